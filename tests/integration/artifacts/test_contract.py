@@ -11,7 +11,10 @@ import httpx
 import pytest
 
 from penstock.common.artifacts import ArtifactStore, Place, digests
+from penstock.common.artifacts.by_time import path_of
 from penstock.common.artifacts.configured import configured_store
+from penstock.common.artifacts.places import OpenPlace
+from penstock.common.artifacts.sweeping import Sweeper
 from penstock.producers import AsyncClient, KafkaSettings
 from penstock.schemas.errors import Conflict, InternalError, InvalidRequest, NotFound, TooLarge
 
@@ -142,6 +145,76 @@ def test_a_list_has_every_artifact_once_in_both_orders(world: Any) -> None:
     assert store.list("nobody").artifacts == []
 
 
+def ids_of(store: ArtifactStore, *, limit: int = 3, newest_first: bool = True) -> list[str]:
+    """All of a tenant's artifacts, page by page."""
+    seen: list[str] = []
+    while True:
+        page = store.list("acme", after=seen[-1] if seen else None, limit=limit, newest_first=newest_first)
+        seen += [one.artifact_id for one in page.artifacts]
+        if not page.has_more:
+            return seen
+
+
+def test_a_list_is_in_the_order_of_making(world: Any) -> None:
+    """Over several folders of the index, two at one time, and one that was written again."""
+    store, made = world.store(), list[str]()
+    Sweeper(store, world.clock).index()
+    for number in range(9):
+        made.append(store.put("acme", b"x").artifact_id)
+        if number != 4:
+            world.clock.now_s += 40_000
+    store.put("acme", b"y", artifact_id=made[1])
+    again = [made[0], *made[2:], made[1]]
+    again[3:5] = sorted(again[3:5], reverse=True)  # at one time, the order is that of the ids
+    assert ids_of(store, newest_first=False) == again
+    assert ids_of(world.store()) == again[::-1]
+    store.delete("acme", again[-2])
+    assert ids_of(store) == [again[-1], *again[-3::-1]]
+    with pytest.raises(InvalidRequest, match="after"):
+        store.list("acme", after="../x")
+
+
+def test_a_page_costs_the_store_a_page(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It read all that the tenant has: thousands of calls of S3 for each page of a large tenant."""
+    store = world.store()
+    Sweeper(store, world.clock).index()
+    for _ in range(300):
+        world.write(f"acme/{uuid.uuid4()}/data", b"x")
+    world.clock.now_s += 400_000
+    for _ in range(20):
+        world.clock.now_s += 40_000
+        store.put("acme", b"x")
+    read: list[str] = []
+    items = OpenPlace.items
+
+    def counted(place: OpenPlace, *under: Any) -> Any:
+        for item in items(place, *under):
+            read.append(item["path"])
+            yield item
+
+    monkeypatch.setattr(OpenPlace, "items", counted)
+    for newest_first in (True, False):
+        for page in (store.list("acme", limit=3, newest_first=newest_first) for _ in range(2)):
+            assert (len(page.artifacts), page.has_more) == (3, True)
+        store.list("acme", after=page.artifacts[-1].artifact_id, limit=3, newest_first=newest_first)
+    assert len(read) < 6 * 20
+
+
+def test_a_store_of_an_older_release_is_listed_and_indexed(world: Any) -> None:
+    store, made = world.store(), list[str]()
+    for _ in range(5):
+        world.clock.now_s += 40_000
+        made.append(store.put("acme", b"x").artifact_id)
+    for path in world.paths():
+        if ".by_time" in path:
+            world.client().delete(path)
+    assert sorted(ids_of(store)) == sorted(made)
+    Sweeper(store, world.clock).index()
+    assert store.by_time.is_complete()
+    assert ids_of(world.store()) == made[::-1]
+    assert ids_of(world.store(), newest_first=False) == made
+
+
 def test_an_expired_one_is_gone_unless_a_conversation_holds_it(world: Any) -> None:
     store = world.store(ttl_s=100)
     usual, long, held = store.put("acme", b"a"), store.put("acme", b"b", ttl_s=1_000), store.put("acme", b"c")
@@ -177,7 +250,7 @@ def test_a_named_store_and_a_prefix_choose_where_the_bytes_lie(world: Any) -> No
     store = world.store()
     kept = store.put("acme", DATA, store="cold", prefix="renders/2026/")
     assert kept.uri.endswith(f"{world.cold.location}/acme/renders/2026/{kept.artifact_id}/data")
-    assert world.paths() == [f"acme/{kept.artifact_id}/about.json"]
+    assert world.paths() == sorted([path_of(kept), f"acme/{kept.artifact_id}/about.json"])
     assert world.store().get("acme", kept.artifact_id) == DATA
     assert store.used_bytes("acme") > len(DATA)
     store.delete("acme", kept.artifact_id)

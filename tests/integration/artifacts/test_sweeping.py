@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.common.artifacts import ArtifactStore
+from penstock.common.artifacts.by_time import COMPLETE, path_of
 from penstock.common.artifacts.inputs import keep_input
 from penstock.common.artifacts.sweep import plan
 from penstock.common.artifacts.sweeping import Sweeper
@@ -53,7 +54,7 @@ def test_a_sweep_takes_what_is_over_and_nothing_else(world: Any) -> None:
     }
     assert world.paths() == before, "a plan touches nothing"
     assert {one.artifact_id for one in sweeper.apply(swept)} == {expired.artifact_id, orphan.artifact_id, half}
-    assert set(world.paths()) == staying | {"acme/notes.txt"}
+    assert set(world.paths()) == staying | {"acme/notes.txt", COMPLETE}
     assert store.get("acme", held.artifact_id) == b"held"
     assert store.get("globex", upload.artifact_id) == b"upload"
     assert planned().doomed == []
@@ -85,12 +86,31 @@ def test_marks_of_requests_that_nobody_knows_are_taken_away(world: Any) -> None:
     for request_id in ("first", ".."):
         keep_input(store, "acme", request_id, b"1", artifact_id=artifact_id, media_type="image/png")
     store.request_holds.hold("acme", str(uuid.uuid4()), "third")
-    assert (len(world.paths()), store.request_holds.held_by("acme", "..")) == (8, [artifact_id])
-    for days, left in ((0, 8), (1, 6), (4, 4), (7, 0)):
+    assert (len(world.paths()), store.request_holds.held_by("acme", "..")) == (9, [artifact_id])
+    for days, left in ((0, 10), (1, 8), (4, 5), (7, 1)):
         world.clock.now_s = time.time() + days * DAY_S
         listing, facts = sweeper.look()
         sweeper.apply(plan(listing, facts, sweeper.now_ms(), named={}))
         assert len(world.paths()) == left, days
+
+
+def test_the_index_by_time_is_mended(world: Any) -> None:
+    """Entries of artifacts that are gone or written again go after an hour; what has none gets one at once."""
+    world.clock.now_s = time.time()
+    store, sweeper = world.store(), Sweeper(world.store(), world.clock)
+    lacking, gone, twice = (store.put("acme", b"1") for _ in range(3))
+    store.by_time.remove(lacking)
+    for path in (f"acme/{gone.artifact_id}/about.json", f"acme/{gone.artifact_id}/data"):
+        world.client().delete(path)
+    world.clock.now_s += 1
+    again = store.put("acme", b"2", artifact_id=twice.artifact_id)
+    expected = {path_of(one) for one in (lacking, again)}
+    for hours, stale in ((0, {path_of(gone), path_of(twice)}), (2, set[str]())):
+        world.clock.now_s = time.time() + hours * 3_600
+        listing, facts = sweeper.look()
+        sweeper.apply(plan(listing, facts, sweeper.now_ms(), named={}))
+        assert {path for path in world.paths() if "/.by_time/" in path} == expected | stale
+    assert [one.artifact_id for one in store.list("acme").artifacts] == [again.artifact_id, lacking.artifact_id]
 
 
 def test_what_no_listing_of_a_folder_shows_goes_after_an_hour(tmp_path: Path) -> None:

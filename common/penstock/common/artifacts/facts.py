@@ -84,6 +84,9 @@ def check_artifact_id(value: object) -> str:
     raise InvalidRequest("artifact_id must be a UUID", param="artifact_id")
 
 
+ID_LENGTH = 36
+
+
 def is_artifact_id(text: str) -> bool:
     try:
         return str(uuid.UUID(text)) == text

@@ -22,7 +22,7 @@ def keep_input(
     since_ms = 0 if found is None else found.marked_since_ms
     # The mark first: whoever erases another request then either sees it, or has deleted before the bytes come.
     store.request_holds.hold(tenant, artifact_id, request_id)
-    return store.put(
+    kept = store.put(
         tenant,
         data,
         media_type=media_type,
@@ -30,6 +30,9 @@ def keep_input(
         ttl_s=INPUT_KEPT_S,
         marked_since_ms=store.now_ms() if since_ms is None else since_ms,
     )
+    if found is not None and found.created_at_ms != kept.created_at_ms:
+        store.by_time.remove(found)
+    return kept
 
 
 def erase_inputs(store: ArtifactStore, tenant: str, request_id: str, conversation_id: str | None) -> None:

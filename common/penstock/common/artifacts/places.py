@@ -73,11 +73,26 @@ class OpenPlace:
     folder: Path | None
     """Of a local place."""
 
-    def items(self, under: str | None) -> Iterator[Mapping[str, Any]]:
-        """All objects, or those under a folder: `path`, `size` in bytes, `last_modified`. Raises as the store."""
+    @property
+    def lists_in_order(self) -> bool:
+        """Whether it lists objects by their names and can begin behind one: S3 and GCS, but for S3 Express."""
+        kind = type(self.client).__name__
+        return kind == "GCSStore" or (kind == "S3Store" and "--x-s3" not in self.place.location)
+
+    def items(self, under: str | None, offset: str | None = None) -> Iterator[Mapping[str, Any]]:
+        """All objects, or those under a folder, or those of them behind the path `offset`, as they are iterated.
+
+        Each has `path`, `size` in bytes and `last_modified`. Raises as the store.
+        """
         with self.telling_failures():
-            for items in self.client.list(under):
+            for items in self.client.list(under, offset=offset):
                 yield from items
+
+    def folders(self, under: str) -> list[str]:
+        """The names of the folders in a folder, in any order. Raises as the store."""
+        with self.telling_failures():
+            found = self.client.list_with_delimiter(under)["common_prefixes"]
+        return [path.rstrip("/").rpartition("/")[2] for path in found]
 
     @contextmanager
     def telling_failures(self) -> Generator[None]:

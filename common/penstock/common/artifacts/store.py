@@ -9,12 +9,15 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from penstock.common.artifacts import facts
+from penstock.common.artifacts import by_time, facts
+from penstock.common.artifacts.by_time import Entry, TimeIndex
 from penstock.common.artifacts.digests import checked, missing, read_pieces
-from penstock.common.artifacts.facts import Artifact
+from penstock.common.artifacts.facts import Artifact, is_artifact_id
 from penstock.common.artifacts.holds import CONVERSATIONS, REQUESTS, Holds
 from penstock.common.artifacts.places import (
     OpenPlace,
@@ -75,6 +78,7 @@ class ArtifactStore:
         self.holds = Holds(self._main, CONVERSATIONS)
         self.request_holds = Holds(self._main, REQUESTS)
         """Marks of requests at their inputs; see `inputs.py`."""
+        self.by_time = TimeIndex(self._main)
 
     def now_ms(self) -> int:
         return int(self._clock() * 1000)
@@ -123,6 +127,7 @@ class ArtifactStore:
         # The bytes first: an artifact that can be found is whole.
         with place.writing():
             place.client.put(data_path(artifact), data, attributes=place.attributes(artifact))
+        self.by_time.add(artifact)
         with self._main.writing():
             self._client.put(about_path(tenant, artifact.artifact_id), facts.to_json(artifact))
         return artifact
@@ -165,6 +170,7 @@ class ArtifactStore:
             )
         artifact = replace(artifact, size_bytes=size, sha256=digest.hexdigest())
         with self._main.writing():
+            await obstore.put_async(self._client, by_time.path_of(artifact), b"")
             await obstore.put_async(self._client, about_path(tenant, artifact.artifact_id), facts.to_json(artifact))
         return artifact
 
@@ -218,27 +224,40 @@ class ArtifactStore:
         return read_pieces(self.places[artifact.store], artifact, start, end)
 
     def list(self, tenant: str, *, after: str | None = None, limit: int = 20, newest_first: bool = True) -> Listed:
-        """A page of a tenant's references, by the time of their making. Lists all that the tenant has.
+        """A page of a tenant's references, by the time of their making.
 
         Raises InvalidRequest for an `after` that is not there.
         """
-        found = [
-            (item["last_modified"], item["path"].split("/")[1])
-            for item in self._items(tenant)
-            if item["path"].count("/") == 2 and item["path"].endswith("/about.json")
-        ]
-        ids = [artifact_id for _, artifact_id in sorted(found, reverse=newest_first)]
+        first = None
         if after is not None:
-            if after not in ids:
+            first = self.peek(tenant, after) if is_artifact_id(after) else None
+            if first is None:
                 raise InvalidRequest("`after` names no artifact of this list", param="after")
-            ids = ids[ids.index(after) + 1 :]
+        indexed = self.by_time.is_complete()
+        entries = iter((self.by_time.entries if indexed else self._listed)(tenant, first, newest_first=newest_first))
         page: list[Artifact] = []
         with ThreadPoolExecutor(_READERS, "artifact-facts") as readers:
-            while ids and len(page) <= limit:  # one more, to know whether others follow
-                now, ids = ids[: limit + 1 - len(page)], ids[limit + 1 - len(page) :]
-                known = readers.map(self.peek, [tenant] * len(now), now)
-                page += [one for one in known if one is not None and not self.is_over(one)]
+            # One more, to know whether others follow.
+            while len(page) <= limit and (now := [*islice(entries, max(limit + 1 - len(page), _READERS))]):
+                page += [one for one in readers.map(partial(self._entered, tenant), now) if one is not None]
         return Listed(page[:limit], len(page) > limit)
+
+    def _listed(self, tenant: str, after: Artifact | None, *, newest_first: bool) -> list[Entry]:
+        """What the index would have, in a store that is not indexed yet. Lists all that the tenant has."""
+        found = sorted(
+            ((item["last_modified"], item["path"].split("/")[1]) for item in self._items(tenant) if _is_facts(item)),
+            reverse=newest_first,
+        )
+        ids = [artifact_id for _, artifact_id in found]
+        behind = 0 if after is None or after.artifact_id not in ids else ids.index(after.artifact_id) + 1
+        return [Entry(None, artifact_id) for artifact_id in ids[behind:]]
+
+    def _entered(self, tenant: str, entry: Entry) -> Artifact | None:
+        """The artifact of an entry of the index; None if it is gone, expired or was written again since."""
+        artifact = self.peek(tenant, entry.artifact_id)
+        if artifact is None or entry.created_at_ms not in (None, artifact.created_at_ms) or self.is_over(artifact):
+            return None
+        return artifact
 
     def used_bytes(self, tenant: str) -> int:
         """Bytes of all that is kept under a tenant; lists it, so remember the answer for a while."""
@@ -260,8 +279,10 @@ class ArtifactStore:
             )
         artifact = self.peek(tenant, artifact_id)
         named, prefix = (None, None) if artifact is None else (artifact.store, artifact.prefix)
-        # The facts last: they say where the bytes lie, so that a deletion that failed can be done again.
+        # The facts last: they say where all else lies, so that a deletion that failed can be done again.
         self.remove(named, data_path_of(tenant, artifact_id, prefix))
+        if artifact is not None:
+            self.by_time.remove(artifact)
         self.remove(None, about_path(tenant, artifact_id))
         self.holds.forget(tenant, artifact_id)
 
@@ -320,3 +341,7 @@ class ArtifactStore:
                 f"an artifact of {size} bytes is over the limit of {self.max_bytes}",
                 details={"size_bytes": size, "limit_bytes": self.max_bytes},
             )
+
+
+def _is_facts(item: Mapping[str, Any]) -> bool:
+    return item["path"].count("/") == 2 and item["path"].endswith("/about.json")

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
-from penstock.common.artifacts.facts import Artifact, is_artifact_id
+from penstock.common.artifacts import by_time
+from penstock.common.artifacts.facts import ID_LENGTH, Artifact, is_artifact_id
 from penstock.common.artifacts.holds import CONVERSATIONS, REQUESTS
 from penstock.common.artifacts.inputs import INPUT_KEPT_S
 from penstock.common.artifacts.places import data_path
@@ -49,6 +50,8 @@ class Listing:
     """By conversation: when its newest mark was made, in milliseconds since the epoch."""
     inputs: dict[Key, list[Seen]] = field(default_factory=dict[Key, "list[Seen]"])
     """By artifact: the marks of requests whose input it is."""
+    by_time: dict[Key, list[Seen]] = field(default_factory=dict[Key, "list[Seen]"])
+    """By artifact: its entries in the index by time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,11 +69,15 @@ class Doomed:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What to do: `released` are conversations that are no more, with marks left, `stale` are marks of requests."""
+    """What to do: `released` are conversations that are no more, with marks left.
+
+    `stale` are marks of requests and entries of the index by time that are not needed, `unindexed` lack an entry.
+    """
 
     doomed: list[Doomed]
     released: list[Key]
     stale: list[Seen]
+    unindexed: list[Artifact]
 
 
 def listing_of(objects: Iterable[Seen]) -> Listing:
@@ -78,6 +85,8 @@ def listing_of(objects: Iterable[Seen]) -> Listing:
     found = Listing()
     for one in objects:
         match one.path.split("/"):
+            case [tenant, by_time.FOLDER, _, name]:
+                found.by_time.setdefault((tenant, name[-ID_LENGTH:]), []).append(one)
             case [tenant, REQUESTS.by_holder, _, artifact_id]:
                 found.inputs.setdefault((tenant, artifact_id), []).append(one)
             case [tenant, artifact_id, REQUESTS.at_artifact, _] if is_artifact_id(artifact_id):
@@ -144,7 +153,28 @@ def plan(
             continue
         elsewhere = [one for one in data if (one.store, one.path) != (artifact.store, data_path(artifact))]
         doomed += _taken(key, "partial", None, [one for one in elsewhere if _is_old(one, now_ms)])
-    return Sweep(doomed, released, _stale_marks(listing, now_ms))
+    stale = _stale_marks(listing, now_ms) + _stale_entries(listing, facts, now_ms)
+    return Sweep(doomed, released, stale, unindexed(listing, facts))
+
+
+def unindexed(listing: Listing, facts: Mapping[Key, Artifact]) -> list[Artifact]:
+    """The artifacts that are not in the index by time: an older release wrote them."""
+    return [
+        artifact
+        for key, artifact in facts.items()
+        if all(one.path != by_time.path_of(artifact) for one in listing.by_time.get(key, []))
+    ]
+
+
+def _stale_entries(listing: Listing, facts: Mapping[Key, Artifact], now_ms: int) -> list[Seen]:
+    """Entries of artifacts that are gone or were written again."""
+    stale: list[Seen] = []
+    for key, entries in listing.by_time.items():
+        artifact = facts.get(key)
+        if artifact is not None or key not in listing.facts:
+            path = None if artifact is None else by_time.path_of(artifact)
+            stale += [one for one in entries if one.path != path and _is_old(one, now_ms)]
+    return stale
 
 
 def _stale_marks(listing: Listing, now_ms: int) -> list[Seen]:

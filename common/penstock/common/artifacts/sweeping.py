@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from penstock.common.artifacts import by_time
 from penstock.common.artifacts.facts import Artifact, is_artifact_id
 from penstock.common.artifacts.holds import CONVERSATIONS, REQUESTS
 from penstock.common.artifacts.places import data_path
 from penstock.common.artifacts.store import ArtifactStore
-from penstock.common.artifacts.sweep import GRACE_MS, Doomed, Key, Listing, Seen, Sweep, listing_of
+from penstock.common.artifacts.sweep import GRACE_MS, Doomed, Key, Listing, Seen, Sweep, listing_of, unindexed
 from penstock.schemas.errors import Conflict, InternalError
 
 _READERS = 8
-_HOLDERS = frozenset({CONVERSATIONS.by_holder, REQUESTS.by_holder})
+_OURS = frozenset({CONVERSATIONS.by_holder, REQUESTS.by_holder, by_time.FOLDER})
 
 
 class Sweeper:
@@ -52,12 +53,24 @@ class Sweeper:
         """Do it; what was taken away. What has changed since the look stays."""
         for tenant, conversation_id in sweep.released:
             self._store.holds.release(tenant, conversation_id)
-        for mark in sweep.stale:
-            self._store.remove(mark.store, mark.path)
+        for one in sweep.stale:
+            self._store.remove(one.store, one.path)
+        self._add_to_index(sweep.unindexed)
         taken = [one for one in sweep.doomed if self._take(one)]
         for folder in self._store.places.folders():
             clear_folder(folder, self._clock() - GRACE_MS / 1000)
         return taken
+
+    def index(self) -> None:
+        """Complete the store's index by time, if it is not complete. Reads the facts of all artifacts, once."""
+        if not self._store.by_time.is_complete():
+            self._add_to_index(unindexed(*self.look()))
+
+    def _add_to_index(self, artifacts: Sequence[Artifact]) -> None:
+        with ThreadPoolExecutor(_READERS, "artifact-index") as writers:
+            list(writers.map(self._store.by_time.add, artifacts))
+        if not self._store.by_time.is_complete():
+            self._store.by_time.complete()
 
     def _take(self, one: Doomed) -> bool:
         found = self._facts((one.tenant, one.artifact_id))
@@ -108,7 +121,7 @@ def clear_folder(folder: Path, older_than_s: float) -> None:
             name, _, number = file.partition("#")
             if name in ("data", "about.json") and number.isdigit() and _is_old(within / file, older_than_s):
                 (within / file).unlink(missing_ok=True)
-        ours = is_artifact_id(within.name) or is_artifact_id(within.parent.name) or within.parent.name in _HOLDERS
+        ours = is_artifact_id(within.name) or is_artifact_id(within.parent.name) or within.parent.name in _OURS
         if ours and _is_old(within, older_than_s):
             with suppress(OSError):  # it is not empty
                 within.rmdir()

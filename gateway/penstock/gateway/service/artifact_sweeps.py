@@ -6,7 +6,8 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,16 +62,16 @@ class ArtifactSweeps:
         self._one = asyncio.Lock()
 
     async def run(self) -> None:
-        """Sweep every so often, until it is cancelled. Several gateways do not begin together."""
+        """Complete the index by time, then sweep every so often, until it is cancelled.
+
+        Several gateways do not begin a sweep together.
+        """
+        with _logged("artifacts.not_indexed"):
+            await asyncio.to_thread(self._sweeper.index)
         while self._every_s:
             await asyncio.sleep(self._every_s * random.uniform(0.5, 1.0))
-            try:
+            with _logged("artifacts.not_swept"):
                 swept = await self.sweep()
-            except PenstockError as error:
-                logger.warning("artifacts.not_swept reason=%s", error)
-            except Exception:
-                logger.exception("artifacts.not_swept")
-            else:
                 if swept.doomed or swept.released:
                     logger.info("artifacts.swept artifacts=%d released=%d", len(swept.doomed), swept.released)
 
@@ -103,3 +104,14 @@ class ArtifactSweeps:
         topics = await self._threads.conversations.run(admin.partition_counts, self._kafka)
         parsed = (self._kafka.names.parse_conversation(topic) for topic in topics)
         return {found for found in parsed if found is not None}
+
+
+@contextmanager
+def _logged(event: str) -> Generator[None]:
+    """A failure is logged, and the work is tried again another time."""
+    try:
+        yield
+    except PenstockError as error:
+        logger.warning("%s reason=%s", event, error)
+    except Exception:
+        logger.exception(event)

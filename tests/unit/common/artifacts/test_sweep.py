@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from penstock.common.artifacts.by_time import path_of
 from penstock.common.artifacts.facts import Artifact
 from penstock.common.artifacts.sweep import GRACE_MS, MARKED_MS, Doomed, Key, Seen, in_question, listing_of, plan
 
@@ -138,6 +139,22 @@ def test_marks_of_requests_go_with_the_artifact_or_when_nobody_knows_the_request
     listing = listing_of([*forgotten, *left, *staying, *own])
     swept = plan(listing, {("acme", there): facts}, now_ms, named={})
     assert (swept.stale, swept.doomed) == ([*forgotten, *left], [])
+
+
+def test_the_index_by_time_follows_the_facts() -> None:
+    """What cannot be read may be in order: it stays."""
+    ids = [str(uuid.uuid4()) for _ in range(4)]
+    same, other, unread, gone = (
+        Artifact(artifact_id=one, tenant="acme", uri="u", media_type="t", size_bytes=1, sha256="s", created_at_ms=5)
+        for one in ids
+    )
+    entries = {one: seen(path_of(one)) for one in (same, unread, gone)}
+    before, young = seen(path_of(dataclasses.replace(other, created_at_ms=4))), seen(path_of(gone) + "x", YOUNG_MS)
+    objects = [seen(f"acme/{one.artifact_id}/about.json") for one in (same, other, unread)]
+    listing = listing_of([*objects, *entries.values(), before, young])
+    swept = plan(listing, {("acme", one.artifact_id): one for one in (same, other)}, NOW_MS, named={})
+    assert swept.unindexed == [other]
+    assert swept.stale == [entries[gone], before]
 
 
 def test_what_is_not_ours_is_left_alone() -> None:
