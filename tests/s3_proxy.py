@@ -36,8 +36,12 @@ class S3Proxy:
     507.
     """
 
-    def __init__(self, upstream: str, *, seed: int = 1, failures: Sequence[int] = _FAILURES) -> None:
-        """`failures`: the ways to fail that it chooses from: HTTP statuses, RESET and CUT_OFF."""
+    def __init__(self, upstream: str, *, seed: int = 1, failures: Sequence[int] = _FAILURES, only: str = "") -> None:
+        """`failures`: the ways to fail that it chooses from: HTTP statuses, RESET and CUT_OFF.
+
+        An outage strikes only calls that have `only` in their URLs.
+        """
+        self._only = only
         self._upstream = upstream
         self._chance = random.Random(seed)
         self._outage: Outage | None = None
@@ -80,7 +84,7 @@ class S3Proxy:
             await runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        body, outage = await request.read(), self._outage
+        body, outage = await request.read(), self._outage if self._only in request.raw_path else None
         if outage is None or (outage == "fills" and request.method in ("GET", "HEAD")):
             return await self._passed_on(request, body)
         self.struck[outage] += 1

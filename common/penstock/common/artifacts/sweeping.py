@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,14 +22,23 @@ _READERS = 8
 _OURS = frozenset({CONVERSATIONS.by_holder, REQUESTS.by_holder, by_time.FOLDER})
 
 
+class Stopped(Exception):
+    """The sweeper was told to stop."""
+
+
 class Sweeper:
-    """One store's sweeper. All methods block; for one thread at a time."""
+    """One store's sweeper. All methods but `stop` block; for one thread at a time. After `stop` they raise Stopped."""
 
     def __init__(self, store: ArtifactStore, clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._clock = clock
         self._known: dict[Key, tuple[int, Artifact]] = {}
         """Facts that were read, with the time of their object: a look reads only what is new."""
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Begin no more calls of the store. Thread-safe."""
+        self._stopped.set()
 
     def now_ms(self) -> int:
         return int(self._clock() * 1000)
@@ -61,14 +71,24 @@ class Sweeper:
             clear_folder(folder, self._clock() - GRACE_MS / 1000)
         return taken
 
-    def index(self) -> None:
-        """Complete the store's index by time, if it is not complete. Reads the facts of all artifacts, once."""
-        if not self._store.by_time.is_complete():
-            self._add_to_index(unindexed(*self.look()))
+    def index(self) -> int:
+        """Complete the store's index by time, if it is not complete; how many artifacts were added.
+
+        That reads the facts of all artifacts, once.
+        """
+        if self._store.by_time.is_complete():
+            return 0
+        missing = unindexed(*self.look())
+        self._add_to_index(missing)
+        return len(missing)
 
     def _add_to_index(self, artifacts: Sequence[Artifact]) -> None:
+        def add(artifact: Artifact) -> None:
+            self._check()
+            self._store.by_time.add(artifact)
+
         with ThreadPoolExecutor(_READERS, "artifact-index") as writers:
-            list(writers.map(self._store.by_time.add, artifacts))
+            list(writers.map(add, artifacts))
         if not self._store.by_time.is_complete():
             self._store.by_time.complete()
 
@@ -92,7 +112,12 @@ class Sweeper:
             self._store.remove(seen.store, seen.path)
         return bool(objects)
 
+    def _check(self) -> None:
+        if self._stopped.is_set():
+            raise Stopped
+
     def _facts(self, key: Key) -> Artifact | None:
+        self._check()
         try:
             return self._store.peek(*key)
         except InternalError:  # not readable: somebody must look at it
@@ -101,6 +126,7 @@ class Sweeper:
     def _objects(self) -> Iterator[Seen]:
         for name in self._store.places.names:
             for item in self._store.places[name].items(None):
+                self._check()
                 yield Seen(
                     store=name,
                     path=item["path"],

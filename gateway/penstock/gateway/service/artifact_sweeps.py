@@ -66,14 +66,23 @@ class ArtifactSweeps:
 
         Several gateways do not begin a sweep together.
         """
-        with _logged("artifacts.not_indexed"):
-            await asyncio.to_thread(self._sweeper.index)
-        while self._every_s:
-            await asyncio.sleep(self._every_s * random.uniform(0.5, 1.0))
-            with _logged("artifacts.not_swept"):
-                swept = await self.sweep()
-                if swept.doomed or swept.released:
-                    logger.info("artifacts.swept artifacts=%d released=%d", len(swept.doomed), swept.released)
+        try:
+            with _logged("artifacts.not_indexed"):
+                await self._index()
+            while self._every_s:
+                await asyncio.sleep(self._every_s * random.uniform(0.5, 1.0))
+                with _logged("artifacts.not_swept"):
+                    swept = await self.sweep()
+                    if swept.doomed or swept.released:
+                        logger.info("artifacts.swept artifacts=%d released=%d", len(swept.doomed), swept.released)
+        except asyncio.CancelledError:
+            self._sweeper.stop()
+            raise
+
+    async def _index(self) -> None:
+        async with self._one:
+            if added := await asyncio.to_thread(self._sweeper.index):
+                logger.info("artifacts.indexed artifacts=%d", added)
 
     async def sweep(self, *, dry_run: bool = False) -> Swept:
         """Raises StoreUnavailable, BrokerUnavailable."""
