@@ -1,8 +1,8 @@
 """Places: the folders and object stores in which artifacts lie, how they are opened, and the names within them.
 
 In each: `{tenant}/{prefix}/{artifact_id}/data`, with or without a prefix. In the default place also
-`{tenant}/{artifact_id}/about.json`, which makes the artifact exist, its entry in the index (`by_time.py`), and the marks
-of conversations and requests (`holds.py`).
+`{tenant}/{artifact_id}/about.json`, which makes the artifact exist, its entry in the index (`by_time.py`), and marks of
+conversations and requests (`holds.py`).
 """
 
 from __future__ import annotations
