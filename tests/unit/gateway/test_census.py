@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.view.census import Census
+from penstock.gateway.view.census import Census, Waiting
 from penstock.gateway.view.entries import Entry
 from penstock.schemas.records import STATUS_RANKS, InferenceRequest, Origin, StatusEvent
 from penstock.schemas.topics import CLASSES, priority_class
@@ -66,6 +66,7 @@ def test_it_counts_what_is_there(steps: list[tuple[int, str, int, int]]) -> None
             entry.on_status(event(number, step, attempt))
         census.count(entry)
         assert census.queue_depths(60_000) == counted(live)
+        assert {(one.task, one.model, one.pool): one for one in census.waiting()} == waiting_by_kind(live)
         for tenant in tenants:
             own = {number: entry for number, entry in live.items() if entry.tenant == tenant}
             assert {e.request_id for e in census.of_tenant(tenant)} == {e.request_id for e in own.values()}
@@ -95,6 +96,21 @@ def counted(live: dict[int, Entry]) -> tuple[dict[str, int], dict[str, float]]:
     return depths, ages
 
 
+def waiting_by_kind(live: dict[int, Entry]) -> dict[tuple[str, str | None, str | None], Waiting]:
+    waiting = [entry for entry in live.values() if entry.status is None or entry.status.rank < STATUS_RANKS["running"]]
+    return {
+        kind: Waiting(
+            task=kind[0],
+            model=kind[1],
+            pool=kind[2],
+            requests=len(same),
+            since_ms=min((one.accepted_ms for one in same if one.accepted_ms), default=None),
+        )
+        for kind in {(one.task, one.model, one.pool) for one in waiting}
+        if (same := [one for one in waiting if (one.task, one.model, one.pool) == kind])
+    }
+
+
 def test_what_waits_no_longer_is_let_go() -> None:
     """Or a gateway that runs for weeks would hold every request that it ever saw."""
     census = Census()
@@ -103,5 +119,16 @@ def test_what_waits_no_longer_is_let_go() -> None:
         entry.on_request(*request(5, 1_000 + number))
         census.count(entry)
         census.forget(entry)
-    assert sum(map(len, census._oldest.values())) <= 1_001
-    assert (census._by_tenant, census._by_conversation, census._live_of) == ({}, {}, {})
+    assert (census._kinds, census._by_tenant, census._by_conversation, census._live_of) == ({}, {}, {}, {})
+
+
+def test_what_waits_no_longer_is_let_go_while_others_of_its_kind_wait() -> None:
+    census, first = Census(), Entry("default", "first", 0)
+    first.on_request(*request(5, 500))
+    census.count(first)
+    for number in range(10_000):
+        entry = Entry("default", f"r{number}", 0)
+        entry.on_request(*request(5, 1_000 + number))
+        census.count(entry)
+        census.forget(entry)
+    assert sum(len(kind.oldest) for kind in census._kinds.values()) <= 200

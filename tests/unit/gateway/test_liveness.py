@@ -57,9 +57,17 @@ def test_a_request_hears_of_its_own_model_only() -> None:
     assert judged.awaits_worker("text_generation", "b", None) == "b could not be loaded (it is too large)"
     assert judged.awaits_worker("embedding", "default", None) == "no live worker has e"
     assert judged.awaits_worker("text_generation", "unknown", None) is None
-    assert judged.awaits_worker("text_generation", "a", "pool") is None
+    assert judged.awaits_worker("text_generation", "a", "pool") == "no live worker is in the pool pool"
     nobody = judge([], [], NOW, LATE)
     assert nobody.awaits_worker("embedding", None, None) == "no worker is alive"
+
+
+def test_requests_of_a_pool_in_which_nobody_lives_wait_for_a_worker() -> None:
+    """Also when no worker of the pool has ever reported a model."""
+    judged = judge([worker("a", pool="p")], [model("a", "p")], NOW, LATE)
+    assert judged.awaits_worker("text_generation", None, "p") is None
+    assert judged.awaits_worker("text_generation", None, "q") == "no live worker is in the pool q"
+    assert judged.awaits_worker("text_generation", None, None) == "no live worker is in the common pool"
 
 
 def test_only_operators_hear_what_made_a_load_fail() -> None:

@@ -6,6 +6,7 @@ import heapq
 import itertools
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from penstock.gateway.view.entries import Entry
@@ -13,10 +14,32 @@ from penstock.schemas.records import STATUS_RANKS
 from penstock.schemas.topics import CLASSES, priority_class
 
 K = TypeVar("K")
-Counted = tuple[str, str, int, str]
-"""How an entry is counted: (waiting, running or other; class or model; when it was accepted, if it waits; class)."""
+Kind = tuple[str, str | None, str | None]
+"""(task, model that was asked for or chosen, pool)"""
+Counted = tuple[str, Kind | str, int, str]
+"""How an entry is counted: (waiting, running or other; kind or model; when it was accepted, if it waits; class)."""
 
 RUNNING = STATUS_RANKS["running"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    """Requests of one kind that wait. `since_ms`: when the oldest was accepted; None if that is not known."""
+
+    task: str
+    model: str | None
+    pool: str | None
+    requests: int
+    since_ms: int | None
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Requests of one kind and class that wait."""
+
+    requests: int = 0
+    oldest: list[tuple[int, int, Entry]] = field(default_factory=list[tuple[int, int, Entry]])
+    """A heap of (accepted_ms, number, entry) of all that wait, and of some that wait no longer."""
 
 
 class Census:
@@ -29,8 +52,7 @@ class Census:
         self._running: Counter[str] = Counter()
         self._by_tenant: dict[str, dict[str, Entry]] = {}
         self._by_conversation: dict[tuple[str, str], dict[str, Entry]] = {}
-        # (accepted_ms, number, entry) of all that wait, and of some that wait no longer.
-        self._oldest: dict[str, list[tuple[int, int, Entry]]] = {name: [] for name in CLASSES}
+        self._kinds: dict[tuple[str, Kind], _Waiting] = {}
         self._number = itertools.count()
 
     @property
@@ -52,7 +74,23 @@ class Census:
 
     def queue_depths(self, now_ms: int) -> tuple[dict[str, int], dict[str, float]]:
         """(requests that wait, age in seconds of the oldest) by class."""
-        return dict(self._waiting), {name: self._oldest_age_s(name, now_ms) for name in CLASSES}
+        ages = dict.fromkeys(CLASSES, 0.0)
+        for (klass, kind), waiting in self._kinds.items():
+            if (since_ms := _since_ms(waiting, klass, kind)) is not None:
+                ages[klass] = max(ages[klass], (now_ms - since_ms) / 1000)
+        return dict(self._waiting), ages
+
+    def waiting(self) -> list[Waiting]:
+        """What waits, by kind."""
+        found: dict[Kind, Waiting] = {}
+        for (klass, kind), waiting in self._kinds.items():
+            so_far, since_ms = found.get(kind), _since_ms(waiting, klass, kind)
+            if so_far is not None and so_far.since_ms is not None:
+                since_ms = so_far.since_ms if since_ms is None else min(since_ms, so_far.since_ms)
+            task, model, pool = kind
+            requests = waiting.requests + (0 if so_far is None else so_far.requests)
+            found[kind] = Waiting(task=task, model=model, pool=pool, requests=requests, since_ms=since_ms)
+        return list(found.values())
 
     def count(self, entry: Entry) -> None:
         """The entry is live, and may be new or have changed."""
@@ -62,7 +100,7 @@ class Census:
         status = entry.status
         klass = priority_class(entry.priority)
         if status is None or status.rank < RUNNING:
-            now = ("waiting", klass, entry.accepted_ms, klass)
+            now = ("waiting", (entry.task, entry.model, entry.pool), entry.accepted_ms, klass)
         elif status.status == "running" and entry.model is not None:
             now = ("running", entry.model, 0, klass)
         else:
@@ -89,41 +127,51 @@ class Census:
             entry.listed = False
 
     def _put_in(self, state: Counted, entry: Entry) -> None:
-        kind, name, accepted_ms, klass = state
+        _, name, accepted_ms, klass = state
         self._live[klass] += 1
         self._live_of[entry.tenant, klass] += 1
-        if kind == "running":
-            self._running[name] += 1
-        elif kind == "waiting":
-            self._waiting[name] += 1
+        if isinstance(name, tuple):
+            self._waiting[klass] += 1
+            waiting = self._kinds.setdefault((klass, name), _Waiting())
+            waiting.requests += 1
             if accepted_ms:
-                self._remember(name, accepted_ms, entry)
+                heapq.heappush(waiting.oldest, (accepted_ms, next(self._number), entry))
+                _forget_others(waiting, klass, name)
+        elif name:
+            self._running[name] += 1
 
     def _take_out(self, state: Counted, entry: Entry) -> None:
-        kind, name, _, klass = state
+        _, name, _, klass = state
         self._live[klass] -= 1
         self._live_of[entry.tenant, klass] -= 1
         if not self._live_of[entry.tenant, klass]:
             del self._live_of[entry.tenant, klass]
-        if kind == "running":
+        if isinstance(name, tuple):
+            self._waiting[klass] -= 1
+            waiting = self._kinds[klass, name]
+            waiting.requests -= 1
+            if not waiting.requests:
+                del self._kinds[klass, name]
+        elif name:
             self._running[name] -= 1
             if not self._running[name]:
                 del self._running[name]
-        elif kind == "waiting":
-            self._waiting[name] -= 1
 
-    def _remember(self, klass: str, accepted_ms: int, entry: Entry) -> None:
-        heap = self._oldest[klass]
-        heapq.heappush(heap, (accepted_ms, next(self._number), entry))
-        if len(heap) > 2 * self._waiting[klass] + 1_000:
-            heap[:] = [item for item in heap if item[2].counted == ("waiting", klass, item[0], klass)]
-            heapq.heapify(heap)
 
-    def _oldest_age_s(self, klass: str, now_ms: int) -> float:
-        heap = self._oldest[klass]
-        while heap and heap[0][2].counted != ("waiting", klass, heap[0][0], klass):
-            heapq.heappop(heap)
-        return (now_ms - heap[0][0]) / 1000 if heap else 0.0
+def _forget_others(waiting: _Waiting, klass: str, kind: Kind) -> None:
+    """Keep of those that wait no longer about as many as wait."""
+    heap = waiting.oldest
+    if len(heap) > 2 * waiting.requests + 100:
+        heap[:] = [item for item in heap if item[2].counted == ("waiting", kind, item[0], klass)]
+        heapq.heapify(heap)
+
+
+def _since_ms(waiting: _Waiting, klass: str, kind: Kind) -> int | None:
+    """When the oldest of them was accepted."""
+    heap = waiting.oldest
+    while heap and heap[0][2].counted != ("waiting", kind, heap[0][0], klass):
+        heapq.heappop(heap)
+    return heap[0][0] if heap else None
 
 
 def _take_from(groups: dict[K, dict[str, Entry]], name: K, request_id: str) -> None:

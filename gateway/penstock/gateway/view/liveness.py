@@ -24,6 +24,8 @@ class Liveness:
     models: tuple[ModelInfo, ...]
     lost: Mapping[ModelId, str | None] = field(default_factory=dict[ModelId, str | None])
     """Of those without one, which a live worker could not load, and why, as it reports."""
+    pools: frozenset[str | None] = frozenset()
+    """Those with a live worker; None is the common one."""
     causes: Mapping[ModelId, str] = field(default_factory=dict[ModelId, str])
     """Of those that could not be loaded, what made the load fail. For operators alone."""
 
@@ -58,9 +60,15 @@ class Liveness:
             for known in self.models
             if task in known.tasks and known.pool == pool and (model is None or model in (known.model, *known.aliases))
         ]
-        if fitting and self.without_worker.issuperset(fitting):
-            return self._reason(fitting, {})
-        return None
+        if not fitting:
+            return self.empty_pool(pool)
+        return self._reason(fitting, {}) if self.without_worker.issuperset(fitting) else None
+
+    def empty_pool(self, pool: str | None) -> str | None:
+        """That no live worker is in this pool; None if one is."""
+        if pool in self.pools:
+            return None
+        return f"no live worker is in {'the common pool' if pool is None else f'the pool {pool}'}"
 
     def _reason(self, models: Iterable[ModelId], causes: Mapping[ModelId, str]) -> str:
         named = sorted(set(models), key=lambda one: (one[0], one[1] or ""))
@@ -91,6 +99,7 @@ def judge(workers: Iterable[WorkerState], models: Iterable[ModelInfo], now_ms: i
         silent_workers=tuple(sorted(silent)),
         without_worker=without,
         models=known,
+        pools=frozenset(worker.pool for worker in live),
         lost={model: state.reason for model, state in lost.items() if model in without},
         causes={model: state.cause for model, state in lost.items() if model in without and state.cause},
     )

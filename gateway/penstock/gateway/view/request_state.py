@@ -76,7 +76,7 @@ class RequestState:
     """The (epoch, attempt) whose text was read again: it is not read once more for what it still lacks."""
     kept_bytes: int = ENTRY_BYTES
     """What it takes of the room for ended requests."""
-    counted: tuple[str, str, int, str] | None = None
+    counted: tuple[str, tuple[str, str | None, str | None] | str, int, str] | None = None
     """As what the census counts it."""
     listed: bool = False
     """Whether the census has it under its conversation."""
