@@ -15,6 +15,7 @@ from penstock.gateway.edge.edge import EdgeParts, install_edge
 from penstock.gateway.edge.rules import RouteKey, RouteTable, Rules
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.routes import artifacts as artifact_routes
+from penstock.gateway.service.dependencies import Dependencies
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.settings import GatewaySettings
 from penstock.schemas.codec import default_codec
@@ -25,7 +26,7 @@ def routes_with(own: dict[RouteKey, Rules]) -> RouteTable:
     return RouteTable({**{key: declared.rules for key, declared in ROUTES.items()}, **own})
 
 
-def service_with(part: Any, artifacts: Any = None) -> GatewayService:
+def service_with(part: Any, artifacts: Any = None, dependencies: Dependencies | None = None) -> GatewayService:
     settings = GatewaySettings()
     return GatewayService(
         settings=settings,
@@ -41,6 +42,7 @@ def service_with(part: Any, artifacts: Any = None) -> GatewayService:
         sweeps=part,
         ending_lost=part,
         withdrawing=part,
+        dependencies=dependencies or Dependencies({}, every_s=60),
     )
 
 

@@ -150,6 +150,7 @@ class Connecting:
                 (service.sweeps.run(), "sweep-artifacts"),
                 (service.ending_lost.run(), "end-lost"),
                 (service.withdrawing.run(), "withdraw-models"),
+                (service.dependencies.run(), "dependencies"),
             ):
                 stack.callback(asyncio.create_task(errand, name=name).cancel)
             self._stack = stack.pop_all()

@@ -62,6 +62,9 @@ class GatewaySection(Section):
     """The view keeps requests of the last two horizons, in hours, and a new gateway begins there."""
     rediscover_s: float = Field(10.0, gt=0)
     """Seconds between looks for topics that are new."""
+    probe_s: float = Field(30.0, gt=0)
+    """Seconds between probes of what this gateway depends on, which `/readyz` tells: an artifact is written, read and
+    deleted, and it is looked whether workers follow orders."""
     drain_s: float = Field(5.0, ge=0)
     """Seconds that open exchanges have to end when the gateway is told to stop."""
     access_log: bool = False

@@ -156,6 +156,9 @@ class FakeService:
     def liveness(self) -> Liveness:
         return judge(self.workers, MODELS, 0, 1)
 
+    def waiting_without_worker(self, liveness: Liveness) -> list[Any]:
+        return []
+
     async def check(self, caller: Caller, request: InferenceRequest) -> Checked:
         nothing: Any = None
         anywhere: Any = lambda *_: None  # noqa: E731

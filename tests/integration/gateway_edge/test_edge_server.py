@@ -69,7 +69,13 @@ def test_health_and_metrics(server: Server) -> None:
     without = ["far", "org/minilm", "smol"]
     assert (answer.status_code, answer.json()) == (
         200,
-        {"status": "degraded", "models_without_worker": without, "reason": "no worker is alive"},
+        {
+            "status": "degraded",
+            "models_without_worker": without,
+            "waiting_without_worker": [],
+            "dependencies": [],
+            "reason": "no worker is alive",
+        },
     )
     assert httpx.get(server.url + "/readyz?require=workers").status_code == 503
     assert httpx.get(server.url + "/readyz?require=nothing").status_code == 400

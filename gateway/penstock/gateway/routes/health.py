@@ -9,7 +9,10 @@ from starlette.responses import JSONResponse
 
 from penstock.gateway.context import GatewayContext, context_of
 from penstock.gateway.metrics import CONTENT_TYPE
+from penstock.gateway.service.dependencies import Tried
+from penstock.gateway.view.census import Waiting
 from penstock.schemas.errors import PenstockError
+from penstock.schemas.times import rfc3339
 
 router = APIRouter(tags=["health"])
 
@@ -23,14 +26,17 @@ async def healthz() -> dict[str, str]:
 async def readyz(
     request: Request,
     require: Annotated[
-        Literal["workers"] | None, Query(description="`workers`: 503 too while a model has no live worker.")
+        Literal["workers"] | None, Query(description="`workers`: 503 too while a model has no live worker, or requests wait for one.")
     ] = None,
 ) -> Response:
-    """200 `ready`, or `degraded`: requests are accepted, and some wait for a worker. 503 `starting`, `unavailable`."""
+    """200 `ready`, or `degraded`: requests are accepted, and some wait for a worker, or a dependency cannot be used.
+
+    503 `starting`, `unavailable`: this gateway cannot serve.
+    """
     context = context_of(request)
-    body = readiness_json(context, for_operators=_is_operator(context, request))
-    ready = body["status"] == "ready" or (body["status"] == "degraded" and require is None)
-    return JSONResponse(body, 200 if ready else 503)
+    body, lacks_workers = readiness_of(context, for_operators=_is_operator(context, request))
+    serves = body["status"] in ("ready", "degraded")
+    return JSONResponse(body, 200 if serves and not (require and lacks_workers) else 503)
 
 
 @router.get("/metrics", summary="Prometheus metrics")
@@ -52,16 +58,59 @@ def _is_operator(context: GatewayContext, request: Request) -> bool:
         return False
 
 
-def readiness_json(context: GatewayContext, *, for_operators: bool) -> dict[str, Any]:
-    """{status, models_without_worker, reason}; for operators the reason says what made loads fail."""
+def readiness_of(context: GatewayContext, *, for_operators: bool) -> tuple[dict[str, Any], bool]:
+    """The body of `/readyz`, and whether requests wait, or would wait, for want of a worker.
+
+    For operators the reasons say what made loads fail, and why a dependency cannot be used.
+    """
     service = context.connected
     if service is None:
-        return {"status": "starting", "models_without_worker": [], "reason": context.waits_for}
-    readiness = service.facts.readiness()
-    liveness = service.facts.liveness()
-    without = liveness.names_without_worker
+        return _body("starting", context.waits_for), True
+    readiness, liveness = service.facts.readiness(), service.facts.liveness()
+    waiting = service.facts.waiting_without_worker(liveness)
+    pools = sorted({reason for kind, _ in waiting if (reason := liveness.empty_pool(kind.pool)) is not None})
+    degraded = liveness.degraded_for_operators if for_operators else liveness.degraded
+    without = pools if degraded is None else [degraded, *(pools if liveness.live_workers else ())]
+    dependencies = [_dependency_json(one, for_operators=for_operators) for one in service.dependencies.results()]
+    reasons = [*without, *(one["reason"] for one in dependencies if one["reason"])]
     if not readiness.ready:
-        status = "starting" if readiness.starting else "unavailable"
-        return {"status": status, "models_without_worker": without, "reason": readiness.reason}
-    reason = liveness.degraded_for_operators if for_operators else liveness.degraded
-    return {"status": "ready" if reason is None else "degraded", "models_without_worker": without, "reason": reason}
+        status, reasons = "starting" if readiness.starting else "unavailable", [readiness.reason or ""]
+    else:
+        status = "degraded" if reasons else "ready"
+    body = _body(
+        status,
+        "; ".join(reasons) or None,
+        models_without_worker=liveness.names_without_worker,
+        waiting_without_worker=[_waiting_json(kind, reason) for kind, reason in waiting],
+        dependencies=dependencies,
+    )
+    return body, bool(without)
+
+
+def _body(status: str, reason: str | None, **lists: list[Any]) -> dict[str, Any]:
+    empty = {"models_without_worker": [], "waiting_without_worker": [], "dependencies": []}
+    return {"status": status, **empty, **lists, "reason": reason}
+
+
+def _waiting_json(waiting: Waiting, reason: str) -> dict[str, Any]:
+    return {
+        "task": waiting.task,
+        "model": waiting.model,
+        "pool": waiting.pool,
+        "requests": waiting.requests,
+        "since": None if waiting.since_ms is None else rfc3339(waiting.since_ms),
+        "reason": reason,
+    }
+
+
+def _dependency_json(tried: Tried, *, for_operators: bool) -> dict[str, Any]:
+    checked, problem = tried.checked_at_ms, tried.problem
+    reason = None if problem is None else problem.text
+    if for_operators and problem is not None and problem.cause is not None:
+        reason = f"{problem.text}: {problem.cause}"
+    return {
+        "name": tried.name,
+        "ok": None if checked is None else problem is None,
+        "checked_at": None if checked is None else rfc3339(checked),
+        "reason": reason,
+    }

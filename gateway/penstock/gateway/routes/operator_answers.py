@@ -146,7 +146,29 @@ class Health(Answer):
     status: Literal["ok"]
 
 
+class WaitingWithoutWorker(Answer):
+    """Requests of one kind that no live worker can run; `since` is when the oldest was accepted."""
+
+    task: str
+    model: str | None
+    pool: str | None
+    requests: int
+    since: Time | None
+    reason: str
+
+
+class Dependency(Answer):
+    """The last probe of what the gateway depends on; `ok` is null before the first."""
+
+    name: Literal["artifacts", "orders"]
+    ok: bool | None
+    checked_at: Time | None
+    reason: str | None
+
+
 class Readiness(Answer):
     status: Literal["ready", "degraded", "starting", "unavailable"]
     models_without_worker: list[str]
+    waiting_without_worker: list[WaitingWithoutWorker]
+    dependencies: list[Dependency]
     reason: str | None

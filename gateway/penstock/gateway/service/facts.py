@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from penstock.gateway.metrics import Gauges
 from penstock.gateway.service.models import public_models
 from penstock.gateway.service.planning import plan
 from penstock.gateway.service.run_times import RunTimes
+from penstock.gateway.view.census import Waiting
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.follower import Follower, Readiness
 from penstock.gateway.view.hub import Hub
@@ -29,6 +31,8 @@ RUNNING_RANK = STATUS_RANKS["running"]
 _ANYWHERE = "*"
 """No pool's name: a conversation of which nothing is known yet."""
 
+MOST_KINDS = 1_000
+"""So many kinds of waiting requests are looked at for a probe: any model may be named on the topics."""
 SERVING = "running"
 STOPPED = "stopped"
 """A worker's state in its last word."""
@@ -40,7 +44,8 @@ class Facts:
     def __init__(
         self, view: View, follower: Follower, hub: Hub, worker_late_s: float = 20.0, run_times: RunTimes | None = None
     ) -> None:
-        self._worker_late_ms = int(worker_late_s * 1000)
+        self.worker_late_ms = int(worker_late_s * 1000)
+        """So long after its last report a worker counts as alive."""
         self._view = view
         self._follower = follower
         self._hub = hub
@@ -78,11 +83,11 @@ class Facts:
 
     def liveness(self) -> Liveness:
         """Which models no live worker moves, as of now."""
-        return judge(self._view.fleet.workers.values(), self.models(), now_ms(), self._worker_late_ms)
+        return judge(self._view.fleet.workers.values(), self.models(), now_ms(), self.worker_late_ms)
 
     def live_workers(self) -> list[WorkerState]:
         """The workers that have not gone, and not fallen silent."""
-        since_ms = now_ms() - self._worker_late_ms
+        since_ms = now_ms() - self.worker_late_ms
         return [one for one in self._view.fleet.workers.values() if one.state != STOPPED and one.updated_at >= since_ms]
 
     def public_models(self) -> list[dict[str, Any]]:
@@ -102,6 +107,12 @@ class Facts:
         position = None if entry.status is None else entry.status.position
         return {"detail": reason, "waiting_for": waiting_json(WaitingFor(reason="no_worker", position=position))}
 
+    def waiting_without_worker(self, liveness: Liveness) -> list[tuple[Waiting, str]]:
+        """What waits for want of a live worker, by kind, each with the reason."""
+        kinds = itertools.islice(self._view.census.waiting(), MOST_KINDS)
+        found = ((kind, liveness.awaits_worker(kind.task, kind.model, kind.pool)) for kind in kinds)
+        return [(kind, reason) for kind, reason in found if reason is not None]
+
     def requests(self, entries: Iterable[Entry]) -> list[dict[str, Any]]:
         """Requests as callers see them, judged at one moment."""
         liveness = self.liveness()
@@ -113,7 +124,7 @@ class Facts:
         workers = [
             worker
             for worker in self._view.fleet.workers.values()
-            if worker.state == SERVING and at_ms - worker.updated_at <= self._worker_late_ms
+            if worker.state == SERVING and at_ms - worker.updated_at <= self.worker_late_ms
         ]
         found = plan(
             request, self.models(), workers, self._run_times.run_ms, at_ms, turns_before=self._turns_before(request)

@@ -21,6 +21,7 @@ from penstock.gateway.service.model_states import (
     admin_models,
     desired_json,
     find_one,
+    not_following,
     observing_topic,
     order_in_force_json,
     order_json,
@@ -72,6 +73,15 @@ class ModelOrders:
         if topic_id is None:
             raise unavailable(missing_topic(self._kafka.names.desired))
         return order_json(observing_topic(self._facts.live_workers(), topic_id), pool, revision)
+
+    async def not_followed_by(self) -> list[str]:
+        """The live workers that are late in observing orders. Raises NotFound when the topic is missing,
+        BrokerUnavailable.
+        """
+        desired, topic_id = await self._read_desired(), await self._topic_id()
+        return not_following(
+            self._facts.live_workers(), desired.values(), topic_id, now_ms(), self._facts.worker_late_ms
+        )
 
     async def in_force(self) -> list[Json]:
         """The orders that make models and classes other than they are configured. Raises BrokerUnavailable."""

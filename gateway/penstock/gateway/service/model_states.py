@@ -99,6 +99,20 @@ def observing_topic(workers: Iterable[WorkerState], topic_id: str | None) -> lis
     ]
 
 
+def not_following(
+    workers: Iterable[WorkerState], orders: Iterable[Desired], topic_id: str | None, now_ms: int, late_ms: int
+) -> list[str]:
+    """The live `workers` that have not observed an order within `late_ms` of it, or of their own start."""
+    due = max((one.revision for one in orders if now_ms - one.state.created_at > late_ms), default=None)
+    return sorted(
+        worker.worker_id
+        for worker in observing_topic(workers, topic_id)
+        if due is not None
+        and now_ms - worker.started_at > late_ms
+        and (worker.observed_revision is None or worker.observed_revision < due)
+    )
+
+
 def observation(workers: Iterable[WorkerState], pool: str | None, revision: int | None) -> Observation:
     """What the live `workers` of a pool have observed; `revision` is that of the order that is asked for, if any."""
     observed = {worker.worker_id: worker.observed_revision for worker in workers if worker.pool == pool}

@@ -13,6 +13,7 @@ from penstock.common.transport import AsyncTransport
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.service.artifact_sweeps import ArtifactSweeps
 from penstock.gateway.service.control import Control
+from penstock.gateway.service.dependencies import Dependencies, artifact_probe, orders_probe
 from penstock.gateway.service.ending_lost import EndingLost
 from penstock.gateway.service.facts import Facts
 from penstock.gateway.service.lookups import Lookups
@@ -50,6 +51,7 @@ class GatewayService:
     model_orders: ModelOrders
     withdrawing: Withdrawing
     sweeps: ArtifactSweeps
+    dependencies: Dependencies
     threads: Threads = field(default_factory=Threads)
 
     async def stored(self, tenant: str, work: Callable[[ArtifactStore], T]) -> T:
@@ -89,6 +91,10 @@ class GatewayService:
             ending_lost=EndingLost(view, follower, facts, control, kafka, threads),
             model_orders=orders,
             withdrawing=Withdrawing(facts, orders),
+            dependencies=Dependencies(
+                {"artifacts": artifact_probe(artifacts, threads), "orders": orders_probe(orders)},
+                settings.gateway.probe_s,
+            ),
             sweeps=ArtifactSweeps(Sweeper(artifacts), view, kafka, threads, settings.gateway.sweep_artifacts_s),
             threads=threads,
         )

@@ -1,0 +1,112 @@
+"""What a gateway depends on beside its topics, tried every so often: `/readyz` tells the last result of each."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from penstock.common.artifacts import ArtifactStore
+from penstock.common.artifacts.trying import TENANT, try_store
+from penstock.common.clock import now_ms
+from penstock.gateway.service.model_orders import ModelOrders
+from penstock.gateway.threads import Threads
+from penstock.schemas.errors import NotFound, PenstockError
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S = 3.0
+"""A probe that takes longer is a problem."""
+RETRY_S = 5.0
+"""At most so long after a problem it is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a dependency cannot be used. `cause` is for operators alone: it may name hosts and paths."""
+
+    text: str
+    cause: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """The last result of one dependency; `checked_at_ms` is None until there is one."""
+
+    name: str
+    checked_at_ms: int | None = None
+    problem: Problem | None = None
+
+
+Probe = Callable[[], Awaitable[Problem | None]]
+
+
+class Dependencies:
+    """On the event loop. Each dependency has a probe, and one probe of it runs at a time."""
+
+    def __init__(
+        self, probes: Mapping[str, Probe], every_s: float, *, retry_s: float = RETRY_S, answer_s: float = ANSWER_S
+    ) -> None:
+        self._probes = dict(probes)
+        self._every_s, self._retry_s, self._answer_s = every_s, min(every_s, retry_s), answer_s
+        self._results = {name: Tried(name) for name in probes}
+
+    def results(self) -> list[Tried]:
+        return list(self._results.values())
+
+    async def run(self) -> None:
+        """Try each, until it is cancelled."""
+        await asyncio.gather(*(self._watch(name, probe) for name, probe in self._probes.items()))
+
+    async def _watch(self, name: str, probe: Probe) -> None:
+        while True:
+            running = asyncio.ensure_future(probe())
+            try:
+                while not (await asyncio.wait({running}, timeout=self._answer_s))[0]:
+                    self._note(name, Problem(f"no answer within {self._answer_s:g} s"))
+                problem = running.result()
+            except Exception as error:
+                problem = Problem("the probe failed", f"{type(error).__name__}: {error}")
+            finally:
+                running.cancel()
+            self._note(name, problem)
+            await asyncio.sleep(self._every_s if problem is None else self._retry_s)
+
+    def _note(self, name: str, problem: Problem | None) -> None:
+        if problem != self._results[name].problem:
+            if problem is None:
+                logger.info("dependency.usable name=%s", name)
+            else:
+                logger.warning("dependency.not_usable name=%s reason=%s cause=%s", name, problem.text, problem.cause)
+        self._results[name] = Tried(name, now_ms(), problem)
+
+
+def artifact_probe(store: ArtifactStore, threads: Threads) -> Probe:
+    """Whether the artifact store takes, gives and removes an artifact."""
+    artifact_id = str(uuid.uuid4())
+
+    async def probe() -> Problem | None:
+        try:
+            await threads.artifacts.run_for(TENANT, try_store, store, artifact_id)
+        except PenstockError as error:
+            return Problem("the artifact store cannot be used", error.message)
+        return None
+
+    return probe
+
+
+def orders_probe(orders: ModelOrders) -> Probe:
+    """Whether the topic of orders is there, and the live workers follow it."""
+
+    async def probe() -> Problem | None:
+        try:
+            late = await orders.not_followed_by()
+        except NotFound as error:
+            return Problem(error.message)
+        except PenstockError as error:
+            return Problem("the orders about models and classes cannot be read", error.message)
+        return Problem(f"{', '.join(late)} do not follow the orders about models and classes") if late else None
+
+    return probe
