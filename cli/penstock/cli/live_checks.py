@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from penstock.cli.checks import Check
 from penstock.common import admin
 from penstock.common.artifacts.configured import open_store
+from penstock.common.artifacts.trying import try_store
 from penstock.common.configuration import ArtifactsSection
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.errors import PenstockError
 
 PROBE_S = 3.0
-_TENANT, _DATA = "default", b"penstock doctor"
 
 
 def within(name: str, probe: Callable[[], list[Check]], probe_s: float = PROBE_S) -> list[Check]:
@@ -40,16 +39,9 @@ def within(name: str, probe: Callable[[], list[Check]], probe_s: float = PROBE_S
 
 
 def artifact_checks(section: ArtifactsSection, location: str) -> list[Check]:
-    """Write, read and delete one artifact."""
+    """Write, read and delete one artifact, in each store that is configured."""
     try:
-        store = open_store(section, location)
-        kept = store.put(_TENANT, _DATA, media_type="text/plain", ttl_s=60)
-        try:
-            if store.get(_TENANT, kept.artifact_id, sha256=kept.sha256) != _DATA:
-                cure = "look for another program that writes there"
-                return [Check(name="artifacts", state="fail", detail=f"{location} gives other bytes", cure=cure)]
-        finally:
-            store.delete(_TENANT, kept.artifact_id)
+        try_store(open_store(section, location), str(uuid.uuid4()))
     except (PenstockError, OSError) as error:
         cure = "outputs over 256 KiB and images wait for it: see [artifacts] location and its options"
         return [Check(name="artifacts", state="fail", detail=f"{location}: {error}", cure=cure)]
@@ -79,23 +71,3 @@ def missing_queue_topics(wanted: Sequence[str], there: Collection[str]) -> Itera
         yield Check(name="queues", state="fail", detail=f"the topic {topic} does not exist", cure=cure)
     if not missing:
         yield Check(name="queues", state="ok", detail=f"{len(wanted)} topic(s) are there")
-
-
-def following_checks(url: str, headers: Mapping[str, str]) -> list[Check]:
-    """Whether the workers have observed what was ordered; nothing where the gateway does not tell this caller."""
-    try:
-        answer = httpx.get(f"{url}/v1/admin/models", headers=headers, timeout=PROBE_S, trust_env=False)
-        models: list[dict[str, Any]] = answer.json()["data"] if answer.status_code == 200 else []
-    except (httpx.HTTPError, ValueError, KeyError):
-        return []
-    return list(unobserved(models))
-
-
-def unobserved(models: Sequence[Mapping[str, Any]]) -> Iterator[Check]:
-    """Pure."""
-    waiting = {worker for model in models for worker in model["waiting_workers"]}
-    late = sorted(str(model["id"]) for model in models if model["waiting_workers"])
-    if late:
-        cure = "the log of each says why: a worker follows inference.desired within seconds"
-        detail = f"{', '.join(sorted(waiting))} have not observed what was ordered of {', '.join(late)}"
-        yield Check(name="orders", state="warn", detail=detail, cure=cure)

@@ -28,8 +28,8 @@ def require_kafka(settings: KafkaSettings) -> KafkaSettings:
     return settings
 
 
-def why_unreachable(settings: KafkaSettings) -> str | None:
-    """None when a broker answers."""
+def why_unreachable(settings: KafkaSettings, answer_s: float = ANSWER_S) -> str | None:
+    """None when a broker answers; one that accepts has `answer_s` for that."""
     reasons: list[str] = []
     for server in settings.bootstrap_servers.split(","):
         host, port = host_and_port(server)
@@ -39,12 +39,12 @@ def why_unreachable(settings: KafkaSettings) -> str | None:
             reasons.append(error.strerror or str(error))
         else:
             try:
-                answered = answers(settings.bootstrap_servers, ANSWER_S, settings.security)
+                answered = answers(settings.bootstrap_servers, answer_s, settings.security)
             except KafkaException as error:
                 raise wrong_configuration(error) from error
             if answered:
                 return None
-            return f"something listens there, but does not speak Kafka to this client within {ANSWER_S:.0f} s"
+            return f"something listens there, but does not speak Kafka to this client within {answer_s:.0f} s"
     return reasons[0]
 
 

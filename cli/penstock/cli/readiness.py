@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -16,16 +17,36 @@ LOOK_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    """Requests of one kind that wait because no live worker can run them; `since` is an RFC 3339 time."""
+
+    task: str
+    model: str | None
+    pool: str | None
+    requests: int
+    since: str | None
+    reason: str
+
+    def text(self) -> str:
+        """`2 request(s) for text_generation by far have waited since …: no live worker has far`."""
+        by = f" by {self.model}" if self.model else ""
+        where = f" in the pool {self.pool}" if self.pool else ""
+        since = f" since {self.since}" if self.since else ""
+        return f"{self.requests} request(s) for {self.task}{by}{where} have waited{since}: {self.reason}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Readiness:
     """`status` is ready, degraded, starting or unavailable; unreachable when nobody answers."""
 
     status: str
     reason: str | None = None
     models_without_worker: tuple[str, ...] = ()
+    waiting: tuple[Waiting, ...] = ()
 
     @property
     def serves(self) -> bool:
-        """Whether requests are taken; a degraded gateway takes them, and they wait."""
+        """Whether requests are taken; a degraded gateway takes them, and some wait or fail."""
         return self.status in ("ready", "degraded")
 
     def text(self) -> str:
@@ -65,7 +86,15 @@ def readiness_of(http_status: int, body: object) -> Readiness:
         models_without_worker=tuple(_name(model) for model in cast("list[Any]", models))
         if isinstance(models, list)
         else (),
+        waiting=tuple(_waiting(facts.get("waiting_without_worker"))),
     )
+
+
+def _waiting(told: object) -> Iterator[Waiting]:
+    kinds = cast("list[Any]", told) if isinstance(told, list) else []
+    for kind in kinds:
+        with contextlib.suppress(KeyError, TypeError):  # another release's
+            yield Waiting(**{name: kind[name] for name in Waiting.__dataclass_fields__})
 
 
 def _name(model: Any) -> str:
@@ -103,4 +132,5 @@ class ReadinessWatch:
         if self._ended.is_set() or readiness.status == "unreachable" or text == self._told:
             return
         self._told = text
-        self._tell("all models are served again" if readiness.status == "ready" else f"{text} (log: {self._log})")
+        ready = "the gateway is ready again: all models are served"
+        self._tell(ready if readiness.status == "ready" else f"{text} (log: {self._log})")

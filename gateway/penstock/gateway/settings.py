@@ -63,8 +63,8 @@ class GatewaySection(Section):
     rediscover_s: float = Field(10.0, gt=0)
     """Seconds between looks for topics that are new."""
     probe_s: float = Field(30.0, gt=0)
-    """Seconds between probes of what this gateway depends on, which `/readyz` tells: an artifact is written, read and
-    deleted, and it is looked whether workers follow orders."""
+    """Seconds between probes of what this gateway depends on: an artifact is written, read and deleted, and the workers
+    are compared with the orders. `/readyz` shows the results."""
     drain_s: float = Field(5.0, ge=0)
     """Seconds that open exchanges have to end when the gateway is told to stop."""
     access_log: bool = False

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
-from penstock.cli.doctor import broker_setting_checks, order_checks, readiness_check
+from penstock.cli.doctor import broker_setting_checks, kafka_checks, order_checks, readiness_check, waiting_checks
 from penstock.cli.readiness import Readiness, ReadinessWatch, readiness_of
 from penstock.cli.topics import broken, unequal_topics
 from penstock.common.admin import TopicReport
 from penstock.common.desired import Desired
+from penstock.common.settings import KafkaSettings
 from penstock.schemas.desired import ordered
 from penstock.schemas.topics import TopicNames, topic_specs
 
@@ -90,6 +92,42 @@ def test_a_gateway_without_workers_is_something_to_mend() -> None:
     assert readiness_check(URL, Readiness(status="unreachable", reason="refused"), None).state == "fail"
 
 
+def test_requests_that_wait_for_want_of_a_worker_are_something_to_mend() -> None:
+    kind = {
+        "task": "text_generation",
+        "pool": None,
+        "since": "2026-11-25T10:00:00Z",
+        "reason": "no live worker has far",
+    }
+    body = {
+        **DEGRADED,
+        "waiting_without_worker": [
+            {**kind, "model": "far", "requests": 2},
+            {**kind, "model": None, "pool": "gpu", "requests": 1, "since": None, "reason": "no live worker is in gpu"},
+        ],
+    }
+    found = list(waiting_checks(readiness_of(200, body)))
+    assert [(one.name, one.state, one.detail) for one in found] == [
+        (
+            "waiting",
+            "fail",
+            "2 request(s) for text_generation by far have waited since 2026-11-25T10:00:00Z: no live worker has far",
+        ),
+        ("waiting", "fail", "1 request(s) for text_generation in the pool gpu have waited: no live worker is in gpu"),
+    ]
+    assert list(waiting_checks(readiness_of(200, {"status": "ready"}))) == []
+    assert list(waiting_checks(readiness_of(200, {"status": "ready", "waiting_without_worker": ["odd"]}))) == []
+
+
+def test_a_broker_that_accepts_and_says_nothing_holds_doctor_for_seconds_only() -> None:
+    """As one that was stopped by SIGSTOP: each probe is bounded."""
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        settings = KafkaSettings(bootstrap_servers=f"127.0.0.1:{deaf.getsockname()[1]}")
+        for named, state in ((True, "fail"), (False, "warn")):
+            (found,) = kafka_checks(settings, named=named, queues=[{"topic": "jobs", "result_topic": "done"}])
+            assert (found.name, found.state) == ("kafka", state)
+
+
 @pytest.mark.parametrize(
     ("http_status", "body", "status", "serves"),
     [
@@ -117,7 +155,10 @@ def test_each_change_is_told_once() -> None:
     for found in (Readiness(status="ready"), degraded, degraded, Readiness(status="unreachable"), degraded):
         watch.note(found)
     watch.note(Readiness(status="ready"))
-    assert told == ["degraded: no live worker has a, b (log: /logs/worker.log)", "all models are served again"]
+    assert told == [
+        "degraded: no live worker has a, b (log: /logs/worker.log)",
+        "the gateway is ready again: all models are served",
+    ]
 
 
 def test_what_was_ordered_is_told_and_a_paused_class_is_a_warning() -> None:

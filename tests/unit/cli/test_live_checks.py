@@ -11,7 +11,6 @@ from penstock.cli.live_checks import (
     artifact_checks,
     artifacts_location,
     missing_queue_topics,
-    unobserved,
     within,
 )
 from penstock.common.configuration import ArtifactsSection
@@ -60,10 +59,3 @@ def test_a_missing_topic_of_a_queue_is_found() -> None:
     found = list(missing_queue_topics(["jobs", "results"], {"jobs"}))
     assert [(one.state, "results" in one.detail) for one in found] == [("fail", True)]
     assert [one.state for one in missing_queue_topics(["jobs"], {"jobs"})] == ["ok"]
-
-
-def test_workers_that_do_not_follow_orders_are_found() -> None:
-    models = [{"id": "a", "waiting_workers": []}, {"id": "b", "waiting_workers": ["w2"]}]
-    (found,) = unobserved(models)
-    assert found.detail == "w2 have not observed what was ordered of b"
-    assert list(unobserved(models[:1])) == []

@@ -16,9 +16,7 @@ def try_store(store: ArtifactStore, artifact_id: str) -> None:
     What a crash leaves behind expires. Raises as `put`, `get` and `delete`.
     """
     for name in store.places.names:
-        kept = store.put(
-            TENANT, _DATA, media_type="text/plain", artifact_id=artifact_id, ttl_s=_KEPT_S, store=name
-        )
+        kept = store.put(TENANT, _DATA, media_type="text/plain", artifact_id=artifact_id, ttl_s=_KEPT_S, store=name)
         try:
             store.get(TENANT, artifact_id, sha256=kept.sha256)
         finally:

@@ -26,7 +26,8 @@ async def healthz() -> dict[str, str]:
 async def readyz(
     request: Request,
     require: Annotated[
-        Literal["workers"] | None, Query(description="`workers`: 503 too while a model has no live worker, or requests wait for one.")
+        Literal["workers"] | None,
+        Query(description="`workers`: 503 too while a model has no live worker, or requests wait for one."),
     ] = None,
 ) -> Response:
     """200 `ready`, or `degraded`: requests are accepted, and some wait for a worker, or a dependency cannot be used.
