@@ -228,7 +228,9 @@ def readiness_check(url: str, found: Readiness, worker_log: Path | None) -> Chec
         return Check(name="readiness", state="ok", detail=f"{url} is ready")
     look = f"look into {worker_log}" if worker_log is not None else "look into the logs of the workers"
     cures = {
-        "degraded": f"{look}; `penstock workers list` and `penstock models list` show what lives and why not",
+        "degraded": f"{look}; `penstock workers list` and `penstock models list` show what lives and why not"
+        if found.models_without_worker or found.waiting
+        else "mend what the reason names; all else is served",
         "starting": "wait until it has caught up with the topics",
         "unreachable": "start it with `penstock up`, or name the right one (PENSTOCK_URL)",
     }

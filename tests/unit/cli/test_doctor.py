@@ -88,6 +88,8 @@ def test_a_gateway_without_workers_is_something_to_mend() -> None:
     assert found.detail == f"{URL} is degraded: no worker is alive; without a worker: chat"
     assert found.cure is not None
     assert "/data/logs/worker.log" in found.cure
+    full = readiness_check(URL, readiness_of(200, {"status": "degraded", "reason": "the disk is full"}), None)
+    assert (full.state, full.cure) == ("fail", "mend what the reason names; all else is served")
     assert readiness_check(URL, readiness_of(200, {"status": "ready"}), None).state == "ok"
     assert readiness_check(URL, Readiness(status="unreachable", reason="refused"), None).state == "fail"
 

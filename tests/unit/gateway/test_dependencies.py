@@ -62,7 +62,7 @@ async def test_the_last_result_of_each_is_told() -> None:
     stage.results["a"] = None
     await until(lambda: stage.problem("a") is None)
     stage.results["a"] = RuntimeError("a defect")
-    await until(lambda: stage.problem("a") == Problem("the probe failed", "RuntimeError: a defect"))
+    await until(lambda: stage.problem("a") == Problem("the probe of a failed", "RuntimeError: a defect"))
     assert all(one.checked_at_ms is not None for one in stage.dependencies.results() if one.name == "a")
     running.cancel()
 
@@ -73,7 +73,7 @@ async def test_a_probe_that_hangs_is_told_is_not_begun_again_and_holds_no_other(
     stage.free["b"].set()
     await until(lambda: stage.problem("a") is not None and stage.begun["b"] > 20)
     assert stage.begun["a"] == 1
-    assert stage.problem("a") == Problem("no answer within 0.01 s")
+    assert stage.problem("a") == Problem("the probe of a has no answer within 0.01 s")
     stage.free["a"].set()
     await until(lambda: stage.problem("a") is None)
     running.cancel()

@@ -65,10 +65,10 @@ class Dependencies:
             running = asyncio.ensure_future(probe())
             try:
                 while not (await asyncio.wait({running}, timeout=self._answer_s))[0]:
-                    self._note(name, Problem(f"no answer within {self._answer_s:g} s"))
+                    self._note(name, Problem(f"the probe of {name} has no answer within {self._answer_s:g} s"))
                 problem = running.result()
             except Exception as error:
-                problem = Problem("the probe failed", f"{type(error).__name__}: {error}")
+                problem = Problem(f"the probe of {name} failed", f"{type(error).__name__}: {error}")
             finally:
                 running.cancel()
             self._note(name, problem)
