@@ -79,7 +79,7 @@ def read_conversation(
         while True:
             left = None if most is None else most - len(found)
             messages = read_to_end(settings, topic, from_offset, partition=0, most=left, deadline_s=deadline_s)
-            found += _decoded(codec or default_codec(), messages)
+            found += decoded(codec or default_codec(), messages)
             if most is None or len(found) >= most or not messages:
                 return found
             from_offset = messages[-1].offset + 1
@@ -87,7 +87,8 @@ def read_conversation(
         raise NotFound(f"conversation {conversation_id} does not exist", param="conversation_id") from error
 
 
-def _decoded(codec: Codec, raw: Iterable[RawMessage]) -> Iterator[ConversationRecord]:
+def decoded(codec: Codec, raw: Iterable[RawMessage]) -> Iterator[ConversationRecord]:
+    """Records of a conversation's topic. What does not decode is left out. Raises RegistryUnavailable."""
     for item in raw:
         message: ConversationMessage | None = None
         if item.value is not None:

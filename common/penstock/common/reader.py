@@ -432,13 +432,26 @@ def read_ranges(
         return []
     consumer = make_consumer(settings)
     try:
+        return read_with(consumer, ranges, give_up, most, keep=keep)
+    finally:
+        consumer.close()
+
+
+def read_with(
+    consumer: Consumer,
+    ranges: Mapping[TP, tuple[int, int]],
+    give_up: float,
+    most: int | None = None,
+    *,
+    keep: Callable[[Message], bool] = lambda _: True,
+) -> list[RawMessage]:
+    """As `read_ranges`, by a consumer that is assigned these partitions for it; no range may be empty."""
+    try:
         consumer.assign([TopicPartition(*tp, begin) for tp, (begin, _) in ranges.items()])
         return _read_up_to(consumer, {tp: end for tp, (_, end) in ranges.items()}, give_up, most, keep)
     except KafkaException as error:
         topic = next(iter(ranges))[0]
         raise from_kafka(error, f"read {topic}", topic) from error
-    finally:
-        consumer.close()
 
 
 def empty_ranges(
@@ -514,5 +527,6 @@ __all__ = [
     "raw_message",
     "read_ranges",
     "read_to_end",
+    "read_with",
     "resolve_start",
 ]

@@ -1,0 +1,107 @@
+"""Where the records of one conversation stand and which of them count: enough to read a page by its offsets. Pure."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Sequence
+
+from penstock.common.conversations import ConversationRecord
+
+Place = tuple[str | None, str, int]
+"""(request_id, direction, number) of a message: the lowest offset of each counts."""
+
+
+class ConversationIndex:
+    """`extend` takes the records in log order. What it knows then is what `fold_messages` makes of all of them.
+
+    It holds keys and offsets, no contents. Compaction may remove records that it has: who reads by its offsets and
+    does not find all of them must begin with a new index.
+    """
+
+    def __init__(self) -> None:
+        self.end = 0
+        """The offset behind the last record that it has; the next read begins there."""
+        self.created_ms: int | None = None
+        """The time of the first record."""
+        self._offsets: list[int] = []
+        self._live: dict[str, tuple[int, Place | None]] = {}
+        """By key: the record that counts, and its place if it is a message of the conversation."""
+        self._written: dict[Place, list[int]] = {}
+        """The live records of each place, ascending: a request may have written them in several epochs."""
+        self._turns: list[int] = []
+        self._erased: dict[str, int] = {}
+        """By key: the offset of its newest tombstone."""
+
+    def __len__(self) -> int:
+        """The number of its records."""
+        return len(self._offsets)
+
+    def extend(self, records: Iterable[ConversationRecord], end: int) -> None:
+        """Add the records that stand from `self.end` to `end`."""
+        for record in records:
+            self._offsets.append(record.offset)
+            if self.created_ms is None:
+                self.created_ms = record.timestamp_ms
+            if record.message is None:
+                self._erase(record.key, record.offset)
+            elif record.key not in self._live:
+                self._add(record.key, record.offset, _place_of(record))
+        self.end = end
+
+    def turns(self, limit: int, *, after: int | None = None, newest_first: bool = False) -> list[int]:
+        """Offsets of the messages that count, at most `limit`, from behind the offset `after` in this order."""
+        if newest_first:
+            end = len(self._turns) if after is None else bisect.bisect_left(self._turns, after)
+            return self._turns[max(0, end - limit) : end][::-1]
+        begin = 0 if after is None else bisect.bisect_right(self._turns, after)
+        return self._turns[begin : begin + limit]
+
+    def records(self, limit: int, *, from_offset: int = 0) -> list[int]:
+        """Offsets of all records from an offset on, at most `limit`."""
+        begin = bisect.bisect_left(self._offsets, from_offset)
+        return self._offsets[begin : begin + limit]
+
+    def is_erased(self, record: ConversationRecord) -> bool:
+        """Whether a tombstone behind this record names its key."""
+        return record.offset < self._erased.get(record.key, 0)
+
+    def _add(self, key: str, offset: int, place: Place | None) -> None:
+        self._live[key] = offset, place
+        if place is not None:
+            written = self._written.setdefault(place, [])
+            written.append(offset)
+            if len(written) == 1:
+                self._turns.append(offset)
+
+    def _erase(self, key: str, offset: int) -> None:
+        self._erased[key] = offset
+        gone, place = self._live.pop(key, (0, None))
+        if place is None:
+            return
+        written = self._written[place]
+        counted = written[0] == gone
+        written.remove(gone)
+        if counted:
+            del self._turns[bisect.bisect_left(self._turns, gone)]
+            if written:
+                bisect.insort(self._turns, written[0])
+        if not written:
+            del self._written[place]
+
+
+def _place_of(record: ConversationRecord) -> Place | None:
+    message = record.message
+    if message is None or message.direction not in ("in", "out"):
+        return None
+    return message.request_id, message.direction, message.index
+
+
+def ranges(offsets: Sequence[int], gap: int) -> list[tuple[int, int]]:
+    """The ranges (from, to but not with) to read for these offsets, with at most `gap` others between two of them."""
+    found: list[tuple[int, int]] = []
+    for offset in sorted(offsets):
+        if found and offset - found[-1][1] <= gap:
+            found[-1] = found[-1][0], offset + 1
+        else:
+            found.append((offset, offset + 1))
+    return found

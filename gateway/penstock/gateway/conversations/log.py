@@ -1,0 +1,85 @@
+"""Topics of one partition, read by consumers that are used again: a new one costs more than the reading of a page."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from confluent_kafka import Consumer
+
+from penstock.common import admin
+from penstock.common.kafka_errors import translated
+from penstock.common.reader import RawMessage, make_consumer, read_with
+from penstock.common.settings import KafkaSettings
+from penstock.schemas.errors import PenstockError
+
+IDLE = 8
+"""Consumers that wait for work; each holds a connection and some threads."""
+USES = 1_000
+"""A consumer remembers every topic that it was assigned, and asks for the metadata of all of them: it is replaced."""
+PATIENCE_S = 3.0
+"""So long a used consumer may take: one that lost its broker can stay silent where a new one hears at once."""
+
+
+class KafkaLog:
+    """A `Log` on Kafka. All methods block and are thread-safe."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._idle: list[tuple[Consumer, int]] = []
+        """With the number of their uses."""
+        self._closed = False
+
+    def topic_id(self, topic: str) -> str | None:
+        return admin.topic_id(self._settings, topic)
+
+    def end(self, topic: str) -> int:
+        return admin.end_offsets(self._settings, [(topic, 0)])[topic, 0]
+
+    def read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
+        """Raises BrokerUnavailable at `give_up` (monotonic), NotFound."""
+        while True:
+            consumer, uses = self._take()
+            patience = give_up if not uses else min(give_up, time.monotonic() + PATIENCE_S)
+            try:
+                found = _read(consumer, topic, begin, end, patience, most)
+            except BaseException as error:
+                consumer.close()
+                if uses and isinstance(error, PenstockError) and time.monotonic() < give_up:
+                    continue  # another one may know better
+                raise
+            self._give_back(consumer, uses + 1)
+            return found
+
+    def close(self) -> None:
+        """Those that read now are closed when they have ended."""
+        with self._lock:
+            self._closed, idle, self._idle = True, self._idle, []
+        for consumer, _ in idle:
+            consumer.close()
+
+    def _take(self) -> tuple[Consumer, int]:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        # It reads what is there already and waits for nothing: a fetch that finds nothing would hold up the next one.
+        return make_consumer(self._settings, fetch_wait_ms=1, buffer_kbytes=1_024), 0
+
+    def _give_back(self, consumer: Consumer, uses: int) -> None:
+        with self._lock:
+            if not self._closed and uses < USES and len(self._idle) < IDLE:
+                self._idle.append((consumer, uses))
+                return
+        consumer.close()
+
+
+def _read(
+    consumer: Consumer, topic: str, begin: int, end: int, give_up: float, most: int | None
+) -> list[RawMessage]:
+    with translated(f"read {topic}", topic):
+        # Without this a used consumer looks for the leader of a topic that is new to it only after a second.
+        consumer.list_topics(topic, timeout=max(0.1, give_up - time.monotonic()))
+        found = read_with(consumer, {(topic, 0): (begin, end)}, give_up, most)
+        consumer.unassign()
+    return found

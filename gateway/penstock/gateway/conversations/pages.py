@@ -1,0 +1,206 @@
+"""Pages of conversations, read by offset: what a page costs does not depend on how long the conversation is."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from penstock.common.conversations import ConversationRecord, Turn, decoded
+from penstock.common.reader import RawMessage
+from penstock.gateway.conversations.index import ConversationIndex, ranges
+from penstock.schemas.codec import Codec
+from penstock.schemas.errors import BrokerUnavailable, NotFound
+from penstock.schemas.ids import check_conversation_id, check_tenant
+from penstock.schemas.topics import TopicNames
+
+MOST_RECORDS = 100_000
+"""Records that all indexes have together, about 500 bytes each; one conversation may have half of it."""
+INDEX_WEIGHT = 10
+"""An index alone takes as much as so many records."""
+READ_AT_ONCE = 2_000
+GAP = 100
+"""So many records between two of a page are read rather than passed over."""
+DEADLINE_S = 10.0
+TRIES = 3
+
+
+class Log(Protocol):
+    """Topics of one partition. All methods block, and raise BrokerUnavailable."""
+
+    def topic_id(self, topic: str) -> str | None:
+        """Kafka's id of the topic, another one after it was made anew; None when it does not exist."""
+        ...
+
+    def end(self, topic: str) -> int:
+        """The offset of its next record. Raises NotFound."""
+        ...
+
+    def read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
+        """The records from `begin` to before `end`, or the first `most` of them. Raises NotFound."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class _Indexed:
+    """A conversation's index. Who extends it or asks it holds the lock."""
+
+    topic_id: str
+    index: ConversationIndex = field(default_factory=ConversationIndex)
+    weight: int = 0
+    """As what it is counted."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Conversations:
+    """All methods block and are thread-safe.
+
+    Each call looks whether the topic is still the same and what was added to it, so that what is deleted or erased is
+    gone at once, whoever did it. Indexes are made when they are asked for; those used last are kept.
+
+    Every call raises InvalidRequest for an impossible id, NotFound for an unknown conversation, BrokerUnavailable,
+    RegistryUnavailable.
+    """
+
+    def __init__(self, log: Log, names: TopicNames, codec: Codec, *, most_records: int = MOST_RECORDS) -> None:
+        self._log = log
+        self._names = names
+        self._codec = codec
+        self._most_records = most_records
+        self._indexes: OrderedDict[str, _Indexed] = OrderedDict()
+        self._weight = 0
+        self._guard = threading.Lock()
+        self.records_read = 0
+        """Records that were read from topics since the start."""
+
+    def __len__(self) -> int:
+        """The weight of the indexes that are kept."""
+        return self._weight
+
+    def created_ms(self, tenant: str, conversation_id: str) -> int | None:
+        """The time of the first record, None without one. No more of the conversation is read for it."""
+        topic = self._topic(tenant, conversation_id)
+        with self._indexed(topic, conversation_id) as indexed:
+            if indexed.index.created_ms is None:
+                self._extend(topic, conversation_id, indexed, time.monotonic() + DEADLINE_S, first_only=True)
+            return indexed.index.created_ms
+
+    def turns(
+        self, tenant: str, conversation_id: str, limit: int, *, after: int | None = None, newest_first: bool = False
+    ) -> list[Turn]:
+        """The messages that count, at most `limit`, from behind the one at the offset `after` in this order."""
+        found = self._page(
+            tenant, conversation_id, lambda index: index.turns(limit, after=after, newest_first=newest_first)
+        )
+        turns = [Turn(offset=one.offset, message=one.message) for one, _ in found if one.message is not None]
+        return turns[::-1] if newest_first else turns
+
+    def records(
+        self, tenant: str, conversation_id: str, limit: int, *, from_offset: int = 0
+    ) -> list[ConversationRecord]:
+        """All records from an offset on, at most `limit`; of what was erased only the place."""
+        found = self._page(tenant, conversation_id, lambda index: index.records(limit, from_offset=from_offset))
+        return [replace(one, message=None) if erased else one for one, erased in found]
+
+    def _page(
+        self, tenant: str, conversation_id: str, choose: Callable[[ConversationIndex], list[int]]
+    ) -> list[tuple[ConversationRecord, bool]]:
+        """The records at the offsets that `choose` finds in the index, ascending, and whether each is erased."""
+        topic = self._topic(tenant, conversation_id)
+        give_up = time.monotonic() + DEADLINE_S
+        for _ in range(TRIES):
+            with self._indexed(topic, conversation_id) as indexed:
+                self._extend(topic, conversation_id, indexed, give_up)
+                wanted = sorted(choose(indexed.index))
+            found = self._read_all(topic, wanted, give_up)
+            if [one.offset for one in found] == wanted:
+                with indexed.lock:
+                    return [(one, indexed.index.is_erased(one)) for one in found]
+            self._forget(topic, indexed)  # compaction took some of them away, or the log lost its end
+        raise BrokerUnavailable("the conversation changes while it is read; try again", retry_after_s=1)
+
+    def _extend(
+        self, topic: str, conversation_id: str, indexed: _Indexed, give_up: float, *, first_only: bool = False
+    ) -> None:
+        """Read what was added since the last time, or until the first record is known.
+
+        What was read is kept when this fails.
+        """
+        try:
+            end = self._log.end(topic)
+        except NotFound as error:
+            raise _unknown(conversation_id) from error
+        if end < indexed.index.end:  # the log lost its end: others may stand at the offsets that were read
+            indexed.index = ConversationIndex()
+        index, most = indexed.index, 1 if first_only else READ_AT_ONCE
+        while index.end < end and not (first_only and index.created_ms is not None):
+            raw = self._read(topic, index.end, end, give_up, most)
+            index.extend(decoded(self._codec, raw), raw[-1].offset + 1 if len(raw) == most else end)
+
+    def _read_all(self, topic: str, offsets: Sequence[int], give_up: float) -> list[ConversationRecord]:
+        wanted = frozenset(offsets)
+        raw = itertools.chain.from_iterable(self._read(topic, *one, give_up) for one in ranges(offsets, GAP))
+        return list(decoded(self._codec, (one for one in raw if one.offset in wanted)))
+
+    def _read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
+        found = self._log.read(topic, begin, end, give_up, most)
+        with self._guard:
+            self.records_read += len(found)
+        return found
+
+    def _topic(self, tenant: str, conversation_id: str) -> str:
+        return self._names.conversation(check_tenant(tenant), check_conversation_id(conversation_id))
+
+    # -- which indexes are kept
+
+    @contextmanager
+    def _indexed(self, topic: str, conversation_id: str) -> Generator[_Indexed]:
+        """The index of the topic that there is now, with its lock. How large it is afterwards is counted."""
+        topic_id = self._log.topic_id(topic)
+        with self._guard:
+            indexed = self._indexes.get(topic)
+            if indexed is None or indexed.topic_id != topic_id:
+                self._drop(topic)
+                if topic_id is None:
+                    raise _unknown(conversation_id)
+                indexed = self._indexes[topic] = _Indexed(topic_id)
+        with indexed.lock:
+            try:
+                yield indexed
+            finally:
+                self._count(topic, indexed)
+
+    def _count(self, topic: str, indexed: _Indexed) -> None:
+        """It was used last; let the oldest go."""
+        with self._guard:
+            if self._indexes.get(topic) is not indexed:
+                return
+            self._weight -= indexed.weight
+            indexed.weight = len(indexed.index) + INDEX_WEIGHT
+            self._weight += indexed.weight
+            self._indexes.move_to_end(topic)
+            if indexed.weight > self._most_records / 2:
+                self._drop(topic)
+            while self._weight > self._most_records:
+                self._drop(next(iter(self._indexes)))
+
+    def _forget(self, topic: str, indexed: _Indexed) -> None:
+        with self._guard:
+            if self._indexes.get(topic) is indexed:
+                self._drop(topic)
+
+    def _drop(self, topic: str) -> None:
+        """Called with the guard."""
+        indexed = self._indexes.pop(topic, None)
+        if indexed is not None:
+            self._weight -= indexed.weight
+            indexed.weight = 0
+
+
+def _unknown(conversation_id: str) -> NotFound:
+    return NotFound(f"conversation {conversation_id} does not exist", param="conversation_id")

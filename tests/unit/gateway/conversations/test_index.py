@@ -1,0 +1,363 @@
+"""Pages by the index, and the same pages of a plain re-read, whatever was written, erased and compacted."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.common.conversations import ConversationRecord, Turn, fold_messages
+from penstock.common.reader import RawMessage
+from penstock.gateway.conversations.index import ranges
+from penstock.gateway.conversations.pages import GAP, READ_AT_ONCE, Conversations
+from penstock.schemas.codec import default_codec
+from penstock.schemas.errors import BrokerUnavailable, NotFound
+from penstock.schemas.records import ConversationMessage, conversation_message_key
+from penstock.schemas.topics import TopicNames
+
+CODEC = default_codec()
+TOPIC = TopicNames().conversation("acme", "c")
+
+
+def message(request_id: str, direction: str, index: int, epoch: int) -> ConversationMessage:
+    return ConversationMessage(
+        request_id=request_id,
+        tenant="acme",
+        conversation_id="c",
+        direction=direction,
+        index=index,
+        epoch=epoch,
+        role="user" if direction == "in" else "assistant",
+        content=f"{request_id} {direction} {index} of epoch {epoch}",
+        created_at=0,
+        covers_through=index if direction == "summary" else None,
+    )
+
+
+class FakeLog:
+    """Topics in memory, which count what is read of them."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, str] = {TOPIC: "id-0"}
+        self.logs: dict[str, list[RawMessage]] = {TOPIC: []}
+        self.ends: dict[str, int] = {TOPIC: 0}
+        self.records_read = 0
+        self.before_read: Callable[[], None] = lambda: None
+
+    def write(self, what: ConversationMessage | bytes, *, tombstone: bool = False, topic: str = TOPIC) -> int:
+        offset = self.ends[topic]
+        key = b"odd" if isinstance(what, bytes) else conversation_message_key(what).encode()
+        value = what if isinstance(what, bytes) else CODEC.encode(what)
+        self.logs[topic].append(RawMessage(topic, 0, offset, 1_000 + offset, key, None if tombstone else value))
+        self.ends[topic] += 1
+        return offset
+
+    def marker(self) -> None:
+        """A transaction's, which has an offset and is no record."""
+        self.ends[TOPIC] += 1
+
+    def compact(self, *, tombstones_too: bool) -> None:
+        """The newest record of a key stays; the log's last one always."""
+        newest = {record.key: record.offset for record in self.logs[TOPIC]}
+        self.logs[TOPIC] = [
+            record
+            for record in self.logs[TOPIC]
+            if record.offset == self.ends[TOPIC] - 1
+            or (newest[record.key] == record.offset and not (record.value is None and tombstones_too))
+        ]
+
+    def make_anew(self) -> None:
+        number = int(self.topics[TOPIC].removeprefix("id-")) + 1
+        self.topics[TOPIC], self.logs[TOPIC], self.ends[TOPIC] = f"id-{number}", [], 0
+
+    # -- as KafkaLog
+
+    def topic_id(self, topic: str) -> str | None:
+        return self.topics.get(topic)
+
+    def end(self, topic: str) -> int:
+        return self.ends[topic]
+
+    def read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
+        self.before_read()
+        found = [record for record in self.logs[topic] if begin <= record.offset < end][:most]
+        self.records_read += len(found)
+        return found
+
+    # -- as all is read again
+
+    def plain(self) -> list[ConversationRecord]:
+        return [
+            ConversationRecord(
+                offset=one.offset,
+                timestamp_ms=one.timestamp_ms,
+                key=(one.key or b"").decode(),
+                message=None if one.value is None else CODEC.decode(one.value, ConversationMessage),
+            )
+            for one in self.logs[TOPIC]
+            if one.value != b"odd"
+        ]
+
+
+def reader(log: FakeLog, most_records: int = 10_000) -> Conversations:
+    return Conversations(log, TopicNames(), CODEC, most_records=most_records)
+
+
+def plain_turns(log: FakeLog, limit: int, after: int | None, newest_first: bool) -> list[Turn]:
+    turns = fold_messages(log.plain())
+    if newest_first:
+        turns = turns[::-1]
+    if after is not None:
+        turns = [one for one in turns if (one.offset < after if newest_first else one.offset > after)]
+    return turns[:limit]
+
+
+def plain_records(log: FakeLog, limit: int, from_offset: int) -> list[ConversationRecord]:
+    records = log.plain()
+    erased_at = {record.key: record.offset for record in records if record.message is None}
+    return [
+        replace(one, message=None) if one.offset < erased_at.get(one.key, 0) else one
+        for one in records
+        if one.offset >= from_offset
+    ][:limit]
+
+
+WRITE = st.tuples(
+    st.just("write"), st.sampled_from("abc"), st.sampled_from(["in", "out", "summary"]), st.integers(0, 1), st.integers(1, 3)
+)
+STEPS = st.lists(
+    st.one_of(
+        WRITE,
+        WRITE,
+        WRITE,
+        st.tuples(st.just("erase"), st.integers(0, 30)),
+        st.tuples(st.just("compact"), st.booleans()),
+        st.tuples(st.sampled_from(["odd", "marker", "anew"])),
+        st.tuples(st.just("turns"), st.integers(1, 5), st.none() | st.integers(0, 40), st.booleans()),
+        st.tuples(st.just("records"), st.integers(1, 5), st.integers(0, 40)),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS, st.sampled_from([10_000, 8, 0]))
+def test_a_page_is_that_of_a_plain_reading(steps: list[tuple[object, ...]], most_records: int) -> None:
+    """Keys are written once, as the contract says; some are erased, and compaction comes at any time."""
+    log, keys = FakeLog(), dict[str, ConversationMessage]()
+    conversations = reader(log, most_records)
+    for step in steps:
+        match step:
+            case ("write", str(request_id), str(direction), int(index), int(epoch)):
+                made = message(request_id, direction, 0 if direction == "out" else index, epoch)
+                if (key := conversation_message_key(made)) not in keys:
+                    keys[key] = made
+                    log.write(made)
+            case ("erase", int(number)) if number < len(keys):
+                log.write(list(keys.values())[number], tombstone=True)
+            case ("compact", bool(tombstones_too)):
+                log.compact(tombstones_too=tombstones_too)
+            case ("odd",):
+                log.write(b"odd")
+            case ("marker",):
+                log.marker()
+            case ("anew",):
+                log.make_anew()
+                keys.clear()
+            case ("turns", int(limit), after, bool(newest_first)) if after is None or isinstance(after, int):
+                found = conversations.turns("acme", "c", limit, after=after, newest_first=newest_first)
+                assert found == plain_turns(log, limit, after, newest_first)
+            case ("records", int(limit), int(from_offset)):
+                assert conversations.records("acme", "c", limit, from_offset=from_offset) == plain_records(
+                    log, limit, from_offset
+                )
+            case _:
+                pass
+
+
+def long_conversation(log: FakeLog, turns: int) -> None:
+    for number in range(turns):
+        log.write(message(f"r{number}", "in", 0, 1))
+        log.write(message(f"r{number}", "out", 0, 1))
+
+
+def test_a_page_of_a_warm_conversation_reads_its_own_records_and_what_is_new() -> None:
+    log = FakeLog()
+    long_conversation(log, 5_000)
+    conversations = reader(log, most_records=100_000)
+    conversations.turns("acme", "c", 20, newest_first=True)
+    assert log.records_read == 10_000 + 20
+    assert conversations.records_read == log.records_read
+
+    def read_for(page: Callable[[], object]) -> int:
+        before = log.records_read
+        page()
+        return log.records_read - before
+
+    assert read_for(lambda: conversations.turns("acme", "c", 20, newest_first=True)) == 20
+    assert read_for(lambda: conversations.turns("acme", "c", 20, after=5_000)) == 20
+    assert read_for(lambda: conversations.records("acme", "c", 1)) == 1
+    assert read_for(lambda: conversations.created_ms("acme", "c")) == 0
+    long_conversation(log, 1)
+    assert read_for(lambda: conversations.turns("acme", "c", 20, newest_first=True)) <= 20 + 2
+
+
+def test_when_a_conversation_began_is_one_record_of_a_cold_one() -> None:
+    log = FakeLog()
+    log.write(b"odd")
+    long_conversation(log, 1_000)
+    assert reader(log).created_ms("acme", "c") == 1_001
+    assert log.records_read <= 2
+    log.make_anew()
+    assert reader(log).created_ms("acme", "c") is None
+
+
+def test_who_come_to_a_cold_conversation_together_read_it_once() -> None:
+    log = FakeLog()
+    long_conversation(log, 1_000)
+    conversations, together = reader(log), threading.Barrier(4)
+
+    def ask() -> int:
+        together.wait(20)
+        return len(conversations.turns("acme", "c", 10))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert [one.result(20) for one in [threads.submit(ask) for _ in range(4)]] == [10] * 4
+    assert log.records_read == 2_000 + 4 * 10
+
+
+def test_a_reading_that_fails_goes_on_from_where_it_came_to() -> None:
+    log = FakeLog()
+    long_conversation(log, READ_AT_ONCE)
+    conversations, reads = reader(log), itertools.count()
+
+    def fails_once() -> None:
+        if next(reads) == 1:
+            raise BrokerUnavailable("away")
+
+    log.before_read = fails_once
+    with pytest.raises(BrokerUnavailable):
+        conversations.turns("acme", "c", 1)
+    assert len(conversations.turns("acme", "c", 1)) == 1
+    assert log.records_read == 2 * READ_AT_ONCE + 1
+
+
+def test_turns_that_stand_far_apart_are_read_one_by_one() -> None:
+    log = FakeLog()
+    log.write(message("a", "in", 0, 1))
+    for epoch in range(GAP + 50):
+        log.write(message("b", "out", 0, epoch))
+    log.write(message("c", "in", 0, 1))
+    conversations = reader(log)
+    conversations.turns("acme", "c", 3)
+    before = log.records_read
+    assert len(conversations.turns("acme", "c", 3)) == 3
+    assert log.records_read - before == 3
+
+
+def test_a_deleted_conversation_and_one_of_its_name_have_nothing_in_common() -> None:
+    log = FakeLog()
+    long_conversation(log, 3)
+    conversations = reader(log)
+    assert len(conversations.turns("acme", "c", 20)) == 6
+    log.make_anew()
+    assert conversations.turns("acme", "c", 20) == []
+    assert conversations.created_ms("acme", "c") is None
+    del log.topics[TOPIC]
+    for call in (conversations.turns, conversations.records):
+        with pytest.raises(NotFound):
+            call("acme", "c", 20)
+    with pytest.raises(NotFound):
+        conversations.created_ms("acme", "c")
+    assert len(conversations) == 0
+
+
+def test_a_log_that_lost_its_end_is_read_anew() -> None:
+    """As after an unclean election: offsets that were read are given to other records."""
+    log = FakeLog()
+    long_conversation(log, 3)
+    conversations = reader(log)
+    conversations.turns("acme", "c", 20)
+    log.logs[TOPIC], log.ends[TOPIC] = log.logs[TOPIC][:2], 2
+    log.write(message("other", "in", 0, 1))
+    assert [turn.message.request_id for turn in conversations.turns("acme", "c", 20)] == ["r0", "r0", "other"]
+
+
+def test_what_is_erased_while_a_page_is_read_is_not_what_makes_it_fail() -> None:
+    log = FakeLog()
+    long_conversation(log, 3)
+    conversations = reader(log)
+    conversations.turns("acme", "c", 20)
+
+    def compacted_meanwhile() -> None:
+        log.before_read = lambda: None
+        log.write(message("r1", "in", 0, 1), tombstone=True)
+        log.compact(tombstones_too=False)
+
+    log.before_read = compacted_meanwhile
+    assert [turn.offset for turn in conversations.turns("acme", "c", 20)] == [0, 1, 3, 4, 5]
+
+
+def test_a_conversation_that_is_never_the_same_is_an_error_and_no_loop() -> None:
+    log = FakeLog()
+    long_conversation(log, 300)
+    conversations, numbers = reader(log), iter(range(300))
+
+    def compacted_meanwhile() -> None:
+        if len(conversations) or conversations.records_read:
+            log.write(message(f"r{next(numbers)}", "in", 0, 1), tombstone=True)
+            log.compact(tombstones_too=False)
+
+    log.before_read = compacted_meanwhile
+    with pytest.raises(BrokerUnavailable):
+        conversations.turns("acme", "c", 1_000)
+
+
+def test_indexes_are_kept_within_a_bound_and_the_oldest_go_first() -> None:
+    log, names = FakeLog(), TopicNames()
+    for number in range(6):
+        topic = names.conversation("acme", f"c{number}")
+        log.topics[topic], log.logs[topic], log.ends[topic] = "id", [], 0
+        for turn in range(10):
+            log.write(message(f"r{turn}", "in", 0, 1), topic=topic)
+    conversations = reader(log, most_records=100)
+
+    def reads_all_of(number: int) -> bool:
+        before = log.records_read
+        conversations.turns("acme", f"c{number}", 1)
+        return log.records_read - before > 1
+
+    assert [reads_all_of(number) for number in range(6)] == [True] * 6
+    assert [reads_all_of(number) for number in (5, 4)] == [False, False], "the newest are kept"
+    assert reads_all_of(0)
+    assert len(conversations) <= 100
+
+
+def test_a_conversation_that_is_larger_than_its_share_pushes_no_others_out() -> None:
+    log, topic = FakeLog(), TopicNames().conversation("acme", "small")
+    log.topics[topic], log.logs[topic], log.ends[topic] = "id", [], 0
+    log.write(message("r", "in", 0, 1), topic=topic)
+    long_conversation(log, 200)
+    conversations = reader(log, most_records=400)
+    conversations.turns("acme", "small", 1)
+    conversations.turns("acme", "c", 1)
+    before = log.records_read
+    conversations.turns("acme", "small", 1)
+    assert log.records_read - before == 1
+
+
+@given(st.lists(st.integers(0, 500), unique=True), st.integers(0, 50))
+def test_ranges_have_all_offsets_and_few_others(offsets: list[int], gap: int) -> None:
+    def within() -> Iterator[int]:
+        for begin, end in ranges(offsets, gap):
+            yield from range(begin, end)
+
+    covered = list(within())
+    assert covered == sorted(set(covered))
+    assert set(offsets) <= set(covered)
+    assert len(covered) <= len(offsets) + gap * max(0, len(offsets) - 1)

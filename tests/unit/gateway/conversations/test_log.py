@@ -1,0 +1,98 @@
+"""Consumers that read conversations are used again, are replaced when they fail, and go with the gateway."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from penstock.common.settings import KafkaSettings
+from penstock.gateway.conversations import log as log_module
+from penstock.gateway.conversations.log import IDLE, USES, KafkaLog
+from penstock.schemas.errors import BrokerUnavailable
+
+
+@dataclass
+class Stage:
+    """In the place of librdkafka: consumers that were made, and whether the next readings fail."""
+
+    made: list[Consumer] = field(default_factory=list)
+    failures: list[Exception] = field(default_factory=list)
+
+    def make(self, *_: Any, **__: Any) -> Consumer:
+        self.made.append(Consumer(self))
+        return self.made[-1]
+
+    @property
+    def opened(self) -> int:
+        return sum(not one.closed for one in self.made)
+
+
+@dataclass(eq=False)
+class Consumer:
+    stage: Stage
+    closed: bool = False
+    reads: int = 0
+
+    def list_topics(self, *_: Any, **__: Any) -> None:
+        self.reads += 1
+        if self.stage.failures:
+            raise self.stage.failures.pop(0)
+
+    def unassign(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
+    made = Stage()
+    monkeypatch.setattr(log_module, "make_consumer", made.make)
+    monkeypatch.setattr(log_module, "read_with", lambda *_: [])
+    return made
+
+
+def read(log: KafkaLog) -> None:
+    log.read("t", 0, 1, time.monotonic() + 20)
+
+
+def test_one_consumer_reads_again_and_again_until_it_is_replaced(stage: Stage) -> None:
+    log = KafkaLog(KafkaSettings())
+    for _ in range(USES):
+        read(log)
+    assert ([one.reads for one in stage.made], stage.opened) == ([USES], 0)
+    read(log)
+    assert [one.reads for one in stage.made] == [USES, 1]
+    log.close()
+    assert stage.opened == 0
+
+
+def test_a_used_consumer_that_fails_is_replaced_and_a_new_one_tells_the_failure(stage: Stage) -> None:
+    log = KafkaLog(KafkaSettings())
+    read(log)
+    stage.failures = [BrokerUnavailable("stale")]
+    read(log)
+    assert [one.closed for one in stage.made] == [True, False]
+    stage.failures = [BrokerUnavailable("stale"), BrokerUnavailable("away")]
+    with pytest.raises(BrokerUnavailable, match="away"):
+        read(log)
+    assert stage.opened == 0
+    stage.failures = [RuntimeError("a defect")]
+    with pytest.raises(RuntimeError):
+        read(log)
+    assert stage.opened == 0
+
+
+def test_no_more_than_some_wait_and_none_after_the_end(stage: Stage) -> None:
+    log = KafkaLog(KafkaSettings())
+    taken = [log._take() for _ in range(IDLE + 3)]
+    for consumer, uses in taken[1:]:
+        log._give_back(consumer, uses + 1)
+    assert stage.opened == IDLE + 1
+    log.close()
+    log._give_back(*taken[0])
+    assert stage.opened == 0
