@@ -42,6 +42,7 @@ def service_with(part: Any, artifacts: Any = None, dependencies: Dependencies | 
         sweeps=part,
         ending_lost=part,
         withdrawing=part,
+        conversations=part,
         dependencies=dependencies or Dependencies({}, every_s=60),
     )
 

@@ -14,6 +14,8 @@ from penstock.common.artifacts.configured import open_store
 from penstock.common.clock import now_ms
 from penstock.common.transport import AsyncTransport, Transport
 from penstock.gateway.context import GatewayContext
+from penstock.gateway.conversations.log import KafkaLog
+from penstock.gateway.conversations.pages import Conversations
 from penstock.gateway.process import few_heaps, give_memory_back, hold_the_collector, short_turns, spare_the_collector
 from penstock.gateway.service.run_times import RunTimes
 from penstock.gateway.service.service import GatewayService
@@ -122,6 +124,8 @@ class Connecting:
             artifacts = await asyncio.to_thread(open_store, settings.artifacts, settings.artifacts_location)
             outcomes = Outcomes(kafka, codecs.prompt, view)
             stack.push_async_callback(outcomes.stop)
+            conversation_log = KafkaLog(kafka)
+            stack.push_async_callback(asyncio.to_thread, conversation_log.close)
             sender = AsyncTransport(transport, asyncio.get_running_loop())
             service = GatewayService.compose(
                 settings,
@@ -135,6 +139,7 @@ class Connecting:
                 run_times,
                 self._context.allowances,
                 outcomes,
+                Conversations(conversation_log, kafka.names, codecs.blocking),
             )
             hold_the_collector()
             # Should it never catch up: what outages leave behind must be collected some day.

@@ -17,6 +17,8 @@ IDLE = 8
 """Consumers that wait for work; each holds a connection and some threads."""
 USES = 1_000
 """A consumer remembers every topic that it was assigned, and asks for the metadata of all of them: it is replaced."""
+FETCH_BYTES = 128 << 10
+"""At once: a page takes no more, and with less a whole conversation would take too many fetches."""
 PATIENCE_S = 3.0
 """So long a used consumer may take: one that lost its broker can stay silent where a new one hears at once."""
 
@@ -63,8 +65,9 @@ class KafkaLog:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-        # It reads what is there already and waits for nothing: a fetch that finds nothing would hold up the next one.
-        return make_consumer(self._settings, fetch_wait_ms=1, buffer_kbytes=1_024), 0
+        # It reads what is there already: a fetch that waits for records would hold up the next reading.
+        overrides = {"fetch.message.max.bytes": FETCH_BYTES}
+        return make_consumer(self._settings, fetch_wait_ms=1, buffer_kbytes=1_024, overrides=overrides), 0
 
     def _give_back(self, consumer: Consumer, uses: int) -> None:
         with self._lock:
@@ -74,9 +77,7 @@ class KafkaLog:
         consumer.close()
 
 
-def _read(
-    consumer: Consumer, topic: str, begin: int, end: int, give_up: float, most: int | None
-) -> list[RawMessage]:
+def _read(consumer: Consumer, topic: str, begin: int, end: int, give_up: float, most: int | None) -> list[RawMessage]:
     with translated(f"read {topic}", topic):
         # Without this a used consumer looks for the leader of a topic that is new to it only after a second.
         consumer.list_topics(topic, timeout=max(0.1, give_up - time.monotonic()))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from dataclasses import replace
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 from fastapi import APIRouter, Query, Request
 
 from penstock.common import admin
-from penstock.common.conversations import ConversationRecord, Turn, fold_messages, read_conversation
+from penstock.common.conversations import ConversationRecord, Turn
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.limits.callers import caller_of
@@ -32,6 +32,9 @@ from penstock.schemas.times import rfc3339
 
 logger = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 REPLAY_RECORDS = 1_000
 GONE_S = 10.0
@@ -93,8 +96,9 @@ async def list_conversations(
 
 @router.get("/{conversation_id}", summary="One conversation")
 async def retrieve(request: Request, conversation_id: str) -> dict[str, Any]:
-    records = await _records(request, conversation_id, most=1)
-    return conversation_json(conversation_id, records[0].timestamp_ms if records else None)
+    conversations = service_of(request).conversations
+    created_ms = await _read(request, conversations.created_ms, conversation_id)
+    return conversation_json(conversation_id, created_ms)
 
 
 @router.delete("/{conversation_id}", summary="Delete a conversation with all its turns")
@@ -141,11 +145,10 @@ async def items(
     request: Request, conversation_id: str, after: After = None, limit: Limit = 20, order: Order = "desc"
 ) -> dict[str, Any]:
     behind = None if after is None else _offset_of(after)
-    turns = fold_messages(await _records(request, conversation_id))
-    if order == "desc":
-        turns = turns[::-1]
-    if behind is not None:
-        turns = [turn for turn in turns if (turn.offset < behind if order == "desc" else turn.offset > behind)]
+    conversations = service_of(request).conversations
+    turns = await _read(
+        request, conversations.turns, conversation_id, limit + 1, after=behind, newest_first=order == "desc"
+    )
     return first_page([item_json(turn) for turn in turns], limit=limit)
 
 
@@ -199,12 +202,9 @@ async def replay(
 
     Of what was erased only the place is shown, also while the log still has it.
     """
-    records = await _records(request, conversation_id, from_offset)
-    erased_at = {record.key: record.offset for record in records if record.message is None}
-    chosen = [
-        replace(record, message=None) if record.offset < erased_at.get(record.key, 0) else record
-        for record in records[:limit]
-    ]
+    conversations = service_of(request).conversations
+    records = await _read(request, conversations.records, conversation_id, limit + 1, from_offset=from_offset)
+    chosen = records[:limit]
     return {
         "object": "list",
         "data": [_record_json(record) for record in chosen],
@@ -221,22 +221,16 @@ def _record_json(record: ConversationRecord) -> dict[str, Any]:
     return {"offset": record.offset, "key": record.key, "time": rfc3339(record.timestamp_ms), "message": told}
 
 
-async def _records(
-    request: Request, conversation_id: str, from_offset: int = 0, most: int | None = None
-) -> list[ConversationRecord]:
-    """The first `most` records from an offset on.
+async def _read(
+    request: Request,
+    read: Callable[Concatenate[str, str, P], T],
+    conversation_id: str,
+    *args: P.args,
+    **options: P.kwargs,
+) -> T:
+    """What `read` finds in the caller's conversation of this id, on one of the tenant's threads.
 
     Raises NotFound for unknown and foreign alike: the topic's name is made from the caller's own tenant.
     """
-    caller = caller_of(request)
-    service = service_of(request)
-    return await service.threads.conversations.run_for(
-        caller.tenant,
-        read_conversation,
-        service.kafka,
-        caller.tenant,
-        check_conversation_id(conversation_id),
-        from_offset,
-        most=most,
-        codec=service.codec,
-    )
+    tenant, threads = caller_of(request).tenant, service_of(request).threads.conversations
+    return await threads.run_for(tenant, read, tenant, check_conversation_id(conversation_id), *args, **options)

@@ -10,6 +10,7 @@ from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.sweeping import Sweeper
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import AsyncTransport
+from penstock.gateway.conversations.pages import Conversations
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.service.artifact_sweeps import ArtifactSweeps
 from penstock.gateway.service.control import Control
@@ -52,6 +53,7 @@ class GatewayService:
     withdrawing: Withdrawing
     sweeps: ArtifactSweeps
     dependencies: Dependencies
+    conversations: Conversations
     threads: Threads = field(default_factory=Threads)
 
     async def stored(self, tenant: str, work: Callable[[ArtifactStore], T]) -> T:
@@ -72,6 +74,7 @@ class GatewayService:
         run_times: RunTimes,
         allowances: Allowances,
         outcomes: Outcomes,
+        conversations: Conversations,
     ) -> GatewayService:
         kafka = settings.kafka_settings()
         facts = Facts(view, follower, hub, settings.gateway.worker_late_s, run_times)
@@ -91,6 +94,7 @@ class GatewayService:
             ending_lost=EndingLost(view, follower, facts, control, kafka, threads),
             model_orders=orders,
             withdrawing=Withdrawing(facts, orders),
+            conversations=conversations,
             dependencies=Dependencies(
                 {"artifacts": artifact_probe(artifacts, threads), "orders": orders_probe(orders)},
                 settings.gateway.probe_s,
