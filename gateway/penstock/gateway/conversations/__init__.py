@@ -1,1 +1,1 @@
-"""Reading conversations page by page: an index of each that is asked for, and consumers that are used again."""
+"""Reads pages of conversations by offset, with an index per conversation and a pool of consumers."""

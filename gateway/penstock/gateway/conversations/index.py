@@ -1,4 +1,4 @@
-"""Where the records of one conversation stand and which of them count: enough to read a page by its offsets. Pure."""
+"""Index of one conversation: the offsets of its records, and which of them count. Pure."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ from collections.abc import Iterable, Sequence
 from penstock.common.conversations import ConversationRecord
 
 Place = tuple[str | None, str, int]
-"""(request_id, direction, number) of a message: the lowest offset of each counts."""
+"""(request_id, direction, number) of a message. Of several records of one place, the lowest offset counts."""
 
 
 class ConversationIndex:
-    """`extend` takes the records in log order. What it knows then is what `fold_messages` makes of all of them.
+    """Built from the records in log order; agrees with `fold_messages` of all of them. Holds no contents.
 
-    It holds keys and offsets, no contents. Compaction may remove records that it has: who reads by its offsets and
-    does not find all of them must begin with a new index.
+    Compaction can remove indexed records. If a read by offset does not find all of them, discard the index.
     """
 
     def __init__(self) -> None:
         self.end = 0
-        """The offset behind the last record that it has; the next read begins there."""
+        """Everything below this offset is indexed; the next read begins here."""
         self.created_ms: int | None = None
         """The time of the first record."""
         self._offsets: list[int] = []
         self._live: dict[str, tuple[int, Place | None]] = {}
-        """By key: the record that counts, and its place if it is a message of the conversation."""
+        """By key: the offset of its live record, and the place if that is a message of the conversation."""
         self._written: dict[Place, list[int]] = {}
-        """The live records of each place, ascending: a request may have written them in several epochs."""
+        """By place: the offsets of its live records, ascending. Several epochs can have written one."""
         self._turns: list[int] = []
         self._erased: dict[str, int] = {}
         """By key: the offset of its newest tombstone."""
@@ -37,7 +36,7 @@ class ConversationIndex:
         return len(self._offsets)
 
     def extend(self, records: Iterable[ConversationRecord], end: int) -> None:
-        """Add the records that stand from `self.end` to `end`."""
+        """Add the records from `self.end` to `end` (exclusive)."""
         for record in records:
             self._offsets.append(record.offset)
             if self.created_ms is None:
@@ -49,7 +48,7 @@ class ConversationIndex:
         self.end = end
 
     def turns(self, limit: int, *, after: int | None = None, newest_first: bool = False) -> list[int]:
-        """Offsets of the messages that count, at most `limit`, from behind the offset `after` in this order."""
+        """Offsets of the messages that count: the first `limit` in this order, after the offset `after`."""
         if newest_first:
             end = len(self._turns) if after is None else bisect.bisect_left(self._turns, after)
             return self._turns[max(0, end - limit) : end][::-1]
@@ -57,12 +56,12 @@ class ConversationIndex:
         return self._turns[begin : begin + limit]
 
     def records(self, limit: int, *, from_offset: int = 0) -> list[int]:
-        """Offsets of all records from an offset on, at most `limit`."""
+        """Offsets of all records, tombstones too: the first `limit` at or after `from_offset`."""
         begin = bisect.bisect_left(self._offsets, from_offset)
         return self._offsets[begin : begin + limit]
 
     def is_erased(self, record: ConversationRecord) -> bool:
-        """Whether a tombstone behind this record names its key."""
+        """Whether a later tombstone has this record's key."""
         return record.offset < self._erased.get(record.key, 0)
 
     def _add(self, key: str, offset: int, place: Place | None) -> None:
@@ -97,7 +96,7 @@ def _place_of(record: ConversationRecord) -> Place | None:
 
 
 def ranges(offsets: Sequence[int], gap: int) -> list[tuple[int, int]]:
-    """The ranges (from, to but not with) to read for these offsets, with at most `gap` others between two of them."""
+    """Ranges (begin, end exclusive) that cover the offsets. Offsets at most `gap` apart share a range."""
     found: list[tuple[int, int]] = []
     for offset in sorted(offsets):
         if found and offset - found[-1][1] <= gap:

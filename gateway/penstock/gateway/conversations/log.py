@@ -1,4 +1,4 @@
-"""Topics of one partition, read by consumers that are used again: a new one costs more than the reading of a page."""
+"""Reads topics of one partition with a pool of consumers: creating one costs more than reading a page."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from penstock.common.settings import KafkaSettings
 from penstock.schemas.errors import PenstockError
 
 IDLE = 8
-"""Consumers that wait for work; each holds a connection and some threads."""
+"""The most consumers in the pool; each holds connections and threads."""
 USES = 1_000
-"""A consumer remembers every topic that it was assigned, and asks for the metadata of all of them: it is replaced."""
+"""Uses after which a consumer is replaced. librdkafka keeps every topic it was assigned and refreshes its metadata."""
 FETCH_BYTES = 128 << 10
-"""At once: a page takes no more, and with less a whole conversation would take too many fetches."""
+"""Fetch size: enough for a page. More would be prefetched in vain; less would slow down the first indexing."""
 PATIENCE_S = 3.0
-"""So long a used consumer may take: one that lost its broker can stay silent where a new one hears at once."""
+"""Limit for a used consumer. One that lost its broker can stay silent where a new one connects at once."""
 
 
 class KafkaLog:
@@ -30,7 +30,7 @@ class KafkaLog:
         self._settings = settings
         self._lock = threading.Lock()
         self._idle: list[tuple[Consumer, int]] = []
-        """With the number of their uses."""
+        """(consumer, number of its uses)"""
         self._closed = False
 
     def topic_id(self, topic: str) -> str | None:
@@ -49,13 +49,13 @@ class KafkaLog:
             except BaseException as error:
                 consumer.close()
                 if uses and isinstance(error, PenstockError) and time.monotonic() < give_up:
-                    continue  # another one may know better
+                    continue  # its connection or metadata may be stale: try another one
                 raise
             self._give_back(consumer, uses + 1)
             return found
 
     def close(self) -> None:
-        """Those that read now are closed when they have ended."""
+        """Close the pool. A consumer in use is closed when its read ends."""
         with self._lock:
             self._closed, idle, self._idle = True, self._idle, []
         for consumer, _ in idle:
@@ -65,7 +65,7 @@ class KafkaLog:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-        # It reads what is there already: a fetch that waits for records would hold up the next reading.
+        # A fetch that waits for new records would delay the next read, so it does not wait.
         overrides = {"fetch.message.max.bytes": FETCH_BYTES}
         return make_consumer(self._settings, fetch_wait_ms=1, buffer_kbytes=1_024, overrides=overrides), 0
 
@@ -79,7 +79,7 @@ class KafkaLog:
 
 def _read(consumer: Consumer, topic: str, begin: int, end: int, give_up: float, most: int | None) -> list[RawMessage]:
     with translated(f"read {topic}", topic):
-        # Without this a used consumer looks for the leader of a topic that is new to it only after a second.
+        # Without this, a used consumer looks up the leader of a topic that is new to it only after a second.
         consumer.list_topics(topic, timeout=max(0.1, give_up - time.monotonic()))
         found = read_with(consumer, {(topic, 0): (begin, end)}, give_up, most)
         consumer.unassign()

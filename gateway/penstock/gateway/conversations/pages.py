@@ -1,4 +1,4 @@
-"""Pages of conversations, read by offset: what a page costs does not depend on how long the conversation is."""
+"""Pages of conversations, read by offset: the cost of a page does not depend on the length of the conversation."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from penstock.schemas.ids import check_conversation_id, check_tenant
 from penstock.schemas.topics import TopicNames
 
 MOST_RECORDS = 100_000
-"""Records that all indexes have together, about 500 bytes each; one conversation may have half of it."""
+"""Limit for all indexes together, about 500 bytes per record. A conversation above half of it is not kept."""
 INDEX_WEIGHT = 10
-"""An index alone takes as much as so many records."""
+"""What an empty index counts for, in records."""
 READ_AT_ONCE = 2_000
 GAP = 100
-"""So many records between two of a page are read rather than passed over."""
+"""Offsets of a page that are at most this far apart are read in one go."""
 DEADLINE_S = 10.0
 TRIES = 3
 
@@ -48,20 +48,20 @@ class Log(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Indexed:
-    """A conversation's index. Who extends it or asks it holds the lock."""
+    """A conversation's index. Hold the lock to extend or query it."""
 
     topic_id: str
     index: ConversationIndex = field(default_factory=ConversationIndex)
     weight: int = 0
-    """As what it is counted."""
+    """Its part of `Conversations._weight`."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Conversations:
     """All methods block and are thread-safe.
 
-    Each call looks whether the topic is still the same and what was added to it, so that what is deleted or erased is
-    gone at once, whoever did it. Indexes are made when they are asked for; those used last are kept.
+    Each call compares the topic's id and end with the index. So deletion and erasure take effect at once, whoever
+    wrote them. Indexes are built on demand; the least recently used are dropped first.
 
     Every call raises InvalidRequest for an impossible id, NotFound for an unknown conversation, BrokerUnavailable,
     RegistryUnavailable.
@@ -79,11 +79,11 @@ class Conversations:
         """Records that were read from topics since the start."""
 
     def __len__(self) -> int:
-        """The weight of the indexes that are kept."""
+        """The weight of the kept indexes, in records."""
         return self._weight
 
     def created_ms(self, tenant: str, conversation_id: str) -> int | None:
-        """The time of the first record, None without one. No more of the conversation is read for it."""
+        """The time of the first record; None if there is none. Reads only that record."""
         topic = self._topic(tenant, conversation_id)
         with self._indexed(topic, conversation_id) as indexed:
             if indexed.index.created_ms is None:
@@ -93,7 +93,7 @@ class Conversations:
     def turns(
         self, tenant: str, conversation_id: str, limit: int, *, after: int | None = None, newest_first: bool = False
     ) -> list[Turn]:
-        """The messages that count, at most `limit`, from behind the one at the offset `after` in this order."""
+        """The messages that count: the first `limit` in this order, after the one at the offset `after`."""
         found = self._page(
             tenant, conversation_id, lambda index: index.turns(limit, after=after, newest_first=newest_first)
         )
@@ -103,7 +103,7 @@ class Conversations:
     def records(
         self, tenant: str, conversation_id: str, limit: int, *, from_offset: int = 0
     ) -> list[ConversationRecord]:
-        """All records from an offset on, at most `limit`; of what was erased only the place."""
+        """All records: the first `limit` at or after `from_offset`. Erased ones come without their message."""
         found = self._page(tenant, conversation_id, lambda index: index.records(limit, from_offset=from_offset))
         return [replace(one, message=None) if erased else one for one, erased in found]
 
@@ -121,21 +121,21 @@ class Conversations:
             if [one.offset for one in found] == wanted:
                 with indexed.lock:
                     return [(one, indexed.index.is_erased(one)) for one in found]
-            self._forget(topic, indexed)  # compaction took some of them away, or the log lost its end
+            self._forget(topic, indexed)  # compaction removed some of them
         raise BrokerUnavailable("the conversation changes while it is read; try again", retry_after_s=1)
 
     def _extend(
         self, topic: str, conversation_id: str, indexed: _Indexed, give_up: float, *, first_only: bool = False
     ) -> None:
-        """Read what was added since the last time, or until the first record is known.
+        """Index what was added since the last call; with `first_only` stop at the first record.
 
-        What was read is kept when this fails.
+        If a read fails, the next call resumes after the last successful one.
         """
         try:
             end = self._log.end(topic)
         except NotFound as error:
             raise _unknown(conversation_id) from error
-        if end < indexed.index.end:  # the log lost its end: others may stand at the offsets that were read
+        if end < indexed.index.end:  # the log was truncated: indexed offsets can hold other records now
             indexed.index = ConversationIndex()
         index, most = indexed.index, 1 if first_only else READ_AT_ONCE
         while index.end < end and not (first_only and index.created_ms is not None):
@@ -160,7 +160,7 @@ class Conversations:
 
     @contextmanager
     def _indexed(self, topic: str, conversation_id: str) -> Generator[_Indexed]:
-        """The index of the topic that there is now, with its lock. How large it is afterwards is counted."""
+        """The index of the current topic, locked. Its new size is counted at the end."""
         topic_id = self._log.topic_id(topic)
         with self._guard:
             indexed = self._indexes.get(topic)
@@ -176,7 +176,7 @@ class Conversations:
                 self._count(topic, indexed)
 
     def _count(self, topic: str, indexed: _Indexed) -> None:
-        """It was used last; let the oldest go."""
+        """Count its size, mark it as most recently used, and drop indexes above the limit."""
         with self._guard:
             if self._indexes.get(topic) is not indexed:
                 return

@@ -1,4 +1,4 @@
-"""What a gateway depends on beside its topics, tried every so often: `/readyz` tells the last result of each."""
+"""Background probes of what a gateway depends on beside its topics; `/readyz` shows the last results."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from penstock.schemas.errors import NotFound, PenstockError
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 3.0
-"""A probe that takes longer is a problem."""
+"""A probe that takes longer counts as failed."""
 RETRY_S = 5.0
-"""At most so long after a problem it is tried again."""
+"""The longest pause after a failed probe."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a dependency cannot be used. `cause` is for operators alone: it may name hosts and paths."""
+    """Why a dependency cannot be used. Show `cause` to operators only: it can name hosts and paths."""
 
     text: str
     cause: str | None = None
@@ -33,7 +33,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """The last result of one dependency; `checked_at_ms` is None until there is one."""
+    """The last result of one dependency; `checked_at_ms` is None before the first."""
 
     name: str
     checked_at_ms: int | None = None
@@ -44,7 +44,7 @@ Probe = Callable[[], Awaitable[Problem | None]]
 
 
 class Dependencies:
-    """On the event loop. Each dependency has a probe, and one probe of it runs at a time."""
+    """Runs on the event loop: one probe per dependency, one at a time each."""
 
     def __init__(
         self, probes: Mapping[str, Probe], every_s: float, *, retry_s: float = RETRY_S, answer_s: float = ANSWER_S
@@ -57,7 +57,7 @@ class Dependencies:
         return list(self._results.values())
 
     async def run(self) -> None:
-        """Try each, until it is cancelled."""
+        """Probe until cancelled."""
         await asyncio.gather(*(self._watch(name, probe) for name, probe in self._probes.items()))
 
     async def _watch(self, name: str, probe: Probe) -> None:
@@ -84,7 +84,7 @@ class Dependencies:
 
 
 def artifact_probe(store: ArtifactStore, threads: Threads) -> Probe:
-    """Whether the artifact store takes, gives and removes an artifact."""
+    """Writes, reads and deletes one artifact."""
     artifact_id = str(uuid.uuid4())
 
     async def probe() -> Problem | None:
@@ -98,7 +98,7 @@ def artifact_probe(store: ArtifactStore, threads: Threads) -> Probe:
 
 
 def orders_probe(orders: ModelOrders) -> Probe:
-    """Whether the topic of orders is there, and the live workers follow it."""
+    """Checks that the topic of orders exists and that the live workers follow it."""
 
     async def probe() -> Problem | None:
         try:
