@@ -132,11 +132,13 @@ class Census:
         self._live_of[entry.tenant, klass] += 1
         if isinstance(name, tuple):
             self._waiting[klass] += 1
-            waiting = self._kinds.setdefault((klass, name), _Waiting())
+            if (waiting := self._kinds.get((klass, name))) is None:
+                waiting = self._kinds[klass, name] = _Waiting()
             waiting.requests += 1
             if accepted_ms:
                 heapq.heappush(waiting.oldest, (accepted_ms, next(self._number), entry))
-                _forget_others(waiting, klass, name)
+                if len(waiting.oldest) > 2 * waiting.requests + 100:
+                    _forget_others(waiting, klass, name)
         elif name:
             self._running[name] += 1
 
@@ -159,11 +161,10 @@ class Census:
 
 
 def _forget_others(waiting: _Waiting, klass: str, kind: Kind) -> None:
-    """Keep of those that wait no longer about as many as wait."""
+    """Drop those that wait no longer from the heap."""
     heap = waiting.oldest
-    if len(heap) > 2 * waiting.requests + 100:
-        heap[:] = [item for item in heap if item[2].counted == ("waiting", kind, item[0], klass)]
-        heapq.heapify(heap)
+    heap[:] = [item for item in heap if item[2].counted == ("waiting", kind, item[0], klass)]
+    heapq.heapify(heap)
 
 
 def _since_ms(waiting: _Waiting, klass: str, kind: Kind) -> int | None:
