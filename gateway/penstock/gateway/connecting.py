@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 ASK_S = 5.0
 RETRY_S = 1.0
 HELD_AT_MOST_S = 600.0
+HELD_PART = 10
+"""One part in so many of `gateway.max_live` stays in memory though nobody follows it."""
 
 
 class Connecting:
@@ -108,6 +110,7 @@ class Connecting:
                 on_status=self._context.metrics.on_status,
                 codec=codecs.prompt,
                 recent_bytes=conf.recent_bytes,
+                held_live=conf.max_live // HELD_PART,
                 counts_since_ms=self._since_ms,
                 tenants=self._context.allowances.tenants,
             )

@@ -6,6 +6,7 @@ import copy
 import shutil
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -139,6 +140,7 @@ class ViewMachine(RuleBasedStateMachine):
             on_outcome=lambda event, klass: self.outcomes.append(event),
             codec=codec,
             recent_bytes=5_000,
+            held_live=1,
         )
         self.view.streams.read = self.want
         self.asked: list[Entry] = []
@@ -263,7 +265,7 @@ class ViewMachine(RuleBasedStateMachine):
             if written is not None:
                 self.reading.positions[tp] = written.message.offset + 1
                 batch.append(self.selected(written.message))
-                self.hear(written)
+                self.hear(written, is_told=batch[-1].value is not None)
         self.view.apply(batch)
 
     def selected(self, message: RawMessage) -> RawMessage:
@@ -350,7 +352,8 @@ class ViewMachine(RuleBasedStateMachine):
         left = [sum(one.message.offset >= position.get(tp, 0) for one in self.logs[tp]) for tp in TPS]
         self.read(TPS, left)
 
-    def hear(self, written: Written) -> None:
+    def hear(self, written: Written, *, is_told: bool) -> None:
+        """What is passed over is no sign of life: a stream of two days would be forgotten."""
         record, message = written.record, written.message
         expected = self.reading.expected[(record.tenant, record.request_id)]
         if isinstance(record, InferenceRequest):
@@ -365,7 +368,7 @@ class ViewMachine(RuleBasedStateMachine):
             results = expected.results
             before = (results.epoch, results.attempt)
             step = results.apply(record, message.offset)
-            if step != IGNORED or before != (results.epoch, results.attempt):
+            if is_told and (step != IGNORED or before != (results.epoch, results.attempt)):
                 expected.heard_ms = self.clock.ms
             if isinstance(step, Terminal):
                 expected.terminal_offset = message.offset
@@ -403,13 +406,22 @@ class ViewMachine(RuleBasedStateMachine):
         assert self.store.offsets() == self.reading.positions
         self.view.offsets().update(self.reading.positions)
 
-    @rule(ms=st.integers(1, HORIZON_MS // 2))
-    def prune(self, ms: int) -> None:
+    @rule(flushed=st.sampled_from((True, True, False)))
+    def put_aside(self, flushed: bool) -> None:
+        """All but one of those that wait and are written may leave memory."""
+        if flushed:
+            self.flush()
+        self.view.put_aside(10)
+        held = [entry for entry in self.view.known.held_live() if entry.waits and entry.key not in self.readers]
+        assert len(held) <= 1 or not flushed
+
+    @rule(ms=st.integers(1, HORIZON_MS // 2), restarted=st.booleans())
+    def prune(self, ms: int, restarted: bool) -> None:
         """After a while: who had no news within the horizon may be forgotten, nobody else."""
         self.clock.ms += ms
         before = self.clock.ms - HORIZON_MS
-        self.store.prune(before)
-        self.view.prune(before)
+        pruned = self.store.prune(before, with_live=not restarted)
+        self.view.forget(pruned.live, before)
         for reading in (self.reading, self.flushed):
             for key, expected in reading.expected.items():
                 if expected.heard_ms is not None and expected.heard_ms < before:
@@ -420,9 +432,16 @@ class ViewMachine(RuleBasedStateMachine):
     @invariant()
     def tenants_have_under_way_what_is_live(self) -> None:
         """The counters of limits never drift from what they count, over restarts, repeats and pruning too."""
-        live = [entry.tenant for entry in self.view.known.live()]
+        known = self.view.known
+        live = [entry for key in KEYS if (entry := known.peek(key)) is not None and not entry.closed]
+        tenants = [entry.tenant for entry in live]
         counted = {tenant: work.outstanding for tenant, work in self.view.tenants.known().items() if work.outstanding}
-        assert counted == {tenant: live.count(tenant) for tenant in set(live)}
+        assert counted == {tenant: tenants.count(tenant) for tenant in set(tenants)}
+        assert known.live_count == len(live)
+        waiting = [(entry.task, entry.model, entry.pool) for entry in live if entry.waits and entry.counted]
+        asides = [(one.task, one.model, one.pool) for one in live if known.in_memory(one.key) is None]
+        kinds = {one.kind: one.requests for one in self.view.census.waiting()}
+        assert kinds == Counter(waiting + asides)
 
     @invariant()
     def tells_what_the_folds_tell(self) -> None:
@@ -444,8 +463,7 @@ class ViewMachine(RuleBasedStateMachine):
             return
         assert found is not None, "an entry was lost"
         assert found.key == key
-        live = key in {entry.key for entry in self.view.known.live()}
-        assert live == (fold.terminal is None)
+        assert self.view.known.is_live(key) == (fold.terminal is None)
         terminal = self.outcome_of(found) if found.lacks_outcome else found.terminal
         assert (terminal, found.terminal_offset) == (fold.terminal, expected.terminal_offset)
         if fold.terminal is None:

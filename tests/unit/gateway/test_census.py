@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.view.census import Census, Waiting
+from penstock.gateway.view.census import Census, Kind
 from penstock.gateway.view.entries import Entry
 from penstock.schemas.records import STATUS_RANKS, InferenceRequest, Origin, StatusEvent
 from penstock.schemas.topics import CLASSES, priority_class
@@ -46,17 +46,28 @@ def request(number: int, time_ms: int) -> tuple[InferenceRequest, Origin]:
 
 STEPS = st.lists(
     st.tuples(
-        st.integers(0, 9), st.sampled_from(("request", *STATUSES, "end")), st.integers(1, 4), st.integers(1, 50_000)
+        st.integers(0, 9),
+        st.sampled_from(("request", *STATUSES, "end", "aside")),
+        st.integers(1, 4),
+        st.integers(1, 50_000),
     )
 )
 
 
 @given(STEPS)
 def test_it_counts_what_is_there(steps: list[tuple[int, str, int, int]]) -> None:
-    census, live = Census(), dict[int, Entry]()
+    census, live, aside = Census(), dict[int, Entry](), set[int]()
     tenants = "default", "other"
     for number, step, attempt, time_ms in steps:
         entry = live.setdefault(number, Entry(tenants[number % 4 == 3], f"r{number}", 0))
+        if number in aside:
+            aside.discard(number)
+            census.recall(entry)
+        if step == "aside":
+            census.count(entry)
+            census.put_aside(entry)
+            aside.add(number)
+            continue
         if step == "request":
             entry.on_request(*request(number, time_ms))
         elif step == "end":
@@ -65,14 +76,22 @@ def test_it_counts_what_is_there(steps: list[tuple[int, str, int, int]]) -> None
         else:
             entry.on_status(event(number, step, attempt))
         census.count(entry)
-        assert census.queue_depths(60_000) == counted(live)
-        assert {(one.task, one.model, one.pool): one for one in census.waiting()} == waiting_by_kind(live)
+        (depths, ages), (expected_depths, expected_ages) = census.queue_depths(60_000), counted(live)
+        assert depths == expected_depths
+        assert all(0 <= ages[name] - expected_ages[name] < 1 for name in CLASSES), (ages, expected_ages)
+        expected_kinds = waiting_by_kind(live)
+        assert {one.kind for one in census.waiting()} == set(expected_kinds)
+        for one in census.waiting():
+            requests, since_ms = expected_kinds[one.kind]
+            assert one.requests == requests
+            assert one.since_ms == since_ms or 0 <= (since_ms or 0) - (one.since_ms or 0) < 1_000
         for tenant in tenants:
             own = {number: entry for number, entry in live.items() if entry.tenant == tenant}
-            assert {e.request_id for e in census.of_tenant(tenant)} == {e.request_id for e in own.values()}
             assert {name: census.live(name, tenant) for name in CLASSES} == by_class(own)
             for name in ("c0", "c1", "c2"):
-                expected = {e.request_id for e in own.values() if e.conversation_id == name}
+                expected = {
+                    e.request_id for number, e in own.items() if e.conversation_id == name and number not in aside
+                }
                 assert {e.request_id for e in census.of_conversation(tenant, name)} == expected
         assert {name: census.live(name) for name in CLASSES} == by_class(live)
         running = [e.model for e in live.values() if e.status_name == "running"]
@@ -96,16 +115,10 @@ def counted(live: dict[int, Entry]) -> tuple[dict[str, int], dict[str, float]]:
     return depths, ages
 
 
-def waiting_by_kind(live: dict[int, Entry]) -> dict[tuple[str, str | None, str | None], Waiting]:
+def waiting_by_kind(live: dict[int, Entry]) -> dict[Kind, tuple[int, int | None]]:
     waiting = [entry for entry in live.values() if entry.status is None or entry.status.rank < STATUS_RANKS["running"]]
     return {
-        kind: Waiting(
-            task=kind[0],
-            model=kind[1],
-            pool=kind[2],
-            requests=len(same),
-            since_ms=min((one.accepted_ms for one in same if one.accepted_ms), default=None),
-        )
+        kind: (len(same), min((one.accepted_ms for one in same if one.accepted_ms), default=None))
         for kind in {(one.task, one.model, one.pool) for one in waiting}
         if (same := [one for one in waiting if (one.task, one.model, one.pool) == kind])
     }
@@ -119,7 +132,7 @@ def test_what_waits_no_longer_is_let_go() -> None:
         entry.on_request(*request(5, 1_000 + number))
         census.count(entry)
         census.forget(entry)
-    assert (census._kinds, census._by_tenant, census._by_conversation, census._live_of) == ({}, {}, {}, {})
+    assert (census._kinds, census._by_conversation, census._live_of) == ({}, {}, {})
 
 
 def test_what_waits_no_longer_is_let_go_while_others_of_its_kind_wait() -> None:
@@ -128,7 +141,7 @@ def test_what_waits_no_longer_is_let_go_while_others_of_its_kind_wait() -> None:
     census.count(first)
     for number in range(10_000):
         entry = Entry("default", f"r{number}", 0)
-        entry.on_request(*request(5, 1_000 + number))
+        entry.on_request(*request(5, 1_000 + 1_000 * number))
         census.count(entry)
         census.forget(entry)
-    assert sum(len(kind.oldest) for kind in census._kinds.values()) <= 200
+    assert sum(len(kind.ages) for kind in census._kinds.values()) <= 200

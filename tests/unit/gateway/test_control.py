@@ -138,7 +138,8 @@ def turn(request_id: str, append_time_ms: int | None) -> Any:
 
 
 def control_of(log: Log, turns: list[Any]) -> Control:
-    view = SimpleNamespace(census=SimpleNamespace(of_conversation=lambda tenant, conversation_id: list(turns)))
+    live = SimpleNamespace(of_conversation=lambda tenant, conversation_id: [one for one in turns if not one.done])
+    view = SimpleNamespace(known=live)
     parts: Any = (log, view, log, None, default_codec(), TopicNames(), None, Allowances(), Threads())
     return Control(*parts)
 

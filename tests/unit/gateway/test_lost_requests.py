@@ -191,12 +191,23 @@ class Site:
         self.asked: list[Overdue] = []
         self.on_catch_up: Callable[[], None] = lambda: None
         self.is_ready = True
-        self.known = self.metadata = self
+        self.known = self.metadata = self.lists = self
+        self.recalled: list[Any] = []
         site: Any = self
         self.parts = EndingLost(site, site, site, site, site, site)
 
-    def live(self) -> list[Entry]:
+    def held_live(self) -> list[Entry]:
         return list(self.entries)
+
+    def overdue(self, after: Any, before_ms: int, most: int) -> list[Any]:
+        """In the file are five more that had to end long ago."""
+        rows = [(at, "default", f"aside{at}") for at in range(1, 6)]
+        return [row for row in rows if row > after][:most]
+
+    def find(self, key: Any) -> Entry | None:
+        if key[1].startswith("aside"):
+            self.recalled.append(key[1])
+        return next((entry for entry in self.entries if entry.key == key), None)
 
     def live_workers(self) -> list[WorkerState]:
         return [WorkerState(worker_id="w", state="running", started_at=1, updated_at=1, assigned=["t/2", "u/2"])]
@@ -207,8 +218,8 @@ class Site:
     def known_topic(self, topic: str) -> bool:
         return topic == "t"
 
-    async def run(self, work: Callable[..., dict[TP, int]], kafka: Any, tps: list[TP]) -> dict[TP, int]:
-        return work(kafka, tps)
+    async def run(self, work: Callable[..., Any], *args: Any) -> Any:
+        return work(*args)
 
     async def catch_up(self) -> None:
         self.on_catch_up()
@@ -268,6 +279,13 @@ async def test_commands_of_one_look_are_bounded(site: Site, monkeypatch: pytest.
     monkeypatch.setattr(ending_lost, "ASKED_AT_ONCE", 2)
     site.entries = tuple(entry() for _ in range(5))
     assert await site.parts.look() == 2
+
+
+async def test_what_was_left_to_the_file_is_looked_at_part_by_part(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending_lost, "RECALLED_AT_ONCE", 2)
+    for _ in range(4):
+        await site.parts.look()
+    assert site.recalled == [f"aside{at}" for at in (1, 2, 3, 4, 5, 1, 2)]
 
 
 async def test_topics_that_are_gone_are_left_out(site: Site) -> None:

@@ -118,6 +118,21 @@ def fail_at_row(path: Path, request_id: str) -> None:
     )
 
 
+def live(store: Store, tenant: str = "default") -> list[str]:
+    """The ids of those that are not done; they are counted too."""
+    found = [entry.request_id for entry in store.live_of_tenant(tenant, None, None)]
+    assert sum(count for named, _, _, count in store.live_counts() if named == tenant) == len(found)
+    return found
+
+
+def prune(store: Store, before_ms: int, *, with_live: bool = True) -> int:
+    """All that is to be deleted; how many."""
+    rows = 0
+    while (pruned := store.prune(before_ms, with_live=with_live)).more:
+        rows += pruned.rows
+    return rows + pruned.rows
+
+
 def ids(entries: list[Entry] | None) -> list[str]:
     return [entry.request_id for entry in entries or ()]
 
@@ -126,10 +141,10 @@ def ids(entries: list[Entry] | None) -> list[str]:
 
 
 def test_an_entry_comes_back_as_it_was(store: Store) -> None:
-    live, done = new_entry("live"), ended(new_entry("done", accepted_ms=2_000))
-    live.on_result(replace(CHUNK, request_id="live"), 4)
-    write(store, 6, live, done)
-    for entry in (live, done):
+    waits, done = new_entry("live"), ended(new_entry("done", accepted_ms=2_000))
+    waits.on_result(replace(CHUNK, request_id="live"), 4)
+    write(store, 6, waits, done)
+    for entry in (waits, done):
         found = store.get(entry.key)
         assert found is not None
         if entry.terminal is not None:
@@ -144,7 +159,7 @@ def test_an_entry_comes_back_as_it_was(store: Store) -> None:
             found.hold_text_of(entry.fold)
         assert [frame.to_json() for frame in found.opening(None)] == [f.to_json() for f in entry.opening(None)]
         assert (found.done, found.origin, found.accepted_ms) == (entry.done, entry.origin, entry.accepted_ms)
-    assert ids(store.live()) == ["live"]
+    assert live(store) == ["live"]
     assert store.get(("other", "live")) is None
     assert store.get(("default", "unknown")) is None
     assert store.offsets() == {RESULTS: 6}
@@ -157,14 +172,15 @@ def test_what_comes_later_replaces_what_was(store: Store) -> None:
     found = store.get(entry.key)
     assert found is not None
     assert found.status_name == "completed"
-    assert store.live() == []
+    assert live(store) == []
     assert store.offsets() == {RESULTS: 2}
 
 
 def test_tenants_do_not_share_rows(store: Store) -> None:
     ours, theirs = new_entry(tenant="a"), ended(new_entry(tenant="b"))
     write(store, 1, ours, theirs)
-    assert [entry.key for entry in store.live()] == [("a", "r")]
+    assert live(store, "a") == ["r"]
+    assert live(store, "b") == []
     for entry in (ours, theirs):
         assert [found.key for found in store.page(entry.tenant, limit=9, after=None, newest_first=True)] == [entry.key]
 
@@ -187,7 +203,7 @@ def test_what_was_handed_over_is_written_at_the_end(path: Path) -> None:
     store.close()
     assert all(written.is_set() for written in batches)
     with closing(Store(path, "cluster")) as again:
-        assert len(again.live()) == 20
+        assert len(live(again)) == 20
         assert again.offsets() == {RESULTS: 19}
 
 
@@ -198,12 +214,12 @@ def test_a_crash_between_rows_and_offsets_leaves_neither(path: Path) -> None:
     written = submit(store, 2, new_entry("after"), ended(new_entry("before")))
     wait_until(lambda: store.failure, describe="the failure is told")
     with closing(Store(path, "cluster")) as beside:
-        assert ids(beside.live()) == ["before"]
+        assert live(beside) == ["before"]
         assert beside.offsets() == {RESULTS: 1}
     store.close()
     assert not written.is_set()
     with closing(Store(path, "cluster")) as again:
-        assert ids(again.live()) == ["before"]
+        assert live(again) == ["before"]
         assert again.offsets() == {RESULTS: 1}
 
 
@@ -216,7 +232,7 @@ def test_whoever_opens_the_file_at_any_time_finds_rows_and_offsets_that_agree(pa
             rows, offset = reader.execute(query).fetchone()
             assert rows == (0 if offset is None else offset + 1)
     with closing(Store(path, "cluster")) as again:
-        assert len(again.live()) == 200
+        assert len(live(again)) == 200
         assert again.offsets() == {RESULTS: 199}
 
 
@@ -229,7 +245,7 @@ def test_offsets_never_pass_rows_that_were_given_up_at_the_end(path: Path) -> No
     store.close()
     with closing(Store(path, "cluster")) as again:
         assert again.offsets() == {}
-        assert again.live() == []
+        assert live(again) == []
 
 
 # -- failures
@@ -245,7 +261,7 @@ def test_a_failure_is_told_and_mends(path: Path, store: Store) -> None:
     execute(path, "DROP TRIGGER full")
     assert written.wait(10)
     wait_until(lambda: store.failure is None, describe="the failure is over")
-    assert ids(store.live()) == ["r"]
+    assert live(store) == ["r"]
     assert store.offsets() == {RESULTS: 1}
 
 
@@ -261,7 +277,7 @@ def test_batches_wait_in_order_behind_one_that_fails(path: Path, store: Store) -
     assert all(written.wait(10) for written in batches)
     assert not store.is_behind
     assert store.offsets() == {RESULTS: MAX_WAITING}
-    assert len(store.live()) == MAX_WAITING + 1
+    assert len(live(store)) == MAX_WAITING + 1
 
 
 def test_it_ends_though_it_cannot_write(path: Path) -> None:
@@ -282,11 +298,11 @@ def test_a_file_of_another_cluster_is_emptied(path: Path, identity: str) -> None
     with closing(Store(path, "cluster")) as store:
         write(store, 1, new_entry())
     with closing(Store(path, identity)) as store:
-        assert store.live() == []
+        assert live(store) == []
         assert store.offsets() == {}
         write(store, 2, new_entry("new"))
     with closing(Store(path, identity)) as store:
-        assert ids(store.live()) == ["new"]
+        assert live(store) == ["new"]
 
 
 def test_a_file_of_another_version_is_emptied(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,7 +330,7 @@ def test_a_file_of_another_version_with_other_columns_is_made_anew(path: Path) -
         written = submit(store, 1, new_entry())
         wait_until(lambda: written.is_set() or store.failure, describe="it is written, or is not")
         assert store.failure is None
-        assert ids(store.live()) == ["r"]
+        assert live(store) == ["r"]
 
 
 @pytest.mark.parametrize("content", [b"not a database at all " * 100, b"SQLite format 3\0" + b"\xff" * 4096])
@@ -322,11 +338,11 @@ def test_a_file_that_cannot_be_read_is_made_anew(path: Path, content: bytes) -> 
     path.parent.mkdir()
     path.write_bytes(content)
     with closing(Store(path, "cluster")) as store:
-        assert store.live() == []
+        assert live(store) == []
         assert store.offsets() == {}
         write(store, 1, new_entry())
     with closing(Store(path, "cluster")) as store:
-        assert ids(store.live()) == ["r"]
+        assert live(store) == ["r"]
 
 
 # -- pruning
@@ -335,20 +351,40 @@ def test_a_file_that_cannot_be_read_is_made_anew(path: Path, content: bytes) -> 
 def test_prune_takes_what_was_not_touched_since(store: Store) -> None:
     entries = [new_entry(f"r{at:04}", updated_ms=at) for at in range(2_500)]
     write(store, 1, *entries)
-    assert store.prune(0) == 0
-    assert store.prune(2_300) == 2_300, "it goes on after its first thousand"
-    assert ids(store.live()) == [f"r{at:04}" for at in range(2_300, 2_500)]
-    assert store.prune(2_300) == 0
+    assert prune(store, 0) == 0
+    assert prune(store, 2_300) == 2_300, "it goes on after its first thousand"
+    assert live(store) == [f"r{at:04}" for at in range(2_300, 2_500)]
+    assert prune(store, 2_300) == 0
     assert store.offsets() == {RESULTS: 1}, "what is forgotten has been read all the same"
+
+
+def test_what_lives_is_pruned_when_it_is_asked_for(store: Store) -> None:
+    write(store, 1, new_entry("live"), ended(new_entry("done")))
+    pruned = store.prune(2_000, with_live=False)
+    assert (pruned.rows, pruned.live, pruned.more) == (1, [], False)
+    pruned = store.prune(2_000, with_live=True)
+    assert (pruned.rows, ids(pruned.live), live(store)) == (1, ["live"], [])
+
+
+def test_what_had_to_end_is_found_part_by_part(store: Store) -> None:
+    """However many are due at one moment."""
+    entries = [new_entry(f"r{at}", accepted_ms=1_000 if at < 7 else 2_000 + at) for at in range(10)]
+    write(store, 1, *entries, ended(new_entry("done")))
+    due_ms = entries[0].must_end_ms
+    found, after = list[str](), (0, "", "")
+    while part := store.overdue(after, due_ms + 1_008, 3):
+        found += [request_id for _, _, request_id in part]
+        after = part[-1]
+    assert found == [f"r{at}" for at in range(8)]
 
 
 def test_prune_and_the_writer_take_turns(store: Store) -> None:
     write(store, 0, *(new_entry(f"old{at}", updated_ms=1) for at in range(3_000)))
     batches = [submit(store, at, new_entry(f"new{at}", updated_ms=9)) for at in range(1, 20)]
-    assert store.prune(5) == 3_000
+    assert prune(store, 5) == 3_000
     assert all(written.wait(10) for written in batches)
     assert store.failure is None
-    assert len(store.live()) == 19
+    assert len(live(store)) == 19
 
 
 # -- pages
@@ -452,4 +488,4 @@ def test_a_file_that_cannot_be_opened_now_is_not_thrown_away(path: Path, monkeyp
         with pytest.raises(Overloaded, match="full"):
             Store(path, "cluster")
     with closing(Store(path, "cluster")) as store:
-        assert ids(store.live()) == ["kept"]
+        assert live(store) == ["kept"]

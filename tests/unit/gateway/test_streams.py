@@ -388,7 +388,10 @@ def test_what_nobody_waits_for_any_more_is_not_read(gateway: Gateway) -> None:
 def test_who_was_silent_for_two_horizons_is_forgotten_whole(gateway: Gateway) -> None:
     gateway.request()
     gateway.subscriptions.subscribe(*KEY)
-    gateway.view.prune(1 << 60)
+    written = threading.Event()
+    assert gateway.view.flush(written)
+    assert written.wait(10)
+    gateway.view.forget(gateway.store.prune(1 << 60, with_live=True).live, 1 << 60)
     assert gateway.view.streams.followed == set()
 
 

@@ -64,9 +64,10 @@ class Gateway:
         self.away = self.missing = False
         self.full: str | None = None
         self.written: list[str] = []
-        self.known: set[str] = set()
+        self.requests: set[str] = set()
         self.ended: dict[str, Any] = {}
-        self.live_count = 0
+        self.held_live_count = 0
+        self.known = self
         self.waits: Counter[tuple[str, str]] = Counter()
         self.census = self
         self.streams = Streams(Hub())
@@ -95,10 +96,10 @@ class Gateway:
         return Delivery(topic=topic, partition=0, offset=len(self.written), timestamp_ms=5)
 
     def accepted(self, request: InferenceRequest, origin: Any) -> None:
-        self.known.add(request.request_id)
+        self.requests.add(request.request_id)
 
     def find(self, key: tuple[str, str]) -> Any:
-        return self.ended.get(key[1], LIVE) if key[1] in self.known else None
+        return self.ended.get(key[1], LIVE) if key[1] in self.requests else None
 
     async def catch_up(self) -> None:
         pass
@@ -185,7 +186,7 @@ async def test_pieces_of_a_stream_are_told_from_the_first_one_on() -> None:
 async def test_a_repeat_of_what_arrived_all_the_same_is_not_written_again() -> None:
     gateway = Gateway()
     first = await gateway.unacknowledged()
-    gateway.known.add(first.request_id)  # its record came back on the topic
+    gateway.requests.add(first.request_id)  # its record came back on the topic
     assert (await gateway.submit(asked())).request_id == first.request_id
     assert len(gateway.written) == 1
 
@@ -215,7 +216,7 @@ async def test_nobody_gets_an_end_that_was_not_meant_for_them(ended: dict[str, A
     gateway = Gateway()
     first = await gateway.unacknowledged()
     gateway.away = False
-    gateway.known.add(first.request_id)
+    gateway.requests.add(first.request_id)
     gateway.ended[first.request_id] = SimpleNamespace(**{"erased": False, **ended})
     assert ((await gateway.submit(asked())).request_id == first.request_id) is taken
 
@@ -256,7 +257,7 @@ async def test_nothing_begins_where_nothing_can_be_kept() -> None:
 async def test_each_class_and_tenant_keeps_room_when_others_fill_the_gateway(klass: str) -> None:
     """200,000 low requests, from Kafka directly too, kept every urgent chat out, of all tenants."""
     gateway = Gateway(Allowances(totals=Totals(max_live=200_000, reserve=0.25)))
-    gateway.live_count = 300_000
+    gateway.held_live_count = 300_000
     gateway.submitter._allowances.tenants.of("default").outstanding = 300_000  # pyright: ignore[reportPrivateUsage]
     own = asked(priority={"high": 0, "medium": 5, "low": 9}[klass])
     await gateway.submit(own)
@@ -269,7 +270,7 @@ async def test_each_class_and_tenant_keeps_room_when_others_fill_the_gateway(kla
     gateway.waits[klass, "third"] = 12_500
     with pytest.raises(Overloaded, match=klass):
         await gateway.submit(replace(own, tenant="other"), Caller(tenant="other"))
-    gateway.live_count = 199_999
+    gateway.held_live_count = 199_999
     await gateway.submit(replace(own, tenant="other"), Caller(tenant="other"))
 
 

@@ -127,6 +127,7 @@ class Gateway:
         self.codec, self.prompt = Codec(resolver.ask), Codec(resolver.ask_aside)
         self.recent_bytes = 1 << 20
         self.counts_since_ms = 0
+        self.held_live = 1_000
         self.on_outcome: Callable[[ResultEvent], None] = lambda _: None
         self.statuses: list[str] = []
         self.next: dict[TP, int] = {}
@@ -147,6 +148,7 @@ class Gateway:
             codec=self.prompt,
             recent_bytes=self.recent_bytes,
             counts_since_ms=self.counts_since_ms,
+            held_live=self.held_live,
         )
 
     def note_outcome(self, event: ResultEvent, klass: str) -> None:
@@ -345,8 +347,8 @@ def test_of_two_gateways_with_one_key_the_first_in_the_log_counts(gateway: Gatew
         assert entry is not None
         assert (entry.origin, entry.content, entry.accepted_ms) == (ORIGIN, content_hash(theirs), 1_000)
         assert (entry.model, entry.priority, entry.metadata) == (None, 9, {"who": "they"})
-        assert view.census.of_conversation("default", "theirs") == [entry]
-        assert view.census.of_conversation("default", "ours") == []
+        assert view.known.of_conversation("default", "theirs") == [entry]
+        assert view.known.of_conversation("default", "ours") == []
     assert types(client) == [StatusFrame]
     assert gateway.view.census.queue_depths(1_000) == other.view.census.queue_depths(1_000)
     other.store.close()
@@ -706,26 +708,79 @@ def test_prune_forgets_what_is_silent(gateway: Gateway, monkeypatch: pytest.Monk
     gateway.read(RESULTS, CHUNK)
     gateway.flush()
     assert gateway.view.flush()
-    assert gateway.store.prune(20_000) == 1
-    gateway.view.known.prune(20_000)
-    assert gateway.view.find(("default", "silent")) is None
-    assert [entry.key for entry in gateway.view.known.live()] == [KEY]
-    gateway.restart()
-    assert gateway.view.find(("default", "silent")) is None
-    assert [entry.key for entry in gateway.view.known.live()] == [KEY]
+    for _ in range(2):
+        pruned = gateway.store.prune(20_000, with_live=True)
+        gateway.view.forget(pruned.live, 20_000)
+        assert gateway.view.find(("default", "silent")) is None
+        assert gateway.view.live_count == 1
+        assert gateway.found().fold.epoch == 1
+        gateway.restart()
 
 
-def test_a_gateway_that_was_away_for_long_keeps_what_is_live(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has yet to read what happened meanwhile: silence begins with its start."""
+@pytest.mark.parametrize("is_aside", [False, True])
+def test_what_is_pruned_is_counted_no_more_in_memory_or_not(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, is_aside: bool
+) -> None:
     now_ms = 10_000
     monkeypatch.setattr(view_module, "now_ms", lambda: now_ms)
-    gateway.read(RESULTS, CHUNK)
-    gateway.flush()
-    now_ms = 10_000_000
+    gateway.held_live = 0
     gateway.restart()
-    assert gateway.store.prune(9_000_000) == 0
-    gateway.view.known.prune(9_000_000)
-    assert gateway.found().status_name == "accepted"
+    gateway.read(REQUESTS, REQUEST)
+    gateway.flush()
+    if is_aside:
+        gateway.view.put_aside(9)
+    assert gateway.view.known.held_live_count == (not is_aside)
+    gateway.view.forget(gateway.store.prune(20_000, with_live=True).live, 20_000)
+    assert (gateway.view.live_count, gateway.view.census.live("medium")) == (0, 0)
+    assert gateway.view.tenants.of("default").outstanding == 0
+    gateway.read(REQUESTS, REQUEST)
+    assert (gateway.view.live_count, gateway.view.tenants.of("default").outstanding) == (1, 1)
+
+
+# -- left to the file
+
+
+def test_what_waits_is_left_to_the_file_and_comes_back_with_its_news(gateway: Gateway) -> None:
+    gateway.held_live = 0
+    gateway.restart()
+    gateway.read(REQUESTS, REQUEST, *(replace(REQUEST, request_id=name) for name in ("followed", "runs", "new")))
+    followed = gateway.listen(("outcome", "default", "followed"))
+    gateway.read(STATUSES, replace(RUNNING, request_id="runs"))
+    gateway.flush()
+    gateway.view.put_aside(9)
+    known = gateway.view.known
+    assert {entry.request_id for entry in known.held_live()} == {"followed", "runs"}
+    assert (gateway.view.live_count, gateway.view.census.live("medium")) == (4, 4)
+    assert known.peek(KEY) is not None
+    assert known.in_memory(KEY) is None
+    assert len(known.of_conversation("default", "c")) == 4, "who asks for its turns has all of them"
+    gateway.view.put_aside(9)
+    gateway.read(STATUSES, RUNNING)
+    gateway.read(RESULTS, CHUNK, TERMINAL, replace(TERMINAL, request_id="followed"))
+    assert gateway.found().status_name == "completed"
+    assert (gateway.view.live_count, gateway.view.census.live("medium")) == (2, 2)
+    assert types(followed) == [ResultFrame]
+
+
+def test_what_is_not_written_yet_is_not_left_to_the_file(gateway: Gateway) -> None:
+    gateway.held_live = 0
+    gateway.restart()
+    gateway.read(REQUESTS, REQUEST)
+    gateway.view.put_aside(9)
+    assert gateway.view.known.held_live_count == 1
+    gateway.flush()
+    gateway.view.put_aside(9)
+    assert gateway.view.known.held_live_count == 0
+
+
+def test_a_control_command_reaches_what_was_left_to_the_file(gateway: Gateway) -> None:
+    gateway.held_live = 0
+    gateway.restart()
+    gateway.read(REQUESTS, REQUEST)
+    gateway.flush()
+    gateway.view.put_aside(9)
+    gateway.read(CONTROL, replace(ERASE, kind="cancel"))
+    assert gateway.found().cancelled_ms == 1_000
 
 
 # -- erasing

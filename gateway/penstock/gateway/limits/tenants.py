@@ -65,12 +65,12 @@ class Tenants:
 
     # -- from the log
 
-    def began(self, tenant: str) -> None:
-        """The view holds one more live request of the tenant."""
-        self.of(tenant).outstanding += 1
+    def began(self, tenant: str, count: int = 1) -> None:
+        """The view knows of so many more live requests of the tenant."""
+        self.of(tenant).outstanding += count
 
     def ended(self, tenant: str) -> None:
-        """It holds one less: its outcome was read, or it was pruned."""
+        """It knows of one less: its outcome was read, or it was pruned."""
         self.of(tenant).outstanding -= 1
 
     def on_request(self, tenant: str, conversation_id: str | None, time_ms: int) -> None:

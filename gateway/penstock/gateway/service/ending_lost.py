@@ -14,17 +14,20 @@ from penstock.gateway.service.control import Control
 from penstock.gateway.service.facts import Facts
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.follower import Follower
-from penstock.gateway.view.lost_requests import Overdue, gone, overdue, owned_partitions, passed_over
+from penstock.gateway.view.lost_requests import GRACE_MS, Overdue, gone, overdue, owned_partitions, passed_over
+from penstock.gateway.view.store import Due
 from penstock.gateway.view.view import View
 from penstock.schemas.errors import PenstockError
 
 logger = logging.getLogger(__name__)
 
 LOOK_S = 3.0
-LOOKED_THROUGH = 100_000
-"""With more live requests than this it looks less often: they cost 0.3 µs each."""
 SCANNED_AT_ONCE = 2_000
 """Live requests that are looked at before others have their turn on the loop."""
+FOUND_AT_ONCE = 50
+FIRST: Due = (0, "", "")
+RECALLED_AT_ONCE = 1_000
+"""Of those that are left to the view's file, so many are looked at each time; the next time those behind them."""
 ASKED_AT_ONCE = 200
 """Commands of one look: topics whose records were deleted by mistake must not flood the control topic."""
 
@@ -44,12 +47,12 @@ class EndingLost:
         self._control = control
         self._kafka = kafka
         self._threads = threads
+        self._looked_at = FIRST
 
     async def run(self) -> None:
         """Look every few seconds, until it is cancelled. Several gateways do not look at the same moment."""
         while True:
-            crowd = max(1.0, self._view.live_count / LOOKED_THROUGH)
-            await asyncio.sleep(LOOK_S * crowd * random.uniform(0.7, 1.3))
+            await asyncio.sleep(LOOK_S * random.uniform(0.7, 1.3))
             try:
                 await self.look()
             except PenstockError as error:
@@ -69,8 +72,9 @@ class EndingLost:
             return 0
         # An outcome, or the record at another place, may stand in the log and not in the view.
         await self._follower.catch_up()
-        still = set(overdue([one.entry for one in lost], {one.tp for one in lost}, now_ms()))
-        asked = [one for one in lost if one in still]
+        entries = [entry for one in lost if (entry := self._view.find(one.entry.key)) is not None]
+        still = {one.entry.key: one.place for one in overdue(entries, {one.tp for one in lost}, now_ms())}
+        asked = [one for one in lost if still.get(one.entry.key) == one.place]
         for one in asked:
             logger.warning(
                 "lost.end_asked request=%s topic=%s partition=%d offset=%d: overdue, and perhaps delivered to nobody",
@@ -87,11 +91,22 @@ class EndingLost:
         owned = frozenset(tp for tp in owned if self._follower.known_topic(tp[0]))
         if not owned:
             return []
-        live, found = list(self._view.known.live()), list[Overdue]()
+        await self._recall()
+        live, found = list(self._view.known.held_live()), list[Overdue]()
         for start in range(0, len(live), SCANNED_AT_ONCE):
             found += overdue(live[start : start + SCANNED_AT_ONCE], owned, now_ms())
             await asyncio.sleep(0)
         return found
+
+    async def _recall(self) -> None:
+        """Have entries of some that had to end by now in memory."""
+        due_ms = now_ms() - GRACE_MS
+        found = await self._threads.lists.run(self._view.overdue, self._looked_at, due_ms, RECALLED_AT_ONCE)
+        for number, (_, tenant, request_id) in enumerate(found, 1):
+            self._view.find((tenant, request_id))
+            if number % FOUND_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        self._looked_at = found[-1] if len(found) == RECALLED_AT_ONCE else FIRST
 
     async def _lost(self, found: Sequence[Overdue]) -> list[Overdue]:
         tps = list({one.tp for one in found})

@@ -150,7 +150,7 @@ class Facts:
         if request.conversation_id is None:
             return 0
         klass = priority_class(request.priority)
-        turns = self._view.census.of_conversation(request.tenant, request.conversation_id)
+        turns = self._view.known.of_conversation(request.tenant, request.conversation_id)
         return sum(
             priority_class(turn.priority) == klass or (turn.status is not None and turn.status.status == "running")
             for turn in turns

@@ -118,6 +118,11 @@ class Lookups:
         shown = [entry for entry in newest if not entry.erased]
         return await self._outcomes.all_whole(shown, PAGE_S)
 
+    async def live(self, tenant: str, status: str | None, conversation_id: str | None) -> list[Entry]:
+        """Those of the tenant's requests that have not ended, in a status, in a conversation; copies of some."""
+        await self._written()
+        return await self._threads.lists.run(self._view.live_of_tenant, tenant, status, conversation_id)
+
     async def _written(self) -> None:
         done = threading.Event()
         for _ in range(50):

@@ -199,7 +199,7 @@ class Submitter:
         conf = self._limits
         if self._pending >= conf.max_pending_submits:
             raise Overloaded("as many requests as may be are on their way to the broker; try again", retry_after_s=1)
-        if self._view.live_count >= conf.max_live and not self._in_kept_share(request):
+        if self._view.known.held_live_count >= conf.max_live and not self._in_kept_share(request):
             klass = priority_class(request.priority)
             raise Overloaded(f"the gateway holds as many {klass} requests as it may; try again", retry_after_s=1)
 

@@ -218,7 +218,7 @@ class Subscriptions:
         self.hub.subscribe(client, subject)
         entries = [
             entry
-            for entry in self._view.census.of_conversation(tenant, conversation_id)
+            for entry in self._view.known.of_conversation(tenant, conversation_id)
             if ("request", *entry.key) not in client.subjects and entry.request_id not in client.untold
         ]
         if not entries:

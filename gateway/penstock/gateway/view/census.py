@@ -1,25 +1,44 @@
-"""The census: live requests counted and ordered as they change, so that no question walks over all of them."""
+"""The census: live requests counted as they change, so that no question walks over all of them. Pure.
+
+It holds counts of all, and entries of those alone that are in memory: see `KnownRequests`.
+"""
 
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from penstock.gateway.view.entries import Entry
-from penstock.schemas.records import STATUS_RANKS
 from penstock.schemas.topics import CLASSES, priority_class
 
 K = TypeVar("K")
 Kind = tuple[str, str | None, str | None]
 """(task, model that was asked for or chosen, pool)"""
-Counted = tuple[str, Kind | str, int, str]
-"""How an entry is counted: (waiting, running or other; kind or model; when it was accepted, if it waits; class)."""
 
-RUNNING = STATUS_RANKS["running"]
+MOST_EMPTY = 50
+AGES_MS = 1_000
+"""Requests that were accepted within so long of each other are of one age."""
+
+
+class Counted(NamedTuple):
+    """As what a live request is counted."""
+
+    klass: str
+    kind: Kind | None
+    """That of one that waits."""
+    model: str | None
+    """That of one that runs."""
+
+
+def counted_as(entry: Entry) -> Counted:
+    """As what it is to be counted now."""
+    klass = priority_class(entry.priority)
+    if entry.waits:
+        return Counted(klass, (entry.task, entry.model, entry.pool), None)
+    return Counted(klass, None, entry.model if entry.status_name == "running" else None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,28 +51,79 @@ class Waiting:
     requests: int
     since_ms: int | None
 
+    @property
+    def kind(self) -> Kind:
+        return self.task, self.model, self.pool
+
+
+@dataclass(slots=True)
+class _Age:
+    """Requests of one age."""
+
+    since_ms: int
+    """When the first of them was accepted."""
+    requests: int = 0
+
 
 @dataclass(slots=True)
 class _Waiting:
     """Requests of one kind and class that wait."""
 
     requests: int = 0
-    oldest: list[tuple[int, int, Entry]] = field(default_factory=list[tuple[int, int, Entry]])
-    """A heap of (accepted_ms, number, entry) of all that wait, and of some that wait no longer."""
+    ages: dict[int, _Age] = field(default_factory=dict[int, _Age])
+    oldest: list[int] = field(default_factory=list[int])
+    """A heap of the keys of `ages`."""
+    empty: int = 0
+    """Ages of which none waits any more."""
+
+    def add(self, accepted_ms: int, count: int) -> None:
+        """More of them, or less; the time is 0 if it is not known."""
+        self.requests += count
+        if not accepted_ms:
+            return
+        number = accepted_ms // AGES_MS
+        age = self.ages.get(number)
+        if age is None:
+            age = self.ages[number] = _Age(accepted_ms)
+            heapq.heappush(self.oldest, number)
+        elif not age.requests:
+            age.since_ms = accepted_ms
+            self.empty -= 1
+        elif count > 0:
+            age.since_ms = min(age.since_ms, accepted_ms)
+        age.requests += count
+        if not age.requests:
+            self.empty += 1
+            if self.empty > len(self.ages) // 2 + MOST_EMPTY:
+                self.ages = {number: age for number, age in self.ages.items() if age.requests}
+                self.oldest, self.empty = sorted(self.ages), 0
+
+    @property
+    def since_ms(self) -> int | None:
+        """When the oldest was accepted, or not a second before that."""
+        while self.oldest:
+            age = self.ages[self.oldest[0]]
+            if age.requests:
+                return age.since_ms
+            del self.ages[heapq.heappop(self.oldest)]
+            self.empty -= 1
+        return None
 
 
 class Census:
-    """Counts of live entries. Tell it of each change by `count`, and of each end by `forget`."""
+    """Counts of live requests.
+
+    Tell it of each change by `count`, and of each end by `forget`. `put_aside` and `recall` say whose entry is in
+    memory; they change no count.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[str, int] = dict.fromkeys(CLASSES, 0)
         self._live: Counter[str] = Counter()
         self._live_of: Counter[tuple[str, str]] = Counter()
         self._running: Counter[str] = Counter()
-        self._by_tenant: dict[str, dict[str, Entry]] = {}
         self._by_conversation: dict[tuple[str, str], dict[str, Entry]] = {}
         self._kinds: dict[tuple[str, Kind], _Waiting] = {}
-        self._number = itertools.count()
 
     @property
     def running(self) -> Mapping[str, int]:
@@ -64,27 +134,23 @@ class Census:
         """Live requests of a class, of one tenant or of all."""
         return self._live[klass] if tenant is None else self._live_of[tenant, klass]
 
-    def of_tenant(self, tenant: str) -> list[Entry]:
-        """The tenant's live requests."""
-        return list(self._by_tenant.get(tenant, {}).values())
-
     def of_conversation(self, tenant: str, conversation_id: str) -> list[Entry]:
-        """The live requests of a conversation."""
+        """The live requests of a conversation that are in memory."""
         return list(self._by_conversation.get((tenant, conversation_id), {}).values())
 
     def queue_depths(self, now_ms: int) -> tuple[dict[str, int], dict[str, float]]:
         """(requests that wait, age in seconds of the oldest) by class."""
         ages = dict.fromkeys(CLASSES, 0.0)
-        for (klass, kind), waiting in self._kinds.items():
-            if (since_ms := _since_ms(waiting, klass, kind)) is not None:
+        for (klass, _), waiting in self._kinds.items():
+            if (since_ms := waiting.since_ms) is not None:
                 ages[klass] = max(ages[klass], (now_ms - since_ms) / 1000)
         return dict(self._waiting), ages
 
     def waiting(self) -> list[Waiting]:
         """What waits, by kind."""
         found: dict[Kind, Waiting] = {}
-        for (klass, kind), waiting in self._kinds.items():
-            so_far, since_ms = found.get(kind), _since_ms(waiting, klass, kind)
+        for (_, kind), waiting in self._kinds.items():
+            so_far, since_ms = found.get(kind), waiting.since_ms
             if so_far is not None and so_far.since_ms is not None:
                 since_ms = so_far.since_ms if since_ms is None else min(since_ms, so_far.since_ms)
             task, model, pool = kind
@@ -92,87 +158,60 @@ class Census:
             found[kind] = Waiting(task=task, model=model, pool=pool, requests=requests, since_ms=since_ms)
         return list(found.values())
 
+    # -- what changes
+
     def count(self, entry: Entry) -> None:
         """The entry is live, and may be new or have changed."""
-        if entry.conversation_id is not None and not entry.listed:
-            self._by_conversation.setdefault((entry.tenant, entry.conversation_id), {})[entry.request_id] = entry
-            entry.listed = True
-        status = entry.status
-        klass = priority_class(entry.priority)
-        if status is None or status.rank < RUNNING:
-            now = ("waiting", (entry.task, entry.model, entry.pool), entry.accepted_ms, klass)
-        elif status.status == "running" and entry.model is not None:
-            now = ("running", entry.model, 0, klass)
-        else:
-            now = ("other", "", 0, klass)
+        self._list(entry)
+        now = (counted_as(entry), entry.accepted_ms)
         before = entry.counted
         if now == before:
             return
-        if before is None:
-            self._by_tenant.setdefault(entry.tenant, {})[entry.request_id] = entry
-        else:
-            self._take_out(before, entry)
+        if before is not None:
+            self.add(entry.tenant, *before, -1)
         entry.counted = now
-        self._put_in(now, entry)
+        self.add(entry.tenant, *now)
 
     def forget(self, entry: Entry) -> None:
         """The entry is not live any more."""
-        if entry.counted is None:
-            return
-        self._take_out(entry.counted, entry)
+        if entry.counted is not None:
+            self.add(entry.tenant, *entry.counted, -1)
+            self.put_aside(entry)
+
+    def add(self, tenant: str, state: Counted, accepted_ms: int, count: int = 1) -> None:
+        """So many more requests of a tenant, or less, are counted as this."""
+        klass, kind, model = state
+        self._live[klass] += count
+        self._live_of[tenant, klass] += count
+        if not self._live_of[tenant, klass]:
+            del self._live_of[tenant, klass]
+        if kind is not None:
+            self._waiting[klass] += count
+            waiting = self._kinds.setdefault((klass, kind), _Waiting())
+            waiting.add(accepted_ms, count)
+            if not waiting.requests:
+                del self._kinds[klass, kind]
+        elif model is not None:
+            self._running[model] += count
+            if not self._running[model]:
+                del self._running[model]
+
+    def put_aside(self, entry: Entry) -> None:
+        """The entry is not in memory any more."""
         entry.counted = None
-        _take_from(self._by_tenant, entry.tenant, entry.request_id)
         if entry.listed and entry.conversation_id is not None:
             _take_from(self._by_conversation, (entry.tenant, entry.conversation_id), entry.request_id)
             entry.listed = False
 
-    def _put_in(self, state: Counted, entry: Entry) -> None:
-        _, name, accepted_ms, klass = state
-        self._live[klass] += 1
-        self._live_of[entry.tenant, klass] += 1
-        if isinstance(name, tuple):
-            self._waiting[klass] += 1
-            if (waiting := self._kinds.get((klass, name))) is None:
-                waiting = self._kinds[klass, name] = _Waiting()
-            waiting.requests += 1
-            if accepted_ms:
-                heapq.heappush(waiting.oldest, (accepted_ms, next(self._number), entry))
-                if len(waiting.oldest) > 2 * waiting.requests + 100:
-                    _forget_others(waiting, klass, name)
-        elif name:
-            self._running[name] += 1
+    def recall(self, entry: Entry) -> None:
+        """The entry of one that is counted is in memory again."""
+        entry.counted = (counted_as(entry), entry.accepted_ms)
+        self._list(entry)
 
-    def _take_out(self, state: Counted, entry: Entry) -> None:
-        _, name, _, klass = state
-        self._live[klass] -= 1
-        self._live_of[entry.tenant, klass] -= 1
-        if not self._live_of[entry.tenant, klass]:
-            del self._live_of[entry.tenant, klass]
-        if isinstance(name, tuple):
-            self._waiting[klass] -= 1
-            waiting = self._kinds[klass, name]
-            waiting.requests -= 1
-            if not waiting.requests:
-                del self._kinds[klass, name]
-        elif name:
-            self._running[name] -= 1
-            if not self._running[name]:
-                del self._running[name]
-
-
-def _forget_others(waiting: _Waiting, klass: str, kind: Kind) -> None:
-    """Drop those that wait no longer from the heap."""
-    heap = waiting.oldest
-    heap[:] = [item for item in heap if item[2].counted == ("waiting", kind, item[0], klass)]
-    heapq.heapify(heap)
-
-
-def _since_ms(waiting: _Waiting, klass: str, kind: Kind) -> int | None:
-    """When the oldest of them was accepted."""
-    heap = waiting.oldest
-    while heap and heap[0][2].counted != ("waiting", kind, heap[0][0], klass):
-        heapq.heappop(heap)
-    return heap[0][0] if heap else None
+    def _list(self, entry: Entry) -> None:
+        if entry.conversation_id is not None and not entry.listed:
+            self._by_conversation.setdefault((entry.tenant, entry.conversation_id), {})[entry.request_id] = entry
+            entry.listed = True
 
 
 def _take_from(groups: dict[K, dict[str, Entry]], name: K, request_id: str) -> None:

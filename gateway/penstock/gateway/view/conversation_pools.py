@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.gateway.view.census import Census
+from collections.abc import Callable, Sequence
+
 from penstock.gateway.view.entries import Entry
 
 REMEMBERED = 100_000
@@ -12,8 +13,9 @@ REMEMBERED = 100_000
 class ConversationPools:
     """Told of each request; the oldest of what it was told is forgotten first."""
 
-    def __init__(self, census: Census) -> None:
-        self._census = census
+    def __init__(self, live_of: Callable[[str, str], Sequence[Entry]]) -> None:
+        """`live_of`: the live requests of a conversation."""
+        self._live_of = live_of
         self._pools: dict[tuple[str, str], str] = {}
 
     def note(self, entry: Entry) -> None:
@@ -28,5 +30,5 @@ class ConversationPools:
         """The pool that its turns go to (None: the common one); `unknown` while it may begin in any."""
         if (noted := self._pools.get((tenant, conversation_id))) is not None:
             return noted
-        live = self._census.of_conversation(tenant, conversation_id)
+        live = self._live_of(tenant, conversation_id)
         return live[0].pool if live else unknown

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 FLUSH_S, CATCHING_UP_FLUSH_S = 0.2, 2.0
 CROWDED = 50_000
 """While so many requests are live and outcomes are behind, a view that catches up reads outcomes alone."""
+PUT_ASIDE = 200
+"""Live requests that are looked at in one go, whether they may be left to the file: that takes 0.2 ms."""
 CATCH_UP_S = 2.0
 REGISTRY_RETRY_S = 0.1
 DISCOVERY_S = 1.0
@@ -83,6 +85,7 @@ class Follower:
         self._watch = TopicWatch(settings, view, self._threads)
         self._ends = Ends(settings, view, self._threads)
         self._tasks: list[asyncio.Task[None]] = []
+        self._began_ms = now_ms()
         self._begin: dict[TP, int] = {}
         self._goal: Mapping[TP, int] = {}
         """From where to where the first catching up goes."""
@@ -156,6 +159,7 @@ class Follower:
                     self._view.flush()
                 while self._view.known.unwritten.is_full and not self._view.flush():
                     await asyncio.sleep(0.02)  # the disk is behind: read no further until it has caught up
+                self._view.put_aside(PUT_ASIDE)
                 # Batches that wait already would come without a pause, and readers' queues would run over.
                 await asyncio.sleep(0)
 
@@ -180,6 +184,7 @@ class Follower:
         while True:
             await asyncio.sleep(FLUSH_S if self._caught_up else CATCHING_UP_FLUSH_S)
             self._view.flush()
+            self._view.put_aside(PUT_ASIDE)
             if self._reader is not None and self._reader.failure is not None:
                 self._fail(f"reading the topics failed: {self._reader.failure}")
 
@@ -194,15 +199,22 @@ class Follower:
                 self._lookup_failure = None
                 if time.monotonic() >= next_prune:
                     next_prune = time.monotonic() + 600
-                    before = now_ms() - 2 * self._horizon_ms
-                    await asyncio.to_thread(self._store.prune, before)
-                    self._view.prune(before)
+                    await self._prune(now_ms() - 2 * self._horizon_ms)
                 self._view.fleet.forget_stale_workers(60)
             except PenstockError as error:
                 self._lookup_failure = _public_reason(error)
                 logger.warning("follower.rediscover_failed error=%s", error.code)
             except sqlite3.Error as error:
                 logger.warning("follower.prune_failed error=%s", error)
+
+    async def _prune(self, before_ms: int) -> None:
+        """Forget what nothing was heard of since. What lives has been silent no longer than this gateway runs."""
+        more = True
+        while more:
+            with_live = self._began_ms < before_ms
+            pruned = await asyncio.to_thread(self._store.prune, before_ms, with_live=with_live)
+            self._view.forget(pruned.live, before_ms)
+            more = pruned.more
 
     async def _first_catch_up(self) -> None:
         while not self._caught_up:

@@ -1,9 +1,13 @@
-"""The requests that a view knows: those that live, those that ended lately, and those on their way to the file."""
+"""The requests that a view knows: those that live, those that ended lately, and those on their way to the file.
+
+Of those that live the file holds all, and memory those that had news lately or that somebody follows. The others are
+*aside*: they are counted, and found again when there is news of them or somebody asks.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from penstock.gateway.limits.tenants import Tenants
 from penstock.gateway.view.census import Census
@@ -16,23 +20,31 @@ from penstock.gateway.view.unwritten import Recent, Unwritten
 class KnownRequests:
     """What changes is to be told by `touch`; `census` and `tenants` count what lives."""
 
-    def __init__(self, store: Store, tenants: Tenants, recent_bytes: int, now_ms: int) -> None:
-        """What lives according to the file is there at once: its silence begins now."""
+    def __init__(self, store: Store, tenants: Tenants, recent_bytes: int, held_live: int) -> None:
+        """Of those that live about `held_live` stay in memory, and all that `put_aside` leaves there."""
         self._store = store
         self.tenants = tenants
         self.census = Census()
-        self._live: dict[Key, Entry] = {entry.key: entry for entry in store.live(now_ms)}
+        self._live: dict[Key, Entry] = {}
+        """In the order of their last news."""
+        self._held_live = held_live
+        self._aside = 0
         self._recent = Recent(recent_bytes)
         self.unwritten = Unwritten(store)
         self.catching_up = False
         """What is read now is old."""
-        for entry in self._live.values():
-            entry.updated_ms = now_ms
-            self.census.count(entry)
-            self.tenants.began(entry.tenant)
+        for tenant, counted, accepted_ms, count in store.live_counts():
+            self.census.add(tenant, counted, accepted_ms, count)
+            self.tenants.began(tenant, count)
+            self._aside += count
 
     @property
     def live_count(self) -> int:
+        return len(self._live) + self._aside
+
+    @property
+    def held_live_count(self) -> int:
+        """Those that live and are in memory."""
         return len(self._live)
 
     @property
@@ -41,21 +53,39 @@ class KnownRequests:
         return self._recent.size_bytes
 
     def find(self, key: Key) -> Entry | None:
-        """The entry in memory or on disk."""
+        """The entry in memory or on disk. One that lives is in memory from now on."""
+        entry = self.in_memory(key)
+        if entry is None and (entry := self._store.get(key)) is not None and not entry.closed:
+            self._live[key] = entry
+            self._aside -= 1
+            self.census.recall(entry)
+        return entry
+
+    def peek(self, key: Key) -> Entry | None:
+        """The entry, or a copy of one that is aside, which hears no news."""
         return self.in_memory(key) or self._store.get(key)
 
     def in_memory(self, key: Key) -> Entry | None:
-        """The entry, if it is live, ended lately, or not written yet."""
+        """The entry, if it had news lately, ended lately, or is not written yet."""
         return self._live.get(key) or self._recent.get(key) or self.unwritten.get(key)
 
     def of_late(self, key: Key) -> Entry | None:
         """The entry, if it is live or ended lately."""
-        return self._live.get(key) or self._recent.get(key)
+        return self._live.get(key) or self._recent.get(key) or (self.find(key) if self._aside else None)
+
+    def of_conversation(self, tenant: str, conversation_id: str) -> list[Entry]:
+        """The live requests of a conversation."""
+        if self._aside:
+            for request_id in self._store.live_of_conversation(tenant, conversation_id):
+                self.find((tenant, request_id))
+        return self.census.of_conversation(tenant, conversation_id)
 
     def is_live(self, key: Key) -> bool:
+        """Whether it is live and in memory."""
         return key in self._live
 
-    def live(self) -> Iterable[Entry]:
+    def held_live(self) -> Iterable[Entry]:
+        """Those that live and are in memory."""
         return self._live.values()
 
     def begin(self, key: Key, partitions: int, partition: int = NOT_KNOWN) -> Entry:
@@ -71,6 +101,9 @@ class KnownRequests:
         if entry.done:
             self.end(entry)
         elif not entry.blanked:
+            key = entry.key
+            if (live := self._live.pop(key, None)) is not None:
+                self._live[key] = live
             self.census.count(entry)
 
     def end(self, entry: Entry) -> None:
@@ -88,15 +121,40 @@ class KnownRequests:
         if self.in_memory(entry.key) is None:
             self._recent.add(entry)
 
+    def put_aside(self, is_followed: Callable[[Entry], bool], most: int) -> None:
+        """Leave some of those that wait to the file, if more than enough are in memory. At most so many are looked at.
+
+        What runs stays, and what `is_followed`.
+        """
+        for _ in range(min(most, len(self._live) - self._held_live)):
+            key, entry = next(iter(self._live.items()))
+            if self.unwritten.get(key) is not None:
+                return  # those behind it had news later still
+            del self._live[key]
+            if entry.waits and not is_followed(entry):
+                self.census.put_aside(entry)
+                self._aside += 1
+            else:
+                self._live[key] = entry
+
     def hand_over(self, offsets: Mapping[TP, int], written: threading.Event | None) -> bool:
         """As `Unwritten.hand_over`."""
         return self.unwritten.hand_over(offsets, written)
 
-    def prune(self, before_ms: int) -> list[Entry]:
-        """Forget what nothing was heard of since, and say what; `Store.prune` does the same to the file."""
-        silent = [entry for entry in self._live.values() if entry.updated_ms < before_ms]
-        for entry in silent:
-            del self._live[entry.key]
+    def forget(self, silent: Sequence[Entry], before_ms: int) -> list[Entry]:
+        """Forget live ones that the file holds no more, since nothing was heard of them; those that were in memory."""
+        gone: list[Entry] = []
+        for copy in silent:
+            entry = self._live.get(copy.key)
+            if entry is None:
+                self._aside -= 1
+                self.census.recall(copy)
+                entry = copy
+            elif entry.updated_ms < before_ms:
+                del self._live[entry.key]
+                gone.append(entry)
+            else:
+                continue  # there is news of it, which is on its way to the file
             self.census.forget(entry)
             self.tenants.ended(entry.tenant)
-        return silent
+        return gone

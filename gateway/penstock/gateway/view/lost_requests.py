@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from penstock.gateway.view.entries import Entry
-from penstock.schemas.limits import DEFAULT_LIMITS
 from penstock.schemas.records import ControlCommand, Origin, Place, WorkerState
 from penstock.schemas.topics import TP
 
@@ -41,7 +40,7 @@ def overdue(entries: Iterable[Entry], owned: Collection[TP], now_ms: int) -> Ite
         if entry.done or entry.erased or now_ms < entry.end_asked_ms + ASK_AGAIN_MS:
             continue
         origin = entry.first_record
-        if origin is None or now_ms < _must_end_ms(entry, origin) + GRACE_MS:
+        if origin is None or now_ms < entry.must_end_ms + GRACE_MS:
             continue
         place = entry.moved_to or Place(topic=origin.topic, partition=origin.partition, offset=origin.offset)
         if (place.topic, place.partition) in owned:
@@ -60,11 +59,7 @@ def passed_over(found: Iterable[Overdue], now_ms: int) -> list[Overdue]:
     deleted from the middle of the log. The last status does not help: a live worker that said *running* may have lost
     the partition since, and has dropped the request then.
     """
-    return [
-        one
-        for one in found
-        if now_ms >= max(_must_end_ms(one.entry, one.origin), one.entry.end_asked_ms) + PASSED_OVER_MS
-    ]
+    return [one for one in found if now_ms >= max(one.entry.must_end_ms, one.entry.end_asked_ms) + PASSED_OVER_MS]
 
 
 def end_command(lost: Overdue, now_ms: int) -> ControlCommand:
@@ -87,13 +82,3 @@ def owned_partitions(workers: Iterable[WorkerState]) -> frozenset[TP]:
     """The partitions of request topics that these workers have said are theirs."""
     named = (text.rpartition("/") for worker in workers for text in worker.assigned)
     return frozenset((topic, int(number)) for topic, _, number in named if topic and number.isdecimal())
-
-
-def _must_end_ms(entry: Entry, origin: Origin) -> int:
-    """From when on no worker would start it."""
-    if entry.cancelled_ms:
-        return entry.cancelled_ms
-    deadline_ms = entry.deadline_ms or origin.append_time_ms + DEFAULT_LIMITS.max_ttl_ms
-    if entry.status is not None and entry.status.ttl_ms is not None:  # a worker chose one, as nobody named any
-        return min(deadline_ms, origin.append_time_ms + entry.status.ttl_ms)
-    return deadline_ms

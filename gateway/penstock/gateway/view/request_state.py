@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from penstock.gateway.view.outputs import LargeOutput, artifact_ids_of, held_bytes
 from penstock.schemas.fold import FoldStep, Previewed, ResultFold, StatusFold, same_origin
 from penstock.schemas.ids import is_derived_id
 from penstock.schemas.limits import DEFAULT_LIMITS
-from penstock.schemas.records import InferenceRequest, Origin, Place, ResultEvent, StatusEvent
+from penstock.schemas.records import STATUS_RANKS, InferenceRequest, Origin, Place, ResultEvent, StatusEvent
 from penstock.schemas.requests import content_hash
 from penstock.schemas.topics import partition_for
 
@@ -22,6 +23,8 @@ ENTRY_BYTES = 4_096
 NOT_KNOWN = -1
 NOT_HASHED = "-"
 BLANKED = "erased"
+NEVER_MS = 1 << 62
+RUNNING = STATUS_RANKS["running"]
 
 
 @dataclass(slots=True, eq=False)
@@ -76,8 +79,8 @@ class RequestState:
     """The (epoch, attempt) whose text was read again: it is not read once more for what it still lacks."""
     kept_bytes: int = ENTRY_BYTES
     """What it takes of the room for ended requests."""
-    counted: tuple[str, tuple[str, str | None, str | None] | str, int, str] | None = None
-    """As what the census counts it."""
+    counted: tuple[Any, int] | None = None
+    """As what the census counts it (its `Counted`), and since when."""
     listed: bool = False
     """Whether the census has it under its conversation."""
     preview: ResultEvent | None = None
@@ -125,6 +128,29 @@ class RequestState:
         event = self.fold.terminal
         refers = event is not None and event.output_artifact is not None
         return refers and self.stream and self.passed_over and self.pieces_from >= 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing will happen to it any more."""
+        return self.done or self.blanked
+
+    @property
+    def waits(self) -> bool:
+        """Whether no worker has said that it runs."""
+        return not self.closed and (self.status is None or self.status.rank < RUNNING)
+
+    @property
+    def must_end_ms(self) -> int:
+        """From when on no worker would start it; `NEVER_MS` while its record was not heard of."""
+        origin = self.first_record
+        if origin is None:
+            return NEVER_MS
+        if self.cancelled_ms:
+            return self.cancelled_ms
+        deadline_ms = self.deadline_ms or origin.append_time_ms + DEFAULT_LIMITS.max_ttl_ms
+        if self.status is not None and self.status.ttl_ms is not None:  # a worker chose one, as nobody named any
+            return min(deadline_ms, origin.append_time_ms + self.status.ttl_ms)
+        return deadline_ms
 
     @property
     def blanked(self) -> bool:

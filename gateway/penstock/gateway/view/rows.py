@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
+from penstock.gateway.view.census import Counted, counted_as
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.request_state import metadata_bytes
 from penstock.schemas.records import Origin, Place, Record, StatusEvent, WaitingFor, fields_of
@@ -49,6 +50,9 @@ class Snapshot(NamedTuple):
     pieces_from: int
     ended: tuple[str, int, tuple[str, ...]]
     """As what it ended, when, and the artifacts that the outcome names."""
+    must_end_ms: int
+    counted: Counted | None
+    """As what the census counts it while it is live."""
 
 
 def snapshot(entry: Entry) -> Snapshot:
@@ -60,7 +64,7 @@ def snapshot(entry: Entry) -> Snapshot:
         entry.accepted_ms,
         entry.updated_ms,
         entry.status_name,
-        entry.done or entry.blanked,
+        entry.closed,
         entry.erased,
         (
             entry.task,
@@ -83,6 +87,8 @@ def snapshot(entry: Entry) -> Snapshot:
         entry.terminal_offset,
         entry.pieces_from,
         (entry.ended_as, entry.finished_ms, tuple(entry.artifact_ids)),
+        entry.must_end_ms,
+        None if entry.closed else counted_as(entry),
     )
 
 
@@ -129,7 +135,17 @@ def _origin(values: list[Any] | None) -> Origin | None:
     return None if values is None else Origin(**dict(zip(_ORIGIN, values, strict=True)))
 
 
-def restored(tenant: str, request_id: str, facts: str, *, accepted_ms: int, erased: bool) -> Entry:
+def counted_text(copy: Snapshot) -> str | None:
+    """As what the census counts it, as text; `counted_of` reads it."""
+    return None if copy.counted is None else _dumps(copy.counted)
+
+
+def counted_of(text: str) -> Counted:
+    klass, kind, model = json.loads(text)
+    return Counted(klass, None if kind is None else tuple(kind), model)
+
+
+def restored(tenant: str, request_id: str, facts: str, *, accepted_ms: int, erased: bool, updated_ms: int = 0) -> Entry:
     """The entry again, as it was copied."""
     partition, terminal_offset, fold, plain, *records, pieces_from, ended = json.loads(facts)
     origin, results_origin, status, status_origin, moved_to = records
@@ -138,6 +154,7 @@ def restored(tenant: str, request_id: str, facts: str, *, accepted_ms: int, eras
         setattr(entry, name, value)
     entry.kept_bytes += metadata_bytes(entry.metadata)
     entry.accepted_ms, entry.erased, entry.terminal_offset = accepted_ms, erased, terminal_offset
+    entry.updated_ms = updated_ms
     entry.origin = _origin(origin)
     entry.moved_to = None if moved_to is None else Place(**dict(zip(_PLACE, moved_to, strict=True)))
     if status is not None:

@@ -6,16 +6,18 @@ import logging
 import queue
 import sqlite3
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.gateway.view import view_file
+from penstock.gateway.view.census import AGES_MS, Counted
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.key_filter import KeyFilter
 from penstock.gateway.view.request_state import Key
-from penstock.gateway.view.rows import Snapshot, facts_text, restored
+from penstock.gateway.view.rows import Snapshot, counted_of, counted_text, facts_text, restored
 from penstock.schemas.topics import TP
 
 logger = logging.getLogger(__name__)
@@ -26,9 +28,12 @@ RETRY_S = 1.0
 _AT_ONCE = (256, 64, 16, 4, 1)
 """Rows of one statement: few sizes, so that each is compiled once."""
 
-_COLUMNS = "tenant, request_id, accepted_ms, facts, erased"
+_COLUMNS = "tenant, request_id, accepted_ms, facts, erased, updated_ms"
+_PRUNED_AT_ONCE = 1_000
 
 Row = tuple[Any, ...]
+Due = tuple[int, str, str]
+"""(when it had to end, tenant, request_id)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,15 @@ class Batch:
     rows: Sequence[Snapshot]
     offsets: Mapping[TP, int]
     written: threading.Event
+
+
+class Pruned(NamedTuple):
+    """What was deleted."""
+
+    rows: int
+    live: list[Entry]
+    """Those of them that were not done."""
+    more: bool
 
 
 class Store:
@@ -113,20 +127,20 @@ class Store:
             self._known.add((row.tenant, row.request_id))
         batch.written.set()
 
-    def prune(self, before_ms: int) -> int:
-        """Delete rows not touched since, some at a time so that the writer gets its turns; how many."""
-        chosen = "SELECT tenant, request_id FROM requests WHERE updated_ms < ? LIMIT 1000"
-        query = f"DELETE FROM requests WHERE (tenant, request_id) IN ({chosen})"
-        connection = self._connect()
-        total = 0
-        try:
-            while True:
-                deleted = connection.execute(query, (before_ms,)).rowcount
-                total += deleted
-                if deleted < 1000 or self._closing.is_set():
-                    return total
-        finally:
-            connection.close()
+    def prune(self, before_ms: int, *, with_live: bool) -> Pruned:
+        """Delete some rows not touched since; call it again while there are more. Those that live only if asked to.
+
+        For a thread: the writer has its turns in between.
+        """
+        chosen = (
+            "SELECT tenant, request_id FROM requests"
+            f" WHERE updated_ms < ? {'' if with_live else 'AND done = 1'} LIMIT {_PRUNED_AT_ONCE}"
+        )
+        query = f"DELETE FROM requests WHERE (tenant, request_id) IN ({chosen}) RETURNING {_COLUMNS}, done"
+        with closing(self._connect()) as connection:
+            deleted = connection.execute(query, (before_ms,)).fetchall()
+        live = [_entry(row) for *row, done in deleted if not done]
+        return Pruned(len(deleted), live, len(deleted) == _PRUNED_AT_ONCE and not self._closing.is_set())
 
     def close(self) -> None:
         """Write what was handed over, unless that fails, and end."""
@@ -141,11 +155,38 @@ class Store:
     def offsets(self) -> dict[TP, int]:
         return {(topic, partition): at for topic, partition, at in self._reader.execute("SELECT * FROM offsets")}
 
-    def live(self, touched_ms: int | None = None) -> list[Entry]:
-        """The entries that are not done. With a time they count as touched then: `prune` goes by it."""
-        if touched_ms is not None:
-            self._reader.execute("UPDATE requests SET updated_ms = ? WHERE done = 0", (touched_ms,))
-        return [_entry(row) for row in self._reader.execute(f"SELECT {_COLUMNS} FROM requests WHERE done = 0")]
+    def live_counts(self) -> Iterator[tuple[str, Counted, int, int]]:
+        """Requests that are not done: (tenant, as what they are counted, when the first was accepted, how many)."""
+        query = (
+            "SELECT tenant, counted, min(accepted_ms), count(*) FROM requests WHERE done = 0"
+            f" GROUP BY tenant, counted, accepted_ms / {AGES_MS}"
+        )
+        for tenant, counted, accepted_ms, count in self._reader.execute(query):
+            yield tenant, counted_of(counted), accepted_ms, count
+
+    def live_of_conversation(self, tenant: str, conversation_id: str) -> list[str]:
+        """The ids of its requests that are not done."""
+        query = "SELECT request_id FROM requests WHERE done = 0 AND tenant = ? AND conversation_id = ?"
+        return [request_id for (request_id,) in self._reader.execute(query, (tenant, conversation_id))]
+
+    def live_of_tenant(self, tenant: str, status: str | None, conversation_id: str | None) -> list[Entry]:
+        """The tenant's requests that are not done, in a status, in a conversation. Blocks; for a thread."""
+        where, values = ["done = 0", "tenant = ?"], [tenant]
+        for name, value in (("status", status), ("conversation_id", conversation_id)):
+            if value is not None:
+                where.append(f"{name} = ?")
+                values.append(value)
+        query = f"SELECT {_COLUMNS} FROM requests WHERE {' AND '.join(where)}"
+        return [_entry(row) for row in self._page_connection().execute(query, values)]
+
+    def overdue(self, after: Due, before_ms: int, most: int) -> list[Due]:
+        """Requests that are not done and had to end before a time: the first of those behind `after`. For a thread."""
+        query = (
+            "SELECT must_end_ms, tenant, request_id FROM requests"
+            " WHERE done = 0 AND must_end_ms < ? AND (must_end_ms, tenant, request_id) > (?, ?, ?)"
+            " ORDER BY must_end_ms, tenant, request_id LIMIT ?"
+        )
+        return self._page_connection().execute(query, (before_ms, *after, most)).fetchall()
 
     def get(self, key: Key) -> Entry | None:
         """What was handed over at some time before, if it is written by now."""
@@ -202,8 +243,8 @@ class Store:
 
 
 def _entry(row: Row) -> Entry:
-    tenant, request_id, accepted_ms, facts, erased = row
-    return restored(tenant, request_id, facts, accepted_ms=accepted_ms, erased=bool(erased))
+    tenant, request_id, accepted_ms, facts, erased, updated_ms = row
+    return restored(tenant, request_id, facts, accepted_ms=accepted_ms, erased=bool(erased), updated_ms=updated_ms)
 
 
 def _put(connection: sqlite3.Connection, table: str, rows: Sequence[Row]) -> None:
@@ -228,4 +269,6 @@ def _row(copy: Snapshot) -> Row:
         copy.facts[4],
         facts_text(copy),
         int(copy.erased),
+        copy.must_end_ms,
+        counted_text(copy),
     )

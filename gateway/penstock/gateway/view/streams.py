@@ -189,6 +189,10 @@ class Streams:
             if entry.done:
                 entry.forget_text()
 
+    def is_read(self, entry: Entry) -> bool:
+        """Whether its outcome or its pieces are being read from the log."""
+        return entry.key in self._filling
+
     def is_wanted(self, wanted: Wanted) -> bool:
         """Whether anybody still follows what is to be read; if not, it is not read."""
         filling = self._filling.get(wanted.key)

@@ -47,6 +47,7 @@ class Unwritten:
 
     def get(self, key: Key) -> Entry | None:
         """The entry, if the file does not hold it as it is, however long ago it was last asked for."""
+        self._settle()
         entry = self._changed.get(key)
         for _, entries in reversed(self._writing):
             entry = entry or entries.get(key)
@@ -57,8 +58,7 @@ class Unwritten:
 
         `written` is set when it stands in the file.
         """
-        while self._writing and self._writing[0][0].is_set():
-            self._writing.popleft()
+        self._settle()
         if not self._changed and not offsets and written is None:
             return True
         if self._store.is_behind:
@@ -68,6 +68,11 @@ class Unwritten:
         self._writing.append((done, self._changed))
         self._changed, self._bytes = {}, 0
         return True
+
+    def _settle(self) -> None:
+        """Forget what stands in the file by now."""
+        while self._writing and self._writing[0][0].is_set():
+            self._writing.popleft()
 
 
 class Recent:

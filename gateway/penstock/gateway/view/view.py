@@ -24,7 +24,7 @@ from penstock.gateway.view.positions import Positions
 from penstock.gateway.view.request_records import is_moved, origin_of, read_request
 from penstock.gateway.view.request_state import BLANKED, NOT_KNOWN, Key
 from penstock.gateway.view.selecting import ALONE
-from penstock.gateway.view.store import TP, Store
+from penstock.gateway.view.store import TP, Due, Store
 from penstock.gateway.view.streams import Streams, place_reader
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.errors import PenstockError, RegistryUnavailable
@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 RECENT_BYTES = 64 * 2**20
 """Memory for ended requests, so that their last readers need no disk."""
+HELD_LIVE = 20_000
+"""Requests that have not ended and stay in memory though nobody follows them."""
 
 
 class View:
@@ -57,6 +59,7 @@ class View:
         on_status: Callable[[StatusEvent], None] = lambda _: None,
         codec: Codec | None = None,
         recent_bytes: int = RECENT_BYTES,
+        held_live: int = HELD_LIVE,
         counts_since_ms: int = 0,
         tenants: Tenants | None = None,
     ) -> None:
@@ -85,7 +88,7 @@ class View:
             names.worker: self.fleet.on_worker,
         }
         self._now_ms = now_ms()
-        self.known = KnownRequests(store, self.tenants, recent_bytes, self._now_ms)
+        self.known = KnownRequests(store, self.tenants, recent_bytes, held_live)
         self.census = self.known.census
         self._positions = Positions()
         self._counts_since_ms = counts_since_ms
@@ -93,7 +96,7 @@ class View:
         self.decoded = 0
         """Records of requests, statuses and results that were decoded whole."""
         self.arrivals, self.endings = Rate(), Rate()
-        self._pools = ConversationPools(self.census)
+        self._pools = ConversationPools(self.known.of_conversation)
 
     # -- looking up
 
@@ -112,6 +115,14 @@ class View:
     def page(self, tenant: str, **options: Any) -> list[Entry] | None:
         """A page of what is written, as `Store.page` has it. Blocks; for a thread."""
         return self._store.page(tenant, **options)
+
+    def live_of_tenant(self, tenant: str, status: str | None, conversation_id: str | None) -> list[Entry]:
+        """As `Store.live_of_tenant`. For a thread."""
+        return self._store.live_of_tenant(tenant, status, conversation_id)
+
+    def overdue(self, after: Due, before_ms: int, most: int) -> list[Due]:
+        """As `Store.overdue`. For a thread."""
+        return self._store.overdue(after, before_ms, most)
 
     def pool_of_conversation(self, tenant: str, conversation_id: str, unknown: str) -> str | None:
         """As `ConversationPools.of`."""
@@ -338,9 +349,16 @@ class View:
         self._positions.settled()
         return True
 
-    def prune(self, before_ms: int) -> None:
-        """As `KnownRequests.prune`."""
-        for entry in self.known.prune(before_ms):
+    def put_aside(self, most: int) -> None:
+        """As `KnownRequests.put_aside`."""
+        self.known.put_aside(self._is_followed, most)
+
+    def _is_followed(self, entry: Entry) -> bool:
+        return self.streams.is_read(entry) or self._hub.listened([*entry.subjects, ("outcome", *entry.key)])
+
+    def forget(self, silent: Sequence[Entry], before_ms: int) -> None:
+        """As `KnownRequests.forget`."""
+        for entry in self.known.forget(silent, before_ms):
             if (filling := self.streams.on_end(entry)) is not None:
                 self.streams.tell(filling)
 

@@ -14,11 +14,13 @@ logger = logging.getLogger(__name__)
 VERSION = 6
 _META = "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);"
 # Lists are read in the order of acceptance; each filter has an index of that order. What is erased is in none.
+# `counted` is as what the census counts a live request; that of one that is done is null.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS requests (
   tenant TEXT NOT NULL, request_id TEXT NOT NULL, accepted_ms INTEGER NOT NULL, updated_ms INTEGER NOT NULL,
   status TEXT NOT NULL, done INTEGER NOT NULL, conversation_id TEXT, facts TEXT NOT NULL,
-  erased INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (tenant, request_id)) WITHOUT ROWID;
+  erased INTEGER NOT NULL DEFAULT 0, must_end_ms INTEGER NOT NULL, counted TEXT,
+  PRIMARY KEY (tenant, request_id)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS by_time ON requests (tenant, accepted_ms, request_id) WHERE erased = 0;
 CREATE INDEX IF NOT EXISTS by_status ON requests (tenant, status, accepted_ms, request_id) WHERE erased = 0;
 CREATE INDEX IF NOT EXISTS by_conversation ON requests (tenant, conversation_id, accepted_ms, request_id)
@@ -26,7 +28,8 @@ CREATE INDEX IF NOT EXISTS by_conversation ON requests (tenant, conversation_id,
 CREATE INDEX IF NOT EXISTS by_both ON requests (tenant, conversation_id, status, accepted_ms, request_id)
   WHERE erased = 0 AND conversation_id IS NOT NULL;
 CREATE INDEX IF NOT EXISTS by_update ON requests (updated_ms);
-CREATE INDEX IF NOT EXISTS live ON requests (done) WHERE done = 0;
+CREATE INDEX IF NOT EXISTS live ON requests (tenant, conversation_id) WHERE done = 0;
+CREATE INDEX IF NOT EXISTS overdue ON requests (must_end_ms) WHERE done = 0;
 CREATE TABLE IF NOT EXISTS offsets (
   topic TEXT NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL, PRIMARY KEY (topic, partition));
 """
