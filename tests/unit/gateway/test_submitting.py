@@ -357,7 +357,7 @@ async def test_a_store_that_hangs_holds_up_nobody_who_brings_nothing() -> None:
     gateway = Gateway()
     slow = [asyncio.create_task(gateway.submit(asked(), keep=_never)) for _ in range(MANY)]
     await asyncio.sleep(0)
-    assert (await gateway.submit(asked())).request_id in gateway.known
+    assert (await gateway.submit(asked())).request_id in gateway.requests
     for one in slow:
         one.cancel()
     await asyncio.gather(*slow, return_exceptions=True)

@@ -187,7 +187,8 @@ class Census:
             del self._live_of[tenant, klass]
         if kind is not None:
             self._waiting[klass] += count
-            waiting = self._kinds.setdefault((klass, kind), _Waiting())
+            if (waiting := self._kinds.get((klass, kind))) is None:
+                waiting = self._kinds[klass, kind] = _Waiting()
             waiting.add(accepted_ms, count)
             if not waiting.requests:
                 del self._kinds[klass, kind]
