@@ -139,7 +139,7 @@ class Store:
         query = f"DELETE FROM requests WHERE (tenant, request_id) IN ({chosen}) RETURNING {_COLUMNS}, done"
         with closing(self._connect()) as connection:
             deleted = connection.execute(query, (before_ms,)).fetchall()
-        live = [_entry(row) for *row, done in deleted if not done]
+        live = [_entry(row[:-1]) for row in deleted if not row[-1]]
         return Pruned(len(deleted), live, len(deleted) == _PRUNED_AT_ONCE and not self._closing.is_set())
 
     def close(self) -> None:
