@@ -245,7 +245,8 @@ class View:
         filling = self.streams.on_end(entry) if done else None
         told = None if filling is None else filling.told
         # A newer attempt counts from its first word on, even one that shows nothing: what is older is heard no more.
-        if step is not IGNORED or before != (entry.fold.place, entry.pieces_from):
+        is_new = step is not IGNORED or before != (entry.fold.place, entry.pieces_from)
+        if is_new or self.streams.is_read(entry):
             self._touch(entry)
         if done and message.timestamp_ms >= self._counts_since_ms:
             self._on_outcome(event, priority_class(entry.priority))
