@@ -38,7 +38,8 @@ class GatewaySection(Section):
     max_pending_submits: int = Field(2_000, ge=1)
     """Requests on their way to Kafka at once; more are refused with 503."""
     max_live: int = Field(200_000, ge=100)
-    """Requests accepted and not done that this gateway holds, about 6 KiB each; more are refused with 503.
+    """Requests accepted and not done that this gateway holds in memory, about 6 KiB each; more are refused with 503.
+    Those that wait and that nobody follows are left to the view's file, but for a tenth of this number.
     Each class may have an eighth of it beyond that, whatever the others fill, and each tenant in it a sixteenth."""
     recent_bytes: int = Field(64 * 2**20, ge=1_000_000)
     """Memory for ended requests; who asks for one that is not there waits for the disk."""
