@@ -23,6 +23,7 @@ from penstock.gateway.view import view as view_module
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame
 from penstock.gateway.view.hub import Hub
+from penstock.gateway.view.piece_reader import fold_of
 from penstock.gateway.view.request_state import Key
 from penstock.gateway.view.selecting import ALONE, Fate, StreamPieces
 from penstock.gateway.view.store import TP, Store
@@ -318,7 +319,7 @@ class ViewMachine(RuleBasedStateMachine):
                 tp = (NAMES.result, one.partition)
                 end = self.reading.positions.get(tp, 0) if late else told_from
                 end = end if one.end is None else one.end
-                fold = ResultFold(one.key[1], one.key[0])
+                fold = fold_of(one)
                 for written in self.logs[tp]:
                     record, offset = written.record, written.message.offset
                     if one.begin <= offset < end and isinstance(record, ResultEvent) and record.kind == "chunk":
@@ -420,8 +421,11 @@ class ViewMachine(RuleBasedStateMachine):
         """After a while: who had no news within the horizon may be forgotten, nobody else."""
         self.clock.ms += ms
         before = self.clock.ms - HORIZON_MS
-        pruned = self.store.prune(before, with_live=not restarted)
-        self.view.forget(pruned.live, before)
+        self.store.prune(before)
+        if not restarted:
+            forgotten = self.view.forget(self.store.silent_live(before), before)
+            self.store.delete([entry.key for entry in forgotten], before)
+            self.view.known.are_gone(forgotten)
         for reading in (self.reading, self.flushed):
             for key, expected in reading.expected.items():
                 if expected.heard_ms is not None and expected.heard_ms < before:
@@ -439,7 +443,7 @@ class ViewMachine(RuleBasedStateMachine):
         assert counted == {tenant: tenants.count(tenant) for tenant in set(tenants)}
         assert known.live_count == len(live)
         waiting = [(entry.task, entry.model, entry.pool) for entry in live if entry.waits and entry.counted]
-        asides = [(one.task, one.model, one.pool) for one in live if known.in_memory(one.key) is None]
+        asides = [(one.task, one.model, one.pool) for one in live if one.waits and known.in_memory(one.key) is None]
         kinds = {one.kind: one.requests for one in self.view.census.waiting()}
         assert kinds == Counter(waiting + asides)
 

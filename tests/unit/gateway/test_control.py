@@ -138,8 +138,11 @@ def turn(request_id: str, append_time_ms: int | None) -> Any:
 
 
 def control_of(log: Log, turns: list[Any]) -> Control:
-    live = SimpleNamespace(of_conversation=lambda tenant, conversation_id: [one for one in turns if not one.done])
-    view = SimpleNamespace(known=live)
+    def held(*_: Any) -> list[Any]:
+        return [one for one in turns if not one.done]
+
+    known = SimpleNamespace(a_turn=lambda *_: next(iter(held()), None), aside_turns=lambda *_, **__: [])
+    view = SimpleNamespace(known=known, census=SimpleNamespace(of_conversation=held))
     parts: Any = (log, view, log, None, default_codec(), TopicNames(), None, Allowances(), Threads())
     return Control(*parts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -120,17 +120,20 @@ def fail_at_row(path: Path, request_id: str) -> None:
 
 def live(store: Store, tenant: str = "default") -> list[str]:
     """The ids of those that are not done; they are counted too."""
-    found = [entry.request_id for entry in store.live_of_tenant(tenant, None, None)]
+    found, after = list[str](), ("", 0, "")
+    while (part := store.live_of_tenant(tenant, after, 7))[0]:
+        found += ids(part[0])
+        after = part[1]
     assert sum(count for named, _, _, count in store.live_counts() if named == tenant) == len(found)
     return found
 
 
-def prune(store: Store, before_ms: int, *, with_live: bool = True) -> int:
-    """All that is to be deleted; how many."""
-    rows = 0
-    while (pruned := store.prune(before_ms, with_live=with_live)).more:
-        rows += pruned.rows
-    return rows + pruned.rows
+def prune(store: Store, before_ms: int) -> None:
+    """All that is silent, as the follower does it."""
+    while store.prune(before_ms):
+        pass
+    while silent := store.silent_live(before_ms):
+        store.delete([entry.key for entry in silent], before_ms)
 
 
 def ids(entries: list[Entry] | None) -> list[str]:
@@ -351,19 +354,50 @@ def test_a_file_that_cannot_be_read_is_made_anew(path: Path, content: bytes) -> 
 def test_prune_takes_what_was_not_touched_since(store: Store) -> None:
     entries = [new_entry(f"r{at:04}", updated_ms=at) for at in range(2_500)]
     write(store, 1, *entries)
-    assert prune(store, 0) == 0
-    assert prune(store, 2_300) == 2_300, "it goes on after its first thousand"
+    prune(store, 0)
+    assert len(live(store)) == 2_500
+    prune(store, 2_300)
     assert live(store) == [f"r{at:04}" for at in range(2_300, 2_500)]
-    assert prune(store, 2_300) == 0
     assert store.offsets() == {RESULTS: 1}, "what is forgotten has been read all the same"
 
 
-def test_what_lives_is_pruned_when_it_is_asked_for(store: Store) -> None:
-    write(store, 1, new_entry("live"), ended(new_entry("done")))
-    pruned = store.prune(2_000, with_live=False)
-    assert (pruned.rows, pruned.live, pruned.more) == (1, [], False)
-    pruned = store.prune(2_000, with_live=True)
-    assert (pruned.rows, ids(pruned.live), live(store)) == (1, ["live"], [])
+def test_what_lives_is_deleted_by_its_key_unless_there_was_news(store: Store) -> None:
+    waits, heard = new_entry("waits"), new_entry("heard")
+    write(store, 1, waits, heard, ended(new_entry("done")))
+    assert not store.prune(2_000)
+    assert store.get(("default", "done")) is None
+    silent = store.silent_live(2_000)
+    assert sorted(ids(silent)) == ["heard", "waits"]
+    heard.updated_ms = 3_000
+    write(store, 2, heard)
+    store.delete([entry.key for entry in silent], 2_000)
+    assert live(store) == ["heard"]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda store: store.live_turns("default", "c"),
+        lambda store: store.live_of_tenant("default", ("", 0, ""), 10),
+        lambda store: store.overdue((0, "", ""), 1 << 62, 10),
+        lambda store: store.silent_live(1 << 62),
+        lambda store: list(store.live_counts()),
+    ],
+)
+def test_what_has_ended_costs_questions_about_what_lives_nothing(store: Store, ask: Callable[[Store], Any]) -> None:
+    """An index of those that live was left aside by SQLite once: each turn of a conversation walked over all rows."""
+    write(store, 1, *(ended(new_entry(f"c{at}")) for at in range(300)), new_entry("c-live"))
+    steps = 0
+
+    def step() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    for connection in (store._reader, store._page_connection()):
+        connection.set_progress_handler(step, 10)
+    assert ask(store)
+    assert steps < 30, "ten instructions of SQLite each"
 
 
 def test_what_had_to_end_is_found_part_by_part(store: Store) -> None:
@@ -381,7 +415,7 @@ def test_what_had_to_end_is_found_part_by_part(store: Store) -> None:
 def test_prune_and_the_writer_take_turns(store: Store) -> None:
     write(store, 0, *(new_entry(f"old{at}", updated_ms=1) for at in range(3_000)))
     batches = [submit(store, at, new_entry(f"new{at}", updated_ms=9)) for at in range(1, 20)]
-    assert prune(store, 5) == 3_000
+    prune(store, 5)
     assert all(written.wait(10) for written in batches)
     assert store.failure is None
     assert len(live(store)) == 19

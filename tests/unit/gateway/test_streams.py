@@ -14,7 +14,7 @@ from penstock.common.reader import RawMessage
 from penstock.gateway.service.subscriptions import Subscription, Subscriptions
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.hub import Hub
-from penstock.gateway.view.piece_reader import close_together
+from penstock.gateway.view.piece_reader import close_together, fold_of
 from penstock.gateway.view.selecting import Fate, Selection, StreamPieces
 from penstock.gateway.view.store import Store
 from penstock.gateway.view.streams import Wanted
@@ -22,7 +22,6 @@ from penstock.gateway.view.view import View
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import BrokerUnavailable, RegistryUnavailable
-from penstock.schemas.fold import ResultFold
 from penstock.schemas.records import ArtifactRef, ControlCommand, InferenceRequest, Origin, ResultEvent, StatusEvent
 from penstock.schemas.topics import TopicNames
 
@@ -128,7 +127,7 @@ class Gateway:
 
     def read_again(self, one: Wanted, end: int | None = None) -> None:
         """The pieces up to `end`, whether anybody wants them any more or not."""
-        fold = ResultFold(one.key[1], one.key[0])
+        fold = fold_of(one)
         for at in range(one.begin, end or (len(self.log) if one.end is None else one.end)):
             if self.log[at].kind == "chunk":
                 fold.apply(self.log[at], at)
@@ -262,7 +261,7 @@ def test_a_stream_that_ends_while_it_is_read_again_is_told_by_its_outcome(gatewa
     assert heard(client) == ["abc", "result"]
     gateway.fill()
     assert heard(client) == []
-    assert gateway.view.streams.followed == set()
+    assert gateway.view.streams.followed == {}
 
 
 def test_who_follows_the_conversation_hears_of_a_stream_that_had_begun(gateway: Gateway) -> None:
@@ -289,7 +288,7 @@ def test_what_was_passed_over_before_anybody_came_is_read_once(gateway: Gateway)
         messages.append(Message(NAMES.result, len(gateway.log), default_codec().encode(event)))
         gateway.log.append(event)
     told = gateway.select(messages[:2])
-    gateway.view.streams.expect("r")
+    gateway.view.streams.expect(KEY)
     gateway.view.apply(told)
     gateway.fill_one(gateway.wanted.pop(), end=2)
     assert heard(client) == ["status", "ab"], "also when no later piece shows that one was passed over"
@@ -320,7 +319,7 @@ def test_an_outcome_that_refers_to_its_text_is_told_with_it(gateway: Gateway) ->
     assert heard(client) == []
     gateway.fill()
     assert heard(client) == ["ab", "result"]
-    assert gateway.view.streams.followed == set()
+    assert gateway.view.streams.followed == {}
     assert not gateway.entry().fold.text, "it is not kept in memory"
 
 
@@ -380,7 +379,7 @@ def test_what_nobody_waits_for_any_more_is_not_read(gateway: Gateway) -> None:
     (wanted,) = gateway.wanted
     client.close()
     assert not gateway.view.streams.is_wanted(wanted)
-    assert gateway.view.streams.followed == set()
+    assert gateway.view.streams.followed == {}
     gateway.subscriptions.subscribe(*KEY)
     assert len(gateway.wanted) == 2
 
@@ -391,13 +390,13 @@ def test_who_was_silent_for_two_horizons_is_forgotten_whole(gateway: Gateway) ->
     written = threading.Event()
     assert gateway.view.flush(written)
     assert written.wait(10)
-    gateway.view.forget(gateway.store.prune(1 << 60, with_live=True).live, 1 << 60)
-    assert gateway.view.streams.followed == set()
+    gateway.view.forget(gateway.store.silent_live(1 << 60), 1 << 60)
+    assert gateway.view.streams.followed == {}
 
 
 def test_streams_are_read_together_that_began_together() -> None:
     def wanted(name: str, begin: int) -> Wanted:
-        return Wanted(("default", name), 0, begin, None)
+        return Wanted(("default", name), None, 0, begin, None)
 
     old, late, later = wanted("old", 5), wanted("late", 900_000), wanted("later", 910_000)
     assert close_together([old, late, later]) == [later, late]
@@ -479,3 +478,43 @@ async def test_who_cannot_be_told_an_outcome_hears_why_and_may_come_again(gatewa
     gateway.subscriptions.follow(several, *KEY)
     give(gateway, asked[1])
     assert heard(several) == ["ab", "result"]
+
+
+def test_who_waits_for_the_outcome_alone_hears_it_though_it_refers_to_its_text(gateway: Gateway) -> None:
+    large = ArtifactRef(artifact_id="large", uri="u", media_type="application/json", size_bytes=1, sha256="s")
+    asked = ended_before(gateway, piece("a", 0), outcome("", text_generation=None, output_artifact=large))
+    client = gateway.subscriptions.await_outcome(*KEY)
+    give(gateway, asked[0])
+    gateway.fill()
+    assert heard(client) == ["result"]
+
+
+def test_a_request_that_is_forgotten_while_its_outcome_is_read_may_come_again(gateway: Gateway) -> None:
+    ended_before(gateway, outcome("ab"))
+    client = gateway.subscriptions.subscribe(*KEY)
+    gateway.store.prune(1 << 60)
+    gateway.read(outcome("ab"))
+    assert heard(client)[-1:] == ["result"]
+
+
+# -- whose pieces they are
+
+
+def test_what_ends_is_no_other_tenant_s_stream_of_that_id(gateway: Gateway) -> None:
+    gateway.request()
+    gateway.read(piece("q", 0, tenant="other"))
+    reader = gateway.subscriptions.subscribe(*KEY)
+    gateway.read(piece("a", 0), piece("b", 1))
+    gateway.read(outcome("q", tenant="other"))
+    gateway.read(piece("c", 2), piece("d", 3))
+    assert heard(reader)[1:] == ["a", "b", "c", "d"]
+
+
+def test_a_piece_of_another_record_that_stands_first_is_not_read_again(gateway: Gateway) -> None:
+    """Of two records with one id readers follow that which was heard of first."""
+    gateway.request()
+    other = replace(ORIGIN, topic="inference.request.high")
+    gateway.read(replace(PIECE, kind="preview"), piece("X", 0, origin=other), piece("a", 0))
+    reader = gateway.subscriptions.subscribe(*KEY)
+    gateway.fill()
+    assert (gateway.entry().fold.text, heard(reader)[-1:]) == ("a", ["a"])

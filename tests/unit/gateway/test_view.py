@@ -204,6 +204,12 @@ class Gateway:
         with closing(sqlite3.connect(self.path, isolation_level=None, timeout=10)) as connection:
             return connection.execute(script).fetchall()
 
+    def prune(self, before_ms: int) -> None:
+        """As the follower does it."""
+        forgotten = self.view.forget(self.store.silent_live(before_ms), before_ms)
+        self.store.delete([entry.key for entry in forgotten], before_ms)
+        self.view.known.are_gone(forgotten)
+
     def stop_writing(self) -> None:
         self.execute("CREATE TRIGGER full BEFORE INSERT ON offsets BEGIN SELECT RAISE(ABORT, 'disk full'); END")
 
@@ -347,8 +353,8 @@ def test_of_two_gateways_with_one_key_the_first_in_the_log_counts(gateway: Gatew
         assert entry is not None
         assert (entry.origin, entry.content, entry.accepted_ms) == (ORIGIN, content_hash(theirs), 1_000)
         assert (entry.model, entry.priority, entry.metadata) == (None, 9, {"who": "they"})
-        assert view.known.of_conversation("default", "theirs") == [entry]
-        assert view.known.of_conversation("default", "ours") == []
+        assert view.known.turns("default", "theirs") == [key[1]]
+        assert view.known.turns("default", "ours") == []
     assert types(client) == [StatusFrame]
     assert gateway.view.census.queue_depths(1_000) == other.view.census.queue_depths(1_000)
     other.store.close()
@@ -709,8 +715,7 @@ def test_prune_forgets_what_is_silent(gateway: Gateway, monkeypatch: pytest.Monk
     gateway.flush()
     assert gateway.view.flush()
     for _ in range(2):
-        pruned = gateway.store.prune(20_000, with_live=True)
-        gateway.view.forget(pruned.live, 20_000)
+        gateway.prune(20_000)
         assert gateway.view.find(("default", "silent")) is None
         assert gateway.view.live_count == 1
         assert gateway.found().fold.epoch == 1
@@ -730,7 +735,7 @@ def test_what_is_pruned_is_counted_no_more_in_memory_or_not(
     if is_aside:
         gateway.view.put_aside(9)
     assert gateway.view.known.held_live_count == (not is_aside)
-    gateway.view.forget(gateway.store.prune(20_000, with_live=True).live, 20_000)
+    gateway.prune(20_000)
     assert (gateway.view.live_count, gateway.view.census.live("medium")) == (0, 0)
     assert gateway.view.tenants.of("default").outstanding == 0
     gateway.read(REQUESTS, REQUEST)
@@ -753,7 +758,7 @@ def test_what_waits_is_left_to_the_file_and_comes_back_with_its_news(gateway: Ga
     assert (gateway.view.live_count, gateway.view.census.live("medium")) == (4, 4)
     assert known.peek(KEY) is not None
     assert known.in_memory(KEY) is None
-    assert len(known.of_conversation("default", "c")) == 4, "who asks for its turns has all of them"
+    assert len(known.turns("default", "c")) == 4, "who asks for its turns has all of them"
     gateway.view.put_aside(9)
     gateway.read(STATUSES, RUNNING)
     gateway.read(RESULTS, CHUNK, TERMINAL, replace(TERMINAL, request_id="followed"))
@@ -957,3 +962,102 @@ def test_a_preview_is_shown_until_the_outcome_and_never_says_where_it_lies(gatew
     gateway.read(RESULTS, replace(PREVIEW, attempt=2), replace(TERMINAL, attempt=2), replace(PREVIEW, attempt=2))
     assert [frame.type for frame in client.frames] == ["preview", "chunk", "preview", "chunk", "result"]
     assert gateway.found(KEY).preview is None
+
+
+# -- counted once, whatever comes between
+
+
+def counts(gateway: Gateway) -> tuple[int, ...]:
+    """All counters of live requests: each must say how many there are."""
+    view = gateway.view
+    depths, _ = view.census.queue_depths(0)
+    return view.live_count, view.census.live("medium"), view.tenants.of("default").outstanding, depths["medium"]
+
+
+@pytest.fixture
+def silent(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> Gateway:
+    """One request waits since long ago, by the file; what comes now comes at another time."""
+    now_ms = 10_000
+    monkeypatch.setattr(view_module, "now_ms", lambda: now_ms)
+    gateway.held_live = 0
+    gateway.restart()
+    gateway.read(REQUESTS, REQUEST)
+    gateway.flush()
+    now_ms = 30_000
+    return gateway
+
+
+@pytest.mark.parametrize("is_aside", [False, True])
+def test_an_outcome_that_is_not_written_yet_when_silent_ones_are_forgotten(silent: Gateway, is_aside: bool) -> None:
+    if is_aside:
+        silent.view.put_aside(9)
+    silent.read(RESULTS, TERMINAL)
+    silent.prune(20_000)
+    assert counts(silent) == (0,) * 4
+    assert silent.found().done
+
+
+def outcome(gateway: Gateway) -> int:
+    gateway.read(RESULTS, TERMINAL)
+    return 0
+
+
+def erasure(gateway: Gateway) -> int:
+    gateway.read(RESULTS, TERMINAL)
+    gateway.read(CONTROL, ERASE)
+    return 0
+
+
+def status(gateway: Gateway) -> int:
+    gateway.read(STATUSES, replace(RUNNING, status="queued", rank=10))
+    return 1
+
+
+@pytest.mark.parametrize("is_aside", [False, True])
+@pytest.mark.parametrize("news", [outcome, erasure, status])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_news_while_silent_ones_are_forgotten(
+    silent: Gateway, is_aside: bool, news: Callable[[Gateway], int], when: str
+) -> None:
+    """Between the question for them and the answer, and between that and the deletion."""
+    view, live = silent.view, 0
+    if is_aside:
+        view.put_aside(9)
+    found = silent.store.silent_live(20_000)
+    if when == "before":
+        live = news(silent)
+    forgotten = view.forget(found, 20_000)
+    if when == "after":
+        live = news(silent)
+    silent.store.delete([entry.key for entry in forgotten], 20_000)
+    view.known.are_gone(forgotten)
+    assert counts(silent) == (live,) * 4
+    silent.flush()
+    silent.restart()
+    assert counts(silent) == (live,) * 4
+
+
+def test_rows_that_could_not_be_deleted_are_deleted_the_next_time(silent: Gateway) -> None:
+    silent.view.put_aside(9)
+    assert len(silent.view.forget(silent.store.silent_live(20_000), 20_000)) == 1
+    assert counts(silent) == (0,) * 4
+    assert silent.view.find(KEY) is None
+    silent.prune(20_000)
+    assert counts(silent) == (0,) * 4
+    assert silent.store.silent_live(1 << 62) == []
+
+
+def test_that_an_end_was_asked_for_is_kept_with_what_is_left_to_the_file(silent: Gateway) -> None:
+    silent.read(CONTROL, replace(ERASE, kind="end_lost"))
+    silent.flush()
+    silent.view.put_aside(9)
+    assert silent.view.known.held_live_count == 0
+    assert silent.found().end_asked_ms == 1_000
+    assert silent.found().updated_ms == 10_000, "that is no sign of life"
+
+
+def test_a_request_that_only_began_is_not_left_to_the_file(silent: Gateway) -> None:
+    """A piece that does not decode is on no file: it would be counted for good."""
+    silent.view.known.begin(("default", "began"), 1)
+    silent.view.put_aside(9)
+    assert silent.view.known.in_memory(("default", "began")) is not None

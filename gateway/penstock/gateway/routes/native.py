@@ -134,10 +134,11 @@ async def stream_events(
     cursor = decode_cursor(text) if text else None
     await service.lookups.find(caller.tenant, request_id)
     await service.subscriptions.reach(cursor)
-    entry = await service.lookups.find_whole(caller.tenant, request_id)
+    entry = await service.lookups.find(caller.tenant, request_id)
     entry.check_cursor(cursor)
     if cursor is not None and entry.is_behind(cursor):
         return Response(status_code=204)
+    await service.lookups.find_whole(caller.tenant, request_id)
     headers = {"cache-control": "no-cache", "x-accel-buffering": "no", "x-request-id": request_id}
     subscription = service.subscriptions.subscribe(caller.tenant, request_id, cursor)
     return StreamingResponse(events(subscription), media_type="text/event-stream", headers=headers)

@@ -102,7 +102,7 @@ class ArtifactSweeps:
         for number, key in enumerate(requests):
             if number % _FOUND_AT_ONCE == 0:
                 await asyncio.sleep(0)  # others have their turn on the loop
-            entry = self._view.find(key)
+            entry = self._view.known.peek(key)
             if entry is not None and entry.erased:
                 named[key] = frozenset()
             elif entry is not None and entry.done:

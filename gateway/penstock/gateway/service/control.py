@@ -33,6 +33,8 @@ PEEKED_AT_ONCE = 50
 TURNS_END_S = 5.0
 """So long the deletion of a conversation waits for its turns to end. Without a worker they end later."""
 LOOK_AGAIN_S = 0.02
+MOST_TURNS = 100
+"""Turns in the view's file that are looked at in one go."""
 WITHOUT_IMAGES = frozenset({"embedding", "image_generation", "summarization"})
 """Requests of these tasks have no images as inputs: erasing one does not need the artifact store."""
 
@@ -100,18 +102,28 @@ class Control:
     async def cancel_where(self, caller: Caller, *, status: str | None, conversation_id: str | None) -> list[str]:
         """The same for all of the tenant's requests in a status, in a conversation, or both. Raises TenantLimit."""
         self._allowances.cancel(caller)
-        found = await self._lookups.live(caller.tenant, status, conversation_id)
-        return await self._cancel_all(caller, found)
+        asked, some = dict[str, None](), list[Entry]()
+        async for entry in self._lookups.live(caller.tenant):
+            chosen = conversation_id in (None, entry.conversation_id) and status in (None, entry.status_name)
+            if chosen and not entry.done and not entry.erased and entry.request_id not in asked:
+                asked[entry.request_id] = None
+                some.append(entry)
+            if len(some) == CANCELS_AT_ONCE:
+                await self._cancel_these(some)
+                some = []
+        await self._cancel_these(some)
+        self._allowances.cancelled_more(caller, len(asked) - 1)
+        return list(asked)
 
     async def _cancel_all(self, caller: Caller, entries: Sequence[Entry]) -> list[str]:
-        asked: list[str] = []
-        for start in range(0, len(entries), CANCELS_AT_ONCE):
-            newest = [self._view.in_memory(one.key) or one for one in entries[start : start + CANCELS_AT_ONCE]]
-            running = [entry for entry in newest if not entry.done and not entry.erased]
-            await asyncio.gather(*(self._command("cancel", entry, None) for entry in running))
-            asked += [entry.request_id for entry in running]
-        self._allowances.cancelled_more(caller, len(asked) - 1)
-        return asked
+        running = [entry for entry in entries if not entry.done and not entry.erased]
+        for start in range(0, len(running), CANCELS_AT_ONCE):
+            await self._cancel_these(running[start : start + CANCELS_AT_ONCE])
+        self._allowances.cancelled_more(caller, len(running) - 1)
+        return [entry.request_id for entry in running]
+
+    async def _cancel_these(self, entries: Sequence[Entry]) -> None:
+        await asyncio.gather(*(self._command("cancel", entry, None) for entry in entries))
 
     async def erase(self, tenant: str, request_id: str) -> None:
         """Erase an ended request everywhere, with its outputs and the inputs that a gateway or worker stored for it.
@@ -141,7 +153,7 @@ class Control:
     async def has_turns(self, tenant: str, conversation_id: str) -> bool:
         """Whether turns of the conversation wait or run."""
         await self._follower.catch_up()
-        return bool(self._view.known.of_conversation(tenant, conversation_id))
+        return self._view.known.a_turn(tenant, conversation_id) is not None
 
     async def end_turns(self, tenant: str, conversation_id: str) -> None:
         """Cancel all turns of a conversation that are on Kafka now, and wait a while until those have ended.
@@ -159,13 +171,15 @@ class Control:
         commanded = await self._send(command)
         give_up = time.monotonic() + TURNS_END_S
         await self._follower.catch_up()
+        known, until_ms = self._view.known, commanded.timestamp_ms
 
-        def lives(turn: Entry) -> bool:
-            return turn.origin is None or turn.origin.append_time_ms <= commanded.timestamp_ms
+        def one_lives() -> bool:
+            held = self._view.census.of_conversation(tenant, conversation_id)
+            if any(turn.origin is None or turn.origin.append_time_ms <= until_ms for turn in held):
+                return True
+            return bool(known.aside_turns(tenant, conversation_id, until_ms + 1, most=MOST_TURNS))
 
-        while any(map(lives, self._view.known.of_conversation(tenant, conversation_id))):
-            if time.monotonic() > give_up:
-                return
+        while one_lives() and time.monotonic() < give_up:
             await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _command(self, kind: str, entry: Entry, reason: str | None) -> int:

@@ -14,7 +14,7 @@ from penstock.gateway.metrics import Gauges
 from penstock.gateway.service.models import public_models
 from penstock.gateway.service.planning import plan
 from penstock.gateway.service.run_times import RunTimes
-from penstock.gateway.view.census import Waiting
+from penstock.gateway.view.census import Waiting, counted_as
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.follower import Follower, Readiness
 from penstock.gateway.view.hub import Hub
@@ -32,6 +32,8 @@ _ANYWHERE = "*"
 """No pool's name: a conversation of which nothing is known yet."""
 
 MOST_KINDS = 1_000
+MOST_TURNS = 5_000
+"""Turns of a conversation in the view's file that are counted: that takes 10 ms."""
 """So many kinds of waiting requests are looked at for a probe: any model may be named on the topics."""
 SERVING = "running"
 STOPPED = "stopped"
@@ -150,11 +152,12 @@ class Facts:
         if request.conversation_id is None:
             return 0
         klass = priority_class(request.priority)
-        turns = self._view.known.of_conversation(request.tenant, request.conversation_id)
+        held = [counted_as(turn) for turn in self._view.census.of_conversation(request.tenant, request.conversation_id)]
+        aside = self._view.known.aside_turns(request.tenant, request.conversation_id, most=MOST_TURNS)
         return sum(
-            priority_class(turn.priority) == klass or (turn.status is not None and turn.status.status == "running")
-            for turn in turns
-            if turn.task != "summarization"  # it only reads its conversation
+            state.klass == klass or state.kind is None
+            for state in [*held, *(state for _, state in aside)]
+            if state.kind is None or state.kind[0] != "summarization"  # it only reads its conversation
         )
 
     def gauges(self) -> Gauges:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from penstock.gateway.service.subscriptions import Stopping
@@ -20,6 +20,8 @@ from penstock.gateway.view.view import View
 from penstock.schemas.errors import BrokerUnavailable, InvalidRequest, NotFound, Overloaded
 from penstock.schemas.errors import Gone as GoneError
 
+LOOKED_AT_ONCE, LIVE_AT_ONCE = 2_000, 500
+"""Requests in memory that are looked at in one go, and rows of the view's file that are read in one go."""
 PAGE_S = 3.0
 """So long a page waits for outcomes that must be read again; those that do not come are left out."""
 
@@ -86,11 +88,13 @@ class Lookups:
     async def with_outcome(self, entry: Entry) -> Entry:
         """The entry, with its outcome if it has ended and the topic still has that.
 
-        Raises BrokerUnavailable, RegistryUnavailable.
+        Raises Gone when it was erased meanwhile, BrokerUnavailable, RegistryUnavailable, Overloaded.
         """
         try:
             return await self._outcomes.whole(entry)
         except GoneError:
+            if (self._view.known.peek(entry.key) or entry).erased:
+                raise
             return entry
 
     async def public(self, entry: Entry, beside: Mapping[str, Any] | None = None) -> bytes:
@@ -118,10 +122,20 @@ class Lookups:
         shown = [entry for entry in newest if not entry.erased]
         return await self._outcomes.all_whole(shown, PAGE_S)
 
-    async def live(self, tenant: str, status: str | None, conversation_id: str | None) -> list[Entry]:
-        """Those of the tenant's requests that have not ended, in a status, in a conversation; copies of some."""
-        await self._written()
-        return await self._threads.lists.run(self._view.live_of_tenant, tenant, status, conversation_id)
+    async def live(self, tenant: str) -> AsyncIterator[Entry]:
+        """The tenant's requests that have not ended; copies of those that are aside. Some may come twice."""
+        for number, entry in enumerate(list(self._view.known.held_live())):
+            if number % LOOKED_AT_ONCE == 0:
+                await asyncio.sleep(0)  # others have their turn on the loop
+            if entry.tenant == tenant:
+                yield entry
+        after = ("", 0, "")
+        while self._view.known.some_aside:
+            entries, after = await self._threads.lists.run(self._view.live_of_tenant, tenant, after, LIVE_AT_ONCE)
+            for copy in entries:
+                yield self._view.in_memory(copy.key) or copy
+            if len(entries) < LIVE_AT_ONCE:
+                return
 
     async def _written(self) -> None:
         done = threading.Event()

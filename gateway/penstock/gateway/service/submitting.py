@@ -261,11 +261,11 @@ class Submitter:
             self._check_room(request)
         self._pending += 1
         if request.stream:  # before its first piece can come: whoever sent it here comes here for it, as a rule
-            self._view.streams.expect(request.request_id)
+            self._view.streams.expect((request.tenant, request.request_id))
         try:
             delivery = await self._transport.produce(record.topic, record.value, key=record.key, headers=record.headers)
         except BaseException as error:
-            self._view.streams.forget(request.request_id)
+            self._view.streams.forget((request.tenant, request.request_id))
             if isinstance(error, NotFound):
                 raise unavailable(error) from error
             raise

@@ -216,24 +216,25 @@ class Subscriptions:
         """Add all requests of a conversation: those that are under way, and those to come."""
         client, subject = subscription.client, ("conversation", tenant, conversation_id)
         self.hub.subscribe(client, subject)
-        entries = [
-            entry
-            for entry in self._view.known.of_conversation(tenant, conversation_id)
-            if ("request", *entry.key) not in client.subjects and entry.request_id not in client.untold
+        turns = [
+            request_id
+            for request_id in self._view.known.turns(tenant, conversation_id)
+            if ("request", tenant, request_id) not in client.subjects and request_id not in client.untold
         ]
-        if not entries:
+        if not turns:
             return
-        client.untold.update((entry.request_id, None) for entry in entries)
-        subscription.push_as_read(self._openings(subscription, entries))
+        client.untold.update((request_id, None) for request_id in turns)
+        subscription.push_as_read(self._openings(subscription, tenant, turns))
 
-    def _openings(self, subscription: Subscription, entries: Sequence[Entry]) -> Iterator[list[Frame]]:
+    def _openings(self, subscription: Subscription, tenant: str, turns: Sequence[str]) -> Iterator[list[Frame]]:
         """The beginning of each request, as it is by the time that it is told; nothing of what was told meanwhile."""
         untold, subjects = subscription.client.untold, subscription.client.subjects
-        for entry in entries:
-            if entry.request_id not in untold:
+        for request_id in turns:
+            if request_id not in untold:
                 continue
-            if entry.erased or subjects.isdisjoint(entry.subjects):
-                del untold[entry.request_id]
+            entry = self._view.find((tenant, request_id))
+            if entry is None or entry.erased or subjects.isdisjoint(entry.subjects):
+                del untold[request_id]
             elif self._view.streams.follow(entry):
                 del untold[entry.request_id]
                 yield self._opening(entry)

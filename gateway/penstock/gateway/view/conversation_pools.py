@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from penstock.gateway.view.entries import Entry
 
@@ -13,9 +13,9 @@ REMEMBERED = 100_000
 class ConversationPools:
     """Told of each request; the oldest of what it was told is forgotten first."""
 
-    def __init__(self, live_of: Callable[[str, str], Sequence[Entry]]) -> None:
-        """`live_of`: the live requests of a conversation."""
-        self._live_of = live_of
+    def __init__(self, a_turn: Callable[[str, str], Entry | None]) -> None:
+        """`a_turn`: a live request of a conversation, if there is one."""
+        self._a_turn = a_turn
         self._pools: dict[tuple[str, str], str] = {}
 
     def note(self, entry: Entry) -> None:
@@ -30,5 +30,5 @@ class ConversationPools:
         """The pool that its turns go to (None: the common one); `unknown` while it may begin in any."""
         if (noted := self._pools.get((tenant, conversation_id))) is not None:
             return noted
-        live = self._live_of(tenant, conversation_id)
-        return live[0].pool if live else unknown
+        turn = self._a_turn(tenant, conversation_id)
+        return unknown if turn is None else turn.pool

@@ -18,7 +18,7 @@ from penstock.gateway.threads import Threads
 from penstock.gateway.view.ends import Ends
 from penstock.gateway.view.ordered_reading import OrderedReading
 from penstock.gateway.view.piece_reader import PieceReader
-from penstock.gateway.view.pieces import folds
+from penstock.gateway.view.pieces import FOLDED_AT_ONCE, folds
 from penstock.gateway.view.selecting import Selection
 from penstock.gateway.view.store import TP, Store
 from penstock.gateway.view.topic_watch import TopicWatch
@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 FLUSH_S, CATCHING_UP_FLUSH_S = 0.2, 2.0
 CROWDED = 50_000
 """While so many requests are live and outcomes are behind, a view that catches up reads outcomes alone."""
+FOLDED_WITH_LOOKS = 25
+"""Records that are folded at once while each may need a look into the view's file."""
 PUT_ASIDE = 200
 """Live requests that are looked at in one go, whether they may be left to the file: that takes 0.2 ms."""
 CATCH_UP_S = 2.0
@@ -153,7 +155,7 @@ class Follower:
     async def _follow(self) -> None:
         while True:
             batch = await self._queue.get()
-            for piece in folds(batch):
+            for piece in folds(batch, FOLDED_WITH_LOOKS if self._view.known.some_aside else FOLDED_AT_ONCE):
                 await self._fold(piece)
                 if self._view.known.unwritten.is_due:
                     self._view.flush()
@@ -209,12 +211,16 @@ class Follower:
 
     async def _prune(self, before_ms: int) -> None:
         """Forget what nothing was heard of since. What lives has been silent no longer than this gateway runs."""
-        more = True
-        while more:
-            with_live = self._began_ms < before_ms
-            pruned = await asyncio.to_thread(self._store.prune, before_ms, with_live=with_live)
-            self._view.forget(pruned.live, before_ms)
-            more = pruned.more
+        while await asyncio.to_thread(self._store.prune, before_ms):
+            pass
+        if self._began_ms >= before_ms:
+            return
+        while silent := await asyncio.to_thread(self._store.silent_live, before_ms):
+            forgotten = self._view.forget(silent, before_ms)
+            if not forgotten:
+                return  # there is news of all of them, which is on its way to the file
+            await asyncio.to_thread(self._store.delete, [entry.key for entry in forgotten], before_ms)
+            self._view.known.are_gone(forgotten)
 
     async def _first_catch_up(self) -> None:
         while not self._caught_up:

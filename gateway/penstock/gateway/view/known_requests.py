@@ -10,9 +10,10 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from penstock.gateway.limits.tenants import Tenants
-from penstock.gateway.view.census import Census
+from penstock.gateway.view.census import Census, Counted
 from penstock.gateway.view.entries import Entry
-from penstock.gateway.view.request_state import NOT_KNOWN, Key
+from penstock.gateway.view.request_state import NEVER_MS, NOT_KNOWN, Key
+from penstock.gateway.view.rows import counted_of
 from penstock.gateway.view.store import TP, Store
 from penstock.gateway.view.unwritten import Recent, Unwritten
 
@@ -29,6 +30,8 @@ class KnownRequests:
         """In the order of their last news."""
         self._held_live = held_live
         self._aside = 0
+        self._going: set[Key] = set()
+        """Those that are forgotten and whose rows are still to be deleted."""
         self._recent = Recent(recent_bytes)
         self.unwritten = Unwritten(store)
         self.catching_up = False
@@ -55,7 +58,7 @@ class KnownRequests:
     def find(self, key: Key) -> Entry | None:
         """The entry in memory or on disk. One that lives is in memory from now on."""
         entry = self.in_memory(key)
-        if entry is None and (entry := self._store.get(key)) is not None and not entry.closed:
+        if entry is None and (entry := self._in_file(key)) is not None and not entry.closed:
             self._live[key] = entry
             self._aside -= 1
             self.census.recall(entry)
@@ -63,7 +66,10 @@ class KnownRequests:
 
     def peek(self, key: Key) -> Entry | None:
         """The entry, or a copy of one that is aside, which hears no news."""
-        return self.in_memory(key) or self._store.get(key)
+        return self.in_memory(key) or self._in_file(key)
+
+    def _in_file(self, key: Key) -> Entry | None:
+        return None if key in self._going else self._store.get(key)
 
     def in_memory(self, key: Key) -> Entry | None:
         """The entry, if it had news lately, ended lately, or is not written yet."""
@@ -73,12 +79,35 @@ class KnownRequests:
         """The entry, if it is live or ended lately."""
         return self._live.get(key) or self._recent.get(key) or (self.find(key) if self._aside else None)
 
-    def of_conversation(self, tenant: str, conversation_id: str) -> list[Entry]:
-        """The live requests of a conversation."""
-        if self._aside:
-            for request_id in self._store.live_of_conversation(tenant, conversation_id):
-                self.find((tenant, request_id))
-        return self.census.of_conversation(tenant, conversation_id)
+    @property
+    def some_aside(self) -> bool:
+        return self._aside > 0
+
+    def aside_turns(
+        self, tenant: str, conversation_id: str, before_ms: int = NEVER_MS, most: int = -1
+    ) -> list[tuple[str, Counted]]:
+        """A conversation's requests that are aside, with as what they are counted; of at most so many live ones."""
+        if not self._aside:
+            return []
+        turns = self._store.live_turns(tenant, conversation_id, before_ms, most)
+        return [
+            (request_id, counted_of(counted))
+            for request_id, counted in turns
+            if self.in_memory((tenant, request_id)) is None and (tenant, request_id) not in self._going
+        ]
+
+    def turns(self, tenant: str, conversation_id: str) -> list[str]:
+        """The ids of a conversation's live requests."""
+        held = [entry.request_id for entry in self.census.of_conversation(tenant, conversation_id)]
+        return held + [request_id for request_id, _ in self.aside_turns(tenant, conversation_id)]
+
+    def a_turn(self, tenant: str, conversation_id: str) -> Entry | None:
+        """A live request of a conversation, if there is one."""
+        held = self.census.of_conversation(tenant, conversation_id)
+        if held or not self._aside:
+            return held[0] if held else None
+        aside = self.aside_turns(tenant, conversation_id, most=1)
+        return self.find((tenant, aside[0][0])) if aside else None
 
     def is_live(self, key: Key) -> bool:
         """Whether it is live and in memory."""
@@ -90,6 +119,7 @@ class KnownRequests:
 
     def begin(self, key: Key, partitions: int, partition: int = NOT_KNOWN) -> Entry:
         """A request that is new; its results are on `partition` of so many, if that is known."""
+        self._going.discard(key)
         made = self._live[key] = Entry(key[0], key[1], partition, partitions)
         self.tenants.began(made.tenant)
         return made
@@ -118,7 +148,7 @@ class KnownRequests:
 
     def keep(self, entry: Entry) -> None:
         """Its outcome was read again: its next readers find it in memory."""
-        if self.in_memory(entry.key) is None:
+        if self._recent.get(entry.key) is entry or self.in_memory(entry.key) is None:
             self._recent.add(entry)
 
     def put_aside(self, is_followed: Callable[[Entry], bool], most: int) -> None:
@@ -131,7 +161,7 @@ class KnownRequests:
             if self.unwritten.get(key) is not None:
                 return  # those behind it had news later still
             del self._live[key]
-            if entry.waits and not is_followed(entry):
+            if entry.waits and entry.counted is not None and not is_followed(entry):
                 self.census.put_aside(entry)
                 self._aside += 1
             else:
@@ -142,19 +172,31 @@ class KnownRequests:
         return self.unwritten.hand_over(offsets, written)
 
     def forget(self, silent: Sequence[Entry], before_ms: int) -> list[Entry]:
-        """Forget live ones that the file holds no more, since nothing was heard of them; those that were in memory."""
-        gone: list[Entry] = []
+        """Forget live ones, of which the file says that nothing was heard since; those of which that is true.
+
+        Their rows are to be deleted then; tell `are_gone`.
+        """
+        forgotten: list[Entry] = []
         for copy in silent:
-            entry = self._live.get(copy.key)
+            key = copy.key
+            entry = self.in_memory(key)
+            if key in self._going:
+                forgotten.append(copy)  # its row could not be deleted the last time
+                continue
             if entry is None:
                 self._aside -= 1
                 self.census.recall(copy)
                 entry = copy
-            elif entry.updated_ms < before_ms:
-                del self._live[entry.key]
-                gone.append(entry)
+            elif key in self._live and entry.updated_ms < before_ms and self.unwritten.get(key) is None:
+                del self._live[key]
             else:
-                continue  # there is news of it, which is on its way to the file
+                continue  # there is news of it, or what it is now is on its way to the file
             self.census.forget(entry)
             self.tenants.ended(entry.tenant)
-        return gone
+            self._going.add(key)
+            forgotten.append(entry)
+        return forgotten
+
+    def are_gone(self, forgotten: Iterable[Entry]) -> None:
+        """The rows of these were deleted, but for those of which there was news again."""
+        self._going.difference_update(entry.key for entry in forgotten)

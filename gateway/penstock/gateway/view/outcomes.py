@@ -6,6 +6,7 @@ The view's file holds facts and that offset; a copy of every output would be the
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 
@@ -16,13 +17,24 @@ from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.outputs import LargeOutput, OutcomeReader
 from penstock.gateway.view.view import View
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import BrokerUnavailable, Gone, PenstockError, RegistryUnavailable
+from penstock.schemas.errors import (
+    BrokerUnavailable,
+    Gone,
+    InternalError,
+    Overloaded,
+    PenstockError,
+    RegistryUnavailable,
+)
 from penstock.schemas.records import ResultEvent
 from penstock.schemas.topics import TP
+
+logger = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0
 """So long a caller waits for the broker."""
 REGISTRY_RETRY_S = 0.1
+MOST_WANTED = 10_000
+"""Outcomes that are asked for at once; while the broker is away, those of whoever has gone count too."""
 
 
 class Outcomes:
@@ -51,7 +63,8 @@ class Outcomes:
     async def whole(self, entry: Entry, patience_s: float = PATIENCE_S) -> Entry:
         """The entry with its outcome, if it has ended and is not erased.
 
-        Raises Gone when the topic does not hold the outcome any more, BrokerUnavailable, RegistryUnavailable.
+        Raises Gone when the topic does not hold the outcome any more, or it was erased meanwhile; BrokerUnavailable,
+        RegistryUnavailable, and Overloaded when as many outcomes as may be are asked for.
         """
         held = self._view.in_memory(entry.key)
         if held is not None and held.done:
@@ -64,6 +77,11 @@ class Outcomes:
         found = None if message is None else await self._decode(message, give_up)
         if found is None or (found[0].tenant, found[0].request_id, found[0].kind) != (*entry.key, "terminal"):
             raise Gone("the outcome of this request is not on the result topic any more")
+        newest = self._view.known.peek(entry.key) or entry
+        if newest.erased:
+            raise Gone("this request was erased")
+        if newest.done and not newest.lacks_outcome:
+            return newest
         if entry.lacks_outcome:
             event, large, record_bytes = found
             entry.hold_outcome(event, large, record_bytes)
@@ -76,11 +94,17 @@ class Outcomes:
         for one in found:
             if isinstance(one, BaseException) and not isinstance(one, PenstockError):
                 raise one
-        return [entry if isinstance(one, BaseException) else one for entry, one in zip(entries, found, strict=True)]
+        return [
+            entry if isinstance(one, BaseException) else one
+            for entry, one in zip(entries, found, strict=True)
+            if not isinstance(one, Gone) or not (self._view.known.peek(entry.key) or entry).erased
+        ]
 
     async def _fetch(self, tp: TP, offset: int, patience_s: float) -> RawMessage | None:
         wanted = self._wanted.get((tp, offset))
         if wanted is None:
+            if len(self._wanted) >= MOST_WANTED:
+                raise Overloaded("as many outcomes as may be are asked for; try again", retry_after_s=1)
             wanted = self._wanted[tp, offset] = asyncio.get_running_loop().create_future()
             self._started().request(tp, (offset,))
         try:
@@ -132,4 +156,7 @@ class Outcomes:
             found: Entry | PenstockError = await self.whole(entry)
         except PenstockError as error:
             found = error
+        except Exception:  # who waits must hear something, and those who come later must not wait behind them
+            logger.exception("outcome.not_read request=%s", entry.request_id)
+            found = InternalError("the outcome could not be read")
         self._view.streams.loaded(entry, found)

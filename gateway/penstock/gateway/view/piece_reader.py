@@ -94,7 +94,7 @@ class PieceReader:
         """Who is to be tried again: one that fails by itself is told by its outcome."""
         if len(chosen) > 1:
             return chosen
-        self._streams.filled(chosen[0], ResultFold(chosen[0].key[1], chosen[0].key[0]))
+        self._streams.filled(chosen[0], fold_of(chosen[0]))
         return ()
 
     async def _read_these(self, tp: TP, wanted: Sequence[Wanted]) -> None:
@@ -120,7 +120,7 @@ class PieceReader:
 
     def _read(self, tp: TP, wanted: Sequence[Wanted], told_from: int) -> tuple[Mapping[Key, ResultFold], int]:
         """The fold of each stream, and how many pieces that took. Raises BrokerUnavailable, RegistryUnavailable."""
-        folds = {one.key: ResultFold(one.key[1], one.key[0]) for one in wanted}
+        folds = {one.key: fold_of(one) for one in wanted}
         ranges = {one.key: (one.begin, told_from if one.end is None else one.end) for one in wanted}
         keys = {one.key[1].encode() for one in wanted}
         count = 0
@@ -156,6 +156,14 @@ class PieceReader:
             logger.debug("pieces.skipped offset=%d error=%s", offset, error.code)
             return None
         return event if event.kind == "chunk" else None
+
+
+def fold_of(wanted: Wanted) -> ResultFold:
+    """What takes its pieces: of the record that its readers follow, though another's stand before them."""
+    tenant, request_id = wanted.key
+    fold = ResultFold(request_id, tenant)
+    fold.origin = wanted.origin
+    return fold
 
 
 def close_together(wanted: Sequence[Wanted]) -> list[Wanted]:

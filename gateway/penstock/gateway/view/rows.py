@@ -26,6 +26,9 @@ _FACTS = (
     "content",
     "deadline_ms",
     "cancelled_ms",
+    "end_asked_ms",
+    "partitions",
+    "former_partition",
 )
 
 
@@ -77,6 +80,9 @@ def snapshot(entry: Entry) -> Snapshot:
             entry.content,
             entry.deadline_ms,
             entry.cancelled_ms,
+            entry.end_asked_ms,
+            entry.partitions,
+            entry.former_partition,
         ),
         entry.place,
         entry.origin,

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.gateway.view import view_file
 from penstock.gateway.view.census import AGES_MS, Counted
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.key_filter import KeyFilter
-from penstock.gateway.view.request_state import Key
+from penstock.gateway.view.request_state import NEVER_MS, Key
 from penstock.gateway.view.rows import Snapshot, counted_of, counted_text, facts_text, restored
 from penstock.schemas.topics import TP
 
@@ -34,6 +34,10 @@ _PRUNED_AT_ONCE = 1_000
 Row = tuple[Any, ...]
 Due = tuple[int, str, str]
 """(when it had to end, tenant, request_id)"""
+Turn = tuple[str, str]
+"""(request_id, as what it is counted; `counted_of` reads that)"""
+Place = tuple[str, int, str]
+"""(as what it is counted, when it was accepted, request_id)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +47,6 @@ class Batch:
     rows: Sequence[Snapshot]
     offsets: Mapping[TP, int]
     written: threading.Event
-
-
-class Pruned(NamedTuple):
-    """What was deleted."""
-
-    rows: int
-    live: list[Entry]
-    """Those of them that were not done."""
-    more: bool
 
 
 class Store:
@@ -127,20 +122,29 @@ class Store:
             self._known.add((row.tenant, row.request_id))
         batch.written.set()
 
-    def prune(self, before_ms: int, *, with_live: bool) -> Pruned:
-        """Delete some rows not touched since; call it again while there are more. Those that live only if asked to.
+    def prune(self, before_ms: int) -> bool:
+        """Delete some rows of what has ended that were not touched since; whether there may be more.
 
         For a thread: the writer has its turns in between.
         """
-        chosen = (
-            "SELECT tenant, request_id FROM requests"
-            f" WHERE updated_ms < ? {'' if with_live else 'AND done = 1'} LIMIT {_PRUNED_AT_ONCE}"
-        )
-        query = f"DELETE FROM requests WHERE (tenant, request_id) IN ({chosen}) RETURNING {_COLUMNS}, done"
+        chosen = f"SELECT tenant, request_id FROM requests WHERE done = 1 AND updated_ms < ? LIMIT {_PRUNED_AT_ONCE}"
+        query = f"DELETE FROM requests WHERE (tenant, request_id) IN ({chosen})"
         with closing(self._connect()) as connection:
-            deleted = connection.execute(query, (before_ms,)).fetchall()
-        live = [_entry(row[:-1]) for row in deleted if not row[-1]]
-        return Pruned(len(deleted), live, len(deleted) == _PRUNED_AT_ONCE and not self._closing.is_set())
+            deleted = connection.execute(query, (before_ms,)).rowcount
+        return deleted == _PRUNED_AT_ONCE and not self._closing.is_set()
+
+    def silent_live(self, before_ms: int) -> list[Entry]:
+        """Some rows of what has not ended that were not touched since. For a thread."""
+        query = f"SELECT {_COLUMNS} FROM requests WHERE done = 0 AND updated_ms < ? LIMIT {_PRUNED_AT_ONCE}"
+        return [_entry(row) for row in self._page_connection().execute(query, (before_ms,))]
+
+    def delete(self, keys: Sequence[Key], before_ms: int) -> None:
+        """Delete these rows, but for those that were touched since. For a thread."""
+        query = "DELETE FROM requests WHERE tenant = ? AND request_id = ? AND updated_ms < ?"
+        with closing(self._connect()) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany(query, [(*key, before_ms) for key in keys])
+            connection.execute("COMMIT")
 
     def close(self) -> None:
         """Write what was handed over, unless that fails, and end."""
@@ -158,26 +162,29 @@ class Store:
     def live_counts(self) -> Iterator[tuple[str, Counted, int, int]]:
         """Requests that are not done: (tenant, as what they are counted, when the first was accepted, how many)."""
         query = (
-            "SELECT tenant, counted, min(accepted_ms), count(*) FROM requests WHERE done = 0"
+            "SELECT tenant, counted, min(accepted_ms), count(*) FROM requests INDEXED BY live WHERE done = 0"
             f" GROUP BY tenant, counted, accepted_ms / {AGES_MS}"
         )
         for tenant, counted, accepted_ms, count in self._reader.execute(query):
             yield tenant, counted_of(counted), accepted_ms, count
 
-    def live_of_conversation(self, tenant: str, conversation_id: str) -> list[str]:
-        """The ids of its requests that are not done."""
-        query = "SELECT request_id FROM requests WHERE done = 0 AND tenant = ? AND conversation_id = ?"
-        return [request_id for (request_id,) in self._reader.execute(query, (tenant, conversation_id))]
+    def live_turns(self, tenant: str, conversation_id: str, before_ms: int = NEVER_MS, most: int = -1) -> list[Turn]:
+        """A conversation's requests that are not done and were accepted before a time, at most so many; -1: all."""
+        query = (
+            "SELECT request_id, counted FROM requests INDEXED BY live_turns"
+            " WHERE done = 0 AND tenant = ? AND conversation_id = ? AND accepted_ms < ? LIMIT ?"
+        )
+        return self._reader.execute(query, (tenant, conversation_id, before_ms, most)).fetchall()
 
-    def live_of_tenant(self, tenant: str, status: str | None, conversation_id: str | None) -> list[Entry]:
-        """The tenant's requests that are not done, in a status, in a conversation. Blocks; for a thread."""
-        where, values = ["done = 0", "tenant = ?"], [tenant]
-        for name, value in (("status", status), ("conversation_id", conversation_id)):
-            if value is not None:
-                where.append(f"{name} = ?")
-                values.append(value)
-        query = f"SELECT {_COLUMNS} FROM requests WHERE {' AND '.join(where)}"
-        return [_entry(row) for row in self._page_connection().execute(query, values)]
+    def live_of_tenant(self, tenant: str, after: Place, most: int) -> tuple[list[Entry], Place]:
+        """Some of the tenant's requests that are not done, behind a place, and where the last one is. For a thread."""
+        query = (
+            f"SELECT {_COLUMNS}, counted FROM requests INDEXED BY live WHERE done = 0 AND tenant = ?"
+            " AND (counted, accepted_ms, request_id) > (?, ?, ?) ORDER BY counted, accepted_ms, request_id LIMIT ?"
+        )
+        found = self._page_connection().execute(query, (tenant, *after, most)).fetchall()
+        entries = [_entry(row[:-1]) for row in found]
+        return entries, (found[-1][-1], entries[-1].accepted_ms, entries[-1].request_id) if found else after
 
     def overdue(self, after: Due, before_ms: int, most: int) -> list[Due]:
         """Requests that are not done and had to end before a time: the first of those behind `after`. For a thread."""

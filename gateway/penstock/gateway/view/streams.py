@@ -7,7 +7,7 @@ The outcome of what ended long ago is read again in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -52,10 +52,11 @@ class Wanted:
     """Pieces of a stream that are to be read, from the offset `begin` on.
 
     Up to `end`, its outcome; None: up to the offset from which on the view is told of every piece, which is for the
-    reader to find.
+    reader to find. `origin`: the record that its readers follow, if that is known.
     """
 
     key: Key
+    origin: Origin | None
     partition: int
     begin: int
     end: int | None
@@ -90,16 +91,22 @@ class Streams:
         self._filling: dict[Key, Filling] = {}
         self.read = read
         self.load = load
-        self.followed: set[bytes] = set()
-        """The record keys of requests whose pieces the view is told of. The reader's thread looks into it."""
+        self.followed: dict[bytes, set[str]] = {}
+        """The record keys of requests whose pieces the view is told of, with the tenants that have one of that id.
 
-    def expect(self, request_id: str) -> None:
+        The reader's thread looks into it."""
+
+    def expect(self, key: Key) -> None:
         """A stream is about to begin whose text is wanted from its first piece on."""
-        self.followed.add(request_id.encode())
+        self.followed.setdefault(key[1].encode(), set()).add(key[0])
 
-    def forget(self, request_id: str) -> None:
+    def forget(self, key: Key) -> None:
         """It does not begin, or nothing more will come of it."""
-        self.followed.discard(request_id.encode())
+        tenants = self.followed.get(record_key := key[1].encode())
+        if tenants is not None:
+            tenants.discard(key[0])
+            if not tenants:
+                del self.followed[record_key]
 
     def follow(self, entry: Entry) -> bool:
         """Hold a request's outcome, or its text from now on, whole.
@@ -115,7 +122,7 @@ class Streams:
             if entry.lacks_text:
                 self._fill(entry, end=entry.terminal_offset)
         elif entry.stream or not entry.content:
-            self.expect(entry.request_id)
+            self.expect(entry.key)
             if entry.passed_over:
                 self._fill(entry)
         return entry.key not in self._filling
@@ -148,7 +155,7 @@ class Streams:
 
     def on_end(self, entry: Entry) -> Filling | None:
         """Its outcome is there, or nothing will come. If its text was being read, `tell` those who wait for it."""
-        self.forget(entry.request_id)
+        self.forget(entry.key)
         return self._filling.pop(entry.key, None)
 
     def loaded(self, entry: Entry, found: Entry | PenstockError) -> None:
@@ -198,18 +205,18 @@ class Streams:
         filling = self._filling.get(wanted.key)
         if filling is None or filling.wanted is not wanted:
             return False
-        if not self._hub.listened(filling.entry.subjects):
+        if not self._hub.listened(_subjects(filling.entry)):
             del self._filling[wanted.key]
-            self.forget(wanted.key[1])
+            self.forget(wanted.key)
             return False
         return True
 
     def _is_followed(self, entry: Entry) -> bool:
-        if entry.request_id.encode() in self.followed:
+        if entry.tenant in self.followed.get(entry.request_id.encode(), ()):
             return True
         if not self._hub.has_readers or not self._hub.listened(entry.subjects):
             return False
-        self.expect(entry.request_id)
+        self.expect(entry.key)
         return True
 
     def _fill(self, entry: Entry, end: int | None = None) -> Filling:
@@ -217,7 +224,7 @@ class Streams:
         if not entry.passed_over:
             told = replace(told, epoch=fold.epoch, attempt=fold.attempt, text_length=fold.text_length)
         entry.passed_over = True
-        wanted = Wanted(entry.key, entry.place, entry.pieces_from, end)
+        wanted = Wanted(entry.key, fold.origin, entry.place, entry.pieces_from, end)
         filling = self._filling[entry.key] = Filling(entry, wanted, told)
         self.read(wanted)
         return filling
@@ -226,12 +233,17 @@ class Streams:
     def tell(filling: Filling) -> None:
         """The beginning, to who waits for it: from now on frames come as they are made."""
         entry = filling.entry
-        subjects = [*entry.subjects, ("outcome", *entry.key)]
+        subjects = _subjects(entry)
         for client, opening in filling.waiting:
             if client.gone is None and entry.request_id in client.untold:
                 after = cast("Cursor | None", client.untold.pop(entry.request_id))
                 if not client.subjects.isdisjoint(subjects):
                     client.push_all(opening(entry, after))
+
+
+def _subjects(entry: Entry) -> list[Hashable]:
+    """Who follows one of these is told of it, or of its outcome."""
+    return [*entry.subjects, ("outcome", *entry.key)]
 
 
 def _nothing_of(entry: Entry) -> Cursor:

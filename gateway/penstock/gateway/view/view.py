@@ -25,6 +25,7 @@ from penstock.gateway.view.request_records import is_moved, origin_of, read_requ
 from penstock.gateway.view.request_state import BLANKED, NOT_KNOWN, Key
 from penstock.gateway.view.selecting import ALONE
 from penstock.gateway.view.store import TP, Due, Store
+from penstock.gateway.view.store import Place as LivePlace
 from penstock.gateway.view.streams import Streams, place_reader
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.errors import PenstockError, RegistryUnavailable
@@ -96,7 +97,7 @@ class View:
         self.decoded = 0
         """Records of requests, statuses and results that were decoded whole."""
         self.arrivals, self.endings = Rate(), Rate()
-        self._pools = ConversationPools(self.known.of_conversation)
+        self._pools = ConversationPools(self.known.a_turn)
 
     # -- looking up
 
@@ -116,9 +117,9 @@ class View:
         """A page of what is written, as `Store.page` has it. Blocks; for a thread."""
         return self._store.page(tenant, **options)
 
-    def live_of_tenant(self, tenant: str, status: str | None, conversation_id: str | None) -> list[Entry]:
+    def live_of_tenant(self, tenant: str, after: LivePlace, most: int) -> tuple[list[Entry], LivePlace]:
         """As `Store.live_of_tenant`. For a thread."""
-        return self._store.live_of_tenant(tenant, status, conversation_id)
+        return self._store.live_of_tenant(tenant, after, most)
 
     def overdue(self, after: Due, before_ms: int, most: int) -> list[Due]:
         """As `Store.overdue`. For a thread."""
@@ -244,6 +245,8 @@ class View:
         done = entry.done
         filling = self.streams.on_end(entry) if done else None
         told = None if filling is None else filling.told
+        if filling is not None:
+            filling.entry = entry  # it may have been forgotten, and have come again
         # A newer attempt counts from its first word on, even one that shows nothing: what is older is heard no more.
         is_new = step is not IGNORED or before != (entry.fold.place, entry.pieces_from)
         if is_new or self.streams.is_read(entry):
@@ -322,6 +325,7 @@ class View:
             return
         if command.kind == "end_lost":
             entry.end_asked_ms = max(entry.end_asked_ms, at_ms)
+            self.known.unwritten.add(entry)  # that is no sign of life
         elif not entry.cancelled_ms:
             entry.cancelled_ms = at_ms
             self._touch(entry)
@@ -357,11 +361,13 @@ class View:
     def _is_followed(self, entry: Entry) -> bool:
         return self.streams.is_read(entry) or self._hub.listened([*entry.subjects, ("outcome", *entry.key)])
 
-    def forget(self, silent: Sequence[Entry], before_ms: int) -> None:
+    def forget(self, silent: Sequence[Entry], before_ms: int) -> list[Entry]:
         """As `KnownRequests.forget`."""
-        for entry in self.known.forget(silent, before_ms):
+        forgotten = self.known.forget(silent, before_ms)
+        for entry in forgotten:
             if (filling := self.streams.on_end(entry)) is not None:
                 self.streams.tell(filling)
+        return forgotten
 
     def forget_partitions(self, gone: Collection[TP]) -> None:
         """Partitions of topics that are there no more."""

@@ -27,8 +27,10 @@ CREATE INDEX IF NOT EXISTS by_conversation ON requests (tenant, conversation_id,
   WHERE erased = 0 AND conversation_id IS NOT NULL;
 CREATE INDEX IF NOT EXISTS by_both ON requests (tenant, conversation_id, status, accepted_ms, request_id)
   WHERE erased = 0 AND conversation_id IS NOT NULL;
-CREATE INDEX IF NOT EXISTS by_update ON requests (updated_ms);
-CREATE INDEX IF NOT EXISTS live ON requests (tenant, conversation_id) WHERE done = 0;
+CREATE INDEX IF NOT EXISTS silent ON requests (updated_ms) WHERE done = 1;
+CREATE INDEX IF NOT EXISTS silent_live ON requests (updated_ms) WHERE done = 0;
+CREATE INDEX IF NOT EXISTS live ON requests (tenant, counted, accepted_ms) WHERE done = 0;
+CREATE INDEX IF NOT EXISTS live_turns ON requests (tenant, conversation_id, accepted_ms) WHERE done = 0;
 CREATE INDEX IF NOT EXISTS overdue ON requests (must_end_ms) WHERE done = 0;
 CREATE TABLE IF NOT EXISTS offsets (
   topic TEXT NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL, PRIMARY KEY (topic, partition));
