@@ -84,6 +84,7 @@ class World:
         self.wall_ms = 1_000_000
         self.seen: list[ask.Effect] = []
         self.running: dict[str, Work] = {}
+        self.run_ids: dict[str, str] = {}
         self.started: list[str] = []
         self.ended: list[tuple[str, str]] = []
         self.ended_works: list[Work] = []
@@ -120,7 +121,7 @@ class World:
         cost: int = 1,
         stream: bool = False,
         size: int = 100,
-        max_attempts: int = 3,
+        max_attempts: int = 0,
         error: PenstockError | None = None,
         belongs_on: int | None = None,
         pool: str | None = None,
@@ -284,13 +285,14 @@ class World:
                     flow.attempts.prepared(subject, run_id, need, None, self.now, memory_bytes=memory)
             case ask.Begin(subject, run_id):
                 flow.attempts.begun(subject, run_id, self.now, "topic")
-            case ask.Start(subject):
+            case ask.Start(subject, run_id):
                 if (work := flow.registry.of(subject)) is not None:
+                    self.run_ids[work.request_id] = run_id
                     self.running[work.request_id] = work
                     self.started.append(work.request_id)
             case ask.CancelRun(_, _, run_id):
-                for request_id, work in list(self.running.items()):
-                    if work.run is not None and work.run.run_id == run_id:
+                for request_id in list(self.running):
+                    if self.run_ids[request_id] == run_id:
                         del self.running[request_id]
             case ask.Keep(subject, finished):
                 flow.endings.kept(subject, finished, None, self.now)

@@ -113,7 +113,7 @@ class Clients:
             if embedding
             else {"text_generation": {"messages": [{"role": "user", "content": text}], "max_tokens": 16}}
         )
-        return InferenceRequest(
+        request = InferenceRequest(
             request_id=f"r{number}",
             task=task,
             tenant=f"t{rng.randrange(plan.tenants)}",
@@ -125,10 +125,13 @@ class Clients:
             created_at=self._cluster.world.wall_ms,
             ttl_ms=rng.choice([50, 200, 400, 800, 1500]) if plan.has("short_ttl") and rng.random() < 0.4 else None,
             execution_timeout_ms=300 if plan.has("short_timeout") and rng.random() < 0.3 else None,
-            max_attempts=rng.choice([1, 2, 3]) + 3 * kills,
+            max_attempts=0 if kills else rng.choice([1, 2, 0]),
             requirements=Requirements(vram_bytes=hunger) if hunger else None,
             **payload,
         )
+        if (request.execution_timeout_ms is not None or script.get("hang")) and not kills:
+            request.max_attempts = request.max_attempts or 3  # each of its attempts may take too long
+        return request
 
     def _model(self, rng: Random) -> str | None:
         if self._plan.has("unknown_model") and rng.random() < 0.05:

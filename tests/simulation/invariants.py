@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from penstock.processors.core import effects as ask
 from penstock.processors.core.commit import donemap
 from penstock.processors.core.queue.budget import FACT_BYTES
-from penstock.processors.core.requests.retries import BASE_DELAY_S, MAX_DELAY_S, STORE_DELAY_S
 from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, OVER, Stage
 from penstock.processors.core.requests.work import Work, WorkKey
 from simulation.consumer import INBOX_BATCHES, MOST_RECORDS
@@ -155,14 +154,18 @@ class Checks:
 
     def retried(self, work: Work, now: float) -> None:
         """An attempt failed: the next one is due after a delay that doubles."""
-        least, times = (STORE_DELAY_S, work.store_refusals) if work.store_refusals else (BASE_DELAY_S, work.spent - 1)
-        delay = min(MAX_DELAY_S, least * 2 ** (times - 1))
-        self._due[work] = now + max(delay, self._cluster.plan.settings.retry_delay_s)
+        if (work.failure or "").startswith("the run took longer"):  # the worker found that, and no engine said it
+            self._cluster.truth.told_failures[work] += 1
+        settings = self._cluster.plan.settings.retries
+        times = work.put_backs or work.spent - 1
+        self._due[work] = now + min(settings.longest_s, settings.first_s * 2 ** (times - 1))
 
     def ticked(self, life: Life, now: float) -> None:
         """A tick is over: no retry is overdue."""
         for work in life.inside.works():
-            if work.stage is Stage.RETRYING and now > self._due[work] + ROUNDING_S:
+            if work.stage is not Stage.RETRYING:
+                self._due.pop(work, None)
+            elif now > self._due.get(work, now) + ROUNDING_S:  # what timed out in this tick is not known yet
                 raise Violation(f"retry: {work} was due {now - self._due[work]:.3f} s ago")
 
     def held(self, life: Life, tps: frozenset[TP]) -> None:

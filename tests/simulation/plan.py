@@ -421,5 +421,4 @@ def _settings(rng: Random) -> FlowSettings:
         chunk_linger_s=rng.choice([0.0, 0.03]),
         status_linger_s=rng.choice([0.0, 0.025]),
         max_execution_s=rng.choice([3.0, 6.0]),
-        retry_delay_s=0.05,
     )

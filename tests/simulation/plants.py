@@ -36,6 +36,7 @@ from penstock.processors.core.requests.commanding import Commanding
 from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.registry import Registry
+from penstock.processors.core.requests.retries import MOST_DEATHS
 from penstock.processors.core.requests.retry_queue import RetryQueue
 from penstock.processors.core.requests.screening import Screening
 from penstock.processors.core.requests.states import OVER, Stage
@@ -338,7 +339,7 @@ def batch_dies_with_poison() -> list[Patch]:
             for work in running:
                 if work.stage is Stage.QUEUED:
                     work.spent += 1
-                    if work.spent > work.max_attempts:
+                    if work.spent > (work.max_attempts or MOST_DEATHS):
                         self._attempts._holdings.leave_waiting(work)
                         work.stage = Stage.RUNNING
                         error = EngineFailed("the engine's process died while it ran")

@@ -130,7 +130,7 @@ def test_what_an_order_forbids_at_the_end_says_so() -> None:
         plans.draw(0, (*plans.FAULTS, *plans.OPERATORS, *plans.KNOWN_OPEN)),
         operators=frozenset({"pause_class", "standing_orders"}),
         kinds=frozenset({"plain", "line"}),
-        settings=FlowSettings(retry_delay_s=0.05),
+        settings=FlowSettings(),
         requests=40,
         span_s=8.0,
         checks=frozenset({"reasons"}),

@@ -46,6 +46,17 @@ def seconds(value: Any) -> Any:
     return value
 
 
+class RetriesSection(Section):
+    """When a failed attempt runs again. Up to half of each wait is left out, by the request's id."""
+
+    backoff: Literal["doubling", "fixed"] = "doubling"
+    """doubling: each wait is twice the one before, up to `longest_s`; fixed: each is `first_s`."""
+    first_s: float = Field(default=0.1, ge=0)
+    """The first wait, in seconds."""
+    longest_s: float = Field(default=10.0, ge=0)
+    """The longest wait, in seconds. What a server asks for by Retry-After is waited for in any case, up to a minute."""
+
+
 class Replicas(Section):
     """How many engines a model has on a worker."""
 
@@ -115,6 +126,11 @@ class ModelEntry(Section):
     max_execution_s: float | None = Field(default=None, gt=0)
     """The longest run of a request for it, in seconds, in place of `worker.max_execution_s`; a request's own
     `execution_timeout_ms` can only shorten it."""
+    max_attempts: int | None = Field(default=None, ge=1)
+    """Attempts that may run of a request for it that sets no `max_attempts` of its own; null: until its deadline."""
+    retries: RetriesSection | None = None
+    """When a failed attempt of a request for it runs again: `{backoff, first_s, longest_s}`; null: as
+    `worker.retries` says."""
     trust_remote_code: bool = False
     """Run the Python code that its folder brings. Weights are read from safetensors or GGUF in any case."""
     defaults: dict[str, Any] = Field(default_factory=dict[str, Any])

@@ -40,6 +40,7 @@ from penstock.processors.kafka.pool_topics import PoolTopics
 from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.lanes import Lanes
 from penstock.processors.metrics import Metrics
+from penstock.processors.models.catalog import retry_settings
 from penstock.processors.models.desired_models import DesiredModels
 from penstock.processors.models.serving import Serving
 from penstock.processors.outputs import Outputs
@@ -257,7 +258,7 @@ def flow_settings(settings: WorkerSettings) -> FlowSettings:
         chunk_linger_s=conf.chunk_linger_ms / 1000,
         status_linger_s=conf.status_linger_ms / 1000,
         max_execution_s=conf.max_execution_s,
-        retry_delay_s=conf.retry_delay_s,
+        retries=retry_settings(conf.retries),
         affinity_s=scheduler.affinity_s,
         longest_reservation_s=scheduler.longest_reservation_s,
         placement=PlacementSettings(

@@ -17,13 +17,13 @@ from penstock.common.configuration import (
     Section,
     SharedSection,
 )
-from penstock.common.model_entry import ModelEntry, check_names
+from penstock.common.model_entry import ModelEntry, RetriesSection, check_names
 from penstock.common.settings import KafkaSettings
 from penstock.processors.hardware.entries import DeviceSection, check_entries
 
 
 class WorkerSection(Section):
-    successors = {"inflight_cap": "set intake_bytes"}  # noqa: RUF012
+    successors = {"inflight_cap": "set intake_bytes", "retry_delay_s": "set retries.first_s"}  # noqa: RUF012
 
     worker_id: str | None = None
     """The worker's name on `inference.worker` and in results; null: host name and process id."""
@@ -68,8 +68,9 @@ class WorkerSection(Section):
     """A status that is not terminal is published only when it lasts this long."""
     max_execution_s: float = Field(default=900.0, gt=0)
     """The longest run; a request's own execution_timeout_ms can only shorten it."""
-    retry_delay_s: float = Field(default=0.05, ge=0)
-    """The least wait, in seconds, before a failed attempt runs again."""
+    retries: RetriesSection = Field(default_factory=RetriesSection)
+    """When a failed attempt runs again: `{backoff, first_s, longest_s}`. `backoff` is `doubling` (from first_s up to
+    longest_s) or `fixed` (always first_s); up to half of each wait is left out at random. A model may have its own."""
 
     drain_s: float = Field(default=20.0, ge=0)
     """Seconds that running work has to end when the worker is told to stop; the rest is handed back."""

@@ -224,7 +224,10 @@ class RequestFields(TypedDict, total=False):
     ttl_ms: Annotated[int | None, Field(ge=1, le=86_400_000, description="Give up after so many milliseconds.")]
     deadline: Annotated[Deadline, Field(description="The same as a time: RFC 3339 or Unix seconds.")]
     execution_timeout_ms: Annotated[int | None, Field(ge=1, le=86_400_000)]
-    max_attempts: Annotated[int | None, Field(ge=1, le=10)]
+    max_attempts: Annotated[
+        int | None,
+        Field(ge=0, le=10, description="Attempts that may run; 0 or null: as many as fit before its deadline."),
+    ]
     requirements: RequirementsBody | None
     output: Annotated[Output | None, Field(description="Of images: where they go, and in which form.")]
     callback_url: Annotated[str | None, Field(min_length=1, max_length=2_000, description="Not built yet.")]

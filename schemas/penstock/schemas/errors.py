@@ -16,9 +16,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from enum import StrEnum
 from typing import Any, ClassVar, cast
 
 from penstock.schemas.records import ErrorInfo
+
+
+class RetryKind(StrEnum):
+    """What a worker does with an accepted request whose attempt ends with an error."""
+
+    PUT_BACK = "put back"  # what it needs is away or full: it waits, and no attempt is spent
+    RETRIED = "retried"  # it runs again after a backoff, and an attempt is spent
+    FINAL = "final"  # running it again cannot help
 
 
 class PenstockError(Exception):
@@ -31,6 +40,7 @@ class PenstockError(Exception):
     http_status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
     type: ClassVar[str] = "server_error"
+    retry_kind: ClassVar[RetryKind] = RetryKind.FINAL
 
     def __init__(
         self,
@@ -133,30 +143,36 @@ class IdempotencyKeyReused(PenstockError):
 
 class TenantLimit(PenstockError):
     code, http_status, type, retryable = "tenant_limit", 429, "rate_limit_error", True
+    retry_kind = RetryKind.PUT_BACK
 
 
 class Overloaded(PenstockError):
     code, http_status, type, retryable = "overloaded", 503, "overloaded_error", True
+    retry_kind = RetryKind.PUT_BACK
 
 
 class BrokerUnavailable(PenstockError):
     code, http_status, type, retryable = "broker_unavailable", 503, "overloaded_error", True
+    retry_kind = RetryKind.PUT_BACK
 
 
 class RegistryUnavailable(PenstockError):
     code, http_status, type, retryable = "registry_unavailable", 503, "overloaded_error", True
+    retry_kind = RetryKind.PUT_BACK
 
 
 class StoreUnavailable(PenstockError):
     """A store of artifacts did not take or give what it was asked for; the message names the place and the cause."""
 
     code, http_status, type, retryable = "store_unavailable", 503, "overloaded_error", True
+    retry_kind = RetryKind.PUT_BACK
 
 
 class SourceUnavailable(PenstockError):
     """Another server, from which something was to be fetched for a request, was not reached or could not answer."""
 
     code, http_status, type, retryable = "source_unavailable", 502, "server_error", True
+    retry_kind = RetryKind.RETRIED
 
 
 class Expired(PenstockError):
@@ -165,10 +181,12 @@ class Expired(PenstockError):
 
 class ExecutionTimeout(PenstockError):
     code, http_status, type = "execution_timeout", 504, "timeout_error"
+    retry_kind = RetryKind.RETRIED
 
 
 class EngineFailed(PenstockError):
     code, http_status = "engine_failed", 500
+    retry_kind = RetryKind.RETRIED
 
 
 class DeadLettered(PenstockError):

@@ -47,7 +47,7 @@ def is_plain(request: InferenceRequest, limits: Limits) -> bool:
             and type(request.priority) is int
             and 0 <= request.priority <= 1_000
             and type(request.max_attempts) is int
-            and 1 <= request.max_attempts <= limits.max_attempts
+            and 0 <= request.max_attempts <= limits.max_attempts
             and ((ttl := request.ttl_ms) is None or (type(ttl) is int and 1 <= ttl <= limits.max_ttl_ms))
             and ((model := request.model) is None or (0 < len(model) <= 200 and str.isascii(model)))
             and is_request_id(request.request_id)

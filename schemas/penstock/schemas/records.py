@@ -225,7 +225,8 @@ class InferenceRequest(Record):
     created_at: int
     ttl_ms: int | None = None
     execution_timeout_ms: int | None = None
-    max_attempts: int = 3
+    max_attempts: int = 0
+    """0: as many as fit before its deadline."""
     requirements: Requirements | None = None
     output: OutputSpec | None = None
     callback_url: str | None = None

@@ -26,7 +26,7 @@ ODD: dict[str, tuple[Any, ...]] = {
     "session_id": ("", 1),
     "ttl_ms": (0, 1, 86_400_000, 86_400_001, True),
     "execution_timeout_ms": (0, 86_400_001),
-    "max_attempts": (0, 1, 10, 11, True),
+    "max_attempts": (-1, 0, 1, 10, 11, True),
     "stream": (True, None, 1),
     "conversation_id": ("c", "", "ü"),
     "context": (ContextLimits(), ContextLimits(summary=True)),

@@ -77,7 +77,7 @@ COMMON: dict[str, st.SearchStrategy[Any]] = {
     "stream": st.booleans(),
     "ttl_ms": st.integers(1, 86_400_000),
     "execution_timeout_ms": st.integers(1, 86_400_000),
-    "max_attempts": st.integers(1, 10),
+    "max_attempts": st.integers(0, 10),
     "requirements": st.fixed_dictionaries(
         {}, optional={"vram_bytes": st.integers(0), "cpu_memory_bytes": st.none() | st.integers(0)}
     ),

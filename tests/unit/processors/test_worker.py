@@ -771,14 +771,14 @@ async def test_work_wakes_the_ticker_that_found_nothing_held(shell: Shell, monke
 
 async def test_the_ticker_ends_what_takes_too_long_and_says_what_lasts(shell: Shell) -> None:
     shell.up()
-    shell.deliver(LOW, request("a", execution_timeout_ms=1_000))
+    shell.deliver(LOW, request("a", execution_timeout_ms=1_000, max_attempts=1))
     await shell.turns()
     ticking = asyncio.create_task(shell.worker.tick_forever())
     try:
         shell.now += 0.1
         await wait_until_async(lambda: any(topic == NAMES.status for topic, _ in shell.broker.sent))
         shell.now += 1.0
-        await wait_until_async(lambda: shell.broker.ended() == {"a": "failed"})
+        await wait_until_async(lambda: shell.broker.ended() == {"a": "dead_lettered"})
     finally:
         ticking.cancel()
         await asyncio.gather(ticking, return_exceptions=True)

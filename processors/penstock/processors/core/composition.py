@@ -105,7 +105,7 @@ def new_flow(
     holdings = Holdings(registry, gate, scheduler, budget, lanes, memory, grants, run_memory, agenda, emit, rereads)
     endings = Endings(registry, holdings, lanes, streams, emit, deaths)
     unkept = Unkept(registry, endings, statuses, emit)
-    retries = RetryQueue(registry, scheduler, lanes, statuses, endings, agenda, settings.retry_delay_s)
+    retries = RetryQueue(registry, scheduler, lanes, statuses, endings, agenda, settings.retries)
     attempts = Attempts(
         registry,
         scheduler,
@@ -149,7 +149,7 @@ def new_flow(
     commanding = Commanding(registry, gate, scheduler, budget, lanes, endings, unkept, agenda, emit, commands)
     orders = Orders(scheduler, lanes, lifecycle, agenda)
     watch = FleetWatch(scheduler, lanes, memory, grants, heads, views, agenda)
-    screening = Screening(lanes, memory, catalog, commands, deaths)
+    screening = Screening(lanes, memory, catalog, commands, retries, deaths)
     arrivals = Arrivals(
         registry,
         gate,

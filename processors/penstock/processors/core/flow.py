@@ -202,9 +202,7 @@ class Flow:
                 run = work.run
                 if run is not None and run.timeout_at is not None and run.timeout_at <= now:
                     took = now - (run.run_at or now)
-                    self.endings.end_running(
-                        work, "timeout", ExecutionTimeout(f"the run took longer than {took:.1f} s"), now
-                    )
+                    self.attempts.timed_out(work, ExecutionTimeout(f"the run took longer than {took:.1f} s"), now)
 
     def next_due(self) -> float | None:
         """When the next status, chunk, retry or paced start is due."""

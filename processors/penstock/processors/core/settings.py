@@ -9,6 +9,7 @@ from penstock.processors.core.fleet.views import PlacementSettings
 from penstock.processors.core.queue.lifetimes import LifetimeSettings
 from penstock.processors.core.queue.slack import SlackSettings
 from penstock.processors.core.requests.registry import OUTPUT_BYTES
+from penstock.processors.core.requests.retries import RetrySettings
 from penstock.schemas.abilities import Need
 from penstock.schemas.choosing import Choice
 from penstock.schemas.records import ControlCommand
@@ -48,7 +49,7 @@ class FlowSettings:
     chunk_linger_s: float = 0.03
     status_linger_s: float = 0.025
     max_execution_s: float = 900.0
-    retry_delay_s: float = 0.05
+    retries: RetrySettings = field(default_factory=RetrySettings)
     affinity_s: float = 0.5
     """So long a conversation waits for the replica that has its beginning."""
     longest_reservation_s: float = 30.0

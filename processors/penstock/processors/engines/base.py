@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.encoded import EncodedImage
-from penstock.schemas.errors import EngineFailed, PenstockError, UnsupportedParameter
+from penstock.schemas.errors import EngineFailed, PenstockError, RetryKind, UnsupportedParameter
 from penstock.schemas.message_parts import image_parts
 from penstock.schemas.payloads import only_remote
 from penstock.schemas.records import ContextLimits, OutputSpec, record
@@ -34,6 +34,8 @@ class EngineState(StrEnum):
 
 class EngineGone(EngineFailed):
     """The engine died or was stopped while it prepared this: the request is not at fault, and spends no attempt."""
+
+    retry_kind = RetryKind.PUT_BACK
 
 
 class TurnedAway(EngineGone):

@@ -8,9 +8,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.common.engine_kinds import KINDS, EngineKind
-from penstock.common.model_entry import PRIORITY, ModelEntry
+from penstock.common.model_entry import PRIORITY, ModelEntry, RetriesSection
+from penstock.processors.core.requests.retries import RetrySettings
 from penstock.schemas.abilities import WORDS, Need
 from penstock.schemas.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
+
+
+def retry_settings(section: RetriesSection) -> RetrySettings:
+    """The settings as the retry policy takes them."""
+    return RetrySettings(backoff=section.backoff, first_s=section.first_s, longest_s=section.longest_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +47,8 @@ class ModelConfig:
     keep_alive_s: float | None = None
     """None: until others need its memory."""
     max_execution_s: float | None = None
+    max_attempts: int | None = None
+    retries: RetrySettings | None = None
     adapters: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of the payload, in its normal form, for requests that leave them out."""
@@ -76,6 +84,8 @@ class ModelConfig:
             preload=entry.preload,
             keep_alive_s=entry.keep_alive,
             max_execution_s=entry.max_execution_s,
+            max_attempts=entry.max_attempts,
+            retries=None if entry.retries is None else retry_settings(entry.retries),
             adapters=tuple(entry.adapters),
             defaults=defaults,
         )

@@ -113,6 +113,8 @@ class Serving:
             preload=config.preload,
             keep_alive_s=config.keep_alive_s,
             max_execution_s=config.max_execution_s,
+            max_attempts=config.max_attempts,
+            retries=config.retries,
             dtype=_dtype(config),
             source=f"{config.source}@{config.revision}" if config.revision else config.source,
             options=engine_identity(config),

@@ -7,6 +7,7 @@ import pytest
 from flow_driver import EMBEDDING, HIGH, LOW, MEDIUM, World
 from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet.residents import ModelSpec
+from penstock.processors.core.requests.retries import RetrySettings
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.suspects import suspect_all
 from penstock.processors.engines.base import Finished
@@ -369,9 +370,9 @@ def test_deadlines_end_what_waits_and_not_what_runs() -> None:
 def test_a_run_that_takes_too_long_is_ended() -> None:
     world = World()
     world.up(inline=True)
-    world.submit("r", execution_timeout_ms=500)
+    world.submit("r", execution_timeout_ms=500, max_attempts=1)
     world.pass_time(1.0)
-    assert world.ended == [("r", "failed")]
+    assert world.ended == [("r", "dead_lettered")]
     assert not world.running
 
 
@@ -384,11 +385,11 @@ def test_a_model_may_have_its_own_longest_run(of_model_s: float | None, own_ms: 
     world = World(max_execution_s=60.0)
     world.flow.orders.configure({"m": ModelSpec(model="m", max_execution_s=of_model_s)}, world.now)
     world.up(inline=True)
-    world.submit("r", execution_timeout_ms=own_ms)
+    world.submit("r", execution_timeout_ms=own_ms, max_attempts=1)
     world.pass_time(runs_s - 0.5)
     assert not world.ended
     world.pass_time(1.0)
-    assert world.ended == [("r", "failed")]
+    assert world.ended == [("r", "dead_lettered")]
 
 
 def test_far_requests_are_parked_and_read_again_in_order() -> None:
@@ -904,7 +905,7 @@ def test_a_turn_of_which_no_run_has_begun_here_ends_with_the_answer_that_stands(
 
     The worker before this one had answered it, and was killed before it published the outcome.
     """
-    world = World(retry_delay_s=1.0)
+    world = World(retries=RetrySettings(first_s=1.0))
     world.hold_answers = {ask.Begin if way == "cancelled as it begins" else ask.Prepare, ask.LookUp}
     world.up()
     turn = world.submit("turn", line="c", max_attempts=2 if way == "cancelled between attempts" else 1)

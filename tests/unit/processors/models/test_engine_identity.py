@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.common.model_entry import ModelEntry, parse_entry
+from penstock.processors.core.requests.retries import RetrySettings
 from penstock.processors.models.catalog import ModelConfig, engine_identity
 from penstock.processors.models.serving import Serving
 from penstock.processors.settings import WorkerSettings
@@ -33,6 +34,8 @@ OF_CONFIG: dict[str, tuple[Any, bool]] = {
     "preload": (False, False),
     "keep_alive_s": (5.0, False),
     "max_execution_s": (60.0, False),
+    "max_attempts": (2, False),
+    "retries": (RetrySettings(first_s=1.0), False),
     "adapters": (("a/b",), True),
     "defaults": ({"max_tokens": 3}, False),
 }
@@ -57,6 +60,8 @@ OF_ENTRY: dict[str, tuple[Any, bool]] = {
     "preload": (False, False),
     "keep_alive": ("5m", False),
     "max_execution_s": (60.0, False),
+    "max_attempts": (2, False),
+    "retries": ({"first_s": 1.0}, False),
     "trust_remote_code": (True, True),
     "defaults": ({"max_tokens": 3}, False),
     "options": ({"threads": 2}, True),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.schemas.errors import EngineFailed, InsufficientCapacity
+from penstock.schemas.errors import EngineFailed, InsufficientCapacity, RetryKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +65,8 @@ class CannotLoad(EngineFailed):
 
 class OutOfMemory(EngineFailed):
     """Its device had less memory than it took, in spite of its grant: it needs a larger one, or smaller batches."""
+
+    retry_kind = RetryKind.PUT_BACK
 
 
 class IllegalRelease(RuntimeError):

@@ -17,8 +17,8 @@ from penstock.processors.core.fleet.residents import Needs
 from penstock.processors.core.fleet.views import HOST
 from penstock.processors.core.queue.forecast import Forecast
 from penstock.processors.core.requests.attempts import Attempts
+from penstock.processors.core.requests.retries import EngineDied
 from penstock.processors.core.requests.suspects import suspect_all
-from penstock.schemas.errors import EngineFailed
 
 LIVED = 8
 """An engine that has run so many has seen its peak, if its warm-up has not."""
@@ -121,8 +121,7 @@ class Replicas:
             if work is not culprit:
                 self._attempts.requeue(work, "replica_down", now)
         if culprit is not None:
-            culprit.spent = max(culprit.spent, min(culprit.deaths, culprit.max_attempts))
-            error = EngineFailed("the engine's process died while it ran")
+            error = EngineDied("the engine's process died while it ran")
             self._attempts.attempt_failed(culprit, "replica_down", error, now, again=True)
         self._removed(lane, replica, died=True)
 

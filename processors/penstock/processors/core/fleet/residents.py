@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.processors.core.fleet.estimates import Shape
+from penstock.processors.core.requests.retries import RetrySettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +45,10 @@ class ModelSpec:
     keep_alive_s: float | None = None
     max_execution_s: float | None = None
     """The longest run of it, in place of the worker's; None: as the worker has it."""
+    retries: RetrySettings | None = None
+    """When its failed attempts run again, in place of the worker's; None: as the worker has it."""
+    max_attempts: int | None = None
+    """Attempts that may run of a request whose caller sets no bound; None: until its deadline."""
     dtype: str = ""
     source: str = ""
     """Its files: what was measured of them holds for another model that has the same."""

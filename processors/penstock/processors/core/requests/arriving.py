@@ -164,7 +164,7 @@ class Arrivals:
             cost=read.cost,
             seq=self._registry.next_seq(),
             attempt=read.attempt,
-            max_attempts=request.max_attempts,
+            max_attempts=request.max_attempts or None,
             epoch=self._registry.generation,
             stream=request.stream,
             first_place=read.origin,

@@ -17,7 +17,7 @@ from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.progress import Steps
 from penstock.processors.core.requests.registry import Registry
-from penstock.processors.core.requests.retries import DeadLetter, Retry
+from penstock.processors.core.requests.retries import DeadLetter, Fail, Requeue, Retry
 from penstock.processors.core.requests.retry_queue import RetryQueue
 from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, OVER, Stage
 from penstock.processors.core.requests.statuses import Statuses
@@ -80,7 +80,7 @@ class Attempts:
             return
         run.need_tokens, run.prepared, run.mark = need_tokens, prepared, mark
         work.memory_bytes = memory_bytes
-        work.store_refusals, work.failure = 0, None
+        work.failure = None
         self._registry.transition(work, "prepared", Stage.READY)
         self._agenda.look_at(lane)
 
@@ -171,6 +171,13 @@ class Attempts:
         if (work := self._current(subject, run_id, Stage.RUNNING)) is not None:
             self.attempt_failed(work, "failed", error, now, again=again)
 
+    def timed_out(self, work: Work, error: PenstockError, now: float) -> None:
+        """A run takes longer than it may."""
+        if work.stream and work.run is not None:
+            self._streams.flush(work, work.run)
+        self._holdings.stop_run(work)
+        self.attempt_failed(work, "timeout", error, now, again=True)
+
     def turned_away(self, subject: Subject, run_id: str, now: float) -> None:
         """The server behind its engine did not take it: back to its place in the queue, without an attempt spent."""
         if (work := self._current(subject, run_id, Stage.RUNNING)) is not None:
@@ -186,8 +193,8 @@ class Attempts:
 
     def attempt_failed(self, work: Work, event: str, error: PenstockError, now: float, *, again: bool) -> None:
         """Run it again in place, dead-letter it, or say that it failed."""
-        decision = self._retries.decide(work, error, now) if again else None
-        if isinstance(decision, Retry) and work.stage in IN_SCHEDULER and not self._scheduler.eligible(work):
+        decision = self._retries.decide(work, error, now) if again else Fail()
+        if isinstance(decision, Requeue | Retry) and work.stage in IN_SCHEDULER and not self._scheduler.eligible(work):
             # A turn of another class is under way: this one keeps its place in front of the later ones of its own.
             self._holdings.give_back(work)
             work.attempt += 1
@@ -196,13 +203,13 @@ class Attempts:
             return
         self._holdings.hold_line(work)
         self._holdings.give_back(work)
-        if isinstance(decision, Retry):
+        if isinstance(decision, Requeue | Retry):
             self._registry.transition(work, event, Stage.RETRYING)
             self._statuses.say_at_once(work, "retrying", now, error.code)
             work.attempt += 1  # after that was said: readers hear `running` of the next attempt as news
             work.run = None
             self._emit(Retried(work.subject))
-            self._retries.add(work, decision.delay_s, now)
+            self._retries.add(work, decision.at)
         elif isinstance(decision, DeadLetter):
             self._endings.letter(work, event, error)
         else:

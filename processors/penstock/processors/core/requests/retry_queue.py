@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.registry import Registry
-from penstock.processors.core.requests.retries import Retry, RetryDecision, ask_store_again, decide
+from penstock.processors.core.requests.retries import Requeue, Retry, RetryDecision, RetrySettings, Tries, decide
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.work import Work
-from penstock.schemas.errors import PenstockError, StoreUnavailable
+from penstock.schemas.errors import PenstockError
 
 RETRIES_AT_ONCE = 256
 """Retries that are looked at in one tick: a flood that fails together must not hold up the event loop."""
@@ -30,28 +30,30 @@ class RetryQueue:
     _statuses: Statuses
     _endings: Endings
     _agenda: Agenda
-    _least_delay_s: float
+    _settings: RetrySettings
     _queue: list[tuple[float, int, Work]] = field(init=False, default_factory=list[tuple[float, int, Work]])
 
     def decide(self, work: Work, error: PenstockError, now: float) -> RetryDecision:
-        """What follows a failed attempt. The work notes the failure and, unless the store caused it, the attempt."""
-        if isinstance(error, StoreUnavailable):
-            decision = ask_store_again(work.store_refusals)
-            work.store_refusals += 1
-        else:
-            decision = decide(error, work.spent, work.max_attempts, now, None)
-            work.store_refusals = 0
-        if isinstance(decision, Retry):
+        """What follows a failed attempt. The work notes the failure, and whether it spent an attempt."""
+        tries = Tries(request_id=work.request_id, ran=work.spent, put_back=work.put_backs + 1, deaths=work.deaths)
+        decision = decide(error, tries, now, work.deadline, self.settings_of(work))
+        if isinstance(decision, Requeue):
+            work.put_backs += 1
+        elif isinstance(decision, Retry):
+            work.put_backs = 0
+            work.spent += 1
+        if isinstance(decision, Requeue | Retry):
             work.failure = error.message
-            work.spent += decision.spends
         return decision
 
-    def add(self, work: Work, delay_s: float, now: float) -> None:
-        """It is due after `delay_s`, or at its deadline if that comes first."""
-        due = now + max(delay_s, self._least_delay_s)
-        if work.deadline is not None:
-            due = min(due, work.deadline)
-        heapq.heappush(self._queue, (due, work.seq, work))
+    def settings_of(self, work: Work) -> RetrySettings:
+        """Those of its model, else of the worker, with the bound that its caller set."""
+        spec = self._lanes[work.lane].spec
+        return replace(spec.retries or self._settings, max_attempts=work.max_attempts or spec.max_attempts)
+
+    def add(self, work: Work, at: float) -> None:
+        """It waits until then."""
+        heapq.heappush(self._queue, (at, work.seq, work))
 
     def tick(self, now: float) -> None:
         """Put back into the scheduler what is due."""

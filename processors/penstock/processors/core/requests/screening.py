@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.requests.arrivals import Taken
+from penstock.processors.core.requests.retries import most_deaths
+from penstock.processors.core.requests.retry_queue import RetryQueue
 from penstock.processors.core.requests.work import Work, WorkKey
 from penstock.processors.core.settings import Catalog, Commands
 from penstock.schemas.abilities import needed
@@ -23,6 +25,7 @@ class Screening:
     _memory: DeviceMemory
     _catalog: Catalog
     _commands: Commands
+    _retries: RetryQueue
     _deaths: Callable[[WorkKey, str], int]
 
     def screen(self, work: Work, read: Taken, wall_ms: int) -> PenstockError | None:
@@ -42,7 +45,7 @@ class Screening:
         except PenstockError as error:
             return error
         deaths = self._deaths(work.first_key, work.request_id)
-        if deaths >= work.max_attempts:
+        if deaths >= most_deaths(self._retries.settings_of(work)):
             return EngineFailed(f"{deaths} times a worker died while it ran")
         work.alone = deaths >= 2
         changed = self._commands.priority(work.tenant, work.request_id)

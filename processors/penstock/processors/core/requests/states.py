@@ -100,7 +100,7 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
         "failed": (_S.SETTLING, _S.LETTERING, _S.RETRYING),
         "replica_down": (_S.QUEUED, _S.LETTERING, _S.RETRYING),
         "cancel": (_S.SETTLING,),
-        "timeout": (_S.SETTLING,),
+        "timeout": (_S.LETTERING, _S.RETRYING),
         "drop": (_S.DROPPED,),
     },
     _S.RETRYING: {

@@ -143,9 +143,10 @@ class Work:
     """The number that events carry: a run whose words may have been published is never repeated under it."""
     spent: int = 0
     """Attempts used up, the present one included; an innocent's run beside a poisonous one is not counted."""
-    max_attempts: int
-    store_refusals: int = 0
-    """How often in a row the store of artifacts did not give what its run needs."""
+    max_attempts: int | None
+    """The bound that its caller set."""
+    put_backs: int = 0
+    """How often in a row it was put back, because what it needs is away or full."""
     failure: str | None = None
     """Why its last attempt failed, while it waits for the next one."""
     epoch: int

@@ -194,7 +194,7 @@ class RemoteEngine:
             raise self._turned_away(sent_at, error) from error
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
             reason = shortened(f"the server of {self.model} cannot be reached: {error}", 300)
-            raise self._turned_away(sent_at, EngineFailed(reason)) from error
+            raise self._turned_away(sent_at, EngineGone(reason)) from error
         except httpx.TimeoutException:
             self._gate.timed_out(sent_at, loop.time())
             raise

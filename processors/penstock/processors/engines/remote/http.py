@@ -80,7 +80,7 @@ def typed(answer: httpx.Response) -> PenstockError:
         return ModelNotFound(message, param="model")
     if 400 <= answer.status_code < 500 and answer.status_code != 408:
         return InvalidRequest(message)
-    return EngineFailed(message)
+    return EngineFailed(message, retry_after_s=retry_after(answer))
 
 
 def retry_after(answer: httpx.Response) -> float | None:

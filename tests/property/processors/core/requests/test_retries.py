@@ -1,45 +1,47 @@
-"""The retry policy for every error, attempt and deadline: who is tried again, how long after, and how it ends."""
+"""The retry policy: for every error, count of attempts and deadline, what follows and when."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.processors.core.fleet.ledger import OutOfMemory
 from penstock.processors.core.requests.retries import (
-    BASE_DELAY_S,
-    MAX_DELAY_S,
+    LONGEST_RETRY_AFTER_S,
     DeadLetter,
+    EngineDied,
     Fail,
+    Requeue,
     Retry,
-    ask_store_again,
+    RetryDecision,
+    RetrySettings,
+    Tries,
     decide,
 )
+from penstock.processors.engines.base import EngineGone
 from penstock.schemas.errors import (
     ERRORS_BY_CODE,
     BrokerUnavailable,
     EngineFailed,
     ExecutionTimeout,
     InvalidRequest,
+    ModelNotFound,
     Overloaded,
     PenstockError,
+    SourceUnavailable,
+    StoreUnavailable,
+    TooLarge,
 )
 
-MAX_RETRY_AFTER_S = 60.0
-RETRYABLE = frozenset(
-    {
-        "tenant_limit",
-        "overloaded",
-        "broker_unavailable",
-        "registry_unavailable",
-        "source_unavailable",
-        "store_unavailable",
-        "stream_restarted",
-    }
-)
-"""The codes that are worth another attempt, spelled out: an error that becomes one of them shows here."""
+PUT_BACK = frozenset({"tenant_limit", "overloaded", "broker_unavailable", "registry_unavailable", "store_unavailable"})
+RETRIED = frozenset({"engine_failed", "execution_timeout", "source_unavailable"})
+"""The codes of each kind, spelled out: an error that becomes one of them shows here. All others are final."""
+DOUBLING, FIXED = RetrySettings(), RetrySettings(backoff="fixed", first_s=2.0)
+THREE = replace(DOUBLING, max_attempts=3)
+NOW, HOUR = 100.0, 3_700.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,10 @@ class Failure:
 
     code: str
     retry_after_s: float | None
-    attempt: int
-    max_attempts: int
+    tries: Tries
     now: float
     ttl_s: float | None
+    settings: RetrySettings
 
     @property
     def error(self) -> PenstockError:
@@ -61,92 +63,141 @@ class Failure:
     def deadline(self) -> float | None:
         return None if self.ttl_s is None else self.now + self.ttl_s
 
-    def decide(self, deadline: float | None) -> Retry | Fail | DeadLetter:
-        return decide(self.error, self.attempt, self.max_attempts, self.now, deadline)
+    def decide(self) -> RetryDecision:
+        return decide(self.error, self.tries, self.now, self.deadline, self.settings)
 
 
 FAILURES = st.builds(
     Failure,
-    code=st.sampled_from(sorted(ERRORS_BY_CODE)) | st.sampled_from(sorted(RETRYABLE | {"engine_failed"})),
+    code=st.sampled_from(sorted(ERRORS_BY_CODE)) | st.sampled_from(sorted(PUT_BACK | RETRIED)),
     retry_after_s=st.none() | st.floats(0, 1_000),
-    attempt=st.integers(1, 12),
-    max_attempts=st.integers(1, 10),
+    tries=st.builds(
+        Tries,
+        request_id=st.text(st.characters(codec="utf-8"), min_size=1),
+        ran=st.integers(1, 10_000),
+        put_back=st.integers(1, 10_000),
+        deaths=st.integers(0, 5),
+    ),
     now=st.floats(0, 1e6),
-    ttl_s=st.none() | st.floats(-10, 100),
+    ttl_s=st.none() | st.floats(-10, 100_000),
+    settings=st.builds(
+        RetrySettings,
+        backoff=st.sampled_from(["doubling", "fixed"]),
+        first_s=st.floats(0, 100),
+        longest_s=st.floats(0, 100),
+        max_attempts=st.none() | st.integers(1, 10),
+    ),
 )
 
 
 @given(failure=FAILURES)
-def test_what_ends_it(failure: Failure) -> None:
-    """Only what another attempt can mend is tried again, and only while attempts are left."""
-    decision = failure.decide(None)
-    if failure.code not in RETRYABLE | {"engine_failed"}:
-        assert decision == Fail(), "the caller's own error was tried again"
-    elif failure.attempt < failure.max_attempts:
-        assert isinstance(decision, Retry)
-    else:
-        assert decision == (DeadLetter() if failure.code == "engine_failed" else Fail())
+def test_the_kind_of_the_error_decides(failure: Failure) -> None:
+    """What is final fails at once, what is away is put back however often, and the rest ends with its attempts."""
+    decision, most = failure.decide(), failure.settings.max_attempts
+    if failure.code in PUT_BACK:
+        assert isinstance(decision, Requeue)
+        assert decision.reason == failure.code
+    elif failure.code not in RETRIED:
+        assert decision == Fail()
+    elif most is not None and failure.tries.ran >= most:
+        assert decision == DeadLetter()
+    elif failure.deadline is None:
+        assert isinstance(decision, Retry), "without a bound and a deadline it goes on"
 
 
 @given(failure=FAILURES)
-def test_no_retry_passes_the_deadline(failure: Failure) -> None:
-    """A deadline turns a retry that would pass it into the end, and changes nothing else."""
-    without, decision = failure.decide(None), failure.decide(failure.deadline)
-    in_time = (
-        failure.deadline is None or not isinstance(without, Retry) or (failure.now + without.delay_s < failure.deadline)
-    )
-    assert decision == (without if in_time else Fail())
+def test_nothing_is_scheduled_beyond_the_deadline(failure: Failure) -> None:
+    """A retry starts before it; what was put back waits until it at most, and expires."""
+    decision, deadline = failure.decide(), failure.deadline
+    if isinstance(decision, Retry):
+        assert deadline is None or decision.at < deadline
+        assert decision.at >= failure.now
+    elif isinstance(decision, Requeue):
+        assert decision.at >= failure.now
+        assert deadline is None or decision.at <= max(deadline, failure.now)
 
 
 @given(failure=FAILURES)
-def test_the_delay_is_bounded_and_as_long_as_asked(failure: Failure) -> None:
-    decision = failure.decide(None)
-    if not isinstance(decision, Retry):
+def test_the_wait_is_bounded_and_as_long_as_a_server_asks(failure: Failure) -> None:
+    decision = replace(failure, ttl_s=None, now=0.0).decide()
+    if not isinstance(decision, Retry | Requeue):
         return
-    own_s = min(MAX_DELAY_S, BASE_DELAY_S * 2 ** (failure.attempt - 1))
-    asked_s = min(failure.retry_after_s or 0.0, MAX_RETRY_AFTER_S)
-    assert decision.delay_s in (own_s, asked_s)
-    assert decision.delay_s >= own_s
-    assert decision.delay_s >= asked_s
+    settings = failure.settings
+    times = failure.tries.ran if isinstance(decision, Retry) else failure.tries.put_back
+    whole_s = settings.first_s * (2 ** min(times - 1, 30) if settings.backoff == "doubling" else 1)
+    whole_s = min(whole_s, settings.longest_s)
+    asked_s = min(failure.retry_after_s or 0.0, LONGEST_RETRY_AFTER_S)
+    assert max(whole_s / 2, asked_s) <= decision.at <= max(whole_s, 1.2 * asked_s)
+    assert decision == replace(failure, ttl_s=None, now=0.0).decide(), "the same in each history"
 
 
-@given(retry_after_s=st.none() | st.floats(0, 1_000), max_attempts=st.integers(2, 10))
-def test_delays_do_not_shrink(retry_after_s: float | None, max_attempts: int) -> None:
-    error = EngineFailed("x", retry_after_s=retry_after_s)
-    decisions = [decide(error, attempt, max_attempts, 0.0, None) for attempt in range(1, max_attempts + 1)]
-    delays = [decision.delay_s for decision in decisions if isinstance(decision, Retry)]
-    assert len(delays) == max_attempts - 1
-    assert delays == sorted(delays)
-    assert decisions[-1] == DeadLetter()
+def test_those_that_failed_together_do_not_come_back_together() -> None:
+    error = EngineFailed("x")
+    times = {decide(error, Tries(request_id=f"r{n}", ran=8), 0.0, None, DOUBLING) for n in range(100)}
+    assert len(times) == 100
+    waits = [decision.at for decision in times if isinstance(decision, Retry)]
+    assert max(waits) - min(waits) > 4.0, "spread over half of the ten seconds"
 
 
 @pytest.mark.parametrize(
-    ("error", "attempt", "deadline", "decision"),
+    ("error", "ran", "deaths", "deadline", "settings", "decision"),
     [
-        (EngineFailed("x"), 1, None, Retry(0.1)),
-        (EngineFailed("x"), 2, None, Retry(0.2)),
-        (EngineFailed("x"), 7, None, Retry(6.4)),
-        (EngineFailed("x"), 8, None, Retry(10.0)),
-        (EngineFailed("x"), 10, None, DeadLetter()),
-        (EngineFailed("x"), 1, 100.1, Fail()),
-        (EngineFailed("x"), 1, 100.2, Retry(0.1)),
-        (EngineFailed("x"), 10, 1.0, DeadLetter()),
-        (Overloaded("x", retry_after_s=3), 1, None, Retry(3.0)),
-        (Overloaded("x", retry_after_s=3), 8, None, Retry(10.0)),
-        (Overloaded("x", retry_after_s=3), 1, 103.0, Fail()),
-        (Overloaded("x", retry_after_s=300), 1, None, Retry(60.0)),
-        (BrokerUnavailable("x"), 10, None, Fail()),
-        (InvalidRequest("x"), 1, None, Fail()),
-        (ExecutionTimeout("x"), 1, None, Fail()),
+        # the outside is away or full
+        (StoreUnavailable("x"), 9, 0, HOUR, THREE, Requeue),
+        (BrokerUnavailable("x"), 9, 0, HOUR, THREE, Requeue),
+        (Overloaded("remote 429", retry_after_s=3), 9, 0, HOUR, THREE, Requeue),
+        (EngineGone("cannot be reached"), 9, 0, HOUR, THREE, Requeue),
+        (OutOfMemory("x"), 9, 0, HOUR, THREE, Requeue),
+        # spends an attempt
+        (EngineFailed("remote 500"), 1, 0, HOUR, DOUBLING, Retry),
+        (EngineFailed("remote 500"), 500, 0, HOUR, DOUBLING, Retry),
+        (ExecutionTimeout("x"), 4, 0, HOUR, DOUBLING, Retry),
+        (SourceUnavailable("x"), 4, 0, None, DOUBLING, Retry),
+        (EngineFailed("remote 500"), 2, 9, HOUR, THREE, Retry),
+        (EngineFailed("remote 500"), 3, 0, HOUR, THREE, DeadLetter),
+        (ExecutionTimeout("x"), 1, 0, HOUR, replace(DOUBLING, max_attempts=1), DeadLetter),
+        # the deadline
+        (EngineFailed("x"), 1, 0, NOW + 0.05, DOUBLING, DeadLetter),
+        (EngineFailed("x"), 1, 0, NOW + 0.1, DOUBLING, Retry),
+        (EngineFailed("x"), 8, 0, NOW + 5.0, DOUBLING, DeadLetter),
+        (EngineFailed("x", retry_after_s=30), 1, 0, NOW + 30, DOUBLING, DeadLetter),
+        (EngineFailed("x"), 1, 0, NOW - 1.0, DOUBLING, DeadLetter),
+        # poison
+        (EngineDied("x"), 1, 1, HOUR, DOUBLING, Retry),
+        (EngineDied("x"), 2, 2, HOUR, DOUBLING, Retry),
+        (EngineDied("x"), 1, 3, HOUR, DOUBLING, DeadLetter),
+        (EngineDied("x"), 1, 3, HOUR, replace(DOUBLING, max_attempts=10), DeadLetter),
+        (EngineDied("x"), 1, 1, HOUR, replace(DOUBLING, max_attempts=1), DeadLetter),
+        (EngineDied("x"), 1, 2, HOUR, replace(DOUBLING, max_attempts=2), DeadLetter),
+        # final
+        (InvalidRequest("x"), 1, 0, HOUR, DOUBLING, Fail),
+        (TooLarge("x"), 1, 0, HOUR, DOUBLING, Fail),
+        (ModelNotFound("x"), 1, 0, HOUR, DOUBLING, Fail),
     ],
 )
 def test_by_table(
-    error: PenstockError, attempt: int, deadline: float | None, decision: Retry | Fail | DeadLetter
+    error: PenstockError,
+    ran: int,
+    deaths: int,
+    deadline: float | None,
+    settings: RetrySettings,
+    decision: type[RetryDecision],
 ) -> None:
-    assert decide(error, attempt, 10, 100.0, deadline) == decision
+    tries = Tries(request_id="r", ran=ran, deaths=deaths)  # of "r" the first wait is 0.08 s
+    assert type(decide(error, tries, NOW, deadline, settings)) is decision
 
 
-def test_a_store_is_asked_again_however_often_it_gave_nothing() -> None:
-    decisions = [ask_store_again(refusals) for refusals in (0, 1, 2, 3, 4, 5, 100_000)]
-    assert [decision.delay_s for decision in decisions] == [0.5, 1, 2, 4, 8, 10, 10]
-    assert not any(decision.spends for decision in decisions)
+@pytest.mark.parametrize(
+    ("settings", "whole"),
+    [
+        (DOUBLING, [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]),
+        (FIXED, [2.0] * 9),
+        (replace(DOUBLING, first_s=1.0, longest_s=4.0), [1.0, 2.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0]),
+    ],
+)
+def test_waits_double_or_stay(settings: RetrySettings, whole: list[float]) -> None:
+    for times, whole_s in enumerate(whole, start=1):
+        for error in (EngineFailed("x"), StoreUnavailable("x")):
+            decision = decide(error, Tries(request_id="r", ran=times, put_back=times), 0.0, None, settings)
+            assert isinstance(decision, Retry | Requeue)
+            assert whole_s / 2 <= decision.at <= whole_s

@@ -1,0 +1,152 @@
+"""Failed attempts in the flow: they run again until the deadline, unless somebody sets a bound."""
+
+from __future__ import annotations
+
+import pytest
+
+from flow_driver import World
+from penstock.processors.core import effects as ask
+from penstock.processors.core.fleet.residents import ModelSpec
+from penstock.processors.core.requests.retries import RetrySettings
+from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.requests.work import Work
+from penstock.schemas.errors import EngineFailed, ExecutionTimeout, Overloaded, PenstockError
+
+
+def running(world: World, request_id: str = "r") -> Work:
+    """The request's next run."""
+    since = world.now
+    while request_id not in world.running:
+        assert world.now - since < 60, "it does not run again"
+        world.pass_time(0.1)
+    return world.running[request_id]
+
+
+def error_of(world: World, request_id: str = "r") -> PenstockError:
+    (error,) = [e.error for e in world.seen if isinstance(e, ask.Terminal) and e.subject.request_id == request_id]
+    assert error is not None
+    return error
+
+
+def test_a_server_that_fails_for_a_second_fails_no_job_that_has_an_hour() -> None:
+    world = World()
+    world.up(inline=True)
+    world.submit("r")
+    began = world.now
+    while world.now - began < 1.0:
+        running(world)
+        world.fail("r", EngineFailed("the remote server said 500"))
+    work = running(world)
+    assert work.spent > 3
+    world.finish("r")
+    assert world.ended == [("r", "completed")]
+
+
+def test_a_run_that_takes_too_long_runs_again() -> None:
+    world = World()
+    world.up(inline=True)
+    world.submit("r", execution_timeout_ms=500, stream=True)
+    work = running(world)
+    world.delta("r", "some")
+    world.pass_time(0.6)
+    assert (work.stage, work.spent, work.attempt) == (Stage.RETRYING, 2, 2)
+    assert [chunk.text for chunk in world.chunks] == ["some"]
+    assert any(isinstance(effect, ask.CancelRun) for effect in world.seen)
+    assert running(world) is work
+    world.finish("r")
+    assert world.ended == [("r", "completed")]
+
+
+def test_the_callers_bound_is_of_attempts_that_ran() -> None:
+    world = World()
+    world.up(inline=True)
+    world.submit("r", max_attempts=2, execution_timeout_ms=500)
+    for _ in range(20):
+        running(world)
+        world.fail("r", Overloaded("the server is full"))
+    for _ in range(2):
+        running(world)
+        world.pass_time(0.6)
+    assert (world.ended, world.letters) == ([("r", "dead_lettered")], ["r"])
+    assert isinstance(error_of(world), ExecutionTimeout)
+
+
+@pytest.mark.parametrize(("of_model", "of_caller", "attempts"), [(2, 0, 2), (2, 4, 4), (None, 1, 1)])
+def test_a_models_bound_holds_where_the_caller_sets_none(of_model: int | None, of_caller: int, attempts: int) -> None:
+    world = World()
+    world.flow.orders.configure({"m": ModelSpec(model="m", max_attempts=of_model)}, world.now)
+    world.up(inline=True)
+    world.submit("r", max_attempts=of_caller)
+    while not world.ended:
+        running(world)
+        world.fail("r", EngineFailed("no"))
+    assert len(world.started) == attempts
+    assert world.letters == ["r"]
+
+
+def test_a_model_may_have_a_backoff_of_its_own() -> None:
+    world = World("m", "slow")
+    fixed = RetrySettings(backoff="fixed", first_s=8.0)
+    specs = {"m": ModelSpec(model="m"), "slow": ModelSpec(model="slow", retries=fixed)}
+    world.flow.orders.configure(specs, world.now)
+    for model in specs:
+        world.up(model, inline=True)
+        world.submit(model, model=model)
+        world.fail(model, EngineFailed("no"))
+    world.pass_time(0.2)
+    assert world.running.keys() == {"m"}
+    world.pass_time(3.0)
+    assert world.running.keys() == {"m"}
+    world.pass_time(5.0)
+    assert world.running.keys() == {"m", "slow"}
+
+
+def test_a_retry_that_could_only_start_after_the_deadline_is_not_scheduled() -> None:
+    world = World()
+    world.up(inline=True)
+    world.submit("r", ttl_ms=2_000)
+    world.pass_time(1.95)
+    world.fail("r", EngineFailed("no"))
+    assert (world.ended, world.letters) == ([("r", "dead_lettered")], ["r"])
+    assert error_of(world).message == "no"
+
+
+def test_a_run_that_began_in_time_may_end_after_the_deadline() -> None:
+    world = World()
+    world.up(inline=True)
+    world.submit("r", ttl_ms=2_000)
+    world.pass_time(5.0)
+    world.finish("r")
+    assert world.ended == [("r", "completed")]
+
+
+@pytest.mark.parametrize("max_attempts", [0, 10])
+def test_an_engine_may_die_twice_under_a_request_and_not_three_times(max_attempts: int) -> None:
+    world = World()
+    world.up(inline=True)
+    world.submit("r", max_attempts=max_attempts)
+    for _ in range(2):
+        running(world)
+        world.die()
+        world.up(inline=True)
+    running(world)
+    assert not world.ended
+    world.die()
+    assert (world.ended, world.letters) == ([("r", "dead_lettered")], ["r"])
+
+
+def test_the_turns_behind_one_that_is_retried_wait_for_their_conversation() -> None:
+    world = World()
+    world.up(slots=4)
+    world.submit("first", line="c")
+    world.fail("first", EngineFailed("no"))
+    second = world.submit("second", line="c")
+    other = world.submit("other", line="d")
+    assert second is not None
+    assert other is not None
+    assert other.stage is Stage.RUNNING
+    assert world.flow.waiting_for(second, world.now).reason == "conversation"
+    running(world, "first")
+    assert world.flow.waiting_for(second, world.now).reason == "conversation"
+    world.finish("first")
+    assert second.stage is Stage.RUNNING
