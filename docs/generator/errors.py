@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from generator.markdown import code, document, table
-from penstock.schemas.errors import DecodeError, PenstockError
+from penstock.schemas.errors import DecodeError, PenstockError, RetryKind
 
 SOURCE = "schemas/penstock/schemas/errors.py"
 INTRO = f"""\
@@ -75,7 +75,7 @@ WHEN: dict[str, str] = {
     "source_unavailable": "Another server, from which an image was to be fetched, was not reached or did not answer.",
     "expired": "The request's deadline passed before it ran.",
     "execution_timeout": "The run took longer than `execution_timeout_ms`, or than `max_execution_s` allows.",
-    "engine_failed": "The engine failed, or its process died, at every attempt.",
+    "engine_failed": "The engine failed, its process died, or a remote server answered 5xx, at each attempt.",
     "dead_lettered": "The request was put aside, see `penstock dlq list`.",
     "stream_restarted": "An OpenAI stream was begun anew by another attempt with another text than was sent.",
     "internal": "An error that Penstock did not foresee. `details.incident` names it in the gateway's log.",
@@ -85,6 +85,32 @@ WHEN: dict[str, str] = {
     "bad_avro": "The body does not fit the schema that its id names.",
     "bad_json": "A value that begins with `{` is no JSON object.",
 }
+
+KINDS: dict[RetryKind, str] = {
+    RetryKind.PUT_BACK: (
+        "What it needs is away or full: a store, the broker, a remote server (429, 503, not reached), memory of the"
+        " device. It is tried again until its deadline, and no attempt is spent. Then it ends as *expired*, with the"
+        " last cause."
+    ),
+    RetryKind.RETRIED: (
+        "The engine failed, its process died, a remote server answered 5xx, or the run took too long. It runs again"
+        " after a wait, and an attempt is spent. Without `max_attempts` this goes on as long as an attempt can start"
+        " before the deadline. When none may start any more, it gets a dead letter."
+    ),
+    RetryKind.FINAL: "Running it again cannot help. It fails at once.",
+}
+IN_A_WORKER = """\
+What a worker does when an attempt of an accepted request ends with an error of this kind. An engine that knows that
+the same run cannot succeed makes any error final."""
+WAITS = """\
+Waits double from 0.1 s to 10 s, or are fixed: `worker.retries`, and `retries` of a model ([settings](settings.md)). Up
+to half of each wait is left out, so that requests that failed together do not return together. A server's
+`Retry-After` is waited for, up to a minute.
+
+`max_attempts` bounds the attempts that were spent; a model's entry may set it for requests that name none. When three
+engines or workers have died under a request, it gets a dead letter in any case.
+
+`retryable` is for callers that receive an error: whether sending the request again may help."""
 
 DEAD = """\
 ## Of records
@@ -99,7 +125,11 @@ def page() -> str:
     callers = [kind for kind in kinds if not issubclass(kind, DecodeError)]
     records = [kind for kind in kinds if issubclass(kind, DecodeError)]
     headers = "\n\n".join(["## Headers", table(["header", "on"], HEADERS), EDGE])
-    return document("Errors", INTRO, "## Codes\n\n" + codes(callers), DEAD + "\n\n" + codes(records), headers)
+    kinds_table = table(["kind", "then"], [[str(kind), then] for kind, then in KINDS.items()])
+    in_a_worker = "\n\n".join(["## In a worker", IN_A_WORKER, kinds_table, WAITS])
+    return document(
+        "Errors", INTRO, "## Codes\n\n" + codes(callers), in_a_worker, DEAD + "\n\n" + codes(records), headers
+    )
 
 
 def tree(root: type[PenstockError]) -> list[type[PenstockError]]:
@@ -118,10 +148,11 @@ def codes(kinds: Sequence[type[PenstockError]]) -> str:
             code(kind.code),
             str(kind.http_status),
             "yes" if kind.retryable else "no",
+            str(kind.retry_kind),
             code(kind.type),
             code(kind.__name__),
             WHEN[kind.code],
         ]
         for kind in sorted(kinds, key=lambda kind: kind.http_status)
     ]
-    return table(["code", "HTTP", "retryable", "type", "class", "when"], rows)
+    return table(["code", "HTTP", "retryable", "in a worker", "type", "class", "when"], rows)

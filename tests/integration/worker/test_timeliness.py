@@ -69,11 +69,11 @@ def flaky_server(service_s: float) -> Iterator[tuple[str, list[tuple[float, str]
 
 
 def test_a_retry_that_is_due_takes_the_next_slot(make_system: Make) -> None:
-    """A failed run is due after 0.1 s; from then on it starts before newer work that waits for the same slots (#6)."""
+    """A failed run is due after 0.1 s at most; then it starts before newer work that waits for the same slots (#6)."""
     service_s, slots, due_s = 0.1, 2, 0.1
     with flaky_server(service_s) as (url, begun):
         model = {**NOOP, "engine": "remote", "source": url, "options": {"slots": slots}}
-        system = make_system(models=[model], worker_options={"retry_delay_s": due_s})
+        system = make_system(models=[model], worker_options={"retries": {"first_s": due_s}})
         worker = system.worker().wait_ready()
         newer = [f"newer-{number}" for number in range(80)]
         send(system, {"request_id": "flaky", "payload": {"prompt": "flaky"}}, partition=0)
@@ -82,7 +82,7 @@ def test_a_retry_that_is_due_takes_the_next_slot(make_system: Make) -> None:
         assert (event.status, event.attempt) == ("completed", 2), worker.tail()
         first, second = [at for at, prompt in begun if prompt == "flaky"]
     failed = first + service_s
-    assert second >= failed + due_s - 0.01, "the retry began before it was due"
+    assert second >= failed + due_s / 2 - 0.01, "the retry began before it was due"
     passed = [prompt for at, prompt in begun if failed + due_s < at < second]
     # What was on its way when it came due, and one round of slots.
     assert len(passed) <= 2 * slots, (

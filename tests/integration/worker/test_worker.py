@@ -91,7 +91,7 @@ def test_what_cannot_run_says_so(make_system: Make) -> None:
         system,
         {"request_id": "model", "model": "no-such-model"},
         {"request_id": "task", "task": "image_generation", "payload": {"prompt": "a cat"}},
-        {"request_id": "long", "execution_timeout_ms": 300},
+        {"request_id": "long", "execution_timeout_ms": 300, "max_attempts": 1},
     )
     assert (outcome(system, "model").error or event_error()).code == "model_not_found"
     assert (outcome(system, "task").error or event_error()).code == "model_not_found", "no model here draws"

@@ -86,7 +86,8 @@ class RemoteGate:
     """What one remote server may be sent now, from what it said before.
 
     What it turns away has not begun: it goes back to the queue, so that the most urgent is sent when there is room
-    again and low work is what waits. A server that has turned everything away for `patience_s` fails its requests.
+    again and low work is what waits. Once a server has turned everything away for `patience_s`, its requests
+    wait for tries of their own.
     """
 
     def __init__(self, slots: int, *, patience_s: float, tokens_per_minute: float | None = None) -> None:

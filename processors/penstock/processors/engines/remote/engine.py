@@ -7,8 +7,8 @@ the variable that holds the key), remote_model (its name there; default: our id)
 How many requests the server gets at once follows what it answers, up to `slots` (concurrency.py). What it turns
 away (429, 503) or what cannot reach it has not begun: it goes back to the queue as `TurnedAway`, and `on_busy` says for
 how long the engine should get none, so that the most urgent is sent when there is room again. Once it has turned all
-away for patience_s, the attempt fails with its words. What breaks later fails the attempt. What a server says may be of
-any shape: texts are made encodable, and whatever is wrong fails the run.
+away for patience_s, each request waits for a next try of its own. What breaks later fails the attempt. What a server
+says may be of any shape: texts are made encodable, and whatever is wrong fails the run.
 """
 
 from __future__ import annotations
