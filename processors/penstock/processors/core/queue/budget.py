@@ -90,6 +90,10 @@ class Budget:
         """Bytes that are free of the share of a class and lane."""
         return max(0, self._pair_share - self._bodies.get((klass, lane), 0))
 
+    def over_share(self, klass: str, lane: str) -> bool:
+        """Whether a class and lane keep more bytes than their share, as records that were read again can."""
+        return self._bodies.get((klass, lane), 0) > self._pair_share
+
     def drop_body(self, klass: str, lane: str, size: int) -> None:
         """The bytes of a record are not kept any more. Raises ValueError for what was not counted."""
         pair = (klass, lane)

@@ -209,6 +209,7 @@ class Attempts:
             work.attempt += 1  # after that was said: readers hear `running` of the next attempt as news
             work.run = None
             self._emit(Retried(work.subject))
+            self._holdings.drop_body_over_share(work)
             self._retries.add(work, decision.at)
         elif isinstance(decision, DeadLetter):
             self._endings.letter(work, event, error)

@@ -194,16 +194,22 @@ class Endings:
             work.end_with = work.end_with or error
             self._holdings.unqueue(work)
         elif work.stage is Stage.PARKED:
-            work.end_with = error
             self._holdings.unqueue(work)
             self._lanes[work.lane].parked[work.klass] -= 1
-            self._registry.transition(work, "fetch", Stage.FETCHING)
-            self._holdings.rereads.add(work)
+            self._fetch_to_end(work, error)
+        elif work.stage is Stage.RETRYING and work.body is None:
+            self._fetch_to_end(work, error)
         elif work.stage is Stage.RETRYING:
             self.end(work, event, error, now)
         else:
             self._holdings.leave_waiting(work)
             self.end(work, event, error, now)
+
+    def _fetch_to_end(self, work: Work, error: PenstockError) -> None:
+        """Its outcome names what its record holds: that is read again."""
+        work.end_with = error
+        self._registry.transition(work, "fetch", Stage.FETCHING)
+        self._holdings.rereads.add(work)
 
     def _in(self, subject: Subject, stage: Stage) -> Work | None:
         """The request that an answer speaks of, if it waits for that answer still."""

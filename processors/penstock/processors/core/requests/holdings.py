@@ -80,9 +80,15 @@ class Holdings:
             self.unqueue(work)
 
     def unqueue(self, work: Work) -> None:
-        """Out of the scheduler, which lets go of its line if it held one."""
-        self._scheduler.remove(work)
-        work.holds_line = False
+        """Out of the scheduler, which lets go of its line if it held one. What waited for a retry is not there."""
+        if self._scheduler.remove(work):
+            work.holds_line = False
+
+    def drop_body_over_share(self, work: Work) -> None:
+        """It waits for its next attempt, and its bytes are read again before that if its share has no room for them."""
+        if work.body is not None and self._budget.over_share(work.klass, work.lane):
+            self._budget.drop_body(work.klass, work.lane, work.size_bytes)
+            work.body = None
 
     def hold_line(self, work: Work) -> None:
         """Out of the scheduler, but its conversation waits for it: its next attempt runs in place.

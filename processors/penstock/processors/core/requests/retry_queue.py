@@ -66,10 +66,16 @@ class RetryQueue:
             if work.deadline is not None and work.deadline <= now:
                 self._endings.expire_waiting(work, now)
             else:
-                self._scheduler.put_back(work)
-                self._registry.transition(work, "due", Stage.QUEUED)
-                self._statuses.say(work, "queued", now)
-                self._agenda.look_at(self._lanes[work.lane])
+                self._put_back(work, now)
+
+    def _put_back(self, work: Work, now: float) -> None:
+        lane = self._lanes[work.lane]
+        self._scheduler.put_back(work)
+        if work.body is None:
+            lane.parked[work.klass] += 1
+        self._registry.transition(work, "due", Stage.QUEUED if work.body is not None else Stage.PARKED)
+        self._statuses.say(work, "queued", now)
+        self._agenda.look_at(lane)
 
     def next_due(self) -> float | None:
         """When the next retry is due."""

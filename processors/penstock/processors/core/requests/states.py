@@ -104,7 +104,8 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
         "drop": (_S.DROPPED,),
     },
     _S.RETRYING: {
-        "due": (_S.QUEUED,),
+        "due": (_S.QUEUED, _S.PARKED),
+        "fetch": (_S.FETCHING,),  # it ends, and its bytes are not here
         "lane_failed": (_S.SETTLING, _S.LOOKING),
         **_END_WAITING,
     },

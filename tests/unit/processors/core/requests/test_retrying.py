@@ -150,3 +150,67 @@ def test_the_turns_behind_one_that_is_retried_wait_for_their_conversation() -> N
     assert world.flow.waiting_for(second, world.now).reason == "conversation"
     world.finish("first")
     assert second.stage is Stage.RUNNING
+
+
+def flood(world: World, count: int, size: int) -> None:
+    """As many requests, each with a conversation of its own, and all of them fail at their first attempt."""
+    world.up(slots=8)
+    for number in range(count):
+        world.submit(f"r{number}", line=f"c{number}", size=size, settle=False)
+    world.settle()
+    for _ in range(count):
+        if not world.running:
+            break
+        world.fail(next(iter(world.running)), Overloaded("full", retry_after_s=30))
+
+
+def test_the_bytes_of_those_that_wait_for_a_retry_keep_to_their_share() -> None:
+    """Retries go on for an hour: what fails would fill the memory that is meant for what waits."""
+    world = World(intake_bytes=1 << 20)
+    flood(world, 60, size=10_000)
+    share = world.flow.budget.stats().pair_share_bytes
+    assert not world.running, "each has failed"
+    assert 0 < world.flow.budget.stats().bodies_bytes <= share + 10_000
+    world.pass_time(40)
+    for _ in range(60):
+        world.finish(next(iter(world.running)))
+    assert len(world.ended) == 60
+    assert {status for _, status in world.ended} == {"completed"}
+    assert world.flow.budget.stats().bodies_bytes == 0
+    assert world.committed() == 60
+
+
+@pytest.mark.parametrize("way", ["cancel", "expire", "gone", "dropped", "cancelled as it is read"])
+def test_what_waits_for_a_retry_without_its_bytes_ends_as_any_other(way: str) -> None:
+    world = World(intake_bytes=1 << 20)
+    flood(world, 60, size=10_000)
+    parked = [work for work in world.flow.works.values() if work.stage is Stage.RETRYING and work.body is None]
+    assert len(parked) > 30
+    (work, *_) = parked
+    behind = world.submit("behind", line=work.line)
+    assert behind is not None
+    status = "cancelled"
+    match way:
+        case "cancel":
+            world.cancel(work.request_id)
+        case "expire":
+            work.deadline = world.now + 1.0
+            world.flow.attempts._retries.add(work, work.deadline)
+            world.pass_time(1.0)
+            status = "expired"
+        case "gone":
+            world.hold_answers = {ask.Fetch}
+            world.cancel(work.request_id)
+            world.flow.arrivals.gone(work.key, world.now)
+        case "dropped":
+            world.flow.assigned({}, 2, fenced=False, now=world.now)
+            assert not world.flow.works
+            return
+        case _:
+            world.hold_answers = {ask.Fetch}
+            world.cancel(work.request_id)
+            world.cancel(work.request_id)
+            world.release(ask.Fetch)
+    world.settle()
+    assert world.status_of(work.request_id) == status
+    assert world.running.keys() == {"behind"}, "its conversation goes on"
