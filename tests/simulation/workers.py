@@ -24,6 +24,7 @@ from penstock.schemas.errors import (
     EngineFailed,
     InternalError,
     InvalidRequest,
+    Overloaded,
     PenstockError,
     StoreUnavailable,
     conversation_deleted,
@@ -498,7 +499,7 @@ class Life(Actor):
         self.flow.replicas.limits(engine.spec.name, engine.replica, slots, self.world.now)
 
     def turned_away(self, work: Work, run_id: str) -> None:
-        self.flow.attempts.turned_away(work.subject, run_id, self.world.now)
+        self.flow.attempts.turned_away(work.subject, run_id, Overloaded("the server is full"), self.world.now)
 
     def out_of_memory(self, engine: Engine) -> None:
         self.flow.measurements.out_of_memory(engine.spec.name, engine.replica, self.world.now)

@@ -378,7 +378,7 @@ class Execution:
 
     def failed(self, subject: Subject, run_id: str, error: PenstockError, *, again: bool) -> None:
         if isinstance(error, TurnedAway):
-            self._flow.attempts.turned_away(subject, run_id, self._clock())
+            self._flow.attempts.turned_away(subject, run_id, error, self._clock())
         else:
             self._flow.attempts.failed(subject, run_id, error, self._clock(), again=again)
         self._changed()

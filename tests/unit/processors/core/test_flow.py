@@ -833,7 +833,7 @@ def test_what_a_server_turned_away_goes_behind_what_is_more_urgent_and_spends_no
     world.submit("high", HIGH)
     assert list(world.running) == ["low"]  # the limit is one now
     del world.running["low"]
-    world.flow.attempts.turned_away(low.subject, low.run.run_id, world.now)
+    world.flow.attempts.turned_away(low.subject, low.run.run_id, Overloaded("busy"), world.now)
     world.settle()
     assert list(world.running) == ["high"]
     assert (low.stage, low.spent) == (Stage.QUEUED, 1)

@@ -80,7 +80,6 @@ class Attempts:
             return
         run.need_tokens, run.prepared, run.mark = need_tokens, prepared, mark
         work.memory_bytes = memory_bytes
-        work.failure = None
         self._registry.transition(work, "prepared", Stage.READY)
         self._agenda.look_at(lane)
 
@@ -178,9 +177,10 @@ class Attempts:
         self._holdings.stop_run(work)
         self.attempt_failed(work, "timeout", error, now, again=True)
 
-    def turned_away(self, subject: Subject, run_id: str, now: float) -> None:
+    def turned_away(self, subject: Subject, run_id: str, error: PenstockError, now: float) -> None:
         """The server behind its engine did not take it: back to its place in the queue, without an attempt spent."""
         if (work := self._current(subject, run_id, Stage.RUNNING)) is not None:
+            work.failure = error.message
             self.requeue(work, "replica_down", now)
 
     def not_started(self, subject: Subject, run_id: str, now: float) -> None:

@@ -148,7 +148,7 @@ class Work:
     put_backs: int = 0
     """How often in a row it was put back, because what it needs is away or full."""
     failure: str | None = None
-    """Why its last attempt failed, while it waits for the next one."""
+    """Why its last attempt failed."""
     epoch: int
     stream: bool
     first_place: Origin

@@ -214,3 +214,19 @@ def test_what_waits_for_a_retry_without_its_bytes_ends_as_any_other(way: str) ->
     world.settle()
     assert world.status_of(work.request_id) == status
     assert world.running.keys() == {"behind"}, "its conversation goes on"
+
+
+def test_what_a_full_server_turned_away_until_its_deadline_says_why_it_expires() -> None:
+    world = World()
+    world.up(inline=True)
+    work = world.submit("r", ttl_ms=2_000)
+    assert work is not None
+    assert work.run is not None
+    world.flow.replicas.busy("m", 0, 60.0, world.now)
+    world.running.clear()
+    world.flow.attempts.turned_away(work.subject, work.run.run_id, Overloaded("the remote server said 429"), world.now)
+    world.settle()
+    assert (work.stage, work.spent) == (Stage.QUEUED, 1)
+    world.pass_time(2.0)
+    assert world.ended == [("r", "expired")]
+    assert "the remote server said 429" in error_of(world).message
