@@ -30,7 +30,7 @@ QUICK_WITH_NEEDS = {
     "checksum_ignored": "commit_before_outcome",
 }
 """Planted defects that take operators, or checks that are left out of other runs; and how they show."""
-BEGIN_AT = {"suspect_stops_worker": 370, "checksum_ignored": 8}
+BEGIN_AT = {"suspect_stops_worker": 100, "checksum_ignored": 8}
 """The first seed that is tried, of defects that show late, or in another way before."""
 TESTS = Path(__file__).parent.parent
 SIMULATE_S = 20.0
