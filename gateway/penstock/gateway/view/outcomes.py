@@ -15,6 +15,7 @@ from penstock.common.refetch import Refetcher
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.outputs import LargeOutput, OutcomeReader
+from penstock.gateway.view.request_state import Key
 from penstock.gateway.view.view import View
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import (
@@ -90,15 +91,22 @@ class Outcomes:
 
     async def all_whole(self, entries: Sequence[Entry], patience_s: float) -> list[Entry]:
         """The entries, with those outcomes that could be read."""
-        found = await asyncio.gather(*(self.whole(entry, patience_s) for entry in entries), return_exceptions=True)
+        lacking = [entry for entry in entries if entry.lacks_outcome]
+        if not lacking:  # the most usual by far: a page of a hundred must not make a hundred tasks
+            return list(entries)
+        found = await asyncio.gather(*(self.whole(entry, patience_s) for entry in lacking), return_exceptions=True)
+        read = dict[Key, Entry | BaseException](zip((entry.key for entry in lacking), found, strict=True))
         for one in found:
             if isinstance(one, BaseException) and not isinstance(one, PenstockError):
                 raise one
-        return [
-            entry if isinstance(one, BaseException) else one
-            for entry, one in zip(entries, found, strict=True)
-            if not isinstance(one, Gone) or not (self._view.known.peek(entry.key) or entry).erased
-        ]
+        shown: list[Entry] = []
+        for entry in entries:
+            one = read.get(entry.key, entry)
+            if not isinstance(one, BaseException):
+                shown.append(one)
+            elif not isinstance(one, Gone) or not (self._view.known.peek(entry.key) or entry).erased:
+                shown.append(entry)
+        return shown
 
     async def _fetch(self, tp: TP, offset: int, patience_s: float) -> RawMessage | None:
         wanted = self._wanted.get((tp, offset))
