@@ -1,4 +1,4 @@
-"""Parked records read again by offset, when their turn comes: a consumer of its own that assigns itself, on one thread.
+"""Records read again by offset: what a worker has parked, what a gateway holds the offset of. On one thread.
 
 Two handles share the work. The sparse one asks Kafka for one byte at a time, which brings exactly one record batch: it
 serves what stands alone. The dense one fetches more at once and reads ranges through. `refetch_plan` decides.

@@ -81,6 +81,7 @@ class KnownRequests:
 
     @property
     def some_aside(self) -> bool:
+        """Whether news may cost a look into the file."""
         return self._aside > 0
 
     def aside_turns(

@@ -36,7 +36,7 @@ Due = tuple[int, str, str]
 """(when it had to end, tenant, request_id)"""
 Turn = tuple[str, str]
 """(request_id, as what it is counted; `counted_of` reads that)"""
-Place = tuple[str, int, str]
+LivePlace = tuple[str, int, str]
 """(as what it is counted, when it was accepted, request_id)"""
 
 
@@ -176,7 +176,7 @@ class Store:
         )
         return self._reader.execute(query, (tenant, conversation_id, before_ms, most)).fetchall()
 
-    def live_of_tenant(self, tenant: str, after: Place, most: int) -> tuple[list[Entry], Place]:
+    def live_of_tenant(self, tenant: str, after: LivePlace, most: int) -> tuple[list[Entry], LivePlace]:
         """Some of the tenant's requests that are not done, behind a place, and where the last one is. For a thread."""
         query = (
             f"SELECT {_COLUMNS}, counted FROM requests INDEXED BY live WHERE done = 0 AND tenant = ?"

@@ -24,8 +24,7 @@ from penstock.gateway.view.positions import Positions
 from penstock.gateway.view.request_records import is_moved, origin_of, read_request
 from penstock.gateway.view.request_state import BLANKED, NOT_KNOWN, Key
 from penstock.gateway.view.selecting import ALONE
-from penstock.gateway.view.store import TP, Due, Store
-from penstock.gateway.view.store import Place as LivePlace
+from penstock.gateway.view.store import TP, Due, LivePlace, Store
 from penstock.gateway.view.streams import Streams, place_reader
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.errors import PenstockError, RegistryUnavailable
