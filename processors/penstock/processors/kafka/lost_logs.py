@@ -92,20 +92,21 @@ class LostLogs:
         """The committed offsets, lowered where a log is too short for them.
 
         Returns None when this generation is over. A leader that does not answer is not waited for: a position that its
-        log does not hold is reported when it is fetched.
+        log does not hold is reported when it is fetched. `unmended` names the logs of which that is not enough.
         """
         ends = _offsets_at(kafka, list(committed), OFFSET_END)
-        # Where the commit is another one now, the member that had the partition meanwhile has begun again.
-        grown = {tp for tp, known in self._refused.items() if committed.get(tp) == known}
+        grown = self.unmended(committed)
         reach = {tp: self._reach(tp, committed[tp]) for tp in ends}
         short = [tp for tp, end in ends.items() if end < reach[tp] or tp in grown]
+        found = extents(kafka, short)
         cut = {
-            tp: found
-            for tp, found in extents(kafka, short).items()
-            if found.end < reach[tp] or (tp in grown and found.first <= committed[tp][0])
+            tp: extent
+            for tp, extent in found.items()
+            if extent.end < reach[tp] or (tp in grown and extent.first <= committed[tp][0])
         }
+        unknown = grown - found.keys()
         for tp in ends:
-            if tp not in cut:
+            if tp not in cut and tp not in unknown:
                 self._refused.pop(tp, None)
                 if committed[tp] not in self._read.get(tp, (0, ()))[1]:
                     self._read.pop(tp, None)  # others have committed since: what was read here is theirs, or gone
@@ -113,6 +114,18 @@ class LostLogs:
             return committed
         lowered = self.begin_again(kafka, {tp: committed[tp] for tp in cut}, cut, wait)
         return None if lowered is None else {**committed, **lowered}
+
+    def unmended(self, committed: Mapping[TP, Committed]) -> set[TP]:
+        """Logs that did not hold what this consumer has read, where nobody has begun again since.
+
+        They may have grown beyond the commit. Nothing is fetched of them before their extents are known.
+        """
+        # Where the commit is another one now, the member that had the partition meanwhile has begun again.
+        return {
+            tp
+            for tp, known in self._refused.items()
+            if committed.get(tp) == known or committed.get(tp) in self._read.get(tp, (0, ()))[1]
+        }
 
     def _reach(self, tp: TP, committed: Committed) -> int:
         """The end that the log had at least: by the commit, or by what was read here if nobody committed since."""

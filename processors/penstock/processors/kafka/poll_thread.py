@@ -228,7 +228,8 @@ class PollThread:
             self._take_message(message)
 
     def _fetch_from_buffer_ends(self) -> None:
-        self._kafka.assign([TopicPartition(*tp, offset) for tp, offset in self._buffer.ends().items()])
+        ends = self._buffer.ends().items()
+        self._kafka.assign([TopicPartition(*tp, offset) for tp, offset in ends if tp not in self._refused])
 
     def _room_left(self) -> bool:
         if self._room.acquire(blocking=False):
@@ -392,8 +393,10 @@ class PollThread:
         if committed is None:
             kafka.assign([])
             return
-        kafka.assign([TopicPartition(*tp, offset) for tp, (offset, _) in committed.items()])
         self._begin(committed)
+        self._refused |= self._lost_logs.unmended(committed)
+        self._mend_at = time.monotonic()
+        kafka.assign([TopicPartition(*tp, offset) for tp, (offset, _) in committed.items() if tp not in self._refused])
         self._generation = generation
         self._wait_for(self._events.assigned(generation, member_id, committed, begins_again=committed is not known))
 

@@ -141,6 +141,24 @@ def test_a_log_that_grew_again_before_the_next_assignment_begins_again() -> None
     assert logs.at_assignment(kafka, {A: (100, "")}, never) == {A: (100, "")}, "it is mended once"
 
 
+def test_a_log_that_nobody_could_look_at_is_not_taken_for_whole() -> None:
+    """Its leader was away at the assignment, and the log has grown since: no fetch will be refused again."""
+    kafka = FakeConsumer({A: None})
+    found, logs = refused(kafka, (100, ""), (100, ""))
+    assert found == {A: (100, "")}
+    assert logs.unmended(found) == {A}
+    kafka.logs[A] = Extent(0, 150)
+    assert logs.at_assignment(kafka, found, never) == {A: (0, "")}
+    assert logs.unmended({A: (0, "")}) == set()
+
+
+def test_what_this_member_committed_after_the_refusal_is_no_other_members() -> None:
+    kafka, logs = FakeConsumer({A: Extent(0, 150)}), LostLogs("beginning")
+    logs.position_refused(A, (90, ""))
+    logs.has_read(A, 120, [(90, ""), (100, "")])
+    assert logs.at_assignment(kafka, {A: (100, "")}, never) == {A: (0, "")}
+
+
 @pytest.mark.parametrize(("log", "now"), [(Extent(0, 150), (20, "")), (Extent(110, 150), (100, ""))])
 def test_a_refused_position_says_nothing_of_what_another_member_mended_or_retention_deleted(
     log: Extent, now: Committed

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
 
 from penstock.processors.kafka.batches import TP, Committed
 from penstock.processors.kafka.lost_logs import Extent, LostLogs
@@ -22,12 +22,15 @@ class Broker:
 
     def __init__(self, log: Extent, committed: Committed) -> None:
         self.log, self.stored = log, committed
+        self.leader_away = self.closed = False
         self.assigned: list[dict[TP, int]] = []
 
     def committed(self, partitions: Sequence[TopicPartition], timeout: float) -> list[Any]:
         return [TopicPartition(*A, self.stored[0], self.stored[1])]
 
     def offsets_for_times(self, partitions: Sequence[TopicPartition], timeout: float) -> list[TopicPartition]:
+        if self.leader_away:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         at = {OFFSET_BEGINNING: self.log.first, OFFSET_END: self.log.end}
         return [TopicPartition(p.topic, p.partition, at[p.offset]) for p in partitions]
 
@@ -44,6 +47,29 @@ class Broker:
     def memberid(self) -> str:
         return "m"
 
+    def close(self) -> None:
+        self.closed = True
+
+
+Told = list[tuple[Mapping[TP, Committed], bool]]
+
+
+def make_thread() -> tuple[PollThread, Told]:
+    told: Told = []
+
+    async def assigned(
+        generation: int, member_id: str, committed: Mapping[TP, Committed], *, begins_again: bool
+    ) -> None:
+        told.append((committed, begins_again))
+
+    async def revoked(*, lost: bool) -> Mapping[TP, Committed]:
+        return {}
+
+    events: Any = SimpleNamespace(assigned=assigned, revoked=revoked)
+    config = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g"}
+    loop = asyncio.get_running_loop()
+    return PollThread(config, loop, events, urgency=lambda topic: 0, lost_logs=LostLogs("beginning")), told
+
 
 @pytest.mark.parametrize(
     ("end", "read", "begins_again"),
@@ -52,17 +78,8 @@ class Broker:
 )
 async def test_it_says_when_a_log_begins_again(end: int, read: int, begins_again: bool) -> None:
     """Found by the simulator (seed 1500): a member that kept its partition went on with what it knew to be done."""
-    told: list[tuple[Mapping[TP, Committed], bool]] = []
-
-    async def assigned(
-        generation: int, member_id: str, committed: Mapping[TP, Committed], *, begins_again: bool
-    ) -> None:
-        told.append((committed, begins_again))
-
-    broker, logs = Broker(Extent(0, end), (80, "")), LostLogs("beginning")
-    events: Any = SimpleNamespace(assigned=assigned)
-    config = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g"}
-    thread = PollThread(config, asyncio.get_running_loop(), events, urgency=lambda topic: 0, lost_logs=logs)
+    broker = Broker(Extent(0, end), (80, ""))
+    thread, told = make_thread()
     if read:
         await asyncio.to_thread(thread._assign, broker, [TopicPartition(*A)])
         told.clear()
@@ -73,3 +90,28 @@ async def test_it_says_when_a_log_begins_again(end: int, read: int, begins_again
     assert told == [({A: (start, "")}, begins_again)]
     assert broker.assigned[-1] == {A: start}
     assert broker.stored == (start, "")
+
+
+async def test_a_log_that_was_refused_and_not_looked_at_since_is_not_read_on() -> None:
+    """Its leader was away at the next assignment. The log had grown beyond the commit when the leader came back."""
+    broker = Broker(Extent(0, 90), (80, ""))
+    thread, told = make_thread()
+    await asyncio.to_thread(thread._assign, broker, [TopicPartition(*A)])
+    thread._take_message(refusal())
+    broker.log, broker.leader_away = Extent(0, 200), True
+    await asyncio.to_thread(thread._begin, {})
+    await asyncio.to_thread(thread._assign, broker, [TopicPartition(*A)])
+    assert broker.assigned[-1] == {}
+    assert told[-1] == ({A: (80, "")}, False)
+    broker.leader_away = False
+    thread._kafka = broker  # pyright: ignore[reportAttributeAccessIssue]
+    thread._topics = ["t"]
+    await asyncio.to_thread(thread._mend_positions)
+    assert broker.stored == (0, "")
+    assert broker.closed, "it leaves the group, and joins it again as of a new generation"
+    await asyncio.to_thread(thread.stop)
+
+
+def refusal() -> Any:
+    error = KafkaError(KafkaError._AUTO_OFFSET_RESET)
+    return SimpleNamespace(error=lambda: error, topic=lambda: A[0], partition=lambda: A[1])
