@@ -221,6 +221,8 @@ class Execution:
             if ready is None:
                 spec = self._spec(effect, Gathered())
                 ready = _Preparation(spec, _at_once(engine.prepare(spec)))
+            if ready.prepared.goes_on and ready.spec.told is not None:
+                self._flow.attempts.goes_on_from(subject, run_id, ready.spec.told)
             engine.run(ready.spec, ready.prepared, _Sink(self, subject, run_id))
         except EngineGone:
             self._flow.attempts.not_started(subject, run_id, self._clock())
@@ -428,6 +430,7 @@ class Execution:
             extra=request.extra,
             timeout_s=effect.time_limit_s,
             request_id=subject.request_id,
+            told=effect.told,
         )
 
 

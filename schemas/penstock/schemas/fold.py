@@ -4,6 +4,9 @@ Events of zombies, repeats and takeovers all stand on the result topic. A reader
 ignores what is below the highest (epoch, attempt) seen, epoch first, and everything after the first terminal event.
 Two copies of one record may run at once, where a record was moved before partitions were added and again after it. Of
 an (epoch, attempt) only what the first worker says counts: the outcome of the followed copy has that place or a higher.
+
+A newer (epoch, attempt) voids the text of the older one, unless its events say `since`: then it goes on from the text
+that began at that place. It goes on only exactly where the text ends in the log.
 """
 
 from __future__ import annotations
@@ -68,6 +71,7 @@ class ResultFold:
 
     __slots__ = (
         "_calls",
+        "_claimed",
         "_length",
         "_parts",
         "attempt",
@@ -77,6 +81,7 @@ class ResultFold:
         "origin",
         "request_id",
         "restarts",
+        "since",
         "tenant",
         "terminal",
         "token_count",
@@ -89,6 +94,8 @@ class ResultFold:
         self.origin: Origin | None = None
         self.epoch = -1
         self.attempt = 0
+        self.since = (-1, 0)
+        """The (epoch, attempt) in which the text began: what was told from there on stands."""
         self.worker_id: str | None = None
         """Of the current (epoch, attempt); None after `restore`, until the next event."""
         self.offset: int | None = None
@@ -100,6 +107,8 @@ class ResultFold:
         self._parts: list[str] = []
         self._length = 0
         self._calls: list[int] | None = None
+        self._claimed = False
+        """Whether the current (epoch, attempt) goes on from an older one, and has told nothing of its own yet."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -118,7 +127,7 @@ class ResultFold:
 
     def restore(self, *, origin: Origin | None, epoch: int, attempt: int, text: str, token_count: int) -> None:
         """Set the state that another fold of the same request had (a gateway's view after its restart)."""
-        self.origin, self.epoch, self.attempt = origin, epoch, attempt
+        self.origin, self.epoch, self.attempt, self.since = origin, epoch, attempt, (epoch, attempt)
         self._parts, self._length, self.token_count = ([text] if text else []), len(text), token_count
         self._calls, self.worker_id, self.gap = None, None, False
 
@@ -130,7 +139,7 @@ class ResultFold:
         if other.place != self.place:
             return
         self._parts, self._length, self.token_count = [other.text], other.text_length, other.token_count
-        self.gap, self.worker_id = other.gap, other.worker_id
+        self.gap, self.worker_id, self.since = other.gap, other.worker_id, other.since
         if self.terminal is None and other.offset is not None:
             self.offset = max(other.offset, -1 if self.offset is None else self.offset)
 
@@ -141,6 +150,7 @@ class ResultFold:
             return IGNORED
         if event.kind == "terminal":
             self.epoch, self.attempt = event.epoch, event.attempt
+            self.since = event.since or self.place
             self.terminal, self.offset = event, offset
             return Terminal(event)
         if event.kind == "preview" and event.preview is not None:
@@ -173,7 +183,21 @@ class ResultFold:
     def _begin(self, event: ResultEvent) -> None:
         """What is held is void: the event's (epoch, attempt) begins."""
         self.epoch, self.attempt = event.epoch, event.attempt
+        self.since, self._claimed = self.place, False
         self._parts, self._length, self.token_count, self._calls, self.gap = [], 0, 0, None, False
+
+    def _enter(self, event: ResultEvent, at: int | None) -> bool:
+        """A newer (epoch, attempt) begins, with text at `at`; whether it voids what was told."""
+        told = self._length > 0 or bool(self._calls)
+        goes_on = event.since is not None and (
+            not told or (event.since == self.since and (at is None or at >= self._length))
+        )
+        if not goes_on:
+            self._begin(event)
+            return told
+        self.epoch, self.attempt = event.epoch, event.attempt
+        self.since, self._claimed = event.since or self.since, at is None
+        return False
 
     def _preview(self, event: ResultEvent, newer: bool, offset: int | None) -> FoldStep:
         voided = self._chunk(event, newer, offset)  # of a newer place it voids the older text as any event does
@@ -183,10 +207,17 @@ class ResultFold:
     def _chunk(self, event: ResultEvent, newer: bool, offset: int | None) -> FoldStep:
         # Whatever is no chunk brings no text, but of a newer place it voids the text of the older one all the same:
         # what a zombie writes after it must not be heard.
-        text, at = (event.text or "", event.text_offset or 0) if event.kind == "chunk" else ("", 0)
-        restarted = newer and (self._length > 0 or bool(self._calls))
+        chunk = event.kind == "chunk"
+        text, at = (event.text or "", event.text_offset) if chunk else ("", None)
+        restarted = False
         if newer:
-            self._begin(event)
+            restarted = self._enter(event, at)
+        elif self._claimed and chunk and at is not None:
+            self._claimed = False
+            if event.since is None:  # it could not go on
+                restarted = self._length > 0 or bool(self._calls)
+                self._begin(event)
+        at = self._length if at is None and newer and not restarted else at or 0
         if restarted:
             self.restarts += 1
         # A repeat brings nothing new, an overlap only its tail. A gap cannot be shown without breaking the sequence:
@@ -214,20 +245,31 @@ class ResultFold:
 
     def _new_pieces(self, pieces: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         """Pieces of calls without gap and repeat, as of text: what is missing comes with the terminal event."""
-        known = self._calls = [] if self._calls is None else self._calls
-        new: list[dict[str, Any]] = []
-        for piece in pieces:
-            index, at, arguments = piece["index"], piece["offset"], piece["arguments"]
-            if index == len(known) and at == 0:
-                known.append(len(arguments))
-                new.append(piece)
-            elif 0 <= index < len(known) and at <= known[index] < at + len(arguments):
-                rest = arguments[known[index] - at :]
-                new.append({"index": index, "id": None, "name": None, "arguments": rest, "offset": known[index]})
-                known[index] += len(rest)
-            elif index >= len(known) or (index >= 0 and at > known[index]):
-                self.gap = True
+        self._calls = [] if self._calls is None else self._calls
+        new, gap = new_pieces(self._calls, pieces)
+        self.gap = self.gap or gap
         return new
+
+
+def new_pieces(known: list[int], pieces: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], bool]:
+    """What is new of pieces of calls to who knows so many characters of each call's arguments, and whether one lacks.
+
+    `known` is brought up to date.
+    """
+    new: list[dict[str, Any]] = []
+    gap = False
+    for piece in pieces:
+        index, at, arguments = piece["index"], piece["offset"], piece["arguments"]
+        if index == len(known) and at == 0:
+            known.append(len(arguments))
+            new.append(piece)
+        elif 0 <= index < len(known) and at <= known[index] < at + len(arguments):
+            rest = arguments[known[index] - at :]
+            new.append({"index": index, "id": None, "name": None, "arguments": rest, "offset": known[index]})
+            known[index] += len(rest)
+        elif index >= len(known) or (index >= 0 and at > known[index]):
+            gap = True
+    return new, gap
 
 
 class StatusFold:

@@ -306,6 +306,15 @@ class ResultEvent(Record):
     preview: Preview | None = None
     tool_call_pieces: list[dict[str, Any]] | None = None
     cached_tokens: int | None = None
+    since_epoch: int | None = None
+    since_attempt: int | None = None
+
+    @property
+    def since(self) -> tuple[int, int] | None:
+        """The (epoch, attempt) from which on what was told stands; None when the text begins with this attempt."""
+        if self.since_epoch is None or self.since_attempt is None:
+            return None
+        return self.since_epoch, self.since_attempt
 
     @property
     def output(self) -> dict[str, Any] | None:

@@ -105,10 +105,11 @@ class Entry(RequestState):
     def _text_after(self, after: Cursor | None, text: str) -> list[Frame]:
         if after is None or after.epoch < 0:
             return [self.chunk_frame(text, 0)] if text else []
-        if (after.epoch, after.attempt) == (self.fold.epoch, self.fold.attempt) and after.text_length <= len(text):
+        place = (after.epoch, after.attempt)
+        if self.fold.since <= place <= self.fold.place and after.text_length <= len(text):
             rest = text[after.text_length :]
             return [self.chunk_frame(rest, after.text_length)] if rest else []
-        if (after.epoch, after.attempt) < (self.fold.epoch, self.fold.attempt):
+        if place < self.fold.place:
             if after.text_length == 0:
                 return [self.chunk_frame(text, 0)] if text else []
             return [self.restarted_frame(), *([self.chunk_frame(text, 0)] if text else [])]

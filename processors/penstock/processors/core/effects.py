@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any
 
+from penstock.processors.core.requests.told import Told
 from penstock.processors.core.requests.work import Subject, WorkKey
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.fixed import fixed
@@ -24,6 +25,8 @@ class Prepare:
     run_id: str
     replica: int
     time_limit_s: float
+    told: Told | None = None
+    """What it may go on from."""
 
 
 @fixed
@@ -41,7 +44,7 @@ class Begin:
 
 @fixed
 class Start:
-    """Run it on its replica's engine. → delta, stepped, previewed, finished, failed
+    """Run it on its replica's engine. → goes_on_from, delta, stepped, previewed, finished, failed
 
     The journal must hold it before the engine does. `prepared`: as `prepared` gave it; None where the engine prepares
     the run as it begins.
@@ -54,6 +57,8 @@ class Start:
     time_limit_s: float
     inline: bool
     """Whether its engine runs in this process."""
+    told: Told | None = None
+    """As of Prepare, where the engine prepares the run as it begins."""
 
 
 @fixed
@@ -125,6 +130,8 @@ class Chunk:
     text_offset: int
     calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """Pieces of calls of tools."""
+    since: tuple[int, int] | None = None
+    """The (epoch, attempt) in which its text began, if that was an earlier one."""
 
 
 @fixed
@@ -147,6 +154,8 @@ class Terminal:
     finished: Any = None
     artifact: Any = None
     origin: Origin | None = None
+    since: tuple[int, int] | None = None
+    """As of Chunk."""
 
 
 @fixed

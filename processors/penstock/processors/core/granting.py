@@ -39,7 +39,7 @@ class Grants:
         run = self._new_run(replica, work, now)
         replica.ahead[work] = None
         self._registry.transition(work, "prepare", Stage.PREPARING)
-        self._emit(Prepare(work.subject, run.run_id, replica.number, self._time_limit_s(work)))
+        self._emit(Prepare(work.subject, run.run_id, replica.number, self._time_limit_s(work), work.goes_on_from))
 
     def take_from_its_replica(self, lane: Lane, work: Work) -> None:
         """It is prepared anew elsewhere."""
@@ -83,7 +83,8 @@ class Grants:
         self._statuses.say(work, "running", now)
         replica = lane.replicas.get(run.replica)
         inline = replica is None or replica.inline
-        self._emit(Start(work.subject, run.run_id, run.replica, run.prepared, limit_s, inline))
+        told = work.goes_on_from if run.prepared is None else None
+        self._emit(Start(work.subject, run.run_id, run.replica, run.prepared, limit_s, inline, told))
 
     def _time_limit_s(self, work: Work) -> float:
         """Of its model, or else of the worker; the request's own can only shorten it."""

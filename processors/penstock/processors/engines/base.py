@@ -12,6 +12,7 @@ from dataclasses import field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from penstock.processors.core.requests.told import Told
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.encoded import EncodedImage
 from penstock.schemas.errors import EngineFailed, PenstockError, RetryKind, UnsupportedParameter
@@ -71,6 +72,8 @@ class RunSpec:
     timeout_s: float | None = None
     request_id: str = ""
     """The same in every attempt: what is named after it has its name again when the work is done anew."""
+    told: Told | None = None
+    """What the run may go on from; an engine that cannot begins anew."""
 
 
 @record
@@ -87,6 +90,8 @@ class Prepared:
     context_messages: int = 0
     dropped_turns: int = 0
     messages: list[Message] | None = None
+    goes_on: bool = False
+    """Whether the run goes on from what the spec says was told; its deltas then begin behind that."""
 
 
 @record

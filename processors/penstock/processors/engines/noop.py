@@ -11,8 +11,10 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from penstock.processors.core.requests.told import Told
 from penstock.processors.engines.base import (
     Delta,
     EngineInfo,
@@ -88,7 +90,7 @@ class NoopEngine:
         limit = int(spec.params.get("max_tokens", self._tokens))
         if spec.messages is None:
             tokens = _words(spec.prompt or "".join(spec.inputs or []))
-            return Prepared(run_id=spec.run_id, prompt_tokens=tokens, need_tokens=0)
+            return self._goes_on(spec, Prepared(run_id=spec.run_id, prompt_tokens=tokens, need_tokens=0))
         context = build_context(
             spec.history or [],
             spec.messages,
@@ -97,7 +99,7 @@ class NoopEngine:
             limits=spec.context,
             count=_count,
         )
-        return Prepared(
+        prepared = Prepared(
             run_id=spec.run_id,
             prompt_tokens=context.prompt_tokens,
             need_tokens=0,
@@ -105,9 +107,20 @@ class NoopEngine:
             dropped_turns=context.dropped_turns,
             messages=context.messages,
         )
+        return self._goes_on(spec, prepared)
+
+    def _goes_on(self, spec: RunSpec, prepared: Prepared) -> Prepared:
+        """Whether the script says what was told."""
+        if spec.told is None:
+            return prepared
+        pieces = self._pieces(spec, prepared)
+        goes_on = "".join(pieces[: len(spec.told.token_ids)]) == spec.told.text and not spec.params.get("stop")
+        return replace(prepared, goes_on=goes_on)
 
     def run(self, spec: RunSpec, prepared: Prepared, sink: Sink) -> None:
         script = _Script(spec, prepared, GuardedSink(spec.run_id, sink), self._pieces(spec, prepared), echo=self._echo)
+        if prepared.goes_on and spec.told is not None:
+            script.go_on_from(spec.told)
         if not self._delay_s and not self._first_delay_s:
             script.show_all()
             script.end()
@@ -195,10 +208,14 @@ class _Script:
         """Delays between its tokens."""
         return max(0, len(self._pieces) - 1)
 
+    def go_on_from(self, told: Told) -> None:
+        self._at, self._text = len(told.token_ids), [told.text]
+
     def show_all(self) -> None:
-        shown = self._matcher.feed("".join(self._pieces))
+        at = self._at
+        shown = self._matcher.feed("".join(self._pieces[at:]))
         self._at = len(self._pieces)
-        self._show(shown + self._matcher.flush(), list(range(self._at)), 0)
+        self._show(shown + self._matcher.flush(), list(range(at, self._at)), at)
 
     def show_next(self) -> bool:
         """False when that was all."""

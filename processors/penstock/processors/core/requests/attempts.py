@@ -23,6 +23,7 @@ from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, OVER
 from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.streams import Streams
 from penstock.processors.core.requests.suspects import clear_suspicion
+from penstock.processors.core.requests.told import Told
 from penstock.processors.core.requests.work import Subject, Work
 from penstock.schemas.errors import InsufficientCapacity, PenstockError
 
@@ -111,6 +112,12 @@ class Attempts:
         if (work := self._current(subject, run_id, Stage.BEGINNING)) is not None:
             self.requeue(work, "log_moved", now)
 
+    def goes_on_from(self, subject: Subject, run_id: str, told: Told) -> None:
+        """Its engine begins the run behind what earlier ones have told."""
+        work = self._current(subject, run_id, Stage.RUNNING)
+        if work is not None and work.run is not None:
+            self._streams.go_on_from(work.run, told)
+
     def delta(
         self,
         subject: Subject,
@@ -193,6 +200,7 @@ class Attempts:
 
     def attempt_failed(self, work: Work, event: str, error: PenstockError, now: float, *, again: bool) -> None:
         """Run it again in place, dead-letter it, or say that it failed."""
+        self._streams.remember(work)
         decision = self._retries.decide(work, error, now) if again else Fail()
         if isinstance(decision, Requeue | Retry) and work.stage in IN_SCHEDULER and not self._scheduler.eligible(work):
             # A turn of another class is under way: this one keeps its place in front of the later ones of its own.
@@ -218,6 +226,7 @@ class Attempts:
 
     def requeue(self, work: Work, event: str, now: float) -> None:
         """Back to its place in the queue, without an attempt spent."""
+        self._streams.remember(work)
         self._holdings.give_back(work)
         run, work.run = work.run, None
         if work.stage in ON_LANE:

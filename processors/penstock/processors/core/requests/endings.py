@@ -70,6 +70,7 @@ class Endings:
                 self._registry.hold_output(work, output_bytes)
             if another and work.run is not None and work.run.sent_pieces:
                 work.attempt += 1  # readers must be able to tell the answer from the words that were published
+                work.run.since = None
             self.settle(work, "kept", now, finished=finished, artifact=artifact)
 
     def keep_failed(self, subject: Subject, error: PenstockError, now: float) -> None:
@@ -161,7 +162,10 @@ class Endings:
         replica = None if run is None else run.replica
         ran_s = None if run is None or run.run_at is None else now - run.run_at
         timings = work.timings(now)
-        work.outcome = Terminal(work.subject, status, work.klass, timings, ran_s, replica, error, finished, artifact)
+        since = None if work.run is None or finished is None else work.run.since
+        work.outcome = Terminal(
+            work.subject, status, work.klass, timings, ran_s, replica, error, finished, artifact, since=since
+        )
         self._emit(work.outcome)
 
     def end(self, work: Work, event: str, error: PenstockError, now: float) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.processors.core.effects import Chunk
 from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.requests.told import Told, count_calls
 from penstock.processors.core.requests.work import Run, Work
 
 
@@ -51,11 +52,29 @@ class Streams:
         calls, run.calls = run.calls, []
         if not (text or tokens or calls):
             return
-        chunk = Chunk(work.subject, text, tokens, run.sent_tokens, run.sent_chars, calls)
+        chunk = Chunk(work.subject, text, tokens, run.sent_tokens, run.sent_chars, calls, run.since)
         run.sent_pieces = len(run.text)
         run.sent_chars += len(text)
         run.sent_tokens += len(tokens)
+        count_calls(run.sent_calls, calls)
         self._emit(chunk)
+
+    @staticmethod
+    def go_on_from(run: Run, told: Told) -> None:
+        """The run begins behind what earlier ones have published."""
+        run.text, run.tokens, run.sent_calls = [told.text], [*told.token_ids], [*told.call_chars]
+        run.sent_pieces, run.sent_chars, run.sent_tokens = 1, len(told.text), len(told.token_ids)
+        run.since = told.since
+
+    @staticmethod
+    def remember(work: Work) -> None:
+        """The work's run ends without an outcome: what it has published is what the next one may go on from."""
+        run = work.run
+        if run is not None and work.stream and (run.sent_tokens or run.sent_calls):
+            text = "".join(run.text[: run.sent_pieces])
+            since = run.since or (work.epoch, work.attempt)
+            tokens = tuple(run.tokens[: run.sent_tokens])
+            work.told = Told(work.lane, text, tokens, tuple(run.sent_calls), since)
 
     def tick(self, now: float) -> None:
         """Publish what has gathered for the linger."""

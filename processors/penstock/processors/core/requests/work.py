@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.requests.told import Told
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.fixed import fixed
 from penstock.schemas.records import InferenceRequest, Origin, Timings
@@ -109,6 +110,10 @@ class Run:
     sent_pieces: int = 0
     sent_chars: int = 0
     sent_tokens: int = 0
+    sent_calls: list[int] = field(default_factory=list[int])
+    """Characters of each call's arguments that were sent."""
+    since: tuple[int, int] | None = None
+    """The (epoch, attempt) in which its text began, if that was an earlier one."""
     buffered_at: float | None = None
 
 
@@ -155,6 +160,8 @@ class Work:
     body: Body | None
     size_bytes: int
     run: Run | None = None
+    told: Told | None = None
+    """What an earlier run has published of its stream."""
     _subject: Subject | None = None
     alone: bool = False
     """Two workers died while it ran: it may run only when nothing else does on this worker."""
@@ -204,6 +211,11 @@ class Work:
     @property
     def tp(self) -> tuple[str, int]:
         return (self.key[0], self.key[1])
+
+    @property
+    def goes_on_from(self) -> Told | None:
+        """What its next run may go on from: another model's words are not."""
+        return self.told if self.told is not None and self.told.model == self.lane else None
 
     @property
     def origin(self) -> Origin:

@@ -5,6 +5,7 @@ Tokens are taken here as soon as they are sampled: a grammar must know a token b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -30,10 +31,13 @@ class Control:
         self.matcher = matcher
         self.param = param
         self.tokens: list[int] = []
+        """Those that were made before the run was given to the loop included."""
         self.logprobs: list[Logprob] = []
         self.counts: dict[int, int] = {}
         self.state: Any = None
         """The loop's own state of the run, which is another one when the run was set back."""
+        self._before = 0
+        """So many tokens are part of the run's prompt for the loop."""
         self._index = index
         self._random = self._draws()
 
@@ -68,8 +72,23 @@ class Control:
             f"{self.param} is too complex to be enforced: {str(self.matcher.get_error())[:200]}", param=self.param
         )
 
+    def begin_with(self, tokens: Sequence[int]) -> bool:
+        """The run goes on behind these tokens of an earlier one; False when its grammar does not allow them."""
+        for token in tokens:
+            self.draw()
+            if self.take(token) is not None:
+                return False
+        self._before = len(tokens)
+        return True
+
+    def go_on_behind(self, count: int) -> None:
+        """The loop has lost the run: it is given to it again, with its first so many tokens in the prompt."""
+        self.set_back(count - self._before)
+        self._before = count
+
     def set_back(self, made: int) -> None:
-        """Only the first `made` tokens count: the loop set the run back, and samples the others again."""
+        """Of the loop's tokens only the first `made` count: it set the run back, and samples the others again."""
+        made += self._before
         lost = len(self.tokens) - made
         if lost <= 0:
             return

@@ -85,6 +85,11 @@ class CallReader:
             return "" if self.calls else rest.removeprefix(self._dialect.prefix)
         return shown + rest
 
+    @property
+    def made_chars(self) -> list[int]:
+        """Characters of the arguments of each call so far."""
+        return [len(call["function"]["arguments"]) for call in self.calls]
+
     def take_pieces(self) -> list[Json]:
         """What is new of the calls: {index, id, name, arguments, offset}, id and name with a call's first piece."""
         pieces, self._pieces = self._pieces, []

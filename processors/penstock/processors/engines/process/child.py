@@ -248,6 +248,8 @@ class MessageHandler:
         self._starting.discard(spec.run_id)
         if isinstance(result, PenstockError):
             self._failed(spec.run_id, result, again=result.retryable or isinstance(result, OutOfMemory))
+        elif spec.told is not None and not result[0].goes_on:
+            self._failed(spec.run_id, EngineFailed("the run cannot go on from what was told"), again=True)
         else:
             self._run(spec, result[1])
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from jinja2 import TemplateError
 
 from penstock.processors.core.fleet.ledger import OutOfMemory
+from penstock.processors.core.requests.told import Told
 from penstock.processors.engines.backend import Emit, leave
 from penstock.processors.engines.base import (
     EngineInfo,
@@ -26,7 +27,6 @@ from penstock.processors.engines.base import (
     refuse_images,
     refuse_unsupported,
 )
-from penstock.processors.engines.batching.controls import Control
 from penstock.processors.engines.batching.sampling import GREEDY, Sampling, sampling_of
 from penstock.processors.engines.context import build_context
 from penstock.processors.engines.process.loading import (
@@ -60,8 +60,8 @@ LOOK_EVERY_S = 0.004
 when the model was idle, else within this time."""
 
 
-Prompt = tuple[list[int], int, "Plan | None"]
-"""Token ids, how many may follow, and what is wanted beyond plain text."""
+Prompt = tuple[list[int], int, "Plan | None", Told | None]
+"""Token ids, how many may follow, what is wanted beyond plain text, and what the run goes on from."""
 
 
 class TextBackend:
@@ -221,14 +221,31 @@ class TextBackend:
         else:
             ids = self._tokenizer(spec.prompt or "", add_special_tokens=True)["input_ids"] or [self._first_id()]
         new_tokens = self._fit(ids, int(wanted) if wanted is not None else None, spec)
+        told = spec.told if self._goes_on(spec, ids, new_tokens, plan) else None
         prepared = Prepared(
             run_id=spec.run_id,
             prompt_tokens=len(ids),
             need_tokens=self._need(len(ids) + new_tokens, plan),
             context_messages=len(messages or ()),
             dropped_turns=dropped,
+            goes_on=told is not None,
         )
-        return prepared, (ids, new_tokens, plan)
+        return prepared, (ids, new_tokens, plan, told)
+
+    def _goes_on(self, spec: RunSpec, ids: list[int], new_tokens: int, plan: Plan | None) -> bool:
+        """Whether the tokens that were told make here what was told. It is tried with a run that is thrown away.
+
+        Of several answers the others are on no log, and no log has the log probabilities of what was told.
+        """
+        told = spec.told
+        if told is None or len(told.token_ids) > new_tokens:
+            return False
+        if plan is not None and (plan.answers > 1 or plan.options.top_logprobs is not None):
+            return False
+        if any(not 0 <= token < self._vocabulary for token in told.token_ids):
+            return False
+        trial = self._run_of(spec, ids, new_tokens, plan, spec.run_id, 0, lambda event: None)
+        return trial.go_on_from(told)
 
     def _need(self, tokens: int, plan: Plan | None) -> int:
         """Tokens of the cache for all answers: whole blocks. Raises InvalidRequest for more than it ever has."""
@@ -275,26 +292,37 @@ class TextBackend:
     # -- running
 
     def run(self, spec: RunSpec, prompt: Prompt) -> None:
-        ids, new_tokens, plan = prompt
-        if plan is None:
-            self._begin(spec, ids, new_tokens, TextRun(spec, len(ids), self._detokeniser(), self._is_end, self._emit))
-        elif plan.answers == 1:
-            self._begin_planned(spec, prompt, plan, spec.run_id, 0, self._emit)
+        ids, new_tokens, plan, told = prompt
+        if plan is None or plan.answers == 1:
+            self._begin(self._run_of(spec, ids, new_tokens, plan, spec.run_id, 0, self._emit), told)
         else:
             choices = self._choices[spec.run_id] = Choices(spec.run_id, plan.answers, self._emit)
             for index, run_id in enumerate(choices.parts):
-                self._begin_planned(spec, prompt, plan, run_id, index, choices.emit_of(index))
+                self._begin(self._run_of(spec, ids, new_tokens, plan, run_id, index, choices.emit_of(index)))
 
-    def _begin_planned(self, spec: RunSpec, prompt: Prompt, plan: Plan, run_id: str, index: int, emit: Emit) -> None:
-        """One answer of a request that wants more than plain text."""
-        ids, new_tokens, _ = prompt
+    def _run_of(
+        self, spec: RunSpec, ids: list[int], new_tokens: int, plan: Plan | None, run_id: str, index: int, emit: Emit
+    ) -> TextRun:
+        """The run of one answer."""
+        if plan is None:
+            run = TextRun(spec, len(ids), self._detokeniser(), self._is_end, emit)
+        else:
+            run = self._planned(spec, len(ids), plan, run_id, index, emit)
+        # What a grammar ends, ends with a token of its own, even where other texts shall not end.
+        guided = plan is not None and plan.matcher is not None
+        run.prompt, run.new_tokens = ids, new_tokens
+        run.end_ids = sorted(self._all_eos) if guided else self._end_ids()
+        return run
+
+    def _planned(self, spec: RunSpec, prompt: int, plan: Plan, run_id: str, index: int, emit: Emit) -> TextRun:
+        """Of a request that wants more than plain text."""
         control = plan.control(index)
         told_logprobs = None
         if control is not None and plan.options.top_logprobs is not None:
             told_logprobs = partial(self._guidance.told_logprobs, control)
         run = TextRun(
             spec,
-            len(ids),
+            prompt,
             self._detokeniser(plan),
             self._all_eos.__contains__ if plan.matcher is not None else self._is_end,
             emit,
@@ -302,22 +330,17 @@ class TextBackend:
             calls=plan.reader(f"{spec.request_id or spec.run_id}/{index}"),
             told_logprobs=told_logprobs,
         )
-        self._begin(spec, ids, new_tokens, run, control, guided=plan.matcher is not None)
+        run.control = control
+        return run
 
-    def _begin(
-        self,
-        spec: RunSpec,
-        ids: list[int],
-        new_tokens: int,
-        run: TextRun,
-        control: Control | None = None,
-        *,
-        guided: bool = False,
-    ) -> None:
+    def _begin(self, run: TextRun, told: Told | None = None) -> None:
         self._runs[run.run_id] = run
-        # What a grammar ends, ends with a token of its own, even where other texts shall not end.
-        end_ids = sorted(self._all_eos) if guided else self._end_ids()
-        run.prompt, run.new_tokens, run.end_ids, run.control = ids, new_tokens, end_ids, control
+        if told is not None and not run.go_on_from(told):
+            self._fail(run.run_id, EngineFailed("the run cannot go on from what was told"))
+            return
+        if told is not None and run.is_complete:
+            self._advance(run, run.before, final=True)
+            return
         self._batch.add(run.run_id)
         self._give_loop()
 
@@ -380,13 +403,9 @@ class TextBackend:
         """
         if self._batching.out_of_memory:
             logger.warning("engine.out_of_memory runs=%d slots=%d", len(self._runs), self._batch.slots)
-            guided = [run.run_id for run in self._runs.values() if run.control is not None]
             for run in self._runs.values():
                 run.rewind()
-            hopeless = self._batch.begin_anew()
-            for run_id in guided:  # its grammar stands where the lost step left it
-                self._fail(run_id, EngineFailed("memory ran out under a guided run"))
-            for run_id in hopeless:
+            for run_id in self._batch.begin_anew():
                 self._fail(run_id, OutOfMemory("memory ran out in the smallest batch that the engine makes"))
             self._give_loop()
             self._tell_limits()

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.processors.engines.backend import Emit
+from penstock.processors.core.requests.told import Told
+from penstock.processors.engines.backend import Emit, Event
 from penstock.processors.engines.base import Finished, RunSpec
 from penstock.processors.engines.batching.controls import Control
 from penstock.processors.engines.guidance.calls import CallReader
 from penstock.processors.engines.stops import StopMatcher
 from penstock.processors.engines.text.detokenise import Detokeniser
+from penstock.schemas.fold import new_pieces
 
 
 class TextRun:
@@ -68,6 +70,33 @@ class TextRun:
     def rewind(self) -> None:
         """The loop has lost it: what was told stands, the rest is made anew."""
         self.before = list(self._ids)
+        if self.control is not None:
+            self.control.go_on_behind(len(self.before))
+
+    def go_on_from(self, told: Told) -> bool:
+        """Begin behind what an earlier run has told, and tell the rest that its tokens make here.
+
+        False when they do not make that text, or those calls: then the run cannot go on, and is of no use any more.
+        """
+        emit, made_here = self._emit, list[Event]()
+        self._emit = made_here.append
+        self.take(told.token_ids)
+        self._emit = emit
+        text, known = "".join(self._text), [*told.call_chars]
+        pieces, _ = new_pieces(known, (piece for event in made_here for piece in event[5:]))
+        made = [0] * len(known) if self._calls is None else self._calls.made_chars
+        same = text.startswith(told.text) and known == made
+        if not same or (self.control is not None and not self.control.begin_with(told.token_ids)):
+            return False
+        self.before = told.token_ids
+        if pieces or text != told.text:
+            self._emit(("delta", self.run_id, text[len(told.text) :], [], len(self.before), *pieces))
+        return True
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to be made behind what was told."""
+        return self.stopped or len(self.before) >= self.new_tokens or self._is_end(self.before[-1])
 
     def take(self, ids: Sequence[int], *, final: bool = False) -> None:
         """All tokens so far; of a `final` call nothing follows. Emits the new text."""

@@ -176,6 +176,7 @@ class SummarizingEngine:
             defaulted=frozenset(),
             context=None,
             stream=stream,
+            told=None,
         )
 
 
