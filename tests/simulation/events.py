@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.processors.core.effects import Chunk, PublishDeadLetter, Republish, Status, Terminal
 from penstock.processors.kafka.intake import origin_header
+from penstock.processors.kafka.outcomes import since_fields
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import to_error_record
 from penstock.schemas.records import STATUS_RANKS, DeadLetter, ResultEvent, StatusEvent
@@ -44,6 +45,7 @@ def chunk(effect: Chunk, worker: str, now_ms: int) -> ResultEvent:
         token_ids=effect.token_ids,
         first_token_index=effect.first_token_index,
         text_offset=effect.text_offset,
+        **since_fields(effect.since),
     )
 
 
@@ -66,6 +68,7 @@ def terminal(effect: Terminal, worker: str, now_ms: int) -> ResultEvent:
         model=subject.lane or None,
         error=None if effect.error is None else to_error_record(effect.error),
         metadata=subject.request.metadata,
+        **since_fields(effect.since),
         **({subject.task: {"text": output.text}} if output is not None and not unwritable else {}),
     )
 

@@ -37,7 +37,7 @@ class Readers:
         fold = self.results.get(subject)
         if fold is None:
             fold = self.results[subject] = ResultFold(event.request_id, event.tenant)
-        before = (fold.epoch, fold.attempt), fold.text
+        before = fold.place, fold.text
         step = fold.apply(event)
         if isinstance(step, Chunk):
             self._chunk(subject, fold, before[1], step)
@@ -62,7 +62,7 @@ class Readers:
         runs = self._cluster.truth.runs.get(subject, {})
         if not any(run.text == text for there in runs.values() for run in there):
             raise Violation(f"outcome: {subject} is completed with {text!r}, which no run produced")
-        if place == (event.epoch, event.attempt) and not text.startswith(shown):
+        if (event.since or (event.epoch, event.attempt)) <= place and not text.startswith(shown):
             raise Violation(f"seam: {subject} read {shown!r}, and its outcome in the same place is {text!r}")
 
     def status(self, event: StatusEvent) -> None:

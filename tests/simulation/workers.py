@@ -379,7 +379,10 @@ class Life(Actor):
         if self.cluster.happens("engine_gone", self._rng, 0.03):
             engine.die()
         if engine.alive:
-            engine.start(work, run.run_id)
+            told = work.goes_on_from if engine.goes_on(run.run_id) else None
+            if told is not None:
+                self.flow.attempts.goes_on_from(work.subject, run.run_id, told)
+            engine.start(work, run.run_id, told)
         else:
             self.flow.attempts.not_started(work.subject, run.run_id, self.world.now)
 

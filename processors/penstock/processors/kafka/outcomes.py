@@ -111,7 +111,7 @@ class Outcomes:
             first_token_index=effect.first_token_index,
             text_offset=effect.text_offset,
             tool_call_pieces=effect.calls or None,
-            **_since(effect.since),
+            **since_fields(effect.since),
         )
         try:
             self._publisher.chunk(event, acknowledged, headers=trace_of(subject))
@@ -160,7 +160,7 @@ class Outcomes:
             measured_memory_bytes=measured,
             error=None if effect.error is None else to_error_record(effect.error),
             metadata=subject.request.metadata,
-            **_since(effect.since),
+            **since_fields(effect.since),
             **output,
         )
         self._publisher.result(
@@ -224,7 +224,8 @@ class Outcomes:
             self._pool_topics.look(topic, publish, lambda: refused(no_pool))
 
 
-def _since(place: tuple[int, int] | None) -> dict[str, int]:
+def since_fields(place: tuple[int, int] | None) -> dict[str, Any]:
+    """Of a result event, whose text began at an earlier (epoch, attempt)."""
     return {} if place is None else {"since_epoch": place[0], "since_attempt": place[1]}
 
 
