@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.processors.core.effects import Chunk, PublishDeadLetter, Republish, Status, Terminal
+from penstock.processors.core.requests.work import Subject
 from penstock.processors.kafka.intake import origin_header
 from penstock.processors.kafka.outcomes import since_fields
 from penstock.schemas.codec import Codec
@@ -46,6 +47,20 @@ def chunk(effect: Chunk, worker: str, now_ms: int) -> ResultEvent:
         first_token_index=effect.first_token_index,
         text_offset=effect.text_offset,
         **since_fields(effect.since),
+    )
+
+
+def claim(subject: Subject, worker: str, now_ms: int) -> ResultEvent:
+    return ResultEvent(
+        request_id=subject.request_id,
+        tenant=subject.tenant,
+        kind="chunk",
+        origin=subject.origin,
+        attempt=subject.attempt,
+        epoch=subject.epoch,
+        task=subject.task,
+        created_at=now_ms,
+        worker_id=worker,
     )
 
 

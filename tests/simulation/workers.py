@@ -16,7 +16,8 @@ from penstock.processors.core.composition import new_flow
 from penstock.processors.core.fleet.residents import Needs
 from penstock.processors.core.requests.arrivals import Poison
 from penstock.processors.core.requests.states import Stage
-from penstock.processors.core.requests.work import Body, Work, WorkKey
+from penstock.processors.core.requests.told import Told
+from penstock.processors.core.requests.work import Body, Run, Work, WorkKey
 from penstock.processors.kafka.control import ControlBook
 from penstock.processors.models.catalog import ModelConfig
 from penstock.schemas.errors import (
@@ -38,7 +39,8 @@ from simulation.inside import Inside, desired_models
 from simulation.log import TP, Stored
 from simulation.membership import Membership
 from simulation.network import Network
-from simulation.orders import Told, configured, follow
+from simulation.orders import Told as ToldByOrders
+from simulation.orders import configured, follow
 from simulation.talks import Turns
 from simulation.world import Actor
 
@@ -69,7 +71,7 @@ class Life(Actor):
         self.commands = ControlBook(horizon_s=86_400, remembered=1_000)
         self._lanes = {lane.name: lane for lane in cluster.plan.lanes}
         """Of each model that was ever served, how it is served now."""
-        self.told = Told(served=dict(self._lanes))
+        self.told = ToldByOrders(served=dict(self._lanes))
         self._catalog = Catalog(list(self._lanes))
         self._intake = cluster.new_intake()
         self.flow = new_flow(
@@ -91,6 +93,8 @@ class Life(Actor):
         self.follows_orders = False
         self._registry_until = 0.0
         self._never_stored: set[Work] = set()
+        self._told: dict[str, Told | None] = {}
+        """By run: what other workers have told of its stream."""
         self.engines: dict[tuple[str, int], Engine] = {}
         self.stopping = False
         self._rng = self.world.stream(f"shell/{name}")
@@ -313,7 +317,7 @@ class Life(Actor):
 
     def on_assigned(self, committed: Mapping[TP, tuple[int, str]], generation: int, fenced: bool) -> None:
         self.consumer.assigned(committed, generation)
-        self.flow.assigned(committed, generation, fenced=fenced, now=self.world.now)
+        self.flow.assigned(committed, generation, fenced=fenced, now=self.world.now, wall_ms=self.world.wall_ms)
         self.may_commit()
 
     def on_commands(self, commands: list[ControlCommand]) -> None:
@@ -327,10 +331,41 @@ class Life(Actor):
         run = work.run
         if run is None:
             return
-        if work.line is None:
+        if effect.looks:
+            self._claim(effect, work)
+        elif work.line is None:
             self._count(work, run_id, None)
-            return
+        else:
+            self._read_turn(work, run, run_id)
 
+    def _claim(self, effect: ask.Prepare, work: Work) -> None:
+        """Publish a claim where something was told of its stream; what stands before it then stays as it is."""
+        subject, run = effect.subject, work.run
+        fold = self.cluster.readers.results.get((subject.tenant, subject.request_id))
+        event = events.claim(subject, self.name, self.world.wall_ms)
+
+        def stands() -> Told | None:
+            if fold is None:
+                return None
+            self.cluster.on_result(event)
+            if fold.place != (event.epoch, event.attempt) or fold.terminal is not None or fold.gap or not fold.text:
+                return None
+            tokens = tuple(range(fold.token_count))
+            return Told(subject.lane, fold.text, tokens, fold.call_chars, fold.since)
+
+        def found(told: Told | None) -> None:
+            if run is None or work.run is not run:
+                return
+            self._told[effect.run_id] = told
+            if work.line is None:
+                self._count(work, effect.run_id, None)
+            else:
+                self._read_turn(work, run, effect.run_id)
+
+        label = f"claim {event.request_id} {event.epoch}.{event.attempt}"
+        self.network.ask("result", label, stands, found)
+
+    def _read_turn(self, work: Work, run: Run, run_id: str) -> None:
         def told(answer: str | None, mark: Any) -> None:
             if answer is not None:
                 output = Output(answer)
@@ -379,7 +414,8 @@ class Life(Actor):
         if self.cluster.happens("engine_gone", self._rng, 0.03):
             engine.die()
         if engine.alive:
-            told = work.goes_on_from if engine.goes_on(run.run_id) else None
+            told = self._told.pop(run.run_id, None) or work.goes_on_from
+            told = told if engine.goes_on(run.run_id) else None
             if told is not None:
                 self.flow.attempts.goes_on_from(work.subject, run.run_id, told)
             engine.start(work, run.run_id, told)

@@ -38,6 +38,7 @@ from penstock.processors.kafka.outcomes import Outcomes
 from penstock.processors.kafka.partition_watch import PartitionWatch
 from penstock.processors.kafka.pool_topics import PoolTopics
 from penstock.processors.kafka.publisher import Publisher
+from penstock.processors.kafka.told_streams import LOOK_BACK_S, ToldStreams
 from penstock.processors.lanes import Lanes
 from penstock.processors.metrics import Metrics
 from penstock.processors.models.catalog import retry_settings
@@ -177,6 +178,15 @@ def assemble(
     )
     erasing = Erasing(turns, book, membership.owns)
     desired_models = DesiredModels(settings.models, conf.pool, lanes)
+    outcomes = Outcomes(
+        publisher,
+        codec,
+        names,
+        worker_id=settings.worker_id,
+        engine_facts=lanes.engine_facts,
+        pool_topics=PoolTopics(kafka),
+    )
+    told = ToldStreams(kafka, codec, outcomes.claim, look_back_s=conf.session_timeout_s + LOOK_BACK_S)
     execution = Execution(
         flow,
         lanes.engine,
@@ -190,6 +200,7 @@ def assemble(
         images=LazyImageInputs(settings.images, outputs.store, store_threads),
         sees=serving.sees,
         opens=serving.opens,
+        told=told.of,
     )
     refetcher = Refetcher(kafka, loop, worker.on_fetched, worker.on_gone)
     intake = Intake(codecs.prompt, names, partitions, pools(settings))
@@ -198,14 +209,7 @@ def assemble(
             flow=flow,
             intake=intake,
             execution=execution,
-            outcomes=Outcomes(
-                publisher,
-                codec,
-                names,
-                worker_id=settings.worker_id,
-                engine_facts=lanes.engine_facts,
-                pool_topics=PoolTopics(kafka),
-            ),
+            outcomes=outcomes,
             publisher=publisher,
             refetcher=refetcher,
             lanes=lanes,

@@ -18,6 +18,7 @@ from penstock.processors.conversations.turns import LostOwnership, Turns
 from penstock.processors.core.effects import Begin, Keep, LookUp, Prepare, ShowPreview, Start
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.requests.told import Told
 from penstock.processors.core.requests.work import Subject
 from penstock.processors.engines.base import (
     Delta,
@@ -86,10 +87,16 @@ class _Sink:
         self._execution.failed(self._subject, self._run_id, failed.error, again=failed.retryable_here)
 
 
+async def begun_nowhere(subject: Subject) -> Told | None:
+    """No other worker has run it."""
+    return None
+
+
 class Execution:
     """`engine` gives a replica's engine, None while it is down. `changed` is called after each answer to the flow.
 
     `defaults` gives the parameters of a lane's model for requests that leave them out: here is where they are applied.
+    `told` finds what other workers have published of a stream.
     """
 
     def __init__(
@@ -107,8 +114,10 @@ class Execution:
         images: Images | None = None,
         sees: Callable[[str], bool] = lambda lane: False,
         opens: Callable[[str], bool] = lambda lane: False,
+        told: Callable[[Subject], Awaitable[Told | None]] = begun_nowhere,
     ) -> None:
         self._flow = flow
+        self._told = told
         self._defaults = defaults
         self._engine = engine
         self._turns = turns
@@ -156,7 +165,10 @@ class Execution:
             engine = self._engine(subject.lane, effect.replica)
             if engine is None or not goes_on():
                 return  # the replica is down: the flow has been told
-            spec = self._spec(effect, images)
+            told = await self._told(subject) if effect.looks else effect.told
+            if not goes_on():
+                return
+            spec = self._spec(effect, images, told)
             prepared = await engine.prepare(spec)
             self._flow.attempts.prepared(
                 subject,
@@ -219,7 +231,7 @@ class Execution:
                 raise EngineGone(f"{subject.lane} has no engine")
             ready: _Preparation | None = effect.prepared
             if ready is None:
-                spec = self._spec(effect, Gathered())
+                spec = self._spec(effect, Gathered(), effect.told)
                 ready = _Preparation(spec, _at_once(engine.prepare(spec)))
             if ready.prepared.goes_on and ready.spec.told is not None:
                 self._flow.attempts.goes_on_from(subject, run_id, ready.spec.told)
@@ -397,7 +409,7 @@ class Execution:
             raise NotFound(f"the conversation {conversation_id} holds nothing", param="payload.conversation_id")
         return found
 
-    def _spec(self, effect: Prepare | Start, images: Gathered) -> RunSpec:
+    def _spec(self, effect: Prepare | Start, images: Gathered, told: Told | None) -> RunSpec:
         """What the engine is asked for. The run id is this run's own, so late events of another are known as such.
 
         Raises InvalidRequest for a request whose output could be kept nowhere.
@@ -430,7 +442,7 @@ class Execution:
             extra=request.extra,
             timeout_s=effect.time_limit_s,
             request_id=subject.request_id,
-            told=effect.told,
+            told=told,
         )
 
 

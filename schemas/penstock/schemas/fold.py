@@ -125,6 +125,11 @@ class ResultFold:
     def text_length(self) -> int:
         return self._length
 
+    @property
+    def call_chars(self) -> tuple[int, ...]:
+        """Characters of the arguments of each call of a tool."""
+        return tuple(self._calls or ())
+
     def restore(self, *, origin: Origin | None, epoch: int, attempt: int, text: str, token_count: int) -> None:
         """Set the state that another fold of the same request had (a gateway's view after its restart)."""
         self.origin, self.epoch, self.attempt, self.since = origin, epoch, attempt, (epoch, attempt)

@@ -27,6 +27,8 @@ class Prepare:
     time_limit_s: float
     told: Told | None = None
     """What it may go on from."""
+    looks: bool = False
+    """Whether what it may go on from stands on the result topic, if another worker ran it."""
 
 
 @fixed

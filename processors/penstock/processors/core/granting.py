@@ -39,7 +39,8 @@ class Grants:
         run = self._new_run(replica, work, now)
         replica.ahead[work] = None
         self._registry.transition(work, "prepare", Stage.PREPARING)
-        self._emit(Prepare(work.subject, run.run_id, replica.number, self._time_limit_s(work), work.goes_on_from))
+        told, limit_s = work.goes_on_from, self._time_limit_s(work)
+        self._emit(Prepare(work.subject, run.run_id, replica.number, limit_s, told, work.looks and told is None))
 
     def take_from_its_replica(self, lane: Lane, work: Work) -> None:
         """It is prepared anew elsewhere."""
@@ -83,7 +84,7 @@ class Grants:
         self._statuses.say(work, "running", now)
         replica = lane.replicas.get(run.replica)
         inline = replica is None or replica.inline
-        told = work.goes_on_from if run.prepared is None else None
+        told, work.looks = work.goes_on_from if run.prepared is None else None, False
         self._emit(Start(work.subject, run.run_id, run.replica, run.prepared, limit_s, inline, told))
 
     def _time_limit_s(self, work: Work) -> float:

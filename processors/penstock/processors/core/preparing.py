@@ -33,7 +33,9 @@ class Preparing:
 
     @staticmethod
     def startable(replica: Replica, work: Work) -> bool:
-        return work.stage is Stage.READY or (work.stage is Stage.QUEUED and replica.inline and work.line is None)
+        if work.stage is Stage.READY:
+            return True
+        return work.stage is Stage.QUEUED and replica.inline and work.line is None and not work.looks
 
     def step(
         self, lane: Lane, work: Work, room: Room, now: float, *, may_prepare: bool, must_fetch: bool = True

@@ -83,9 +83,8 @@ class Outcomes:
             headers=trace_of(subject),
         )
 
-    def _on_the_way(self, effect: Chunk | ShowPreview, kind: str, **values: Any) -> ResultEvent:
+    def _on_the_way(self, subject: Subject, kind: str, **values: Any) -> ResultEvent:
         """An event of a run that has not ended; `values` are what its kind tells."""
-        subject = effect.subject
         return ResultEvent(
             request_id=subject.request_id,
             tenant=subject.tenant,
@@ -104,7 +103,7 @@ class Outcomes:
         """Publish a piece of a stream; False when it can never be published."""
         subject = effect.subject
         event = self._on_the_way(
-            effect,
+            subject,
             "chunk",
             text=effect.text,
             token_ids=effect.token_ids,
@@ -120,10 +119,14 @@ class Outcomes:
             return False
         return True
 
+    def claim(self, subject: Subject, acknowledged: Callable[[], None]) -> None:
+        """Publish that its present (epoch, attempt) says what follows of its stream, whatever others still say."""
+        self._publisher.chunk(self._on_the_way(subject, "chunk"), acknowledged, headers=trace_of(subject))
+
     def preview(self, effect: ShowPreview, preview: Preview) -> None:
         """Publish where a preview lies. One that cannot be published is left out: it is advice."""
         subject = effect.subject
-        event = self._on_the_way(effect, "preview", preview=preview)
+        event = self._on_the_way(subject, "preview", preview=preview)
         try:
             self._publisher.chunk(event, headers=trace_of(subject))
         except (BadAvro, TooLarge) as error:

@@ -172,6 +172,7 @@ class Arrivals:
             size_bytes=read.size_bytes,
         )
         work.ttl_ms = ttl_ms
+        work.looks = request.stream and read.origin.append_time_ms < self._registry.owned_since_ms < float("inf")
         self._registry.hold(work)
         return work
 

@@ -162,6 +162,8 @@ class Work:
     run: Run | None = None
     told: Told | None = None
     """What an earlier run has published of its stream."""
+    looks: bool = False
+    """Whether another worker may have published a part of its stream: that is looked for before it runs here."""
     _subject: Subject | None = None
     alone: bool = False
     """Two workers died while it ran: it may run only when nothing else does on this worker."""
