@@ -6,7 +6,9 @@ Two copies of one record may run at once, where a record was moved before partit
 an (epoch, attempt) only what the first worker says counts: the outcome of the followed copy has that place or a higher.
 
 A newer (epoch, attempt) voids the text of the older one, unless its events say `since`: then it goes on from the text
-that began at that place. It goes on only exactly where the text ends in the log.
+that began at that place, and only exactly where that text ends in the log. So that this end stands still, a worker that
+takes a stream over first writes a claim, a chunk without `text_offset`. What older ones write after it is not heard,
+and the first chunk with text says whether their text stands.
 """
 
 from __future__ import annotations
@@ -191,17 +193,13 @@ class ResultFold:
         self.since, self._claimed = self.place, False
         self._parts, self._length, self.token_count, self._calls, self.gap = [], 0, 0, None, False
 
-    def _enter(self, event: ResultEvent, at: int | None) -> bool:
-        """A newer (epoch, attempt) begins, with text at `at`; whether it voids what was told."""
+    def _enter(self, event: ResultEvent, at: int) -> bool:
+        """An (epoch, attempt) tells its first text, at `at`; whether that voids what older ones have told."""
         told = self._length > 0 or bool(self._calls)
-        goes_on = event.since is not None and (
-            not told or (event.since == self.since and (at is None or at >= self._length))
-        )
-        if not goes_on:
+        if event.since is None or (told and (event.since != self.since or at < self._length)):
             self._begin(event)
             return told
-        self.epoch, self.attempt = event.epoch, event.attempt
-        self.since, self._claimed = event.since or self.since, at is None
+        self.epoch, self.attempt, self.since, self._claimed = event.epoch, event.attempt, event.since, False
         return False
 
     def _preview(self, event: ResultEvent, newer: bool, offset: int | None) -> FoldStep:
@@ -212,17 +210,12 @@ class ResultFold:
     def _chunk(self, event: ResultEvent, newer: bool, offset: int | None) -> FoldStep:
         # Whatever is no chunk brings no text, but of a newer place it voids the text of the older one all the same:
         # what a zombie writes after it must not be heard.
-        chunk = event.kind == "chunk"
-        text, at = (event.text or "", event.text_offset) if chunk else ("", None)
-        restarted = False
-        if newer:
-            restarted = self._enter(event, at)
-        elif self._claimed and chunk and at is not None:
-            self._claimed = False
-            if event.since is None:  # it could not go on
-                restarted = self._length > 0 or bool(self._calls)
-                self._begin(event)
-        at = self._length if at is None and newer and not restarted else at or 0
+        text, at = (event.text or "", event.text_offset or 0) if event.kind == "chunk" else ("", 0)
+        if event.kind == "chunk" and event.text_offset is None:
+            if newer:
+                self.epoch, self.attempt, self._claimed = event.epoch, event.attempt, True
+            return IGNORED
+        restarted = (newer or self._claimed) and self._enter(event, at)
         if restarted:
             self.restarts += 1
         # A repeat brings nothing new, an overlap only its tail. A gap cannot be shown without breaking the sequence:

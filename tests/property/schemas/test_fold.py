@@ -144,6 +144,82 @@ def test_a_restored_fold_goes_on_alike(log: list[ResultEvent], cut: int) -> None
     assert (again.text, again.epoch, again.attempt, again.terminal, again.token_count) == state
 
 
+class Taker:
+    """Claims a stream, reads what stands before its claim, and goes on or begins anew."""
+
+    def __init__(self, log: list[ResultEvent], epoch: int, *, can_go_on: bool, claims: bool = True) -> None:
+        self.log, self.epoch, self.can_go_on = log, epoch, can_go_on
+        self.text = ""
+        self.since: tuple[int, int] | None = None
+        self.told = False
+        """Whether readers have heard it."""
+        if claims:
+            log.append(event("chunk", ORIGIN, epoch, 1))
+            fold, _ = steps(log)
+            if can_go_on and fold.place == (epoch, 1) and not fold.gap and fold.text:
+                self.text, self.since = fold.text, fold.since
+
+    def says(self, word: str, *, end: bool = False) -> None:
+        since = {} if self.since is None else {"since_epoch": self.since[0], "since_attempt": self.since[1]}
+        values = {"text": word, "text_offset": len(self.text), **since}
+        self.log.append(event("chunk", ORIGIN, self.epoch, 1, **values))
+        self.text += word
+        if end:
+            output = {"text": self.text, "tool_calls": None}
+            values = {"status": "completed", "text_generation": output, **since}
+            self.log.append(event("terminal", ORIGIN, self.epoch, 1, **values))
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_what_was_told_stands_where_every_taker_goes_on(data: st.DataObject) -> None:
+    """Workers that were thought dead go on writing; those that cannot go on say so."""
+    log: list[ResultEvent] = []
+    takers = [Taker(log, 1, can_go_on=True, claims=False)]
+    for number in range(data.draw(st.integers(1, 14))):
+        who = data.draw(st.sampled_from(["new", "newest", "zombie"]))
+        if who == "new":
+            takers.append(Taker(log, len(takers) + 1, can_go_on=data.draw(st.booleans())))
+        else:
+            taker = takers[-1] if who == "newest" else data.draw(st.sampled_from(takers))
+            taker.says(f"{taker.epoch}.{number} ", end=taker is takers[-1] and data.draw(st.integers(0, 9)) == 0)
+    fold, seen = ResultFold("r", "default"), ""
+    for offset, read in enumerate(log):
+        step = fold.apply(read, offset)
+        if isinstance(step, Chunk):
+            taker = takers[step.epoch - 1]
+            assert step.restarted == (taker.since is None and not taker.told and bool(seen))
+            taker.told = True
+            seen = ("" if step.restarted else seen) + step.text
+            assert not fold.gap
+            assert taker.text.startswith(seen)
+        elif isinstance(step, Terminal):
+            text = step.event.output_text or ""
+            assert text.startswith(seen) or step.event.since is None
+            assert fold.since <= fold.place
+
+
+def test_text_that_does_not_end_where_a_taker_goes_on_is_void() -> None:
+    fold = ResultFold("r", "default")
+    fold.apply(event("chunk", ORIGIN, 1, 1, text="abcd", text_offset=0))
+    early = event("chunk", ORIGIN, 2, 1, text="x", text_offset=3, since_epoch=1, since_attempt=1)
+    assert fold.apply(early) == Chunk(text="", text_offset=0, attempt=1, epoch=2, restarted=True)
+    assert fold.gap
+    other = event("chunk", ORIGIN, 3, 1, text="x", text_offset=0, since_epoch=1, since_attempt=1)
+    fold.apply(event("chunk", ORIGIN, 2, 2, text="ab", text_offset=0))
+    assert isinstance(step := fold.apply(other), Chunk)
+    assert step.restarted, "it goes on from a text that is void"
+
+
+def test_a_reader_that_lacks_text_lacks_it_still_when_another_worker_goes_on() -> None:
+    fold = ResultFold("r", "default")
+    fold.apply(event("chunk", ORIGIN, 1, 1, text="ab", text_offset=0))
+    assert fold.apply(event("chunk", ORIGIN, 1, 1, text="ef", text_offset=4)) is IGNORED
+    later = event("chunk", ORIGIN, 2, 1, text="gh", text_offset=6, since_epoch=1, since_attempt=1)
+    assert fold.apply(later) is IGNORED
+    assert (fold.text, fold.gap, fold.place, fold.since) == ("ab", True, (2, 1), (1, 1))
+
+
 def test_a_zombie_is_not_heard_after_a_newer_preview() -> None:
     fold = ResultFold("r", "default")
     fold.apply(event("chunk", ORIGIN, 1, 1, text="ab", text_offset=0))
