@@ -473,7 +473,7 @@ class TextBackend:
                     self._advance(run, [*run.before, *ids[:count]], final=False)
         return news
 
-    def _advance(self, run: TextRun, ids: list[int], *, final: bool) -> None:
+    def _advance(self, run: TextRun, ids: Sequence[int], *, final: bool) -> None:
         try:
             run.take(ids, final=final)
             if final or run.stopped:
