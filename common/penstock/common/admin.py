@@ -131,12 +131,12 @@ def delete_topic(settings: KafkaSettings, topic: str, timeout_s: float = 15.0) -
 
 
 def delete_records(settings: KafkaSettings, before: Mapping[TP, int], timeout_s: float = 15.0) -> None:
-    """Delete the records of each partition that stand before an offset. Raises BrokerUnavailable, Forbidden."""
+    """Delete the records of each partition that stand before an offset. Raises BrokerUnavailable."""
 
     def ask(client: AdminClient, wait_s: float) -> None:
         wanted = [TopicPartition(*tp, offset) for tp, offset in before.items()]
-        for answer in client.delete_records(wanted, request_timeout=wait_s).values():
-            answer_of(answer, "delete records", wait_s)
+        for place, answer in client.delete_records(wanted, request_timeout=wait_s).items():
+            answer_of(answer, "delete records", wait_s, place.topic)
 
     asked(settings, ask, timeout_s)
 

@@ -199,7 +199,7 @@ def show(
     config: Config = None,
     json_lines: AsJson = False,
 ) -> None:
-    """One dead letter, with its original if the key may read what its tenant asks. Example: penstock dlq show 2/17 --raw"""
+    """One dead letter, with its original if the key may read it. Example: penstock dlq show 2/17 --raw > record.bin"""
     partition, offset = place_of(letter_id)
     if bootstrap_servers is None and topic_prefix is None and config is None:
         with Gateway(url, key) as gateway:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -12,7 +12,7 @@ from penstock.gateway.dead_letters.index import LetterFilter
 from penstock.gateway.edge.errors import invalid_from_validation
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.multipart import read_json
-from penstock.gateway.routes.paging import After, Limit, Order, page
+from penstock.gateway.routes.paging import page
 from penstock.gateway.service.redriving import MOST, Chosen
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.times import time_ms
@@ -34,7 +34,7 @@ class Filter(BaseModel):
     since: Time = None
     until: Time = None
 
-    def meant(self, redriven: bool | None = None) -> LetterFilter:
+    def meant(self) -> LetterFilter:
         """Raises InvalidRequest."""
         return LetterFilter(
             reason=self.reason,
@@ -43,8 +43,13 @@ class Filter(BaseModel):
             request_id=self.request_id,
             since_ms=None if self.since is None else time_ms(self.since, "since"),
             until_ms=None if self.until is None else time_ms(self.until, "until"),
-            redriven=redriven,
         )
+
+
+class ListQuery(Filter):
+    after: Annotated[str | None, Field(description="The `last_id` of the page before.")] = None
+    limit: Annotated[int, Field(ge=1, le=100, description="Items on a page.")] = 20
+    order: Annotated[Literal["asc", "desc"], Field(description="Oldest or newest first.")] = "desc"
 
 
 class PurgeBody(BaseModel):
@@ -79,16 +84,11 @@ async def _body(request: Request, kind: type[B]) -> B:
 
 
 @router.get("", summary="Dead letters of all tenants, newest first")
-async def list_letters(
-    request: Request,
-    chosen: Annotated[Filter, Query()],
-    after: After = None,
-    limit: Limit = 20,
-    order: Order = "desc",
-) -> dict[str, Any]:
+async def list_letters(request: Request, query: Annotated[ListQuery, Query()]) -> dict[str, Any]:
     """Facts alone; `GET` one for its payload. A purged letter is in no list."""
+    limit = query.limit
     found = await service_of(request).redriving.page(
-        chosen.meant(), after=after, limit=limit + 1, newest_first=order == "desc"
+        query.meant(), after=query.after, limit=limit + 1, newest_first=query.order == "desc"
     )
     return page([one.to_json() for one in found[:limit]], has_more=len(found) > limit)
 
