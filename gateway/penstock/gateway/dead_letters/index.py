@@ -117,9 +117,11 @@ class LetterIndex:
             for record in records:
                 if isinstance(record, LetterFacts):
                     place = record.place
+                    # What stood here or behind it is gone: the topic was made anew.
+                    self._db.execute("DELETE FROM letters WHERE partition = ? AND offset >= ?", place)
                     marks = ", ".join("?" * len(_COLUMNS))
                     values = [getattr(record, name) for name in _COLUMNS]
-                    self._db.execute(f"INSERT OR REPLACE INTO letters VALUES ({marks})", values)
+                    self._db.execute(f"INSERT INTO letters VALUES ({marks})", values)
                 else:
                     place, action = record
                     self._act(place[0], action)
