@@ -43,6 +43,7 @@ def service_with(part: Any, artifacts: Any = None, dependencies: Dependencies | 
         ending_lost=part,
         withdrawing=part,
         conversations=part,
+        redriving=part,
         dependencies=dependencies or Dependencies({}, every_s=60),
     )
 

@@ -12,7 +12,8 @@ from penstock.processors.core.requests.states import IN_SCHEDULER, Transition
 from penstock.processors.core.requests.work import Work, WorkKey
 from penstock.processors.kafka.intake import Intake
 from penstock.schemas.codec import Codec
-from penstock.schemas.records import ControlCommand, DeadLetter, ResultEvent, StatusEvent
+from penstock.schemas.histories import extended
+from penstock.schemas.records import Attempt, AttemptHistory, ControlCommand, DeadLetter, ResultEvent, StatusEvent
 from penstock.schemas.topics import TopicNames, conversation_key
 from simulation.coordinator import Coordinator
 from simulation.devices import Devices
@@ -38,11 +39,18 @@ URGENCY = {topic: urgency for urgency, topic in enumerate(TOPICS)}
 
 
 class Journal:
-    """A host's crash journal: how many of its workers died while a record ran."""
+    """A host's crash journal: how many of its workers died while a record ran, and what its failed attempts came to."""
 
     def __init__(self) -> None:
         self.running: dict[tuple[WorkKey, str], None] = {}
         self._deaths: Counter[tuple[WorkKey, str]] = Counter()
+        self._attempts: dict[tuple[WorkKey, str], AttemptHistory] = {}
+
+    def attempts(self, key: WorkKey, request_id: str) -> AttemptHistory | None:
+        return self._attempts.get((key, request_id))
+
+    def attempt_ended(self, key: WorkKey, request_id: str, attempt: Attempt) -> None:
+        self._attempts[(key, request_id)] = extended(self._attempts.get((key, request_id)), [attempt])
 
     def deaths(self, key: WorkKey, request_id: str) -> int:
         return self._deaths[(key, request_id)]
@@ -55,6 +63,7 @@ class Journal:
 
     def forget_deaths(self, key: WorkKey, request_id: str) -> None:
         self._deaths.pop((key, request_id), None)
+        self._attempts.pop((key, request_id), None)
 
     def next_life(self, *, orderly: bool) -> None:
         if not orderly:

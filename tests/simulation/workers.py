@@ -79,6 +79,7 @@ class Life(Actor):
             self._catalog,
             self.commands,
             deaths=host.journal.deaths,
+            earlier_attempts=host.journal.attempts,
             devices=host.devices.capacities,
         )
         self.inside = Inside(self.flow)
@@ -119,6 +120,7 @@ class Life(Actor):
             ask.Unload: self._unload,
             ask.Fetch: self._fetch,
             ask.RunEnded: lambda effect: host.journal.ended(effect.key, effect.request_id),
+            ask.AttemptEnded: lambda effect: host.journal.attempt_ended(effect.key, effect.request_id, effect.attempt),
             ask.ForgetDeaths: lambda effect: host.journal.forget_deaths(effect.key, effect.request_id),
             ask.Erase: lambda effect: self._erase(effect.command),
             ask.Retried: lambda effect: None,

@@ -130,6 +130,17 @@ def delete_topic(settings: KafkaSettings, topic: str, timeout_s: float = 15.0) -
     return asked(settings, ask, timeout_s)
 
 
+def delete_records(settings: KafkaSettings, before: Mapping[TP, int], timeout_s: float = 15.0) -> None:
+    """Delete the records of each partition that stand before an offset. Raises BrokerUnavailable."""
+
+    def ask(client: AdminClient, wait_s: float) -> None:
+        wanted = [TopicPartition(*tp, offset) for tp, offset in before.items()]
+        for place, answer in client.delete_records(wanted, request_timeout=wait_s).items():
+            answer_of(answer, "delete records", wait_s, place.topic)
+
+    asked(settings, ask, timeout_s)
+
+
 def partition_counts(
     settings: KafkaSettings, topics: Iterable[str] | None = None, timeout_s: float = 10.0
 ) -> dict[str, int]:

@@ -28,7 +28,7 @@ from penstock.gateway.hot_routes import HotRoutes
 from penstock.gateway.openai import image_routes
 from penstock.gateway.openai import routes as openai_routes
 from penstock.gateway.routes import admin as admin_routes
-from penstock.gateway.routes import admin_models, artifacts, conversations, health, native, sockets
+from penstock.gateway.routes import admin_models, artifacts, conversations, dead_letters, health, native, sockets
 from penstock.gateway.routes import registry as registry_routes
 from penstock.gateway.routes import tickets as ticket_routes
 from penstock.gateway.server import Server
@@ -52,6 +52,7 @@ ROUTERS = tuple(
         ticket_routes,
         admin_routes,
         admin_models,
+        dead_letters,
         health,
         sockets,
     )

@@ -16,6 +16,8 @@ from penstock.common.transport import AsyncTransport, Transport
 from penstock.gateway.context import GatewayContext
 from penstock.gateway.conversations.log import KafkaLog
 from penstock.gateway.conversations.pages import Conversations
+from penstock.gateway.dead_letters.follower import LetterFollower
+from penstock.gateway.dead_letters.index import LetterIndex
 from penstock.gateway.process import few_heaps, give_memory_back, hold_the_collector, short_turns, spare_the_collector
 from penstock.gateway.service.run_times import RunTimes
 from penstock.gateway.service.service import GatewayService
@@ -23,7 +25,6 @@ from penstock.gateway.threads import Threads
 from penstock.gateway.view import view_file
 from penstock.gateway.view.follower import Follower
 from penstock.gateway.view.hub import Hub
-from penstock.gateway.view.letters import LetterReader
 from penstock.gateway.view.outcomes import Outcomes
 from penstock.gateway.view.store import Store
 from penstock.gateway.view.topics_read import require_topics
@@ -129,6 +130,11 @@ class Connecting:
             stack.push_async_callback(outcomes.stop)
             conversation_log = KafkaLog(kafka)
             stack.push_async_callback(asyncio.to_thread, conversation_log.close)
+            dlq_id = await asyncio.to_thread(admin.topic_id, kafka, names.dlq) or "none"
+            letters_path = conf.view_path.with_name(f"{conf.view_path.name}.dead-letters")
+            index = await asyncio.to_thread(LetterIndex, letters_path, f"{kafka.topic_prefix} {dlq_id}")
+            stack.push_async_callback(asyncio.to_thread, index.close)
+            letters = LetterFollower(kafka, codecs.prompt, index)
             sender = AsyncTransport(transport, asyncio.get_running_loop())
             service = GatewayService.compose(
                 settings,
@@ -143,13 +149,13 @@ class Connecting:
                 self._context.allowances,
                 outcomes,
                 Conversations(conversation_log, kafka.names, codecs.blocking),
+                letters,
             )
             hold_the_collector()
             # Should it never catch up: what outages leave behind must be collected some day.
             asyncio.get_running_loop().call_later(HELD_AT_MOST_S, spare_the_collector)
             await follower.start()
             stack.push_async_callback(follower.stop)
-            letters = LetterReader(kafka, codecs.prompt)
             stack.push_async_callback(asyncio.to_thread, letters.stop)
             await asyncio.to_thread(letters.start)
             self._context.metrics.read_letters = letters.counts

@@ -123,7 +123,7 @@ def assemble(
         control.catch_up(within_s)
 
     turns = _turns(settings, asynchronous, codec, faults, watch, HeldImages(outputs.store), store_threads, catch_up)
-    journal = CrashJournal(conf.data_dir / "journal")
+    journal = CrashJournal(conf.data_dir / "journal", settings.worker_id)
     book = ControlBook(horizon_s=conf.control_horizon_s, remembered=conf.control_remembered)
     lanes = Lanes(metrics, clock=clock)
     serving = Serving(
@@ -139,6 +139,7 @@ def assemble(
         lanes,
         book,
         deaths=journal.deaths,
+        earlier_attempts=journal.attempts,
         devices=serving.capacities,
         estimate_error=metrics.estimate_error,
         memory_error=metrics.memory_error,
@@ -254,6 +255,7 @@ def flow_settings(settings: WorkerSettings) -> FlowSettings:
     """The flow's part of the settings, in seconds."""
     conf, scheduler = settings.worker, settings.scheduler
     return FlowSettings(
+        worker_id=settings.worker_id,
         aging_s=conf.aging_s,
         aged_share=conf.aged_share,
         commit_span=conf.commit_span,

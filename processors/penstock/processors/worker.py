@@ -130,6 +130,7 @@ class Worker:
             ask.Unload: lambda e: self._rooms.lanes.unload(e),
             ask.Fetch: lambda e: self._rooms.refetcher.request(e.tp, e.offsets, e.urgency),
             ask.RunEnded: self._run_ended,
+            ask.AttemptEnded: lambda e: self._rooms.journal.attempt_ended(e.key, e.request_id, e.attempt),
             ask.ForgetDeaths: lambda e: self._rooms.journal.forget_deaths(e.key, e.request_id),
             ask.Erase: lambda e: self._on_erase(e.command),
             ask.Retried: lambda e: self._rooms.metrics.retries.inc(),
@@ -297,7 +298,7 @@ class Worker:
         """What was done for a request broke this worker: that counts as if it had run, or it would break each one."""
         subject = _subject(effect)
         if subject is not None:
-            self._rooms.journal.started(subject.first_key, subject.request_id)
+            self._rooms.journal.started(subject.first_key, subject.request_id, subject.attempt)
 
     def _apply_pauses(self) -> None:
         wanted = self._rooms.flow.pauses() | self._inbox.aside
@@ -308,7 +309,8 @@ class Worker:
     # -- effects
 
     def _start(self, effect: ask.Start) -> None:
-        self._rooms.journal.started(effect.subject.first_key, effect.subject.request_id)
+        subject = effect.subject
+        self._rooms.journal.started(subject.first_key, subject.request_id, subject.attempt)
         if not effect.inline:
             self._rooms.journal.flush()  # an engine that runs elsewhere can take the worker with it
         self._rooms.execution.start(effect)

@@ -50,8 +50,13 @@ def idempotent_request_id(tenant: str, key: str) -> str:
     return str(uuid.uuid5(NAMESPACE, f"idempotency\n{tenant}\n{key}"))
 
 
+def redriven_request_id(tenant: str, request_id: str, origin: str, times: int) -> str:
+    """The request that a dead letter is run again as. `times`: how often it was before, for one that is run anew."""
+    return str(uuid.uuid5(NAMESPACE, f"redriven\n{tenant}\n{request_id}\n{origin}\n{times}"))
+
+
 def is_derived_id(request_id: str) -> bool:
-    """Whether an id has the form of the two above (UUID version 5)."""
+    """Whether an id has the form of those above (UUID version 5)."""
     return len(request_id) == 36 and request_id[14] == "5"
 
 

@@ -166,6 +166,50 @@ class Timings(Record):
 
 
 @record
+class AttemptError(Record):
+    """Why an attempt did not complete."""
+
+    code: str
+    message: str
+
+
+@record
+class AttemptMemory(Record):
+    """Memory of the device as an attempt ended, in bytes. `engine_bytes` is what was measured of its engine."""
+
+    engine_bytes: int | None = None
+    limit_bytes: int | None = None
+    reserved_bytes: int | None = None
+    measured_bytes: int | None = None
+    foreign_bytes: int | None = None
+
+
+@record
+class Attempt(Record):
+    """One attempt to run a request. `ended_at` is null if its worker was killed."""
+
+    _nested: ClassVar[Mapping[str, type[Record]]] = {"error": AttemptError, "memory": AttemptMemory}
+
+    attempt: int
+    worker_id: str | None = None
+    device: str | None = None
+    error: AttemptError | None = None
+    started_at: int | None = None
+    ended_at: int | None = None
+    memory: AttemptMemory | None = None
+
+
+@record
+class AttemptHistory(Record):
+    """The attempts of a request so far, oldest first. `dropped` counts older ones that are left out."""
+
+    _lists: ClassVar[Mapping[str, type[Record]]] = {"attempts": Attempt}
+
+    attempts: list[Attempt]
+    dropped: int = 0
+
+
+@record
 class ContextLimits(Record):
     """How much of a conversation goes into the prompt: tokens, turns."""
 
@@ -201,6 +245,7 @@ class InferenceRequest(Record):
         "context": ContextLimits,
         "requirements": Requirements,
         "output": OutputSpec,
+        "history": AttemptHistory,
     }
 
     request_id: str
@@ -231,6 +276,10 @@ class InferenceRequest(Record):
     output: OutputSpec | None = None
     callback_url: str | None = None
     metadata: dict[str, str] = field(default_factory=dict[str, str])
+    redriven_from: str | None = None
+    """The request whose dead letter was run again as this one."""
+    history: AttemptHistory | None = None
+    """Attempts of the request that it was redriven from."""
 
     @property
     def payload(self) -> dict[str, Any]:
@@ -271,6 +320,7 @@ class ResultEvent(Record):
         "error": ErrorInfo,
         "output_artifact": ArtifactRef,
         "preview": Preview,
+        "history": AttemptHistory,
     }
 
     request_id: str
@@ -308,6 +358,7 @@ class ResultEvent(Record):
     cached_tokens: int | None = None
     since_epoch: int | None = None
     since_attempt: int | None = None
+    history: AttemptHistory | None = None
 
     @property
     def since(self) -> tuple[int, int] | None:
@@ -359,7 +410,11 @@ TIMELESS_REASONS = frozenset({"no_worker", "paused", "memory"})
 class StatusEvent(Record):
     """Where a request stands; the latest by (epoch, attempt, rank) counts."""
 
-    _nested: ClassVar[Mapping[str, type[Record]]] = {"origin": Origin, "waiting_for": WaitingFor}
+    _nested: ClassVar[Mapping[str, type[Record]]] = {
+        "origin": Origin,
+        "waiting_for": WaitingFor,
+        "history": AttemptHistory,
+    }
 
     request_id: str
     tenant: str
@@ -379,6 +434,7 @@ class StatusEvent(Record):
     ttl_ms: int | None = None
     step: int | None = None
     steps: int | None = None
+    history: AttemptHistory | None = None
 
 
 @record
@@ -443,7 +499,7 @@ def conversation_message_key(message: ConversationMessage) -> str:
 class DeadLetter(Record):
     """A record that could not be worked on, with its original bytes."""
 
-    _nested: ClassVar[Mapping[str, type[Record]]] = {"origin": Origin}
+    _nested: ClassVar[Mapping[str, type[Record]]] = {"origin": Origin, "history": AttemptHistory}
 
     request_id: str | None = None
     tenant: str | None = None
@@ -456,6 +512,21 @@ class DeadLetter(Record):
     worker_id: str
     attempts: int = 0
     created_at: int
+    task: str | None = None
+    model: str | None = None
+    error_chain: list[str] = field(default_factory=list[str])
+    history: AttemptHistory | None = None
+
+
+@record
+class DeadLetterAction(Record):
+    """What was done with a dead letter. It stands on the letter's partition, behind it."""
+
+    kind: str
+    offset: int
+    request_id: str | None = None
+    created_at: int
+    created_by: str | None = None
 
 
 @record
@@ -584,5 +655,6 @@ RECORDS: tuple[type[Record], ...] = (
     ModelInfo,
     DesiredState,
     WorkerState,
+    DeadLetterAction,
 )
 """In the order of their schema ids; append only."""

@@ -248,7 +248,7 @@ def request_to_json(request: InferenceRequest) -> dict[str, Any]:
 
 
 # A `deadline` becomes a time to live, which is another one at each repeat.
-_NOT_CONTENT = frozenset({"request_id", "created_at", "tenant", "ttl_ms"})
+_NOT_CONTENT = frozenset({"request_id", "created_at", "tenant", "ttl_ms", "history"})
 
 
 def content_hash(request: InferenceRequest) -> str:

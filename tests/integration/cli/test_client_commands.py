@@ -120,7 +120,7 @@ def test_one_dead_letter_is_shown_without_reading_the_others(system: System, mon
     poison.close()
     with Registry.running() as registry:
         monkeypatch.setenv("PENSTOCK_SCHEMA_REGISTRY__URL", registry.url)
-        assert letters(1)[0]["reason"] == letter.reason
+        assert letters(1)[0]["error"] == letter.reason
         monkeypatch.delenv("PENSTOCK_SCHEMA_REGISTRY__URL")
     for unknown in ("0/99999", "99/0"):
         done = CliRunner().invoke(app, ["dlq", "show", unknown, *where])

@@ -1,17 +1,17 @@
-"""`penstock dlq`: what could not be worked on, with its reason and original bytes, read from the topic itself."""
+"""`penstock dlq`: what could not be worked on, listed, shown, run again and purged."""
 
 from __future__ import annotations
 
 import re
 import sys
 import time
-from datetime import UTC, datetime
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.commands.common import AsJson, print_json, print_table
+from penstock.cli.commands.common import DEFAULT_URL, AsJson, Gateway, Key, Url, print_json, print_table
 from penstock.cli.config import ClusterSettings, load, use_config
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.reaching import require_kafka
@@ -20,15 +20,16 @@ from penstock.common import admin
 from penstock.common.kafka_errors import missing_topic
 from penstock.common.reader import RawMessage, read_ranges
 from penstock.common.settings import KafkaSettings
+from penstock.gateway.dead_letters.letters import PURGED, facts_of, payload_json
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import DecodeError
-from penstock.schemas.records import DeadLetter
+from penstock.schemas.records import DeadLetter, DeadLetterAction
 from penstock.schemas.registry import reading_codec
 from penstock.schemas.texts import shortened
 from penstock.schemas.topics import TP
 
-app = typer.Typer(no_args_is_help=True, help="List and show dead letters.")
-READ_S = 60.0
+app = typer.Typer(no_args_is_help=True, help="List, show, redrive and purge dead letters.")
+READ_S, CALL_S = 60.0, 60.0
 
 
 def cluster(bootstrap: str | None, prefix: str | None, config: Path | None) -> tuple[KafkaSettings, Codec]:
@@ -42,13 +43,18 @@ def newest(settings: KafkaSettings, codec: Codec, limit: int) -> list[tuple[RawM
     """The newest dead letters, oldest first. Of each partition no more than `limit` records are read."""
     give_up = time.monotonic() + READ_S
     offsets = bounds(settings)
-    letters: list[tuple[RawMessage, DeadLetter]] = []
+    letters: dict[tuple[int, int], tuple[RawMessage, DeadLetter]] = {}
     for message in read_ranges(settings, {tp: (max(b, e - limit), e) for tp, (b, e) in offsets.items()}, give_up):
         try:
-            letters.append((message, codec.decode(message.value or b"", DeadLetter)))
+            record = codec.decode_any(message.value or b"")
         except DecodeError as error:
             typer.echo(f"{message.partition}/{message.offset} is no dead letter: {error}", err=True)
-    return sorted(letters, key=lambda pair: pair[1].created_at)[-limit:]
+            continue
+        if isinstance(record, DeadLetter):
+            letters[message.partition, message.offset] = message, record
+        elif isinstance(record, DeadLetterAction) and record.kind == PURGED:
+            letters.pop((message.partition, record.offset), None)
+    return sorted(letters.values(), key=lambda pair: pair[1].created_at)[-limit:]
 
 
 def place_of(letter_id: str) -> tuple[int, int]:
@@ -84,76 +90,204 @@ def bounds(settings: KafkaSettings) -> dict[TP, tuple[int, int]]:
     return {tp: (first[tp], end[tp]) for tp in partitions}
 
 
-def as_json(message: RawMessage, letter: DeadLetter) -> dict[str, Any]:
-    """Bytes as text where they are UTF-8, else as hex."""
-    return {
-        "id": f"{message.partition}/{message.offset}",
-        "time": time_text(letter.created_at),
-        "request_id": letter.request_id,
-        "tenant": letter.tenant,
-        "reason_code": letter.reason_code,
-        "reason": letter.reason,
-        "attempts": letter.attempts,
-        "origin": letter.origin.to_dict(),
-        "worker_id": letter.worker_id,
-        "bytes": len(letter.original),
-        "original": bytes_text(letter.original),
-        "headers": {name: bytes_text(value) for name, value in letter.original_headers.items()},
-    }
+def as_json(message: RawMessage, letter: DeadLetter, codec: Codec) -> dict[str, Any]:
+    """As the gateway shows it to who may read it."""
+    return {**facts_of(message, codec).to_json(), **payload_json(letter)}
 
 
-def time_text(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+def print_letters(letters: Sequence[dict[str, Any]], *, as_lines: bool) -> None:
+    if as_lines:
+        for letter in letters:
+            print_json(letter)
+        return
+    rows = [
+        [
+            letter["id"],
+            (letter["created_at"] or "")[:19],
+            letter["reason"],
+            letter["tenant"],
+            letter["model"],
+            letter["request_id"],
+            letter["redriven_as"] or ("" if letter["redrivable"] else "holds no request"),
+            shortened(letter["error"], 80),
+        ]
+        for letter in letters
+    ]
+    print_table(["id", "time", "reason", "tenant", "model", "request", "redriven as", "error"], rows, "no dead letters")
 
 
-def bytes_text(value: bytes) -> str:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return "hex:" + value.hex()
+Reason = Annotated[str | None, typer.Option(help="Only those with this code, e.g. engine_failed.")]
+Model = Annotated[str | None, typer.Option(help="Only those of this model.")]
+Tenant = Annotated[str | None, typer.Option(help="Only those of this tenant.")]
+OfRequest = Annotated[str | None, typer.Option("--request", help="Only those of this request.")]
+Since = Annotated[str | None, typer.Option(help="Only those from this time on: RFC 3339, or Unix seconds.")]
+Until = Annotated[str | None, typer.Option(help="Only those before this time.")]
+Ids = Annotated[list[str] | None, typer.Argument(help="Ids, as `penstock dlq list` shows them.")]
+All = Annotated[bool, typer.Option("--all", help="All letters, where neither ids nor a filter are given.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Do nothing: say what would be done.")]
+
+
+def filter_of(**asked: str | None) -> dict[str, str]:
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def chosen(ids: list[str] | None, asked: dict[str, str], every: bool) -> dict[str, Any]:
+    """The letters that a call means. Raises CliFailure (usage)."""
+    if bool(ids) + bool(asked) + every != 1:
+        text = "name letters by ids, or by a filter such as --reason, or all by --all"
+        raise CliFailure(text, exit_code=ExitCode.USAGE)
+    return {"ids": ids} if ids else {"filter": asked}
+
+
+def call_until_done(gateway: Gateway, path: str, body: dict[str, Any], count: str) -> Iterator[dict[str, Any]]:
+    """The answers of all calls that it takes. A failure says how many letters were done: those stay done."""
+    done = 0
+    while True:
+        try:
+            answer = gateway.call("POST", path, body=body, timeout_s=CALL_S)
+        except CliFailure as error:
+            text = f"{error}; {done} were {count} before that and stay so: run it again"
+            raise CliFailure(text, exit_code=error.exit_code) from error
+        done += answer[count]
+        yield answer
+        if not answer["has_more"]:
+            return
+        body = {**body, "after": answer["last_id"] or body.get("after")}
 
 
 @app.command("list")
 def list_letters(
     limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 50,
+    reason: Reason = None,
+    model: Model = None,
+    tenant: Tenant = None,
+    request: OfRequest = None,
+    since: Since = None,
+    until: Until = None,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
     bootstrap_servers: Bootstrap = None,
     topic_prefix: Prefix = None,
     config: Config = None,
     json_lines: AsJson = False,
 ) -> None:
-    """Dead letters with their reasons. Example: penstock dlq list --json"""
-    found = newest(*cluster(bootstrap_servers, topic_prefix, config), limit)
-    if json_lines:
-        for message, letter in found:
-            print_json(as_json(message, letter))
-        return
-    rows = [
-        [
-            f"{message.partition}/{message.offset}",
-            time_text(letter.created_at),
-            letter.reason_code,
-            f"{letter.origin.topic}/{letter.origin.partition}@{letter.origin.offset}",
-            letter.request_id,
-            shortened(letter.reason, 80),
-        ]
-        for message, letter in found
-    ]
-    print_table(["id", "time", "code", "origin", "request", "reason"], rows, "no dead letters")
+    """Dead letters with their reasons, the newest last. With --bootstrap-servers they are read without a gateway.
+
+    Example: penstock dlq list --reason engine_failed --json
+    """
+    asked = filter_of(reason=reason, model=model, tenant=tenant, request_id=request, since=since, until=until)
+    if bootstrap_servers is None and topic_prefix is None and config is None:
+        with Gateway(url, key) as gateway:
+            found = list(gateway.pages("/v1/admin/dlq", limit, order="desc", **asked))[::-1]
+    elif asked:
+        text = "filters are the gateway's: leave --bootstrap-servers, --topic-prefix and --config out"
+        raise CliFailure(text, exit_code=ExitCode.USAGE)
+    else:
+        settings, codec = cluster(bootstrap_servers, topic_prefix, config)
+        found = [as_json(message, letter, codec) for message, letter in newest(settings, codec, limit)]
+    print_letters(found, as_lines=json_lines)
 
 
 @app.command()
 def show(
     letter_id: Annotated[str, typer.Argument(help="As `penstock dlq list` shows it: partition/offset.")],
     raw: Annotated[bool, typer.Option("--raw", help="Only the original bytes, as they were.")] = False,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
     bootstrap_servers: Bootstrap = None,
     topic_prefix: Prefix = None,
     config: Config = None,
     json_lines: AsJson = False,
 ) -> None:
-    """One dead letter with its original. Example: penstock dlq show 2/17 --raw > record.bin"""
+    """One dead letter, with its original if the key may read it. Example: penstock dlq show 2/17 --raw > record.bin"""
     partition, offset = place_of(letter_id)
-    message, letter = read_one(*cluster(bootstrap_servers, topic_prefix, config), partition, offset)
-    if raw:
-        sys.stdout.buffer.write(letter.original)
+    if bootstrap_servers is None and topic_prefix is None and config is None:
+        with Gateway(url, key) as gateway:
+            letter = gateway.call("GET", f"/v1/admin/dlq/{partition}/{offset}")
     else:
-        print_json(as_json(message, letter), indented=not json_lines)
+        settings, codec = cluster(bootstrap_servers, topic_prefix, config)
+        letter = as_json(*read_one(settings, codec, partition, offset), codec)
+    if not raw:
+        print_json(letter, indented=not json_lines)
+    elif letter.get("original_omitted"):
+        raise CliFailure("this key may not read the original: that takes the scope read, of the letter's tenant")
+    else:
+        text: str = letter["original"]
+        is_text = len(text.encode()) == letter["bytes"]
+        sys.stdout.buffer.write(text.encode() if is_text else bytes.fromhex(text.removeprefix("hex:")))
+
+
+@app.command()
+def redrive(
+    ids: Ids = None,
+    reason: Reason = None,
+    model: Model = None,
+    tenant: Tenant = None,
+    request: OfRequest = None,
+    since: Since = None,
+    until: Until = None,
+    every: All = False,
+    rate: Annotated[float | None, typer.Option(min=0.1, help="Letters a second, at most.")] = None,
+    dry_run: DryRun = False,
+    again: Annotated[bool, typer.Option("--again", help="Those too that were run again before.")] = False,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    json_lines: AsJson = False,
+) -> None:
+    """Run dead letters again, each as a new request. Repeated, also after a failure, it runs nothing twice.
+
+    Examples: penstock dlq redrive 2/17
+
+    penstock dlq redrive --reason engine_failed --since 2026-01-31T10:00:00Z --rate 5 --dry-run
+    """
+    asked = filter_of(reason=reason, model=model, tenant=tenant, request_id=request, since=since, until=until)
+    body = {**chosen(ids, asked, every), "rate": rate, "dry_run": dry_run, "again": again}
+    count = skipped = 0
+    with Gateway(url, key) as gateway:
+        for answer in call_until_done(gateway, "/v1/admin/dlq/redrive", body, "redriven"):
+            count, skipped = count + answer["redriven"], skipped + len(answer["skipped"])
+            if json_lines:
+                print_json(answer)
+                continue
+            for request_id in answer["request_ids"]:
+                typer.echo(request_id)
+            for one in answer["skipped"]:
+                typer.echo(f"{one['id']} skipped: {one['message']}", err=True)
+    if not json_lines:
+        typer.echo(f"{count} {'would be ' if dry_run else ''}redriven, {skipped} skipped", err=True)
+    if skipped and not count:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@app.command()
+def purge(
+    ids: Ids = None,
+    reason: Reason = None,
+    model: Model = None,
+    tenant: Tenant = None,
+    request: OfRequest = None,
+    since: Since = None,
+    until: Until = None,
+    every: All = False,
+    dry_run: DryRun = False,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    json_lines: AsJson = False,
+) -> None:
+    """Take dead letters away for good.
+
+    Examples: penstock dlq purge 2/17
+
+    penstock dlq purge --reason bad_json --dry-run
+    """
+    asked = filter_of(reason=reason, model=model, tenant=tenant, request_id=request, since=since, until=until)
+    body = {**chosen(ids, asked, every), "dry_run": dry_run}
+    with Gateway(url, key) as gateway:
+        answers = list(call_until_done(gateway, "/v1/admin/dlq/purge", body, "purged"))
+    if json_lines:
+        for answer in answers:
+            print_json(answer)
+    else:
+        typer.echo(f"{sum(answer['purged'] for answer in answers)} {'would be ' if dry_run else ''}purged")
+    if not any(answer["purged"] for answer in answers) and any(answer["skipped"] for answer in answers):
+        raise typer.Exit(ExitCode.FAILED)

@@ -30,6 +30,7 @@ from penstock.gateway.routes import (
     answers,
     artifact_answers,
     conversation_answers,
+    dead_letters,
     operator_answers,
     registry_answers,
 )
@@ -168,6 +169,17 @@ ROUTES: dict[RouteKey, Declared] = {
     ("GET", "/v1/admin/orders/{revision}"): Declared(ADMIN, Documented(responses=_json(operator_answers.Order))),
     ("POST", "/v1/admin/classes/{class_name}/{action}"): Declared(
         ADMIN, Documented(responses=_json(operator_answers.Desired, 202), errors=OF_ONE)
+    ),
+    ("GET", "/v1/admin/dlq"): Declared(ADMIN, Documented(responses=_json(Page[operator_answers.DeadLetter]))),
+    ("POST", "/v1/admin/dlq/redrive"): Declared(
+        _rules("admin", Takes.JSON),
+        Documented(responses=_json(operator_answers.Redrive), body=dead_letters.RedriveBody),
+    ),
+    ("POST", "/v1/admin/dlq/purge"): Declared(
+        _rules("admin", Takes.JSON), Documented(responses=_json(operator_answers.Purge), body=dead_letters.PurgeBody)
+    ),
+    ("GET", "/v1/admin/dlq/{letter_id:path}"): Declared(
+        ADMIN, Documented(responses=_json(operator_answers.DeadLetter), errors=OF_ONE)
     ),
     ("POST", "/v1/conversations"): Declared(
         _rules("submit", Takes.JSON),

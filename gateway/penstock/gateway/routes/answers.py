@@ -162,6 +162,33 @@ class Timings(Answer):
     first_token_ms: int | None
 
 
+class AttemptFailure(Answer):
+    code: str
+    message: str
+
+
+class MemoryOfAttempt(Answer):
+    """Memory of its device as the attempt ended, in bytes."""
+
+    engine_bytes: Annotated[int | None, Field(description="Measured of its engine.")]
+    limit_bytes: int | None
+    reserved_bytes: int | None
+    measured_bytes: int | None
+    foreign_bytes: int | None
+
+
+class Attempt(Answer):
+    """One attempt to run a request."""
+
+    attempt: Annotated[int, Field(description="The number that its events carry; it begins anew on another worker.")]
+    worker_id: str | None
+    device: str | None
+    error: Annotated[AttemptFailure | None, Field(description="Null for an attempt that completed.")]
+    started_at: Time | None
+    ended_at: Annotated[Time | None, Field(description="Null if its worker was killed.")]
+    memory: MemoryOfAttempt | None
+
+
 class RequestObject(Answer):
     """A request and where it stands. A status that you do not know is one that is not done."""
 
@@ -190,6 +217,11 @@ class RequestObject(Answer):
     result: Result | None
     error: ErrorFacts | None
     metadata: Metadata
+    redriven_from: Annotated[str | None, Field(description="The request whose dead letter was run again.")] = None
+    history: Annotated[
+        list[Attempt] | None, Field(description="The newest attempts, where there was more than one that completed.")
+    ] = None
+    history_dropped: Annotated[int | None, Field(description="Older attempts that are left out.")] = None
 
 
 class CancelMany(Answer):

@@ -186,5 +186,8 @@ def check_status(value: Any) -> str | None:
 @router.delete("/requests/{request_id}", summary="Erase an ended request")
 async def erase(request: Request, request_id: str) -> dict[str, Any]:
     """Every gateway answers 410 from then on; copies in the log go with retention. 409 while it runs."""
-    await service_of(request).control.erase(caller_of(request).tenant, request_id)
+    caller, service = caller_of(request), service_of(request)
+    if (await service.lookups.find(caller.tenant, request_id)).status_name == "dead_lettered":
+        await service.redriving.forget(caller, request_id)
+    await service.control.erase(caller.tenant, request_id)
     return {"object": "request.deleted", "request_id": request_id, "deleted": True}

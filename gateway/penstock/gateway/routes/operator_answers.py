@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from penstock.gateway.routes.answers import Answer, Json, Rates, Time
+from penstock.gateway.routes.answers import Answer, Attempt, Json, Rates, Time
 
 
 class AdminStats(Answer):
@@ -172,3 +172,68 @@ class Readiness(Answer):
     waiting_without_worker: list[WaitingWithoutWorker]
     dependencies: list[Dependency]
     reason: str | None
+
+
+class RecordPlace(Answer):
+    topic: str
+    partition: int
+    offset: int
+
+
+class DeadLetter(Answer):
+    """A record that could not be worked on. `original`, `headers` and `error_chain` are shown of one letter alone, and
+    only to a key of its tenant with the scope `read`.
+    """
+
+    object: Literal["dead_letter"]
+    id: Annotated[str, Field(description="partition/offset on the topic of dead letters.")]
+    created_at: Time | None
+    request_id: str | None
+    tenant: str | None
+    task: str | None
+    model: str | None
+    reason: Annotated[str, Field(description="The code of the error.")]
+    error: Annotated[str, Field(description="For people.")]
+    attempts: int
+    worker_id: str
+    origin: Annotated[RecordPlace | None, Field(description="Where the first record of the request stands.")]
+    bytes: Annotated[int, Field(description="Of the original record.")]
+    redrivable: Annotated[bool, Field(description="Whether it holds a valid request.")]
+    redriven_as: Annotated[str | None, Field(description="The newest request that it was run again as.")]
+    redrives: int
+    history: list[Attempt]
+    history_dropped: int | None = None
+    original: Annotated[str | None, Field(description="Text, or hex behind `hex:` where it is no UTF-8.")] = None
+    original_omitted: bool | None = None
+    headers: dict[str, str] | None = None
+    error_chain: list[str] | None = None
+
+
+class SkippedLetter(Answer):
+    id: str
+    code: str
+    message: str
+
+
+class Redrive(Answer):
+    """`request_ids` are the new requests, those that there would be for a dry run. Call again with `after` = `last_id`
+    while `has_more`.
+    """
+
+    object: Literal["dead_letter.redrive"]
+    dry_run: bool
+    redriven: int
+    request_ids: list[str]
+    skipped: list[SkippedLetter]
+    has_more: bool
+    last_id: str | None
+
+
+class Purge(Answer):
+    object: Literal["dead_letter.purge"]
+    dry_run: bool
+    purged: int
+    ids: list[str]
+    skipped: list[SkippedLetter]
+    has_more: bool
+    last_id: str | None

@@ -11,6 +11,7 @@ from penstock.common.artifacts.sweeping import Sweeper
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import AsyncTransport
 from penstock.gateway.conversations.pages import Conversations
+from penstock.gateway.dead_letters.follower import LetterFollower
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.service.artifact_sweeps import ArtifactSweeps
 from penstock.gateway.service.control import Control
@@ -19,6 +20,7 @@ from penstock.gateway.service.ending_lost import EndingLost
 from penstock.gateway.service.facts import Facts
 from penstock.gateway.service.lookups import Lookups
 from penstock.gateway.service.model_orders import ModelOrders
+from penstock.gateway.service.redriving import Redriving
 from penstock.gateway.service.run_times import RunTimes
 from penstock.gateway.service.submitting import Submitter
 from penstock.gateway.service.subscriptions import Subscriptions
@@ -54,6 +56,7 @@ class GatewayService:
     sweeps: ArtifactSweeps
     dependencies: Dependencies
     conversations: Conversations
+    redriving: Redriving
     threads: Threads = field(default_factory=Threads)
 
     async def stored(self, tenant: str, work: Callable[[ArtifactStore], T]) -> T:
@@ -75,19 +78,21 @@ class GatewayService:
         allowances: Allowances,
         outcomes: Outcomes,
         conversations: Conversations,
+        letters: LetterFollower,
     ) -> GatewayService:
         kafka = settings.kafka_settings()
         facts = Facts(view, follower, hub, settings.gateway.worker_late_s, run_times)
         lookups = Lookups(view, follower, hub, threads, outcomes)
         orders = ModelOrders(transport, facts, kafka, codec, threads)
         control = Control(transport, view, follower, lookups, codec, kafka.names, artifacts, allowances, threads)
+        submitting = Submitter(settings, transport, view, follower, codec, allowances, facts, artifacts.check_place)
         return cls(
             settings=settings,
             kafka=kafka,
             artifacts=artifacts,
             codec=codec,
             facts=facts,
-            submitting=Submitter(settings, transport, view, follower, codec, allowances, facts, artifacts.check_place),
+            submitting=submitting,
             lookups=lookups,
             subscriptions=Subscriptions(view, follower, hub, kafka.names, facts.waits_for_worker),
             control=control,
@@ -95,6 +100,7 @@ class GatewayService:
             model_orders=orders,
             withdrawing=Withdrawing(facts, orders),
             conversations=conversations,
+            redriving=Redriving(letters, submitting, view, transport, codec, kafka, threads),
             dependencies=Dependencies(
                 {"artifacts": artifact_probe(artifacts, threads), "orders": orders_probe(orders)},
                 settings.gateway.probe_s,

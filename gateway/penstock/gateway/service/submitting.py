@@ -152,6 +152,14 @@ class Submitter:
                 return await self._submit_once(request, idempotency_key, traceparent, keep)
             return await self._submit_new(checked, traceparent, on_id, keep)
 
+    async def submit_once(self, checked: Checked, traceparent: str | None) -> Accepted:
+        """Put a request on its topic, unless one of its id stands there: the id follows from what it is made of.
+
+        Raises as `submit`, and Gone when that one was erased.
+        """
+        with self._outstanding(checked):
+            return await self._submit_as(checked.request, traceparent, None)
+
     async def _submit_new(
         self, checked: Checked, traceparent: str | None, on_id: Callable[[str], None], keep: Keep | None
     ) -> Accepted:
@@ -210,7 +218,10 @@ class Submitter:
         if not 0 < len(key) <= 255:
             raise InvalidRequest("Idempotency-Key must have 1 to 255 characters", param="Idempotency-Key")
         request_id = idempotent_request_id(request.tenant, key)
-        request = dataclasses.replace(request, request_id=request_id)
+        return await self._submit_as(dataclasses.replace(request, request_id=request_id), traceparent, keep)
+
+    async def _submit_as(self, request: InferenceRequest, traceparent: str | None, keep: Keep | None) -> Accepted:
+        request_id = request.request_id
         running = self._same_key.get(request_id)
         if running is not None:
             self._check_same(await asyncio.shield(running), request)

@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.gateway.view.outputs import error_json, result_json
 from penstock.gateway.view.request_state import RequestState
+from penstock.schemas.histories import history_json
 from penstock.schemas.records import StatusEvent, WaitingFor
 from penstock.schemas.times import rfc3339
 
@@ -42,6 +43,11 @@ def request_json(entry: RequestState, *, whole: bool = False) -> dict[str, Any]:
         "error": None if event is None else error_json(event, entry.request_id),
         "metadata": entry.metadata,
     }
+    if entry.redriven_from is not None:
+        public["redriven_from"] = entry.redriven_from
+    said = event or status
+    if said is not None and said.history is not None:
+        public.update(history_json(said.history))
     if whole and entry.large is not None:
         public["result"] = entry.large.result()
     elif entry.large is not None or entry.lacks_outcome:

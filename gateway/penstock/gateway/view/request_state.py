@@ -39,6 +39,8 @@ class RequestState:
     request_id: str
     partition: int
     partitions: int = 0
+    redriven_from: str | None = None
+    """The request whose dead letter was run again as this one."""
     task: str = ""
     priority: int = 5
     model: str | None = None
@@ -182,6 +184,7 @@ class RequestState:
         self.task, self.priority, self.pool = request.task, request.priority, request.pool
         self.model = self.model or request.model
         self.conversation_id, self.stream = request.conversation_id, request.stream
+        self.redriven_from = request.redriven_from
         if request.metadata or self.metadata:
             self.kept_bytes += metadata_bytes(request.metadata) - metadata_bytes(self.metadata)
             self.metadata = request.metadata

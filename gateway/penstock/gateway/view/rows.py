@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from penstock.gateway.view.census import Counted, counted_as
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.request_state import metadata_bytes
-from penstock.schemas.records import Origin, Place, Record, StatusEvent, WaitingFor, fields_of
+from penstock.schemas.records import AttemptHistory, Origin, Place, Record, StatusEvent, WaitingFor, fields_of
 
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _ORIGIN = tuple(fields_of(Origin))
@@ -29,6 +29,7 @@ _FACTS = (
     "end_asked_ms",
     "partitions",
     "former_partition",
+    "redriven_from",
 )
 
 
@@ -83,6 +84,7 @@ def snapshot(entry: Entry) -> Snapshot:
             entry.end_asked_ms,
             entry.partitions,
             entry.former_partition,
+            entry.redriven_from,
         ),
         entry.place,
         entry.origin,
@@ -125,6 +127,7 @@ def _status_values(status: StatusEvent | None) -> list[Any] | None:
     values = _values(status, _STATUS)
     if values is not None and status is not None:
         values[_STATUS.index("waiting_for")] = _values(status.waiting_for, _WAITING)
+        values[_STATUS.index("history")] = None if status.history is None else status.history.to_dict()
     return values
 
 
@@ -134,6 +137,8 @@ def _status(values: list[Any], origin: Origin) -> StatusEvent:
     waiting = fields.get("waiting_for")
     if waiting is not None:
         fields["waiting_for"] = WaitingFor(**dict(zip(_WAITING, waiting, strict=False)))
+    if (history := fields.get("history")) is not None:
+        fields["history"] = AttemptHistory.from_dict(history)
     return StatusEvent(**fields, origin=origin)
 
 
@@ -152,11 +157,11 @@ def counted_of(text: str) -> Counted:
 
 
 def restored(tenant: str, request_id: str, facts: str, *, accepted_ms: int, erased: bool, updated_ms: int = 0) -> Entry:
-    """The entry again, as it was copied."""
+    """The entry again, as it was copied. Files of earlier releases have fewer facts."""
     partition, terminal_offset, fold, plain, *records, pieces_from, ended = json.loads(facts)
     origin, results_origin, status, status_origin, moved_to = records
     entry = Entry(tenant, request_id, partition)
-    for name, value in zip(_FACTS, plain, strict=True):
+    for name, value in zip(_FACTS, plain, strict=False):
         setattr(entry, name, value)
     entry.kept_bytes += metadata_bytes(entry.metadata)
     entry.accepted_ms, entry.erased, entry.terminal_offset = accepted_ms, erased, terminal_offset

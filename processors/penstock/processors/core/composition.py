@@ -39,6 +39,7 @@ from penstock.processors.core.requests.arriving import Arrivals
 from penstock.processors.core.requests.attempts import Attempts
 from penstock.processors.core.requests.commanding import Commanding
 from penstock.processors.core.requests.endings import Endings
+from penstock.processors.core.requests.histories import Histories
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.progress import Steps
 from penstock.processors.core.requests.registry import Registry
@@ -53,6 +54,7 @@ from penstock.processors.core.rooms import Rooms
 from penstock.processors.core.settings import Catalog, Commands, FlowSettings
 from penstock.processors.core.starting import Starter
 from penstock.processors.core.suspect_starts import SuspectStarts
+from penstock.schemas.records import AttemptHistory
 
 
 def new_flow(
@@ -61,6 +63,7 @@ def new_flow(
     commands: Commands,
     *,
     deaths: Callable[[WorkKey, str], int] = lambda key, request_id: 0,
+    earlier_attempts: Callable[[WorkKey, str], AttemptHistory | None] = lambda key, request_id: None,
     devices: Sequence[DeviceCapacity] = (),
     estimate_error: Callable[[str, float], None] | None = None,
     memory_error: Callable[[int, int], None] | None = None,
@@ -68,7 +71,8 @@ def new_flow(
 ) -> Flow:
     """`estimate_error` hears what came less what was estimated, `memory_error` the peak and what was booked.
 
-    `deaths`: how many workers died while a request ran. `estimates`: what was learned before.
+    `deaths`: how many workers died while a request ran. `earlier_attempts`: those of a request that the crash journal
+    knows. `estimates`: what was learned before.
     """
     placement = replace(settings.placement, longest_reservation_s=settings.longest_reservation_s)
     effects: list[Effect] = []
@@ -103,7 +107,8 @@ def new_flow(
     starter = Starter(scheduler, admission, claim, grants, fetching, rooms, run_memory, preparing, suspects)
     rereads = Rereads(emit, budget.ends_limit)
     holdings = Holdings(registry, gate, scheduler, budget, lanes, memory, grants, run_memory, agenda, emit, rereads)
-    endings = Endings(registry, holdings, lanes, streams, emit, deaths)
+    histories = Histories(lanes, ledger, explainer, emit, settings.worker_id, earlier_attempts)
+    endings = Endings(registry, holdings, lanes, streams, histories, emit, deaths)
     unkept = Unkept(registry, endings, statuses, emit)
     retries = RetryQueue(registry, scheduler, lanes, statuses, endings, agenda, settings.retries)
     attempts = Attempts(
@@ -119,6 +124,7 @@ def new_flow(
         holdings,
         endings,
         retries,
+        histories,
         agenda,
         emit,
     )
@@ -161,6 +167,7 @@ def new_flow(
         explainer,
         lifetimes,
         holdings,
+        histories,
         endings,
         agenda,
         emit,

@@ -13,7 +13,7 @@ from penstock.processors.core.requests.told import Told
 from penstock.processors.core.requests.work import Subject, WorkKey
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.fixed import fixed
-from penstock.schemas.records import ControlCommand, Origin, Timings, WaitingFor
+from penstock.schemas.records import Attempt, ControlCommand, Origin, Timings, WaitingFor
 from penstock.schemas.topics import TP
 
 
@@ -233,8 +233,17 @@ class RunEnded:
 
 
 @fixed
+class AttemptEnded:
+    """For the journal: what came of a failed attempt, should this worker die before the request's outcome."""
+
+    key: WorkKey
+    request_id: str
+    attempt: Attempt
+
+
+@fixed
 class ForgetDeaths:
-    """For the journal: the broker has its outcome, so the deaths of earlier workers under it count no more."""
+    """For the journal: the broker has its outcome, so its attempts and the deaths of workers under it count no more."""
 
     key: WorkKey
     request_id: str
@@ -272,6 +281,7 @@ Effect = (
     | Unload
     | Fetch
     | RunEnded
+    | AttemptEnded
     | ForgetDeaths
     | Erase
     | Retried

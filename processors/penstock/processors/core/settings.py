@@ -40,6 +40,8 @@ class Commands(Protocol):
 class FlowSettings:
     """Limits and lingers; seconds unless named otherwise."""
 
+    worker_id: str | None = None
+    """As histories of requests name this worker."""
     aging_s: float = 20.0
     aged_share: int = 8
     commit_span: int = 50_000

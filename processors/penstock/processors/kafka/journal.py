@@ -5,6 +5,8 @@ fsync: it must outlive the process, not the machine; starts are flushed before t
 before the next flush is never written. When a worker starts, the file is read, folded into deaths per record and
 written anew.
 
+It keeps what came of failed attempts too, and of each that died the little that is known, for the request's history.
+
 A request stands in it only while it is on an engine: what has finished and waits for the broker, or waits for its next
 attempt, did not run when a worker died. The deaths of earlier lives count until the broker has the request's outcome.
 
@@ -14,9 +16,15 @@ death.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from pathlib import Path
+
+from penstock.common.clock import now_ms
+from penstock.schemas.errors import EngineFailed
+from penstock.schemas.histories import extended
+from penstock.schemas.records import Attempt, AttemptError, AttemptHistory
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +33,8 @@ Key = tuple[str, int, int]
 a worker that dies before it commits moves the record again in its next life, and each copy would begin at no deaths."""
 RecordId = tuple[Key, str]
 """The same record of the same topic: its key and its request_id."""
+Start = tuple[int, int]
+"""The number of an attempt, and when it began, in milliseconds since the epoch."""
 
 _COMPACT_AT_BYTES = 8 << 20
 _REMEMBERED = 10_000
@@ -33,13 +43,14 @@ _REMEMBERED = 10_000
 class CrashJournal:
     """Deaths per record from earlier lives, and what runs in this one."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, worker_id: str = "") -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._path = path
+        self._path, self._worker_id = path, worker_id
         self._deaths: dict[RecordId, int] = {}
+        self._attempts: dict[RecordId, AttemptHistory] = {}
         if path.exists():
             self._fold(path.read_text(errors="replace"))
-        self._running: set[RecordId] = set()
+        self._running: dict[RecordId, Start] = {}
         self._unwritten_starts: dict[RecordId, None] = {}
         self._lines: list[str] = []
         self._unwritten = b""
@@ -52,9 +63,13 @@ class CrashJournal:
         """How many workers died while this record ran here. Counts only this data folder's workers."""
         return self._deaths.get((key, request_id), 0) if self._deaths else 0
 
-    def started(self, key: Key, request_id: str) -> None:
+    def attempts(self, key: Key, request_id: str) -> AttemptHistory | None:
+        """Attempts of the request that failed, or whose worker died. Knows only of this data folder's workers."""
+        return self._attempts.get((key, request_id)) if self._attempts else None
+
+    def started(self, key: Key, request_id: str, attempt: int = 1) -> None:
         record = (key, request_id)
-        self._running.add(record)
+        self._running[record] = (attempt, now_ms())
         self._unwritten_starts[record] = None
 
     def ended(self, key: Key, request_id: str) -> None:
@@ -62,22 +77,28 @@ class CrashJournal:
         record = (key, request_id)
         if record not in self._running:
             return
-        self._running.discard(record)
+        del self._running[record]
         if record in self._unwritten_starts:
             del self._unwritten_starts[record]
         else:
             self._lines.append(_line("E", record))
 
+    def attempt_ended(self, key: Key, request_id: str, attempt: Attempt) -> None:
+        """An attempt has failed: its request may run again in another life."""
+        self._note((key, request_id), attempt)
+        self._lines.append(_attempt_line((key, request_id), attempt))
+
     def forget_deaths(self, key: Key, request_id: str) -> None:
         """The broker has its outcome."""
         record = (key, request_id)
-        if self._deaths.pop(record, None) is not None:
+        attempts = self._attempts.pop(record, None)
+        if self._deaths.pop(record, None) is not None or attempts is not None:
             self._lines.append(_line("F", record))
 
     def flush(self) -> None:
         """Write what has gathered. A disk that refuses costs the journal's lines, never the worker."""
         if self._unwritten_starts:
-            self._lines += [_line("S", record) for record in self._unwritten_starts]
+            self._lines += [_start_line(record, self._running[record]) for record in self._unwritten_starts]
             self._unwritten_starts.clear()
         if self._lines:
             self._unwritten += "".join(self._lines).encode()
@@ -116,8 +137,12 @@ class CrashJournal:
                 self._written_bytes = _COMPACT_AT_BYTES  # so that all is written anew when the disk takes it again
 
     def _fold(self, text: str) -> None:
-        running: set[RecordId] = set()
+        running: dict[RecordId, Start | None] = {}
+        worker_id = None
         for line in text.split("\n"):
+            if line.startswith("W "):
+                worker_id = line[2:]
+                continue
             parts = line.split(" ", 4)
             try:
                 kind, topic, partition, offset, rest = parts
@@ -125,27 +150,45 @@ class CrashJournal:
                     count, _, request_id = rest.partition(" ")
                     self._deaths[((topic, int(partition), int(offset)), request_id)] = int(count)
                     continue
-                record = ((topic, int(partition), int(offset)), rest)
-            except ValueError:
+                key = (topic, int(partition), int(offset))
+                if kind == "A":
+                    facts = json.loads(rest)
+                    self._note((key, facts.pop("request_id")), Attempt.from_dict(facts))
+                    continue
+            except (ValueError, TypeError, KeyError, AttributeError):
                 continue  # the last line of a life can be cut
+            record = (key, rest)
             if kind == "S":
-                running.add(record)
+                request_id, start = _start_of(rest)
+                running[(key, request_id)] = start
             elif kind == "E":
-                running.discard(record)
+                running.pop(record, None)
             elif kind == "F":  # older versions wrote this alone for an end with an outcome
-                running.discard(record)
+                running.pop(record, None)
                 self._deaths.pop(record, None)
-        for record in running:
+                self._attempts.pop(record, None)
+        died = AttemptError(code=EngineFailed.code, message="its worker died while it ran")
+        for record, start in running.items():
             self._deaths[record] = self._deaths.get(record, 0) + 1
+            number, at_ms = start or (1, None)
+            self._note(record, Attempt(attempt=number, worker_id=worker_id, error=died, started_at=at_ms))
         if running:
             logger.warning("journal.died_running requests=%d", len(running))
         while len(self._deaths) > _REMEMBERED:
             del self._deaths[next(iter(self._deaths))]
 
+    def _note(self, record: RecordId, attempt: Attempt) -> None:
+        self._attempts[record] = extended(self._attempts.get(record), [attempt])
+        while len(self._attempts) > _REMEMBERED:
+            del self._attempts[next(iter(self._attempts))]
+
     def _rewrite(self) -> None:
         """Write what is known anew, beside the old file and then over it. After an OSError the old one is in use."""
-        lines = [_deaths_line(record, count) for record, count in self._deaths.items()]
-        lines += [_line("S", record) for record in self._running]
+        lines = [f"W {self._worker_id}\n"] if self._worker_id else []
+        lines += [_deaths_line(record, count) for record, count in self._deaths.items()]
+        for record, history in self._attempts.items():
+            lines += [_attempt_line(record, attempt) for attempt in history.attempts]
+        lines += [_start_line(record, start) for record, start in self._running.items()]
         fresh = self._path.with_suffix(".new")
         fresh.write_text("".join(lines))
         file = os.open(fresh, os.O_WRONLY | os.O_APPEND)
@@ -164,6 +207,26 @@ class CrashJournal:
 def _line(kind: str, record: RecordId) -> str:
     (topic, partition, offset), request_id = record
     return f"{kind} {topic} {partition} {offset} {request_id}\n"
+
+
+def _start_line(record: RecordId, start: Start) -> str:
+    (topic, partition, offset), request_id = record
+    return f"S {topic} {partition} {offset} {request_id} {start[0]} {start[1]}\n"
+
+
+def _start_of(text: str) -> tuple[str, Start | None]:
+    """The request of a start; older versions wrote its id alone."""
+    match text.split(" "):
+        case [request_id, attempt, at_ms] if attempt.isdecimal() and at_ms.isdecimal():
+            return request_id, (int(attempt), int(at_ms))
+        case _:
+            return text, None
+
+
+def _attempt_line(record: RecordId, attempt: Attempt) -> str:
+    (topic, partition, offset), request_id = record
+    facts = json.dumps({"request_id": request_id, **attempt.to_dict()}, separators=(",", ":"))
+    return f"A {topic} {partition} {offset} {facts}\n"
 
 
 def _deaths_line(record: RecordId, deaths: int) -> str:

@@ -19,11 +19,14 @@ from penstock.processors.outputs import pixels_of
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BadAvro, InvalidRequest, PenstockError, TooLarge, to_error_record
 from penstock.schemas.records import STATUS_RANKS, DeadLetter, Preview, ResultEvent, StatusEvent, Usage
+from penstock.schemas.texts import shortened
 from penstock.schemas.topics import HEADER_TRACEPARENT, TopicNames
 
 logger = logging.getLogger(__name__)
 
 MAX_TRACE_BYTES = 256
+MOST_CAUSES, MAX_CAUSE_CHARS = 8, 300
+"""What a dead letter holds of the errors that led to it."""
 
 EngineFacts = Callable[[str, int], tuple[str | None, int | None]]
 """Device and measured bytes of the engine of a replica, by its model and number."""
@@ -79,6 +82,7 @@ class Outcomes:
                 model_reason=effect.model_reason,
                 step=effect.step,
                 steps=effect.steps,
+                history=subject.history,
             ),
             headers=trace_of(subject),
         )
@@ -164,6 +168,7 @@ class Outcomes:
             error=None if effect.error is None else to_error_record(effect.error),
             metadata=subject.request.metadata,
             **since_fields(effect.since),
+            history=subject.history,
             **output,
         )
         self._publisher.result(
@@ -193,6 +198,10 @@ class Outcomes:
             worker_id=self._worker_id,
             attempts=subject.attempt,
             created_at=now_ms(),
+            task=None if effect.nameless else subject.task,
+            model=subject.lane or subject.request.model,
+            error_chain=error_chain(error),
+            history=subject.history,
         )
         self._publisher.dead_letter(letter, done)
 
@@ -230,6 +239,16 @@ class Outcomes:
 def since_fields(place: tuple[int, int] | None) -> dict[str, Any]:
     """Of a result event, whose text began at an earlier (epoch, attempt)."""
     return {} if place is None else {"since_epoch": place[0], "since_attempt": place[1]}
+
+
+def error_chain(error: BaseException) -> list[str]:
+    """The error and what caused it, as `Type: message`, the outermost first."""
+    chain: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(chain) < MOST_CAUSES:
+        chain.append(shortened(f"{type(cause).__name__}: {cause}", MAX_CAUSE_CHARS))
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return chain
 
 
 def usage_of(finished: Finished) -> Usage:

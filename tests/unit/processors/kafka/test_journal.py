@@ -9,6 +9,7 @@ import pytest
 
 from penstock.processors.kafka import journal as journals
 from penstock.processors.kafka.journal import CrashJournal
+from penstock.schemas.records import Attempt, AttemptError
 
 KEY = ("topic", 0, 7)
 
@@ -194,3 +195,40 @@ def test_a_write_that_took_half_is_continued(tmp_path: Path, monkeypatch: pytest
 
 def refuse(*_: object) -> int:
     raise OSError(28, "No space left on device")
+
+
+def test_the_attempts_of_a_request_go_on_from_life_to_life(tmp_path: Path) -> None:
+    """What failed, with its words; what died, with what is known: which worker, and since when."""
+    path = tmp_path / "journal"
+    journal = CrashJournal(path, "w 1")
+    journal.started(KEY, "r1", 1)
+    journal.flush()
+    journal.ended(KEY, "r1")
+    failed = Attempt(attempt=1, worker_id="w 1", error=AttemptError(code="overloaded", message="a full server\n"))
+    journal.attempt_ended(KEY, "r1", failed)
+    journal.started(KEY, "r1", 2)
+    journal.flush()
+    # no close: killed
+    for life in (CrashJournal(path, "w 2"), CrashJournal(path, "w 3")):
+        history = life.attempts(KEY, "r1")
+        assert history is not None
+        assert history.attempts[0] == failed
+        died = history.attempts[1]
+        assert (died.attempt, died.worker_id, died.ended_at) == (2, "w 1", None)
+        assert died.error is not None
+        assert died.error.code == "engine_failed"
+        assert died.started_at is not None
+        assert len(history.attempts) == 2
+    life.forget_deaths(KEY, "r1")
+    life.flush()
+    assert CrashJournal(path).attempts(KEY, "r1") is None
+
+
+def test_a_journal_of_an_earlier_release_counts_its_deaths(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    path.write_text("S topic 0 7 r1\nS topic 0 8 r2\nE topic 0 8 r2\nA topic 0 7 {cut\n")
+    journal = CrashJournal(path)
+    assert (journal.deaths(KEY, "r1"), journal.deaths(("topic", 0, 8), "r2")) == (1, 0)
+    history = journal.attempts(KEY, "r1")
+    assert history is not None
+    assert len(history.attempts) == 1

@@ -117,11 +117,11 @@ class Replicas:
         culprit = suspect_all(victims)
         if now - replica.stopped_at <= AFTERMATH_S:
             culprit = None  # what was stopped a moment ago may be to blame: it runs again by itself
+        error = EngineDied("the engine's process died while it ran")
         for work in [*replica.holders, *replica.ahead]:
             if work is not culprit:
-                self._attempts.requeue(work, "replica_down", now)
+                self._attempts.requeue(work, "replica_down", now, error)
         if culprit is not None:
-            error = EngineDied("the engine's process died while it ran")
             self._attempts.attempt_failed(culprit, "replica_down", error, now, again=True)
         self._removed(lane, replica, died=True)
 

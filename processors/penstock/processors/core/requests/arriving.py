@@ -15,6 +15,7 @@ from penstock.processors.core.queue.lifetimes import Lifetimes
 from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.arrivals import Poison, Taken
 from penstock.processors.core.requests.endings import Endings
+from penstock.processors.core.requests.histories import Histories
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.screening import Screening
@@ -42,6 +43,7 @@ class Arrivals:
     _explainer: Explainer
     _lifetimes: Lifetimes
     _holdings: Holdings
+    _histories: Histories
     _endings: Endings
     _agenda: Agenda
     _emit: Callable[[Effect], None]
@@ -173,6 +175,7 @@ class Arrivals:
         )
         work.ttl_ms = ttl_ms
         work.looks = request.stream and read.origin.append_time_ms < self._registry.owned_since_ms < float("inf")
+        self._histories.begin(work, request.history)
         self._registry.hold(work)
         return work
 

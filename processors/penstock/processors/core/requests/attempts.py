@@ -14,6 +14,7 @@ from penstock.processors.core.granting import Grants
 from penstock.processors.core.queue.forecast import Forecast
 from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.endings import Endings
+from penstock.processors.core.requests.histories import Histories
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.progress import Steps
 from penstock.processors.core.requests.registry import Registry
@@ -46,6 +47,7 @@ class Attempts:
     _holdings: Holdings
     _endings: Endings
     _retries: RetryQueue
+    _histories: Histories
     _agenda: Agenda
     _emit: Callable[[Effect], None]
 
@@ -188,7 +190,7 @@ class Attempts:
         """The server behind its engine did not take it: back to its place in the queue, without an attempt spent."""
         if (work := self._current(subject, run_id, Stage.RUNNING)) is not None:
             work.failure = error.message
-            self.requeue(work, "replica_down", now)
+            self.requeue(work, "replica_down", now, error)
 
     def not_started(self, subject: Subject, run_id: str, now: float) -> None:
         """Its engine had gone when it was to start; `replica_down` follows, and it is not to blame for that."""
@@ -202,6 +204,7 @@ class Attempts:
         """Run it again in place, dead-letter it, or say that it failed."""
         self._streams.remember(work)
         decision = self._retries.decide(work, error, now) if again else Fail()
+        self._histories.failed(work, error, now)
         if isinstance(decision, Requeue | Retry) and work.stage in IN_SCHEDULER and not self._scheduler.eligible(work):
             # A turn of another class is under way: this one keeps its place in front of the later ones of its own.
             self._holdings.give_back(work)
@@ -224,8 +227,10 @@ class Attempts:
         else:
             self._endings.end(work, event, error, now)
 
-    def requeue(self, work: Work, event: str, now: float) -> None:
-        """Back to its place in the queue, without an attempt spent."""
+    def requeue(self, work: Work, event: str, now: float, error: PenstockError | None = None) -> None:
+        """Back to its place in the queue, without an attempt spent. `error` is what ended its run, if it ran."""
+        if error is not None and work.stage is Stage.RUNNING:
+            self._histories.failed(work, error, now)
         self._streams.remember(work)
         self._holdings.give_back(work)
         run, work.run = work.run, None

@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.processors.core.effects import Effect, ForgetDeaths, Keep, LookUp, PublishDeadLetter, Terminal
 from penstock.processors.core.fleet.lane import Lanes
+from penstock.processors.core.requests.histories import Histories
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import Stage
@@ -25,6 +26,7 @@ class Endings:
     _holdings: Holdings
     _lanes: Lanes
     _streams: Streams
+    _histories: Histories
     _emit: Callable[[Effect], None]
     _deaths: Callable[[WorkKey, str], int]
 
@@ -116,7 +118,8 @@ class Endings:
             return True
         self._registry.transition(work, "delivered", Stage.DONE)
         # What ended unrun, for its deaths, keeps them: it may be delivered again before its offset is committed.
-        if work.started_at is not None and self._deaths(work.first_key, work.request_id):
+        known = work.history is not None or self._deaths(work.first_key, work.request_id)
+        if known and (work.started_at is not None or work.run is not None):
             self._emit(ForgetDeaths(work.first_key, work.request_id))
         self._holdings.complete(work)
         self._emit(status_event(work, status, done=True))
@@ -158,6 +161,7 @@ class Endings:
             self._registry.hold_output(work, 0)
         work.unkept = None
         work.pending_status = status
+        self._histories.ended(work, error, now)
         run = work.run
         replica = None if run is None else run.replica
         ran_s = None if run is None or run.run_at is None else now - run.run_at

@@ -13,7 +13,7 @@ from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.told import Told
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.fixed import fixed
-from penstock.schemas.records import InferenceRequest, Origin, Timings
+from penstock.schemas.records import AttemptHistory, InferenceRequest, Origin, Timings
 from penstock.schemas.topics import conversation_of
 
 WorkKey = tuple[str, int, int]
@@ -56,6 +56,8 @@ class Subject:
     origin: Origin
     """The first record of the request."""
     body: Body | None
+    history: AttemptHistory | None = None
+    """Its attempts so far, from the first that failed on."""
 
     @property
     def first_key(self) -> WorkKey:
@@ -115,6 +117,8 @@ class Run:
     since: tuple[int, int] | None = None
     """The (epoch, attempt) in which its text began, if that was an earlier one."""
     buffered_at: float | None = None
+    noted: bool = False
+    """Whether the history of its request has it."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False, repr=False)
@@ -152,6 +156,8 @@ class Work:
     """The bound that its caller set."""
     put_backs: int = 0
     """How often in a row it was put back, because what it needs is away or full."""
+    history: AttemptHistory | None = None
+    """Its attempts so far, from the first that failed on."""
     failure: str | None = None
     """Why its last attempt failed."""
     epoch: int
@@ -244,6 +250,7 @@ class Work:
             or known.epoch != self.epoch
             or known.lane != self.lane
             or known.body is not self.body
+            or known.history is not self.history
         ):
             known = self._subject = Subject(
                 self.key,
@@ -257,6 +264,7 @@ class Work:
                 self.epoch,
                 self.first_place,
                 self.body,
+                self.history,
             )
         return known
 

@@ -1,0 +1,1 @@
+"""Dead letters: an index of those that lie on their topic, and what was done with each."""

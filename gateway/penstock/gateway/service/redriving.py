@@ -1,0 +1,314 @@
+"""Dead letters for operators: listed, shown, run again as new requests, purged.
+
+A letter is run again under an id that follows from it, and then marked on its topic as redriven. So whoever was killed
+between the two finds the request when it is asked again, and nothing runs twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from penstock.common import admin
+from penstock.common.clock import now_ms
+from penstock.common.reader import RawMessage
+from penstock.common.settings import KafkaSettings
+from penstock.common.transport import AsyncTransport
+from penstock.gateway.dead_letters.follower import LetterFollower
+from penstock.gateway.dead_letters.index import LetterFilter
+from penstock.gateway.dead_letters.letters import (
+    HEADER_KIND,
+    PURGED,
+    REDRIVEN,
+    LetterFacts,
+    Place,
+    letter_id,
+    payload_json,
+    place_of,
+    request_of,
+)
+from penstock.gateway.limits.callers import Caller
+from penstock.gateway.service.submitting import Submitter
+from penstock.gateway.threads import Threads
+from penstock.gateway.view.view import View
+from penstock.schemas.codec import Codec
+from penstock.schemas.errors import (
+    Conflict,
+    Gone,
+    IdempotencyKeyReused,
+    InvalidRequest,
+    NotFound,
+    PenstockError,
+    TooLarge,
+)
+from penstock.schemas.ids import redriven_request_id
+from penstock.schemas.records import DeadLetter, DeadLetterAction, InferenceRequest
+from penstock.schemas.topics import HEADER_TRACEPARENT
+
+logger = logging.getLogger(__name__)
+
+MOST = 1_000
+"""Letters of one call."""
+AT_ONCE = 16
+"""Letters whose payloads are in memory."""
+BUDGET_S = 10.0
+"""A call that has lasted so long ends, and its answer says that more is left."""
+CATCH_UP_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chosen:
+    """The letters of one call: by id, or by filter; those behind `after`, the last one of the call before."""
+
+    ids: Sequence[str] | None = None
+    filter: LetterFilter | None = None
+    after: str | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class Redriven:
+    """What one call did. `requests` are the new requests by letter; `skipped` what was not run again, and why."""
+
+    requests: dict[str, str] = field(default_factory=dict[str, str])
+    skipped: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    has_more: bool = False
+    last_id: str | None = None
+
+
+class Redriving:
+    """Tenants are not narrowed: who may call this is an operator. Payloads are shown by `may_read` alone."""
+
+    def __init__(
+        self,
+        letters: LetterFollower,
+        submitter: Submitter,
+        view: View,
+        transport: AsyncTransport,
+        codec: Codec,
+        kafka: KafkaSettings,
+        threads: Threads,
+    ) -> None:
+        self._letters, self._index = letters, letters.index
+        self._submitter = submitter
+        self._view = view
+        self._transport = transport
+        self._codec = codec
+        self._kafka = kafka
+        self._threads = threads.lists
+
+    async def page(
+        self, chosen: LetterFilter, *, after: str | None, limit: int, newest_first: bool
+    ) -> list[LetterFacts]:
+        """Facts of letters in the order of their times. Raises InvalidRequest, BrokerUnavailable."""
+        await self._catch_up()
+        place = None if after is None else place_of(after, "after")
+        return await self._rows(chosen, after=place, limit=limit, newest_first=newest_first)
+
+    async def show(self, caller: Caller, text: str) -> dict[str, Any]:
+        """One letter, with its payload if the caller may read it. Raises NotFound, InvalidRequest."""
+        await self._catch_up()
+        facts = await self._get(place_of(text))
+        shown = facts.to_json()
+        if not may_read(caller, facts.tenant):
+            return {**shown, "original_omitted": True}
+        letter = self._decoded((await self._read([facts.place])).get(facts.place))
+        return {**shown, **payload_json(letter)}
+
+    async def redrive(
+        self, caller: Caller, chosen: Chosen, *, rate: float | None, dry_run: bool, again: bool
+    ) -> Redriven:
+        """Run letters again, `rate` a second at most. `again`: those too that were run again before.
+
+        Who is refused for now is tried until the call has lasted BUDGET_S. Raises InvalidRequest, and as
+        `Submitter.submit` when nothing could be done before that.
+        """
+        await self._catch_up()
+        began, done = time.monotonic(), Redriven()
+        rows, more = await self._chosen(chosen, done, None if again else False)
+        step = AT_ONCE if rate is None and not again else 1
+        for start in range(0, len(rows), step):
+            some = rows[start : start + step]
+            if time.monotonic() - began > BUDGET_S:
+                more = True
+                break
+            try:
+                await self._redrive_some(caller, some, done, dry_run=dry_run, again=again, give_up=began + BUDGET_S)
+            except PenstockError as error:
+                if not error.retryable or not (done.requests or done.skipped):
+                    raise
+                more = True
+                break
+            done.last_id = letter_id(some[-1].place)
+            if rate is not None and not dry_run:
+                await asyncio.sleep(len(some) / rate)
+        done.has_more = more
+        return done
+
+    async def purge(self, caller: Caller, chosen: Chosen, *, dry_run: bool) -> Redriven:
+        """Take letters away: nobody sees them or runs them again. `requests` has their ids alone.
+
+        What then stands before the first letter that is left is deleted from the topic; other bytes go with retention.
+        """
+        await self._catch_up()
+        done = Redriven()
+        rows, done.has_more = await self._chosen(chosen, done, None)
+        for row in rows:
+            done.requests[letter_id(row.place)] = row.request_id or ""
+            done.last_id = letter_id(row.place)
+        if rows and not dry_run:
+            await asyncio.gather(*(self._mark(caller, row, PURGED) for row in rows))
+            await self._catch_up()
+            await self._threads.run(self._trim)
+        return done
+
+    async def forget(self, caller: Caller, request_id: str) -> None:
+        """Purge the letters of a request that its tenant erases. Raises BrokerUnavailable."""
+        await self._catch_up()
+        of_request = LetterFilter(tenant=caller.tenant, request_id=request_id)
+        if await self._rows(of_request, limit=1):
+            await self.purge(caller, Chosen(filter=of_request), dry_run=False)
+
+    # -- choosing
+
+    async def _catch_up(self) -> None:
+        await self._threads.run(self._letters.catch_up, CATCH_UP_S)
+
+    async def _rows(self, chosen: LetterFilter, *, limit: int, **options: Any) -> list[LetterFacts]:
+        try:
+            return await self._threads.run(partial(self._index.page, chosen, limit=limit, **options))
+        except KeyError:
+            raise InvalidRequest("after names no letter that is left; begin anew without it", param="after") from None
+
+    async def _get(self, place: Place) -> LetterFacts:
+        found = await self._threads.run(self._index.get, place)
+        if found is None:
+            raise NotFound(f"there is no dead letter {letter_id(place)}")
+        return found
+
+    async def _chosen(self, chosen: Chosen, done: Redriven, redriven: bool | None) -> tuple[list[LetterFacts], bool]:
+        """The letters, and whether there are more. Unknown ids are skipped."""
+        if chosen.ids is None:
+            meant = chosen.filter or LetterFilter()
+            after = None if chosen.after is None else place_of(chosen.after, "after")
+            meant = replace(meant, redriven=redriven) if redriven is not None else meant
+            rows = await self._rows(meant, after=after, limit=MOST + 1)
+            return rows[:MOST], len(rows) > MOST
+        ids = list(dict.fromkeys(chosen.ids))
+        begin = ids.index(chosen.after) + 1 if chosen.after in ids else 0
+        rows = []
+        for one in ids[begin : begin + MOST]:
+            try:
+                rows.append(await self._get(place_of(one, "ids")))
+            except NotFound as error:
+                done.skipped.append({"id": one, "code": error.code, "message": error.message})
+        return rows, len(ids) > begin + MOST
+
+    # -- running again
+
+    async def _redrive_some(
+        self, caller: Caller, rows: Sequence[LetterFacts], done: Redriven, *, dry_run: bool, again: bool, give_up: float
+    ) -> None:
+        """What fails for good is skipped. Raises the first error that may pass."""
+        open_rows = [row for row in rows if again or row.redriven_as is None]
+        for row in rows:
+            if row not in open_rows:
+                text = f"it was run again as {row.redriven_as}"
+                done.skipped.append({"id": letter_id(row.place), "code": Conflict.code, "message": text})
+        records = {} if dry_run else await self._read([row.place for row in open_rows if row.redrivable])
+        found = await asyncio.gather(
+            *(self._redrive_one(caller, row, records, dry_run=dry_run, give_up=give_up) for row in open_rows),
+            return_exceptions=True,
+        )
+        passing: BaseException | None = None
+        for row, one in zip(open_rows, found, strict=True):
+            if isinstance(one, str):
+                done.requests[letter_id(row.place)] = one
+            elif isinstance(one, PenstockError) and not one.retryable:
+                done.skipped.append({"id": letter_id(row.place), "code": one.code, "message": one.message})
+            else:
+                passing = passing or one
+        if passing is not None:
+            raise passing
+
+    async def _redrive_one(
+        self, caller: Caller, row: LetterFacts, records: dict[Place, RawMessage], *, dry_run: bool, give_up: float
+    ) -> str:
+        if not row.redrivable or row.request_id is None or row.tenant is None:
+            raise InvalidRequest("this letter holds no valid request; it can be shown and purged")
+        new_id = redriven_request_id(row.tenant, row.request_id, row.origin, row.redrives)
+        former = self._view.find((row.tenant, row.request_id))
+        if former is not None and former.erased:
+            raise Gone("its request was erased")
+        if dry_run:
+            return new_id
+        letter = self._decoded(records.get(row.place))
+        request = replace(
+            request_of(letter, self._codec),
+            request_id=new_id,
+            tenant=row.tenant,
+            created_at=now_ms(),
+            redriven_from=row.request_id,
+            history=letter.history,
+        )
+        trace = letter.original_headers.get(HEADER_TRACEPARENT, b"").decode(errors="replace") or None
+        await self._submit(Caller(tenant=row.tenant, key_id=caller.key_id), request, trace, give_up)
+        await self._mark(caller, row, REDRIVEN, new_id)
+        return new_id
+
+    async def _submit(self, caller: Caller, request: InferenceRequest, trace: str | None, give_up: float) -> None:
+        """As every request is submitted; one that stands on its topic already stays the only one."""
+        while True:
+            try:
+                await self._submitter.submit_once(await self._submitter.check(caller, request), trace)
+                return
+            except IdempotencyKeyReused:  # it was routed elsewhere then
+                return
+            except TooLarge:
+                if request.history is None:
+                    raise
+                request = replace(request, history=None)
+            except PenstockError as error:
+                if not error.retryable or time.monotonic() > give_up:
+                    raise
+                await asyncio.sleep(min(error.retry_after_s or 0.5, 1.0))
+
+    async def _read(self, places: Sequence[Place]) -> dict[Place, RawMessage]:
+        return await self._threads.run(self._letters.read, places) if places else {}
+
+    def _decoded(self, message: RawMessage | None) -> DeadLetter:
+        if message is None:
+            raise NotFound("this dead letter is not on its topic any more")
+        return self._codec.decode(message.value or b"", DeadLetter)
+
+    async def _mark(self, caller: Caller, row: LetterFacts, kind: str, request_id: str | None = None) -> None:
+        """Say on the letter's partition what was done with it."""
+        action = DeadLetterAction(
+            kind=kind, offset=row.offset, request_id=request_id, created_at=now_ms(), created_by=caller.key_id
+        )
+        await self._transport.produce(
+            self._kafka.names.dlq,
+            self._codec.encode(action),
+            key=None if row.request_id is None else row.request_id.encode(),
+            headers=[(HEADER_KIND, kind.encode())],
+            partition=row.partition,
+        )
+
+    def _trim(self) -> None:
+        topic = self._kafka.names.dlq
+        firsts = {(topic, partition): offset for partition, offset in self._index.first_offsets().items()}
+        try:
+            begins = admin.begin_offsets(self._kafka, firsts)
+            if ahead := {tp: offset for tp, offset in firsts.items() if offset > begins[tp]}:
+                admin.delete_records(self._kafka, ahead)
+        except PenstockError as error:  # the gateway may lack the right: retention deletes them
+            logger.warning("dead_letters.not_trimmed error=%s", error)
+
+
+def may_read(caller: Caller, tenant: str | None) -> bool:
+    """Whether the caller's key allows what the tenant asked to be shown. `admin` alone does not."""
+    return caller.key_id is None or ("read" in caller.scopes and caller.tenant == tenant)

@@ -1,0 +1,106 @@
+"""The index of dead letters: what lies on the topic and what was done with it, by the order of the log."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.dead_letters.index import LetterFilter, LetterIndex
+from penstock.gateway.dead_letters.letters import LetterFacts, Place
+from penstock.gateway.metrics import GatewayMetrics
+from penstock.schemas.records import DeadLetterAction
+
+ANY = LetterFilter()
+
+
+def letter(offset: int, reason: str = "engine_failed", *, partition: int = 0, **fields: object) -> LetterFacts:
+    facts = {"request_id": f"r{offset}", "tenant": "t", "origin": f"topic 0 {offset}", "redrivable": True} | fields
+    return LetterFacts(partition=partition, offset=offset, created_ms=1_000 + offset, reason=reason, **facts)  # pyright: ignore[reportArgumentType]
+
+
+def action(at: int, of: int, kind: str, request_id: str | None = None) -> tuple[Place, DeadLetterAction]:
+    return (0, at), DeadLetterAction(kind=kind, offset=of, request_id=request_id, created_at=1)
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> LetterIndex:
+    return LetterIndex(tmp_path / "letters", "topic")
+
+
+def offsets(index: LetterIndex, chosen: LetterFilter = ANY) -> list[int]:
+    return [one.offset for one in index.page(chosen, limit=100)]
+
+
+def test_filters_and_pages_follow_the_time(index: LetterIndex) -> None:
+    index.take([letter(n, "a" if n % 2 else "b", model="m" if n < 3 else None) for n in range(6)])
+    assert offsets(index, LetterFilter(reason="a")) == [1, 3, 5]
+    assert offsets(index, LetterFilter(model="m", since_ms=1_001)) == [1, 2]
+    assert offsets(index, LetterFilter(until_ms=1_002)) == [0, 1]
+    assert offsets(index, LetterFilter(tenant="another")) == []
+    first = index.page(ANY, limit=2, newest_first=True)
+    assert [one.offset for one in first] == [5, 4]
+    assert [one.offset for one in index.page(ANY, limit=2, newest_first=True, after=first[-1].place)] == [3, 2]
+    with pytest.raises(KeyError):
+        index.page(ANY, limit=1, after=(0, 99))
+
+
+def test_a_redrive_is_of_all_letters_of_its_request_and_is_counted_no_more(index: LetterIndex) -> None:
+    same = {"request_id": "r", "origin": "topic 0 7"}
+    other = letter(2, request_id="r", origin="topic 0 8")
+    index.take([letter(0, **same), letter(1, **same), other, action(3, 0, "redriven", "new")])
+    assert [one.redriven_as for one in index.page(ANY, limit=9)] == ["new", "new", None]
+    assert index.counts() == {"engine_failed": 1}
+    assert offsets(index, LetterFilter(redriven=False)) == [2]
+
+
+def test_a_purged_letter_is_gone_and_what_may_be_deleted_before_the_first_one_left_is_told(index: LetterIndex) -> None:
+    index.take([letter(0), letter(1), action(2, 0, "purged")])
+    assert index.get((0, 0)) is None
+    assert index.first_offsets() == {0: 1}
+    index.take([action(3, 1, "purged")])
+    assert index.first_offsets() == {0: 4}
+
+
+def test_it_goes_on_after_a_restart_and_begins_anew_for_another_topic_or_a_broken_file(tmp_path: Path) -> None:
+    path = tmp_path / "letters"
+    index = LetterIndex(path, "topic")
+    index.take([letter(0)])
+    index.close()
+    again = LetterIndex(path, "topic")
+    assert (again.positions(), offsets(again)) == ({0: 1}, [0])
+    again.close()
+    other = LetterIndex(path, "another")
+    assert (other.positions(), offsets(other)) == ({}, [])
+    other.close()
+    path.write_bytes(b"no database" * 1_000)
+    assert offsets(LetterIndex(path, "another")) == []
+
+
+@given(
+    st.lists(st.one_of(st.tuples(st.just("add"), st.integers(0, 12)), st.tuples(st.just("expire"), st.integers(0, 12))))
+)
+def test_counts_are_those_of_a_log(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]) -> None:
+    """A topic that is made anew begins anew; what retention removes is counted no more."""
+    index, log = LetterIndex(tmp_path_factory.mktemp("index") / "letters", "topic"), dict[int, str]()
+    for what, offset in steps:
+        if what == "add":
+            index.take([letter(offset, f"r{offset % 3}")])
+            log = {at: reason for at, reason in log.items() if at < offset} | {offset: f"r{offset % 3}"}
+        else:
+            index.expired({0: offset})
+            log = {at: reason for at, reason in log.items() if at >= offset}
+    assert Counter(index.counts()) == Counter(log.values())
+    index.close()
+
+
+def test_the_gauge_tells_them() -> None:
+    metrics = GatewayMetrics()
+    assert "penstock_dlq_letters{" not in metrics.render().decode()
+    metrics.read_letters = lambda: {"bad_avro": 3, "engine_failed": 0}
+    lines = metrics.render().decode().splitlines()
+    assert 'penstock_dlq_letters{reason="bad_avro"} 3.0' in lines
+    assert 'penstock_dlq_letters{reason="engine_failed"} 0.0' in lines

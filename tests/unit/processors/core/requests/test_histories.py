@@ -1,0 +1,151 @@
+"""The history of a request: empty for a clean first attempt, else what came of each attempt, to its outcome."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flow_driver import World
+from penstock.processors.core import effects as ask
+from penstock.processors.core.composition import new_flow
+from penstock.processors.core.flow import Flow
+from penstock.processors.core.requests.work import Work
+from penstock.schemas.errors import EngineFailed, InvalidRequest, Overloaded
+from penstock.schemas.histories import MOST_ATTEMPTS, extended
+from penstock.schemas.records import Attempt, AttemptHistory
+
+
+def running(world: World) -> Work:
+    since = world.now
+    while "r" not in world.running:
+        assert world.now - since < 60, "it does not run again"
+        world.pass_time(0.1)
+    return world.running["r"]
+
+
+def history_of(world: World, kind: type = ask.Terminal) -> AttemptHistory | None:
+    """As its outcome (or dead letter) has it."""
+    (effect,) = [e for e in world.seen if isinstance(e, kind)]
+    return effect.subject.history
+
+
+def codes(history: AttemptHistory | None) -> list[tuple[int, str | None]]:
+    assert history is not None
+    return [(one.attempt, None if one.error is None else one.error.code) for one in history.attempts]
+
+
+def test_a_clean_first_attempt_has_no_history() -> None:
+    world = World(worker_id="w")
+    world.up(inline=True)
+    world.submit("r")
+    world.finish("r")
+    assert history_of(world) is None
+    assert not any(isinstance(effect, ask.AttemptEnded) for effect in world.seen)
+
+
+def test_the_outcome_names_every_attempt_with_its_times() -> None:
+    world = World(worker_id="w")
+    world.up(inline=True)
+    world.submit("r")
+    running(world)
+    began = world.wall_ms
+    world.pass_time(0.2)
+    world.fail("r", EngineFailed("the server said 500"))
+    ended = world.wall_ms
+    running(world)
+    world.fail("r", Overloaded("full"))
+    running(world)
+    world.finish("r")
+    history = history_of(world)
+    assert codes(history) == [(1, "engine_failed"), (2, "overloaded"), (3, None)]
+    assert history is not None
+    first = history.attempts[0]
+    assert (first.worker_id, first.started_at, first.ended_at) == ("w", began, ended)
+    assert first.error is not None
+    assert first.error.message == "the server said 500"
+
+
+def test_statuses_tell_the_attempts_so_far() -> None:
+    world = World()
+    world.up(inline=True)
+    world.submit("r")
+    running(world)
+    world.fail("r", EngineFailed("500"))
+    (retrying,) = [e for e in world.seen if isinstance(e, ask.Status) and e.status == "retrying"]
+    assert codes(retrying.subject.history) == [(1, "engine_failed")]
+
+
+def test_a_dead_letter_names_each_attempt_once() -> None:
+    world = World()
+    world.up(inline=True)
+    world.submit("r", max_attempts=2)
+    for _ in range(2):
+        running(world)
+        world.fail("r", EngineFailed("500"))
+    assert world.letters == ["r"]
+    expected = [(1, "engine_failed"), (2, "engine_failed")]
+    assert codes(history_of(world, ask.PublishDeadLetter)) == codes(history_of(world)) == expected
+
+
+def test_a_final_failure_names_its_attempt_once() -> None:
+    world = World()
+    world.up(inline=True)
+    world.submit("r")
+    running(world)
+    world.fail("r", InvalidRequest("no"), again=False)
+    assert codes(history_of(world)) == [(1, "invalid")]
+
+
+def test_who_ran_beside_a_poisonous_request_is_told_so() -> None:
+    world = World()
+    world.up(slots=2, inline=True)
+    world.submit("r")
+    world.submit("other")
+    world.die()
+    work = world.flow.registry.find("default", "r")
+    assert work is not None
+    assert codes(work.history) == [(1, "engine_failed")]
+
+
+def test_a_cancel_in_the_second_attempt_stands_behind_the_first() -> None:
+    world = World()
+    world.up(inline=True)
+    world.submit("r")
+    running(world)
+    world.fail("r", EngineFailed("500"))
+    running(world)
+    world.cancel("r")
+    assert codes(history_of(world)) == [(1, "engine_failed"), (2, "cancelled")]
+
+
+def test_a_request_that_is_retried_for_long_stays_small() -> None:
+    world = World()
+    world.up(inline=True)
+    world.submit("r")
+    for _ in range(40):
+        running(world)
+        world.fail("r", Overloaded("full"))
+    running(world)
+    world.finish("r")
+    history = history_of(world)
+    assert history is not None
+    assert (len(history.attempts), history.dropped) == (MOST_ATTEMPTS, 41 - MOST_ATTEMPTS)
+
+
+class Journaled(World):
+    """What an earlier life left in the journal."""
+
+    def make_flow(self, *args: Any) -> Flow:
+        died = extended(None, [Attempt(attempt=1, worker_id="before")])
+        return new_flow(*args, deaths=lambda *_: 1, earlier_attempts=lambda key, _: died if key[2] == 0 else None)
+
+
+def test_attempts_under_which_workers_died_stand_before_those_of_this_life() -> None:
+    world = Journaled(worker_id="now")
+    world.up(inline=True)
+    world.submit("r")
+    running(world)
+    world.finish("r")
+    history = history_of(world)
+    assert history is not None
+    assert [(one.worker_id, one.attempt) for one in history.attempts] == [("before", 1), ("now", 1)]
+    assert any(isinstance(effect, ask.ForgetDeaths) for effect in world.seen)
