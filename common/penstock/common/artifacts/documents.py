@@ -5,9 +5,12 @@ A name that begins with a dot is no artifact's: lists and sweeps of artifacts pa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import IO
 
 from penstock.common.artifacts.places import OpenPlace
+
+PIECE_BYTES = 2**20
 
 
 class Documents:
@@ -42,6 +45,15 @@ class Documents:
                 return bytes(self._client.get(path).bytes())
         except FileNotFoundError:
             return None
+
+    def pieces(self, path: str) -> Iterator[bytes]:
+        """What it holds, in pieces of about a megabyte; nothing if it is not there."""
+        try:
+            with self._place.telling_failures():
+                for piece in self._client.get(path).stream(min_chunk_size=PIECE_BYTES):
+                    yield bytes(piece)
+        except FileNotFoundError:
+            return
 
     def names(self, folder: str) -> list[str]:
         """The paths of the documents under a folder, without that folder."""
