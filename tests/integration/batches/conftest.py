@@ -77,5 +77,3 @@ class Batches:
 def line(number: int, url: str = CHAT, **body: Any) -> dict[str, Any]:
     body = body or {"model": "noop", "messages": [{"role": "user", "content": f"line {number}"}]}
     return {"custom_id": f"line-{number}", "method": "POST", "url": url, "body": body}
-
-

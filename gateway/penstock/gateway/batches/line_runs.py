@@ -77,8 +77,11 @@ class LineRuns:
         allowances: Allowances,
         caller: Callable[[], Caller],
         stop: Callable[[], Stop | None],
+        *,
+        resumed: bool,
     ) -> None:
-        """`stop`: why no more lines are submitted."""
+        """`stop`: why no more lines are submitted. `resumed`: somebody may have submitted some already."""
+        self._resumed = resumed
         self._batch = batch
         self._endpoint = ENDPOINTS[batch.endpoint]
         self._service = service
@@ -116,7 +119,7 @@ class LineRuns:
 
     async def _completed(self, asked: Json, number: int, request_id: str) -> LineEnd:
         """Raises FinalFailure, _NotRun, and PenstockError for a line that cannot be run."""
-        known = self._service.lookups.peek(self._batch.tenant, request_id) is not None
+        known = self._resumed and self._service.lookups.peek(self._batch.tenant, request_id) is not None
         if not known and (stop := self._stop()) is not None:
             raise _NotRun(stop)
         body, request, images = self._request_of(asked["body"])
@@ -148,14 +151,18 @@ class LineRuns:
 
     async def _submit(self, request: InferenceRequest, images: Sequence[BroughtImage], key: str) -> None:
         """Waits while it is refused for now. Raises _NotRun when the batch stops meanwhile, and what refuses it."""
-        submitting = self._service.submitting
+        submitting, is_first = self._service.submitting, not self._resumed
         async with self._submitting:
             while (stop := self._stop()) is None:
                 caller = self._caller()
                 try:
                     checked = await submitting.check(caller, request)
                     keep = keeper_of(images, caller, self._allowances, self._service)
-                    await submitting.submit(checked, idempotency_key=key, keep=keep)
+                    if is_first:
+                        is_first = False
+                        await submitting.submit_first(checked, key, keep)
+                    else:
+                        await submitting.submit(checked, idempotency_key=key, keep=keep)
                 except InvalidRequest as error:
                     raise in_openai_words(error, words=self._endpoint.words) from None
                 except IdempotencyKeyReused:  # the line as an earlier release read it: its outcome counts

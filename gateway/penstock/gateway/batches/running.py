@@ -84,7 +84,9 @@ class BatchRun:
         self._caller_now = caller_now
         self._caller = caller_now() or Caller(tenant=batch.tenant)
         self._stop: Stop | None = None
-        self._lines = LineRuns(batch, service, allowances, lambda: self._caller, lambda: self._stop)
+        self._lines = LineRuns(
+            batch, service, allowances, lambda: self._caller, lambda: self._stop, resumed=batch.status != "validating"
+        )
         self._window = Window(share)
         self._folder = str(service.settings.gateway.view_path.parent)
         self._closed = Counts()
@@ -165,6 +167,7 @@ class BatchRun:
             total=checking.total,
             parts=tuple(checking.parts),
         )
+        await _patiently(self._look)  # the last moment to learn that another gateway runs it
         await self._stored(lambda: self._keeping.write(self.batch))
 
     async def _input(self) -> Artifact | None:
