@@ -14,18 +14,20 @@ from .conftest import Batches, line
 
 Make = Callable[..., System]
 SLOW = {**NOOP, "options": {"tokens": 4, "delay_ms": 10, "slots": 8}}
-LINES = 1_200
+LINES, IN_FLIGHT = 1_200, 100
 
 
-def begun(make_system: Make, **options: Any) -> tuple[System, Process, Process, str]:
-    """(a system, its worker, its gateway, a batch with some lines done and the most to come)."""
-    system = make_system(models=[SLOW], gateway_options={"batch_lines": 100}, **options)
-    worker, gateway = system.worker().wait_ready(), system.gateway().wait_ready()
-    batches = Batches.at(gateway)
+def begun(make_system: Make, gateways: int = 1, **options: Any) -> tuple[System, list[Process], str]:
+    """(a system, its worker and gateways, a batch at the first of them with some lines done and the most to come)."""
+    system = make_system(models=[SLOW], gateway_options={"batch_lines": IN_FLIGHT}, **options)
+    processes = [system.worker(), *(system.gateway(f"g{n}") for n in range(gateways))]
+    for process in processes:
+        process.wait_ready()
+    batches = Batches.at(processes[1])
     batch_id = batches.begin([line(n) for n in range(LINES)])
     batches.wait_count(batch_id, 100)
     assert batches.get(batch_id).status == "in_progress"
-    return system, worker, gateway, batch_id
+    return system, processes, batch_id
 
 
 def kill(process: Process) -> None:
@@ -49,54 +51,50 @@ def check_ended(system: System, gateway: Process, batch_id: str, *, again: int =
 
 
 def test_the_gateway_is_killed(make_system: Make) -> None:
-    system, _, gateway, batch_id = begun(make_system)
+    system, (_, gateway), batch_id = begun(make_system)
     kill(gateway)
-    again = system.gateway("g1", port=gateway.port).wait_ready()
+    again = system.gateway("g0", port=gateway.port).wait_ready()
     check_ended(system, again, batch_id)
 
 
 def test_the_gateway_is_killed_with_its_view(make_system: Make) -> None:
     """A new view is built from the topics: what ran is found there."""
-    system, _, gateway, batch_id = begun(make_system)
+    system, (_, gateway), batch_id = begun(make_system)
     kill(gateway)
     again = system.gateway("another").wait_ready()
     check_ended(system, again, batch_id)
 
 
 def test_another_gateway_takes_over(make_system: Make) -> None:
-    system, _, gateway, batch_id = begun(make_system)
-    other = system.gateway("g2").wait_ready()
-    shown = Batches.at(other)
-    assert shown.get(batch_id).status == "in_progress", "every gateway answers for every batch"
+    system, (_, gateway, other), batch_id = begun(make_system, 2)
+    assert Batches.at(other).get(batch_id).status == "in_progress", "every gateway answers for every batch"
     kill(gateway)
     check_ended(system, other, batch_id)
 
 
 def test_a_gateway_that_stops_hands_its_batch_over_at_once(make_system: Make) -> None:
-    system, _, gateway, batch_id = begun(make_system)
-    other = system.gateway("g2").wait_ready()
+    system, (_, gateway, other), batch_id = begun(make_system, 2)
     assert gateway.stop() == 0
     wait_until(lambda: "batch.taken" in other.tail(), 8, other.tail)
     check_ended(system, other, batch_id)
 
 
 def test_the_worker_is_killed(make_system: Make) -> None:
-    system, worker, gateway, batch_id = begun(make_system, worker_options={"session_timeout_s": 6, "heartbeat_s": 1})
+    system, (worker, gateway), batch_id = begun(make_system, worker_options={"session_timeout_s": 6, "heartbeat_s": 1})
     kill(worker)
     system.worker("w2").wait_ready()
-    check_ended(system, gateway, batch_id, again=8)
+    check_ended(system, gateway, batch_id, again=IN_FLIGHT)
 
 
 def test_the_broker_is_killed(make_system: Make, kafka: Any) -> None:
-    system, _, gateway, batch_id = begun(make_system)
+    system, (_, gateway), batch_id = begun(make_system)
     kafka.kill()
     kafka.start()
     check_ended(system, gateway, batch_id, again=LINES)
 
 
 def test_both_are_killed_and_cancelled_meanwhile(make_system: Make) -> None:
-    system, worker, gateway, batch_id = begun(make_system)
-    other = system.gateway("g2").wait_ready()
+    system, (worker, gateway, other), batch_id = begun(make_system, 2)
     kill(gateway)
     kill(worker)
     assert Batches.at(other).client.batches.cancel(batch_id).status == "cancelling"

@@ -51,8 +51,8 @@ ENDPOINTS: dict[str, Endpoint] = {
     "/v1/images/generations": endpoints.IMAGE,
 }
 LOW_PRIORITY = 8
-SUBMITTING = 100
-"""Lines that are on their way to the broker at once; those that are refused for now wait on their places."""
+REFUSED_AT_ONCE = 50
+"""Lines that ask again at once, of those that were refused for now."""
 LARGE_AT_ONCE = 4
 """Answers with images or large outputs that are in memory at once."""
 RETRY_S = 1.0
@@ -88,7 +88,7 @@ class LineRuns:
         self._allowances = allowances
         self._caller = caller
         self._stop = stop
-        self._submitting = asyncio.Semaphore(SUBMITTING)
+        self._refused = asyncio.Semaphore(REFUSED_AT_ONCE)
         self._large = asyncio.Semaphore(LARGE_AT_ONCE)
         self.refusal: PenstockError | None = None
         """Why lines cannot be submitted now."""
@@ -151,31 +151,39 @@ class LineRuns:
 
     async def _submit(self, request: InferenceRequest, images: Sequence[BroughtImage], key: str) -> None:
         """Waits while it is refused for now. Raises _NotRun when the batch stops meanwhile, and what refuses it."""
-        submitting, is_first = self._service.submitting, not self._resumed
-        async with self._submitting:
+        if await self._is_submitted(request, images, key, first=not self._resumed):
+            return
+        async with self._refused:
             while (stop := self._stop()) is None:
-                caller = self._caller()
-                try:
-                    checked = await submitting.check(caller, request)
-                    keep = keeper_of(images, caller, self._allowances, self._service)
-                    if is_first:
-                        is_first = False
-                        await submitting.submit_first(checked, key, keep)
-                    else:
-                        await submitting.submit(checked, idempotency_key=key, keep=keep)
-                except InvalidRequest as error:
-                    raise in_openai_words(error, words=self._endpoint.words) from None
-                except IdempotencyKeyReused:  # the line as an earlier release read it: its outcome counts
-                    pass
-                except PenstockError as error:
-                    if not is_for_now(error):
-                        raise
-                    self.refusal = error
-                    await asyncio.sleep(error.retry_after_s or RETRY_S)
-                    continue
-                self.refusal = None
-                return
+                refusal = self.refusal
+                await asyncio.sleep((refusal and refusal.retry_after_s) or RETRY_S)
+                if await self._is_submitted(request, images, key, first=False):
+                    return
         raise _NotRun(stop)
+
+    async def _is_submitted(
+        self, request: InferenceRequest, images: Sequence[BroughtImage], key: str, *, first: bool
+    ) -> bool:
+        """False if it is refused for now."""
+        submitting, caller = self._service.submitting, self._caller()
+        try:
+            checked = await submitting.check(caller, request)
+            keep = keeper_of(images, caller, self._allowances, self._service)
+            if first:
+                await submitting.submit_first(checked, key, keep)
+            else:
+                await submitting.submit(checked, idempotency_key=key, keep=keep)
+        except InvalidRequest as error:
+            raise in_openai_words(error, words=self._endpoint.words) from None
+        except IdempotencyKeyReused:  # the line as an earlier release read it: its outcome counts
+            return True
+        except PenstockError as error:
+            if not is_for_now(error):
+                raise
+            self.refusal = error
+            return False
+        self.refusal = None
+        return True
 
     async def _outcome(self, request_id: str) -> Json:
         """Raises FinalFailure, Stopping, Gone when the outcome was erased."""
