@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import uvicorn
 from fastapi import FastAPI
 
+from penstock.gateway.batches import batch_routes, file_routes
 from penstock.gateway.connecting import Connecting
 from penstock.gateway.context import GatewayContext, context_of_app, put_context
 from penstock.gateway.document import docs_page
@@ -28,7 +29,7 @@ from penstock.gateway.hot_routes import HotRoutes
 from penstock.gateway.openai import image_routes
 from penstock.gateway.openai import routes as openai_routes
 from penstock.gateway.routes import admin as admin_routes
-from penstock.gateway.routes import admin_models, artifacts, conversations, dead_letters, health, native, sockets
+from penstock.gateway.routes import admin_models, artifacts, bulk, conversations, dead_letters, health, native, sockets
 from penstock.gateway.routes import registry as registry_routes
 from penstock.gateway.routes import tickets as ticket_routes
 from penstock.gateway.server import Server
@@ -39,15 +40,20 @@ logger = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_FAILED = 0, 1
 CONNECT_FIRST_S = 5.0
+FORM_BYTES = 64 * 1024
+"""What a multipart body has beside its file."""
 ROUTERS = tuple(
     part.router
     for part in (
         docs_page,
+        bulk,
         native,
         conversations,
         artifacts,
         openai_routes,
         image_routes,
+        file_routes,
+        batch_routes,
         registry_routes,
         ticket_routes,
         admin_routes,
@@ -86,6 +92,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     bodies = BodyLimits(
         max_bytes=conf.max_body_bytes,
         max_file_bytes=settings.artifacts.max_bytes,
+        max_lines_bytes=conf.max_batch_bytes + FORM_BYTES,
         timeout_s=conf.body_timeout_s,
     )
     install_edge(

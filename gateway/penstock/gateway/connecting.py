@@ -13,6 +13,7 @@ from penstock.common import admin
 from penstock.common.artifacts.configured import open_store
 from penstock.common.clock import now_ms
 from penstock.common.transport import AsyncTransport, Transport
+from penstock.gateway.batches.runner import BatchRunner
 from penstock.gateway.context import GatewayContext
 from penstock.gateway.conversations.log import KafkaLog
 from penstock.gateway.conversations.pages import Conversations
@@ -37,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 ASK_S = 5.0
 RETRY_S = 1.0
+ENDED_S = 2.0
 HELD_AT_MOST_S = 600.0
 HELD_PART = 10
 """One part in so many of `gateway.max_live` stays in memory though nobody follows it."""
@@ -160,6 +162,10 @@ class Connecting:
             await asyncio.to_thread(letters.start)
             self._context.metrics.read_letters = letters.counts
             self._context.metrics.read_records = lambda: follower.records(outcomes.read)
+            batches = BatchRunner(self._context, service)
+            self._context.wake_batches = batches.wake
+            running = asyncio.create_task(batches.run(), name="batches")
+            stack.push_async_callback(_ended, running)
             for errand, name in (
                 (service.sweeps.run(), "sweep-artifacts"),
                 (service.ending_lost.run(), "end-lost"),
@@ -174,6 +180,12 @@ class Connecting:
         """Read nothing new, write what was read, send what was accepted."""
         gc.enable()
         await self._stack.aclose()
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Batches let their leases go: that takes the store a moment."""
+    task.cancel()
+    await asyncio.wait([task], timeout=ENDED_S)
 
 
 def _caught_up() -> None:

@@ -36,6 +36,8 @@ class GatewayContext:
     on_failure: Callable[[str], None] = _log_failure
     connected: GatewayService | None = None
     waits_for: str = "the broker was not asked yet"
+    wake_batches: Callable[[], None] = lambda: None
+    """There is news of a batch: whoever runs batches here looks at once."""
     metrics: GatewayMetrics = field(init=False)
     connections: Connections = field(init=False)
 

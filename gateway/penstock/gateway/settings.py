@@ -45,6 +45,11 @@ class GatewaySection(Section):
     """Memory for ended requests; who asks for one that is not there waits for the disk."""
     max_body_bytes: int = Field(2_000_000, ge=1_000)
     """The largest body of an HTTP request; files and multipart bodies may have `artifacts.max_bytes`."""
+    max_batch_bytes: int = Field(200 * 2**20, ge=1_000)
+    """The largest file of `/v1/files` and body of `/v1/requests/bulk`; each line is held to `max_body_bytes`."""
+    batch_lines: int = Field(1_000, ge=1)
+    """Lines that batches may have in flight, shared evenly by all that this gateway runs. A tenant's batches take at
+    most half of what the tenant may have outstanding."""
     max_http: int = Field(4_096, ge=1)
     """HTTP exchanges open at once; more are refused with 503."""
     max_sockets: int = Field(4_096, ge=1)

@@ -36,27 +36,45 @@ class Entry:
 class TimeIndex:
     """The index in the default place of a store. All methods block and are thread-safe; they raise as the store."""
 
-    def __init__(self, place: OpenPlace) -> None:
+    def __init__(self, place: OpenPlace, folder: str = FOLDER) -> None:
+        """`folder`: other kinds of things than artifacts have indexes of their own."""
         self._place = place
+        self._folder = folder
         self._complete = False
 
     def add(self, artifact: Artifact) -> None:
         """Before its facts are written: what can be found is in the index."""
+        self.add_id(artifact.tenant, artifact.created_at_ms, artifact.artifact_id)
+
+    def add_id(self, tenant: str, created_at_ms: int, id_: str) -> None:
+        """The same for anything that has a UUID and a time."""
         with self._place.writing():
-            self._place.client.put(path_of(artifact), b"")
+            self._place.client.put(self.path(tenant, created_at_ms, id_), b"")
 
     def remove(self, artifact: Artifact) -> None:
         """Remove its entry; one that is not there is no error."""
+        self.remove_id(artifact.tenant, artifact.created_at_ms, artifact.artifact_id)
+
+    def remove_id(self, tenant: str, created_at_ms: int, id_: str) -> None:
+        """The same for anything that has a UUID and a time."""
         try:
             with self._place.telling_failures():
-                self._place.client.delete(path_of(artifact))
+                self._place.client.delete(self.path(tenant, created_at_ms, id_))
         except FileNotFoundError:
             return
 
+    def path(self, tenant: str, created_at_ms: int, id_: str) -> str:
+        return f"{check_tenant(tenant)}/{self._folder}/{_key(created_at_ms, id_)}"
+
     def entries(self, tenant: str, after: Artifact | None, *, newest_first: bool) -> Iterator[Entry]:
         """In the order of their making, behind `after`. Reads on only as far as it is iterated."""
-        root = f"{check_tenant(tenant)}/{FOLDER}"
-        start = None if after is None else _key(after.created_at_ms, after.artifact_id)
+        behind = None if after is None else (after.created_at_ms, after.artifact_id)
+        return self.entries_behind(tenant, behind, newest_first=newest_first)
+
+    def entries_behind(self, tenant: str, after: tuple[int, str] | None, *, newest_first: bool) -> Iterator[Entry]:
+        """The same; `after` is a time in milliseconds and an id."""
+        root = f"{check_tenant(tenant)}/{self._folder}"
+        start = None if after is None else _key(*after)
         if newest_first and self._place.lists_in_order:
             offset = None if start is None else f"{root}/{start}"
             yield from _found(item["path"].removeprefix(f"{root}/") for item in self._place.items(root, offset))

@@ -42,6 +42,10 @@ class Artifact:
     marked_since_ms: int | None = None
     """Of an input that was stored for requests: since when each of these requests marks it, 0 for always. Null: it is
     no such input, or a release wrote it that made no marks."""
+    purpose: str | None = None
+    """Of a file of `/v1/files`: what it is for. Null: it is no such file."""
+    filename: str | None = None
+    """Of a file of `/v1/files`: the name that its uploader gave it."""
 
     @property
     def url(self) -> str:

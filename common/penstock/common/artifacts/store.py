@@ -14,9 +14,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from penstock.common.artifacts import by_time, facts
+from penstock.common.artifacts import facts
 from penstock.common.artifacts.by_time import Entry, TimeIndex
 from penstock.common.artifacts.digests import checked, missing, read_pieces
+from penstock.common.artifacts.documents import Documents
 from penstock.common.artifacts.facts import Artifact, is_artifact_id
 from penstock.common.artifacts.holds import CONVERSATIONS, REQUESTS, Holds
 from penstock.common.artifacts.places import (
@@ -34,6 +35,7 @@ from penstock.schemas.ids import check_tenant
 UPLOAD_BYTES = 5 * 1024 * 1024
 """The parts of a streamed upload; object stores take none that is smaller."""
 MAX_BYTES = 100 * 1024 * 1024
+FILES = ".files"
 _READERS = 8
 
 
@@ -79,6 +81,9 @@ class ArtifactStore:
         self.request_holds = Holds(self._main, REQUESTS)
         """Marks of requests at their inputs; see `inputs.py`."""
         self.by_time = TimeIndex(self._main)
+        self.files = TimeIndex(self._main, FILES)
+        """The artifacts that are files of `/v1/files`."""
+        self.documents = Documents(self._main)
 
     def now_ms(self) -> int:
         return int(self._clock() * 1000)
@@ -141,21 +146,26 @@ class ArtifactStore:
         ttl_s: float | None = None,
         store: str | None = None,
         prefix: str | None = None,
+        artifact_id: str | None = None,
+        purpose: str | None = None,
+        filename: str | None = None,
+        max_bytes: int | None = None,
     ) -> Artifact:
-        """Keep what comes in pieces under a new id, with a few parts of UPLOAD_BYTES in memory. Raises as `put`.
+        """Keep what comes in pieces, with a few parts of UPLOAD_BYTES in memory. Raises as `put`.
 
-        What `pieces` raises passes through, and then nothing is kept.
+        What `pieces` raises passes through, and then nothing is kept. `purpose` and `filename` make it a file of
+        `/v1/files`. `max_bytes`: a limit of its own.
         """
         import obstore
 
-        place, artifact = self._begin(tenant, None, media_type, ttl_s, store, prefix)
+        place, artifact = self._begin(tenant, artifact_id, media_type, ttl_s, store, prefix)
         digest, size = hashlib.sha256(), 0
 
         async def counted() -> AsyncIterator[bytes]:
             nonlocal size
             async for piece in pieces:
                 size += len(piece)
-                self._check_size(size)
+                self._check_size(size, max_bytes)
                 digest.update(piece)
                 yield piece
 
@@ -168,9 +178,11 @@ class ArtifactStore:
                 chunk_size=UPLOAD_BYTES,
                 max_concurrency=2,
             )
-        artifact = replace(artifact, size_bytes=size, sha256=digest.hexdigest())
+        artifact = replace(artifact, size_bytes=size, sha256=digest.hexdigest(), purpose=purpose, filename=filename)
         with self._main.writing():
-            await obstore.put_async(self._client, by_time.path_of(artifact), b"")
+            for index in (self.by_time, self.files) if purpose is not None else (self.by_time,):
+                path = index.path(tenant, artifact.created_at_ms, artifact.artifact_id)
+                await obstore.put_async(self._client, path, b"")
             await obstore.put_async(self._client, about_path(tenant, artifact.artifact_id), facts.to_json(artifact))
         return artifact
 
@@ -235,11 +247,31 @@ class ArtifactStore:
                 raise InvalidRequest("`after` names no artifact of this list", param="after")
         indexed = self.by_time.is_complete()
         entries = iter((self.by_time.entries if indexed else self._listed)(tenant, first, newest_first=newest_first))
+        return self._page(tenant, entries, limit, lambda artifact: True)
+
+    def list_files(
+        self,
+        tenant: str,
+        *,
+        after: str | None = None,
+        limit: int = 20,
+        newest_first: bool = True,
+        purpose: str | None = None,
+    ) -> Listed:
+        """The same of the files of `/v1/files`, all or those of one purpose."""
+        first = None
+        if after is not None and (first := self.peek(tenant, after)) is None:
+            raise InvalidRequest("`after` names no file of this list", param="after")
+        entries = self.files.entries(tenant, first, newest_first=newest_first)
+        return self._page(tenant, entries, limit, lambda artifact: purpose in (None, artifact.purpose))
+
+    def _page(self, tenant: str, entries: Iterator[Entry], limit: int, is_wanted: Callable[[Artifact], bool]) -> Listed:
         page: list[Artifact] = []
         with ThreadPoolExecutor(_READERS, "artifact-facts") as readers:
             # One more, to know whether others follow.
             while len(page) <= limit and (now := [*islice(entries, max(limit + 1 - len(page), _READERS))]):
-                page += [one for one in readers.map(partial(self._entered, tenant), now) if one is not None]
+                found = readers.map(partial(self._entered, tenant), now)
+                page += [one for one in found if one is not None and is_wanted(one)]
         return Listed(page[:limit], len(page) > limit)
 
     def _listed(self, tenant: str, after: Artifact | None, *, newest_first: bool) -> list[Entry]:
@@ -267,6 +299,13 @@ class ArtifactStore:
         """A URL at which the store itself gives the bytes for `ttl_s` seconds; None when it cannot or may not."""
         return self.places[artifact.store].presigned_url(data_path(artifact), ttl_s)
 
+    def keep_until(self, artifact: Artifact, until_ms: int) -> None:
+        """Put its expiry off to this time at least."""
+        if artifact.expires_at_ms is not None and artifact.expires_at_ms < until_ms:
+            later = replace(artifact, expires_at_ms=until_ms)
+            with self._main.writing():
+                self._client.put(about_path(artifact.tenant, artifact.artifact_id), facts.to_json(later))
+
     # -- removing
 
     def delete(self, tenant: str, artifact_id: str, *, even_held: bool = False) -> None:
@@ -283,6 +322,8 @@ class ArtifactStore:
         self.remove(named, data_path_of(tenant, artifact_id, prefix))
         if artifact is not None:
             self.by_time.remove(artifact)
+            if artifact.purpose is not None:
+                self.files.remove(artifact)
         self.remove(None, about_path(tenant, artifact_id))
         self.holds.forget(tenant, artifact_id)
 
@@ -335,11 +376,12 @@ class ArtifactStore:
             prefix=check_prefix(prefix),
         )
 
-    def _check_size(self, size: int) -> None:
-        if size > self.max_bytes:
+    def _check_size(self, size: int, max_bytes: int | None = None) -> None:
+        limit = self.max_bytes if max_bytes is None else max_bytes
+        if size > limit:
             raise TooLarge(
-                f"an artifact of {size} bytes is over the limit of {self.max_bytes}",
-                details={"size_bytes": size, "limit_bytes": self.max_bytes},
+                f"an artifact of {size} bytes is over the limit of {limit}",
+                details={"size_bytes": size, "limit_bytes": limit},
             )
 
 

@@ -14,12 +14,12 @@ from penstock.common.artifacts import by_time
 from penstock.common.artifacts.facts import Artifact, is_artifact_id
 from penstock.common.artifacts.holds import CONVERSATIONS, REQUESTS
 from penstock.common.artifacts.places import data_path
-from penstock.common.artifacts.store import ArtifactStore
+from penstock.common.artifacts.store import FILES, ArtifactStore
 from penstock.common.artifacts.sweep import GRACE_MS, Doomed, Key, Listing, Seen, Sweep, listing_of, unindexed
 from penstock.schemas.errors import Conflict, InternalError
 
 _READERS = 8
-_OURS = frozenset({CONVERSATIONS.by_holder, REQUESTS.by_holder, by_time.FOLDER})
+_OURS = frozenset({CONVERSATIONS.by_holder, REQUESTS.by_holder, by_time.FOLDER, FILES})
 
 
 class Stopped(Exception):

@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.common.model_entry import ModelEntry
 from penstock.gateway import hot_routes
+from penstock.gateway.batches import answers as batch_answers
 from penstock.gateway.edge.rules import (
     WEBSOCKET,
     Access,
@@ -54,6 +55,16 @@ EDIT_FORM: dict[str, Any] = {
         "stream": {"type": "boolean"},
     },
     "required": ["image", "prompt"],
+}
+FILE_FORM: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "file": BYTES,
+        "purpose": {"type": "string", "enum": ["batch"]},
+        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+        "expires_after[seconds]": {"type": "integer", "minimum": 3_600, "maximum": 2_592_000},
+    },
+    "required": ["file", "purpose"],
 }
 CONTENT_TYPES = ("application/octet-stream", "image/png", "image/jpeg", "image/webp", "image/gif", "text/plain")
 EVENTS: dict[str, Any] = {"description": "Server-sent events: each `data:` line is a JSON object."}
@@ -126,6 +137,15 @@ ROUTES: dict[RouteKey, Declared] = {
             responses={**_json(answers.Accepted, 202), **_json(answers.RequestPlan)},
             body=_REQUEST,
             errors=(*ANY_ROUTE, 404, 410, 413, 422),
+        ),
+    ),
+    ("POST", "/v1/requests/bulk"): Declared(
+        _rules("submit", Takes.LINES),
+        Documented(
+            responses={200: {"application/x-ndjson": _TEXT}},
+            body=_TEXT,
+            body_type="application/x-ndjson",
+            errors=(*ANY_ROUTE, 413),
         ),
     ),
     ("GET", "/v1/requests"): Declared(READ, Documented(responses=_json(Page[answers.RequestObject]))),
@@ -278,6 +298,44 @@ ROUTES: dict[RouteKey, Declared] = {
     ),
     ("POST", "/v1/embeddings"): _run(
         Documented(responses=_json(openai_shapes.EmbeddingList), body=openai_models.EmbeddingBody, errors=OF_A_RUN)
+    ),
+    ("POST", "/v1/files"): Declared(
+        _rules("submit", Takes.LINES),
+        Documented(
+            responses=_json(batch_answers.FileObject),
+            body=FILE_FORM,
+            body_type="multipart/form-data",
+            errors=(*ANY_ROUTE, 413),
+        ),
+    ),
+    ("GET", "/v1/files"): Declared(READ, Documented(responses=_json(Page[batch_answers.FileObject]), errors=OF_ONE)),
+    ("GET", "/v1/files/{file_id}"): Declared(
+        READ, Documented(responses=_json(batch_answers.FileObject), errors=OF_ONE)
+    ),
+    ("DELETE", "/v1/files/{file_id}"): Declared(
+        CANCEL, Documented(responses=_json(batch_answers.FileDeleted), errors=(*OF_ONE, 409))
+    ),
+    ("GET", "/v1/files/{file_id}/content"): Declared(
+        READ,
+        Documented(
+            responses={
+                200: {"application/octet-stream": BYTES},
+                206: {"application/octet-stream": BYTES},
+                304: {},
+            },
+            errors=(*OF_ONE, 416),
+        ),
+    ),
+    ("POST", "/v1/batches"): Declared(
+        _rules("submit", Takes.JSON),
+        Documented(responses=_json(batch_answers.BatchObject), body=batch_answers.NewBatch, errors=OF_ONE),
+    ),
+    ("GET", "/v1/batches"): Declared(READ, Documented(responses=_json(Page[batch_answers.BatchObject]), errors=OF_ONE)),
+    ("GET", "/v1/batches/{batch_id}"): Declared(
+        READ, Documented(responses=_json(batch_answers.BatchObject), errors=OF_ONE)
+    ),
+    ("POST", "/v1/batches/{batch_id}/cancel"): Declared(
+        CANCEL, Documented(responses=_json(batch_answers.BatchObject), errors=OF_ONE)
     ),
     ("GET", "/v1/models"): Declared(READ, Documented(responses=_json(Page[operator_answers.Model]))),
     ("GET", "/v1/models/{model_id:path}"): Declared(

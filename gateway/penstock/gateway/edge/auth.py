@@ -113,6 +113,14 @@ class AuthPolicy:
             raise Unauthenticated("the key behind this ticket was revoked")
         return dataclasses.replace(caller_of_key(behind), scopes=reader.scopes)
 
+    def caller_of_work(self, tenant: str, key_id: str | None) -> Caller | None:
+        """Who work runs for that a tenant left behind; None if the key that it was asked for with was taken back."""
+        if self.keys is None or key_id is None:
+            return dataclasses.replace(ANYBODY, tenant=tenant)
+        record = self.keys.record(key_id)
+        caller = None if record is None or record.tenant != tenant else caller_of_key(record)
+        return caller if caller is not None and caller.allows("submit") else None
+
     def still_good(self, caller: Caller) -> bool:
         """Whether the caller's key is still there, with the tenant and the scopes that it had."""
         if self.keys is None or caller.key_id is None:

@@ -32,14 +32,17 @@ class BodyTooSlow(InvalidRequest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BodyLimits:
-    """The largest body in bytes, the largest one with a file, and the seconds that one has to come."""
+    """The largest body in bytes, with a file, and of lines; and the seconds that one has to come."""
 
     max_bytes: int = 2_000_000
     max_file_bytes: int = 2_000_000
+    max_lines_bytes: int = 2_000_000
     timeout_s: float = 30.0
 
     def of(self, rules: Rules, scope: Scope) -> int:
         """Bytes that this exchange may bring."""
+        if rules.takes is Takes.LINES:
+            return self.max_lines_bytes
         if brings_file(rules, scope):
             return self.max_file_bytes
         if rules.access is not Access.CALLER:
@@ -55,7 +58,7 @@ class BodyLimits:
 
 def brings_file(rules: Rules, scope: Scope) -> bool:
     """Whether the body is a file, or a form that may hold some: it lies on the disk or in the store while it comes."""
-    return rules.takes is Takes.FILE or (rules.takes is Takes.FORM and is_multipart(scope))
+    return rules.takes in (Takes.FILE, Takes.LINES) or (rules.takes is Takes.FORM and is_multipart(scope))
 
 
 class Body:

@@ -50,6 +50,8 @@ class Takes(Enum):
     """multipart/form-data with files that lie on the disk while they come; any other content type counts as JSON."""
     FILE = auto()
     """Bytes that stream into the store."""
+    LINES = auto()
+    """Lines that are read one by one, or a form with a file of them: `gateway.max_batch_bytes`."""
 
 
 class Lasts(Enum):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -16,8 +16,9 @@ from penstock.gateway.context import context_of, service_of
 from penstock.gateway.edge.bodies import discard_body, is_multipart
 from penstock.gateway.edge.errors import invalid_from_validation
 from penstock.gateway.limits.callers import Caller, caller_of
+from penstock.gateway.openai import endpoints
 from penstock.gateway.openai.chat_bodies import in_openai_words
-from penstock.gateway.openai.image_answers import Json, images_response
+from penstock.gateway.openai.image_answers import Json
 from penstock.gateway.openai.image_bodies import WORDS, ImageBody, form_fields, image_request, only_image
 from penstock.gateway.openai.image_streams import ImageStream
 from penstock.gateway.openai.routes import Exchange
@@ -37,8 +38,7 @@ IMAGE_NAMES = ("image", "image[]")
 @router.post("/generations", summary="Images from a prompt, as OpenAI's API has it")
 async def create_image(body: ImageBody, request: Request) -> Response:
     """As base64, as URLs of artifacts, or streamed. A client that disconnects cancels."""
-    asked = image_request(body, caller_of(request), now_ms())
-    return await _answer(await Exchange.begin(request, asked, WORDS), body, request, "image_generation")
+    return await _answer(await Exchange.of(request, body, endpoints.IMAGE), body, request, "image_generation")
 
 
 @router.post("/edits", summary="An image changed by a prompt, as OpenAI's API has it: multipart with image and mask")
@@ -50,7 +50,7 @@ async def edit_image(request: Request) -> Response:
     async with form_of(request) as form:
         body, inputs, images = await _edit_of(form, caller)
     asked = image_request(body, caller, now_ms(), inputs)
-    return await _answer(await Exchange.begin(request, asked, WORDS, images), body, request, "image_edit")
+    return await _answer(await Exchange.begin(request, asked, endpoints.IMAGE, images), body, request, "image_edit")
 
 
 @router.post("/variations", summary="Variations of an image: not supported", include_in_schema=False)
@@ -89,9 +89,7 @@ async def _answer(exchange: Exchange, body: ImageBody, request: Request, kind: s
     service, tenant = service_of(request), caller_of(request).tenant
 
     async def fetch(image: Mapping[str, Any]) -> bytes:
-        return await service.stored(
-            tenant, lambda store: store.get(tenant, image["artifact_id"], sha256=image["sha256"])
-        )
+        return await endpoints.image_content(service, tenant, image)
 
     if body.stream:
         about = ImageStream(kind=kind, created=exchange.created, partial_images=body.partial_images or 0, words=WORDS)
@@ -99,17 +97,15 @@ async def _answer(exchange: Exchange, body: ImageBody, request: Request, kind: s
     result = await exchange.result()
     contents = None
     if body.response_format != "url":
-        made: list[Json] = result.get("images") or []
-        contents = await asyncio.gather(*map(fetch, made))
+        contents = await endpoints.image_contents(service, tenant, result)
     base, caller, tickets = str(request.base_url).rstrip("/"), caller_of(request), context_of(request).tickets
 
     def url_of(image: Mapping[str, Any]) -> str:
         ticket, _ = tickets.issue_for_artifact(caller, image["artifact_id"], URL_S)
         return f"{base}{image['url']}?ticket={ticket}"
 
+    made = replace(exchange.made, images=contents, url_of=url_of)
     answer = await on_output_thread(
-        lambda: JSONResponse(
-            images_response(exchange.created, result, contents, url_of), headers={"x-request-id": exchange.request_id}
-        )
+        lambda: JSONResponse(endpoints.IMAGE.answer(body, made, result), headers={"x-request-id": exchange.request_id})
     )
     return answer

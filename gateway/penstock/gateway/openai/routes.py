@@ -17,8 +17,9 @@ from penstock.gateway.edge.event_stream import server_sent
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.openai import chat_answers as answers
 from penstock.gateway.openai import chat_bodies as shapes
+from penstock.gateway.openai import endpoints
+from penstock.gateway.openai.endpoints import Endpoint, Made
 from penstock.gateway.openai.exchange import (
-    NO_WORDS,
     AnswerStream,
     ClientGone,
     EventWriter,
@@ -28,8 +29,8 @@ from penstock.gateway.openai.exchange import (
     unless_gone,
 )
 from penstock.gateway.openai.large_answers import is_large, whole_result
-from penstock.gateway.openai.responses_answers import Asked, ResponseWriter, response
-from penstock.gateway.openai.responses_bodies import WORDS, ResponsesBody, response_images, responses_request
+from penstock.gateway.openai.responses_answers import ResponseWriter
+from penstock.gateway.openai.responses_bodies import ResponsesBody
 from penstock.gateway.routes.paging import page
 from penstock.gateway.service.brought_images import BroughtImage, keeper_of
 from penstock.gateway.service.model_states import find_one
@@ -45,36 +46,28 @@ router = APIRouter(prefix="/v1", tags=["openai"])
 @router.post("/chat/completions", summary="Chat, as OpenAI's API has it")
 async def create_chat_completion(body: shapes.ChatCompletionBody, request: Request) -> Response:
     """Plain or streamed. A client that disconnects cancels."""
-    images = shapes.chat_images(body, caller_of(request))
-    asked = shapes.chat_request(body, caller_of(request), now_ms())
-    return await _text_answer(request, body, asked, images, chat=True)
+    return await _text_answer(request, body, endpoints.CHAT)
 
 
 @router.post("/completions", summary="Text completion, as OpenAI's API has it")
 async def create_completion(body: shapes.CompletionBody, request: Request) -> Response:
     """Plain or streamed. A client that disconnects cancels."""
-    asked = shapes.completion_request(body, caller_of(request), now_ms())
-    return await _text_answer(request, body, asked, chat=False)
+    return await _text_answer(request, body, endpoints.COMPLETION)
 
 
 @router.post("/responses", summary="Responses, as OpenAI's API has them")
 async def create_response(body: ResponsesBody, request: Request) -> Response:
     """Plain or streamed. A client that disconnects cancels."""
-    images = response_images(body, caller_of(request))
-    asked = responses_request(body, caller_of(request), now_ms())
-    exchange = await Exchange.begin(request, asked, WORDS, images)
-    about = Asked(request_id=exchange.request_id, created=exchange.created, model=exchange.model, body=body)
-    if asked.stream:
-        return exchange.stream(ResponseWriter(about))
-    return await exchange.answer(lambda result: response(about, result))
+    exchange = await Exchange.of(request, body, endpoints.RESPONSE)
+    if exchange.streams:
+        return exchange.stream(ResponseWriter(endpoints.about(body, exchange.made)))
+    return await exchange.answer(body)
 
 
 @router.post("/embeddings", summary="Embeddings, as OpenAI's API has them")
 async def create_embeddings(body: shapes.EmbeddingBody, request: Request) -> Response:
     """As floats, or as base64 of little-endian float32."""
-    asked = shapes.embedding_request(body, caller_of(request), now_ms())
-    exchange = await Exchange.begin(request, asked)
-    return await exchange.answer(lambda result: answers.embedding_list(exchange.model, result, body.encoding_format))
+    return await (await Exchange.of(request, body, endpoints.EMBEDDING)).answer(body)
 
 
 @router.get("/models", summary="The models that workers offer")
@@ -88,28 +81,20 @@ async def retrieve_model(model_id: str, request: Request, pool: str | None = Non
 
 
 async def _text_answer(
-    request: Request,
-    body: shapes.ChatCompletionBody | shapes.CompletionBody,
-    asked: InferenceRequest,
-    images: Sequence[BroughtImage] = (),
-    *,
-    chat: bool,
+    request: Request, body: shapes.ChatCompletionBody | shapes.CompletionBody, endpoint: Endpoint
 ) -> Response:
-    exchange = await Exchange.begin(request, asked, images=images)
-    if asked.stream:
+    exchange = await Exchange.of(request, body, endpoint)
+    if exchange.streams:
         writer = answers.ChunkWriter(
             exchange.request_id,
             exchange.created,
             exchange.model,
-            chat=chat,
+            chat=endpoint is endpoints.CHAT,
             includes_usage=body.includes_usage,
             tier=body.service_tier,
         )
         return exchange.stream(writer)
-    shape = answers.chat_completion if chat else answers.completion
-    return await exchange.answer(
-        lambda result: shape(exchange.request_id, exchange.created, exchange.model, result, body.service_tier)
-    )
+    return await exchange.answer(body)
 
 
 class Exchange:
@@ -121,24 +106,32 @@ class Exchange:
         service: GatewayService,
         asked: InferenceRequest,
         model: str,
-        words: shapes.Words = NO_WORDS,
+        endpoint: Endpoint,
     ) -> None:
+        self.streams = asked.stream
         self.request_id = asked.request_id
         self.created = int(time.time())
         self.model = model
         self.comes_back = False
         """Its client named it by an Idempotency-Key: it can ask for the same request again, from any gateway."""
         self._tenant = asked.tenant
-        self._words = words
+        self._endpoint = endpoint
+        self._words = endpoint.words
         self._request = request
         self._service = service
+
+    @classmethod
+    async def of(cls, request: Request, body: shapes.OpenAIBody, endpoint: Endpoint) -> Exchange:
+        """Submit what the body asks for. Raises as `begin`, and what the endpoint refuses."""
+        images = endpoint.images(body, caller_of(request))
+        return await cls.begin(request, endpoint.ask(body, caller_of(request), now_ms()), endpoint, images)
 
     @classmethod
     async def begin(
         cls,
         request: Request,
         asked: InferenceRequest,
-        words: shapes.Words = NO_WORDS,
+        endpoint: Endpoint,
         images: Sequence[BroughtImage] = (),
     ) -> Exchange:
         """Submit, with the images that came along.
@@ -149,19 +142,27 @@ class Exchange:
         try:
             checked = await service.submitting.check(caller_of(request), asked)
         except InvalidRequest as error:
-            raise shapes.in_openai_words(error, words=words) from None
+            raise shapes.in_openai_words(error, words=endpoint.words) from None
         keep = keeper_of(images, checked.caller, context_of(request).allowances, service)
         accepted = await service.submitting.submit(
             checked, idempotency_key=key, traceparent=request.headers.get("traceparent"), keep=keep
         )
-        exchange = cls(request, service, asked, checked.model or asked.model or "default", words)
+        exchange = cls(request, service, asked, checked.model or asked.model or "default", endpoint)
         exchange.comes_back = key is not None
         exchange.request_id = request.state.request_id = accepted.request_id
         return exchange
 
-    async def answer(self, shape: Callable[[answers.Json], answers.Json]) -> Response:
-        """The plain answer. Raises as `result`."""
+    @property
+    def made(self) -> Made:
+        return Made(self.request_id, self.created, self.model)
+
+    async def answer(self, body: shapes.OpenAIBody) -> Response:
+        """The plain answer to a body. Raises as `result`."""
         result = await self.result()
+
+        def shape(result: answers.Json) -> answers.Json:
+            return self._endpoint.answer(body, self.made, result)
+
         headers = {"x-request-id": self.request_id}
         if not is_large(result):
             return Response(to_json(shape(result)), media_type="application/json", headers=headers)

@@ -10,8 +10,17 @@ from fastapi import Request
 
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.edge.bodies import declared_length
-from penstock.gateway.limits.callers import Caller
+from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.schemas.errors import InvalidRequest
+
+
+async def transfer(request: Request) -> AsyncGenerator[None]:
+    """A slot until the answer is sent. Raises TenantLimit, Overloaded."""
+    give_back = context_of(request).allowances.open_transfer(caller_of(request))
+    try:
+        yield
+    finally:
+        give_back()
 
 
 async def check_room(request: Request, caller: Caller, more_bytes: int) -> None:

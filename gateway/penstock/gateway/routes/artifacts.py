@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -14,7 +14,7 @@ from penstock.gateway.context import context_of, service_of
 from penstock.gateway.edge.bodies import declared_length, discard_body
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes import artifact_content
-from penstock.gateway.routes.artifact_uploads import Upload, check_room
+from penstock.gateway.routes.artifact_uploads import Upload, check_room, transfer
 from penstock.gateway.routes.native import read_json
 from penstock.gateway.routes.paging import After, Limit, Order, page
 from penstock.schemas.errors import InvalidRequest, TenantLimit, UnsupportedParameter
@@ -53,18 +53,7 @@ def artifact_json(artifact: Artifact) -> dict[str, Any]:
     }
 
 
-async def _transfer(request: Request) -> AsyncGenerator[None]:
-    """A slot until the answer is sent. Raises TenantLimit, Overloaded."""
-    give_back = context_of(request).allowances.open_transfer(caller_of(request))
-    try:
-        yield
-    finally:
-        give_back()
-
-
-@router.post(
-    "", status_code=201, summary="Upload an artifact: the body is its bytes", dependencies=[Depends(_transfer)]
-)
+@router.post("", status_code=201, summary="Upload an artifact: the body is its bytes", dependencies=[Depends(transfer)])
 async def upload(request: Request, ttl_s: TtlS = None, store: Store = None, prefix: Prefix = None) -> dict[str, Any]:
     caller = caller_of(request)
     artifacts = service_of(request).artifacts
@@ -139,7 +128,7 @@ def _ttl_of(body: Any) -> float:
 
 
 @router.head("/{artifact_id}/content", include_in_schema=False)
-@router.get("/{artifact_id}/content", summary="An artifact's bytes", dependencies=[Depends(_transfer)])
+@router.get("/{artifact_id}/content", summary="An artifact's bytes", dependencies=[Depends(transfer)])
 async def content(request: Request, artifact_id: str) -> Response:
     """`If-None-Match` with its `ETag` gives 304; one `Range` gives 206 with that part, or 416."""
     return await artifact_content.answer(request, service_of(request), await _described(request, artifact_id))

@@ -72,9 +72,9 @@ class Control:
         self._allowances.cancel(caller)
         return await self._cancel(caller.tenant, request_id, None)
 
-    async def abandon(self, tenant: str, request_id: str) -> None:
-        """Cancel a request whose client went away. It counts against no limit. Raises NotFound."""
-        await self._cancel(tenant, request_id, "the client disconnected")
+    async def abandon(self, tenant: str, request_id: str, reason: str = "the client disconnected") -> None:
+        """Cancel a request that nobody wants any more. It counts against no limit. Raises NotFound."""
+        await self._cancel(tenant, request_id, reason)
 
     async def _cancel(self, tenant: str, request_id: str, reason: str | None) -> tuple[Entry, bool]:
         entry = await self._lookups.find(tenant, request_id)

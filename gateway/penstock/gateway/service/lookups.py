@@ -36,6 +36,14 @@ class Lookups:
         self._follower = follower
         self._hub = hub
 
+    async def catch_up(self) -> None:
+        """Wait until the view holds all that stood in the log at this call. Raises BrokerUnavailable."""
+        await self._follower.catch_up()
+
+    def peek(self, tenant: str, request_id: str) -> Entry | None:
+        """The request as far as the view has read, or a copy that hears no news."""
+        return self._view.known.peek((tenant, request_id))
+
     async def find(self, tenant: str, request_id: str) -> Entry:
         """Raises NotFound for unknown and foreign alike (after catching up), Gone for an erased one.
 

@@ -1,0 +1,1 @@
+"""Batches and their files, as OpenAI has them."""

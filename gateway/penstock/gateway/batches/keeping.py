@@ -1,0 +1,201 @@
+"""Batches in the artifact store, which all gateways share. All of it blocks.
+
+.open_batches/{tenant}/{id}            the id of the input file: to be run
+{tenant}/.batches_by_time/…            the index for lists
+{tenant}/.batches/{id}/batch.json      what was asked and how far it is; whoever has the lease writes it
+                      /cancel          when its end was asked for
+                      /lease/{n}       who runs it; the highest n counts, and making one succeeds for one gateway
+                      /parts/{n}.out   the answers of some lines, and `.err`; `.json` is written last: the counts
+                      /end.json        how it ended, written once
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import IO
+
+from penstock.common.artifacts import ArtifactStore
+from penstock.common.artifacts.by_time import TimeIndex
+from penstock.gateway.batches.records import Batch, Counts
+from penstock.schemas.errors import InvalidRequest, NotFound
+
+OPEN = ".open_batches"
+BY_TIME = ".batches_by_time"
+_READERS = 8
+Key = tuple[str, str]
+"""Tenant and id of a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """`beat` changes while its holder lives; it is empty once that has let go."""
+
+    number: int
+    beat: str
+
+
+class BatchStore:
+    """Thread-safe. Every method raises StoreUnavailable."""
+
+    def __init__(self, store: ArtifactStore) -> None:
+        self._documents = store.documents
+        self._by_time = TimeIndex(store.places[None], BY_TIME)
+
+    # -- for callers
+
+    def create(self, batch: Batch) -> None:
+        """What can be found is whole, and is run."""
+        self._documents.put(_open(batch.key), batch.input_file_id.encode())
+        self._by_time.add_id(batch.tenant, batch.created_ms, batch.batch_id)
+        self._documents.put(_path(batch.key, "batch.json"), batch.to_json())
+
+    def get(self, key: Key) -> Batch:
+        """As callers see it now. Raises NotFound."""
+        found = self._documents.get(_path(key, "end.json"))
+        if found is not None:
+            return Batch.from_json(found)
+        batch, cancelled = self.running(key), self.cancelled_at(key)
+        if batch is None:
+            raise NotFound("there is no such batch")
+        return batch if cancelled is None else batch.cancelling(cancelled)
+
+    def list(self, tenant: str, after: str | None, limit: int) -> list[Batch]:
+        """The newest first; one more than `limit` if others follow. Raises InvalidRequest for an unknown `after`."""
+        behind = None
+        if after is not None:
+            try:
+                behind = (self.get((tenant, after)).created_ms, after)
+            except NotFound:
+                raise InvalidRequest("`after` names no batch of this list", param="after") from None
+        entries = self._by_time.entries_behind(tenant, behind, newest_first=True)
+        page: list[Batch] = []
+        with ThreadPoolExecutor(_READERS, "batches") as readers:
+            while len(page) <= limit and (some := [*islice(entries, limit + 1 - len(page))]):
+                found = readers.map(self._find, [(tenant, entry.artifact_id) for entry in some])
+                page += [batch for batch in found if batch is not None]
+        return page
+
+    def _find(self, key: Key) -> Batch | None:
+        try:
+            return self.get(key)
+        except NotFound:
+            return None
+
+    def cancel(self, key: Key, now_s: int) -> Batch:
+        """Ask for its end; the first time counts. Raises NotFound."""
+        if not self.get(key).is_final:
+            self._documents.create(_path(key, "cancel"), str(now_s).encode())
+        return self.get(key)
+
+    def reader_of(self, tenant: str, input_file_id: str) -> str | None:
+        """A batch that runs and reads this file."""
+        folder = f"{OPEN}/{tenant}"
+        for batch_id in self._documents.names(folder):
+            if self._documents.get(f"{folder}/{batch_id}") == input_file_id.encode():
+                return batch_id
+        return None
+
+    # -- for whoever runs them
+
+    def open(self) -> list[Key]:
+        """All that are to be run."""
+        found = (name.split("/") for name in self._documents.names(OPEN))
+        return [(tenant, batch_id) for tenant, batch_id in found]
+
+    def running(self, key: Key) -> Batch | None:
+        found = self._documents.get(_path(key, "batch.json"))
+        return None if found is None else Batch.from_json(found)
+
+    def cancelled_at(self, key: Key) -> int | None:
+        found = self._documents.get(_path(key, "cancel"))
+        return None if found is None else int(found)
+
+    def lease(self, key: Key) -> Lease | None:
+        numbers = [int(name) for name in self._documents.names(_path(key, "lease"))]
+        if not numbers:
+            return None
+        beat = self._documents.get(_path(key, f"lease/{max(numbers)}"))
+        return Lease(max(numbers), (beat or b"").decode())
+
+    def take_lease(self, key: Key, number: int, beat: str) -> bool:
+        return self._documents.create(_path(key, f"lease/{number}"), beat.encode())
+
+    def renew(self, key: Key, lease: Lease) -> None:
+        self._documents.put(_path(key, f"lease/{lease.number}"), lease.beat.encode())
+
+    def write(self, batch: Batch) -> None:
+        self._documents.put(_path(batch.key, "batch.json"), batch.to_json())
+
+    def end(self, batch: Batch) -> None:
+        """It has ended. A kill in between leaves it open: whoever takes it next does the rest."""
+        self._documents.create(_path(batch.key, "end.json"), batch.to_json())
+        self._documents.delete(_open(batch.key))
+        self.remove(batch.key, lambda name: name != "end.json")
+
+    def has_ended(self, key: Key) -> Batch | None:
+        found = self._documents.get(_path(key, "end.json"))
+        return None if found is None else Batch.from_json(found)
+
+    def forget_unmade(self, key: Key) -> None:
+        """It was never made: its maker died, and no caller knows it."""
+        self._documents.delete(_open(key))
+
+    def remove(self, key: Key, which: Callable[[str], bool] = lambda name: True) -> None:
+        for name in self._documents.names(_path(key, "")[:-1]):
+            if which(name):
+                self._documents.delete(_path(key, name))
+
+    def forget_ended(self, before_ms: int) -> None:
+        """Remove batches that ended and were made before this time."""
+        for tenant in self._documents.folders(""):
+            if tenant.startswith("."):
+                continue
+            for entry in self._by_time.entries_behind(tenant, None, newest_first=False):
+                if entry.created_at_ms is None or entry.created_at_ms >= before_ms:
+                    break
+                key = (tenant, entry.artifact_id)
+                batch = self._find(key)
+                if batch is None or batch.is_final:
+                    self.remove(key)
+                    self._by_time.remove_id(tenant, entry.created_at_ms, entry.artifact_id)
+
+    # -- parts
+
+    def put_part(self, key: Key, number: int, answers: IO[bytes], errors: IO[bytes], counts: Counts) -> None:
+        for name, content in (("out", answers), ("err", errors)):
+            if content.seek(0, os.SEEK_END):
+                content.seek(0)
+                self._documents.put(_part(key, number, name), content)
+        self._documents.put(_part(key, number, "json"), json.dumps(asdict(counts)).encode())
+
+    def parts(self, key: Key) -> dict[int, Counts]:
+        """Those that are whole."""
+        names = [name for name in self._documents.names(_path(key, "parts")) if name.endswith(".json")]
+        found: dict[int, Counts] = {}
+        for name in names:
+            content = self._documents.get(_path(key, f"parts/{name}"))
+            if content is not None:
+                found[int(name.removesuffix(".json"))] = Counts(**json.loads(content))
+        return found
+
+    def lines_of(self, key: Key, kind: str, numbers: int) -> Iterator[bytes]:
+        """The contents of the parts, `out` or `err`, one after the other, in pieces."""
+        for number in range(numbers):
+            yield from self._documents.pieces(_part(key, number, kind))
+
+
+def _open(key: Key) -> str:
+    return f"{OPEN}/{key[0]}/{key[1]}"
+
+
+def _path(key: Key, name: str) -> str:
+    return f"{key[0]}/.batches/{key[1]}/{name}"
+
+
+def _part(key: Key, number: int, name: str) -> str:
+    return _path(key, f"parts/{number:05}.{name}")

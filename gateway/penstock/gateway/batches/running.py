@@ -1,0 +1,368 @@
+"""Running one batch, by whoever holds its lease: check the input, run the lines, write the files.
+
+All of it can be done again from what the store holds: lines that were submitted are found under their ids, parts that
+were written are not run again, files are written over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
+from typing import IO, TypeVar
+
+from penstock.common.artifacts import Artifact, ArtifactStore
+from penstock.common.clock import now_ms
+from penstock.gateway.batches.checking import Checking, Part
+from penstock.gateway.batches.keeping import BatchStore, Lease
+from penstock.gateway.batches.leases import BEAT_S
+from penstock.gateway.batches.line_runs import LineEnd, LineRuns, is_for_now
+from penstock.gateway.batches.records import Batch, Counts, Stop
+from penstock.gateway.batches.window import Window
+from penstock.gateway.limits.allowances import Allowances
+from penstock.gateway.limits.callers import Caller
+from penstock.gateway.routes.line_reader import Line, LineReader
+from penstock.gateway.service.service import GatewayService
+from penstock.schemas.errors import InternalError, NotFound, PenstockError
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+IN_MEMORY_BYTES = 64 * 1024
+"""So much of a part's answers is in memory; the rest lies in a temporary file beside the view's."""
+RETRY_S = 1.0
+LINES_AT_ONCE = 20
+"""Lines that are begun before others have their turn on the loop."""
+
+
+class LeaseLost(Exception):
+    """Another gateway runs the batch now."""
+
+
+class OpenPart:
+    """A part whose lines run: what they ended with, in any order."""
+
+    def __init__(self, number: int, lines: int, folder: str) -> None:
+        self.number = number
+        self.left = lines
+        self.counts = Counts()
+        self.answers: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES, dir=folder)  # noqa: SIM115
+        self.errors: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES, dir=folder)  # noqa: SIM115
+
+    def add(self, end: LineEnd) -> None:
+        (self.answers if end.completed else self.errors).write(end.content)
+        self.counts += end.counts
+        self.left -= 1
+
+    def close(self) -> None:
+        self.answers.close()
+        self.errors.close()
+
+
+class BatchRun:
+    """One batch at this gateway. `run` returns when it has ended."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        lease: Lease,
+        keeping: BatchStore,
+        service: GatewayService,
+        allowances: Allowances,
+        caller_now: Callable[[], Caller | None],
+        share: Callable[[], int],
+    ) -> None:
+        """`caller_now`: None when the key was taken back. `share`: lines that this batch may have in flight."""
+        self.batch = batch
+        self.lease = lease
+        self.woken = asyncio.Event()
+        self._keeping = keeping
+        self._service = service
+        self._caller_now = caller_now
+        self._caller = caller_now() or Caller(tenant=batch.tenant)
+        self._stop: Stop | None = None
+        self._lines = LineRuns(
+            batch, service, allowances, lambda: self._caller, lambda: self._stop, resumed=batch.status != "validating"
+        )
+        self._window = Window(share)
+        self._folder = str(service.settings.gateway.view_path.parent)
+        self._closed = Counts()
+        self._open: dict[int, OpenPart] = {}
+        self._commanded: set[str] = set()
+        self._written: Batch | None = batch
+
+    async def run(self) -> None:
+        """Raises LeaseLost, and Stopping when the gateway stops."""
+        if (ended := await self._stored(lambda: self._keeping.has_ended(self.batch.key))) is not None:
+            await self._stored(lambda: self._keeping.end(ended))
+            return
+        await self._look()
+        try:
+            async with asyncio.TaskGroup() as group:
+                beats = group.create_task(self._beat())
+                await self._work()
+                beats.cancel()
+        except BaseExceptionGroup as errors:
+            raise _first(errors) from None
+        finally:
+            for part in self._open.values():
+                part.close()
+
+    async def _work(self) -> None:
+        if self.batch.status == "validating":
+            await self._check()
+        if not self.batch.is_final and self.batch.parts:
+            await self._run_lines()
+            self._count()
+            self.batch = replace(self.batch, status="finalizing", finalizing_at=_now_s(), in_flight=0)
+            await self._stored(lambda: self._keeping.write(self.batch))
+            output = await self._write_file("output", "out")
+            errors = await self._write_file("error", "err")
+            self.batch = replace(self.batch, output_file_id=output, error_file_id=errors)
+        if not self.batch.is_final:
+            self.batch = self.batch.ended(self._stop, _now_s())
+        await self._stored(lambda: self._keeping.end(self.batch))
+        logger.info("batch.ended batch=%s status=%s lines=%d", self.batch.batch_id, self.batch.status, self.batch.total)
+
+    # -- the input
+
+    async def _check(self) -> None:
+        """Read the whole file once: its parts are known then, or its errors fail the batch."""
+        checking = Checking(self.batch.endpoint)
+        reader = LineReader(self._service.settings.gateway.max_body_bytes)
+        artifact = await self._input()
+        if artifact is None:
+            return
+        pieces, read = self._service.artifacts.pieces(artifact), 0
+
+        def check_piece(_: ArtifactStore) -> int:
+            piece = next(pieces, b"")
+            checking.add(reader.feed(piece) if piece else reader.close(), read + len(piece))
+            return len(piece)
+
+        try:
+            while self._stop is None and (size := await self._service.stored(self.batch.tenant, check_piece)):
+                read += size
+        except (NotFound, InternalError):  # deleted, or not what was uploaded
+            self._stop = self._stop or Stop.NO_INPUT
+        if self._stop is not None:
+            return
+        checking.close()
+        if checking.errors:
+            self.batch = replace(
+                self.batch,
+                status="failed",
+                failed_at=_now_s(),
+                errors=tuple(checking.errors),
+                total=checking.total,
+            )
+            return
+        self.batch = replace(
+            self.batch,
+            status="in_progress",
+            in_progress_at=_now_s(),
+            total=checking.total,
+            parts=tuple(checking.parts),
+        )
+        await _patiently(self._look)  # the last moment to learn that another gateway runs it
+        await self._stored(lambda: self._keeping.write(self.batch))
+
+    async def _input(self) -> Artifact | None:
+        """Sets the stop if it is gone."""
+        tenant = self.batch.tenant
+        found = await self._stored(lambda: self._service.artifacts.peek(tenant, self.batch.input_file_id))
+        if found is None:
+            self._stop = self._stop or Stop.NO_INPUT
+        return found
+
+    async def _lines_of(self, part: Part) -> list[Line] | None:
+        """The lines of a part; None if the input is gone."""
+        artifact = await self._input()
+        if artifact is None:
+            return None
+
+        def read() -> list[Line]:
+            reader = LineReader(part.end - part.start, number=part.number, start=part.start)
+            pieces = self._service.artifacts.pieces(artifact, part.start, part.end)
+            return [*(line for piece in pieces for line in reader.feed(piece)), *reader.close()]
+
+        try:
+            return await self._stored(read)
+        except (NotFound, InternalError):
+            self._stop = self._stop or Stop.NO_INPUT
+            return None
+
+    # -- the lines
+
+    async def _run_lines(self) -> None:
+        parts = await self._stored(lambda: self._keeping.parts(self.batch.key))
+        self._closed = sum(parts.values(), Counts())
+        # What an earlier runner submitted is known then, and is not asked for again.
+        await _patiently(self._service.lookups.catch_up)
+        async with asyncio.TaskGroup() as group:
+            for number, part in enumerate(self.batch.parts):
+                if number in parts:
+                    continue
+                lines = await self._lines_of(part)
+                if lines is None:
+                    break
+                opened = self._open[number] = OpenPart(number, len(lines), self._folder)
+                for begun, line in enumerate(lines):
+                    await self._window.take(len(line.content or b""))
+                    group.create_task(self._line(opened, line))
+                    if begun % LINES_AT_ONCE == 0:
+                        await asyncio.sleep(0)
+
+    async def _line(self, part: OpenPart, line: Line) -> None:
+        try:
+            part.add(await self._lines.run(line))
+        finally:
+            self._window.give(len(line.content or b""))
+        if not part.left:
+            await self._stored(
+                lambda: self._keeping.put_part(self.batch.key, part.number, part.answers, part.errors, part.counts)
+            )
+            self._closed += part.counts
+            del self._open[part.number]
+            part.close()
+
+    # -- the files
+
+    async def _write_file(self, kind: str, name: str) -> str | None:
+        """The id of the file; None if nothing is in it."""
+        batch = self.batch
+        file_id = batch.result_file_id(kind)
+        pieces = lambda: self._keeping.lines_of(batch.key, name, len(batch.parts))  # noqa: E731
+        if await self._stored(lambda: next(pieces(), None)) is None:
+            return None
+
+        async def write() -> None:
+            kept = await self._service.artifacts.put_stream(
+                batch.tenant,
+                self._read(pieces()),
+                media_type="application/jsonl",
+                ttl_s=batch.output_ttl_s,
+                artifact_id=file_id,
+                purpose="batch_output",
+                filename=f"{batch.batch_id}_{kind}.jsonl",
+                max_bytes=2**63,
+            )
+            logger.info("batch.file batch=%s kind=%s bytes=%d", batch.batch_id, kind, kept.size_bytes)
+
+        await _patiently(write)
+        return file_id
+
+    async def _read(self, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+        while piece := await self._service.stored(self.batch.tenant, lambda _: next(pieces, b"")):
+            yield piece
+
+    # -- beside them
+
+    async def _beat(self) -> None:
+        """Hold the lease, notice what stops the batch, and write how far it is."""
+        while True:
+            try:
+                await asyncio.wait_for(self.woken.wait(), BEAT_S)
+            except TimeoutError:
+                pass
+            self.woken.clear()
+            try:
+                await self._look()
+            except PenstockError as error:
+                logger.warning("batch.beat_failed batch=%s reason=%s", self.batch.batch_id, error)
+
+    async def _look(self) -> None:
+        """Raises LeaseLost, StoreUnavailable."""
+        key, beat = self.batch.key, Lease(self.lease.number, uuid.uuid4().hex)
+
+        def look() -> tuple[Lease | None, int | None]:
+            held = self._keeping.lease(key)
+            if held is not None and held.number == beat.number:
+                self._keeping.renew(key, beat)
+            return held, self._keeping.cancelled_at(key)
+
+        held, cancelled_at = await self._service.stored(self.batch.tenant, lambda _: look())
+        if held is None or held.number != self.lease.number:
+            raise LeaseLost
+        self.lease = beat
+        self._note_stop(cancelled_at)
+        if self._stop in (Stop.CANCELLED, Stop.REVOKED):
+            await self._end_flying()
+        self._count()
+        if self.batch != self._written and self.batch.status != "validating":
+            self._written = self.batch
+            await self._service.stored(self.batch.tenant, lambda _: self._keeping.write(self.batch))
+
+    def _note_stop(self, cancelled_at: int | None) -> None:
+        caller = self._caller_now()
+        if caller is not None:
+            self._caller = caller
+        if cancelled_at is not None and self.batch.cancelling_at is None:
+            self.batch = replace(self.batch, cancelling_at=cancelled_at)
+        if self._stop is None and self.batch.status not in ("finalizing",):
+            if cancelled_at is not None:
+                self._stop = Stop.CANCELLED
+            elif caller is None:
+                self._stop = Stop.REVOKED
+            elif _now_s() >= self.batch.expires_at:
+                self._stop = Stop.EXPIRED
+
+    async def _end_flying(self) -> None:
+        """Ask for the end of what was submitted; a line that ends otherwise is kept as it ended."""
+        for request_id in [one for one in self._lines.flying if one not in self._commanded]:
+            try:
+                await self._service.control.abandon(self.batch.tenant, request_id, "its batch was cancelled")
+            except NotFound:
+                pass
+            self._commanded.add(request_id)
+
+    def _count(self) -> None:
+        """Counts, and what the batch waits for if no line has ended since the last time."""
+        counts = sum((part.counts for part in self._open.values()), self._closed)
+        stands = counts == self.batch.counts and bool(self._window.lines)
+        self.batch = replace(
+            self.batch,
+            counts=counts,
+            in_flight=len(self._lines.flying),
+            waiting_for=self._waiting_for() if stands else None,
+        )
+
+    def _waiting_for(self) -> dict[str, str | None] | None:
+        oldest = next(iter(self._lines.flying), None)
+        if oldest is None:
+            refusal = self._lines.refusal
+            return None if refusal is None else {"reason": refusal.code, "detail": refusal.message}
+        entry = self._service.lookups.peek(self.batch.tenant, oldest)
+        if entry is None:
+            return None
+        shown = self._service.facts.requests([entry])[0]
+        waiting = shown.get("waiting_for")
+        return None if waiting is None else {"reason": waiting["reason"], "detail": shown.get("detail")}
+
+    async def _stored(self, work: Callable[[], T]) -> T:
+        """What the store does, on a thread of the tenant's; waits while the store is away."""
+        return await _patiently(lambda: self._service.stored(self.batch.tenant, lambda _: work()))
+
+
+async def _patiently(work: Callable[[], Awaitable[T]]) -> T:
+    """Again and again while the store or the broker is away."""
+    while True:
+        try:
+            return await work()
+        except PenstockError as error:
+            if not is_for_now(error):
+                raise
+            logger.warning("batch.waits reason=%s", error)
+            await asyncio.sleep(error.retry_after_s or RETRY_S)
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = errors.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+def _now_s() -> int:
+    return now_ms() // 1000

@@ -1,0 +1,119 @@
+"""Many native requests in one call: a line for each in, a line for each out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Request
+from starlette.responses import Response, StreamingResponse
+
+from penstock.gateway.context import context_of, service_of
+from penstock.gateway.limits.callers import caller_of
+from penstock.gateway.routes.line_reader import Line, LineReader
+from penstock.gateway.routes.native import native_request
+from penstock.gateway.service.brought_images import keeper_of, take_images
+from penstock.schemas.errors import InvalidRequest, PenstockError, TenantLimit, TooLarge, error_body
+
+router = APIRouter(prefix="/v1", tags=["requests"])
+
+MEDIA_TYPE = "application/x-ndjson"
+MAX_LINES = 50_000
+AT_ONCE = 100
+"""Lines that are on their way to the broker at once."""
+ANSWERED_AT_ONCE = 1_000
+
+
+@router.post("/requests/bulk", summary="Submit many requests: NDJSON in, NDJSON out")
+async def submit_bulk(
+    request: Request, idempotency_key: Annotated[str | None, Header(alias="Idempotency-Key")] = None
+) -> Response:
+    """Each line is the body of `POST /v1/requests`, and may have an `idempotency_key`. Answers `{index, request_id}` or
+    `{index, error}` for each, in the order of the lines. With `Idempotency-Key` a line without a key of its own gets
+    `{key}/{index}`: the same call again finds the same requests.
+    """
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if kind != MEDIA_TYPE:
+        raise InvalidRequest(f"send one request a line, as {MEDIA_TYPE}")
+    bulk = _Bulk(request, idempotency_key)
+    reader = LineReader(context_of(request).settings.gateway.max_body_bytes)
+    try:
+        async with asyncio.TaskGroup() as group:
+            async for piece in request.stream():
+                for line in reader.feed(piece):
+                    await bulk.begin(group, line)
+            for line in reader.close():
+                await bulk.begin(group, line)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    if not bulk.answers:
+        raise InvalidRequest("the body has no lines")
+    # Most clients read nothing before they have sent all: an answer that began earlier could hold both up.
+    return StreamingResponse(bulk.content(), media_type=MEDIA_TYPE)
+
+
+class _Bulk:
+    """One call. `answers` are the encoded lines, by index."""
+
+    def __init__(self, request: Request, key: str | None) -> None:
+        self._request = request
+        self._key = key
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self.answers: list[bytes] = []
+
+    async def begin(self, group: asyncio.TaskGroup, line: Line) -> None:
+        """Waits for a place, so that what is in memory is bounded. Raises TooLarge for one line too many."""
+        index = len(self.answers)
+        if index >= MAX_LINES:
+            raise TooLarge(f"more than {MAX_LINES} lines; those before are accepted", details={"limit": MAX_LINES})
+        self.answers.append(b"")
+        await self._places.acquire()
+        group.create_task(self._submit(index, line))
+
+    async def _submit(self, index: int, line: Line) -> None:
+        try:
+            answer: dict[str, Any] = {"index": index, "request_id": await self._accepted(index, line)}
+        except PenstockError as error:
+            answer = {"index": index, **error_body(error, None)}
+        finally:
+            self._places.release()
+        self.answers[index] = json.dumps(answer, separators=(",", ":")).encode() + b"\n"
+
+    async def _accepted(self, index: int, line: Line) -> str:
+        """Raises as a single submission does; the rate of submissions is waited for."""
+        caller, service = caller_of(self._request), service_of(self._request)
+        allowances = context_of(self._request).allowances
+        if line.content is None:
+            raise TooLarge("the line is longer than the body of a request may be")
+        try:
+            body: Any = json.loads(line.content)
+        except (ValueError, RecursionError):
+            raise InvalidRequest("the line is not JSON") from None
+        if not isinstance(body, dict):
+            raise InvalidRequest("the line must be a JSON object")
+        key = body.pop("idempotency_key", None)
+        if key is not None and not isinstance(key, str):
+            raise InvalidRequest("idempotency_key must be a text", param="idempotency_key")
+        if key is None and self._key is not None:
+            key = f"{self._key}/{index}"
+        images = take_images(body, caller.tenant)
+        checked = await service.submitting.check(caller, native_request(body, caller))
+        while True:
+            try:
+                allowances.submission(caller)
+                break
+            except TenantLimit as error:
+                await asyncio.sleep(error.retry_after_s or 1)
+        accepted = await service.submitting.submit(
+            checked,
+            idempotency_key=key,
+            traceparent=self._request.headers.get("traceparent"),
+            keep=keeper_of(images, caller, allowances, service),
+        )
+        return accepted.request_id
+
+    def content(self) -> Iterator[bytes]:
+        for at in range(0, len(self.answers), ANSWERED_AT_ONCE):
+            yield b"".join(self.answers[at : at + ANSWERED_AT_ONCE])

@@ -1,0 +1,107 @@
+"""Batches go on after a kill -9 of any part, and no line runs twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from support import wait_until
+from system import NOOP, Process, System
+
+from .conftest import Batches, line
+
+Make = Callable[..., System]
+SLOW = {**NOOP, "options": {"tokens": 4, "delay_ms": 10, "slots": 8}}
+LINES, IN_FLIGHT = 1_200, 100
+
+
+def begun(make_system: Make, gateways: int = 1, **options: Any) -> tuple[System, list[Process], str]:
+    """(a system, its worker and gateways, a batch at the first of them with some lines done and the most to come)."""
+    system = make_system(models=[SLOW], gateway_options={"batch_lines": IN_FLIGHT}, **options)
+    processes = [system.worker(), *(system.gateway(f"g{n}") for n in range(gateways))]
+    for process in processes:
+        process.wait_ready()
+    batches = Batches.at(processes[1])
+    batch_id = batches.begin([line(n) for n in range(LINES)])
+    batches.wait_count(batch_id, 100)
+    assert batches.get(batch_id).status == "in_progress"
+    return system, processes, batch_id
+
+
+def kill(process: Process) -> None:
+    pid = process.popen.pid
+    process.kill9()
+    assert process.popen.returncode == -9
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def check_ended(system: System, gateway: Process, batch_id: str, *, again: int = 0) -> None:
+    """All lines are answered once. By the log no more than `again` requests ran twice."""
+    batches = Batches.at(gateway)
+    ended = batches.wait(batch_id, 150)
+    assert (ended.status, ended.request_counts.completed) == ("completed", LINES), ended
+    ids = sorted(one["custom_id"] for one in batches.lines(ended.output_file_id))
+    assert ids == sorted(f"line-{n}" for n in range(LINES))
+    sent = Counter(message.key() for message in system.read(system.names.request("text_generation", 8)))
+    assert (len(sent), set(sent.values())) == (LINES, {1}), "each line was submitted once"
+    terminal = Counter(event.request_id for event in system.results() if event.kind == "terminal")
+    assert sum(count - 1 for count in terminal.values()) <= again
+
+
+def test_the_gateway_is_killed(make_system: Make) -> None:
+    system, (_, gateway), batch_id = begun(make_system)
+    kill(gateway)
+    again = system.gateway("g0", port=gateway.port).wait_ready()
+    check_ended(system, again, batch_id)
+
+
+def test_the_gateway_is_killed_with_its_view(make_system: Make) -> None:
+    """A new view is built from the topics: what ran is found there."""
+    system, (_, gateway), batch_id = begun(make_system)
+    kill(gateway)
+    again = system.gateway("another").wait_ready()
+    check_ended(system, again, batch_id)
+
+
+def test_another_gateway_takes_over(make_system: Make) -> None:
+    system, (_, gateway, other), batch_id = begun(make_system, 2)
+    assert Batches.at(other).get(batch_id).status == "in_progress", "every gateway answers for every batch"
+    kill(gateway)
+    check_ended(system, other, batch_id)
+
+
+def test_a_gateway_that_stops_hands_its_batch_over_at_once(make_system: Make) -> None:
+    system, (_, gateway, other), batch_id = begun(make_system, 2)
+    assert gateway.stop() == 0
+    wait_until(lambda: "batch.taken" in other.tail(), 8, other.tail)
+    check_ended(system, other, batch_id)
+
+
+def test_the_worker_is_killed(make_system: Make) -> None:
+    system, (worker, gateway), batch_id = begun(make_system, worker_options={"session_timeout_s": 6, "heartbeat_s": 1})
+    kill(worker)
+    system.worker("w2").wait_ready()
+    check_ended(system, gateway, batch_id, again=IN_FLIGHT)
+
+
+def test_the_broker_is_killed(make_system: Make, kafka: Any) -> None:
+    system, (_, gateway), batch_id = begun(make_system)
+    kafka.kill()
+    kafka.start()
+    check_ended(system, gateway, batch_id, again=LINES)
+
+
+def test_both_are_killed_and_cancelled_meanwhile(make_system: Make) -> None:
+    system, (worker, gateway, other), batch_id = begun(make_system, 2)
+    kill(gateway)
+    kill(worker)
+    assert Batches.at(other).client.batches.cancel(batch_id).status == "cancelling"
+    system.worker("w2").wait_ready()
+    batches = Batches.at(other)
+    ended = batches.wait(batch_id, 150)
+    assert ended.status == "cancelled"
+    lines = [*batches.lines(ended.output_file_id), *batches.lines(ended.error_file_id)]
+    assert sorted(one["custom_id"] for one in lines) == sorted(f"line-{n}" for n in range(LINES))
+    assert ended.request_counts.completed >= 100

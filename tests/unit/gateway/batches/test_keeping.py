@@ -1,0 +1,144 @@
+"""Batches in a store: what is found, in which order, and who may run one."""
+
+from __future__ import annotations
+
+import io
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.common.artifacts import ArtifactStore
+from penstock.gateway.batches.checking import Part
+from penstock.gateway.batches.keeping import BatchStore, Lease
+from penstock.gateway.batches.records import Batch, Counts, Stop, batch_id_of, batch_name, file_id_of
+from penstock.schemas.errors import InvalidRequest, NotFound
+
+
+def made(tenant: str = "default", created_ms: int = 1_700_000_000_000) -> Batch:
+    return Batch(
+        batch_id=str(uuid.uuid4()),
+        tenant=tenant,
+        key_id=None,
+        endpoint="/v1/embeddings",
+        input_file_id=str(uuid.uuid4()),
+        created_ms=created_ms,
+        expires_at=created_ms // 1000 + 86_400,
+        parts=(Part(1, 0, 10),),
+        counts=Counts(1, 2, 3, 4, 5),
+    )
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> BatchStore:
+    return BatchStore(ArtifactStore(tmp_path))
+
+
+def test_what_is_written_is_read(kept: BatchStore) -> None:
+    batch = made()
+    kept.create(batch)
+    assert kept.get(batch.key) == kept.running(batch.key) == batch
+    assert kept.open() == [batch.key]
+    with pytest.raises(NotFound):
+        kept.get(("other", batch.batch_id))
+
+
+def test_pages_are_of_one_tenant_and_the_newest_first(kept: BatchStore) -> None:
+    batches = [made(created_ms=1_700_000_000_000 + n) for n in range(5)]
+    for batch in [*batches, made("other")]:
+        kept.create(batch)
+    newest = [batch.batch_id for batch in reversed(batches)]
+    assert [one.batch_id for one in kept.list("default", None, 20)] == newest
+    assert [one.batch_id for one in kept.list("default", newest[1], 2)] == newest[2:5], "one more than the limit"
+    with pytest.raises(InvalidRequest):
+        kept.list("default", str(uuid.uuid4()), 2)
+
+
+def test_a_cancel_is_seen_from_then_on_and_the_first_counts(kept: BatchStore) -> None:
+    batch = made()
+    kept.create(batch)
+    assert kept.cancel(batch.key, 5).status == "cancelling"
+    assert kept.cancel(batch.key, 9).cancelling_at == 5
+    assert kept.cancelled_at(batch.key) == 5
+
+
+def test_an_end_is_written_once_and_nothing_else_is_left(kept: BatchStore) -> None:
+    batch = made()
+    kept.create(batch)
+    kept.put_part(batch.key, 0, io.BytesIO(b"x"), io.BytesIO(), Counts(1))
+    assert kept.take_lease(batch.key, 1, "beat")
+    ended = batch.ended(None, 7)
+    kept.end(ended)
+    kept.write(batch)  # a runner that lost its lease
+    kept.end(batch.ended(Stop.CANCELLED, 8))
+    assert kept.get(batch.key) == ended
+    assert kept.cancel(batch.key, 9) == ended
+    assert (kept.open(), kept.parts(batch.key), kept.lease(batch.key)) == ([], {}, None)
+
+
+def test_one_of_those_that_try_gets_a_lease(kept: BatchStore) -> None:
+    batch = made()
+    assert kept.take_lease(batch.key, 1, "a")
+    assert not kept.take_lease(batch.key, 1, "b")
+    assert kept.take_lease(batch.key, 10, "b")
+    assert kept.lease(batch.key) == Lease(10, "b")
+    kept.renew(batch.key, Lease(10, "c"))
+    assert kept.lease(batch.key) == Lease(10, "c")
+
+
+def test_parts_are_whole_and_written_again_after_a_failure(kept: BatchStore) -> None:
+    batch, answers, errors = made(), io.BytesIO(), io.BytesIO()
+    answers.write(b"a\n")
+    kept.put_part(batch.key, 1, answers, errors, Counts(1))
+    kept.put_part(batch.key, 0, answers, errors, Counts(1))
+    kept.put_part(batch.key, 1, answers, errors, Counts(1, 1))
+    assert kept.parts(batch.key) == {0: Counts(1), 1: Counts(1, 1)}
+    assert b"".join(kept.lines_of(batch.key, "out", 3)) == b"a\na\n"
+    assert list(kept.lines_of(batch.key, "err", 3)) == []
+
+
+def test_old_batches_are_forgotten_and_those_that_run_are_not(kept: BatchStore) -> None:
+    ended, runs, later = made(), made(), made(created_ms=1_800_000_000_000)
+    for batch in (ended, runs, later):
+        kept.create(batch)
+    for batch in (ended, later):
+        kept.end(batch.ended(None, 1))
+    kept.forget_ended(1_750_000_000_000)
+    assert {one.batch_id for one in kept.list("default", None, 20)} == {runs.batch_id, later.batch_id}
+    with pytest.raises(NotFound):
+        kept.get(ended.key)
+
+
+def test_the_reader_of_a_file_is_found_while_it_runs(kept: BatchStore) -> None:
+    batch = made()
+    kept.create(batch)
+    assert kept.reader_of("default", batch.input_file_id) == batch.batch_id
+    assert kept.reader_of("default", str(uuid.uuid4())) is None
+    kept.end(batch.ended(None, 1))
+    assert kept.reader_of("default", batch.input_file_id) is None
+
+
+@pytest.mark.parametrize(
+    ("stop", "status", "time", "errors"),
+    [
+        (None, "completed", "completed_at", 0),
+        (Stop.CANCELLED, "cancelled", "cancelled_at", 0),
+        (Stop.EXPIRED, "expired", "expired_at", 0),
+        (Stop.REVOKED, "cancelled", "cancelled_at", 1),
+        (Stop.NO_INPUT, "failed", "failed_at", 1),
+    ],
+)
+def test_how_a_batch_ends(stop: Stop | None, status: str, time: str, errors: int) -> None:
+    ended = replace(made(), in_flight=3, waiting_for={"reason": "paused"}).ended(stop, 7)
+    shown = ended.public()
+    assert (ended.is_final, shown["status"], shown[time], len(ended.errors)) == (True, status, 7, errors)
+    assert shown["penstock"] == {"in_flight": 0, "waiting_for": None}
+
+
+@pytest.mark.parametrize("name", ["", "batch_", "batch_1", "x", "file-" + "0" * 31, "batch_" + "g" * 32, "batch_../a"])
+def test_what_is_no_id_is_not_found(name: str) -> None:
+    for parse in (batch_id_of, file_id_of):
+        with pytest.raises(NotFound):
+            parse(name)
+    assert batch_id_of(batch_name(made().batch_id))
