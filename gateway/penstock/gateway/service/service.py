@@ -14,6 +14,7 @@ from penstock.gateway.conversations.pages import Conversations
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.service.artifact_sweeps import ArtifactSweeps
 from penstock.gateway.service.control import Control
+from penstock.gateway.service.deliveries import DeliveryLookups
 from penstock.gateway.service.dependencies import Dependencies, artifact_probe, orders_probe
 from penstock.gateway.service.ending_lost import EndingLost
 from penstock.gateway.service.facts import Facts
@@ -46,6 +47,7 @@ class GatewayService:
     facts: Facts
     submitting: Submitter
     lookups: Lookups
+    deliveries: DeliveryLookups
     subscriptions: Subscriptions
     control: Control
     ending_lost: EndingLost
@@ -89,6 +91,7 @@ class GatewayService:
             facts=facts,
             submitting=Submitter(settings, transport, view, follower, codec, allowances, facts, artifacts.check_place),
             lookups=lookups,
+            deliveries=DeliveryLookups(lookups, outcomes, kafka, codec, threads),
             subscriptions=Subscriptions(view, follower, hub, kafka.names, facts.waits_for_worker),
             control=control,
             ending_lost=EndingLost(view, follower, facts, control, kafka, threads),
