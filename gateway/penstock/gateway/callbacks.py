@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import ipaddress
 
 from pydantic import Field, SecretStr, field_validator
@@ -117,8 +116,9 @@ def _texts(secrets: Secrets) -> list[str]:
 
 
 def _is_key(text: str) -> bool:
+    encoded = text.removeprefix(PREFIX).rstrip("=")
     try:
-        key = base64.b64decode(text.removeprefix(PREFIX) + "==", validate=False)
-    except binascii.Error:
+        key = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
+    except ValueError:  # no base64, or not even ASCII
         return False
     return text.startswith(PREFIX) and KEY_BYTES[0] <= len(key) <= KEY_BYTES[1]
