@@ -36,6 +36,7 @@ def service_with(part: Any, artifacts: Any = None, dependencies: Dependencies | 
         facts=part,
         submitting=part,
         lookups=part,
+        deliveries=part,
         subscriptions=part,
         control=part,
         model_orders=part,

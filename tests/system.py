@@ -107,6 +107,7 @@ class System:
     queues: Sequence[Mapping[str, Any]] = ()
     queue_merge: Mapping[str, Any] = field(default_factory=dict)
     queue_policy: str = "weighted"
+    webhook_options: Mapping[str, Any] = field(default_factory=dict)
     processes: list[Process] = field(default_factory=list)
 
     @property
@@ -128,6 +129,7 @@ class System:
             "gateway": {"host": "127.0.0.1", **self.gateway_options},
             "auth": self.auth,
             "queue_merge": {"group_id": f"{self.prefix}queues", **self.queue_merge},
+            "webhooks": {"group_id": f"{self.prefix}webhooks", **self.webhook_options},
         }
         lines = [f"queue_policy = {toml_value(self.queue_policy)}"]
         for name, values in sections.items():
@@ -182,6 +184,10 @@ class System:
             **(env or {}),
         }
         return self.start("bridge", name, port, extra)
+
+    def webhooks(self, name: str = "h1", *, env: Mapping[str, str] | None = None) -> Process:
+        port = free_port()
+        return self.start("webhooks", name, port, {"PENSTOCK_WEBHOOKS__HEALTH_PORT": str(port), **(env or {})})
 
     def stop(self) -> None:
         for process in self.processes:

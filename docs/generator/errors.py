@@ -77,6 +77,7 @@ WHEN: dict[str, str] = {
     "execution_timeout": "The run took longer than `execution_timeout_ms`, or than `max_execution_s` allows.",
     "engine_failed": "The engine failed, its process died, or a remote server answered 5xx, at each attempt.",
     "dead_lettered": "The request was put aside, see `penstock dlq list`.",
+    "webhook_undeliverable": "Nobody took a webhook: the reason of its dead letter. No caller is answered with it.",
     "stream_restarted": "An OpenAI stream was begun anew by another attempt with another text than was sent.",
     "internal": "An error that Penstock did not foresee. `details.incident` names it in the gateway's log.",
     "undecodable": "Bytes that are no record; the codes below say why.",

@@ -34,8 +34,9 @@ def settings_types() -> list[type[BaseSettings]]:
     try:
         from penstock.gateway.bridge.settings import BridgeSettings
         from penstock.gateway.settings import GatewaySettings
+        from penstock.gateway.webhooks.settings import WebhooksSettings
 
-        found += [GatewaySettings, BridgeSettings]
+        found += [GatewaySettings, BridgeSettings, WebhooksSettings]
     except ModuleNotFoundError:
         pass
     return found
@@ -69,9 +70,10 @@ def _check_together(merged: Mapping[str, Any]) -> None:
 
 
 def _check_ports(merged: Mapping[str, Any]) -> None:
-    names = (("gateway", "host", "port"), ("worker", "health_host", "health_port"))
+    own = ("health_host", "health_port")
+    names = (("gateway", "host", "port"), ("worker", *own), ("webhooks", *own))
     if merged.get("queues"):
-        names += (("bridge", "health_host", "health_port"),)
+        names += (("bridge", *own),)
     taken = [
         (f"{part}.{port}", merged.get(part, {}).get(host), merged.get(part, {}).get(port)) for part, host, port in names
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import sys
 import time
@@ -46,9 +47,10 @@ IMAGING: Mapping[str, Any] = {
 TINY_MODELS = ("tiny-image-generation", "tiny-image-editing", "tiny-image-to-text")
 """Made in code for tasks that no package carries a model for, so that every route can be tried."""
 EMBEDDED_PARTITIONS = 4
-WORKER_HEALTH_PORT, BRIDGE_HEALTH_PORT = 8001, 8002
+WORKER_HEALTH_PORT, BRIDGE_HEALTH_PORT, WEBHOOKS_HEALTH_PORT = 8001, 8002, 8003
 KEYS_FILE = "PENSTOCK_AUTH__KEYS_FILE"
 ARTIFACTS = "PENSTOCK_ARTIFACTS__LOCATION"
+WEBHOOK_SECRET = "PENSTOCK_WEBHOOKS__SECRET"
 WORKER_READY_S = 300.0
 GATEWAY_READY_S = 90.0
 MODEL_LOADED_S = 600.0
@@ -74,13 +76,14 @@ class Options:
 
 
 class LocalSystem:
-    """One broker, one worker, one gateway under a supervisor, and one bridge where queues are configured."""
+    """A broker, a worker, a gateway and a sender of webhooks, supervised; a bridge where queues are configured."""
 
     def __init__(self, options: Options, progress: Progress) -> None:
         self.options = options
         self.home = Home(options.data_dir)
         self.phase = "starting"
         self.worker_port, self.bridge_port = WORKER_HEALTH_PORT, BRIDGE_HEALTH_PORT
+        self.webhooks_port = WEBHOOKS_HEALTH_PORT
         self.has_queues = False
         """Whether there are topics of other systems to read."""
         self.models: list[dict[str, Any]] = []
@@ -118,6 +121,7 @@ class LocalSystem:
         if self.has_queues:
             # It is not waited for: topics of other systems may be made later, on the broker that has just started.
             self.supervisor.start(self._bridge(environment))
+        self.supervisor.start(self._webhooks(environment))
         self._await_model()
 
     def serves(self) -> None:
@@ -127,8 +131,8 @@ class LocalSystem:
         self._watch.start()
 
     def stop(self) -> None:
-        """In order: the bridge stops reading queues and the gateway stops accepting, the worker drains and commits, the
-        broker closes its logs."""
+        """In order: webhooks wait, the bridge stops reading queues and the gateway stops accepting, the worker drains
+        and commits, the broker closes its logs."""
         self.phase = "stopping"
         self._watch.stop()
         self._changed()
@@ -146,6 +150,7 @@ class LocalSystem:
         self.worker_port = self._health_port("worker", WORKER_HEALTH_PORT)
         if self.has_queues:
             self.bridge_port = self._health_port("bridge", BRIDGE_HEALTH_PORT)
+        self.webhooks_port = self._health_port("webhooks", WEBHOOKS_HEALTH_PORT)
         self._check_models()
 
     def _health_port(self, part: str, usual: int) -> int:
@@ -265,6 +270,8 @@ class LocalSystem:
             ARTIFACTS: self._artifacts_location(),
             _health_variable("worker"): str(self.worker_port),
             _health_variable("bridge"): str(self.bridge_port),
+            _health_variable("webhooks"): str(self.webhooks_port),
+            **self._webhook_secret(),
             "PENSTOCK_GATEWAY__HOST": self.options.host,
             "PENSTOCK_GATEWAY__PORT": str(self.options.port),
             "PENSTOCK_GATEWAY__VIEW_PATH": str(data_dir / "gateway" / "view.sqlite"),
@@ -351,6 +358,28 @@ class LocalSystem:
 
     def _bridge(self, environment: Mapping[str, str]) -> Part:
         return self._command("bridge", f"http://127.0.0.1:{self.bridge_port}", 40.0, environment)
+
+    def _webhooks(self, environment: Mapping[str, str]) -> Part:
+        return self._command("webhooks", f"http://127.0.0.1:{self.webhooks_port}", 20.0, environment)
+
+    @property
+    def own_webhook_secret(self) -> Path | None:
+        """The file of the secret that was made here; None where one is configured."""
+        configured = self._configured().get("webhooks", {})
+        named = os.environ.get(WEBHOOK_SECRET) or configured.get("secret") or configured.get("secrets")
+        return None if named else self.home.data_dir / "webhook-secret"
+
+    def _webhook_secret(self) -> dict[str, str]:
+        """For the children's environment: the secret that signs webhooks, made at the first start."""
+        path = self.own_webhook_secret
+        if path is None:
+            return {}
+        if not path.exists():
+            fresh = path.with_suffix(".new")
+            fresh.touch(mode=0o600)
+            fresh.write_text("whsec_" + base64.b64encode(os.urandom(32)).decode() + "\n")
+            fresh.replace(path)
+        return {WEBHOOK_SECRET: path.read_text().strip()}
 
     def _command(self, name: str, url: str, grace_s: float, environment: Mapping[str, str]) -> Part:
         self._ready_urls[name] = f"{url}/readyz"
@@ -452,9 +481,15 @@ def card(system: LocalSystem) -> str:
 
   Kafka {system.bootstrap_servers}
   models  {where_models_are(system.worker_url, [entry.id for entry in entries])}{_without_model(system, entries)}
-  worker  {system.worker_url}/readyz   data  {data}
+  worker  {system.worker_url}/readyz   data  {data}{_webhooks_line(system)}
   logs  penstock logs -f{option}   status  penstock status{option}
 """
+
+
+def _webhooks_line(system: LocalSystem) -> str:
+    """Where the secret lies that was made for receivers of webhooks."""
+    path = system.own_webhook_secret
+    return "" if path is None else f"\n  webhooks are signed by the secret in {path}"
 
 
 def _without_model(system: LocalSystem, entries: Sequence[ModelEntry]) -> str:

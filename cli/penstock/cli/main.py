@@ -45,6 +45,7 @@ COMMANDS: dict[str, Command] = {
     "worker": Command(module="penstock.cli.serve", function="worker"),
     "gateway": Command(module="penstock.cli.serve", function="gateway"),
     "bridge": Command(module="penstock.cli.serve", function="bridge"),
+    "webhooks": Command(module="penstock.cli.serve", function="webhooks"),
     "config": Command(module="penstock.cli.config_commands"),
     "doctor": Command(module="penstock.cli.doctor", function="doctor"),
 }
@@ -70,6 +71,8 @@ The parts one by one, on a Kafka of your own:
   penstock gateway --config penstock.toml
 
   penstock bridge --config penstock.toml
+
+  penstock webhooks --config penstock.toml
 
 Something is wrong?   penstock doctor
 

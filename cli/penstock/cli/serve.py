@@ -1,4 +1,4 @@
-"""`penstock worker`, `gateway` and `bridge`: one long-running process each, from the settings of penstock.toml."""
+"""`penstock worker`, `gateway`, `bridge` and `webhooks`: one long-running process each, by penstock.toml."""
 
 from __future__ import annotations
 
@@ -77,6 +77,24 @@ def bridge(config: Config = None, bootstrap_servers: Bootstrap = None) -> None:
     except ModuleNotFoundError as error:
         raise not_installed(error, "gateway") from error
     finish(run_bridge(load(BridgeSettings)))
+
+
+def webhooks(config: Config = None, bootstrap_servers: Bootstrap = None) -> None:
+    """Run one sender of webhooks: calls the callback_url of requests that have ended.
+
+    Example:  penstock webhooks --config penstock.toml
+
+    Calls are signed by webhooks.secret and tried again for a day; what nobody takes becomes a dead letter. Start as
+    many as you like: they share the work as one consumer group, and one that is killed is followed by another within
+    ten seconds. Its port, webhooks.health_port, has /healthz, /readyz and /metrics.
+    """
+    prepare(config, bootstrap_servers)
+    try:
+        from penstock.gateway.webhooks.app import run_webhooks
+        from penstock.gateway.webhooks.settings import WebhooksSettings
+    except ModuleNotFoundError as error:
+        raise not_installed(error, "gateway") from error
+    finish(run_webhooks(load(WebhooksSettings)))
 
 
 def not_installed(error: ModuleNotFoundError, extra: str) -> CliFailure:

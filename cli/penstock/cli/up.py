@@ -80,7 +80,8 @@ def up(
 ) -> None:
     """Run everything on this machine: a real Kafka, a worker with small real models, the gateway. Ctrl-C stops it.
 
-    With [[queues]] in the configuration also a bridge, which reads those topics of other systems.
+    With [[queues]] in the configuration also a bridge, which reads those topics of other systems. Webhooks are signed
+    by webhooks.secret, else by a secret that is made in the data folder.
 
     Examples:
 
@@ -284,7 +285,7 @@ def down(data_dir: DataDir = None) -> None:
 
 def logs(
     part: Annotated[
-        str | None, typer.Argument(help="broker, worker, gateway, bridge or up; all when left out.")
+        str | None, typer.Argument(help="broker, worker, gateway, bridge, webhooks or up; all when left out.")
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come, until Ctrl-C.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", help="How many of the last lines.")] = 20,

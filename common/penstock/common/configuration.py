@@ -47,8 +47,8 @@ class KafkaSection(Section):
     topic_prefix: str = ""
     """Stands before every topic name, so that several installations can share a cluster."""
     client_id: str | None = None
-    """The name by which the brokers' logs and quotas know this process; null: penstock-worker, -gateway, -bridge or
-    -cli."""
+    """The name by which the brokers' logs and quotas know this process; null: penstock-worker, -gateway, -bridge,
+    -webhooks or -cli."""
     max_record_bytes: int = 1_000_000
     """The largest record that this process writes: key, value and headers together."""
     security: dict[str, str] = Field(default_factory=dict[str, str])

@@ -17,6 +17,7 @@ from penstock.common.configuration import (
     SharedSection,
 )
 from penstock.common.settings import KafkaSettings
+from penstock.gateway.callbacks import WebhooksSection
 from penstock.gateway.limits.allowances import Allowances, Totals
 from penstock.gateway.limits.settings import LimitsSection, tenant_limits
 
@@ -120,6 +121,7 @@ class GatewaySettings(ProcessSettings):
     schema_registry: RegistrySection = Field(default_factory=RegistrySection)
     topics: TopicsSection = Field(default_factory=TopicsSection)
     conversations: ConversationsSection = Field(default_factory=ConversationsSection)
+    webhooks: WebhooksSection = WebhooksSection()  # pyright: ignore[reportCallIssue]
 
     @property
     def artifacts_location(self) -> str:

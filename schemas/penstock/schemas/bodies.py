@@ -230,7 +230,7 @@ class RequestFields(TypedDict, total=False):
     ]
     requirements: RequirementsBody | None
     output: Annotated[Output | None, Field(description="Of images: where they go, and in which form.")]
-    callback_url: Annotated[str | None, Field(min_length=1, max_length=2_000, description="Not built yet.")]
+    callback_url: Annotated[str | None, Field(min_length=1, max_length=2_000, description="Called with the outcome.")]
     metadata: Annotated[dict[str, str] | None, Field(description="Echoed in the outcome.")]
 
 

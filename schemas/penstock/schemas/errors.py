@@ -8,7 +8,7 @@ PenstockError
  ├── TooLarge 413 · InsufficientCapacity 422 · IdempotencyKeyReused 422 · TenantLimit 429
  ├── Overloaded 503 · BrokerUnavailable 503 · RegistryUnavailable 503 · StoreUnavailable 503 · SourceUnavailable 502
  ├── Expired 504 · ExecutionTimeout 504
- ├── EngineFailed 500 · DeadLettered 500 · StreamRestarted 500 · InternalError 500
+ ├── EngineFailed 500 · DeadLettered 500 · StreamRestarted 500 · InternalError 500 · WebhookUndeliverable 502
  └── DecodeError (undecodable, 400): WrongMagic · UnknownSchema · BadAvro · BadJson
 """
 
@@ -199,6 +199,12 @@ class StreamRestarted(PenstockError):
 
 class InternalError(PenstockError):
     code, http_status = "internal", 500
+
+
+class WebhookUndeliverable(PenstockError):
+    """Nobody took a webhook: the reason of its dead letter."""
+
+    code, http_status = "webhook_undeliverable", 502
 
 
 class DecodeError(PenstockError):

@@ -645,6 +645,40 @@ class WorkerState(Record):
     observed_topic_id: str | None = None
 
 
+@record
+class DeliveryAttempt(Record):
+    """One call of a receiver: the status code that it answered, or why there was none."""
+
+    attempt: int
+    at: int
+    duration_ms: int
+    status_code: int | None = None
+    error: str | None = None
+
+
+@record
+class WebhookDelivery(Record):
+    """What became of a webhook so far; the latest record of its id counts. `place`: the terminal event that it tells.
+
+    `state` is waiting, delivered, failed, or dropped, which means that its request was erased.
+    """
+
+    _nested: ClassVar[Mapping[str, type[Record]]] = {"place": Place}
+    _lists: ClassVar[Mapping[str, type[Record]]] = {"attempts": DeliveryAttempt}
+
+    webhook_id: str
+    request_id: str
+    tenant: str
+    type: str
+    url: str
+    state: str
+    place: Place
+    created_at: int
+    updated_at: int
+    next_at: int | None = None
+    attempts: list[DeliveryAttempt] = field(default_factory=list[DeliveryAttempt])
+
+
 RECORDS: tuple[type[Record], ...] = (
     InferenceRequest,
     ResultEvent,
@@ -656,5 +690,6 @@ RECORDS: tuple[type[Record], ...] = (
     DesiredState,
     WorkerState,
     DeadLetterAction,
+    WebhookDelivery,
 )
 """In the order of their schema ids; append only."""

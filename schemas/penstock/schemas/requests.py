@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import cache
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from penstock.schemas.errors import BadJson, InvalidRequest, TooLarge, UnsupportedParameter, UnsupportedTask
 from penstock.schemas.ids import (
@@ -30,6 +31,7 @@ __all__ = [
     "BUILT_TASKS",
     "DEFAULT_LIMITS",
     "Limits",
+    "check_callback_url",
     "content_hash",
     "parse_request",
     "parse_request_bytes",
@@ -39,6 +41,7 @@ __all__ = [
     "validate_request",
 ]
 
+MAX_CALLBACK_CHARS = 2_000
 _TASKS = frozenset(PAYLOAD_FIELDS)
 _OF_THE_RECORD = ("request_id", "tenant", "created_at")
 _MAPS = frozenset({"extra", "metadata"})
@@ -201,7 +204,7 @@ def _map_too_large(param: str, limits: Limits) -> TooLarge:
 
 def _across_fields(request: InferenceRequest) -> None:
     if request.callback_url is not None:
-        raise UnsupportedParameter("callback_url is not supported yet", param="callback_url")
+        check_callback_url(request.callback_url)
     if request.output is not None:
         _output_fits(request.task, request.output)
     if request.conversation_id is not None and not TASKS[request.task].in_conversation:
@@ -219,6 +222,27 @@ def _across_fields(request: InferenceRequest) -> None:
         )
     if request.conversation_id is not None and request.task == "text_generation":
         _plain_turn(request.payload)
+
+
+def check_callback_url(url: str) -> None:
+    """Hold a callback_url to what it must be at any installation. Raises InvalidRequest.
+
+    Which hosts and addresses may be called is a matter of settings: the gateway and `penstock webhooks` look at them.
+    """
+    try:
+        parts = urlsplit(url)
+        named = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets without an address, a port that is none
+        parts, named = urlsplit(""), False
+    if len(url) > MAX_CALLBACK_CHARS or not (url.isascii() and url.isprintable()) or " " in url:
+        raise InvalidRequest(
+            f"callback_url must be a URL of at most {MAX_CALLBACK_CHARS} ASCII characters, the others encoded",
+            param="callback_url",
+        )
+    if not named or parts.scheme not in ("http", "https"):
+        raise InvalidRequest("callback_url must be an http or https URL that names a host", param="callback_url")
+    if parts.username is not None or parts.password is not None:
+        raise InvalidRequest("callback_url must hold no user name and no password", param="callback_url")
 
 
 def _output_fits(task: str, output: OutputSpec) -> None:

@@ -13,6 +13,8 @@ HEADER_ATTEMPT = "penstock-attempt"
 HEADER_ORIGIN = "penstock-origin"
 HEADER_TRACEPARENT = "traceparent"
 HEADER_CONTENT_TYPE = "content-type"
+HEADER_CALLBACK = "penstock-callback"
+"""On results of a request with a `callback_url`: that URL."""
 
 TP = tuple[str, int]
 """(topic, partition)"""
@@ -102,6 +104,10 @@ class TopicNames:
     @property
     def worker(self) -> str:
         return self.prefix + "inference.worker"
+
+    @property
+    def delivery(self) -> str:
+        return self.prefix + "inference.delivery"
 
     def retry(self, tier: str) -> str:
         return f"{self.prefix}inference.retry.{tier}"
@@ -207,6 +213,7 @@ def topic_specs(
         spec(names.dlq, partitions, 30, "delete", flush=True),
         spec(names.result, partitions, 3, "delete", flush=True),
         spec(names.status, partitions, 3, "delete", flush=False),
+        spec(names.delivery, partitions, 3, "compact,delete", flush=True),
         spec(names.control, 1, 3, "compact,delete", flush=False, **append_time),
         spec(names.desired, 1, None, "compact", flush=False),
         spec(names.model, 1, None, "compact", flush=False),

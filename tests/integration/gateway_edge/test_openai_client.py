@@ -265,7 +265,7 @@ REFUSED: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"extra_body": {"penstock": {"magic": 1}}}, 400, "unsupported_parameter", "penstock.magic"),
     ({"extra_body": {"penstock": {"priority": -1}}}, 400, "invalid", "penstock.priority"),
     ({"extra_body": {"penstock": {"ttl_ms": "x"}}}, 400, "invalid", "penstock.ttl_ms"),
-    ({"extra_body": {"penstock": {"callback_url": "http://x"}}}, 400, "unsupported_parameter", "penstock.callback_url"),
+    ({"extra_body": {"penstock": {"callback_url": "http://x"}}}, 400, "unsupported_parameter", "callback_url"),
     ({"messages": []}, 400, "invalid", "messages"),
     ({"messages": [{"role": "tool", "content": "x"}]}, 400, "invalid", "messages[0].tool_call_id"),
     (

@@ -21,7 +21,9 @@ def test_help_names_the_commands_and_shows_examples() -> None:
         assert word in done.output
 
 
-@pytest.mark.parametrize("name", ["up", "status", "down", "logs", "broker", "worker", "gateway", "bridge", "doctor"])
+@pytest.mark.parametrize(
+    "name", ["up", "status", "down", "logs", "broker", "worker", "gateway", "bridge", "webhooks", "doctor"]
+)
 def test_each_command_has_help_with_an_example(name: str) -> None:
     done = runner.invoke(app, [name, "--help"])
     assert done.exit_code == 0

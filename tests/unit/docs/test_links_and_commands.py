@@ -17,6 +17,7 @@ from penstock.cli.main import app as command_line
 from penstock.gateway.app import create_app
 from penstock.gateway.bridge.settings import BridgeSettings
 from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.webhooks.settings import WebhooksSettings
 from penstock.processors.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -153,7 +154,8 @@ def test_code_blocks_are_what_they_say(pages: list[Page]) -> None:
 
 
 def check_settings(page: str, tables: dict[str, Any]) -> None:
-    known = [settings.model_fields for settings in (ClusterSettings, WorkerSettings, GatewaySettings, BridgeSettings)]
+    processes = (ClusterSettings, WorkerSettings, GatewaySettings, BridgeSettings, WebhooksSettings)
+    known = [settings.model_fields for settings in processes]
     for section in tables:
         assert any(section in fields for fields in known), f"{page}: there is no section [{section}]"
     ClusterSettings(**{name: table for name, table in tables.items() if name in known[0]})

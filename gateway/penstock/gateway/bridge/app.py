@@ -12,11 +12,11 @@ from penstock.common.settings import KafkaSettings
 from penstock.common.transport import AsyncTransport, Transport
 from penstock.gateway.bridge.errands import Errands, StoreReads
 from penstock.gateway.bridge.feeder import QueueFeeder
-from penstock.gateway.bridge.health import HealthServer
 from penstock.gateway.bridge.known import Known
 from penstock.gateway.bridge.metrics import BridgeMetrics
 from penstock.gateway.bridge.requests import Requests
 from penstock.gateway.bridge.settings import BridgeSettings
+from penstock.gateway.health_server import HealthServer
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.settings import tenant_limits
 from penstock.producers import AsyncClient

@@ -17,9 +17,9 @@ from pydantic import ValidationError
 
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.clock import now_ms
+from penstock.common.group_consumer import Read
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import AsyncTransport
-from penstock.gateway.bridge.consumer import Read
 from penstock.gateway.bridge.requests import Accepted, Outcome, Requests
 from penstock.gateway.edge.errors import FinalFailure, invalid_from_validation, outcome_error
 from penstock.gateway.limits.callers import Caller

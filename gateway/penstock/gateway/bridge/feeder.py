@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from penstock.common import admin
+from penstock.common.group_consumer import GroupConsumer, Listener, Read
 from penstock.common.settings import KafkaSettings
-from penstock.gateway.bridge.consumer import Listener, QueueConsumer, Read
 from penstock.gateway.bridge.errands import Errands, TryAgain
 from penstock.gateway.bridge.known import Known
 from penstock.gateway.queues.book import QueueBook, QueueMessage
@@ -57,7 +57,7 @@ class QueueFeeder:
         self._on_failure = on_failure
         merge = Merge(policy, [queue.weight for queue in self._queues], Random())
         self._book = QueueBook(merge, len(self._queues), merging.window)
-        self._consumer: QueueConsumer | None = None
+        self._consumer: GroupConsumer | None = None
         self._held: set[str] = set()
         self._woken = asyncio.Event()
         self._tasks: dict[asyncio.Task[None], QueueMessage] = {}
@@ -94,7 +94,7 @@ class QueueFeeder:
                 on_failure=self._on_failure,
             )
             topics = [queue.topic for queue in self._queues]
-            self._consumer = QueueConsumer(self._kafka, topics, self._merging.group_id, listener)
+            self._consumer = GroupConsumer(self._kafka, topics, self._merging.group_id, listener)
             self._consumer.start()
             self.waits_for = None
             logger.info("queues.reading topics=%s", ",".join(topics))
@@ -144,7 +144,7 @@ class QueueFeeder:
         await asyncio.gather(*gone, return_exceptions=True)
         await self._errands.flush()
 
-    def _step(self, consumer: QueueConsumer) -> None:
+    def _step(self, consumer: GroupConsumer) -> None:
         self._woken.clear()
         self._known.check()
         for message in self._book.take(time.monotonic()):

@@ -156,6 +156,9 @@ ROUTES: dict[RouteKey, Declared] = {
     ("DELETE", "/v1/requests/{request_id}"): Declared(
         CANCEL, Documented(responses=_json(answers.RequestDeleted), errors=(*OF_ONE, 409, 410))
     ),
+    ("GET", "/v1/requests/{request_id}/deliveries"): Declared(
+        READ, Documented(responses=_json(Page[answers.Delivery]), errors=(*OF_ONE, 410))
+    ),
     ("GET", "/v1/requests/{request_id}/events"): Declared(
         _rules("read", lasts=Lasts.OUTCOME), Documented(responses={200: {SSE: EVENTS}, 204: {}}, errors=(*OF_ONE, 410))
     ),

@@ -134,6 +134,7 @@ class PenstockOptions(BaseModel):
     pool: Any = None
     requirements: Any = None
     session_id: Any = None
+    callback_url: Any = Field(None, description="called with the outcome")
     extra: Any = Field(None, description="texts passed on to a remote engine")
     top_k: Any = None
     min_p: Any = None

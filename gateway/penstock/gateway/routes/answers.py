@@ -44,6 +44,31 @@ class Accepted(Answer):
     events_url: str
 
 
+class DeliveryAttempt(Answer):
+    """One call of a receiver: the status code that it answered, or why there was none."""
+
+    attempt: int
+    at: Time
+    duration_ms: int
+    status_code: int | None
+    error: str | None
+
+
+class Delivery(Answer):
+    """What became of a request's webhook."""
+
+    object: Literal["delivery"]
+    webhook_id: Annotated[str, Field(description="The same at every attempt: receivers drop repeats by it.")]
+    request_id: str
+    type: Annotated[str, Field(description="`request.` and how the request ended, as request.completed.")]
+    url: str
+    state: Annotated[str, Field(description="waiting, delivered, or failed: then a dead letter has it.")]
+    created_at: Time
+    updated_at: Time
+    next_at: Annotated[Time | None, Field(description="When it is tried again; null when it is not.")]
+    attempts: Annotated[list[DeliveryAttempt], Field(description="Oldest first.")]
+
+
 class WaitingFor(Answer):
     """What a request waits for. Estimates are made of what was measured; they are not promises."""
 

@@ -120,6 +120,13 @@ async def get_request(
     return Response(body, media_type="application/json", headers={"x-request-id": request_id})
 
 
+@router.get("/requests/{request_id}/deliveries", summary="What became of a request's webhook")
+async def list_deliveries(request: Request, request_id: str) -> dict[str, Any]:
+    """One delivery with its attempts; none without `callback_url`, and until the first call has ended."""
+    data = await service_of(request).deliveries.of_request(caller_of(request).tenant, request_id)
+    return page(data, id_field="webhook_id")
+
+
 @router.get("/requests/{request_id}/events", summary="What happens to a request, as server-sent events")
 async def stream_events(
     request: Request,

@@ -15,6 +15,7 @@ from penstock.gateway.dead_letters.follower import LetterFollower
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.service.artifact_sweeps import ArtifactSweeps
 from penstock.gateway.service.control import Control
+from penstock.gateway.service.deliveries import DeliveryLookups
 from penstock.gateway.service.dependencies import Dependencies, artifact_probe, orders_probe
 from penstock.gateway.service.ending_lost import EndingLost
 from penstock.gateway.service.facts import Facts
@@ -48,6 +49,7 @@ class GatewayService:
     facts: Facts
     submitting: Submitter
     lookups: Lookups
+    deliveries: DeliveryLookups
     subscriptions: Subscriptions
     control: Control
     ending_lost: EndingLost
@@ -94,6 +96,7 @@ class GatewayService:
             facts=facts,
             submitting=submitting,
             lookups=lookups,
+            deliveries=DeliveryLookups(lookups, outcomes, kafka, codec, threads),
             subscriptions=Subscriptions(view, follower, hub, kafka.names, facts.waits_for_worker),
             control=control,
             ending_lost=EndingLost(view, follower, facts, control, kafka, threads),

@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias
 from penstock.common.kafka_errors import unavailable
 from penstock.common.outgoing import Outgoing, request_record, valid_traceparent
 from penstock.common.transport import AsyncTransport, Delivery, record_bytes, too_large
+from penstock.gateway.callbacks import Callbacks
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.service.models import check_abilities, model_or_refusal
@@ -94,6 +95,7 @@ class Submitter:
         self._allowances = allowances
         self._facts = facts
         self._check_place = check_place
+        self._callbacks = Callbacks(settings.webhooks)
         self._pending = 0
         self._same_key: dict[str, asyncio.Future[str]] = {}
         self._unconfirmed = Unconfirmed()
@@ -101,11 +103,13 @@ class Submitter:
     async def check(self, caller: Caller, request: InferenceRequest) -> Checked:
         """Refuse what cannot be done or this caller may not ask for. Nothing is counted.
 
-        Raises ModelNotFound, InvalidRequest (an unknown pool, a conversation of another), Forbidden, TenantLimit,
-        BrokerUnavailable, and what `check_abilities` raises.
+        Raises ModelNotFound, InvalidRequest (an unknown pool, another's conversation, a callback), Forbidden,
+        TenantLimit, BrokerUnavailable, and what `check_abilities` raises.
         """
         if request.output is not None:
             self._check_place(request.output.store, request.output.prefix)
+        if request.callback_url is not None:
+            self._callbacks.check(caller.tenant, request.callback_url)
         request = self._facts.routed(request)
         models = self._facts.models()
         model, missing = model_or_refusal(models, request)

@@ -89,6 +89,15 @@ class Outcomes:
             self._view.known.keep(entry)
         return entry
 
+    async def message(self, entry: Entry, patience_s: float = PATIENCE_S) -> RawMessage | None:
+        """The record of its outcome; None when it has not ended, or the topic holds the record no more.
+
+        Raises BrokerUnavailable, Overloaded.
+        """
+        if not entry.done:
+            return None
+        return await self._fetch((self._settings.names.result, entry.place), entry.terminal_offset, patience_s)
+
     async def all_whole(self, entries: Sequence[Entry], patience_s: float) -> list[Entry]:
         """The entries, with those outcomes that could be read."""
         lacking = [entry for entry in entries if entry.lacks_outcome]

@@ -8,39 +8,24 @@ redirect is a new URL, checked as the first one. No proxy of the environment is 
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import httpcore
 
-from penstock.processors.images.addresses import is_allowed
-from penstock.processors.images.url_rules import Target, UrlRules
+from penstock.common.urls.connections import CheckedBackend, Refused, Resolve, resolve
+from penstock.common.urls.rules import Target, UrlRules
 from penstock.schemas.errors import InvalidRequest, SourceUnavailable, TooLarge
-
-Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""The addresses of a name. Raises OSError."""
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _TRY_LATER = frozenset({408, 425, 429, 500, 502, 503, 504})
 _AGENT = b"penstock-images/1"
 
 
-async def resolve(host: str, port: int) -> list[str]:
-    """As the machine resolves names. Raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
-
-
 @dataclass(frozen=True, slots=True)
 class _Redirect:
     location: str
-
-
-class _Refused(Exception):
-    """An address of the host may not be connected to."""
 
 
 class ImageFetcher:
@@ -86,7 +71,7 @@ class ImageFetcher:
         raise InvalidRequest(f"{param} redirects more than {self._max_redirects} times", param=param)
 
     async def _once(self, target: Target, param: str) -> bytes | _Redirect:
-        backend = _CheckedBackend(target, self._resolve, self._network)
+        backend = CheckedBackend(target, self._resolve, self._network)
         self._ssl = self._ssl or ssl.create_default_context()
         headers = [
             (b"Host", target.host_header),
@@ -104,7 +89,7 @@ class ImageFetcher:
                 pool.stream("GET", url, headers=headers) as response,
             ):
                 return await self._read(response, target, param)
-        except _Refused:
+        except Refused:
             raise InvalidRequest(
                 f"{param}: {target.host} has an address that images may not come from", param=param
             ) from None
@@ -138,40 +123,3 @@ class ImageFetcher:
         return TooLarge(
             f"{param} has more than {self._max_bytes} bytes", param=param, details={"limit_bytes": self._max_bytes}
         )
-
-
-class _CheckedBackend(httpcore.AsyncNetworkBackend):
-    """Opens connections of one target, and only to addresses of it that are allowed."""
-
-    def __init__(self, target: Target, resolve: Resolve, network: httpcore.AsyncNetworkBackend) -> None:
-        self._target = target
-        self._resolve = resolve
-        self._network = network
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        """Raises _Refused when any address of the name is not allowed: a name that mixes them is no mistake."""
-        addresses = await self._resolve(host, port)
-        internal = self._target.internal
-        if not addresses or not all(is_allowed(address, internal=internal) for address in addresses):
-            raise _Refused
-        failure: httpcore.NetworkError | httpcore.TimeoutException | None = None
-        for address in addresses:
-            try:
-                # The address, not the name: nobody resolves it a second time.
-                return await self._network.connect_tcp(address, port, timeout, local_address, socket_options)
-            except (httpcore.NetworkError, httpcore.TimeoutException) as error:
-                failure = error
-        raise failure or httpcore.ConnectError(host)
-
-    async def connect_unix_socket(self, path: str, timeout: float | None = None, socket_options: object = None) -> Any:
-        raise _Refused
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)

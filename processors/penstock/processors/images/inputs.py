@@ -10,11 +10,11 @@ from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.facts import Artifact
 from penstock.common.artifacts.inputs import keep_input
 from penstock.common.threads import DaemonThreads
+from penstock.common.urls.rules import UrlRules
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.decoders import DecodeLimits, Decoders
 from penstock.processors.images.encoded import EncodedImage
 from penstock.processors.images.fetching import ImageFetcher
-from penstock.processors.images.url_rules import UrlRules
 from penstock.processors.outputs import reference_to
 from penstock.processors.settings import ImagesSection
 from penstock.schemas.errors import InvalidRequest, NotFound, TooLarge

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -30,6 +31,7 @@ from penstock.schemas.records import InferenceRequest, Origin
 from penstock.schemas.requests import (
     DEFAULT_LIMITS,
     Limits,
+    check_callback_url,
     parse_request_bytes,
     prepare_validation,
     validate_request,
@@ -119,18 +121,33 @@ class Intake:
                 return self._taken(request, place, origin, attempt, None, size)
             request = self._codec.decode(value or b"", InferenceRequest)
         except (DecodeError, InvalidRequest, TooLarge) as error:
-            request_id, tenant = _identity_of(value, place)
+            request_id, tenant, callback_url = _identity_of(value, place)
             if isinstance(error, UnsupportedParameter | UnsupportedTask) and request_id is not None:
-                stub = _stub(request_id, tenant or "default", place.append_time_ms)
+                stub = _stub(request_id, tenant or "default", place.append_time_ms, callback_url)
                 return self._taken(stub, place, origin, attempt, error, size)
-            return Poison(reason=error, request_id=request_id, tenant=tenant, origin=origin, attempt=attempt)
+            return Poison(
+                reason=error,
+                request_id=request_id,
+                tenant=tenant,
+                origin=origin,
+                attempt=attempt,
+                callback_url=callback_url,
+            )
         try:
             validate_request(request, self._limits)
         except (UnsupportedParameter, UnsupportedTask) as error:
+            request = replace(request, callback_url=_callback(request.callback_url))
             return self._taken(request, place, origin, attempt, error, size)
         except PenstockError as error:
             request_id, tenant = _checked(request.request_id, request.tenant, None)
-            return Poison(reason=error, request_id=request_id, tenant=tenant, origin=origin, attempt=attempt)
+            return Poison(
+                reason=error,
+                request_id=request_id,
+                tenant=tenant,
+                origin=origin,
+                attempt=attempt,
+                callback_url=_callback(request.callback_url),
+            )
         return self._taken(request, place, origin, attempt, None, size)
 
     def _taken(
@@ -230,18 +247,36 @@ def _made_up_id(place: Origin) -> str:
     return derived_request_id(place.topic, place.partition, place.offset, place.append_time_ms)
 
 
-def _identity_of(value: bytes | None, place: Origin) -> tuple[str | None, str | None]:
-    """(request_id, tenant) of a JSON object that is not a valid request, so that who waits for it hears of it."""
+def _callback(url: object) -> str | None:
+    """The URL, if it is one that may be called: whoever waits for a call hears of an invalid request too."""
+    if not isinstance(url, str):
+        return None
+    try:
+        check_callback_url(url)
+    except InvalidRequest:
+        return None
+    return url
+
+
+def _identity_of(value: bytes | None, place: Origin) -> tuple[str | None, str | None, str | None]:
+    """(request_id, tenant, callback_url) of a JSON object that is no valid request: who waits for it hears of it."""
     if not value or value[0] != OPENING_BRACE:
-        return None, None
+        return None, None, None
     try:
         parsed: Any = json.loads(value)
     except (ValueError, RecursionError):
-        return None, None
+        return None, None, None
     body = cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
-    return _checked(body.get("request_id"), body.get("tenant"), _made_up_id(place))
+    request_id, tenant = _checked(body.get("request_id"), body.get("tenant"), _made_up_id(place))
+    return request_id, tenant, _callback(body.get("callback_url"))
 
 
-def _stub(request_id: str, tenant: str, created_at: int) -> InferenceRequest:
+def _stub(request_id: str, tenant: str, created_at: int, callback_url: str | None) -> InferenceRequest:
     """What is left of a request that cannot be run: enough to say so."""
-    return InferenceRequest(request_id=request_id, tenant=tenant, task="text_generation", created_at=created_at)
+    return InferenceRequest(
+        request_id=request_id,
+        tenant=tenant,
+        task="text_generation",
+        created_at=created_at,
+        callback_url=callback_url,
+    )

@@ -20,7 +20,7 @@ from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BadAvro, InvalidRequest, PenstockError, TooLarge, to_error_record
 from penstock.schemas.records import STATUS_RANKS, DeadLetter, Preview, ResultEvent, StatusEvent, Usage
 from penstock.schemas.texts import shortened
-from penstock.schemas.topics import HEADER_TRACEPARENT, TopicNames
+from penstock.schemas.topics import HEADER_CALLBACK, HEADER_TRACEPARENT, TopicNames
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,13 @@ def trace_of(subject: Subject) -> Headers | None:
         if name == HEADER_TRACEPARENT and value is not None and len(value) <= MAX_TRACE_BYTES:
             return [(name, value)]
     return None
+
+
+def result_headers(subject: Subject) -> Headers | None:
+    """Of what goes to the result topic: the trace, and who is to be called back (see decisions/0059)."""
+    url = subject.request.callback_url
+    trace = trace_of(subject)
+    return trace if url is None else [*(trace or ()), (HEADER_CALLBACK, url.encode())]
 
 
 class Outcomes:
@@ -117,7 +124,7 @@ class Outcomes:
             **since_fields(effect.since),
         )
         try:
-            self._publisher.chunk(event, acknowledged, headers=trace_of(subject))
+            self._publisher.chunk(event, acknowledged, headers=result_headers(subject))
         except (BadAvro, TooLarge) as error:
             logger.error("chunk.refused request=%s error=%s", subject.request_id, error.code)
             return False
@@ -132,7 +139,7 @@ class Outcomes:
         subject = effect.subject
         event = self._on_the_way(subject, "preview", preview=preview)
         try:
-            self._publisher.chunk(event, headers=trace_of(subject))
+            self._publisher.chunk(event, headers=result_headers(subject))
         except (BadAvro, TooLarge) as error:
             logger.error("preview.refused request=%s error=%s", subject.request_id, error.code)
 
@@ -172,7 +179,7 @@ class Outcomes:
             **output,
         )
         self._publisher.result(
-            event, lambda failure: done(effect.status if failure is None else "failed"), headers=trace_of(subject)
+            event, lambda failure: done(effect.status if failure is None else "failed"), headers=result_headers(subject)
         )
 
     def letter(self, effect: PublishDeadLetter, done: Callable[[], None]) -> None:

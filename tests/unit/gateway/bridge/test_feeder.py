@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import cast
 
+from penstock.common.group_consumer import GroupConsumer, Read
 from penstock.common.settings import KafkaSettings
-from penstock.gateway.bridge.consumer import QueueConsumer, Read
 from penstock.gateway.bridge.errands import Errands
 from penstock.gateway.bridge.feeder import QueueFeeder
 from penstock.gateway.bridge.known import Known
@@ -72,13 +72,13 @@ class World:
             counted=lambda _, outcome: self.counted.append(outcome),
             on_failure=lambda reason: None,
         )
-        self.feeder._consumer = cast("QueueConsumer", self.consumer)
+        self.feeder._consumer = cast("GroupConsumer", self.consumer)
 
     def read(self, tp: TP) -> None:
         self.feeder._arrived([Read(tp, 0, None, b"x", 1)])
 
     async def step(self, turns: int = 5) -> None:
-        self.feeder._step(cast("QueueConsumer", self.consumer))
+        self.feeder._step(cast("GroupConsumer", self.consumer))
         for _ in range(turns):
             await asyncio.sleep(0)
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hostile_images import BAD_ADDRESSES, PUBLIC, Dns, Network, hostile_server, picture
-from penstock.processors.images.addresses import is_allowed
+from penstock.common.urls.addresses import is_allowed
+from penstock.common.urls.rules import UrlRules
 from penstock.processors.images.fetching import ImageFetcher
-from penstock.processors.images.url_rules import UrlRules
 from penstock.schemas.errors import InvalidRequest, SourceUnavailable, TooLarge
 
 PARAM = "payload.image.url"

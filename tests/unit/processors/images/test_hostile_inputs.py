@@ -14,12 +14,12 @@ from typing import Any
 
 from hostile_images import Dns, Network, hostile_images, hostile_server, hostile_urls, scan_bomb
 from penstock.common.artifacts import ArtifactStore
+from penstock.common.urls.rules import UrlRules
 from penstock.processors.guarded.process import RENEWED_AFTER
 from penstock.processors.images.decoders import DecodeLimits, Decoders
 from penstock.processors.images.fetching import ImageFetcher
 from penstock.processors.images.inputs import ImageInputs
 from penstock.processors.images.processors import ImageJob, ImageProcessors
-from penstock.processors.images.url_rules import UrlRules
 from penstock.schemas.errors import InvalidRequest, PenstockError, SourceUnavailable, TooLarge
 
 LONG = bool(os.environ.get("PENSTOCK_TEST_LONG"))

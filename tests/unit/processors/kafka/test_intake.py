@@ -85,10 +85,18 @@ def test_a_readable_object_that_is_invalid_says_whose_it_is() -> None:
 
 
 def test_what_is_not_built_fails_at_once() -> None:
-    body = {"request_id": "mine", "task": "text_generation", "payload": {"prompt": "x"}, "callback_url": "http://x"}
-    found = taken(json.dumps(body).encode())
+    body = {"request_id": "mine", "task": "text_generation", "payload": {"prompt": "x"}, "audio": "yes"}
+    found = taken(json.dumps({**body, "callback_url": "http://x"}).encode())
     assert found.error is not None
-    assert found.request.request_id == "mine"
+    assert (found.request.request_id, found.request.callback_url) == ("mine", "http://x")
+
+
+@pytest.mark.parametrize(("url", "known"), [("http://x", "http://x"), ("ftp://x", None), (5, None)])
+def test_an_invalid_request_says_who_is_to_be_called_back(url: object, known: str | None) -> None:
+    body = {"request_id": "mine", "task": "text_generation", "payload": {"prompt": 5}, "callback_url": url}
+    found = read(json.dumps(body).encode())
+    assert isinstance(found, Poison)
+    assert found.callback_url == known
 
 
 def test_headers_give_attempt_and_origin() -> None:

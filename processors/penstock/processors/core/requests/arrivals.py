@@ -38,3 +38,4 @@ class Poison:
     tenant: str | None
     origin: Origin
     attempt: int
+    callback_url: str | None = None

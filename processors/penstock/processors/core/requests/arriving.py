@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.commit.gate import Arrival, CommitGate
@@ -139,7 +139,7 @@ class Arrivals:
             body=None,
             size_bytes=len(value),
         )
-        stub = work.request
+        stub = replace(work.request, callback_url=poison.callback_url)
         work.body = Body(stub, value, headers, record_key, len(value))
         self._registry.hold(work)
         self._endings.letter(work, "arrive_poison", poison.reason)

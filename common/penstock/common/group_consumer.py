@@ -1,4 +1,4 @@
-"""Reads the queues as a member of a consumer group, on a thread of its own, and commits what it is told to.
+"""Reads topics as a member of a consumer group, on a thread of its own, and commits what it is told to.
 
 Decides nothing: batches, assignments and losses of partitions are told on the event loop. Before a partition goes to
 another member the loop has ended its work for it.
@@ -17,6 +17,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from penstock.common.kafka_errors import client_logger, wrong_configuration
+from penstock.common.reader import Headers, message_headers
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.topics import TP
 
@@ -37,6 +38,7 @@ class Read:
     key: bytes | None
     value: bytes | None
     timestamp_ms: int
+    headers: Headers = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,9 +50,13 @@ class Listener:
     on_revoked: Callable[[list[TP]], Coroutine[Any, Any, None]]
     """Nobody else gets the partitions before it ends, unless they are lost already."""
     on_failure: Callable[[str], None]
+    wants: Callable[[Headers], bool] | None = None
+    """Which records are told, by their headers, asked on the reader's thread; without it all are, headers left out."""
+    on_passed: Callable[[Mapping[TP, int]], None] = lambda _: None
+    """With `wants`: the offsets behind all that was read, told or not, after the batch was told."""
 
 
-class QueueConsumer:
+class GroupConsumer:
     """Raises InvalidRequest for settings that librdkafka does not take."""
 
     def __init__(self, kafka: KafkaSettings, topics: Sequence[str], group_id: str, listener: Listener) -> None:
@@ -68,7 +74,7 @@ class QueueConsumer:
             "auto.offset.reset": "earliest",
             "queued.max.messages.kbytes": 8_192,
             "partition.assignment.strategy": "cooperative-sticky",
-            # By default the partitions of a bridge that was killed wait 45 seconds for another.
+            # By default the partitions of a member that was killed wait 45 seconds for another.
             "session.timeout.ms": 10_000,
             "heartbeat.interval.ms": 2_000,
         }
@@ -76,7 +82,7 @@ class QueueConsumer:
             self._consumer = Consumer(config, logger=client_logger)
         except KafkaException as error:
             raise wrong_configuration(error) from error
-        self._thread = threading.Thread(target=self._read_forever, name="penstock-queues", daemon=True)
+        self._thread = threading.Thread(target=self._read_forever, name="penstock-group", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -108,24 +114,30 @@ class QueueConsumer:
                 self._calls.popleft()()
             self._commit(self._due)
         except Exception as error:
-            logger.exception("queues.reader_failed")
-            self._tell(self._listener.on_failure, f"the queues are not read any more: {type(error).__name__}")
+            logger.exception("group.reader_failed")
+            self._tell(
+                self._listener.on_failure, f"{', '.join(self._topics)} cannot be read any more: {type(error).__name__}"
+            )
         finally:
             self._consumer.close()
 
     def _read_once(self) -> None:
         messages = self._consumer.consume(_BATCH, _POLL_S)
         batch: list[Read] = []
+        wants, passed = self._listener.wants, dict[TP, int]()
         for message in messages:
             if (error := message.error()) is not None:
-                logger.warning("queues.read_error code=%s", error.name())
+                logger.warning("group.read_error code=%s", error.name())
                 continue
-            place = (str(message.topic()), int(message.partition() or 0))
-            batch.append(
-                Read(place, int(message.offset() or 0), message.key(), message.value(), message.timestamp()[1])
-            )
+            place, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
+            passed[place] = offset + 1
+            headers = () if wants is None else message_headers(message)[0]
+            if wants is None or wants(headers):
+                batch.append(Read(place, offset, message.key(), message.value(), message.timestamp()[1], headers))
         if batch:
             self._tell(self._listener.on_batch, batch)
+        if passed and wants is not None:
+            self._tell(self._listener.on_passed, passed)
         while self._calls:
             self._calls.popleft()()
         if self._due:
@@ -141,7 +153,7 @@ class QueueConsumer:
             self._consumer.commit(offsets=due, asynchronous=False)
         except KafkaException as error:
             # It is tried again after the next read; what is never committed is read again and found done.
-            logger.warning("queues.commit_failed code=%s", error.args[0].name())
+            logger.warning("group.commit_failed code=%s", error.args[0].name())
             self._due = {**{(one.topic, one.partition): one.offset for one in due}, **self._due}
 
     def _hold(self, topics: set[str]) -> None:
@@ -165,7 +177,7 @@ class QueueConsumer:
         try:
             asyncio.run_coroutine_threadsafe(finishing, self._loop).result(REVOKE_S)
         except TimeoutError:
-            logger.warning("queues.revoked_with_work seconds=%.0f", REVOKE_S)
+            logger.warning("group.revoked_with_work seconds=%.0f", REVOKE_S)
         except RuntimeError:  # the loop has ended
             finishing.close()
             self._stopping = True

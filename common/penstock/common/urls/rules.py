@@ -39,6 +39,10 @@ class UrlRules:
 
     allow_hosts: Sequence[str] = ()
     internal_hosts: Sequence[str] = ()
+    closed_hint: str = "images are not fetched from URLs here; send the bytes, or upload them to /v1/artifacts"
+    """What a caller is told where no host may be named."""
+    purpose: str = "images may come from"
+    """What allowed hosts are for, in a refusal."""
 
     @property
     def closed(self) -> bool:
@@ -48,16 +52,13 @@ class UrlRules:
     def target(self, text: str, *, param: str, after: Target | None = None) -> Target:
         """The URL, allowed; `after` is the one that redirected to it. Raises InvalidRequest naming `param`."""
         if self.closed:
-            raise InvalidRequest(
-                f"{param}: images are not fetched from URLs here; send the bytes, or upload them to /v1/artifacts",
-                param=param,
-            )
+            raise InvalidRequest(f"{param}: {self.closed_hint}", param=param)
         url = _parsed(text, param, after)
         host, port = url.raw_host.decode("ascii").rstrip(".").lower(), url.port or _PORTS[url.scheme]
         internal = _listed(self.internal_hosts, host, port, url.scheme, suffixes=False)
         if not internal and not _listed(self.allow_hosts, host, port, url.scheme, suffixes=True):
             raise InvalidRequest(
-                f"{param}: {_shown(host)}:{port} is not among the hosts that images may come from", param=param
+                f"{param}: {_shown(host)}:{port} is not among the hosts that {self.purpose}", param=param
             )
         return Target(
             url=str(url),

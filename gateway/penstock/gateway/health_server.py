@@ -1,4 +1,4 @@
-"""Liveness, readiness and metrics on the bridge's own port."""
+"""Liveness, readiness and metrics on the own port of a process beside the gateway."""
 
 from __future__ import annotations
 

@@ -1,0 +1,147 @@
+"""The composition root of `penstock webhooks`: makes the parts, sends until told to stop, and stops in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+
+from penstock.common import admin
+from penstock.common.transport import AsyncTransport, Transport
+from penstock.gateway.callbacks import Callbacks
+from penstock.gateway.health_server import HealthServer
+from penstock.gateway.webhooks.dispatcher import Dispatcher, Tools
+from penstock.gateway.webhooks.metrics import WebhookMetrics
+from penstock.gateway.webhooks.records import Erasures, LogRecords
+from penstock.gateway.webhooks.sender import Sender
+from penstock.gateway.webhooks.settings import WebhooksSettings
+from penstock.schemas.errors import PenstockError
+from penstock.schemas.registry import registry_codecs
+
+logger = logging.getLogger(__name__)
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+DELIVERY_S = 10.0
+FLUSH_S = 5.0
+ASK_S, AGAIN_S = 10.0, 1.0
+
+
+async def run_webhooks(settings: WebhooksSettings) -> int:
+    """Send webhooks until SIGTERM or SIGINT; the process's exit code."""
+    if settings.webhooks.secret is None and not settings.webhooks.secrets:
+        print("penstock webhooks: nothing signs the calls: set webhooks.secret", file=sys.stderr, flush=True)
+        return EXIT_USAGE
+    try:
+        process = WebhookProcess(settings)
+    except PenstockError as error:
+        logger.error("webhooks.cannot_start %s", error)
+        return EXIT_FAILED
+    try:
+        process.start()
+        return await process.wait()
+    except OSError as error:
+        where = f"{settings.webhooks.health_host}:{settings.webhooks.health_port}"
+        logger.error("webhooks.cannot_start %s cannot be bound (%s); set webhooks.health_port", where, error.strerror)
+        return EXIT_FAILED
+    finally:
+        await process.stop()
+
+
+class WebhookProcess:
+    """`start`, `wait`, `stop`. Raises PenstockError for what it cannot be made of."""
+
+    def __init__(self, settings: WebhooksSettings) -> None:
+        self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._kafka = kafka = settings.kafka_settings()
+        registry, section = settings.schema_registry, settings.webhooks
+        codec = registry_codecs(registry.url, write=registry.write).blocking
+        callbacks, metrics = Callbacks(section), WebhookMetrics()
+        self._transport = Transport(kafka, delivery_timeout_s=DELIVERY_S)
+        self._records = LogRecords(kafka)
+        tools = Tools(
+            kafka=kafka,
+            codec=codec,
+            transport=AsyncTransport(self._transport),
+            records=self._records,
+            sender=Sender(callbacks, section.timeout_s),
+            callbacks=callbacks,
+            metrics=metrics,
+        )
+        self._dispatcher = Dispatcher(tools, section)
+        self._erasures = Erasures(kafka, codec, self._dispatcher.erased)
+        self._health = HealthServer(
+            section.health_host,
+            section.health_port,
+            waits_for=lambda: self._dispatcher.waits_for,
+            metrics=metrics.render,
+        )
+        self._main: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Raises OSError when the port of its health is taken."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._finish, EXIT_OK)
+        self._health.start()
+        self._main = loop.create_task(self._run(), name="webhooks")
+
+    async def wait(self) -> int:
+        """Until a signal (0) or until this process can do no good any more (1)."""
+        return await self._over
+
+    async def stop(self) -> None:
+        """In this order, so that whoever takes over finds all that became of webhooks here."""
+        # 1. Nothing new is begun, and open calls are broken off.
+        if self._main is not None:
+            self._main.cancel()
+            await asyncio.gather(self._main, return_exceptions=True)
+        await self._dispatcher.cancel()
+        # 2. What is on its way to the delivery topic is acknowledged.
+        await asyncio.to_thread(self._transport.close, FLUSH_S)
+        # 3. Only then others get the partitions.
+        await self._dispatcher.leave()
+        await self._records.stop()
+        await asyncio.to_thread(self._erasures.stop)
+        await self._health.stop()
+        logger.info("webhooks.stopped")
+
+    async def _run(self) -> None:
+        """Begin when the topics are there, and say when it is over."""
+        try:
+            while (reason := await self._cannot_begin()) is not None:
+                if reason != self._dispatcher.waits_for:
+                    logger.error("webhooks.waiting reason=%s", reason)
+                    self._dispatcher.waits_for = reason
+                await asyncio.sleep(AGAIN_S)
+            self._records.start()
+            self._dispatcher.start()
+            logger.info("webhooks.started")
+            self._fail(await self._dispatcher.over)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            logger.exception("webhooks.failed")
+            self._fail(type(error).__name__)
+
+    async def _cannot_begin(self) -> str | None:
+        names = self._kafka.names
+        try:
+            counts = await asyncio.to_thread(admin.partition_counts, self._kafka, None, ASK_S)
+            missing = [one for one in (names.result, names.delivery, names.control, names.dlq) if one not in counts]
+            if missing:
+                return f"missing topics: {', '.join(missing)}; create them with `penstock topics create`"
+            if counts[names.delivery] < counts[names.result]:
+                return f"{names.delivery} has fewer partitions than {names.result}: add partitions to it"
+            await asyncio.to_thread(self._erasures.start)
+        except PenstockError as error:
+            return str(error)
+        return None
+
+    def _finish(self, code: int) -> None:
+        if not self._over.done():
+            self._over.set_result(code)
+
+    def _fail(self, reason: str) -> None:
+        logger.critical("webhooks.ended reason=%s", reason)
+        self._finish(EXIT_FAILED)

@@ -1,0 +1,58 @@
+"""What a receiver is sent: the request as `GET /v1/requests/{id}` shows it, signed by the Standard Webhooks library."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from standardwebhooks import Webhook
+
+from penstock.common.reader import RawMessage
+from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.request_records import read_request
+from penstock.schemas.codec import Codec
+from penstock.schemas.errors import PenstockError
+from penstock.schemas.records import ResultEvent
+from penstock.schemas.times import rfc3339
+
+_NAMESPACE = uuid.UUID("6f0a2c7e-9d0b-5f0e-8a53-0d9f6f3c4b11")
+AGENT = b"penstock-webhooks/1"
+
+
+def type_of(event: ResultEvent) -> str:
+    return f"request.{event.status or 'failed'}"
+
+
+def webhook_id(tenant: str, request_id: str, kind: str) -> str:
+    """The same for every attempt, by whichever process."""
+    return f"msg_{uuid.uuid5(_NAMESPACE, f'{tenant}/{request_id}/{kind}').hex}"
+
+
+def webhook_body(outcome: RawMessage, event: ResultEvent, request: RawMessage | None, codec: Codec) -> bytes:
+    """`request` is its record, None if that is not on its topic any more: what only it says is null then."""
+    entry = Entry(event.tenant, event.request_id, outcome.partition)
+    entry.accepted_ms, entry.metadata = event.origin.append_time_ms, event.metadata
+    try:
+        asked = None if request is None else read_request(request, codec)
+    except PenstockError:
+        asked = None  # it is no valid request, and its outcome says so
+    if asked is not None and (asked.tenant, asked.request_id) == entry.key:
+        entry.on_request(asked, event.origin)
+    entry.on_result(event, outcome.offset)
+    body = {"type": type_of(event), "timestamp": rfc3339(event.created_at), "data": entry.to_json()}
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
+
+
+def signed_headers(number: str, body: bytes, secrets: Sequence[str], now_ms: int) -> list[tuple[bytes, bytes]]:
+    """The standard's headers, with one signature for each secret."""
+    at = datetime.fromtimestamp(now_ms // 1000, UTC)
+    signatures = " ".join(Webhook(secret).sign(number, at, body.decode()) for secret in secrets)
+    return [
+        (b"Content-Type", b"application/json"),
+        (b"User-Agent", AGENT),
+        (b"webhook-id", number.encode()),
+        (b"webhook-timestamp", str(now_ms // 1000).encode()),
+        (b"webhook-signature", signatures.encode()),
+    ]

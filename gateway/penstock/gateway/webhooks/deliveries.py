@@ -1,0 +1,200 @@
+"""The webhooks that this process holds: which have ended, which wait, whose turn it is. Pure; times in ms.
+
+One slow receiver holds up nobody else: a host and a tenant have at most a part of the calls at once, and at most a part
+of the room here. What finds no room is left to its topic, and comes back when there is some.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from penstock.schemas.records import WebhookDelivery
+from penstock.schemas.topics import TP
+
+Key = tuple[str, str]
+"""(tenant, request id)"""
+Group = tuple[str, str]
+"""(tenant, host and port)"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """How much there may be at once."""
+
+    in_flight: int
+    held: int = 200_000
+    held_per_host: int = 20_000
+    ended: int = 500_000
+    """So many that have ended are remembered, so that a repeat of their event is known."""
+
+    @property
+    def per_tenant(self) -> int:
+        return max(1, self.in_flight // 2)
+
+    @property
+    def per_host(self) -> int:
+        return max(1, self.in_flight // 8)
+
+
+def key_of(delivery: WebhookDelivery) -> Key:
+    return delivery.tenant, delivery.request_id
+
+
+def group_of(delivery: WebhookDelivery) -> Group:
+    return delivery.tenant, urlsplit(delivery.url).netloc.lower()
+
+
+def partition_of(delivery: WebhookDelivery) -> TP:
+    return delivery.place.topic, delivery.place.partition
+
+
+class Deliveries:
+    """Those of the partitions that this process owns."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._held: dict[Key, WebhookDelivery] = {}
+        self._ended: dict[Key, TP] = {}
+        self._later: list[tuple[int, Key]] = []
+        self._ready: dict[Group, deque[Key]] = {}
+        """The group that was served last stands last."""
+        self._in_flight: dict[Key, Group] = {}
+        self._busy_hosts, self._busy_tenants = Counter[str](), Counter[str]()
+        self._held_hosts = Counter[str]()
+        self._left: dict[str, set[TP]] = {}
+        """By host: partitions of which some were left to their topic."""
+
+    # -- what is known
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def knows(self, key: Key) -> bool:
+        return key in self._held or key in self._ended
+
+    def find(self, key: Key) -> WebhookDelivery | None:
+        """The one that is held."""
+        return self._held.get(key)
+
+    def flies(self, key: Key) -> bool:
+        """Whether it is being sent now."""
+        return key in self._in_flight
+
+    def oldest_ms(self) -> int | None:
+        """When the oldest that waits was first seen."""
+        return min((one.created_at for one in self._held.values()), default=None)
+
+    def next_ms(self) -> int | None:
+        """When the next of those that wait for their retry is due."""
+        return self._later[0][0] if self._later else None
+
+    # -- coming and going
+
+    def add(self, delivery: WebhookDelivery) -> bool:
+        """Hold one that waits; False when there is no room, and it is left to its topic."""
+        key, (_, host) = key_of(delivery), group_of(delivery)
+        if len(self._held) >= self._room.held or self._held_hosts[host] >= self._room.held_per_host:
+            self._left.setdefault(host, set()).add(partition_of(delivery))
+            return False
+        self._held[key] = delivery
+        self._held_hosts[host] += 1
+        self._queue(delivery)
+        return True
+
+    def end(self, delivery: WebhookDelivery) -> None:
+        """It is delivered, has failed or was dropped."""
+        self._forget(key_of(delivery))
+        self._ended[key_of(delivery)] = partition_of(delivery)
+        if len(self._ended) > self._room.ended:
+            del self._ended[next(iter(self._ended))]
+
+    def wait(self, delivery: WebhookDelivery) -> None:
+        """It was tried, and is to be tried again."""
+        key = key_of(delivery)
+        self._land(key)
+        if key in self._held:
+            self._held[key] = delivery
+            self._queue(delivery)
+
+    def revoke(self, partitions: Iterable[TP]) -> None:
+        """Another process has these partitions now."""
+        gone = set(partitions)
+        for key, delivery in list(self._held.items()):
+            if partition_of(delivery) in gone:
+                self._forget(key)
+        self._ended = {key: tp for key, tp in self._ended.items() if tp not in gone}
+        for left in self._left.values():
+            left -= gone
+
+    def to_load(self) -> set[TP]:
+        """Partitions to read again, because there is room for what was left of them."""
+        found = set[TP]()
+        if len(self._held) > self._room.held // 2:
+            return found
+        for host in [one for one in self._left if self._held_hosts[one] <= self._room.held_per_host // 2]:
+            found |= self._left.pop(host)
+        return found
+
+    # -- whose turn it is
+
+    def begin(self, now_ms: int) -> list[WebhookDelivery]:
+        """Those to send now: group by group in turn, within the bounds."""
+        while self._later and self._later[0][0] <= now_ms:
+            _, key = heapq.heappop(self._later)
+            delivery = self._held.get(key)
+            if delivery is not None and key not in self._in_flight and (delivery.next_at or 0) <= now_ms:
+                self._ready.setdefault(group_of(delivery), deque()).append(key)
+        begun: list[WebhookDelivery] = []
+        for group in list(self._ready):
+            while self._has_slot(group) and (key := self._take(group)) is not None:
+                self._in_flight[key] = group
+                self._busy_tenants[group[0]] += 1
+                self._busy_hosts[group[1]] += 1
+                begun.append(self._held[key])
+        return begun
+
+    def _take(self, group: Group) -> Key | None:
+        keys = self._ready.pop(group)
+        while keys:
+            key = keys.popleft()
+            if keys:
+                self._ready[group] = keys
+            if key in self._held and key not in self._in_flight:
+                return key
+        return None
+
+    def _has_slot(self, group: Group) -> bool:
+        return (
+            group in self._ready
+            and len(self._in_flight) < self._room.in_flight
+            and self._busy_tenants[group[0]] < self._room.per_tenant
+            and self._busy_hosts[group[1]] < self._room.per_host
+        )
+
+    def _queue(self, delivery: WebhookDelivery) -> None:
+        heapq.heappush(self._later, (delivery.next_at or 0, key_of(delivery)))
+
+    def _land(self, key: Key) -> None:
+        if (group := self._in_flight.pop(key, None)) is not None:
+            _less(self._busy_tenants, group[0])
+            _less(self._busy_hosts, group[1])
+
+    def _forget(self, key: Key) -> None:
+        self._land(key)
+        if (delivery := self._held.pop(key, None)) is not None:
+            _less(self._held_hosts, group_of(delivery)[1])
+
+
+def _less(counts: Counter[str], name: str) -> None:
+    """A name that counts nothing any more is forgotten: callers choose them."""
+    counts[name] -= 1
+    if counts[name] <= 0:
+        del counts[name]

@@ -1,0 +1,413 @@
+"""The shell around the webhooks: the result topic comes in, calls go out, and what became of them is kept on a topic.
+
+A webhook is settled, so that its event's offset may be committed, once the broker has a record of it on
+`inference.delivery`: of how it ended, or that it waits. A member that gets a partition reads that topic's partition
+first. Decides nothing: `ResultLog`, `Deliveries` and `policy` do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock.common.clock import now_ms
+from penstock.common.deliveries import delivery_key, read_deliveries
+from penstock.common.group_consumer import GroupConsumer, Listener, Read
+from penstock.common.reader import Headers, RawMessage
+from penstock.common.settings import KafkaSettings
+from penstock.common.transport import AsyncTransport
+from penstock.gateway.callbacks import Callbacks, WebhooksSection
+from penstock.gateway.webhooks.bodies import signed_headers, type_of, webhook_body, webhook_id
+from penstock.gateway.webhooks.deliveries import Deliveries, Key, Room, key_of, partition_of
+from penstock.gateway.webhooks.metrics import WebhookMetrics
+from penstock.gateway.webhooks.policy import DELIVERED, FAILED, WAITING, Answer, RetryRules, decide
+from penstock.gateway.webhooks.records import LogRecords
+from penstock.gateway.webhooks.results import ResultLog
+from penstock.gateway.webhooks.sender import Sender
+from penstock.schemas.codec import Codec
+from penstock.schemas.errors import DecodeError, PenstockError, WebhookUndeliverable, to_error_record
+from penstock.schemas.records import DeadLetter, DeliveryAttempt, Origin, Place, ResultEvent, WebhookDelivery
+from penstock.schemas.topics import HEADER_CALLBACK, TP
+
+logger = logging.getLogger(__name__)
+
+DROPPED = "dropped"
+IDLE_S = 0.5
+LOAD_S = 120.0
+LOOK_S = 5.0
+"""Between looks whether there is room for what was left to its topic."""
+AGAIN_S = 1.0
+STOP_S = 5.0
+MANY, FEW = 2_000, 1_000
+"""Webhooks that are neither ended nor kept: reading stops at the one, and goes on at the other."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tools:
+    """What the dispatcher works with."""
+
+    kafka: KafkaSettings
+    codec: Codec
+    transport: AsyncTransport
+    records: LogRecords
+    sender: Sender
+    callbacks: Callbacks
+    metrics: WebhookMetrics
+
+
+class Dispatcher:
+    """`start`; then `cancel`, flush the transport, and `leave`. All on one event loop."""
+
+    def __init__(self, tools: Tools, section: WebhooksSection) -> None:
+        self._tools = tools
+        self._topic = tools.kafka.names.result
+        self._rules = RetryRules(first_retry_s=section.first_retry_s, give_up_s=section.give_up_s)
+        self._log = ResultLog()
+        self._deliveries = Deliveries(Room(in_flight=section.max_in_flight))
+        self._erased: set[Key] = set()
+        self._unsettled: set[Key] = set()
+        self._owned: set[TP] = set()
+        """As the group says; those in the log were loaded too."""
+        self._arriving: asyncio.Queue[Coroutine[Any, Any, None]] = asyncio.Queue()
+        self._calls: dict[asyncio.Task[None], TP] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._woken = asyncio.Event()
+        self._held = False
+        self._look_at = 0.0
+        self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Why no webhook is sent any more."""
+        self.waits_for: str | None = "the broker was not asked yet"
+        listener = Listener(
+            on_batch=lambda batch: self._arriving.put_nowait(self._take(batch)),
+            on_assigned=self._assigned,
+            on_revoked=self._revoked,
+            on_failure=self._fail,
+            wants=has_callback,
+            on_passed=lambda offsets: self._arriving.put_nowait(self._passed(offsets)),
+        )
+        self._consumer = GroupConsumer(tools.kafka, [self._topic], section.group_id, listener)
+        tools.metrics.watch(
+            waiting=lambda: len(self._deliveries),
+            in_flight=lambda: self._deliveries.in_flight,
+            oldest_s=self._oldest_s,
+        )
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._guard(work)) for work in (self._arrive(), self._tend())]
+        self._consumer.start()
+        self.waits_for = None
+
+    async def cancel(self) -> None:
+        """Begin nothing more. Calls that do not end soon are broken off: whoever gets their partitions repeats them."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=STOP_S)
+        calls = list(self._calls)
+        for task in calls:
+            task.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        while not self._arriving.empty():
+            self._arriving.get_nowait().close()
+
+    async def leave(self) -> None:
+        """Commit what is settled and leave the group."""
+        self._consumer.commit(self._log.commits())
+        await self._consumer.stop()
+
+    def erased(self, key: Key) -> None:
+        """Its request was erased: nobody hears of it any more."""
+        self._erased.add(key)
+        delivery = self._deliveries.find(key)
+        if delivery is not None and not self._deliveries.flies(key):
+            self._deliveries.end(delivery)
+            self._spawn(partition_of(delivery), self._end(delivery, DROPPED))
+
+    # -- what comes, in its order
+
+    def _assigned(self, partitions: list[TP]) -> None:
+        self._owned.update(partitions)
+        self._arriving.put_nowait(self._load(partitions, new=True))
+
+    async def _revoked(self, partitions: list[TP]) -> None:
+        """Nobody else gets them before their calls have ended, each within its time."""
+        self._owned.difference_update(partitions)
+        calls = [task for task, tp in self._calls.items() if tp in partitions]
+        await asyncio.gather(*calls, return_exceptions=True)
+        self._consumer.commit(self._log.commits())
+        gone = [tp for tp in partitions if tp not in self._owned]  # a call took so long that some came back
+        for tp in gone:
+            self._log.revoke(tp)
+        self._deliveries.revoke(gone)
+
+    async def _arrive(self) -> None:
+        while True:
+            await (await self._arriving.get())
+
+    async def _load(self, partitions: Sequence[TP], *, new: bool) -> None:
+        """Read what is known of the webhooks of these partitions."""
+        while wanted := [tp for tp in partitions if tp in self._owned]:
+            tools = self._tools
+            try:
+                found = await asyncio.to_thread(
+                    read_deliveries, tools.kafka, tools.codec, [number for _, number in wanted], LOAD_S
+                )
+            except PenstockError as error:
+                self.waits_for = f"the deliveries are not read: {error}"
+                logger.warning("webhooks.not_loaded error=%s", error)
+                await asyncio.sleep(AGAIN_S)
+                continue
+            self.waits_for = None
+            still = {tp for tp in wanted if tp in self._owned}
+            for tp in still if new else ():
+                self._log.assign(tp)
+            for delivery in found:
+                if partition_of(delivery) in still and not self._deliveries.knows(key_of(delivery)):
+                    self._know(delivery)
+            logger.info("webhooks.loaded partitions=%d found=%d held=%d", len(still), len(found), len(self._deliveries))
+            self._woken.set()
+            return
+
+    def _know(self, delivery: WebhookDelivery) -> None:
+        if delivery.state != WAITING:
+            self._deliveries.end(delivery)
+        elif key_of(delivery) in self._erased:
+            self._spawn(partition_of(delivery), self._end(delivery, DROPPED))
+        else:
+            self._deliveries.add(delivery)
+
+    async def _take(self, batch: Sequence[Read]) -> None:
+        for read in batch:
+            if read.tp not in self._log or read.tp not in self._owned:
+                continue  # another process has it now
+            event = await self._decoded(read)
+            if event is None or self._deliveries.knows(key := (event.tenant, event.request_id)):
+                continue
+            if self._log.on_event(read.tp, read.offset, read.timestamp_ms, event):
+                self._outcome(read, event, key)
+        self._woken.set()
+
+    async def _decoded(self, read: Read) -> ResultEvent | None:
+        """None for what is no event of ours: other readers pass over it too."""
+        while True:
+            try:
+                return self._tools.codec.decode(read.value or b"", ResultEvent)
+            except DecodeError:
+                return None
+            except PenstockError as error:  # a registry that is away
+                self.waits_for = str(error)
+                await asyncio.sleep(AGAIN_S)
+
+    async def _passed(self, offsets: Mapping[TP, int]) -> None:
+        for tp, offset in offsets.items():
+            self._log.passed(tp, offset, now_ms())
+
+    def _outcome(self, read: Read, event: ResultEvent, key: Key) -> None:
+        kind, at = type_of(event), now_ms()
+        delivery = WebhookDelivery(
+            webhook_id=webhook_id(event.tenant, event.request_id, kind),
+            request_id=event.request_id,
+            tenant=event.tenant,
+            type=kind,
+            url=callback_of(read.headers) or "",
+            state=WAITING,
+            place=Place(topic=read.tp[0], partition=read.tp[1], offset=read.offset),
+            created_at=at,
+            updated_at=at,
+            next_at=at,
+        )
+        self._unsettled.add(key)
+        if key in self._erased:
+            self._spawn(read.tp, self._end(delivery, DROPPED))
+        elif not self._deliveries.add(delivery):
+            self._spawn(read.tp, self._park(delivery))
+        else:
+            self._begin()
+            if not self._deliveries.flies(key):
+                self._spawn(read.tp, self._park(delivery))
+
+    # -- what goes out
+
+    async def _tend(self) -> None:
+        while True:
+            self._woken.clear()
+            self._begin()
+            if due := self._log.commits():
+                self._consumer.commit(due)
+            self._hold_back()
+            if time.monotonic() > self._look_at:
+                self._look_at = time.monotonic() + LOOK_S
+                if partitions := self._deliveries.to_load():
+                    self._arriving.put_nowait(self._load(list(partitions), new=False))
+            try:
+                await asyncio.wait_for(self._woken.wait(), IDLE_S)
+            except TimeoutError:
+                pass
+
+    def _hold_back(self) -> None:
+        waiting = len(self._unsettled) + 100 * self._arriving.qsize()
+        if not self._held and waiting > MANY:
+            self._held = True
+            self._consumer.hold([self._topic])
+        elif self._held and waiting < FEW:
+            self._held = False
+            self._consumer.hold([])
+
+    def _begin(self) -> None:
+        for delivery in self._deliveries.begin(now_ms()):
+            self._spawn(partition_of(delivery), self._call(delivery))
+
+    def _spawn(self, tp: TP, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(self._guard(work))
+        self._calls[task] = tp
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._calls[task]
+        self._woken.set()
+
+    async def _call(self, delivery: WebhookDelivery) -> None:
+        """One attempt, and what follows from it."""
+        began, key = now_ms(), key_of(delivery)
+        place = delivery.place
+        outcome = await self._tools.records.read((place.topic, place.partition), place.offset)
+        if began >= delivery.created_at + 1000 * self._rules.give_up_s:
+            await self._fail_it(delivery, outcome, "its time is over")
+            return
+        answer = await self._answer(delivery, outcome)
+        ended, took_ms = now_ms(), now_ms() - began
+        self._tools.metrics.on_attempt(answer.status_code, took_ms / 1000)
+        number = len(delivery.attempts) + 1
+        attempt = DeliveryAttempt(
+            attempt=number, at=began, duration_ms=took_ms, status_code=answer.status_code, error=answer.error
+        )
+        state, next_ms = decide(answer, number, ended, delivery.created_at, self._rules, random.random())
+        delivery = replace(
+            delivery, attempts=[*delivery.attempts, attempt], state=state, next_at=next_ms, updated_at=ended
+        )
+        logger.info(
+            "webhooks.attempt request=%s attempt=%d status=%s error=%s state=%s",
+            delivery.request_id, number, answer.status_code, answer.error, state,
+        )  # fmt: skip
+        if state == FAILED:
+            why = answer.error or f"the receiver answered {answer.status_code}"
+            await self._fail_it(delivery, outcome, f"{why}, at attempt {number}")
+        elif state == WAITING and key in self._erased:
+            await self._end(delivery, DROPPED)
+        elif state == WAITING:
+            await self._park(delivery)
+            self._deliveries.wait(delivery)
+        else:
+            await self._end(delivery, DELIVERED)
+
+    async def _answer(self, delivery: WebhookDelivery, outcome: RawMessage | None) -> Answer:
+        tools = self._tools
+        secrets = tools.callbacks.secrets(delivery.tenant)
+        if not secrets:
+            return Answer(error=f"nothing signs webhooks of {delivery.tenant}: set webhooks.secret", final=True)
+        event = None if outcome is None else await asyncio.to_thread(self._event_of, outcome, delivery)
+        if outcome is None or event is None:
+            return Answer(error="the outcome is not on the result topic any more", final=True)
+        origin = event.origin
+        request = await tools.records.read((origin.topic, origin.partition), origin.offset)
+        body = await asyncio.to_thread(webhook_body, outcome, event, request, tools.codec)
+        headers = signed_headers(delivery.webhook_id, body, secrets, now_ms())
+        return await tools.sender.post(delivery.url, headers, body)
+
+    def _event_of(self, outcome: RawMessage, delivery: WebhookDelivery) -> ResultEvent | None:
+        """The event, if the log still holds this one there: the topic may have been made anew."""
+        try:
+            event = self._tools.codec.decode(outcome.value or b"", ResultEvent)
+        except DecodeError:
+            return None
+        return event if event.is_terminal and (event.tenant, event.request_id) == key_of(delivery) else None
+
+    # -- what is kept
+
+    async def _fail_it(self, delivery: WebhookDelivery, outcome: RawMessage | None, why: str) -> None:
+        """The dead letter first: dying between the two writes it twice, and loses nothing."""
+        error = to_error_record(WebhookUndeliverable(f"{delivery.type} was not delivered: {why}"))
+        place = delivery.place
+        letter = DeadLetter(
+            request_id=delivery.request_id,
+            tenant=delivery.tenant,
+            reason_code=error.code,
+            reason=error.message,
+            original=b"" if outcome is None else outcome.value or b"",
+            original_key=None if outcome is None else outcome.key,
+            original_headers={HEADER_CALLBACK: delivery.url.encode()},
+            origin=Origin(
+                topic=place.topic,
+                partition=place.partition,
+                offset=place.offset,
+                append_time_ms=delivery.created_at if outcome is None else outcome.timestamp_ms,
+            ),
+            worker_id=self._tools.kafka.client_id,
+            attempts=len(delivery.attempts),
+            created_at=now_ms(),
+        )
+        await self._kept(self._tools.kafka.names.dlq, self._tools.codec.encode(letter), outcome and outcome.key)
+        await self._end(delivery, FAILED)
+
+    async def _end(self, delivery: WebhookDelivery, state: str) -> None:
+        delivery = replace(delivery, state=state, next_at=None, updated_at=now_ms())
+        if state == DROPPED:
+            delivery = replace(delivery, url="", attempts=[])
+        await self._park(delivery)
+        self._deliveries.end(delivery)
+        self._tools.metrics.on_end(state)
+
+    async def _park(self, delivery: WebhookDelivery) -> None:
+        """Keep how it stands; from then on the event's offset is not needed for it."""
+        key, tp = key_of(delivery), partition_of(delivery)
+        value = self._tools.codec.encode(delivery)
+        await self._kept(self._tools.kafka.names.delivery, value, delivery_key(*key), tp[1])
+        self._log.settle(tp, key)
+        self._unsettled.discard(key)
+
+    async def _kept(self, topic: str, value: bytes, key: bytes | None, partition: int | None = None) -> None:
+        """When the broker has it. While it is away everything here waits."""
+        while True:
+            try:
+                await self._tools.transport.produce(topic, value, key=key, partition=partition)
+            except PenstockError as error:
+                self.waits_for = f"{topic} cannot be written: {error}"
+                logger.warning("webhooks.not_kept topic=%s error=%s", topic, error)
+                await asyncio.sleep(AGAIN_S)
+            else:
+                self.waits_for = None
+                return
+
+    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            logger.exception("webhooks.failed")
+            self._fail(f"{type(error).__name__} while webhooks were sent")
+
+    def _fail(self, reason: str) -> None:
+        """A new process begins where this one has not settled."""
+        if not self.over.done():
+            self.over.set_result(reason)
+
+    def _oldest_s(self) -> float:
+        oldest_ms = self._deliveries.oldest_ms()
+        return 0.0 if oldest_ms is None else max(0.0, (now_ms() - oldest_ms) / 1000)
+
+
+def callback_of(headers: Headers) -> str | None:
+    """Who is to be called back; None where nobody is."""
+    value = next((content for name, content in headers if name == HEADER_CALLBACK), None)
+    return None if value is None else value.decode("ascii", "replace")
+
+
+def has_callback(headers: Headers) -> bool:
+    """Asked of every record of the topic."""
+    return any(name == HEADER_CALLBACK for name, _ in headers)

@@ -1,0 +1,83 @@
+"""Records of the topics that are read again by offset, and the erasures that are followed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from penstock.common.reader import PartitionReader, RawMessage
+from penstock.common.refetch import Refetcher
+from penstock.common.settings import KafkaSettings
+from penstock.schemas.codec import Codec
+from penstock.schemas.errors import DecodeError
+from penstock.schemas.records import ControlCommand
+from penstock.schemas.topics import TP
+
+READ_S = 60.0
+
+
+class LogRecords:
+    """Single records by their places. On one event loop; a broker that is away is waited for."""
+
+    def __init__(self, kafka: KafkaSettings) -> None:
+        self._wanted: dict[tuple[TP, int], asyncio.Future[RawMessage | None]] = {}
+        self._refetcher = Refetcher(kafka, asyncio.get_running_loop(), self._fetched, self._gone)
+
+    def start(self) -> None:
+        self._refetcher.start()
+
+    async def stop(self) -> None:
+        await self._refetcher.stop()
+
+    async def read(self, tp: TP, offset: int) -> RawMessage | None:
+        """None when it is not on its topic any more."""
+        wanted = self._wanted.get((tp, offset))
+        if wanted is None:
+            wanted = self._wanted[tp, offset] = asyncio.get_running_loop().create_future()
+            self._refetcher.request(tp, (offset,))
+        return await asyncio.shield(wanted)
+
+    def _fetched(self, tp: TP, messages: Sequence[RawMessage]) -> None:
+        for message in messages:
+            self._tell(tp, message.offset, message)
+
+    def _gone(self, tp: TP, offsets: Sequence[int]) -> None:
+        for offset in offsets:
+            self._tell(tp, offset, None)
+
+    def _tell(self, tp: TP, offset: int, message: RawMessage | None) -> None:
+        wanted = self._wanted.pop((tp, offset), None)
+        if wanted is not None and not wanted.done():
+            wanted.set_result(message)
+
+
+class Erasures:
+    """Follows `inference.control`: `on_erased` is told each request that was erased, on the event loop."""
+
+    def __init__(self, kafka: KafkaSettings, codec: Codec, on_erased: Callable[[tuple[str, str]], None]) -> None:
+        self._kafka = kafka
+        self._codec = codec
+        self._on_erased = on_erased
+        self._loop = asyncio.get_running_loop()
+        self._reader: PartitionReader | None = None
+
+    def start(self) -> None:
+        """Blocks until all that stands there was read. May be called again after BrokerUnavailable or NotFound."""
+        self.stop()
+        topic = self._kafka.names.control
+        self._reader = PartitionReader(self._kafka, [topic], "beginning", self._on_batch, name="penstock-erasures")
+        self._reader.start()
+        self._reader.wait_until_caught_up(READ_S)
+
+    def stop(self) -> None:
+        if self._reader is not None:
+            self._reader.stop()
+
+    def _on_batch(self, batch: Sequence[RawMessage]) -> None:
+        for message in batch:
+            try:
+                command = self._codec.decode(message.value or b"", ControlCommand)
+            except DecodeError:
+                continue
+            if command.kind == "erase":
+                self._loop.call_soon_threadsafe(self._on_erased, (command.tenant, command.request_id))

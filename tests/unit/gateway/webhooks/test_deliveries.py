@@ -1,0 +1,133 @@
+"""Whose turn it is: nobody is lost, nobody is sent twice at once, and one host or tenant holds up nobody else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.webhooks.deliveries import Deliveries, Room, group_of, key_of
+from penstock.schemas.records import Place, WebhookDelivery
+
+TP = ("results", 0)
+
+
+def delivery(name: str, host: str = "a", tenant: str = "t", at: int = 0, partition: int = 0) -> WebhookDelivery:
+    return WebhookDelivery(
+        webhook_id=name,
+        request_id=name,
+        tenant=tenant,
+        type="request.completed",
+        url=f"http://{host}/hook?{name}",
+        state="waiting",
+        place=Place(topic="results", partition=partition, offset=1),
+        created_at=0,
+        updated_at=0,
+        next_at=at,
+    )
+
+
+def names(found: list[WebhookDelivery]) -> list[str]:
+    return [one.request_id for one in found]
+
+
+def test_a_host_and_a_tenant_have_a_part_of_the_calls() -> None:
+    room = Deliveries(Room(in_flight=16))
+    for number in range(10):
+        room.add(delivery(f"slow{number}", "slow"))
+    assert names(room.begin(0)) == ["slow0", "slow1"]
+    for number in range(20):
+        room.add(delivery(f"many{number}", f"h{number}"))
+    assert len(room.begin(0)) == 8 - 2, "a tenant has half"
+    room.add(delivery("other", "slow2", "u"))
+    assert names(room.begin(0)) == ["other"]
+
+
+def test_groups_take_turns_when_a_place_gets_free() -> None:
+    room = Deliveries(Room(in_flight=2))
+    for number in range(3):
+        room.add(delivery(f"a{number}", "a"))
+        room.add(delivery(f"b{number}", "b"))
+    order: list[str] = []
+    while found := room.begin(0):
+        order += names(found)
+        for one in found:
+            room.end(one)
+    assert order == ["a0", "b0", "a1", "b1", "a2", "b2"]
+
+
+def test_what_waits_for_its_retry_is_due_then() -> None:
+    room = Deliveries(Room(in_flight=8))
+    room.add(delivery("x"))
+    (one,) = room.begin(0)
+    room.wait(replace(one, next_at=50))
+    assert room.next_ms() == 50
+    assert room.begin(49) == []
+    assert names(room.begin(50)) == ["x"]
+    assert room.begin(60) == [], "it is being sent"
+
+
+def test_what_finds_no_room_is_loaded_when_there_is_some() -> None:
+    room = Deliveries(Room(in_flight=8, held_per_host=2))
+    assert [room.add(delivery(name, "dead", partition=3)) for name in "abc"] == [True, True, False]
+    assert room.add(delivery("d", "well"))
+    assert not room.knows(("t", "c"))
+    assert room.to_load() == set()
+    room.end(delivery("a", "dead"))
+    assert room.to_load() == {("results", 3)}
+    assert room.to_load() == set()
+    assert room.add(delivery("c", "dead"))
+
+
+def test_ended_ones_are_known_until_their_partition_goes() -> None:
+    room = Deliveries(Room(in_flight=8, ended=2))
+    for name in "abc":
+        room.end(delivery(name))
+    assert [room.knows(("t", name)) for name in "abc"] == [False, True, True]
+    room.revoke([TP])
+    assert not room.knows(("t", "c"))
+
+
+def test_a_partition_that_goes_takes_its_webhooks_along() -> None:
+    room = Deliveries(Room(in_flight=8))
+    room.add(delivery("x"))
+    room.add(delivery("y", "b", partition=1))
+    (flying,) = [one for one in room.begin(0) if one.request_id == "x"]
+    room.revoke([TP])
+    assert (len(room), room.in_flight) == (1, 1)
+    room.wait(replace(flying, next_at=5))
+    assert room.find(("t", "x")) is None
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("tu"), st.integers(0, 20)), max_size=40),
+    st.lists(st.booleans(), max_size=200),
+)
+def test_all_are_sent_within_the_bounds(given: list[tuple[str, str, int]], answers: list[bool]) -> None:
+    limits = Room(in_flight=8)
+    room = Deliveries(limits)
+    for number, (host, tenant, at) in enumerate(given):
+        room.add(delivery(f"r{number}", host, tenant, at))
+    flying: dict[tuple[str, str], WebhookDelivery] = {}
+    ended: set[str] = set()
+    says = iter(answers)
+    for now in range(0, 20_000, 7):
+        for one in room.begin(now):
+            assert key_of(one) not in flying
+            assert (one.next_at or 0) <= now
+            flying[key_of(one)] = one
+        groups = [group_of(one) for one in flying.values()]
+        assert len(flying) <= limits.in_flight
+        assert all([host for _, host in groups].count(host) <= limits.per_host for _, host in groups)
+        assert all([tenant for tenant, _ in groups].count(tenant) <= limits.per_tenant for tenant, _ in groups)
+        if not flying and not len(room):
+            break
+        for key in list(flying)[:2]:
+            one = flying.pop(key)
+            if next(says, True):
+                room.end(one)
+                ended.add(one.request_id)
+            else:
+                room.wait(replace(one, next_at=now + 3))
+    assert ended == {f"r{number}" for number in range(len(given))}
