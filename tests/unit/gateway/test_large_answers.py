@@ -8,6 +8,8 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +20,8 @@ from starlette.requests import Request
 
 from gateway_parts import service_with
 from penstock.gateway.openai.chat_answers import ChunkWriter, Json
+from penstock.gateway.openai.chat_bodies import EmbeddingBody
+from penstock.gateway.openai.endpoints import EMBEDDING, Made
 from penstock.gateway.openai.exchange import stream_events
 from penstock.gateway.openai.large_answers import decode_json, is_large
 from penstock.gateway.openai.routes import Exchange
@@ -97,7 +101,7 @@ def subscribed(result: Json) -> Subscription:
     return subscription
 
 
-def exchange_of(result: Json, stored: Json) -> Exchange:
+def exchange_of(result: Json, stored: Json, answer: Callable[[Any, Any, Json], Json]) -> Exchange:
     subscriptions = SimpleNamespace(await_outcome=lambda *_: subscribed(result))  # type: ignore[reportUnknownLambdaType]
     service = service_with(subscriptions, artifacts=Store(stored))
 
@@ -107,7 +111,7 @@ def exchange_of(result: Json, stored: Json) -> Exchange:
 
     request = Request({"type": "http"}, receive)
     asked = InferenceRequest(request_id="r1", task="embedding", tenant="default", created_at=1)
-    return Exchange(request, service, asked, "m")
+    return Exchange(request, service, asked, "m", replace(EMBEDDING, answer=answer))
 
 
 ARTIFACT = {"artifact": {"artifact_id": "a", "sha256": "s"}, "finish_reason": None, "usage": None}
@@ -120,11 +124,12 @@ ARTIFACT = {"artifact": {"artifact_id": "a", "sha256": "s"}, "finish_reason": No
 async def test_a_large_answer_is_shaped_on_a_thread(result: Json, thread: str) -> None:
     threads: list[str] = []
 
-    def shape(told: Json) -> Json:
+    def shape(body: EmbeddingBody, made: Made, told: Json) -> Json:
         threads.append(threading.current_thread().name)
         return {"vectors": told["embeddings"]}
 
-    answer = await exchange_of(result, {"embeddings": VECTORS}).answer(shape)
+    body = EmbeddingBody(model="m", input="text")
+    answer = await exchange_of(result, {"embeddings": VECTORS}, shape).answer(body)
     assert json.loads(bytes(answer.body)) == {"vectors": result.get("embeddings", VECTORS)}
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["x-request-id"] == "r1"

@@ -132,7 +132,7 @@ class Outcomes:
 
     def claim(self, subject: Subject, acknowledged: Callable[[], None]) -> None:
         """Publish that its present (epoch, attempt) says what follows of its stream, whatever others still say."""
-        self._publisher.chunk(self._on_the_way(subject, "chunk"), acknowledged, headers=trace_of(subject))
+        self._publisher.chunk(self._on_the_way(subject, "chunk"), acknowledged, headers=result_headers(subject))
 
     def preview(self, effect: ShowPreview, preview: Preview) -> None:
         """Publish where a preview lies. One that cannot be published is left out: it is advice."""
