@@ -187,7 +187,13 @@ def assemble(
         engine_facts=lanes.engine_facts,
         pool_topics=PoolTopics(kafka),
     )
-    told = ToldStreams(kafka, codec, outcomes.claim, look_back_s=conf.session_timeout_s + LOOK_BACK_S)
+    told = ToldStreams(
+        kafka,
+        codec,
+        outcomes.claim,
+        look_back_s=conf.session_timeout_s + LOOK_BACK_S,
+        owned_since_ms=lambda: flow.registry.owned_since_ms,
+    )
     execution = Execution(
         flow,
         lanes.engine,

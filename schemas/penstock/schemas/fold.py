@@ -73,7 +73,6 @@ class ResultFold:
 
     __slots__ = (
         "_calls",
-        "_claimed",
         "_length",
         "_parts",
         "attempt",
@@ -86,6 +85,7 @@ class ResultFold:
         "since",
         "tenant",
         "terminal",
+        "text_place",
         "token_count",
         "worker_id",
     )
@@ -98,6 +98,9 @@ class ResultFold:
         self.attempt = 0
         self.since = (-1, 0)
         """The (epoch, attempt) in which the text began: what was told from there on stands."""
+        self.text_place = (-1, 0)
+        """The (epoch, attempt) that told the end of the text. It is below the current one after a claim: then the first
+        chunk says whether the text stands."""
         self.worker_id: str | None = None
         """Of the current (epoch, attempt); None after `restore`, until the next event."""
         self.offset: int | None = None
@@ -109,8 +112,6 @@ class ResultFold:
         self._parts: list[str] = []
         self._length = 0
         self._calls: list[int] | None = None
-        self._claimed = False
-        """Whether the current (epoch, attempt) goes on from an older one, and has told nothing of its own yet."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -134,7 +135,8 @@ class ResultFold:
 
     def restore(self, *, origin: Origin | None, epoch: int, attempt: int, text: str, token_count: int) -> None:
         """Set the state that another fold of the same request had (a gateway's view after its restart)."""
-        self.origin, self.epoch, self.attempt, self.since = origin, epoch, attempt, (epoch, attempt)
+        self.origin, self.epoch, self.attempt = origin, epoch, attempt
+        self.since = self.text_place = self.place
         self._parts, self._length, self.token_count = ([text] if text else []), len(text), token_count
         self._calls, self.worker_id, self.gap = None, None, False
 
@@ -146,7 +148,12 @@ class ResultFold:
         if other.place != self.place:
             return
         self._parts, self._length, self.token_count = [other.text], other.text_length, other.token_count
-        self.gap, self.worker_id, self.since = other.gap, other.worker_id, other.since
+        self.gap, self.worker_id, self.since, self.text_place = (
+            other.gap,
+            other.worker_id,
+            other.since,
+            other.text_place,
+        )
         if self.terminal is None and other.offset is not None:
             self.offset = max(other.offset, -1 if self.offset is None else self.offset)
 
@@ -157,12 +164,21 @@ class ResultFold:
             return IGNORED
         if event.kind == "terminal":
             self.epoch, self.attempt = event.epoch, event.attempt
-            self.since = event.since or self.place
-            self.terminal, self.offset = event, offset
+            self.hold_terminal(event)
+            self.offset = offset
             return Terminal(event)
         if event.kind == "preview" and event.preview is not None:
             return self._preview(event, newer, offset)
         return self._chunk(event, newer, offset)
+
+    def hold_terminal(self, event: ResultEvent) -> None:
+        """Have the outcome: what was told since its text began is the beginning of that."""
+        self.terminal, self.text_place = event, self.place
+        self.since = event.since or self.place
+
+    def forget_text(self) -> None:
+        """Of a request that has ended: the outcome holds the text, or refers to it."""
+        self._parts, self._length, self._calls, self.gap = [], 0, None, False
 
     def pass_over(self, event: ResultEvent) -> bool:
         """Take the place of a piece without its text; whether it began a newer (epoch, attempt).
@@ -190,7 +206,7 @@ class ResultFold:
     def _begin(self, event: ResultEvent) -> None:
         """What is held is void: the event's (epoch, attempt) begins."""
         self.epoch, self.attempt = event.epoch, event.attempt
-        self.since, self._claimed = self.place, False
+        self.since = self.text_place = self.place
         self._parts, self._length, self.token_count, self._calls, self.gap = [], 0, 0, None, False
 
     def _enter(self, event: ResultEvent, at: int) -> bool:
@@ -199,7 +215,8 @@ class ResultFold:
         if event.since is None or (told and (event.since != self.since or at < self._length)):
             self._begin(event)
             return told
-        self.epoch, self.attempt, self.since, self._claimed = event.epoch, event.attempt, event.since, False
+        self.epoch, self.attempt, self.since = event.epoch, event.attempt, event.since
+        self.text_place = self.place
         return False
 
     def _preview(self, event: ResultEvent, newer: bool, offset: int | None) -> FoldStep:
@@ -212,10 +229,9 @@ class ResultFold:
         # what a zombie writes after it must not be heard.
         text, at = (event.text or "", event.text_offset or 0) if event.kind == "chunk" else ("", 0)
         if event.kind == "chunk" and event.text_offset is None:
-            if newer:
-                self.epoch, self.attempt, self._claimed = event.epoch, event.attempt, True
+            self.epoch, self.attempt = event.epoch, event.attempt
             return IGNORED
-        restarted = (newer or self._claimed) and self._enter(event, at)
+        restarted = (newer or self.text_place != self.place) and self._enter(event, at)
         if restarted:
             self.restarts += 1
         # A repeat brings nothing new, an overlap only its tail. A gap cannot be shown without breaking the sequence:

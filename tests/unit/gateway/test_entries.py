@@ -12,6 +12,7 @@ from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, Resu
 from penstock.gateway.view.rows import facts_text, restored, snapshot
 from penstock.schemas.cursor import Cursor, decode_cursor
 from penstock.schemas.errors import ExecutionTimeout, InvalidCursor, to_error_record
+from penstock.schemas.fold import Chunk, ResultFold
 from penstock.schemas.records import InferenceRequest, Origin, ResultEvent, StatusEvent
 
 ORIGIN = Origin(topic="t", partition=0, offset=7, append_time_ms=1_000)
@@ -40,6 +41,12 @@ def end(text: str, **place: Any) -> ResultEvent:
     return replace(BASE, **values)
 
 
+def claim(**place: int) -> ResultEvent:
+    return replace(BASE, **place)
+
+
+SINCE = {"since_epoch": 1, "since_attempt": 1}
+
 # Logs of a request, each with the text of its outcome: plain, taken over with other text, retried, taken over by a
 # worker that says the same, taken over before its first chunk, with a chunk that never came, without any chunk.
 LOGS: dict[str, list[ResultEvent]] = {
@@ -54,6 +61,31 @@ LOGS: dict[str, list[ResultEvent]] = {
     "gap": [chunk("ab", 0), chunk("ef", 4), chunk("gh", 6), end("abcdefgh")],
     "gap-after-takeover": [chunk("ab", 0), chunk("yz", 1, epoch=2), end("xyz", epoch=2)],
     "repeats": [chunk("ab", 0), chunk("ab", 0), chunk("bcd", 1), end("abcd"), end("abcd")],
+    "goes-on": [chunk("ab", 0), chunk("cd", 2, attempt=2, **SINCE), end("abcd", attempt=2, **SINCE)],
+    "goes-on-twice": [
+        chunk("ab", 0),
+        chunk("cd", 2, attempt=2, **SINCE),
+        claim(epoch=2),
+        chunk("ef", 4, epoch=2, **SINCE),
+        end("abcdef", epoch=2, **SINCE),
+    ],
+    "zombie-behind-a-claim": [
+        chunk("ab", 0),
+        claim(epoch=2),
+        chunk("xy", 2),
+        end("abxy"),
+        chunk("cd", 2, epoch=2, **SINCE),
+        end("abcd", epoch=2, **SINCE),
+    ],
+    "claimed-and-begun-anew": [
+        chunk("Hello wor", 0),
+        claim(epoch=2),
+        chunk("Goodbye cr", 0, epoch=2),
+        chunk("uel world", 10, epoch=2),
+        end("Goodbye cruel world", epoch=2),
+    ],
+    "claimed-and-ended": [chunk("ab", 0), claim(epoch=2), end("xyz", epoch=2)],
+    "claimed-before-its-first-chunk": [claim(epoch=2), chunk("ab", 0, epoch=2), end("ab", epoch=2)],
     "at-once": [end("abc")],
     "empty": [end("")],
     "beyond-ascii": [chunk("ä😀", 0), chunk("e\u0301", 2), end("ä😀e\u0301!")],
@@ -275,3 +307,29 @@ def test_a_cursor_of_another_request_is_refused() -> None:
     entry.check_cursor(Cursor(partition=3, offset=1, epoch=1, attempt=1, text_length=0))
     with pytest.raises(InvalidCursor):
         entry.check_cursor(Cursor(partition=2, offset=1, epoch=1, attempt=1, text_length=0))
+
+
+def test_who_knows_a_text_that_went_on_is_told_the_rest_also_after_the_end() -> None:
+    entry = new_entry()
+    (first,) = entry.frames_of(entry.on_result(chunk("Hello wor", 0), 10))
+    entry.on_result(chunk("ld", 9, attempt=2, **SINCE), 11)
+    entry.on_result(end("Hello world", attempt=2, **SINCE), 12)
+    after = decode_cursor(first.cursor or "")
+    for _ in range(2):
+        told = [frame for frame in entry.opening(after) if isinstance(frame, ChunkFrame | RestartedFrame)]
+        assert [frame.text for frame in told if isinstance(frame, ChunkFrame)] == ["ld"]
+        assert len(told) == 1
+        entry.forget_text()
+
+
+def test_a_text_that_was_read_again_before_its_claim_was_kept_or_void() -> None:
+    """The claim was passed over, a client came, and then the worker began anew."""
+    passed, read_again = ResultFold("r", "default"), ResultFold("r", "default")
+    for event in (chunk("Hello wor", 0), claim(epoch=2)):
+        passed.pass_over(event)
+        read_again.apply(event)
+    passed.hold_text_of(read_again)
+    step = passed.apply(chunk("Goodbye", 0, epoch=2))
+    assert isinstance(step, Chunk)
+    assert step.restarted
+    assert passed.text == "Goodbye"

@@ -106,10 +106,10 @@ class Entry(RequestState):
         if after is None or after.epoch < 0:
             return [self.chunk_frame(text, 0)] if text else []
         place = (after.epoch, after.attempt)
-        if self.fold.since <= place <= self.fold.place and after.text_length <= len(text):
+        if self.fold.since <= place <= self.fold.text_place and after.text_length <= len(text):
             rest = text[after.text_length :]
             return [self.chunk_frame(rest, after.text_length)] if rest else []
-        if place < self.fold.place:
+        if place < self.fold.text_place:
             if after.text_length == 0:
                 return [self.chunk_frame(text, 0)] if text else []
             return [self.restarted_frame(), *([self.chunk_frame(text, 0)] if text else [])]
@@ -154,8 +154,8 @@ class Entry(RequestState):
             Cursor(
                 partition=self.place,
                 offset=at,
-                epoch=fold.epoch,
-                attempt=fold.attempt,
+                epoch=fold.text_place[0],
+                attempt=fold.text_place[1],
                 text_length=text_length,
             )
         )

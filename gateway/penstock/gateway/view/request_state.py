@@ -217,7 +217,8 @@ class RequestState:
 
     def hold_outcome(self, event: ResultEvent, large: LargeOutput | None, record_bytes: int) -> None:
         """Its outcome, and its output if that is left out of it."""
-        self.fold.terminal, self.large = event, large
+        self.fold.hold_terminal(event)
+        self.large = large
         self.kept_bytes += held_bytes(event, large, record_bytes)
 
     def pass_over(self, event: ResultEvent, offset: int) -> None:
@@ -249,9 +250,7 @@ class RequestState:
         fold = self.fold
         if fold.text_length:
             self.passed_over = True
-            fold.restore(
-                origin=fold.origin, epoch=fold.epoch, attempt=fold.attempt, text="", token_count=fold.token_count
-            )
+            fold.forget_text()
 
 
 def metadata_bytes(metadata: Mapping[str, str]) -> int:

@@ -222,7 +222,8 @@ class Streams:
     def _fill(self, entry: Entry, end: int | None = None) -> Filling:
         told, fold = _nothing_of(entry), entry.fold
         if not entry.passed_over:
-            told = replace(told, epoch=fold.epoch, attempt=fold.attempt, text_length=fold.text_length)
+            epoch, attempt = fold.text_place
+            told = replace(told, epoch=epoch, attempt=attempt, text_length=fold.text_length)
         entry.passed_over = True
         wanted = Wanted(entry.key, fold.origin, entry.place, entry.pieces_from, end)
         filling = self._filling[entry.key] = Filling(entry, wanted, told)

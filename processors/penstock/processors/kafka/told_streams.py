@@ -42,30 +42,42 @@ LAST_RECORDS = 2_000
 """So much of each partition is looked through at least: after an outage of all workers nothing recent stands there."""
 MOST_KEYS = 200_000
 
+Beginning = tuple[TP, int]
+"""Where the first record of a key was seen."""
 Claim = Callable[[Subject, Callable[[], None]], None]
 
 
 class ToldStreams:
     """`claim` publishes a claim, and calls back when the broker has it."""
 
-    def __init__(self, settings: KafkaSettings, codec: Codec, claim: Claim, *, look_back_s: float) -> None:
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        codec: Codec,
+        claim: Claim,
+        *,
+        look_back_s: float,
+        owned_since_ms: Callable[[], float] = now_ms,
+    ) -> None:
         self._settings = settings
         self._codec = codec
         self._claim = claim
         self._look_back_s = look_back_s
+        self._owned_since_ms = owned_since_ms
         self._epoch = -1
-        self._keys: asyncio.Future[dict[bytes, tuple[TP, int]]] | None = None
-        self._reading: list[tuple[Subject, asyncio.Future[Told | None]]] = []
+        self._keys: asyncio.Future[dict[bytes, Beginning]] | None = None
+        self._reading: list[tuple[Subject, Beginning, asyncio.Future[Told | None]]] = []
         self._reader: asyncio.Task[None] | None = None
 
     async def of(self, subject: Subject) -> Told | None:
         """What stands of its stream, claimed for its present (epoch, attempt); None when it begins anew."""
         try:
             async with asyncio.timeout(READ_S):
-                if subject.request_id.encode() not in await self._keys_of(subject.epoch):
+                begins = (await self._keys_of(subject.epoch)).get(subject.request_id.encode())
+                if begins is None:
                     return None
                 await self._claimed(subject)
-                told = await self._read(subject)
+                told = await self._read(subject, begins)
         except (PenstockError, TimeoutError) as error:
             logger.warning("stream.not_read request=%s error=%s", subject.request_id, type(error).__name__)
             return None
@@ -77,21 +89,23 @@ class ToldStreams:
         self._claim(subject, stands.set)
         await stands.wait()
 
-    def _keys_of(self, epoch: int) -> asyncio.Future[dict[bytes, tuple[TP, int]]]:
+    def _keys_of(self, epoch: int) -> asyncio.Future[dict[bytes, Beginning]]:
         """The keys at the end of the topic, with where the first record of each stands; looked for once an epoch."""
-        if self._keys is None or epoch != self._epoch or _has_failed(self._keys):
+        if self._keys is None or epoch > self._epoch or _has_failed(self._keys):
             self._epoch, self._keys = epoch, asyncio.ensure_future(in_daemon_thread(self._look))
         return asyncio.shield(self._keys)
 
-    def _look(self) -> dict[bytes, tuple[TP, int]]:
+    def _look(self) -> dict[bytes, Beginning]:
         give_up = time.monotonic() + READ_S
         result = self._settings.names.result
         count = admin.partition_counts(self._settings, [result]).get(result, 0)
         partitions = [(result, number) for number in range(count)]
         firsts, ends = admin.begin_offsets(self._settings, partitions), admin.end_offsets(self._settings, partitions)
-        since = admin.offsets_at(self._settings, partitions, now_ms() - round(self._look_back_s * 1000))
+        # From the assignment on: the first stream may ask a long time after it, when its model is loaded.
+        since_ms = min(now_ms(), self._owned_since_ms()) - self._look_back_s * 1000
+        since = admin.offsets_at(self._settings, partitions, round(since_ms))
         begins = {tp: max(firsts[tp], min(since[tp], ends[tp] - LAST_RECORDS)) for tp in partitions}
-        found: dict[bytes, tuple[TP, int]] = {}
+        found: dict[bytes, Beginning] = {}
 
         def note(message: Message) -> bool:
             key: Any = message.key()
@@ -104,10 +118,10 @@ class ToldStreams:
         read_ranges(self._settings, {tp: (begins[tp], ends[tp]) for tp in partitions}, give_up, keep=note)
         return found
 
-    def _read(self, subject: Subject) -> asyncio.Future[Told | None]:
+    def _read(self, subject: Subject, begins: Beginning) -> asyncio.Future[Told | None]:
         """Together with others that are claimed at the same time."""
         future: asyncio.Future[Told | None] = asyncio.get_running_loop().create_future()
-        self._reading.append((subject, future))
+        self._reading.append((subject, begins, future))
         if self._reader is None or self._reader.done():
             self._reader = asyncio.create_task(self._read_all())
         return future
@@ -117,28 +131,26 @@ class ToldStreams:
         while reading := self._reading:
             self._reading = []
             try:
-                found = await in_daemon_thread(self._fold, [subject for subject, _ in reading])
+                found = await in_daemon_thread(self._fold, [(subject, begins) for subject, begins, _ in reading])
             except Exception as error:
                 logger.warning("stream.not_read streams=%d error=%s", len(reading), type(error).__name__)
                 found = {}
-            for subject, future in reading:
+            for subject, _, future in reading:
                 if not future.done():
                     future.set_result(found.get(subject.request_id.encode()))
 
-    def _fold(self, subjects: Sequence[Subject]) -> dict[bytes, Told | None]:
+    def _fold(self, claimed: Sequence[tuple[Subject, Beginning]]) -> dict[bytes, Told | None]:
         """By the keys of their records. On a thread; raises BrokerUnavailable."""
-        keys = self._keys.result() if self._keys is not None and self._keys.done() else {}
-        streams = {subject.request_id.encode(): _Stream(subject) for subject in subjects}
+        streams = {subject.request_id.encode(): _Stream(subject) for subject, _ in claimed}
         begins: dict[TP, int] = {}
-        for key in streams:
-            tp, offset = keys[key]
+        for _, (tp, offset) in claimed:
             begins[tp] = min(offset, begins.get(tp, offset))
         self._apply(streams, begins)
         if cut := {key: stream for key, stream in streams.items() if stream.is_cut}:
             # They began before what was looked through, and not before their requests did.
             since_ms = min(stream.subject.origin.append_time_ms for stream in cut.values())
             again = {key: _Stream(stream.subject) for key, stream in cut.items()}
-            self._apply(again, admin.offsets_at(self._settings, {keys[key][0] for key in cut}, since_ms))
+            self._apply(again, admin.offsets_at(self._settings, list(begins), since_ms))
             streams |= again
         return {key: stream.told for key, stream in streams.items()}
 
