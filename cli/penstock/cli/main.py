@@ -40,6 +40,7 @@ COMMANDS: dict[str, Command] = {
     "keys": Command(module="penstock.cli.commands.keys"),
     "schemas": Command(module="penstock.cli.commands.schemas"),
     "bench": Command(module="penstock.cli.commands.bench"),
+    "demo": Command(module="penstock.cli.commands.demo"),
     "broker": Command(module="penstock.cli.broker", function="broker"),
     "topics": Command(module="penstock.cli.topics"),
     "worker": Command(module="penstock.cli.serve", function="worker"),

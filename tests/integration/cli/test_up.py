@@ -31,6 +31,13 @@ source = "noop"
 engine = "noop"
 tasks = ["text_generation"]
 options = {tokens = 3}
+
+[[models]]
+id = "slow"
+source = "noop"
+engine = "noop"
+tasks = ["text_generation"]
+options = {tokens = 60, delay_ms = 100}
 """
 
 
@@ -130,7 +137,11 @@ def test_up_serves_mends_itself_and_stops_in_order(up: Up) -> None:
     assert second.stderr.count("\n") == 1
     assert "already runs" in second.stderr
 
-    os.kill(pids["worker"], signal.SIGKILL)
+    shown = up.command("demo", "kill", "--model", "slow", "--after", "2")
+    assert shown.returncode == 0, shown.stderr
+    assert f"kill -9 of the worker, pid {pids['worker']}: it is gone" in shown.stderr
+    assert "nothing twice, nothing missing" in shown.stderr
+    assert not alive(pids["worker"])
     wait_until(lambda: up.says("the worker is started again (restart 1)"), 30, lambda: up.log.read_text())
     assert up.ask()["status"] == "completed"
     wait_until(lambda: up.status()["ready"], 60, lambda: up.status())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,32 @@ async def test_streams_go_on_where_they_were_when_memory_runs_out(
         lengths = [len(delta.token_ids) for delta in run.deltas]
         assert indices == [sum(lengths[:at]) for at in range(len(lengths))], "no gap, and nothing twice"
     assert starved.engine.measured_memory()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"response_format": {"type": "json_object"}, "seed": 3}, {"seed": 4, "frequency_penalty": 0.5}],
+    ids=["guided", "seeded"],
+)
+async def test_grammars_seeds_and_penalties_go_on_where_they_were(
+    start_engine: StartEngine, tiny_lm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, params: dict[str, Any]
+) -> None:
+    params = {"temperature": 0.9, "max_tokens": 120, **params}
+    plain = await start_engine("text", tiny_lm, slots=8)
+    messages = [{"role": "user", "content": "An object"}]
+    alone = (await (await plain.begin(messages=messages, params=params)).finished()).output["text"]
+    told: list[object] = []
+    monkeypatch.setitem(KINDS, "text", replace(KINDS["text"], backend="engine_backends:StarvedText"))
+    hungry = tmp_path / "hungry"
+    options = {"slots": 8, "most_tokens": 2, "max_batch_tokens": 32, "hungry": str(hungry)}
+    starved = await start_engine("text", tiny_lm, host={"on_out_of_memory": lambda: told.append("ran out")}, **options)
+    runs = [await starved.begin(messages=messages, params=params) for _ in range(4)]
+    await asyncio.wait_for(runs[3].first.wait(), 60)
+    hungry.touch()
+    await wait_until_async(lambda: "ran out" in told, 60)
+    hungry.unlink()
+    for run in runs:
+        assert (await run.finished(120)).output["text"] == run.text == alone
 
 
 async def test_a_run_that_does_not_fit_alone_fails_and_takes_no_other_along(
