@@ -22,7 +22,10 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 async def resolve(host: str, port: int) -> list[str]:
     """As the machine resolves names. Raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # an empty label, or one that is too long
+        raise OSError(f"{host[:100]} is no name") from error
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 import time
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from penstock.common.urls.rules import Target
 from penstock.gateway.callbacks import Callbacks
 from penstock.gateway.webhooks.policy import Answer
 from penstock.schemas.errors import InvalidRequest
+
+logger = logging.getLogger(__name__)
 
 READ_BYTES = 65_536
 """So much of an answer's body is read at most; nobody looks at it."""
@@ -53,6 +56,9 @@ class Sender:
             return Answer(error=f"no answer within {self._timeout_s:g} s")
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError) as error:
             return Answer(error=f"not reached, or broken off ({type(error).__name__})")
+        except Exception as error:  # callers choose URLs, receivers their headers: neither stops the others' webhooks
+            logger.exception("webhooks.call_failed")
+            return Answer(error=type(error).__name__)
 
     async def _post(self, target: Target, headers: Sequence[Header], body: bytes) -> Answer:
         self._ssl = self._ssl or ssl.create_default_context()
@@ -82,7 +88,7 @@ class Sender:
 def retry_after_s(value: bytes | None) -> float | None:
     """Seconds until then; None for what is neither seconds nor a date."""
     text = (value or b"").decode("latin-1").strip()
-    if text.isdigit() and len(text) < 10:
+    if text.isascii() and text.isdigit() and len(text) < 10:
         return float(text)
     try:
         return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
