@@ -282,6 +282,9 @@ class Dispatcher:
             await self._fail_it(delivery, outcome, "its time is over")
             return
         answer = await self._answer(delivery, outcome)
+        if answer is None:
+            await self._end(delivery, DROPPED)
+            return
         ended, took_ms = now_ms(), now_ms() - began
         self._tools.metrics.on_attempt(answer.status_code, took_ms / 1000)
         number = len(delivery.attempts) + 1
@@ -307,7 +310,8 @@ class Dispatcher:
         else:
             await self._end(delivery, DELIVERED)
 
-    async def _answer(self, delivery: WebhookDelivery, outcome: RawMessage | None) -> Answer:
+    async def _answer(self, delivery: WebhookDelivery, outcome: RawMessage | None) -> Answer | None:
+        """None when it was erased before it could be sent."""
         tools = self._tools
         secrets = tools.callbacks.secrets(delivery.tenant)
         if not secrets:
@@ -319,6 +323,8 @@ class Dispatcher:
         request = await tools.records.read((origin.topic, origin.partition), origin.offset)
         body = await asyncio.to_thread(webhook_body, outcome, event, request, tools.codec)
         headers = signed_headers(delivery.webhook_id, body, secrets, now_ms())
+        if key_of(delivery) in self._erased:
+            return None
         return await tools.sender.post(delivery.url, headers, body)
 
     def _event_of(self, outcome: RawMessage, delivery: WebhookDelivery) -> ResultEvent | None:
@@ -332,7 +338,13 @@ class Dispatcher:
     # -- what is kept
 
     async def _fail_it(self, delivery: WebhookDelivery, outcome: RawMessage | None, why: str) -> None:
-        """The dead letter first: dying between the two writes it twice, and loses nothing."""
+        """The dead letter first: dying between the two writes it twice, and loses nothing.
+
+        It holds no outcome: that may be erased later.
+        """
+        if key_of(delivery) in self._erased:
+            await self._end(delivery, DROPPED)
+            return
         error = to_error_record(WebhookUndeliverable(f"{delivery.type} was not delivered: {why}"))
         place = delivery.place
         letter = DeadLetter(
@@ -340,7 +352,7 @@ class Dispatcher:
             tenant=delivery.tenant,
             reason_code=error.code,
             reason=error.message,
-            original=b"" if outcome is None else outcome.value or b"",
+            original=b"",
             original_key=None if outcome is None else outcome.key,
             original_headers={HEADER_CALLBACK: delivery.url.encode()},
             origin=Origin(

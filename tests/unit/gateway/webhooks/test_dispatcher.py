@@ -1,0 +1,149 @@
+"""What the dispatcher sends and keeps, with a broker, a log and receivers that are objects."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.common.clock import now_ms
+from penstock.common.reader import RawMessage
+from penstock.common.settings import KafkaSettings
+from penstock.gateway.callbacks import Callbacks, WebhooksSection
+from penstock.gateway.webhooks.dispatcher import Dispatcher, Tools
+from penstock.gateway.webhooks.metrics import WebhookMetrics
+from penstock.gateway.webhooks.policy import Answer
+from penstock.schemas.codec import default_codec
+from penstock.schemas.records import DeadLetter, Origin, Place, ResultEvent, WebhookDelivery
+from penstock.schemas.topics import TP
+from support import wait_until_async
+
+TP0: TP = ("inference.result", 0)
+KEY = "whsec_" + base64.b64encode(bytes(32)).decode()
+CODEC = default_codec()
+
+
+def outcome(request_id: str, origin_offset: int = 1) -> ResultEvent:
+    return ResultEvent(
+        request_id=request_id,
+        tenant="t",
+        kind="terminal",
+        origin=Origin(topic="inference.request.medium", partition=0, offset=origin_offset, append_time_ms=1),
+        attempt=1,
+        epoch=1,
+        task="text_generation",
+        created_at=now_ms(),
+        worker_id="w",
+        status="completed",
+        text_generation={"text": "SECRET"},
+    )
+
+
+def delivery(number: int, **fields: Any) -> WebhookDelivery:
+    known: dict[str, Any] = {
+        "webhook_id": "m",
+        "request_id": f"r{number}",
+        "tenant": "t",
+        "type": "request.completed",
+        "url": f"http://h/{number}",
+        "state": "waiting",
+        "place": Place(topic=TP0[0], partition=0, offset=number),
+        "created_at": now_ms(),
+        "updated_at": 1,
+        "next_at": 1,
+    }
+    return WebhookDelivery(**{**known, **fields})
+
+
+@dataclass
+class World:
+    """The log holds the outcome of `r<offset>` at each offset."""
+
+    answer: Answer
+    sent: list[str] = field(default_factory=list)
+    kept: list[tuple[str, bytes]] = field(default_factory=list)
+    before_read: Callable[[], None] = lambda: None
+    takes: float = 0.0
+
+    async def read(self, tp: TP, offset: int) -> RawMessage | None:
+        self.before_read()
+        if tp != TP0:
+            return None
+        return RawMessage(*tp, offset, now_ms(), b"r", CODEC.encode(outcome(f"r{offset}")))
+
+    async def produce(self, topic: str, value: bytes, **_: Any) -> None:
+        self.kept.append((topic, value))
+
+    async def post(self, url: str, headers: Sequence[Any], body: bytes) -> Answer:
+        self.sent.append(url)
+        await asyncio.sleep(self.takes)
+        return self.answer
+
+    def states(self) -> list[tuple[str, str]]:
+        found = [CODEC.decode(value, WebhookDelivery) for topic, value in self.kept if topic == "inference.delivery"]
+        return [(one.request_id, one.state) for one in found]
+
+    def letters(self) -> list[DeadLetter]:
+        return [CODEC.decode(value, DeadLetter) for topic, value in self.kept if topic == "inference.dlq"]
+
+
+class Rig:
+    """A dispatcher that owns one partition. Tests call what its loops call."""
+
+    def __init__(self, world: World) -> None:
+        section = WebhooksSection.model_validate({"secret": KEY, "max_in_flight": 16})
+        any_world: Any = world
+        tools = Tools(
+            kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1"),
+            codec=CODEC,
+            transport=any_world,
+            records=any_world,
+            sender=any_world,
+            callbacks=Callbacks(section),
+            metrics=WebhookMetrics(),
+        )
+        self.it: Any = Dispatcher(tools, section)
+        self.it._owned.add(TP0)
+        self.it._log.assign(TP0)
+
+    def begin(self, *found: WebhookDelivery) -> None:
+        for one in found:
+            self.it._deliveries.add(one)
+        self.it._begin()
+
+    async def done(self) -> None:
+        await wait_until_async(lambda: not self.it._calls, 5)
+        assert not self.it.over.done(), self.it.over.result()
+
+
+async def test_a_failed_webhook_has_a_letter_without_its_outcome() -> None:
+    """It outlived the request: an operator could read what the tenant had erased."""
+    world = World(Answer(status_code=410))
+    rig = Rig(world)
+    rig.begin(delivery(1))
+    await rig.done()
+    (letter,) = world.letters()
+    assert (letter.original, letter.origin.offset) == (b"", 1)
+    assert letter.original_headers == {"penstock-callback": b"http://h/1"}
+    assert world.states() == [("r1", "failed")]
+
+
+async def test_what_is_erased_before_its_call_is_not_sent() -> None:
+    world = World(Answer(status_code=200))
+    rig = Rig(world)
+    world.before_read = lambda: rig.it.erased(("t", "r1"))
+    rig.begin(delivery(1))
+    await rig.done()
+    assert (world.sent, world.states(), world.letters()) == ([], [("r1", "dropped")], [])
+
+
+async def test_what_is_erased_during_its_last_call_has_no_letter() -> None:
+    world = World(Answer(status_code=410), takes=0.1)
+    rig = Rig(world)
+    rig.begin(delivery(1))
+    await wait_until_async(lambda: world.sent, 5)
+    rig.it.erased(("t", "r1"))
+    await rig.done()
+    assert (world.states(), world.letters()) == ([("r1", "dropped")], [])
