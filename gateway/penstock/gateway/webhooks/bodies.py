@@ -11,6 +11,7 @@ from standardwebhooks import Webhook
 
 from penstock.common.reader import RawMessage
 from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.outputs import json_bytes
 from penstock.gateway.view.request_records import read_request
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import PenstockError
@@ -42,7 +43,10 @@ def webhook_body(outcome: RawMessage, event: ResultEvent, request: RawMessage | 
         entry.on_request(asked, event.origin)
     entry.on_result(event, outcome.offset)
     body = {"type": type_of(event), "timestamp": rfc3339(event.created_at), "data": entry.to_json()}
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
+    try:
+        return json_bytes(body)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
 
 
 def signed_headers(number: str, body: bytes, secrets: Sequence[str], now_ms: int) -> list[tuple[bytes, bytes]]:
