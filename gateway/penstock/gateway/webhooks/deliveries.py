@@ -65,6 +65,7 @@ class Deliveries:
         self._in_flight: dict[Key, Group] = {}
         self._busy_hosts, self._busy_tenants = Counter[str](), Counter[str]()
         self._held_hosts = Counter[str]()
+        self._leaving = set[TP]()
         self._left: dict[str, set[TP]] = {}
         """By host: partitions of which some were left to their topic."""
 
@@ -120,13 +121,27 @@ class Deliveries:
         """It was tried, and is to be tried again."""
         key = key_of(delivery)
         self._land(key)
-        if key in self._held:
+        if partition_of(delivery) in self._leaving:
+            self._forget(key)
+        elif key in self._held:
             self._held[key] = delivery
             self._queue(delivery)
+
+    def leave(self, partitions: Iterable[TP]) -> None:
+        """These are being given away: only what is being sent is held on, until it has landed or `revoke`."""
+        self._leaving.update(partitions)
+        for key, delivery in list(self._held.items()):
+            if key not in self._in_flight and partition_of(delivery) in self._leaving:
+                self._forget(key)
+
+    def stay(self, partitions: Iterable[TP]) -> None:
+        """These are ours, also where they were being given away."""
+        self._leaving.difference_update(partitions)
 
     def revoke(self, partitions: Iterable[TP]) -> None:
         """Another process has these partitions now."""
         gone = set(partitions)
+        self._leaving -= gone
         for key, delivery in list(self._held.items()):
             if partition_of(delivery) in gone:
                 self._forget(key)

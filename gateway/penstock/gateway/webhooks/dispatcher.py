@@ -134,11 +134,13 @@ class Dispatcher:
 
     def _assigned(self, partitions: list[TP]) -> None:
         self._owned.update(partitions)
+        self._deliveries.stay(partitions)
         self._arriving.put_nowait(self._load(partitions, new=True))
 
     async def _revoked(self, partitions: list[TP]) -> None:
         """Nobody else gets them before their calls have ended, each within its time."""
         self._owned.difference_update(partitions)
+        self._deliveries.leave(partitions)
         calls = [task for task, tp in self._calls.items() if tp in partitions]
         await asyncio.gather(*calls, return_exceptions=True)
         self._consumer.commit(self._log.commits())
@@ -146,6 +148,8 @@ class Dispatcher:
         for tp in gone:
             self._log.revoke(tp)
         self._deliveries.revoke(gone)
+        if back := [tp for tp in partitions if tp in self._owned]:
+            self._arriving.put_nowait(self._load(back, new=False))
 
     async def _arrive(self) -> None:
         while True:

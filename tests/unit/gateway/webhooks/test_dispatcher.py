@@ -147,3 +147,35 @@ async def test_what_is_erased_during_its_last_call_has_no_letter() -> None:
     rig.it.erased(("t", "r1"))
     await rig.done()
     assert (world.states(), world.letters()) == ([("r1", "dropped")], [])
+
+
+async def test_a_partition_that_is_given_away_begins_no_more_calls() -> None:
+    """They were begun while the last calls were waited for, and ended after another process had the partition."""
+    world = World(Answer(status_code=500), takes=0.1)
+    rig = Rig(world)
+    rig.begin(*[delivery(number) for number in range(5)])
+    await wait_until_async(lambda: world.sent, 5)
+    before = list(world.sent)
+    giving = asyncio.ensure_future(rig.it._revoked([TP0]))
+    while not giving.done():
+        rig.it._begin()
+        await asyncio.sleep(0.01)
+    assert world.sent == before
+    assert not rig.it._calls
+    assert len(rig.it._deliveries) == 0
+    assert world.states() == [(f"r{number}", "waiting") for number in range(len(before))]
+
+
+async def test_a_partition_that_comes_back_meanwhile_is_read_again() -> None:
+    world = World(Answer(status_code=500), takes=0.1)
+    rig = Rig(world)
+    rig.begin(*[delivery(number) for number in range(5)])
+    await wait_until_async(lambda: world.sent, 5)
+    giving = asyncio.ensure_future(rig.it._revoked([TP0]))
+    await asyncio.sleep(0)
+    rig.it._assigned([TP0])
+    await giving
+    assert rig.it._arriving.qsize() == 2, "one for the assignment, one for what ended since"
+    assert len(rig.it._deliveries) == len(world.sent), "what landed waits here"
+    while not rig.it._arriving.empty():
+        rig.it._arriving.get_nowait().close()
