@@ -26,9 +26,11 @@ def type_of(event: ResultEvent) -> str:
     return f"request.{event.status or 'failed'}"
 
 
-def webhook_id(tenant: str, request_id: str, kind: str) -> str:
-    """The same for every attempt, by whichever process."""
-    return f"msg_{uuid.uuid5(_NAMESPACE, f'{tenant}/{request_id}/{kind}').hex}"
+def webhook_id(event: ResultEvent) -> str:
+    """The same for every attempt, by whichever process; another one for a later request with the same id."""
+    origin = event.origin
+    place = f"{origin.topic}/{origin.partition}/{origin.offset}/{origin.append_time_ms}"
+    return f"msg_{uuid.uuid5(_NAMESPACE, f'{event.tenant}/{event.request_id}/{place}').hex}"
 
 
 def webhook_body(outcome: RawMessage, event: ResultEvent, request: RawMessage | None, codec: Codec) -> bytes:

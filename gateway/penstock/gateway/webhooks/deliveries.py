@@ -15,7 +15,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from penstock.schemas.records import WebhookDelivery
-from penstock.schemas.topics import TP
+from penstock.schemas.topics import HORIZON_MS, TP
 
 Key = tuple[str, str]
 """(tenant, request id)"""
@@ -66,7 +66,8 @@ class Deliveries:
     def __init__(self, room: Room) -> None:
         self._room = room
         self._held: dict[Key, WebhookDelivery] = {}
-        self._ended: dict[Key, TP] = {}
+        self._ended: dict[Key, tuple[TP, int]] = {}
+        """With the time at which its outcome was seen."""
         self._later: list[tuple[int, Key]] = []
         self._ready = OrderedDict[str, OrderedDict[str, deque[Key]]]()
         """By tenant, and then by host. Who was served last stands last."""
@@ -87,8 +88,13 @@ class Deliveries:
     def in_flight(self) -> int:
         return len(self._in_flight)
 
-    def knows(self, key: Key) -> bool:
-        return key in self._held or key in self._ended
+    def knows(self, key: Key, since_ms: int) -> bool:
+        """Whether the webhook of this request, which is there since then, is held or has ended.
+
+        An id may be used again when its request has ended long ago: that is another webhook.
+        """
+        ended = self._ended.get(key)
+        return key in self._held or (ended is not None and since_ms < ended[1] + HORIZON_MS)
 
     def find(self, key: Key) -> WebhookDelivery | None:
         """The one that is held."""
@@ -123,7 +129,7 @@ class Deliveries:
     def end(self, delivery: WebhookDelivery) -> None:
         """It is delivered, has failed or was dropped."""
         self._forget(key_of(delivery))
-        self._ended[key_of(delivery)] = partition_of(delivery)
+        self._ended[key_of(delivery)] = (partition_of(delivery), delivery.created_at)
         if len(self._ended) > self._room.ended:
             del self._ended[next(iter(self._ended))]
 
@@ -155,7 +161,7 @@ class Deliveries:
         for key, delivery in list(self._held.items()):
             if partition_of(delivery) in gone:
                 self._forget(key)
-        self._ended = {key: tp for key, tp in self._ended.items() if tp not in gone}
+        self._ended = {key: ended for key, ended in self._ended.items() if ended[0] not in gone}
         for left in self._left.values():
             left -= gone
 

@@ -173,7 +173,9 @@ class Dispatcher:
             for tp in still if new else ():
                 self._log.assign(tp)
             for delivery in found:
-                if partition_of(delivery) in still and not self._deliveries.knows(key_of(delivery)):
+                if partition_of(delivery) in still and not self._deliveries.knows(
+                    key_of(delivery), delivery.created_at
+                ):
                     self._know(delivery)
             logger.info("webhooks.loaded partitions=%d found=%d held=%d", len(still), len(found), len(self._deliveries))
             self._woken.set()
@@ -192,7 +194,10 @@ class Dispatcher:
             if read.tp not in self._log or read.tp not in self._owned:
                 continue  # another process has it now
             event = await self._decoded(read)
-            if event is None or self._deliveries.knows(key := (event.tenant, event.request_id)):
+            if event is None:
+                continue
+            key = (event.tenant, event.request_id)
+            if self._deliveries.knows(key, event.origin.append_time_ms):
                 continue
             if self._log.on_event(read.tp, read.offset, read.timestamp_ms, event):
                 self._outcome(read, event, key)
@@ -216,7 +221,7 @@ class Dispatcher:
     def _outcome(self, read: Read, event: ResultEvent, key: Key) -> None:
         kind, at = type_of(event), now_ms()
         delivery = WebhookDelivery(
-            webhook_id=webhook_id(event.tenant, event.request_id, kind),
+            webhook_id=webhook_id(event),
             request_id=event.request_id,
             tenant=event.tenant,
             type=kind,

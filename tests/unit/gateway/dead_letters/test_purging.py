@@ -25,7 +25,7 @@ CALLER = Caller(tenant="t")
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Redriving:
     """Seven letters, of which a call handles two. What is said of them is in the index at once."""
     monkeypatch.setattr(redriving, "MOST", 2)
-    monkeypatch.setattr(Redriving, "_trim", lambda _: None)
+    monkeypatch.setattr(Redriving, "_trim", lambda *_: None)
     index, codec = LetterIndex(tmp_path / "letters", "topic"), default_codec()
     index.take([LetterFacts(partition=0, offset=n, created_ms=n, reason="x", request_id=f"r{n}") for n in range(7)])
 
@@ -36,7 +36,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Redriving:
             index.take([((0, self.end), codec.decode(value, DeadLetterAction))])
             self.end += 1
 
-    letters: Any = SimpleNamespace(index=index, catch_up=lambda _: None)
+    letters: Any = SimpleNamespace(index=index, catch_up=lambda *_: None)
     topic: Any = Topic()
     unused: Any = None
     return Redriving(letters, unused, unused, topic, codec, KafkaSettings(), Threads())

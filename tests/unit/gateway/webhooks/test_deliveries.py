@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.gateway.webhooks.deliveries import Deliveries, Room, group_of, key_of
 from penstock.schemas.records import Place, WebhookDelivery
+from penstock.schemas.topics import HORIZON_MS
 
 TP = ("results", 0)
 
@@ -73,7 +74,7 @@ def test_what_finds_no_room_is_loaded_when_there_is_some() -> None:
     room = Deliveries(Room(in_flight=8, held_per_group=2))
     assert [room.add(delivery(name, "dead", partition=3)) for name in "abc"] == [True, True, False]
     assert room.add(delivery("d", "well"))
-    assert not room.knows(("t", "c"))
+    assert not room.knows(("t", "c"), 0)
     assert room.to_load() == set()
     room.end(delivery("a", "dead"))
     assert room.to_load() == {("results", 3)}
@@ -120,9 +121,16 @@ def test_ended_ones_are_known_until_their_partition_goes() -> None:
     room = Deliveries(Room(in_flight=8, ended=2))
     for name in "abc":
         room.end(delivery(name))
-    assert [room.knows(("t", name)) for name in "abc"] == [False, True, True]
+    assert [room.knows(("t", name), 0) for name in "abc"] == [False, True, True]
     room.revoke([TP])
-    assert not room.knows(("t", "c"))
+    assert not room.knows(("t", "c"), 0)
+
+
+def test_an_id_that_is_used_again_is_another_webhook() -> None:
+    room = Deliveries(Room(in_flight=8))
+    room.end(delivery("a"))
+    assert room.knows(("t", "a"), HORIZON_MS - 1), "a repeat, or a worker that lost its partition"
+    assert not room.knows(("t", "a"), HORIZON_MS)
 
 
 def test_a_partition_that_goes_takes_its_webhooks_along() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.common.clock import now_ms
+from penstock.common.group_consumer import Read
 from penstock.common.reader import RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.callbacks import Callbacks, WebhooksSection
@@ -17,7 +18,7 @@ from penstock.gateway.webhooks.metrics import WebhookMetrics
 from penstock.gateway.webhooks.policy import Answer
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import DeadLetter, Origin, Place, ResultEvent, WebhookDelivery
-from penstock.schemas.topics import TP
+from penstock.schemas.topics import HEADER_CALLBACK, HORIZON_MS, TP
 from support import wait_until_async
 
 TP0: TP = ("inference.result", 0)
@@ -25,12 +26,12 @@ KEY = "whsec_" + base64.b64encode(bytes(32)).decode()
 CODEC = default_codec()
 
 
-def outcome(request_id: str, origin_offset: int = 1) -> ResultEvent:
+def outcome(request_id: str, since_ms: int = 1) -> ResultEvent:
     return ResultEvent(
         request_id=request_id,
         tenant="t",
         kind="terminal",
-        origin=Origin(topic="inference.request.medium", partition=0, offset=origin_offset, append_time_ms=1),
+        origin=Origin(topic="inference.request.medium", partition=0, offset=1, append_time_ms=since_ms),
         attempt=1,
         epoch=1,
         task="text_generation",
@@ -64,6 +65,7 @@ class World:
     answer: Answer
     sent: list[str] = field(default_factory=list)
     kept: list[tuple[str, bytes]] = field(default_factory=list)
+    events: dict[int, ResultEvent] = field(default_factory=dict)
     before_read: Callable[[], None] = lambda: None
     takes: float = 0.0
 
@@ -71,7 +73,8 @@ class World:
         self.before_read()
         if tp != TP0:
             return None
-        return RawMessage(*tp, offset, now_ms(), b"r", CODEC.encode(outcome(f"r{offset}")))
+        event = self.events.get(offset) or outcome(f"r{offset}")
+        return RawMessage(*tp, offset, now_ms(), b"r", CODEC.encode(event))
 
     async def produce(self, topic: str, value: bytes, **_: Any) -> None:
         self.kept.append((topic, value))
@@ -112,6 +115,13 @@ class Rig:
         for one in found:
             self.it._deliveries.add(one)
         self.it._begin()
+
+    async def take(self, offset: int, event: ResultEvent) -> None:
+        """The event comes on the result topic."""
+        self.it._tools.records.events[offset] = event
+        headers = ((HEADER_CALLBACK, b"http://h/hook"),)
+        await self.it._take([Read(TP0, offset, b"r", CODEC.encode(event), now_ms(), headers)])
+        await self.done()
 
     async def done(self) -> None:
         await wait_until_async(lambda: not self.it._calls, 5)
@@ -179,3 +189,15 @@ async def test_a_partition_that_comes_back_meanwhile_is_read_again() -> None:
     assert len(rig.it._deliveries) == len(world.sent), "what landed waits here"
     while not rig.it._arriving.empty():
         rig.it._arriving.get_nowait().close()
+
+
+async def test_a_request_id_that_is_used_again_is_called_again() -> None:
+    """It was taken for a repeat, and nobody was called."""
+    world = World(Answer(status_code=200))
+    rig = Rig(world)
+    later = now_ms() + HORIZON_MS + 60_000
+    for offset, event in enumerate([outcome("nightly"), outcome("nightly"), outcome("nightly", later)]):
+        await rig.take(offset, event)
+        assert len(world.sent) == (2 if offset == 2 else 1)
+    first, *_, last = [CODEC.decode(value, WebhookDelivery).webhook_id for _, value in world.kept]
+    assert first != last
