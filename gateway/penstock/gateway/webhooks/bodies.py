@@ -14,7 +14,7 @@ from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.outputs import json_bytes
 from penstock.gateway.view.request_records import read_request
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import PenstockError
+from penstock.schemas.errors import PenstockError, RegistryUnavailable
 from penstock.schemas.records import ResultEvent
 from penstock.schemas.times import rfc3339
 
@@ -34,11 +34,16 @@ def webhook_id(event: ResultEvent) -> str:
 
 
 def webhook_body(outcome: RawMessage, event: ResultEvent, request: RawMessage | None, codec: Codec) -> bytes:
-    """`request` is its record, None if that is not on its topic any more: what only it says is null then."""
+    """`request` is its record, None if that is not on its topic any more: what only it says is null then.
+
+    Raises RegistryUnavailable.
+    """
     entry = Entry(event.tenant, event.request_id, outcome.partition)
     entry.accepted_ms, entry.metadata = event.origin.append_time_ms, event.metadata
     try:
         asked = None if request is None else read_request(request, codec)
+    except RegistryUnavailable:
+        raise
     except PenstockError:
         asked = None  # it is no valid request, and its outcome says so
     if asked is not None and (asked.tenant, asked.request_id) == entry.key:

@@ -11,9 +11,9 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.common.clock import now_ms
 from penstock.common.deliveries import delivery_key, read_deliveries
@@ -30,11 +30,19 @@ from penstock.gateway.webhooks.records import LogRecords
 from penstock.gateway.webhooks.results import ResultLog
 from penstock.gateway.webhooks.sender import Sender
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import DecodeError, PenstockError, WebhookUndeliverable, to_error_record
+from penstock.schemas.errors import (
+    DecodeError,
+    PenstockError,
+    RegistryUnavailable,
+    WebhookUndeliverable,
+    to_error_record,
+)
 from penstock.schemas.records import DeadLetter, DeliveryAttempt, Origin, Place, ResultEvent, WebhookDelivery
 from penstock.schemas.topics import HEADER_CALLBACK, TP
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 DROPPED = "dropped"
 IDLE_S = 0.5
@@ -53,6 +61,9 @@ class Tools:
 
     kafka: KafkaSettings
     codec: Codec
+    """For threads: it waits for the schema registry."""
+    prompt: Codec
+    """For the event loop: it does not."""
     transport: AsyncTransport
     records: LogRecords
     sender: Sender
@@ -205,14 +216,28 @@ class Dispatcher:
 
     async def _decoded(self, read: Read) -> ResultEvent | None:
         """None for what is no event of ours: other readers pass over it too."""
+
+        async def decode() -> ResultEvent:
+            return self._tools.prompt.decode(read.value or b"", ResultEvent)
+
+        try:
+            return await self._registered(decode)
+        except DecodeError:
+            return None
+
+    async def _registered(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do what needs the schema registry. While it is away everything here waits."""
+        waited = False
         while True:
             try:
-                return self._tools.codec.decode(read.value or b"", ResultEvent)
-            except DecodeError:
-                return None
-            except PenstockError as error:  # a registry that is away
-                self.waits_for = str(error)
+                found = await work()
+            except RegistryUnavailable as error:
+                self.waits_for, waited = str(error), True
                 await asyncio.sleep(AGAIN_S)
+            else:
+                if waited:
+                    self.waits_for = None
+                return found
 
     async def _passed(self, offsets: Mapping[TP, int]) -> None:
         for tp, offset in offsets.items():
@@ -325,21 +350,23 @@ class Dispatcher:
         secrets = tools.callbacks.secrets(delivery.tenant)
         if not secrets:
             return Answer(error=f"nothing signs webhooks of {delivery.tenant}: set webhooks.secret", final=True)
-        event = None if outcome is None else await asyncio.to_thread(self._event_of, outcome, delivery)
+        event = None if outcome is None else await self._event_of(outcome, delivery)
         if outcome is None or event is None:
             return Answer(error="the outcome is not on the result topic any more", final=True)
         origin = event.origin
         request = await tools.records.read((origin.topic, origin.partition), origin.offset)
-        body = await asyncio.to_thread(webhook_body, outcome, event, request, tools.codec)
+        body = await self._registered(lambda: asyncio.to_thread(webhook_body, outcome, event, request, tools.codec))
         headers = signed_headers(delivery.webhook_id, body, secrets, now_ms())
         if key_of(delivery) in self._erased:
             return None
         return await tools.sender.post(delivery.url, headers, body)
 
-    def _event_of(self, outcome: RawMessage, delivery: WebhookDelivery) -> ResultEvent | None:
+    async def _event_of(self, outcome: RawMessage, delivery: WebhookDelivery) -> ResultEvent | None:
         """The event, if the log still holds this one there: the topic may have been made anew."""
         try:
-            event = self._tools.codec.decode(outcome.value or b"", ResultEvent)
+            event = await self._registered(
+                lambda: asyncio.to_thread(self._tools.codec.decode, outcome.value or b"", ResultEvent)
+            )
         except DecodeError:
             return None
         return event if event.is_terminal and (event.tenant, event.request_id) == key_of(delivery) else None

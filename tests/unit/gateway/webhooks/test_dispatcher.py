@@ -6,18 +6,25 @@ import asyncio
 import base64
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from penstock.common.clock import now_ms
 from penstock.common.group_consumer import Read
 from penstock.common.reader import RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.callbacks import Callbacks, WebhooksSection
+from penstock.gateway.webhooks import dispatcher, records
+from penstock.gateway.webhooks.bodies import webhook_body
 from penstock.gateway.webhooks.dispatcher import Dispatcher, Tools
 from penstock.gateway.webhooks.metrics import WebhookMetrics
 from penstock.gateway.webhooks.policy import Answer
-from penstock.schemas.codec import default_codec
-from penstock.schemas.records import DeadLetter, Origin, Place, ResultEvent, WebhookDelivery
+from penstock.gateway.webhooks.records import Erasures
+from penstock.schemas.codec import Codec, default_codec
+from penstock.schemas.errors import RegistryUnavailable
+from penstock.schemas.records import ControlCommand, DeadLetter, Origin, Place, ResultEvent, WebhookDelivery
 from penstock.schemas.topics import HEADER_CALLBACK, HORIZON_MS, TP
 from support import wait_until_async
 
@@ -95,12 +102,13 @@ class World:
 class Rig:
     """A dispatcher that owns one partition. Tests call what its loops call."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, codec: Codec = CODEC) -> None:
         section = WebhooksSection.model_validate({"secret": KEY, "max_in_flight": 16})
         any_world: Any = world
         tools = Tools(
             kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1"),
-            codec=CODEC,
+            codec=codec,
+            prompt=codec,
             transport=any_world,
             records=any_world,
             sender=any_world,
@@ -201,3 +209,48 @@ async def test_a_request_id_that_is_used_again_is_called_again() -> None:
         assert len(world.sent) == (2 if offset == 2 else 1)
     first, *_, last = [CODEC.decode(value, WebhookDelivery).webhook_id for _, value in world.kept]
     assert first != last
+
+
+class Registry:
+    """Away for some calls."""
+
+    def __init__(self, away: int) -> None:
+        self.away = away
+
+    def codec(self) -> Any:
+        return SimpleNamespace(encode=CODEC.encode, decode=self.decode)
+
+    def decode(self, value: bytes, kind: Any) -> Any:
+        self.away -= 1
+        if self.away >= 0:
+            raise RegistryUnavailable("the registry is away")
+        return CODEC.decode(value, kind)
+
+
+@pytest.mark.parametrize("away", [1, 4])
+async def test_a_registry_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyPatch, away: int) -> None:
+    """It ended the process, or the webhook said nothing of its request."""
+    monkeypatch.setattr(dispatcher, "AGAIN_S", 0.01)
+    world = World(Answer(status_code=200))
+    rig = Rig(world, Registry(away).codec())
+    rig.it.waits_for = None
+    rig.begin(delivery(1))
+    await rig.done()
+    assert (world.states(), rig.it.waits_for) == ([("r1", "delivered")], None)
+
+
+def test_a_request_that_cannot_be_decoded_now_makes_no_body_without_it() -> None:
+    message = RawMessage("inference.request.medium", 0, 1, 1, b"r", b"...")
+    with pytest.raises(RegistryUnavailable):
+        webhook_body(message, outcome("r"), message, Registry(1).codec())
+
+
+async def test_erasures_wait_for_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "AGAIN_S", 0.01)
+    found: list[Any] = []
+    erasures = Erasures(KafkaSettings(), Registry(2).codec(), lambda *erased: found.append(erased))
+    command = ControlCommand(kind="erase", request_id="r", tenant="t", created_at=1)
+    message = RawMessage("inference.control", 0, 0, 1, b"r", CODEC.encode(command))
+    await asyncio.to_thread(erasures._on_batch, [message])
+    await asyncio.sleep(0)
+    assert len(found) == 1
