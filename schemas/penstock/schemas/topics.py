@@ -23,6 +23,8 @@ CLASSES: tuple[str, ...] = ("high", "medium", "low")
 RANKS: dict[str, int] = {klass: rank for rank, klass in enumerate(CLASSES)}
 """Of classes: lower starts first."""
 RETRY_TIERS = ("1s", "10s", "1m", "10m")
+CONTROL_DAYS = 3
+"""So long commands stand on their topic: what they were about is deleted too by then."""
 HORIZON_MS = 24 * 3_600_000
 """Bounds every time to live and the idempotency window."""
 
@@ -214,7 +216,7 @@ def topic_specs(
         spec(names.result, partitions, 3, "delete", flush=True),
         spec(names.status, partitions, 3, "delete", flush=False),
         spec(names.delivery, partitions, 3, "compact,delete", flush=True),
-        spec(names.control, 1, 3, "compact,delete", flush=False, **append_time),
+        spec(names.control, 1, CONTROL_DAYS, "compact,delete", flush=False, **append_time),
         spec(names.desired, 1, None, "compact", flush=False),
         spec(names.model, 1, None, "compact", flush=False),
         spec(names.worker, 1, 1, "compact,delete", flush=False),

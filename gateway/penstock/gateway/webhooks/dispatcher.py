@@ -38,13 +38,15 @@ from penstock.schemas.errors import (
     to_error_record,
 )
 from penstock.schemas.records import DeadLetter, DeliveryAttempt, Origin, Place, ResultEvent, WebhookDelivery
-from penstock.schemas.topics import HEADER_CALLBACK, TP
+from penstock.schemas.topics import CONTROL_DAYS, HEADER_CALLBACK, TP
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 DROPPED = "dropped"
+ERASED_MS = CONTROL_DAYS * 24 * 3_600_000
+"""So long an erasure is remembered."""
 IDLE_S = 0.5
 LOAD_S = 120.0
 LOOK_S = 5.0
@@ -80,7 +82,8 @@ class Dispatcher:
         self._rules = RetryRules(first_retry_s=section.first_retry_s, give_up_s=section.give_up_s)
         self._log = ResultLog()
         self._deliveries = Deliveries(Room(in_flight=section.max_in_flight))
-        self._erased: set[Key] = set()
+        self._erased: dict[Key, int] = {}
+        """With the time, the oldest first."""
         self._unsettled: set[Key] = set()
         self._owned: set[TP] = set()
         """As the group says; those in the log were loaded too."""
@@ -133,9 +136,12 @@ class Dispatcher:
         self._consumer.commit(self._log.commits())
         await self._consumer.stop()
 
-    def erased(self, key: Key) -> None:
+    def erased(self, key: Key, at_ms: int) -> None:
         """Its request was erased: nobody hears of it any more."""
-        self._erased.add(key)
+        self._erased.pop(key, None)
+        self._erased[key] = at_ms
+        while self._erased and self._erased[oldest := next(iter(self._erased))] < now_ms() - ERASED_MS:
+            del self._erased[oldest]
         delivery = self._deliveries.find(key)
         if delivery is not None and not self._deliveries.flies(key):
             self._deliveries.end(delivery)

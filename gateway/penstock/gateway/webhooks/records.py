@@ -57,9 +57,9 @@ class LogRecords:
 
 
 class Erasures:
-    """Follows `inference.control`: `on_erased` is told each request that was erased, on the event loop."""
+    """Follows `inference.control`: `on_erased` is told each request that was erased and when, on the event loop."""
 
-    def __init__(self, kafka: KafkaSettings, codec: Codec, on_erased: Callable[[tuple[str, str]], None]) -> None:
+    def __init__(self, kafka: KafkaSettings, codec: Codec, on_erased: Callable[[tuple[str, str], int], None]) -> None:
         self._kafka = kafka
         self._codec = codec
         self._on_erased = on_erased
@@ -90,7 +90,9 @@ class Erasures:
         for message in batch:
             command = self._command(message)
             if command is not None and command.kind == "erase":
-                self._loop.call_soon_threadsafe(self._on_erased, (command.tenant, command.request_id))
+                self._loop.call_soon_threadsafe(
+                    self._on_erased, (command.tenant, command.request_id), message.timestamp_ms
+                )
 
     def _command(self, message: RawMessage) -> ControlCommand | None:
         """None for what is no command of ours. While the schema registry is away the reader waits."""

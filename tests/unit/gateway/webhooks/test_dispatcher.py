@@ -18,7 +18,7 @@ from penstock.common.settings import KafkaSettings
 from penstock.gateway.callbacks import Callbacks, WebhooksSection
 from penstock.gateway.webhooks import dispatcher, records
 from penstock.gateway.webhooks.bodies import webhook_body
-from penstock.gateway.webhooks.dispatcher import Dispatcher, Tools
+from penstock.gateway.webhooks.dispatcher import ERASED_MS, Dispatcher, Tools
 from penstock.gateway.webhooks.metrics import WebhookMetrics
 from penstock.gateway.webhooks.policy import Answer
 from penstock.gateway.webhooks.records import Erasures
@@ -151,7 +151,7 @@ async def test_a_failed_webhook_has_a_letter_without_its_outcome() -> None:
 async def test_what_is_erased_before_its_call_is_not_sent() -> None:
     world = World(Answer(status_code=200))
     rig = Rig(world)
-    world.before_read = lambda: rig.it.erased(("t", "r1"))
+    world.before_read = lambda: rig.it.erased(("t", "r1"), now_ms())
     rig.begin(delivery(1))
     await rig.done()
     assert (world.sent, world.states(), world.letters()) == ([], [("r1", "dropped")], [])
@@ -162,7 +162,7 @@ async def test_what_is_erased_during_its_last_call_has_no_letter() -> None:
     rig = Rig(world)
     rig.begin(delivery(1))
     await wait_until_async(lambda: world.sent, 5)
-    rig.it.erased(("t", "r1"))
+    rig.it.erased(("t", "r1"), now_ms())
     await rig.done()
     assert (world.states(), world.letters()) == ([("r1", "dropped")], [])
 
@@ -254,3 +254,13 @@ async def test_erasures_wait_for_the_registry(monkeypatch: pytest.MonkeyPatch) -
     await asyncio.to_thread(erasures._on_batch, [message])
     await asyncio.sleep(0)
     assert len(found) == 1
+
+
+async def test_erasures_are_forgotten_with_what_they_were_about() -> None:
+    """They were remembered until the process ended."""
+    rig = Rig(World(Answer(status_code=200)))
+    rig.it.erased(("t", "old"), now_ms() - ERASED_MS - 1)
+    assert list(rig.it._erased) == []
+    rig.it._erased = {("t", "older"): 1, ("t", "recent"): now_ms()}
+    rig.it.erased(("t", "new"), now_ms())
+    assert list(rig.it._erased) == [("t", "recent"), ("t", "new")]
