@@ -59,13 +59,14 @@ class WebhookProcess:
         callbacks, metrics = Callbacks(section), WebhookMetrics()
         self._transport = Transport(kafka, delivery_timeout_s=DELIVERY_S)
         self._records = LogRecords(kafka)
+        self._sender = Sender(callbacks, section.timeout_s)
         tools = Tools(
             kafka=kafka,
             codec=codecs.blocking,
             prompt=codecs.prompt,
             transport=AsyncTransport(self._transport),
             records=self._records,
-            sender=Sender(callbacks, section.timeout_s),
+            sender=self._sender,
             callbacks=callbacks,
             metrics=metrics,
         )
@@ -98,6 +99,7 @@ class WebhookProcess:
             self._main.cancel()
             await asyncio.gather(self._main, return_exceptions=True)
         await self._dispatcher.cancel()
+        self._sender.close()
         # 2. What is on its way to the delivery topic is acknowledged.
         await asyncio.to_thread(self._transport.close, FLUSH_S)
         # 3. Only then others get the partitions.

@@ -365,7 +365,7 @@ class Dispatcher:
         headers = signed_headers(delivery.webhook_id, body, secrets, now_ms())
         if key_of(delivery) in self._erased:
             return None
-        return await tools.sender.post(delivery.url, headers, body)
+        return await tools.sender.post(delivery.tenant, delivery.url, headers, body)
 
     async def _event_of(self, outcome: RawMessage, delivery: WebhookDelivery) -> ResultEvent | None:
         """The event, if the log still holds this one there: the topic may have been made anew."""

@@ -86,7 +86,7 @@ class World:
     async def produce(self, topic: str, value: bytes, **_: Any) -> None:
         self.kept.append((topic, value))
 
-    async def post(self, url: str, headers: Sequence[Any], body: bytes) -> Answer:
+    async def post(self, tenant: str, url: str, headers: Sequence[Any], body: bytes) -> Answer:
         self.sent.append(url)
         await asyncio.sleep(self.takes)
         return self.answer
