@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
+
+from confluent_kafka import Message
 
 from penstock.common import admin
-from penstock.common.reader import RawMessage, read_ranges
+from penstock.common.reader import read_ranges
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import DecodeError
@@ -27,17 +30,24 @@ def delivery_key(tenant: str, request_id: str) -> bytes:
 def read_deliveries(
     kafka: KafkaSettings, codec: Codec, partitions: Iterable[int], timeout_s: float
 ) -> list[WebhookDelivery]:
-    """The newest record of each webhook of these partitions.
+    """The newest record of each webhook of these partitions; of one that has ended without its attempts and its URL.
 
+    Memory is taken by webhooks, not by the records that say how they went on.
     Raises BrokerUnavailable, NotFound, RegistryUnavailable.
     """
     give_up = time.monotonic() + timeout_s
     tps = [(kafka.names.delivery, number) for number in partitions]
     firsts, ends = admin.begin_offsets(kafka, tps, timeout_s), admin.end_offsets(kafka, tps, timeout_s)
     found: dict[bytes, WebhookDelivery] = {}
-    for message in read_ranges(kafka, {tp: (firsts[tp], ends[tp]) for tp in tps}, give_up):
-        if message.key is not None and (delivery := _decoded(message, codec)) is not None:
-            found[message.key] = delivery
+
+    def take(message: Message) -> bool:
+        key, value = message.key(), message.value()
+        if key is not None and (delivery := _decoded(value, codec)) is not None:
+            ended = delivery.state != "waiting"
+            found[key] = replace(delivery, url="", attempts=[]) if ended else delivery
+        return False  # it is folded: nobody holds the record
+
+    read_ranges(kafka, {tp: (firsts[tp], ends[tp]) for tp in tps}, give_up, keep=take)
     return list(found.values())
 
 
@@ -55,15 +65,15 @@ def read_delivery(
         messages = read_ranges(kafka, {tp: (at, end)}, give_up, most, keep=lambda message: message.key() == key)
         if not messages:
             break
-        newest = _decoded(messages[-1], codec) or newest
+        newest = _decoded(messages[-1].value, codec) or newest
         if newest is not None and newest.state != "waiting":
             break
         at, most = messages[-1].offset + 1, None
     return newest
 
 
-def _decoded(message: RawMessage, codec: Codec) -> WebhookDelivery | None:
+def _decoded(value: bytes | None, codec: Codec) -> WebhookDelivery | None:
     try:
-        return None if message.value is None else codec.decode(message.value, WebhookDelivery)
+        return None if value is None else codec.decode(value, WebhookDelivery)
     except DecodeError:
         return None  # somebody else's: nobody knows what it says

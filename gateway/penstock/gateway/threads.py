@@ -93,6 +93,10 @@ class Threads:
         """Pages of requests, from the view's file."""
         self.conversations = Pool("conversations", 8, None if one_tenant else 2)
         """Topics of conversations: reading, making and deleting them."""
+        self.deliveries = Pool("deliveries", 8, None if one_tenant else 2)
+        """Webhooks of single requests, read from their topic."""
+        self.dead_letters = Pool("dead-letters", 4, None if one_tenant else 2)
+        """Dead letters: their index, their topic, and waiting until the index has all of it."""
         self.artifacts = Pool("artifacts", 24, None if one_tenant else 6)
         """Calls of the artifact store."""
         self.ends = Pool("ends", 2)
@@ -103,5 +107,5 @@ class Threads:
         """Which topics and partitions there are."""
 
     def close(self) -> None:
-        for pool in (self.lists, self.conversations, self.artifacts, self.ends, self.pieces, self.metadata):
+        for pool in (value for value in vars(self).values() if isinstance(value, Pool)):
             pool.close()

@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 MAX_CALLBACK_CHARS = 2_000
+MAX_LABEL_CHARS = 63
 _TASKS = frozenset(PAYLOAD_FIELDS)
 _OF_THE_RECORD = ("request_id", "tenant", "created_at")
 _MAPS = frozenset({"extra", "metadata"})
@@ -231,7 +232,7 @@ def check_callback_url(url: str) -> None:
     """
     try:
         parts = urlsplit(url)
-        named = bool(parts.hostname) and parts.port != 0
+        named = _is_host(parts.hostname or "") and parts.port != 0
     except ValueError:  # brackets without an address, a port that is none
         parts, named = urlsplit(""), False
     if len(url) > MAX_CALLBACK_CHARS or not (url.isascii() and url.isprintable()) or " " in url:
@@ -243,6 +244,11 @@ def check_callback_url(url: str) -> None:
         raise InvalidRequest("callback_url must be an http or https URL that names a host", param="callback_url")
     if parts.username is not None or parts.password is not None:
         raise InvalidRequest("callback_url must hold no user name and no password", param="callback_url")
+
+
+def _is_host(host: str) -> bool:
+    """Whether it can be resolved: the standard library raises UnicodeError for labels that DNS does not have."""
+    return all(0 < len(label) <= MAX_LABEL_CHARS for label in host.removesuffix(".").split("."))
 
 
 def _output_fits(task: str, output: OutputSpec) -> None:

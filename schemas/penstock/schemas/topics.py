@@ -23,6 +23,10 @@ CLASSES: tuple[str, ...] = ("high", "medium", "low")
 RANKS: dict[str, int] = {klass: rank for rank, klass in enumerate(CLASSES)}
 """Of classes: lower starts first."""
 RETRY_TIERS = ("1s", "10s", "1m", "10m")
+CONTROL_DAYS = 3
+"""So long commands stand on their topic: what they were about is deleted too by then."""
+DELIVERY_SEGMENT_MS = 4 * 3_600_000
+"""Only closed segments are compacted, and whoever gets a partition of deliveries reads all of it."""
 HORIZON_MS = 24 * 3_600_000
 """Bounds every time to live and the idempotency window."""
 
@@ -213,8 +217,8 @@ def topic_specs(
         spec(names.dlq, partitions, 30, "delete", flush=True),
         spec(names.result, partitions, 3, "delete", flush=True),
         spec(names.status, partitions, 3, "delete", flush=False),
-        spec(names.delivery, partitions, 3, "compact,delete", flush=True),
-        spec(names.control, 1, 3, "compact,delete", flush=False, **append_time),
+        spec(names.delivery, partitions, 3, "compact,delete", flush=True, segment_ms=str(DELIVERY_SEGMENT_MS)),
+        spec(names.control, 1, CONTROL_DAYS, "compact,delete", flush=False, **append_time),
         spec(names.desired, 1, None, "compact", flush=False),
         spec(names.model, 1, None, "compact", flush=False),
         spec(names.worker, 1, 1, "compact,delete", flush=False),

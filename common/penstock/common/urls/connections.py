@@ -20,10 +20,18 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """The addresses of a name. Raises OSError."""
 
 
-async def resolve(host: str, port: int) -> list[str]:
-    """As the machine resolves names. Raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+def addresses(host: str, port: int) -> list[str]:
+    """As the machine resolves names. Blocks, half a minute or longer where DNS does not answer. Raises OSError."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # an empty label, or one that is too long
+        raise OSError(f"{host[:100]} is no name") from error
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """The same on a thread of the event loop's executor. Raises OSError."""
+    return await asyncio.to_thread(addresses, host, port)
 
 
 class Refused(Exception):

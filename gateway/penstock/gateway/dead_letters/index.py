@@ -15,7 +15,9 @@ from typing import Any
 from penstock.gateway.dead_letters.letters import PURGED, LetterFacts, Place
 from penstock.schemas.records import DeadLetterAction
 
-VERSION = 1
+VERSION = 2
+PURGED_KEPT = 100_000
+"""So many purged letters can still be named as the one to go on behind."""
 _COLUMNS = tuple(one.name for one in fields(LetterFacts))
 _SCHEMA = """
 CREATE TABLE meta (identity TEXT NOT NULL);
@@ -26,6 +28,9 @@ CREATE TABLE letters (
   worker_id TEXT NOT NULL, attempts INTEGER NOT NULL, size_bytes INTEGER NOT NULL, history TEXT NOT NULL,
   redrivable INTEGER NOT NULL, redriven_as TEXT, redrives INTEGER NOT NULL,
   PRIMARY KEY (partition, offset)) WITHOUT ROWID;
+CREATE TABLE purged (
+  number INTEGER PRIMARY KEY, partition INTEGER NOT NULL, offset INTEGER NOT NULL, created_ms INTEGER NOT NULL);
+CREATE INDEX by_purged ON purged (partition, offset);
 CREATE INDEX by_time ON letters (created_ms, partition, offset);
 CREATE INDEX by_request ON letters (request_id, tenant);
 CREATE INDEX by_reason ON letters (reason) WHERE redriven_as IS NULL;
@@ -130,6 +135,12 @@ class LetterIndex:
     def _act(self, partition: int, action: DeadLetterAction) -> None:
         here = (partition, action.offset)
         if action.kind == PURGED:
+            found = self._db.execute(
+                "INSERT INTO purged (partition, offset, created_ms)"
+                " SELECT partition, offset, created_ms FROM letters WHERE partition = ? AND offset = ?",
+                here,
+            )
+            self._db.execute("DELETE FROM purged WHERE number <= ?", ((found.lastrowid or 0) - PURGED_KEPT,))
             self._db.execute("DELETE FROM letters WHERE partition = ? AND offset = ?", here)
             return
         # Two letters of one request have one redrive: they have the same key, so the same partition.
@@ -149,6 +160,7 @@ class LetterIndex:
         """The partition has lost what the index took of it."""
         with self._lock, self._db:
             self._db.execute("DELETE FROM letters WHERE partition = ?", (partition,))
+            self._db.execute("DELETE FROM purged WHERE partition = ?", (partition,))
             self._db.execute("DELETE FROM offsets WHERE partition = ?", (partition,))
 
     # -- read
@@ -167,17 +179,25 @@ class LetterIndex:
     def page(
         self, chosen: LetterFilter, *, after: Place | None = None, limit: int, newest_first: bool = False
     ) -> list[LetterFacts]:
-        """In the order of their times. One that was purged meanwhile may be named by `after`: then KeyError."""
+        """In the order of their times. `after` may have been purged meanwhile. KeyError when it is unknown."""
         conditions, values = chosen.where()
         direction = "DESC" if newest_first else "ASC"
         if after is not None:
-            before = self.get(after)
-            if before is None:
-                raise KeyError(after)
             conditions.append(f"(created_ms, partition, offset) {'<' if newest_first else '>'} (?, ?, ?)")
-            values += [before.created_ms, *after]
+            values += [self._time_of(after), *after]
         order = f"ORDER BY created_ms {direction}, partition {direction}, offset {direction} LIMIT ?"
         return self._select(" AND ".join(conditions) or "1", [*values, limit], order)
+
+    def _time_of(self, place: Place) -> int:
+        """When the letter was written, also of a purged one. Raises KeyError."""
+        where = "WHERE partition = ?1 AND offset = ?2"
+        with self._lock:
+            found = self._db.execute(
+                f"SELECT created_ms FROM letters {where} UNION ALL SELECT created_ms FROM purged {where}", place
+            ).fetchone()
+        if found is None:
+            raise KeyError(place)
+        return found[0]
 
     def first_offsets(self) -> dict[int, int]:
         """By partition the first letter that is left; where none is left, the offset behind all that was read."""

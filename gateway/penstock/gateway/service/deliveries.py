@@ -39,8 +39,8 @@ class DeliveryLookups:
         if outcome is None or all(name != HEADER_CALLBACK for name, _ in outcome.headers):
             return []
         key = delivery_key(tenant, request_id)
-        found = await self._threads.lists.run(
-            read_delivery, self._kafka, self._codec, key, outcome.partition, outcome.timestamp_ms, READ_S
+        found = await self._threads.deliveries.run_for(
+            tenant, read_delivery, self._kafka, self._codec, key, outcome.partition, outcome.timestamp_ms, READ_S
         )
         return [] if found is None else [delivery_json(found)]
 

@@ -99,7 +99,7 @@ class Redriving:
         self._transport = transport
         self._codec = codec
         self._kafka = kafka
-        self._threads = threads.lists
+        self._threads = threads.dead_letters
 
     async def page(
         self, chosen: LetterFilter, *, after: str | None, limit: int, newest_first: bool
@@ -168,7 +168,7 @@ class Redriving:
 
     async def forget(self, caller: Caller, request_id: str) -> None:
         """Purge the letters of a request that its tenant erases. Raises BrokerUnavailable."""
-        await self._catch_up()
+        await self._threads.run_for(caller.tenant, self._letters.catch_up, CATCH_UP_S)
         of_request = LetterFilter(tenant=caller.tenant, request_id=request_id)
         if await self._rows(of_request, limit=1):
             await self.purge(caller, Chosen(filter=of_request), dry_run=False)

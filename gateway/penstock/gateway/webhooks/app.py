@@ -55,21 +55,23 @@ class WebhookProcess:
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._kafka = kafka = settings.kafka_settings()
         registry, section = settings.schema_registry, settings.webhooks
-        codec = registry_codecs(registry.url, write=registry.write).blocking
+        codecs = registry_codecs(registry.url, write=registry.write)
         callbacks, metrics = Callbacks(section), WebhookMetrics()
         self._transport = Transport(kafka, delivery_timeout_s=DELIVERY_S)
         self._records = LogRecords(kafka)
+        self._sender = Sender(callbacks, section.timeout_s)
         tools = Tools(
             kafka=kafka,
-            codec=codec,
+            codec=codecs.blocking,
+            prompt=codecs.prompt,
             transport=AsyncTransport(self._transport),
             records=self._records,
-            sender=Sender(callbacks, section.timeout_s),
+            sender=self._sender,
             callbacks=callbacks,
             metrics=metrics,
         )
         self._dispatcher = Dispatcher(tools, section)
-        self._erasures = Erasures(kafka, codec, self._dispatcher.erased)
+        self._erasures = Erasures(kafka, codecs.blocking, self._dispatcher.erased)
         self._health = HealthServer(
             section.health_host,
             section.health_port,
@@ -97,6 +99,7 @@ class WebhookProcess:
             self._main.cancel()
             await asyncio.gather(self._main, return_exceptions=True)
         await self._dispatcher.cancel()
+        self._sender.close()
         # 2. What is on its way to the delivery topic is acknowledged.
         await asyncio.to_thread(self._transport.close, FLUSH_S)
         # 3. Only then others get the partitions.
@@ -117,7 +120,13 @@ class WebhookProcess:
             self._records.start()
             self._dispatcher.start()
             logger.info("webhooks.started")
-            self._fail(await self._dispatcher.over)
+            over = self._dispatcher.over
+            while not over.done():
+                if self._erasures.failure is not None:  # whoever is erased from now on would be called
+                    self._fail(f"erasures are not followed: {self._erasures.failure!r}")
+                    return
+                await asyncio.wait({over}, timeout=AGAIN_S)
+            self._fail(over.result())
         except asyncio.CancelledError:
             raise
         except Exception as error:

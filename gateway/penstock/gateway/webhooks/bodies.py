@@ -11,9 +11,10 @@ from standardwebhooks import Webhook
 
 from penstock.common.reader import RawMessage
 from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.outputs import json_bytes
 from penstock.gateway.view.request_records import read_request
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import PenstockError
+from penstock.schemas.errors import PenstockError, RegistryUnavailable
 from penstock.schemas.records import ResultEvent
 from penstock.schemas.times import rfc3339
 
@@ -25,24 +26,34 @@ def type_of(event: ResultEvent) -> str:
     return f"request.{event.status or 'failed'}"
 
 
-def webhook_id(tenant: str, request_id: str, kind: str) -> str:
-    """The same for every attempt, by whichever process."""
-    return f"msg_{uuid.uuid5(_NAMESPACE, f'{tenant}/{request_id}/{kind}').hex}"
+def webhook_id(event: ResultEvent) -> str:
+    """The same for every attempt, by whichever process; another one for a later request with the same id."""
+    origin = event.origin
+    place = f"{origin.topic}/{origin.partition}/{origin.offset}/{origin.append_time_ms}"
+    return f"msg_{uuid.uuid5(_NAMESPACE, f'{event.tenant}/{event.request_id}/{place}').hex}"
 
 
 def webhook_body(outcome: RawMessage, event: ResultEvent, request: RawMessage | None, codec: Codec) -> bytes:
-    """`request` is its record, None if that is not on its topic any more: what only it says is null then."""
+    """`request` is its record, None if that is not on its topic any more: what only it says is null then.
+
+    Raises RegistryUnavailable.
+    """
     entry = Entry(event.tenant, event.request_id, outcome.partition)
     entry.accepted_ms, entry.metadata = event.origin.append_time_ms, event.metadata
     try:
         asked = None if request is None else read_request(request, codec)
+    except RegistryUnavailable:
+        raise
     except PenstockError:
         asked = None  # it is no valid request, and its outcome says so
     if asked is not None and (asked.tenant, asked.request_id) == entry.key:
         entry.on_request(asked, event.origin)
     entry.on_result(event, outcome.offset)
     body = {"type": type_of(event), "timestamp": rfc3339(event.created_at), "data": entry.to_json()}
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
+    try:
+        return json_bytes(body)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
 
 
 def signed_headers(number: str, body: bytes, secrets: Sequence[str], now_ms: int) -> list[tuple[bytes, bytes]]:

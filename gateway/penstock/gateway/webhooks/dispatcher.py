@@ -11,9 +11,9 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.common.clock import now_ms
 from penstock.common.deliveries import delivery_key, read_deliveries
@@ -30,13 +30,23 @@ from penstock.gateway.webhooks.records import LogRecords
 from penstock.gateway.webhooks.results import ResultLog
 from penstock.gateway.webhooks.sender import Sender
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import DecodeError, PenstockError, WebhookUndeliverable, to_error_record
+from penstock.schemas.errors import (
+    DecodeError,
+    PenstockError,
+    RegistryUnavailable,
+    WebhookUndeliverable,
+    to_error_record,
+)
 from penstock.schemas.records import DeadLetter, DeliveryAttempt, Origin, Place, ResultEvent, WebhookDelivery
-from penstock.schemas.topics import HEADER_CALLBACK, TP
+from penstock.schemas.topics import CONTROL_DAYS, HEADER_CALLBACK, TP
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 DROPPED = "dropped"
+ERASED_MS = CONTROL_DAYS * 24 * 3_600_000
+"""So long an erasure is remembered."""
 IDLE_S = 0.5
 LOAD_S = 120.0
 LOOK_S = 5.0
@@ -53,6 +63,9 @@ class Tools:
 
     kafka: KafkaSettings
     codec: Codec
+    """For threads: it waits for the schema registry."""
+    prompt: Codec
+    """For the event loop: it does not."""
     transport: AsyncTransport
     records: LogRecords
     sender: Sender
@@ -69,7 +82,8 @@ class Dispatcher:
         self._rules = RetryRules(first_retry_s=section.first_retry_s, give_up_s=section.give_up_s)
         self._log = ResultLog()
         self._deliveries = Deliveries(Room(in_flight=section.max_in_flight))
-        self._erased: set[Key] = set()
+        self._erased: dict[Key, int] = {}
+        """With the time, the oldest first."""
         self._unsettled: set[Key] = set()
         self._owned: set[TP] = set()
         """As the group says; those in the log were loaded too."""
@@ -122,9 +136,12 @@ class Dispatcher:
         self._consumer.commit(self._log.commits())
         await self._consumer.stop()
 
-    def erased(self, key: Key) -> None:
+    def erased(self, key: Key, at_ms: int) -> None:
         """Its request was erased: nobody hears of it any more."""
-        self._erased.add(key)
+        self._erased.pop(key, None)
+        self._erased[key] = at_ms
+        while self._erased and self._erased[oldest := next(iter(self._erased))] < now_ms() - ERASED_MS:
+            del self._erased[oldest]
         delivery = self._deliveries.find(key)
         if delivery is not None and not self._deliveries.flies(key):
             self._deliveries.end(delivery)
@@ -134,11 +151,13 @@ class Dispatcher:
 
     def _assigned(self, partitions: list[TP]) -> None:
         self._owned.update(partitions)
+        self._deliveries.stay(partitions)
         self._arriving.put_nowait(self._load(partitions, new=True))
 
     async def _revoked(self, partitions: list[TP]) -> None:
         """Nobody else gets them before their calls have ended, each within its time."""
         self._owned.difference_update(partitions)
+        self._deliveries.leave(partitions)
         calls = [task for task, tp in self._calls.items() if tp in partitions]
         await asyncio.gather(*calls, return_exceptions=True)
         self._consumer.commit(self._log.commits())
@@ -146,6 +165,8 @@ class Dispatcher:
         for tp in gone:
             self._log.revoke(tp)
         self._deliveries.revoke(gone)
+        if back := [tp for tp in partitions if tp in self._owned]:
+            self._arriving.put_nowait(self._load(back, new=False))
 
     async def _arrive(self) -> None:
         while True:
@@ -169,7 +190,9 @@ class Dispatcher:
             for tp in still if new else ():
                 self._log.assign(tp)
             for delivery in found:
-                if partition_of(delivery) in still and not self._deliveries.knows(key_of(delivery)):
+                if partition_of(delivery) in still and not self._deliveries.knows(
+                    key_of(delivery), delivery.created_at
+                ):
                     self._know(delivery)
             logger.info("webhooks.loaded partitions=%d found=%d held=%d", len(still), len(found), len(self._deliveries))
             self._woken.set()
@@ -188,7 +211,10 @@ class Dispatcher:
             if read.tp not in self._log or read.tp not in self._owned:
                 continue  # another process has it now
             event = await self._decoded(read)
-            if event is None or self._deliveries.knows(key := (event.tenant, event.request_id)):
+            if event is None:
+                continue
+            key = (event.tenant, event.request_id)
+            if self._deliveries.knows(key, event.origin.append_time_ms):
                 continue
             if self._log.on_event(read.tp, read.offset, read.timestamp_ms, event):
                 self._outcome(read, event, key)
@@ -196,14 +222,28 @@ class Dispatcher:
 
     async def _decoded(self, read: Read) -> ResultEvent | None:
         """None for what is no event of ours: other readers pass over it too."""
+
+        async def decode() -> ResultEvent:
+            return self._tools.prompt.decode(read.value or b"", ResultEvent)
+
+        try:
+            return await self._registered(decode)
+        except DecodeError:
+            return None
+
+    async def _registered(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do what needs the schema registry. While it is away everything here waits."""
+        waited = False
         while True:
             try:
-                return self._tools.codec.decode(read.value or b"", ResultEvent)
-            except DecodeError:
-                return None
-            except PenstockError as error:  # a registry that is away
-                self.waits_for = str(error)
+                found = await work()
+            except RegistryUnavailable as error:
+                self.waits_for, waited = str(error), True
                 await asyncio.sleep(AGAIN_S)
+            else:
+                if waited:
+                    self.waits_for = None
+                return found
 
     async def _passed(self, offsets: Mapping[TP, int]) -> None:
         for tp, offset in offsets.items():
@@ -212,7 +252,7 @@ class Dispatcher:
     def _outcome(self, read: Read, event: ResultEvent, key: Key) -> None:
         kind, at = type_of(event), now_ms()
         delivery = WebhookDelivery(
-            webhook_id=webhook_id(event.tenant, event.request_id, kind),
+            webhook_id=webhook_id(event),
             request_id=event.request_id,
             tenant=event.tenant,
             type=kind,
@@ -282,6 +322,9 @@ class Dispatcher:
             await self._fail_it(delivery, outcome, "its time is over")
             return
         answer = await self._answer(delivery, outcome)
+        if answer is None:
+            await self._end(delivery, DROPPED)
+            return
         ended, took_ms = now_ms(), now_ms() - began
         self._tools.metrics.on_attempt(answer.status_code, took_ms / 1000)
         number = len(delivery.attempts) + 1
@@ -307,24 +350,29 @@ class Dispatcher:
         else:
             await self._end(delivery, DELIVERED)
 
-    async def _answer(self, delivery: WebhookDelivery, outcome: RawMessage | None) -> Answer:
+    async def _answer(self, delivery: WebhookDelivery, outcome: RawMessage | None) -> Answer | None:
+        """None when it was erased before it could be sent."""
         tools = self._tools
         secrets = tools.callbacks.secrets(delivery.tenant)
         if not secrets:
             return Answer(error=f"nothing signs webhooks of {delivery.tenant}: set webhooks.secret", final=True)
-        event = None if outcome is None else await asyncio.to_thread(self._event_of, outcome, delivery)
+        event = None if outcome is None else await self._event_of(outcome, delivery)
         if outcome is None or event is None:
             return Answer(error="the outcome is not on the result topic any more", final=True)
         origin = event.origin
         request = await tools.records.read((origin.topic, origin.partition), origin.offset)
-        body = await asyncio.to_thread(webhook_body, outcome, event, request, tools.codec)
+        body = await self._registered(lambda: asyncio.to_thread(webhook_body, outcome, event, request, tools.codec))
         headers = signed_headers(delivery.webhook_id, body, secrets, now_ms())
-        return await tools.sender.post(delivery.url, headers, body)
+        if key_of(delivery) in self._erased:
+            return None
+        return await tools.sender.post(delivery.tenant, delivery.url, headers, body)
 
-    def _event_of(self, outcome: RawMessage, delivery: WebhookDelivery) -> ResultEvent | None:
+    async def _event_of(self, outcome: RawMessage, delivery: WebhookDelivery) -> ResultEvent | None:
         """The event, if the log still holds this one there: the topic may have been made anew."""
         try:
-            event = self._tools.codec.decode(outcome.value or b"", ResultEvent)
+            event = await self._registered(
+                lambda: asyncio.to_thread(self._tools.codec.decode, outcome.value or b"", ResultEvent)
+            )
         except DecodeError:
             return None
         return event if event.is_terminal and (event.tenant, event.request_id) == key_of(delivery) else None
@@ -332,7 +380,13 @@ class Dispatcher:
     # -- what is kept
 
     async def _fail_it(self, delivery: WebhookDelivery, outcome: RawMessage | None, why: str) -> None:
-        """The dead letter first: dying between the two writes it twice, and loses nothing."""
+        """The dead letter first: dying between the two writes it twice, and loses nothing.
+
+        It holds no outcome: that may be erased later.
+        """
+        if key_of(delivery) in self._erased:
+            await self._end(delivery, DROPPED)
+            return
         error = to_error_record(WebhookUndeliverable(f"{delivery.type} was not delivered: {why}"))
         place = delivery.place
         letter = DeadLetter(
@@ -340,7 +394,7 @@ class Dispatcher:
             tenant=delivery.tenant,
             reason_code=error.code,
             reason=error.message,
-            original=b"" if outcome is None else outcome.value or b"",
+            original=b"",
             original_key=None if outcome is None else outcome.key,
             original_headers={HEADER_CALLBACK: delivery.url.encode()},
             origin=Origin(

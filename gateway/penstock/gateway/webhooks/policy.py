@@ -38,7 +38,9 @@ def decide(
     if code == 410 or answer.final:
         return FAILED, None
     wait_s = min(MAX_WAIT_S, rules.first_retry_s * 2 ** min(attempts - 1, 30)) * (1 - chance / 2)
-    next_ms = now_ms + round(1000 * max(wait_s, answer.retry_after_s or 0.0))
-    if next_ms > created_ms + 1000 * rules.give_up_s:
+    left_s, asked_s = rules.give_up_s - (now_ms - created_ms) / 1000, answer.retry_after_s or 0.0
+    if wait_s > left_s:
         return FAILED, None
-    return WAITING, next_ms
+    if asked_s > left_s:  # there is another attempt all the same
+        asked_s = min(MAX_WAIT_S, left_s / 2)
+    return WAITING, now_ms + round(1000 * max(wait_s, asked_s))
