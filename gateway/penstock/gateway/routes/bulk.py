@@ -11,6 +11,7 @@ from fastapi import APIRouter, Header, Request
 from starlette.responses import Response, StreamingResponse
 
 from penstock.gateway.context import context_of, service_of
+from penstock.gateway.edge.errors import EdgeRefusal
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.line_reader import Line, LineReader
 from penstock.gateway.routes.native import native_request
@@ -38,16 +39,14 @@ async def submit_bulk(
     if kind != MEDIA_TYPE:
         raise InvalidRequest(f"send one request a line, as {MEDIA_TYPE}")
     bulk = _Bulk(request, idempotency_key)
-    reader = LineReader(context_of(request).settings.gateway.max_body_bytes)
     try:
         async with asyncio.TaskGroup() as group:
-            async for piece in request.stream():
-                for line in reader.feed(piece):
-                    await bulk.begin(group, line)
-            for line in reader.close():
-                await bulk.begin(group, line)
+            await bulk.begin_all(group)
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
+    if bulk.refusal is not None:  # not as a stream, which would listen for the client behind a body that has not ended
+        bulk.tell(bulk.refusal)
+        return Response(b"".join(bulk.answers), media_type=MEDIA_TYPE)
     if not bulk.answers:
         raise InvalidRequest("the body has no lines")
     # Most clients read nothing before they have sent all: an answer that began earlier could hold both up.
@@ -62,12 +61,31 @@ class _Bulk:
         self._key = key
         self._places = asyncio.Semaphore(AT_ONCE)
         self.answers: list[bytes] = []
+        self.refusal: PenstockError | None = None
+        """Why the lines that follow are not taken."""
 
-    async def begin(self, group: asyncio.TaskGroup, line: Line) -> None:
-        """Waits for a place, so that what is in memory is bounded. Raises TooLarge for one line too many."""
+    async def begin_all(self, group: asyncio.TaskGroup) -> None:
+        """Raises EdgeRefusal for a body that ends before its first line does."""
+        reader = LineReader(context_of(self._request).settings.gateway.max_body_bytes)
+        try:
+            async for piece in self._request.stream():
+                for line in reader.feed(piece):
+                    await self._begin(group, line)
+        except EdgeRefusal as refused:  # the caller has to hear the ids of the lines that were taken
+            if not self.answers:
+                raise
+            self.refusal = self.refusal or refused.error
+            return
+        for line in reader.close():
+            await self._begin(group, line)
+
+    async def _begin(self, group: asyncio.TaskGroup, line: Line) -> None:
+        """Waits for a place, so that what is in memory is bounded. Lines too many are read away."""
         index = len(self.answers)
         if index >= MAX_LINES:
-            raise TooLarge(f"more than {MAX_LINES} lines; those before are accepted", details={"limit": MAX_LINES})
+            text = f"more than {MAX_LINES} lines; those before were taken"
+            self.refusal = TooLarge(text, details={"limit": MAX_LINES})
+            return
         self.answers.append(b"")
         await self._places.acquire()
         group.create_task(self._submit(index, line))
@@ -79,7 +97,7 @@ class _Bulk:
             answer = {"index": index, **error_body(error, None)}
         finally:
             self._places.release()
-        self.answers[index] = json.dumps(answer, separators=(",", ":")).encode() + b"\n"
+        self.answers[index] = _encoded(answer)
 
     async def _accepted(self, index: int, line: Line) -> str:
         """Raises as a single submission does; the rate of submissions is waited for."""
@@ -114,6 +132,14 @@ class _Bulk:
         )
         return accepted.request_id
 
+    def tell(self, refusal: PenstockError) -> None:
+        """As the last answer, with the index of the first line that was not taken."""
+        self.answers.append(_encoded({"index": len(self.answers), **error_body(refusal, None)}))
+
     def content(self) -> Iterator[bytes]:
         for at in range(0, len(self.answers), ANSWERED_AT_ONCE):
             yield b"".join(self.answers[at : at + ANSWERED_AT_ONCE])
+
+
+def _encoded(answer: dict[str, Any]) -> bytes:
+    return json.dumps(answer, separators=(",", ":")).encode() + b"\n"
