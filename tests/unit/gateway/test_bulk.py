@@ -100,3 +100,10 @@ async def test_a_body_that_grows_too_large_is_answered_with_what_was_taken() -> 
 async def test_lines_too_many_are_told_behind_those_that_were_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "MAX_LINES", 5)
     assert await answers(line() * 9) == ["taken"] * 5 + ["too_large"]
+
+
+async def test_a_line_that_fails_unforeseen_fails_alone() -> None:
+    submitting = Submitting()
+    lines = [line(), line(idempotency_key="\ud800"), line(payload={"prompt": "fail"}), line()]
+    assert await answers(b"".join(lines), submitting=submitting) == ["taken", "invalid", "internal", "taken"]
+    assert len(submitting.submitted) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -16,7 +17,9 @@ from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.line_reader import Line, LineReader
 from penstock.gateway.routes.native import native_request
 from penstock.gateway.service.brought_images import keeper_of, take_images
-from penstock.schemas.errors import InvalidRequest, PenstockError, TenantLimit, TooLarge, error_body
+from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError, TenantLimit, TooLarge, error_body
+
+logger = logging.getLogger(__name__)
 
 router = APIRouter(prefix="/v1", tags=["requests"])
 
@@ -95,6 +98,9 @@ class _Bulk:
             answer: dict[str, Any] = {"index": index, "request_id": await self._accepted(index, line)}
         except PenstockError as error:
             answer = {"index": index, **error_body(error, None)}
+        except Exception:  # the other lines have to be answered
+            logger.exception("bulk.line_failed index=%d", index)
+            answer = {"index": index, **error_body(InternalError("the line could not be taken"), None)}
         finally:
             self._places.release()
         self.answers[index] = _encoded(answer)
