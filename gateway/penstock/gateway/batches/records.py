@@ -93,6 +93,8 @@ class Batch:
     parts: tuple[Part, ...] = ()
     in_flight: int = 0
     waiting_for: Json | None = None
+    stop: str | None = None
+    """A Stop, from `finalizing` on: whoever writes the files knows what they are the end of."""
 
     @property
     def is_final(self) -> bool:

@@ -83,7 +83,7 @@ class BatchRun:
         self._service = service
         self._caller_now = caller_now
         self._caller = caller_now() or Caller(tenant=batch.tenant)
-        self._stop: Stop | None = None
+        self._stop = None if batch.stop is None else Stop(batch.stop)
         self._lines = LineRuns(
             batch, service, allowances, lambda: self._caller, lambda: self._stop, resumed=batch.status != "validating"
         )
@@ -117,7 +117,7 @@ class BatchRun:
         if not self.batch.is_final and self.batch.parts:
             await self._run_lines()
             self._count()
-            self.batch = replace(self.batch, status="finalizing", finalizing_at=_now_s(), in_flight=0)
+            self.batch = replace(self.batch, status="finalizing", finalizing_at=_now_s(), in_flight=0, stop=self._stop)
             await self._stored(lambda: self._keeping.write(self.batch))
             output = await self._write_file("output", "out")
             errors = await self._write_file("error", "err")
