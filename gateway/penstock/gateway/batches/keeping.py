@@ -167,10 +167,13 @@ class BatchStore:
     # -- parts
 
     def put_part(self, key: Key, number: int, answers: IO[bytes], errors: IO[bytes], counts: Counts) -> None:
+        """In the place of what somebody wrote of it before: a line may have ended otherwise then."""
         for name, content in (("out", answers), ("err", errors)):
             if content.seek(0, os.SEEK_END):
                 content.seek(0)
                 self._documents.put(_part(key, number, name), content)
+            else:
+                self._documents.delete(_part(key, number, name))
         self._documents.put(_part(key, number, "json"), json.dumps(asdict(counts)).encode())
 
     def parts(self, key: Key) -> dict[int, Counts]:

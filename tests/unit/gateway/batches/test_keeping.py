@@ -142,3 +142,11 @@ def test_what_is_no_id_is_not_found(name: str) -> None:
         with pytest.raises(NotFound):
             parse(name)
     assert batch_id_of(batch_name(made().batch_id))
+
+
+def test_a_part_that_is_written_again_leaves_nothing_of_the_first_time(kept: BatchStore) -> None:
+    batch = made()
+    kept.put_part(batch.key, 0, io.BytesIO(), io.BytesIO(b"error of 1\n"), Counts(failed=1))
+    kept.put_part(batch.key, 0, io.BytesIO(b"answer of 1\n"), io.BytesIO(), Counts(1))
+    assert b"".join(kept.lines_of(batch.key, "out", 1)) == b"answer of 1\n"
+    assert list(kept.lines_of(batch.key, "err", 1)) == []
