@@ -56,13 +56,14 @@ class BatchStore:
 
     def get(self, key: Key) -> Batch:
         """As callers see it now. Raises NotFound."""
-        found = self._documents.get(_path(key, "end.json"))
-        if found is not None:
-            return Batch.from_json(found)
+        if (ended := self.has_ended(key)) is not None:
+            return ended
         batch, cancelled = self.running(key), self.cancelled_at(key)
-        if batch is None:
-            raise NotFound("there is no such batch")
-        return batch if cancelled is None else batch.cancelling(cancelled)
+        if batch is not None:
+            return batch if cancelled is None else batch.cancelling(cancelled)
+        if (ended := self.has_ended(key)) is not None:  # since it was looked for
+            return ended
+        raise NotFound("there is no such batch")
 
     def list(self, tenant: str, after: str | None, limit: int) -> list[Batch]:
         """The newest first; one more than `limit` if others follow. Raises InvalidRequest for an unknown `after`."""

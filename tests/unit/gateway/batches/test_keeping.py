@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.common.artifacts import ArtifactStore
+from penstock.common.artifacts.documents import Documents
 from penstock.gateway.batches.checking import Part
 from penstock.gateway.batches.keeping import BatchStore, Lease
 from penstock.gateway.batches.records import Batch, Counts, Stop, batch_id_of, batch_name, file_id_of
@@ -150,3 +151,19 @@ def test_a_part_that_is_written_again_leaves_nothing_of_the_first_time(kept: Bat
     kept.put_part(batch.key, 0, io.BytesIO(b"answer of 1\n"), io.BytesIO(), Counts(1))
     assert b"".join(kept.lines_of(batch.key, "out", 1)) == b"answer of 1\n"
     assert list(kept.lines_of(batch.key, "err", 1)) == []
+
+
+def test_a_batch_is_found_at_the_moment_it_ends(kept: BatchStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = made()
+    kept.create(batch)
+    get = Documents.get
+
+    def ends_behind(documents: Documents, path: str) -> bytes | None:
+        found = get(documents, path)
+        if path.endswith("end.json"):
+            monkeypatch.undo()
+            kept.end(batch.ended(None, 1))
+        return found
+
+    monkeypatch.setattr(Documents, "get", ends_behind)
+    assert kept.get(batch.key).status == "completed"
