@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from tests.gateway_parts import edge_of, service_with
 
+from gateway_parts import edge_of, service_with
 from penstock.gateway.context import GatewayContext, put_context
 from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.bodies import BodyLimits

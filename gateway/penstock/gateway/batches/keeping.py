@@ -50,9 +50,15 @@ class BatchStore:
 
     def create(self, batch: Batch) -> None:
         """What can be found is whole, and is run."""
-        self._documents.put(_open(batch.key), batch.input_file_id.encode())
+        self._mark(batch)
         self._by_time.add_id(batch.tenant, batch.created_ms, batch.batch_id)
-        self._documents.put(_path(batch.key, "batch.json"), batch.to_json())
+        self.write(batch)
+        self._mark(batch)  # the first mark was forgotten if this took long
+        if self.has_ended(batch.key):
+            self._documents.delete(_open(batch.key))
+
+    def _mark(self, batch: Batch) -> None:
+        self._documents.put(_open(batch.key), batch.input_file_id.encode())
 
     def get(self, key: Key) -> Batch:
         """As callers see it now. Raises NotFound."""
@@ -145,6 +151,8 @@ class BatchStore:
     def forget_unmade(self, key: Key) -> None:
         """It was never made: its maker died, and no caller knows it."""
         self._documents.delete(_open(key))
+        if (batch := self.running(key)) is not None:  # made since it was looked for
+            self._mark(batch)
 
     def remove(self, key: Key, which: Callable[[str], bool] = lambda name: True) -> None:
         for name in self._documents.names(_path(key, "")[:-1]):

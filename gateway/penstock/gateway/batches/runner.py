@@ -75,6 +75,7 @@ class BatchRunner:
         known = set(open_ones)
         self._leases.keep_only(known)
         self._again_at = {key: at for key, at in self._again_at.items() if key in known}
+        self._unmade = {key: since for key, since in self._unmade.items() if key in known}
         for key in open_ones:
             if key not in self._runs and self._has_room(key[0]) and time.monotonic() >= self._again_at.get(key, 0):
                 await self._take(key)
