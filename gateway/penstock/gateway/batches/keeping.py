@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,9 @@ from typing import IO
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.by_time import TimeIndex
 from penstock.gateway.batches.records import Batch, Counts
-from penstock.schemas.errors import InvalidRequest, NotFound
+from penstock.schemas.errors import InvalidRequest, NotFound, PenstockError
+
+logger = logging.getLogger(__name__)
 
 OPEN = ".open_batches"
 BY_TIME = ".batches_by_time"
@@ -168,7 +171,13 @@ class BatchStore:
                 if entry.created_at_ms is None or entry.created_at_ms >= before_ms:
                     break
                 key = (tenant, entry.artifact_id)
-                batch = self._find(key)
+                try:
+                    batch = self._find(key)
+                except PenstockError:
+                    raise
+                except Exception:  # the others are forgotten all the same
+                    logger.exception("batch.unreadable batch=%s", entry.artifact_id)
+                    continue
                 if batch is None or batch.is_final:
                     self.remove(key)
                     self._by_time.remove_id(tenant, entry.created_at_ms, entry.artifact_id)
@@ -192,7 +201,7 @@ class BatchStore:
         for name in names:
             content = self._documents.get(_path(key, f"parts/{name}"))
             if content is not None:
-                found[int(name.removesuffix(".json"))] = Counts(**json.loads(content))
+                found[int(name.removesuffix(".json"))] = Counts.of(json.loads(content))
         return found
 
     def lines_of(self, key: Key, kind: str, numbers: int) -> Iterator[bytes]:

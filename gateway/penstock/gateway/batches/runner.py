@@ -78,13 +78,23 @@ class BatchRunner:
         self._unmade = {key: since for key, since in self._unmade.items() if key in known}
         for key in open_ones:
             if key not in self._runs and self._has_room(key[0]) and time.monotonic() >= self._again_at.get(key, 0):
-                await self._take(key)
+                await self._try(key)
         if time.monotonic() - self._forgot_at >= FORGET_EVERY_S:
             self._forgot_at = time.monotonic()
             await asyncio.to_thread(self._keeping.forget_ended, now_ms() - KEPT_MS)
 
     def _has_room(self, tenant: str) -> bool:
         return len(self._runs) < MOST and sum(key[0] == tenant for key in self._runs) < MOST_OF_ONE
+
+    async def _try(self, key: Key) -> None:
+        """Take it if nobody runs it. One that cannot be read leaves the others their turn. Raises PenstockError."""
+        try:
+            await self._take(key)
+        except Exception as error:
+            self._again_at[key] = time.monotonic() + AGAIN_S
+            if isinstance(error, PenstockError):
+                raise
+            logger.exception("batch.not_taken batch=%s", key[1])
 
     async def _take(self, key: Key) -> None:
         lease = await asyncio.to_thread(self._keeping.lease, key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import uuid
 from dataclasses import replace
 from pathlib import Path
@@ -167,3 +168,23 @@ def test_a_batch_is_found_at_the_moment_it_ends(kept: BatchStore, monkeypatch: p
 
     monkeypatch.setattr(Documents, "get", ends_behind)
     assert kept.get(batch.key).status == "completed"
+
+
+def test_what_a_newer_version_wrote_is_read() -> None:
+    batch = made()
+    found = json.loads(batch.to_json())
+    for part in (found, found["counts"], found["parts"][0]):
+        part["newer"] = 1
+    assert Batch.from_json(json.dumps(found).encode()) == batch
+    assert Counts.of({"completed": 3, "newer": 1}) == Counts(3)
+
+
+def test_one_that_cannot_be_read_does_not_keep_the_others(kept: BatchStore) -> None:
+    batches = [made(created_ms=1_700_000_000_000 + n) for n in range(2)]
+    for batch in batches:
+        kept.create(batch)
+        kept.end(batch.ended(None, 1))
+    kept._documents.put(f"default/.batches/{batches[0].batch_id}/end.json", b"{")
+    kept.forget_ended(1_750_000_000_000)
+    with pytest.raises(NotFound):
+        kept.get(batches[1].key)

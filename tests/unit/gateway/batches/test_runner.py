@@ -104,3 +104,11 @@ async def test_how_long_a_mark_has_been_alone_is_counted_anew_when_it_went(
     kept.forget_unmade(batch.key)
     await looks(made_runner)
     assert not made_runner._unmade
+
+
+async def test_one_that_cannot_be_read_does_not_hold_up_the_others(kept: BatchStore, made_runner: BatchRunner) -> None:
+    batches = [made("a"), made("b"), made("c")]
+    for batch in batches:
+        kept.create(batch)
+    kept._documents.put(f"b/.batches/{batches[1].batch_id}/batch.json", b"{")
+    assert await looks(made_runner) == [batches[0], batches[2]]
