@@ -1,6 +1,6 @@
 """Batches in the artifact store, which all gateways share. All of it blocks.
 
-.open_batches/{tenant}/{id}            the id of the input file: to be run
+.open_batches/{tenant}/{id}            when it was made, and the id of the input file: to be run
 {tenant}/.batches_by_time/…            the index for lists
 {tenant}/.batches/{id}/batch.json      what was asked and how far it is; whoever has the lease writes it
                       /cancel          when its end was asked for
@@ -16,20 +16,24 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import IO
 
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.by_time import TimeIndex
 from penstock.gateway.batches.records import Batch, Counts
-from penstock.schemas.errors import InvalidRequest, NotFound, PenstockError
+from penstock.schemas.errors import InvalidRequest, NotFound, PenstockError, TenantLimit
 
 logger = logging.getLogger(__name__)
 
 OPEN = ".open_batches"
 BY_TIME = ".batches_by_time"
 _READERS = 8
+MOST_OPEN = 64
+"""Batches of one tenant that have not ended."""
+OPEN_RETRY_S = 60
+NO_PLACE = {"reason": "tenant_share", "detail": "it waits for its turn among the batches that no gateway runs yet"}
 Key = tuple[str, str]
 """Tenant and id of a batch."""
 
@@ -51,8 +55,12 @@ class BatchStore:
 
     # -- for callers
 
-    def create(self, batch: Batch) -> None:
-        """What can be found is whole, and is run."""
+    def create(self, batch: Batch, most_open: int = MOST_OPEN) -> None:
+        """What can be found is whole, and is run. Raises TenantLimit."""
+        if len(self._documents.names(f"{OPEN}/{batch.tenant}")) >= most_open:
+            text = f"the tenant {batch.tenant} may have {most_open} batches that have not ended"
+            details = {"limit": "open_batches", "value": most_open}
+            raise TenantLimit(text, retry_after_s=OPEN_RETRY_S, details=details)
         self._mark(batch)
         self._by_time.add_id(batch.tenant, batch.created_ms, batch.batch_id)
         self.write(batch)
@@ -61,7 +69,7 @@ class BatchStore:
             self._documents.delete(_open(batch.key))
 
     def _mark(self, batch: Batch) -> None:
-        self._documents.put(_open(batch.key), batch.input_file_id.encode())
+        self._documents.put(_open(batch.key), f"{batch.created_ms} {batch.input_file_id}".encode())
 
     def get(self, key: Key) -> Batch:
         """As callers see it now. Raises NotFound."""
@@ -69,6 +77,8 @@ class BatchStore:
             return ended
         batch, cancelled = self.running(key), self.cancelled_at(key)
         if batch is not None:
+            if batch.status == "validating" and self.lease(key) is None:
+                batch = replace(batch, waiting_for=NO_PLACE)
             return batch if cancelled is None else batch.cancelling(cancelled)
         if (ended := self.has_ended(key)) is not None:  # since it was looked for
             return ended
@@ -106,7 +116,7 @@ class BatchStore:
         """A batch that runs and reads this file."""
         folder = f"{OPEN}/{tenant}"
         for batch_id in self._documents.names(folder):
-            if self._documents.get(f"{folder}/{batch_id}") == input_file_id.encode():
+            if (self._documents.get(f"{folder}/{batch_id}") or b"").endswith(input_file_id.encode()):
                 return batch_id
         return None
 
@@ -116,6 +126,11 @@ class BatchStore:
         """All that are to be run."""
         found = (name.split("/") for name in self._documents.names(OPEN))
         return [(tenant, batch_id) for tenant, batch_id in found]
+
+    def made_ms(self, key: Key) -> int:
+        """When an open one was made."""
+        made, _, file_id = (self._documents.get(_open(key)) or b"").partition(b" ")
+        return int(made) if file_id else 0
 
     def running(self, key: Key) -> Batch | None:
         found = self._documents.get(_path(key, "batch.json"))

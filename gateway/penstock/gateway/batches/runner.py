@@ -6,12 +6,14 @@ import asyncio
 import logging
 import time
 import uuid
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 
 from penstock.common.clock import now_ms
 from penstock.gateway.batches.keeping import BatchStore, Key, Lease
 from penstock.gateway.batches.leases import Leases
-from penstock.gateway.batches.records import Batch
+from penstock.gateway.batches.records import WINDOW_S, Batch
 from penstock.gateway.batches.running import BatchRun, LeaseLost
 from penstock.gateway.context import GatewayContext
 from penstock.gateway.limits.callers import Caller
@@ -43,6 +45,7 @@ class BatchRunner:
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._again_at: dict[Key, float] = {}
         self._unmade: dict[Key, float] = {}
+        self._made_ms: dict[Key, int] = {}
         self._woken = asyncio.Event()
         self._forgot_at = time.monotonic()
 
@@ -76,12 +79,31 @@ class BatchRunner:
         self._leases.keep_only(known)
         self._again_at = {key: at for key, at in self._again_at.items() if key in known}
         self._unmade = {key: since for key, since in self._unmade.items() if key in known}
-        for key in open_ones:
-            if key not in self._runs and self._has_room(key[0]) and time.monotonic() >= self._again_at.get(key, 0):
+        for key in await self._in_turn(open_ones):
+            if time.monotonic() >= self._again_at.get(key, 0) and (self._has_room(key[0]) or await self._is_over(key)):
                 await self._try(key)
         if time.monotonic() - self._forgot_at >= FORGET_EVERY_S:
             self._forgot_at = time.monotonic()
             await asyncio.to_thread(self._keeping.forget_ended, now_ms() - KEPT_MS)
+
+    async def _in_turn(self, keys: Sequence[Key]) -> list[Key]:
+        """Those that do not run here: first of the tenants with the fewest, and of a tenant the oldest."""
+        new = [key for key in keys if key not in self._made_ms]
+        made = await asyncio.to_thread(lambda: [self._keeping.made_ms(key) for key in new])
+        known = {**self._made_ms, **dict(zip(new, made, strict=True))}
+        self._made_ms = {key: known[key] for key in keys}
+        runs = Counter(tenant for tenant, _ in self._runs)
+        ranks: dict[Key, tuple[int, int]] = {}
+        for key in sorted((key for key in keys if key not in self._runs), key=lambda key: self._made_ms[key]):
+            ranks[key] = runs[key[0]], self._made_ms[key]
+            runs[key[0]] += 1
+        return sorted(ranks, key=lambda key: ranks[key])
+
+    async def _is_over(self, key: Key) -> bool:
+        """Whether no line of it has to run: then it needs no place to end."""
+        if 0 < self._made_ms[key] <= now_ms() - WINDOW_S * 1000:
+            return True
+        return await asyncio.to_thread(self._keeping.cancelled_at, key) is not None
 
     def _has_room(self, tenant: str) -> bool:
         return len(self._runs) < MOST and sum(key[0] == tenant for key in self._runs) < MOST_OF_ONE

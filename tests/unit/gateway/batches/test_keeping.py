@@ -15,7 +15,7 @@ from penstock.common.artifacts.documents import Documents
 from penstock.gateway.batches.checking import Part
 from penstock.gateway.batches.keeping import BatchStore, Lease
 from penstock.gateway.batches.records import Batch, Counts, Stop, batch_id_of, batch_name, file_id_of
-from penstock.schemas.errors import InvalidRequest, NotFound
+from penstock.schemas.errors import InvalidRequest, NotFound, TenantLimit
 
 
 def made(tenant: str = "default", created_ms: int = 1_700_000_000_000) -> Batch:
@@ -40,7 +40,7 @@ def kept(tmp_path: Path) -> BatchStore:
 def test_what_is_written_is_read(kept: BatchStore) -> None:
     batch = made()
     kept.create(batch)
-    assert kept.get(batch.key) == kept.running(batch.key) == batch
+    assert replace(kept.get(batch.key), waiting_for=None) == kept.running(batch.key) == batch
     assert kept.open() == [batch.key]
     with pytest.raises(NotFound):
         kept.get(("other", batch.batch_id))
@@ -188,3 +188,23 @@ def test_one_that_cannot_be_read_does_not_keep_the_others(kept: BatchStore) -> N
     kept.forget_ended(1_750_000_000_000)
     with pytest.raises(NotFound):
         kept.get(batches[1].key)
+
+
+def test_one_that_waits_for_a_place_says_so(kept: BatchStore) -> None:
+    kept.create(batch := made())
+    waiting = kept.get(batch.key).waiting_for
+    assert waiting is not None
+    assert waiting["reason"] == "tenant_share"
+    assert kept.take_lease(batch.key, 1, "beat")
+    assert kept.get(batch.key).waiting_for is None
+
+
+def test_a_tenant_has_so_many_open_batches(kept: BatchStore) -> None:
+    batches = [made(), made()]
+    for batch in batches:
+        kept.create(batch, most_open=2)
+    with pytest.raises(TenantLimit):
+        kept.create(made(), most_open=2)
+    kept.create(made("other"), most_open=2)
+    kept.end(batches[0].ended(None, 1))
+    kept.create(made(), most_open=2)

@@ -15,7 +15,7 @@ from penstock.common.artifacts import ArtifactStore
 from penstock.common.clock import now_ms
 from penstock.gateway.batches import runner
 from penstock.gateway.batches.keeping import BatchStore
-from penstock.gateway.batches.records import Batch
+from penstock.gateway.batches.records import WINDOW_S, Batch
 from penstock.gateway.batches.runner import BatchRunner
 from penstock.gateway.context import GatewayContext
 from penstock.gateway.edge.auth import AuthPolicy
@@ -112,3 +112,31 @@ async def test_one_that_cannot_be_read_does_not_hold_up_the_others(kept: BatchSt
         kept.create(batch)
     kept._documents.put(f"b/.batches/{batches[1].batch_id}/batch.json", b"{")
     assert await looks(made_runner) == [batches[0], batches[2]]
+
+
+async def test_tenants_take_turns_and_the_oldest_is_first(
+    kept: BatchStore, made_runner: BatchRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "MOST", 3)
+    began_ms = now_ms()
+    batches = [made(tenant, created_ms=began_ms + n) for n, tenant in enumerate(["a", "a", "a", "b", "c"])]
+    for batch in reversed(batches):
+        kept.create(batch)
+    found = await looks(made_runner)
+    assert [(batch.tenant, batch.created_ms - began_ms) for batch in found] == [("a", 0), ("b", 3), ("c", 4)]
+
+
+@pytest.mark.parametrize("why", ["cancelled", "expired"])
+async def test_one_that_is_over_needs_no_place_to_end(
+    why: str, kept: BatchStore, made_runner: BatchRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "MOST", 1)
+    created_ms = now_ms() - (WINDOW_S * 1000 if why == "expired" else 10)
+    first, over, waits = made(created_ms=created_ms - 1), made(created_ms=created_ms), made()
+    kept.create(first)
+    await looks(made_runner)
+    kept.create(over)
+    kept.create(waits)
+    if why == "cancelled":
+        kept.cancel(over.key, 5)
+    assert await looks(made_runner) == [first, over]
