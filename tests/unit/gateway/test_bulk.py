@@ -30,6 +30,7 @@ class Submitting:
     def __init__(self) -> None:
         self.submitted: list[Any] = []
         self.facts = self
+        self.flying = self.most = 0
 
     def catching_up(self) -> None:
         return None
@@ -40,7 +41,10 @@ class Submitting:
     async def submit(self, request: Any, *, idempotency_key: str | None, **_: Any) -> Any:
         if request.payload["prompt"] == "fail":
             raise RuntimeError("unforeseen")
+        self.flying += 1
+        self.most = max(self.most, self.flying)
         await asyncio.sleep(0.01)
+        self.flying -= 1
         request_id = request.request_id
         if idempotency_key is not None:
             request_id = idempotent_request_id("default", idempotency_key)
@@ -107,3 +111,13 @@ async def test_a_line_that_fails_unforeseen_fails_alone() -> None:
     lines = [line(), line(idempotency_key="\ud800"), line(payload={"prompt": "fail"}), line()]
     assert await answers(b"".join(lines), submitting=submitting) == ["taken", "invalid", "internal", "taken"]
     assert len(submitting.submitted) == 2
+
+
+async def test_what_is_on_its_way_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    submitting = Submitting()
+    assert await answers(line() * 9, submitting=submitting) == ["taken"] * 9
+    assert submitting.most == 9
+    submitting.most = 0
+    monkeypatch.setattr(bulk, "AT_ONCE_BYTES", 3 * len(line()))
+    assert await answers(line() * 9, submitting=submitting) == ["taken"] * 9
+    assert submitting.most == 3

@@ -131,15 +131,17 @@ class LineRuns:
         known = self._resumed and self._service.lookups.peek(self._batch.tenant, request_id) is not None
         if not known and (stop := self._stop()) is not None:
             raise _NotRun(stop)
-        body, request, images = self._request_of(asked["body"])
+        body, request, images = self._request_of(asked.pop("body"))
+        model = request.model or "default"
         if not known:
             await self._submit(request, images, self._batch.line_key(number))
+        del request, images  # the answer needs neither, and may come hours later
         self.flying[request_id] = None
         try:
             result = await self._outcome(request_id)
         finally:
             self.flying.pop(request_id, None)
-        made = Made(request_id, int(time.time()), request.model or "default")
+        made = Made(request_id, int(time.time()), model)
         content = await self._content(asked, body, made, result)
         return LineEnd(True, content, _counts(result.get("usage") or {}))
 

@@ -17,6 +17,7 @@ from penstock.gateway.batches.records import WINDOW_S, Batch
 from penstock.gateway.batches.running import BatchRun, LeaseLost
 from penstock.gateway.context import GatewayContext
 from penstock.gateway.limits.callers import Caller
+from penstock.gateway.routes.window import Budget
 from penstock.gateway.service.service import GatewayService
 from penstock.schemas.errors import PenstockError
 
@@ -41,6 +42,7 @@ class BatchRunner:
         self._service = service
         self._keeping = BatchStore(service.artifacts)
         self._leases = Leases()
+        self._budget = Budget()
         self._runs: dict[Key, BatchRun] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._again_at: dict[Key, float] = {}
@@ -138,6 +140,7 @@ class BatchRunner:
             self._context.allowances,
             lambda: self._caller_of(batch),
             lambda: self._share(batch.tenant),
+            self._budget,
         )
         logger.info("batch.taken batch=%s lease=%d", batch.batch_id, number)
         self._tasks[key] = asyncio.create_task(self._run(key, run), name=f"batch-{batch.batch_id}")

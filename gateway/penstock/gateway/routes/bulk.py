@@ -16,6 +16,7 @@ from penstock.gateway.edge.errors import EdgeRefusal
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.line_reader import Line, LineReader
 from penstock.gateway.routes.native import native_request
+from penstock.gateway.routes.window import Window
 from penstock.gateway.service.brought_images import keeper_of, take_images
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError, TenantLimit, TooLarge, error_body
 
@@ -27,6 +28,8 @@ MEDIA_TYPE = "application/x-ndjson"
 MAX_LINES = 50_000
 AT_ONCE = 100
 """Lines that are on their way to the broker at once."""
+AT_ONCE_BYTES = 16 * 2**20
+"""What they have together; a single one may have more."""
 ANSWERED_AT_ONCE = 1_000
 
 
@@ -62,7 +65,7 @@ class _Bulk:
     def __init__(self, request: Request, key: str | None) -> None:
         self._request = request
         self._key = key
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._window = Window(lambda: AT_ONCE, most_bytes=AT_ONCE_BYTES)
         self.answers: list[bytes] = []
         self.refusal: PenstockError | None = None
         """Why the lines that follow are not taken."""
@@ -90,7 +93,7 @@ class _Bulk:
             self.refusal = TooLarge(text, details={"limit": MAX_LINES})
             return
         self.answers.append(b"")
-        await self._places.acquire()
+        await self._window.take(len(line.content or b""))
         group.create_task(self._submit(index, line))
 
     async def _submit(self, index: int, line: Line) -> None:
@@ -102,7 +105,7 @@ class _Bulk:
             logger.exception("bulk.line_failed index=%d", index)
             answer = {"index": index, **error_body(InternalError("the line could not be taken"), None)}
         finally:
-            self._places.release()
+            self._window.give(len(line.content or b""))
         self.answers[index] = _encoded(answer)
 
     async def _accepted(self, index: int, line: Line) -> str:
