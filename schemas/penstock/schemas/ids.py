@@ -46,7 +46,11 @@ def input_artifact_id(tenant: str, sha256: str) -> str:
 
 
 def idempotent_request_id(tenant: str, key: str) -> str:
-    """The id that an Idempotency-Key stands for within its tenant."""
+    """The id that an Idempotency-Key stands for within its tenant. Raises InvalidRequest for what is not Unicode."""
+    try:
+        key.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON's escapes can carry
+        raise InvalidRequest("the idempotency key is not Unicode", param="idempotency_key") from None
     return str(uuid.uuid5(NAMESPACE, f"idempotency\n{tenant}\n{key}"))
 
 

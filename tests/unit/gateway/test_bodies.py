@@ -11,6 +11,7 @@ import pytest
 from penstock.gateway.document.described_routes import TABLE
 from penstock.gateway.edge import bodies
 from penstock.gateway.edge.bodies import BodyLimits
+from penstock.gateway.edge.errors import EdgeRefusal
 
 KIB = 1024
 
@@ -39,3 +40,34 @@ async def test_what_has_come_lengthens_the_time_for_the_rest(
         await body()
     lengthened = [later - earlier for earlier, later in itertools.pairwise(deadlines)]
     assert lengthened == pytest.approx([64 * KIB / rate] * 3)
+
+
+async def test_the_time_that_lines_take_here_is_not_the_clients() -> None:
+    rest = [True, True, False]
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": b"x", "more_body": rest.pop(0)}
+
+    limits = BodyLimits(timeout_s=0.05)
+    body = limits.body(TABLE.rules("POST", "/v1/requests/bulk"), {"headers": []}, receive)
+    while not body.whole:
+        await body()
+        await asyncio.sleep(0.1)
+
+
+async def test_lines_that_do_not_come_are_not_waited_for() -> None:
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0.04)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    limits = BodyLimits(timeout_s=0.1)
+    body = limits.body(TABLE.rules("POST", "/v1/requests/bulk"), {"headers": []}, receive)
+
+    async def read_all() -> None:
+        while not body.whole:
+            await body()
+            await asyncio.sleep(0.01)
+
+    with pytest.raises(EdgeRefusal):
+        await read_all()

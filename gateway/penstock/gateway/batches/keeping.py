@@ -1,6 +1,6 @@
 """Batches in the artifact store, which all gateways share. All of it blocks.
 
-.open_batches/{tenant}/{id}            the id of the input file: to be run
+.open_batches/{tenant}/{id}            when it was made, and the id of the input file: to be run
 {tenant}/.batches_by_time/…            the index for lists
 {tenant}/.batches/{id}/batch.json      what was asked and how far it is; whoever has the lease writes it
                       /cancel          when its end was asked for
@@ -12,21 +12,28 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import IO
 
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.by_time import TimeIndex
 from penstock.gateway.batches.records import Batch, Counts
-from penstock.schemas.errors import InvalidRequest, NotFound
+from penstock.schemas.errors import InvalidRequest, NotFound, PenstockError, TenantLimit
+
+logger = logging.getLogger(__name__)
 
 OPEN = ".open_batches"
 BY_TIME = ".batches_by_time"
 _READERS = 8
+MOST_OPEN = 64
+"""Batches of one tenant that have not ended."""
+OPEN_RETRY_S = 60
+NO_PLACE = {"reason": "tenant_share", "detail": "it waits for its turn among the batches that no gateway runs yet"}
 Key = tuple[str, str]
 """Tenant and id of a batch."""
 
@@ -48,21 +55,34 @@ class BatchStore:
 
     # -- for callers
 
-    def create(self, batch: Batch) -> None:
-        """What can be found is whole, and is run."""
-        self._documents.put(_open(batch.key), batch.input_file_id.encode())
+    def create(self, batch: Batch, most_open: int = MOST_OPEN) -> None:
+        """What can be found is whole, and is run. Raises TenantLimit."""
+        if len(self._documents.names(f"{OPEN}/{batch.tenant}")) >= most_open:
+            text = f"the tenant {batch.tenant} may have {most_open} batches that have not ended"
+            details = {"limit": "open_batches", "value": most_open}
+            raise TenantLimit(text, retry_after_s=OPEN_RETRY_S, details=details)
+        self._mark(batch)
         self._by_time.add_id(batch.tenant, batch.created_ms, batch.batch_id)
-        self._documents.put(_path(batch.key, "batch.json"), batch.to_json())
+        self.write(batch)
+        self._mark(batch)  # the first mark was forgotten if this took long
+        if self.has_ended(batch.key):
+            self._documents.delete(_open(batch.key))
+
+    def _mark(self, batch: Batch) -> None:
+        self._documents.put(_open(batch.key), f"{batch.created_ms} {batch.input_file_id}".encode())
 
     def get(self, key: Key) -> Batch:
         """As callers see it now. Raises NotFound."""
-        found = self._documents.get(_path(key, "end.json"))
-        if found is not None:
-            return Batch.from_json(found)
+        if (ended := self.has_ended(key)) is not None:
+            return ended
         batch, cancelled = self.running(key), self.cancelled_at(key)
-        if batch is None:
-            raise NotFound("there is no such batch")
-        return batch if cancelled is None else batch.cancelling(cancelled)
+        if batch is not None:
+            if batch.status == "validating" and self.lease(key) is None:
+                batch = replace(batch, waiting_for=NO_PLACE)
+            return batch if cancelled is None else batch.cancelling(cancelled)
+        if (ended := self.has_ended(key)) is not None:  # since it was looked for
+            return ended
+        raise NotFound("there is no such batch")
 
     def list(self, tenant: str, after: str | None, limit: int) -> list[Batch]:
         """The newest first; one more than `limit` if others follow. Raises InvalidRequest for an unknown `after`."""
@@ -96,7 +116,7 @@ class BatchStore:
         """A batch that runs and reads this file."""
         folder = f"{OPEN}/{tenant}"
         for batch_id in self._documents.names(folder):
-            if self._documents.get(f"{folder}/{batch_id}") == input_file_id.encode():
+            if (self._documents.get(f"{folder}/{batch_id}") or b"").endswith(input_file_id.encode()):
                 return batch_id
         return None
 
@@ -106,6 +126,11 @@ class BatchStore:
         """All that are to be run."""
         found = (name.split("/") for name in self._documents.names(OPEN))
         return [(tenant, batch_id) for tenant, batch_id in found]
+
+    def made_ms(self, key: Key) -> int:
+        """When an open one was made."""
+        made, _, file_id = (self._documents.get(_open(key)) or b"").partition(b" ")
+        return int(made) if file_id else 0
 
     def running(self, key: Key) -> Batch | None:
         found = self._documents.get(_path(key, "batch.json"))
@@ -144,6 +169,8 @@ class BatchStore:
     def forget_unmade(self, key: Key) -> None:
         """It was never made: its maker died, and no caller knows it."""
         self._documents.delete(_open(key))
+        if (batch := self.running(key)) is not None:  # made since it was looked for
+            self._mark(batch)
 
     def remove(self, key: Key, which: Callable[[str], bool] = lambda name: True) -> None:
         for name in self._documents.names(_path(key, "")[:-1]):
@@ -159,7 +186,13 @@ class BatchStore:
                 if entry.created_at_ms is None or entry.created_at_ms >= before_ms:
                     break
                 key = (tenant, entry.artifact_id)
-                batch = self._find(key)
+                try:
+                    batch = self._find(key)
+                except PenstockError:
+                    raise
+                except Exception:  # the others are forgotten all the same
+                    logger.exception("batch.unreadable batch=%s", entry.artifact_id)
+                    continue
                 if batch is None or batch.is_final:
                     self.remove(key)
                     self._by_time.remove_id(tenant, entry.created_at_ms, entry.artifact_id)
@@ -167,10 +200,13 @@ class BatchStore:
     # -- parts
 
     def put_part(self, key: Key, number: int, answers: IO[bytes], errors: IO[bytes], counts: Counts) -> None:
+        """In the place of what somebody wrote of it before: a line may have ended otherwise then."""
         for name, content in (("out", answers), ("err", errors)):
             if content.seek(0, os.SEEK_END):
                 content.seek(0)
                 self._documents.put(_part(key, number, name), content)
+            else:
+                self._documents.delete(_part(key, number, name))
         self._documents.put(_part(key, number, "json"), json.dumps(asdict(counts)).encode())
 
     def parts(self, key: Key) -> dict[int, Counts]:
@@ -180,7 +216,7 @@ class BatchStore:
         for name in names:
             content = self._documents.get(_path(key, f"parts/{name}"))
             if content is not None:
-                found[int(name.removesuffix(".json"))] = Counts(**json.loads(content))
+                found[int(name.removesuffix(".json"))] = Counts.of(json.loads(content))
         return found
 
     def lines_of(self, key: Key, kind: str, numbers: int) -> Iterator[bytes]:

@@ -57,6 +57,16 @@ class Counts:
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(mine + its for mine, its in zip(_values(self), _values(other), strict=True)))
 
+    @classmethod
+    def of(cls, values: Json) -> Counts:
+        return cls(**_known(cls, values))
+
+
+def _known(kind: type[Any], values: Json) -> Json:
+    """Without what a newer version added."""
+    names = {one.name for one in dataclasses.fields(kind)}
+    return {name: value for name, value in values.items() if name in names}
+
 
 def _values(counts: Counts) -> list[int]:
     return [getattr(counts, one.name) for one in dataclasses.fields(counts)]
@@ -93,6 +103,8 @@ class Batch:
     parts: tuple[Part, ...] = ()
     in_flight: int = 0
     waiting_for: Json | None = None
+    stop: str | None = None
+    """A Stop, from `finalizing` on: whoever writes the files knows what they are the end of."""
 
     @property
     def is_final(self) -> bool:
@@ -135,11 +147,9 @@ class Batch:
     @classmethod
     def from_json(cls, content: bytes) -> Batch:
         """Written by this version, an older or a newer one."""
-        found = cast("Json", json.loads(content))
-        known = {one.name for one in dataclasses.fields(cls)}
-        values = {name: value for name, value in found.items() if name in known}
-        values["counts"] = Counts(**values.get("counts", {}))
-        values["parts"] = tuple(Part(**part) for part in values.get("parts", ()))
+        values = _known(cls, cast("Json", json.loads(content)))
+        values["counts"] = Counts.of(values.get("counts", {}))
+        values["parts"] = tuple(Part(**_known(Part, part)) for part in values.get("parts", ()))
         values["errors"] = tuple(values.get("errors", ()))
         return cls(**values)
 

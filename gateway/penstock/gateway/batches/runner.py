@@ -6,15 +6,18 @@ import asyncio
 import logging
 import time
 import uuid
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 
 from penstock.common.clock import now_ms
 from penstock.gateway.batches.keeping import BatchStore, Key, Lease
 from penstock.gateway.batches.leases import Leases
-from penstock.gateway.batches.records import Batch
+from penstock.gateway.batches.records import WINDOW_S, Batch
 from penstock.gateway.batches.running import BatchRun, LeaseLost
 from penstock.gateway.context import GatewayContext
 from penstock.gateway.limits.callers import Caller
+from penstock.gateway.routes.window import Budget
 from penstock.gateway.service.service import GatewayService
 from penstock.schemas.errors import PenstockError
 
@@ -39,10 +42,12 @@ class BatchRunner:
         self._service = service
         self._keeping = BatchStore(service.artifacts)
         self._leases = Leases()
+        self._budget = Budget()
         self._runs: dict[Key, BatchRun] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._again_at: dict[Key, float] = {}
         self._unmade: dict[Key, float] = {}
+        self._made_ms: dict[Key, int] = {}
         self._woken = asyncio.Event()
         self._forgot_at = time.monotonic()
 
@@ -75,15 +80,45 @@ class BatchRunner:
         known = set(open_ones)
         self._leases.keep_only(known)
         self._again_at = {key: at for key, at in self._again_at.items() if key in known}
-        for key in open_ones:
-            if key not in self._runs and self._has_room(key[0]) and time.monotonic() >= self._again_at.get(key, 0):
-                await self._take(key)
+        self._unmade = {key: since for key, since in self._unmade.items() if key in known}
+        for key in await self._in_turn(open_ones):
+            if time.monotonic() >= self._again_at.get(key, 0) and (self._has_room(key[0]) or await self._is_over(key)):
+                await self._try(key)
         if time.monotonic() - self._forgot_at >= FORGET_EVERY_S:
             self._forgot_at = time.monotonic()
             await asyncio.to_thread(self._keeping.forget_ended, now_ms() - KEPT_MS)
 
+    async def _in_turn(self, keys: Sequence[Key]) -> list[Key]:
+        """Those that do not run here: first of the tenants with the fewest, and of a tenant the oldest."""
+        new = [key for key in keys if key not in self._made_ms]
+        made = await asyncio.to_thread(lambda: [self._keeping.made_ms(key) for key in new])
+        known = {**self._made_ms, **dict(zip(new, made, strict=True))}
+        self._made_ms = {key: known[key] for key in keys}
+        runs = Counter(tenant for tenant, _ in self._runs)
+        ranks: dict[Key, tuple[int, int]] = {}
+        for key in sorted((key for key in keys if key not in self._runs), key=lambda key: self._made_ms[key]):
+            ranks[key] = runs[key[0]], self._made_ms[key]
+            runs[key[0]] += 1
+        return sorted(ranks, key=lambda key: ranks[key])
+
+    async def _is_over(self, key: Key) -> bool:
+        """Whether no line of it has to run: then it needs no place to end."""
+        if 0 < self._made_ms[key] <= now_ms() - WINDOW_S * 1000:
+            return True
+        return await asyncio.to_thread(self._keeping.cancelled_at, key) is not None
+
     def _has_room(self, tenant: str) -> bool:
         return len(self._runs) < MOST and sum(key[0] == tenant for key in self._runs) < MOST_OF_ONE
+
+    async def _try(self, key: Key) -> None:
+        """Take it if nobody runs it. One that cannot be read leaves the others their turn. Raises PenstockError."""
+        try:
+            await self._take(key)
+        except Exception as error:
+            self._again_at[key] = time.monotonic() + AGAIN_S
+            if isinstance(error, PenstockError):
+                raise
+            logger.exception("batch.not_taken batch=%s", key[1])
 
     async def _take(self, key: Key) -> None:
         lease = await asyncio.to_thread(self._keeping.lease, key)
@@ -105,6 +140,7 @@ class BatchRunner:
             self._context.allowances,
             lambda: self._caller_of(batch),
             lambda: self._share(batch.tenant),
+            self._budget,
         )
         logger.info("batch.taken batch=%s lease=%d", batch.batch_id, number)
         self._tasks[key] = asyncio.create_task(self._run(key, run), name=f"batch-{batch.batch_id}")

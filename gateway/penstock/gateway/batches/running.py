@@ -21,10 +21,10 @@ from penstock.gateway.batches.keeping import BatchStore, Lease
 from penstock.gateway.batches.leases import BEAT_S
 from penstock.gateway.batches.line_runs import LineEnd, LineRuns, is_for_now
 from penstock.gateway.batches.records import Batch, Counts, Stop
-from penstock.gateway.batches.window import Window
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.routes.line_reader import Line, LineReader
+from penstock.gateway.routes.window import Budget, Window
 from penstock.gateway.service.service import GatewayService
 from penstock.schemas.errors import InternalError, NotFound, PenstockError
 
@@ -74,8 +74,11 @@ class BatchRun:
         allowances: Allowances,
         caller_now: Callable[[], Caller | None],
         share: Callable[[], int],
+        budget: Budget | None = None,
     ) -> None:
-        """`caller_now`: None when the key was taken back. `share`: lines that this batch may have in flight."""
+        """`caller_now`: None when the key was taken back. `share`: lines that this batch may have in flight. `budget`:
+        their bytes, with those of the gateway's other batches.
+        """
         self.batch = batch
         self.lease = lease
         self.woken = asyncio.Event()
@@ -83,11 +86,11 @@ class BatchRun:
         self._service = service
         self._caller_now = caller_now
         self._caller = caller_now() or Caller(tenant=batch.tenant)
-        self._stop: Stop | None = None
+        self._stop = None if batch.stop is None else Stop(batch.stop)
         self._lines = LineRuns(
             batch, service, allowances, lambda: self._caller, lambda: self._stop, resumed=batch.status != "validating"
         )
-        self._window = Window(share)
+        self._window = Window(share, budget)
         self._folder = str(service.settings.gateway.view_path.parent)
         self._closed = Counts()
         self._open: dict[int, OpenPart] = {}
@@ -108,6 +111,7 @@ class BatchRun:
         except BaseExceptionGroup as errors:
             raise _first(errors) from None
         finally:
+            self._window.close()
             for part in self._open.values():
                 part.close()
 
@@ -117,7 +121,7 @@ class BatchRun:
         if not self.batch.is_final and self.batch.parts:
             await self._run_lines()
             self._count()
-            self.batch = replace(self.batch, status="finalizing", finalizing_at=_now_s(), in_flight=0)
+            self.batch = replace(self.batch, status="finalizing", finalizing_at=_now_s(), in_flight=0, stop=self._stop)
             await self._stored(lambda: self._keeping.write(self.batch))
             output = await self._write_file("output", "out")
             errors = await self._write_file("error", "err")

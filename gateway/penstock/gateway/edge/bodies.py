@@ -53,7 +53,7 @@ class BodyLimits:
         """The receiver of this exchange's body."""
         timeout_s = self.timeout_s if rules.access is Access.CALLER else min(PUBLIC_BODY_S, self.timeout_s)
         rate = FILE_BYTES_PER_S if brings_file(rules, scope) else BYTES_PER_S
-        return Body(receive, self.of(rules, scope), timeout_s, rate)
+        return Body(receive, self.of(rules, scope), timeout_s, rate, paced=rules.takes is Takes.LINES)
 
 
 def brings_file(rules: Rules, scope: Scope) -> bool:
@@ -64,9 +64,25 @@ def brings_file(rules: Rules, scope: Scope) -> bool:
 class Body:
     """The `receive` of one exchange, which lets no more through than the limit, and not later than its time."""
 
-    __slots__ = ("_bytes_per_s", "_counted", "_deadline", "_limit", "_receive", "_timeout_s", "late", "whole")
+    __slots__ = (
+        "_bytes_per_s",
+        "_counted",
+        "_deadline",
+        "_limit",
+        "_paced",
+        "_receive",
+        "_received_at",
+        "_timeout_s",
+        "late",
+        "whole",
+    )
 
-    def __init__(self, receive: Receive, limit: int, timeout_s: float, bytes_per_s: int = BYTES_PER_S) -> None:
+    def __init__(
+        self, receive: Receive, limit: int, timeout_s: float, bytes_per_s: int = BYTES_PER_S, *, paced: bool = False
+    ) -> None:
+        """`paced`: the app works on each piece before it asks for the next, and that time is not the client's."""
+        self._paced = paced
+        self._received_at = 0.0
         self._bytes_per_s = bytes_per_s
         self._receive = receive
         self._limit = limit
@@ -83,14 +99,18 @@ class Body:
             return await self._receive()
         if self._deadline is None and self._is_here():
             return self._counted_in(await self._receive())
+        now_s = asyncio.get_running_loop().time
         if self._deadline is None:
-            self._deadline = asyncio.get_running_loop().time() + self._timeout_s
+            self._deadline = now_s() + self._timeout_s
+        elif self._paced:
+            self._deadline += now_s() - self._received_at
         try:
             async with asyncio.timeout_at(self._deadline + self._counted / self._bytes_per_s):
                 message = await self._receive()
         except TimeoutError:
             self.late = True
             raise EdgeRefusal(BodyTooSlow(f"the body did not come within {self._timeout_s:g} s")) from None
+        self._received_at = now_s()
         return self._counted_in(message)
 
     def _is_here(self) -> bool:

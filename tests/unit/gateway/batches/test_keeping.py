@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import uuid
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from penstock.common.artifacts import ArtifactStore
+from penstock.common.artifacts.documents import Documents
 from penstock.gateway.batches.checking import Part
 from penstock.gateway.batches.keeping import BatchStore, Lease
 from penstock.gateway.batches.records import Batch, Counts, Stop, batch_id_of, batch_name, file_id_of
-from penstock.schemas.errors import InvalidRequest, NotFound
+from penstock.schemas.errors import InvalidRequest, NotFound, TenantLimit
 
 
 def made(tenant: str = "default", created_ms: int = 1_700_000_000_000) -> Batch:
@@ -38,7 +40,7 @@ def kept(tmp_path: Path) -> BatchStore:
 def test_what_is_written_is_read(kept: BatchStore) -> None:
     batch = made()
     kept.create(batch)
-    assert kept.get(batch.key) == kept.running(batch.key) == batch
+    assert replace(kept.get(batch.key), waiting_for=None) == kept.running(batch.key) == batch
     assert kept.open() == [batch.key]
     with pytest.raises(NotFound):
         kept.get(("other", batch.batch_id))
@@ -142,3 +144,67 @@ def test_what_is_no_id_is_not_found(name: str) -> None:
         with pytest.raises(NotFound):
             parse(name)
     assert batch_id_of(batch_name(made().batch_id))
+
+
+def test_a_part_that_is_written_again_leaves_nothing_of_the_first_time(kept: BatchStore) -> None:
+    batch = made()
+    kept.put_part(batch.key, 0, io.BytesIO(), io.BytesIO(b"error of 1\n"), Counts(failed=1))
+    kept.put_part(batch.key, 0, io.BytesIO(b"answer of 1\n"), io.BytesIO(), Counts(1))
+    assert b"".join(kept.lines_of(batch.key, "out", 1)) == b"answer of 1\n"
+    assert list(kept.lines_of(batch.key, "err", 1)) == []
+
+
+def test_a_batch_is_found_at_the_moment_it_ends(kept: BatchStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = made()
+    kept.create(batch)
+    get = Documents.get
+
+    def ends_behind(documents: Documents, path: str) -> bytes | None:
+        found = get(documents, path)
+        if path.endswith("end.json"):
+            monkeypatch.undo()
+            kept.end(batch.ended(None, 1))
+        return found
+
+    monkeypatch.setattr(Documents, "get", ends_behind)
+    assert kept.get(batch.key).status == "completed"
+
+
+def test_what_a_newer_version_wrote_is_read() -> None:
+    batch = made()
+    found = json.loads(batch.to_json())
+    for part in (found, found["counts"], found["parts"][0]):
+        part["newer"] = 1
+    assert Batch.from_json(json.dumps(found).encode()) == batch
+    assert Counts.of({"completed": 3, "newer": 1}) == Counts(3)
+
+
+def test_one_that_cannot_be_read_does_not_keep_the_others(kept: BatchStore) -> None:
+    batches = [made(created_ms=1_700_000_000_000 + n) for n in range(2)]
+    for batch in batches:
+        kept.create(batch)
+        kept.end(batch.ended(None, 1))
+    kept._documents.put(f"default/.batches/{batches[0].batch_id}/end.json", b"{")
+    kept.forget_ended(1_750_000_000_000)
+    with pytest.raises(NotFound):
+        kept.get(batches[1].key)
+
+
+def test_one_that_waits_for_a_place_says_so(kept: BatchStore) -> None:
+    kept.create(batch := made())
+    waiting = kept.get(batch.key).waiting_for
+    assert waiting is not None
+    assert waiting["reason"] == "tenant_share"
+    assert kept.take_lease(batch.key, 1, "beat")
+    assert kept.get(batch.key).waiting_for is None
+
+
+def test_a_tenant_has_so_many_open_batches(kept: BatchStore) -> None:
+    batches = [made(), made()]
+    for batch in batches:
+        kept.create(batch, most_open=2)
+    with pytest.raises(TenantLimit):
+        kept.create(made(), most_open=2)
+    kept.create(made("other"), most_open=2)
+    kept.end(batches[0].ended(None, 1))
+    kept.create(made(), most_open=2)

@@ -1,0 +1,86 @@
+"""One batch on its way to its end, with a store in a folder and no broker."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.common.artifacts import ArtifactStore
+from penstock.common.clock import now_ms
+from penstock.gateway.batches.checking import Part
+from penstock.gateway.batches.keeping import BatchStore, Lease
+from penstock.gateway.batches.records import Batch, Counts
+from penstock.gateway.batches.running import BatchRun
+from penstock.gateway.limits.allowances import Allowances
+from penstock.gateway.limits.callers import Caller
+from penstock.gateway.settings import GatewaySettings
+
+
+class Service:
+    """What a run asks of a gateway when none of its lines has to run."""
+
+    def __init__(self, stops: bool) -> None:
+        self.settings = GatewaySettings()
+        self.lookups = self.artifacts = self
+        self._stops = stops
+
+    async def stored(self, _: str, work: Callable[[Any], Any]) -> Any:
+        return work(None)
+
+    async def catch_up(self) -> None:
+        return
+
+    async def put_stream(self, *_: Any, **__: Any) -> Any:
+        if self._stops:
+            raise asyncio.CancelledError
+        return SimpleNamespace(size_bytes=1)
+
+
+def made(**fields: Any) -> Batch:
+    created_ms = now_ms()
+    values: dict[str, Any] = {
+        "batch_id": str(uuid.uuid4()),
+        "tenant": "default",
+        "key_id": None,
+        "endpoint": "/v1/embeddings",
+        "input_file_id": str(uuid.uuid4()),
+        "created_ms": created_ms,
+        "expires_at": created_ms // 1000 + 60,
+        "status": "in_progress",
+        "total": 1,
+        "parts": (Part(1, 0, 1),),
+    }
+    return Batch(**{**values, **fields})
+
+
+async def run(kept: BatchStore, batch: Batch, caller: Caller | None, *, stops: bool) -> None:
+    """As the next gateway that takes it."""
+    held = kept.lease(batch.key)
+    lease = Lease(1 if held is None else held.number + 1, "beat")
+    assert kept.take_lease(batch.key, lease.number, lease.beat)
+    found = kept.running(batch.key)
+    assert found is not None
+    service: Any = Service(stops)
+    await BatchRun(found, lease, kept, service, Allowances(), lambda: caller, lambda: 1).run()
+
+
+@pytest.mark.parametrize("why", ["cancelled", "expired", "revoked"])
+async def test_a_stop_outlives_the_gateway_that_writes_the_files(why: str, tmp_path: Path) -> None:
+    kept = BatchStore(ArtifactStore(tmp_path))
+    batch = made(expires_at=now_ms() // 1000 - 1) if why == "expired" else made()
+    kept.create(batch)
+    kept.put_part(batch.key, 0, io.BytesIO(), io.BytesIO(b"not run\n"), Counts(failed=1))
+    if why == "cancelled":
+        kept.cancel(batch.key, 5)
+    caller = None if why == "revoked" else Caller(tenant="default")
+    with pytest.raises(asyncio.CancelledError):
+        await run(kept, batch, caller, stops=True)
+    await run(kept, batch, caller, stops=False)
+    assert kept.get(batch.key).status == ("expired" if why == "expired" else "cancelled")
