@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -32,6 +33,11 @@ FEW = settings(
     derandomize=True,
 )
 Seen = dict[str, list[int]]
+
+
+@schemathesis.serializer("application/x-ndjson")
+def ndjson(ctx: Any, value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode(errors="surrogatepass")
 
 
 def ask_all(url: str, mode: GenerationMode, known: dict[str, Any]) -> Seen:
@@ -89,7 +95,14 @@ def known(url: str) -> dict[str, Any]:
     assert httpx.get(f"{url}/v1/requests/{request}", params={"wait": 30}, timeout=60).json()["status"] == "completed"
     turn = {**body, "conversation_id": "c1", "payload": {"messages": [{"role": "user", "content": "hello"}]}}
     assert httpx.post(f"{url}/v1/requests", json=turn).status_code == 202
+    line = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"model": "noop", "prompt": "hello"}}
+    file = ("lines.jsonl", json.dumps(line).encode())
+    file_id = httpx.post(f"{url}/v1/files", data={"purpose": "batch"}, files={"file": file}).json()["id"]
+    batch = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
     return {
+        "file_id": file_id,
+        "batch_id": httpx.post(f"{url}/v1/batches", json=batch).json()["id"],
+        "letter_id": "0/0",
         "request_id": request,
         "conversation_id": "c1",
         "artifact_id": httpx.post(f"{url}/v1/artifacts", content=b"bytes").json()["id"],

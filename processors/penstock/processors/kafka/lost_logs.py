@@ -67,7 +67,7 @@ class LostLogs:
     def __init__(self, choice: OnLostLog = "beginning", count: Callable[[str], None] = lambda reason: None) -> None:
         self._choice: OnLostLog = choice
         self._count = count
-        self._refused: dict[TP, Committed] = {}
+        self._refused: dict[TP, Committed | None] = {}
         """What the group had committed where a position was refused and reading has not begun again yet."""
         self._read: dict[TP, tuple[int, Collection[Committed]]] = {}
         """Up to where this consumer has read logs that were taken from it, and what it may have committed then."""
@@ -81,8 +81,11 @@ class LostLogs:
         before, _ = self._read.get(tp, (0, ()))
         self._read[tp] = max(end, before), committed
 
-    def position_refused(self, tp: TP, committed: Committed) -> None:
+    def position_refused(self, tp: TP, committed: Committed | None) -> None:
         """The log did not hold what this consumer has read. Remembered until an assignment or `begin_again` mends it.
+
+        `committed` is None when the partition had been taken from it before that was heard: what `has_read` was told
+        counts then.
 
         The log may grow beyond the commit before this member has its partition again, and looks whole then.
         """
@@ -124,7 +127,7 @@ class LostLogs:
         return {
             tp
             for tp, known in self._refused.items()
-            if committed.get(tp) == known or committed.get(tp) in self._read.get(tp, (0, ()))[1]
+            if tp in committed and (committed[tp] == known or committed[tp] in self._read.get(tp, (0, ()))[1])
         }
 
     def _reach(self, tp: TP, committed: Committed) -> int:

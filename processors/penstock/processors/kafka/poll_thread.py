@@ -255,8 +255,7 @@ class PollThread:
             if not self._refused:
                 self._mend_at = time.monotonic() + REFUSALS_S
             self._refused.add(tp)
-            if tp in self._commits.known:
-                self._lost_logs.position_refused(tp, self._commits.known[tp])
+            self._lost_logs.position_refused(tp, self._commits.known.get(tp))
         else:
             logger.warning("group.fetch_error topic=%s partition=%s error=%s", *tp, error)
 

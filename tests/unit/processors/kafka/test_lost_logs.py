@@ -152,6 +152,15 @@ def test_a_log_that_nobody_could_look_at_is_not_taken_for_whole() -> None:
     assert logs.unmended({A: (0, "")}) == set()
 
 
+def test_a_refusal_that_is_heard_after_the_partition_was_lost_counts() -> None:
+    """The session ended first. The log has grown beyond the commit when the member has its partition again."""
+    kafka, logs = FakeConsumer({A: Extent(0, 150), B: Extent(0, 150)}), LostLogs("beginning")
+    logs.has_read(A, 120, [(100, "")])
+    logs.position_refused(A, None)
+    assert logs.unmended({B: (1, "")}) == set()
+    assert logs.at_assignment(kafka, {A: (100, ""), B: (1, "")}, never) == {A: (0, ""), B: (1, "")}
+
+
 def test_what_this_member_committed_after_the_refusal_is_no_other_members() -> None:
     kafka, logs = FakeConsumer({A: Extent(0, 150)}), LostLogs("beginning")
     logs.position_refused(A, (90, ""))
