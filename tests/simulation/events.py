@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from penstock.processors.core.effects import Chunk, PublishDeadLetter, Republish, Status, Terminal
 from penstock.processors.core.requests.work import Subject
 from penstock.processors.kafka.intake import origin_header
@@ -31,17 +33,8 @@ def status(effect: Status, worker: str, now_ms: int) -> StatusEvent:
 
 
 def chunk(effect: Chunk, worker: str, now_ms: int) -> ResultEvent:
-    subject = effect.subject
-    return ResultEvent(
-        request_id=subject.request_id,
-        tenant=subject.tenant,
-        kind="chunk",
-        origin=subject.origin,
-        attempt=subject.attempt,
-        epoch=subject.epoch,
-        task=subject.task,
-        created_at=now_ms,
-        worker_id=worker,
+    return replace(
+        claim(effect.subject, worker, now_ms),
         text=effect.text,
         token_ids=effect.token_ids,
         first_token_index=effect.first_token_index,
@@ -51,6 +44,7 @@ def chunk(effect: Chunk, worker: str, now_ms: int) -> ResultEvent:
 
 
 def claim(subject: Subject, worker: str, now_ms: int) -> ResultEvent:
+    """A chunk without text."""
     return ResultEvent(
         request_id=subject.request_id,
         tenant=subject.tenant,

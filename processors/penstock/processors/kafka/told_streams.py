@@ -141,7 +141,7 @@ class ToldStreams:
 
     def _fold(self, claimed: Sequence[tuple[Subject, Beginning]]) -> dict[bytes, Told | None]:
         """By the keys of their records. On a thread; raises BrokerUnavailable."""
-        streams = {subject.request_id.encode(): _Stream(subject) for subject, _ in claimed}
+        streams = {subject.request_id.encode(): StreamSoFar(subject) for subject, _ in claimed}
         begins: dict[TP, int] = {}
         for _, (tp, offset) in claimed:
             begins[tp] = min(offset, begins.get(tp, offset))
@@ -149,12 +149,12 @@ class ToldStreams:
         if cut := {key: stream for key, stream in streams.items() if stream.is_cut}:
             # They began before what was looked through, and not before their requests did.
             since_ms = min(stream.subject.origin.append_time_ms for stream in cut.values())
-            again = {key: _Stream(stream.subject) for key, stream in cut.items()}
+            again = {key: StreamSoFar(stream.subject) for key, stream in cut.items()}
             self._apply(again, admin.offsets_at(self._settings, list(begins), since_ms))
             streams |= again
         return {key: stream.told for key, stream in streams.items()}
 
-    def _apply(self, streams: dict[bytes, _Stream], begins: dict[TP, int]) -> None:
+    def _apply(self, streams: dict[bytes, StreamSoFar], begins: dict[TP, int]) -> None:
         ends = admin.end_offsets(self._settings, begins)
 
         def take(message: Message) -> bool:
@@ -171,7 +171,7 @@ class ToldStreams:
         read_ranges(self._settings, ranges, time.monotonic() + READ_S, keep=take)
 
 
-class _Stream:
+class StreamSoFar:
     """The fold of one stream, with its tokens."""
 
     def __init__(self, subject: Subject) -> None:

@@ -12,10 +12,11 @@ import pytest
 from penstock.common.settings import KafkaSettings
 from penstock.processors.core.requests.told import Told
 from penstock.processors.core.requests.work import Subject
-from penstock.processors.kafka.told_streams import Beginning, ToldStreams, _Stream
+from penstock.processors.kafka.told_streams import Beginning, StreamSoFar, ToldStreams
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import Origin, ResultEvent
 from penstock.schemas.topics import TP
+from support import wait_until_async
 
 ORIGIN = Origin(topic="t", partition=0, offset=7, append_time_ms=1)
 FIRST = ResultEvent(
@@ -47,7 +48,7 @@ def claim(epoch: int = 2) -> ResultEvent:
 
 
 def told(*events: ResultEvent) -> Told | None:
-    stream = _Stream(subject())
+    stream = StreamSoFar(subject())
     for event in events:
         stream.apply(event)
     return stream.told
@@ -80,9 +81,11 @@ class Fake(ToldStreams):
 
     def __init__(self) -> None:
         self.looks = 0
+        self.unanswered: list[Callable[[], None]] = []
+        """Claims that the broker does not have yet."""
 
         def publish(subject: Subject, stands: Callable[[], None]) -> None:
-            asyncio.get_running_loop().call_later(0.05, stands)
+            self.unanswered.append(stands)
 
         super().__init__(KafkaSettings(), default_codec(), publish, look_back_s=1)
 
@@ -90,7 +93,7 @@ class Fake(ToldStreams):
         self.looks += 1
         return dict.fromkeys((b"a", b"b"), (("r", 0), 1))
 
-    def _apply(self, streams: dict[bytes, _Stream], begins: dict[TP, int]) -> None:
+    def _apply(self, streams: dict[bytes, StreamSoFar], begins: dict[TP, int]) -> None:
         for key, stream in streams.items():
             for event in (FIRST, claim()):
                 stream.apply(replace(event, request_id=key.decode()))
@@ -99,8 +102,10 @@ class Fake(ToldStreams):
 async def test_the_next_assignment_takes_nothing_from_streams_that_are_claimed() -> None:
     streams = Fake()
     claimed = [asyncio.create_task(streams.of(subject(name))) for name in ("a", "b")]
-    await asyncio.sleep(0.02)
+    await wait_until_async(lambda: len(streams.unanswered) == 2)
     assert await streams.of(subject("c", epoch=3)) is None
+    for stands in streams.unanswered:
+        stands()
     for one in await asyncio.gather(*claimed):
         assert one is not None
         assert one.text == "ab"
