@@ -15,10 +15,13 @@ from hypothesis import HealthCheck, settings
 from penstock.cli.embedded_kafka import EmbeddedKafka
 from penstock.cli.paths import free_port
 from support import create_topics as _create_topics
+from support import delete_topics
 from system import RUNNING
 from time_table import TimeTable
 
 TIMES = TimeTable()
+BROKERS: list[EmbeddedKafka] = []
+"""The session's own broker, once a test has asked for it."""
 
 # The machine's processor is stolen in waves: no example fails for the time it took.
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -32,6 +35,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.failed:
         report.sections += [(f"Logs of {system.prefix}", system.logs(20)) for system in RUNNING]
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+    """After a file's last test its topics go: a broker with thousands of partitions takes a minute to start again."""
+    yield
+    if nextitem is not None and nextitem.path != item.path:
+        for broker in BROKERS:
+            delete_topics(broker.bootstrap_servers, but=[system.prefix for system in RUNNING])
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -81,9 +93,11 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
         return
     broker = EmbeddedKafka(tmp_path_factory.mktemp("kafka"), free_port())
     broker.start()
+    BROKERS.append(broker)
     try:
         yield broker
     finally:
+        BROKERS.remove(broker)
         # Its data goes with the session: nothing is worth an orderly end.
         broker.kill()
 

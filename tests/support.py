@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import psutil
 from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 T = TypeVar("T")
 Describe = str | Callable[[], object]
@@ -82,6 +83,16 @@ def create_topics(bootstrap_servers: str, prefix: str, partitions: int = 4, pool
     if pool is not None:
         specs = [*specs, *topic_specs(TopicNames(prefix), partitions=partitions, pool=pool)]
     ensure_topics(settings, specs)
+
+
+def delete_topics(bootstrap_servers: str, but: Iterable[str]) -> None:
+    """Delete every topic except the broker's own and those whose names begin with one of `but`."""
+    kept = ("__", *but)
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    topics = ask_broker(lambda: admin.list_topics(timeout=10)).topics
+    if names := [name for name in topics if not name.startswith(kept)]:
+        for deleted in admin.delete_topics(names, operation_timeout=30).values():
+            deleted.result(60)
 
 
 def ask_broker(ask: Callable[[], T], deadline_s: float = 60.0) -> T:

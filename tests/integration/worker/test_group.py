@@ -103,14 +103,19 @@ def test_a_conversation_goes_on_in_the_worker_that_takes_it_over(make_system: Ma
     assert '"one"' in (event.output_text or "")
 
 
+def texts(system: System) -> int:
+    """Chunks with text: a claim to a stream is written before the engine has it, so a death after it counts as none."""
+    return sum(event.text_offset is not None for event in system.results())
+
+
 @pytest.mark.slow
 def test_what_ran_at_two_deaths_runs_alone_and_at_the_limit_is_dead_lettered(make_system: Make) -> None:
     system = make_system(models=[engine(tokens=200, delay_ms=50, slots=8)], worker_options=QUICK_GROUP)
     send(system, {"request_id": "bad", "stream": True, "max_attempts": 3})
     for _ in range(3):
         worker = system.worker("w1").wait_ready()  # the same data folder each time
-        seen = len(system.results())
-        eventually(lambda seen=seen: len(system.results()) > seen, 60, worker.tail)
+        seen = texts(system)
+        eventually(lambda seen=seen: texts(system) > seen, 60, worker.tail)
         worker.kill9()
     system.worker("w1").wait_ready()
     event = outcome(system, "bad", 60)
