@@ -77,7 +77,7 @@ format: $(STAMP) ## Put the code into its form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-BENCHMARKS ?= core_bench overhead throughput gateway slots after_kill text images fanout
+BENCHMARKS ?= core_bench overhead throughput gateway slots after_kill text images fanout batches
 
 bench: $(STAMP) ## Measure, beside floors measured in the same run: make bench BENCHMARKS=throughput
 	@for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py $(ARGS) || exit 1; done

@@ -164,6 +164,7 @@ class Connecting:
             self._context.metrics.read_records = lambda: follower.records(outcomes.read)
             batches = BatchRunner(self._context, service)
             self._context.wake_batches = batches.wake
+            self._context.metrics.read_batches = batches.counts
             running = asyncio.create_task(batches.run(), name="batches")
             stack.push_async_callback(_ended, running)
             for errand, name in (

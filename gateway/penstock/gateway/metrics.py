@@ -47,6 +47,10 @@ class GatewayMetrics:
         """Dead letters that lie on their topic, by reason."""
         self.read_records: Callable[[], Mapping[str, int]] = dict
         """Records of the topics that were read, by what became of them."""
+        self.read_batches: Callable[[], Mapping[str, int]] = dict
+        """Batches that this gateway runs, by what they wait for; under "" those that wait for nothing."""
+        lines = Counter("penstock_batch_lines", "Lines of batches ended here.", ["result"], registry=self.registry)
+        self._completed_lines, self._failed_lines = lines.labels(result="completed"), lines.labels(result="failed")
         self._requests = Counter("penstock_requests", "Outcomes seen.", ["task", "outcome"], registry=self.registry)
         self._by_outcome: dict[tuple[str, str], Counter] = {}
         """What `labels` gives, which looks it up in four steps each time."""
@@ -65,7 +69,11 @@ class GatewayMetrics:
         self._first_token = self._histogram(
             "penstock_first_token_seconds", "From a worker's taking it to the first token."
         )
-        self.registry.register(_GaugeCollector(read_gauges, lambda: self.read_letters(), lambda: self.read_records()))
+        self.registry.register(
+            _GaugeCollector(
+                read_gauges, lambda: self.read_letters(), lambda: self.read_records(), lambda: self.read_batches()
+            )
+        )
 
     def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
         return Histogram(name, text, labels, buckets=_WAIT_BUCKETS, registry=self.registry)
@@ -90,6 +98,10 @@ class GatewayMetrics:
             if times.first_token_ms is not None:
                 self._first_token.observe(times.first_token_ms / 1000)
 
+    def on_batch_line(self, *, completed: bool) -> None:
+        """Count a line that ended in a batch that this gateway runs."""
+        (self._completed_lines if completed else self._failed_lines).inc()
+
     def on_status(self, event: StatusEvent) -> None:
         """Count a status that was new to its request."""
         if event.status == "retrying":
@@ -106,8 +118,10 @@ class _GaugeCollector(Collector):
         read: Callable[[], Gauges],
         read_letters: Callable[[], Mapping[str, int]],
         read_records: Callable[[], Mapping[str, int]],
+        read_batches: Callable[[], Mapping[str, int]],
     ) -> None:
         self._read, self._read_letters, self._read_records = read, read_letters, read_records
+        self._read_batches = read_batches
 
     def collect(self) -> Iterator[Metric]:
         gauges = self._read()
@@ -117,6 +131,7 @@ class _GaugeCollector(Collector):
             ("device_memory_bytes", "Memory of all workers' devices.", ["device", "kind"], gauges.device_memory),
             ("batch_size", "Requests running, by model.", ["model"], gauges.running),
             ("dlq_letters", "Dead letters that lie on their topic, by reason.", ["reason"], self._read_letters()),
+            ("batches", "Batches run here, by what they wait for.", ["waiting_for"], self._read_batches()),
         ]
         for name, text, labels, values in families:
             family = GaugeMetricFamily(f"penstock_{name}", text, labels=labels)

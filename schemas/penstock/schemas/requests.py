@@ -278,13 +278,14 @@ def request_to_json(request: InferenceRequest) -> dict[str, Any]:
 
 
 # A `deadline` becomes a time to live, which is another one at each repeat.
+_sorted_json = json.JSONEncoder(sort_keys=True).encode
 _NOT_CONTENT = frozenset({"request_id", "created_at", "tenant", "ttl_ms", "history"})
 
 
 def content_hash(request: InferenceRequest) -> str:
     """Hex digest of what was asked for, whenever and under which id: equal for a repeat, different for another body."""
     values = {k: v for k, v in request_to_json(request).items() if k not in _NOT_CONTENT}
-    return hashlib.sha256(json.dumps(_bare(values), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(_sorted_json(_bare(values)).encode()).hexdigest()
 
 
 def _bare(value: Any) -> Any:

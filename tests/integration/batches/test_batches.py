@@ -219,6 +219,7 @@ def test_a_paused_class_is_waited_for_and_told_and_others_go_on(make_system: Mak
         return (batches.get(batch_id).penstock["waiting_for"] or {}).get("reason")
 
     wait_until(lambda: reason() == "paused", 30, lambda: repr(batches.get(batch_id)))
+    assert 'penstock_batches{waiting_for="paused"} 1.0' in httpx.get(gateway.url + "/metrics").text
     answer = batches.client.chat.completions.create(model="noop", messages=[{"role": "user", "content": "x"}])
     assert answer.choices[0].message.content
     with pytest.raises(openai.ConflictError):
@@ -226,6 +227,7 @@ def test_a_paused_class_is_waited_for_and_told_and_others_go_on(make_system: Mak
     assert httpx.post(gateway.url + "/v1/admin/classes/low/resume").status_code == 202
     ended = batches.wait(batch_id)
     assert ended.request_counts.completed == 20
+    assert 'penstock_batch_lines_total{result="completed"} 20.0' in httpx.get(gateway.url + "/metrics").text
     assert batches.client.files.delete(ended.input_file_id).deleted, "nobody reads it any more"
 
 

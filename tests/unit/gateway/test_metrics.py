@@ -62,6 +62,20 @@ def test_outcomes_are_counted() -> None:
         assert line in text.splitlines(), line
 
 
+def test_batches_and_their_lines() -> None:
+    metrics = GatewayMetrics()
+    metrics.read_batches = lambda: {"": 2, "paused": 1}
+    metrics.on_batch_line(completed=True)
+    text = metrics.render().decode().splitlines()
+    for line in (
+        'penstock_batches{waiting_for=""} 2.0',
+        'penstock_batches{waiting_for="paused"} 1.0',
+        'penstock_batch_lines_total{result="completed"} 1.0',
+        'penstock_batch_lines_total{result="failed"} 0.0',
+    ):
+        assert line in text, line
+
+
 def test_records_of_the_view_are_read_when_scraped() -> None:
     metrics = GatewayMetrics()
     assert b"penstock_view_records_total{" not in metrics.render(), "there is no view yet"

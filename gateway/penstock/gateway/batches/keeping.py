@@ -77,8 +77,9 @@ class BatchStore:
             return ended
         batch, cancelled = self.running(key), self.cancelled_at(key)
         if batch is not None:
-            if batch.status == "validating" and self.lease(key) is None:
-                batch = replace(batch, waiting_for=NO_PLACE)
+            lease = self.lease(key)
+            if lease is None or not lease.beat:
+                batch = replace(batch, in_flight=0, waiting_for=NO_PLACE)
             return batch if cancelled is None else batch.cancelling(cancelled)
         if (ended := self.has_ended(key)) is not None:  # since it was looked for
             return ended

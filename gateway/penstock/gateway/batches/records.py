@@ -55,7 +55,13 @@ class Counts:
     output_tokens: int = 0
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(*(mine + its for mine, its in zip(_values(self), _values(other), strict=True)))
+        return Counts(
+            self.completed + other.completed,
+            self.failed + other.failed,
+            self.input_tokens + other.input_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.output_tokens + other.output_tokens,
+        )
 
     @classmethod
     def of(cls, values: Json) -> Counts:
@@ -66,10 +72,6 @@ def _known(kind: type[Any], values: Json) -> Json:
     """Without what a newer version added."""
     names = {one.name for one in dataclasses.fields(kind)}
     return {name: value for name, value in values.items() if name in names}
-
-
-def _values(counts: Counts) -> list[int]:
-    return [getattr(counts, one.name) for one in dataclasses.fields(counts)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from penstock.common.clock import now_ms
@@ -56,6 +56,10 @@ class BatchRunner:
         self._woken.set()
         for run in self._runs.values():
             run.woken.set()
+
+    def counts(self) -> Mapping[str, int]:
+        """Batches that run here, by what they wait for; under "" those that wait for nothing."""
+        return Counter((run.batch.waiting_for or {"reason": ""})["reason"] or "" for run in self._runs.values())
 
     async def run(self) -> None:
         """Until it is cancelled; then the leases are let go, so that another gateway goes on at once."""
@@ -141,6 +145,7 @@ class BatchRunner:
             lambda: self._caller_of(batch),
             lambda: self._share(batch.tenant),
             self._budget,
+            lambda end: self._context.metrics.on_batch_line(completed=end.completed),
         )
         logger.info("batch.taken batch=%s lease=%d", batch.batch_id, number)
         self._tasks[key] = asyncio.create_task(self._run(key, run), name=f"batch-{batch.batch_id}")

@@ -75,9 +75,10 @@ class BatchRun:
         caller_now: Callable[[], Caller | None],
         share: Callable[[], int],
         budget: Budget | None = None,
+        on_line: Callable[[LineEnd], None] = lambda _: None,
     ) -> None:
         """`caller_now`: None when the key was taken back. `share`: lines that this batch may have in flight. `budget`:
-        their bytes, with those of the gateway's other batches.
+        their bytes, with those of the gateway's other batches. `on_line` hears of each line that ended.
         """
         self.batch = batch
         self.lease = lease
@@ -91,6 +92,7 @@ class BatchRun:
             batch, service, allowances, lambda: self._caller, lambda: self._stop, resumed=batch.status != "validating"
         )
         self._window = Window(share, budget)
+        self._on_line = on_line
         self._folder = str(service.settings.gateway.view_path.parent)
         self._closed = Counts()
         self._open: dict[int, OpenPart] = {}
@@ -222,9 +224,11 @@ class BatchRun:
 
     async def _line(self, part: OpenPart, line: Line) -> None:
         try:
-            part.add(await self._lines.run(line))
+            end = await self._lines.run(line)
         finally:
             self._window.give(len(line.content or b""))
+        part.add(end)
+        self._on_line(end)
         if not part.left:
             await self._stored(
                 lambda: self._keeping.put_part(self.batch.key, part.number, part.answers, part.errors, part.counts)

@@ -164,14 +164,13 @@ class Submitter:
         with self._outstanding(checked):
             return await self._submit_as(checked.request, traceparent, None)
 
-    async def submit_first(self, checked: Checked, idempotency_key: str, keep: Keep | None = None) -> None:
-        """As `submit` with a key of which the caller knows that nobody has used it: nothing is looked up.
+    async def submit_first(self, checked: Checked, keep: Keep | None = None) -> None:
+        """As `submit` of a request whose id follows from a key that nobody has used: nothing is looked up.
 
         After any refusal `submit` is to be called: its record may stand on its topic. Raises as that.
         """
-        request_id = idempotent_request_id(checked.request.tenant, idempotency_key)
         with self._outstanding(checked):
-            await self._produce(dataclasses.replace(checked.request, request_id=request_id), None, keep)
+            await self._produce(checked.request, None, keep)
 
     async def _submit_new(
         self, checked: Checked, traceparent: str | None, on_id: Callable[[str], None], keep: Keep | None

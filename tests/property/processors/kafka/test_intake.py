@@ -12,7 +12,7 @@ from avro_values import records_of
 from penstock.processors.kafka.intake import Intake, Poison, Taken, origin_header
 from penstock.schemas.codec import default_codec
 from penstock.schemas.costs import drawing_cost
-from penstock.schemas.ids import NAMESPACE, derived_request_id
+from penstock.schemas.ids import NAMESPACE, derived_request_id, idempotent_request_id
 from penstock.schemas.records import InferenceRequest, Origin, ResultEvent
 from penstock.schemas.requests import DEFAULT_LIMITS
 from penstock.schemas.topics import HEADER_ATTEMPT, HEADER_ORIGIN, TopicNames
@@ -125,6 +125,7 @@ def test_a_derived_id_is_the_uuid_of_its_name(topic: str, numbers: tuple[int, in
 
     name = "\n".join(("record", topic, *map(str, numbers)))
     assert derived_request_id(topic, *numbers) == str(uuid.uuid5(NAMESPACE, name))
+    assert idempotent_request_id("one", topic) == str(uuid.uuid5(NAMESPACE, f"idempotency\none\n{topic}"))
 
 
 def test_costs() -> None:

@@ -13,7 +13,7 @@ import pytest
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.documents import Documents
 from penstock.gateway.batches.checking import Part
-from penstock.gateway.batches.keeping import BatchStore, Lease
+from penstock.gateway.batches.keeping import NO_PLACE, BatchStore, Lease
 from penstock.gateway.batches.records import Batch, Counts, Stop, batch_id_of, batch_name, file_id_of
 from penstock.schemas.errors import InvalidRequest, NotFound, TenantLimit
 
@@ -197,6 +197,16 @@ def test_one_that_waits_for_a_place_says_so(kept: BatchStore) -> None:
     assert waiting["reason"] == "tenant_share"
     assert kept.take_lease(batch.key, 1, "beat")
     assert kept.get(batch.key).waiting_for is None
+
+
+def test_one_that_was_let_go_says_that_it_waits_for_its_turn(kept: BatchStore) -> None:
+    batch = replace(made(), status="in_progress", in_flight=7)
+    kept.create(batch)
+    assert kept.take_lease(batch.key, 1, "beat")
+    assert (kept.get(batch.key).in_flight, kept.get(batch.key).waiting_for) == (7, None)
+    kept.renew(batch.key, Lease(1, ""))
+    found = kept.get(batch.key)
+    assert (found.status, found.in_flight, found.waiting_for) == ("in_progress", 0, NO_PLACE)
 
 
 def test_a_tenant_has_so_many_open_batches(kept: BatchStore) -> None:
