@@ -215,6 +215,7 @@ class LocalSystem:
             settings.kafka_settings(self.bootstrap_servers),
             partitions=EMBEDDED_PARTITIONS if embedded else settings.topics.partitions,
             durability=settings.topics.durability,
+            alter=embedded,
             progress=self._progress,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +16,7 @@ from penstock.cli.paths import Progress, default_data_dir, silent
 from penstock.cli.reaching import require_kafka
 from penstock.cli.state import Home
 from penstock.common.settings import KafkaSettings
-from penstock.schemas.topics import HORIZON_MS, TopicNames, TopicSpec, topic_specs
+from penstock.schemas.topics import HORIZON_MS, TopicNames, TopicSpec, conversation_topic_config, topic_specs
 
 if TYPE_CHECKING:
     from penstock.common.admin import TopicReport
@@ -26,7 +26,7 @@ app = typer.Typer(no_args_is_help=True, help="Create, list and check the topics 
 # Kafka allows 249; the longest of ours is a conversation's: `conversations.{63}.{128}`.
 MAX_PREFIX = 40
 
-ALTER = "alter it with kafka-configs.sh"
+ALTER = "run `penstock topics create --alter`"
 CURES = {"partitions": "make the topic anew", "replication": "raise it with kafka-reassign-partitions.sh"}
 
 Config = Annotated[
@@ -57,13 +57,20 @@ def create(
     pool: Annotated[
         list[str] | None, typer.Option(help="Also the request topics of this pool; may be repeated.")
     ] = None,
+    alter: Annotated[
+        bool, typer.Option("--alter", help="Set what the invariants and --durability need on topics that exist.")
+    ] = False,
     topic_prefix: Prefix = None,
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create what is missing, say what differs, change nothing that exists.
+    """Create what is missing and say what differs. Without --alter nothing that exists is changed.
 
-    Example:  penstock topics create --bootstrap-servers kafka:9092 --partitions 64
+    Examples:
+
+      penstock topics create --bootstrap-servers kafka:9092 --partitions 64
+
+      penstock topics create --durability fsync --alter
     """
     use_config(config)
     settings = load(ClusterSettings)
@@ -72,6 +79,7 @@ def create(
         partitions=partitions or settings.topics.partitions,
         durability=durability or settings.topics.durability,
         pools=pool or settings.topics.pools,
+        alter=alter,
     )
     if as_json:
         typer.echo(json.dumps([_as_dict(report) for report in reports]))
@@ -157,10 +165,14 @@ def create_topics(
     partitions: int,
     durability: str,
     pools: Sequence[str] = (),
+    alter: bool = False,
     progress: Progress = silent,
 ) -> list[TopicReport]:
-    """Make what is missing. Raises CliFailure when what is there then breaks an invariant; BrokerUnavailable."""
-    from penstock.common.admin import broker_count, ensure_topics, partition_counts
+    """Make what is missing; with `alter` also set what an invariant needs on topics that exist.
+
+    Raises CliFailure when what is there then breaks an invariant; BrokerUnavailable.
+    """
+    from penstock.common.admin import alter_topics, broker_count, ensure_topics, partition_counts
 
     if durability not in ("replicas", "fsync"):
         raise CliFailure(f"durability {durability!r}: use replicas or fsync", exit_code=ExitCode.USAGE)
@@ -168,10 +180,17 @@ def create_topics(
     specs = topic_specs(settings.names, partitions=partitions, brokers=brokers, durability=durability)
     for pool in pools:
         specs += topic_specs(settings.names, partitions=partitions, brokers=brokers, durability=durability, pool=pool)
-    planned = {spec.name: spec.partitions for spec in specs} | partition_counts(settings)
+    existing = partition_counts(settings)
+    planned = {spec.name: spec.partitions for spec in specs} | existing
     if problems := unequal_topics(settings.names, planned, pools):
         raise CliFailure(f"nothing was made: {problems[0]}")
+    if alter and durability == "fsync":
+        specs += _conversations(settings.names, existing, brokers)
     reports = ensure_topics(settings, specs)
+    if wanted := to_alter(reports, specs) if alter else {}:
+        alter_topics(settings, wanted)
+        progress(f"altered settings of {len(wanted)} topics")
+        reports = ensure_topics(settings, specs)
     created = sum(report.created for report in reports)
     if created:
         progress(f"created {created} topics with {partitions} partitions")
@@ -192,10 +211,39 @@ def findings(settings: KafkaSettings) -> list[str]:
     return [*missing, *broken(reports, specs), *unequal_topics(settings.names, counts)]
 
 
+def _conversations(names: TopicNames, existing: Mapping[str, int], brokers: int) -> list[TopicSpec]:
+    """Those of conversations that exist, as `fsync` wants them."""
+    config = conversation_topic_config(brokers=brokers, durability="fsync")
+    replication = 3 if brokers >= 3 else 1
+    return [
+        TopicSpec(name=topic, partitions=1, replication=replication, config=config)
+        for topic in existing
+        if names.parse_conversation(topic) is not None
+    ]
+
+
 def broken(reports: Sequence[TopicReport], specs: Sequence[TopicSpec]) -> list[str]:
-    """Drift that breaks an invariant, as lines; more partitions or a longer retention than ours break nothing. Pure."""
+    """Drift that breaks an invariant, as lines. Pure."""
+    return [
+        f"{report.name}: {setting} is {found} and must be {wanted}: {CURES.get(setting, ALTER)}"
+        for report, setting, wanted, found in _breaking(reports, specs)
+    ]
+
+
+def to_alter(reports: Sequence[TopicReport], specs: Sequence[TopicSpec]) -> dict[str, dict[str, str]]:
+    """Of each topic the settings that break an invariant and that an alteration mends. Pure."""
+    settings: dict[str, dict[str, str]] = {}
+    for report, setting, wanted, _ in _breaking(reports, specs):
+        if setting not in CURES:
+            settings.setdefault(report.name, {})[setting] = wanted
+    return settings
+
+
+def _breaking(
+    reports: Sequence[TopicReport], specs: Sequence[TopicSpec]
+) -> Iterator[tuple[TopicReport, str, str, str]]:
+    """Each drift that breaks an invariant; more partitions or a longer retention than ours break nothing."""
     single = {spec.name for spec in specs if spec.partitions == 1}
-    lines: list[str] = []
     for report in reports:
         for setting, (wanted, found) in report.drift.items():
             if setting == "partitions" and (report.name not in single or found == wanted):
@@ -204,8 +252,7 @@ def broken(reports: Sequence[TopicReport], specs: Sequence[TopicSpec]) -> list[s
                 continue
             if setting == "replication" and int(found) > int(wanted):
                 continue
-            lines.append(f"{report.name}: {setting} is {found} and must be {wanted}: {CURES.get(setting, ALTER)}")
-    return lines
+            yield report, setting, wanted, found
 
 
 def _keeps_long_enough(retention_ms: str) -> bool:

@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
 
 from penstock.common.admin_clients import answer_of, asked, is_new, unanswered
 from penstock.common.kafka_errors import missing_topic, translated
@@ -49,6 +57,35 @@ def ensure_topics(settings: KafkaSettings, specs: Sequence[TopicSpec], timeout_s
         TopicReport(name=spec.name, created=spec.name in created, drift=_drift(spec, found[spec.name]))
         for spec in specs
     ]
+
+
+def alter_topics(settings: KafkaSettings, wanted: Mapping[str, Mapping[str, str]], timeout_s: float = 30.0) -> None:
+    """Set these settings of each topic, leave its others, and wait until they are visible. Raises NotFound."""
+    resources = [
+        ConfigResource(
+            ResourceType.TOPIC,
+            topic,
+            incremental_configs=[
+                ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in config.items()
+            ],
+        )
+        for topic, config in wanted.items()
+    ]
+    if not resources:
+        return
+
+    def ask(client: AdminClient, wait_s: float) -> None:
+        futures = client.incremental_alter_configs(resources, request_timeout=wait_s)
+        for resource, future in futures.items():
+            answer_of(future, f"set the settings of {resource.name}", wait_s, resource.name)
+
+    asked(settings, ask, timeout_s)
+    give_up = time.monotonic() + timeout_s
+    while time.monotonic() < give_up:
+        found = topic_configs(settings, list(wanted), timeout_s)
+        if all(config.items() <= found[topic].items() for topic, config in wanted.items()):
+            return
+        time.sleep(0.01)
 
 
 def describe(settings: KafkaSettings, topics: Sequence[str], timeout_s: float = 15.0) -> list[TopicInfo]:

@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_FAILED = 0, 1
 CONNECT_FIRST_S = 5.0
+LAST_WORDS_S = 0.5
+"""Before the end of a drain: whoever is left is told why its exchange ends."""
 FORM_BYTES = 64 * 1024
 """What a multipart body has beside its file."""
 ROUTERS = tuple(
@@ -169,7 +171,8 @@ async def run_gateway(settings: GatewaySettings) -> int:
 
     def stop() -> None:
         server.should_exit = True
-        context.prepare_stop()
+        context.prepare_drain()
+        loop.call_later(max(0.0, conf.drain_s - LAST_WORDS_S), context.prepare_stop)
 
     def fail(reason: str) -> None:
         logger.critical("gateway.failed reason=%s", reason)

@@ -67,6 +67,11 @@ class GatewayContext:
             raise BrokerUnavailable(f"the gateway waits for its broker: {self.waits_for}", retry_after_s=1)
         return self.connected
 
+    def prepare_drain(self) -> None:
+        """Let go who can follow on at another gateway. OpenAI's calls cannot: they have time to end."""
+        if self.connected is not None:
+            self.connected.subscriptions.drain()
+
     def prepare_stop(self) -> None:
         """Let go who waits or follows, so that nothing keeps the server from stopping."""
         if self.connected is not None:

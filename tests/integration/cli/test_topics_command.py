@@ -10,6 +10,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from typer.testing import CliRunner, Result
 
 from penstock.cli.main import app
+from penstock.common.admin import alter_topics, topic_config
+from penstock.common.settings import KafkaSettings
 
 runner = CliRunner()
 
@@ -19,6 +21,7 @@ class Topics:
 
     def __init__(self, bootstrap: str, prefix: str) -> None:
         self.bootstrap, self.prefix = bootstrap, prefix
+        self.settings = KafkaSettings(bootstrap_servers=bootstrap, topic_prefix=prefix)
         self.admin = AdminClient({"bootstrap.servers": bootstrap})
 
     def run(self, *arguments: str) -> Result:
@@ -62,6 +65,24 @@ def test_drift_is_told_and_not_touched(topics: Topics) -> None:
     # Another number of partitions is a person's choice; records that go after an hour break the horizon.
     assert checked.output.count("\n") == 1
     assert "inference.result: retention.ms is 3600000 and must be 259200000" in checked.output
+
+
+def test_alter_mends_what_an_invariant_needs_and_makes_old_topics_durable(topics: Topics) -> None:
+    topics.run("create", "--partitions", "3")
+    topics.make("conversation.c1", 1, {"cleanup.policy": "compact"})
+    altered = {"inference.control": {"message.timestamp.type": "CreateTime"}}
+    alter_topics(topics.settings, {topics.prefix + name: config for name, config in altered.items()})
+    assert "penstock topics create --alter" in topics.run("check").output
+    done = topics.run("create", "--partitions", "3", "--durability", "fsync", "--alter")
+    assert (done.exit_code, done.output.splitlines()[-1].startswith("0 created, ")) == (0, True), done.output
+    assert "differ" not in done.output
+    assert topics.run("check").exit_code == 0
+    flushed = {
+        name: topic_config(topics.settings, topics.prefix + name)["flush.messages"]
+        for name in ("inference.request.low", "inference.result", "conversation.c1", "inference.status")
+    }
+    assert flushed.pop("inference.status") != "1"
+    assert set(flushed.values()) == {"1"}
 
 
 def test_text_topics_that_differ_are_refused(topics: Topics) -> None:

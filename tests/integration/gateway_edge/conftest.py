@@ -178,12 +178,12 @@ class FakeService:
     async def abandon(self, tenant: str, request_id: str) -> None:
         self.cancelled.append(request_id)
 
-    def subscribe(self, tenant: str, request_id: str, after: Any = None) -> Script:
+    def subscribe(self, tenant: str, request_id: str, after: Any = None, *, resumes: bool = True) -> Script:
         (request,) = [r for r in self.requests if (r.tenant, r.request_id) == (tenant, request_id)]
         self.open_subscriptions += 1
         return Script(self._play(request), self._closed)
 
-    def await_outcome(self, tenant: str, request_id: str) -> Script:
+    def await_outcome(self, tenant: str, request_id: str, *, resumes: bool = True) -> Script:
         return self.subscribe(tenant, request_id)
 
     def followed(self, tenant: str, request_id: str) -> bool:

@@ -79,7 +79,7 @@ class Parts:
     def plan(self, request: InferenceRequest) -> dict[str, Any]:
         return {"object": "plan"}
 
-    def await_outcome(self, tenant: str, request_id: str) -> Any:
+    def await_outcome(self, tenant: str, request_id: str, *, resumes: bool = True) -> Any:
         result = self.result()
 
         async def frames() -> AsyncGenerator[Any]:
@@ -89,7 +89,7 @@ class Parts:
 
         return _Frames(frames())
 
-    def subscribe(self, tenant: str, request_id: str) -> Any:
+    def subscribe(self, tenant: str, request_id: str, *, resumes: bool = True) -> Any:
         return Told(self.frames(request_id))
 
     def frames(self, request_id: str) -> list[Frame]:

@@ -74,6 +74,16 @@ async def test_who_comes_while_the_gateway_stops_is_told_so() -> None:
     assert hub.connected == 0
 
 
+async def test_a_drain_spares_who_cannot_follow_on_elsewhere(followed: Followed) -> None:
+    native = followed.subscriptions.subscribe("default", "r")
+    openai = followed.subscriptions.await_outcome("default", "r", resumes=False)
+    followed.subscriptions.drain()
+    late = [followed.subscriptions.await_outcome("default", "r", resumes=resumes) for resumes in (True, False)]
+    assert [one.client.gone for one in (native, openai, *late)] == [Gone.STOPPING, None, Gone.STOPPING, None]
+    followed.subscriptions.stop()
+    assert {one.client.gone for one in (openai, *late)} == {Gone.STOPPING}
+
+
 async def test_who_waits_for_the_outcome_hears_of_that_alone(followed: Followed) -> None:
     early = followed.subscriptions.await_outcome("default", "r")
     follower = followed.subscriptions.subscribe("default", "r")

@@ -171,7 +171,7 @@ class Exchange:
 
     async def result(self) -> answers.Json:
         """The whole result. Raises FinalFailure; a client that went away leaves a cancelled request."""
-        frames = self._service.subscriptions.await_outcome(self._tenant, self.request_id)
+        frames = self._service.subscriptions.await_outcome(self._tenant, self.request_id, resumes=False)
         try:
             result = await unless_gone(self._request.receive, outcome(frames, self._words))
             return await self._whole(result)
@@ -206,7 +206,7 @@ class Exchange:
         failure: Callable[[PenstockError], bytes],
     ) -> Response:
         """Events made of the request's frames; `failure` makes the one for what comes in between."""
-        frames = self._service.subscriptions.subscribe(self._tenant, self.request_id)
+        frames = self._service.subscriptions.subscribe(self._tenant, self.request_id, resumes=False)
         events = events_of(frames)
 
         def abandoned() -> None:

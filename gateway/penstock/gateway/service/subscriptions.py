@@ -34,11 +34,11 @@ def _is_unready(frame: Frame) -> bool:
 class Subscription:
     """One subscriber's frames as an async iterator. That of a single request ends with its outcome."""
 
-    def __init__(self, hub: Hub, *, single: bool) -> None:
+    def __init__(self, hub: Hub, *, single: bool, resumes: bool = True) -> None:
         self._ready = asyncio.Event()
         self._gone = asyncio.Event()
         self._connected: Client | None = None  # the hub of a gateway that stops wakes a client before it is handed out
-        self._connected = hub.connect(self._on_news)
+        self._connected = hub.connect(self._on_news, resumes=resumes)
         self._hub = hub
         self._single = single
         self._openings: deque[Iterator[Sequence[Frame]]] = deque()
@@ -154,9 +154,11 @@ class Subscriptions:
         """A subscription to nothing yet, for any number of requests and conversations."""
         return Subscription(self.hub, single=False)
 
-    def subscribe(self, tenant: str, request_id: str, after: Cursor | None = None) -> Subscription:
+    def subscribe(
+        self, tenant: str, request_id: str, after: Cursor | None = None, *, resumes: bool = True
+    ) -> Subscription:
         """Frames of one request that the view knows (just submitted, or found), to its outcome. Raises NotFound."""
-        subscription = Subscription(self.hub, single=True)
+        subscription = Subscription(self.hub, single=True, resumes=resumes)
         self.follow(subscription, tenant, request_id, after)
         return subscription
 
@@ -172,10 +174,10 @@ class Subscriptions:
         else:
             self._view.streams.when_whole(entry, client, after, self._opening)
 
-    def await_outcome(self, tenant: str, request_id: str) -> Subscription:
+    def await_outcome(self, tenant: str, request_id: str, *, resumes: bool = True) -> Subscription:
         """Only the outcome of a request that the view knows: no other frame is made for it. Raises NotFound, Gone."""
         entry = self._known(tenant, request_id)
-        subscription = Subscription(self.hub, single=True)
+        subscription = Subscription(self.hub, single=True, resumes=resumes)
         self.hub.subscribe(subscription.client, ("outcome", tenant, request_id))
         if entry.lacks_outcome and not self._view.streams.follow(entry):
             subscription.client.untold[request_id] = None
@@ -253,6 +255,10 @@ class Subscriptions:
         if after is None or after.offset < 0:
             return
         await self._follower.reached({(self._names.result, after.partition): after.offset + 1}, 2.0)
+
+    def drain(self) -> None:
+        """Let go who can follow on at any other gateway."""
+        self.hub.drain()
 
     def stop(self) -> None:
         """Let all go who wait or follow: their requests go on, and any gateway tells the rest."""

@@ -25,11 +25,12 @@ class Gone(StrEnum):
 class Client:
     """One reader with its queue, subscribed to any number of subjects."""
 
-    __slots__ = ("_hub", "_wake", "frames", "gone", "limit", "subjects", "untold")
+    __slots__ = ("_hub", "_wake", "frames", "gone", "limit", "resumes", "subjects", "untold")
 
-    def __init__(self, hub: Hub, limit: int, wake: Callable[[], None]) -> None:
+    def __init__(self, hub: Hub, limit: int, wake: Callable[[], None], *, resumes: bool) -> None:
         self._hub = hub
         self._wake = wake
+        self.resumes = resumes
         self.limit = limit
         self.frames: deque[Frame] = deque()
         self.subjects: set[Subject] = set()
@@ -65,18 +66,21 @@ class Hub:
         self._client_frames = client_frames
         self._clients: dict[Subject, set[Client]] = {}
         self._connected: set[Client] = set()
-        self._stopping = False
+        self._draining = self._stopping = False
         self.dropped_slow = 0
 
     @property
     def connected(self) -> int:
         return len(self._connected)
 
-    def connect(self, wake: Callable[[], None]) -> Client:
-        """A client that is woken for each frame; one that is gone already when all were told to stop."""
-        client = Client(self, self._client_frames, wake)
+    def connect(self, wake: Callable[[], None], *, resumes: bool = True) -> Client:
+        """A client that is woken for each frame; one that is gone already when its like were told to stop.
+
+        `resumes`: whether it can follow on at another gateway.
+        """
+        client = Client(self, self._client_frames, wake, resumes=resumes)
         self._connected.add(client)
-        if self._stopping:
+        if self._stopping or (self._draining and resumes):
             self.drop(client, Gone.STOPPING)
         return client
 
@@ -137,6 +141,13 @@ class Hub:
         for subject in tuple(client.subjects):
             self.unsubscribe(client, subject)
         client.wake()
+
+    def drain(self) -> None:
+        """Let every client go that can follow on at another gateway."""
+        self._draining = True
+        for client in tuple(self._connected):
+            if client.resumes:
+                self.drop(client, Gone.STOPPING)
 
     def drop_all(self, reason: Gone) -> None:
         """Let every client go; what they have queued can still be read, unless they are slow."""

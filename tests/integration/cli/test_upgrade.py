@@ -1,0 +1,111 @@
+"""`penstock up` on a data folder of an older release: what had ended is shown, what waited runs once, new work runs."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from confluent_kafka import Message
+
+from older.folder import unpack
+from older.make_folder import MODELS
+from penstock.cli.paths import free_port
+from penstock.schemas.codec import default_codec
+from penstock.schemas.records import ResultEvent
+from support import wait_until
+from system import System
+
+OLDER = Path(__file__).parents[2] / "older" / "f417c1a.tar.xz"
+
+
+class Upgraded:
+    """Today's `penstock up` on the older folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data, self.notes = unpack(OLDER, folder)
+        self.log, config = folder / "up.out", folder / "penstock.toml"
+        config.write_text(MODELS.replace("delay_ms = 500", "delay_ms = 5"))
+        self.kafka = f"127.0.0.1:{free_port()}"
+        port = free_port()
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=70, trust_env=False)
+        ports = ["--port", str(port), "--kafka-port", self.kafka.rpartition(":")[2]]
+        command = [sys.executable, "-m", "penstock.cli.main", "up", "--data-dir", str(self.data), *ports]
+        with self.log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [*command, "--config", str(config)], stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        wait_until(self._serves, 120, self.logs)
+
+    def _serves(self) -> bool:
+        assert self.process.poll() is None, self.logs()
+        return "Penstock is up" in self.log.read_text()
+
+    def logs(self) -> str:
+        files = [self.log, *sorted((self.data / "logs").iterdir())]
+        return "\n".join(f"{one.name}: {one.read_text(errors='replace')[-4_000:]}" for one in files)
+
+    def get(self, path: str, **parameters: Any) -> Any:
+        return self.http.get(path, params=parameters).raise_for_status().json()
+
+    def run(self, body: dict[str, Any]) -> Any:
+        accepted = self.http.post("/v1/requests", json=body).raise_for_status().json()
+        return self.get(accepted["status_url"], wait=60)
+
+    def results(self, folder: Path) -> list[ResultEvent]:
+        messages: list[Message] = System(self.kafka, "", folder).read("inference.result")
+        ordered = sorted(messages, key=lambda message: (message.partition() or 0, message.offset() or 0))
+        return [default_codec().decode(message.value() or b"", ResultEvent) for message in ordered]
+
+
+@pytest.fixture
+def upgraded(tmp_path: Path) -> Iterator[Upgraded]:
+    found = Upgraded(tmp_path)
+    yield found
+    found.http.close()
+    if found.process.poll() is None:
+        found.process.kill()  # its parts die with it
+        found.process.wait(20)
+
+
+@pytest.mark.slow
+def test_a_folder_of_an_older_release_serves_on(upgraded: Upgraded, tmp_path: Path) -> None:
+    notes = upgraded.notes
+    whole = "".join(f"word{number} " for number in range(notes["words"]))
+    shown = {request_id: upgraded.get(f"/v1/requests/{request_id}") for request_id in notes["done"]}
+    for request_id, older in notes["done"].items():
+        names = ("task", "status", "done", "model", "conversation_id", "result", "error", "timings")
+        assert {name: shown[request_id][name] for name in names} == {name: older[name] for name in names}
+
+    left = [*notes["begun"], *notes["waiting"]]
+    ended = {request_id: upgraded.get(f"/v1/requests/{request_id}", wait=60) for request_id in left}
+    assert [one for one in ended.values() if one["status"] != "completed"] == [], upgraded.logs()
+    assert ended[notes["begun"][0]]["result"]["text"] == whole
+
+    turns = upgraded.get("/v1/conversations/c1/items", order="asc", limit=100)["data"]
+    asked = [part["text"] for turn in turns if turn["role"] == "user" for part in turn["content"]]
+    assert asked == ["turn 0", "turn 1", "turn 2", "the one that began", "the one that waited"]
+    assert [turn["role"] for turn in turns] == ["user", "assistant"] * len(asked)
+
+    (processed,) = (one for one in shown.values() if one["task"] == "image_processing")
+    image = processed["result"]["images"][0]
+    assert len(upgraded.http.get(image["url"]).raise_for_status().content) == image["bytes"]
+    (letter,) = upgraded.get("/v1/admin/dlq")["data"]
+    assert letter["reason"] == "unknown_schema"
+    message = {"role": "user", "content": "a new turn"}
+    answer = upgraded.run({"task": "text_generation", "conversation_id": "c1", "payload": {"messages": [message]}})
+    assert answer["status"] == "completed", answer
+
+    ends = Counter(event.request_id for event in upgraded.results(tmp_path) if event.is_terminal)
+    assert {ends[one] for one in (*notes["done"], *left)} == {1}
+    check = [sys.executable, "-m", "penstock.cli.main", "topics", "check", "--bootstrap-servers", upgraded.kafka]
+    checked = subprocess.run(check, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    upgraded.process.send_signal(signal.SIGTERM)
+    assert upgraded.process.wait(90) == 0, upgraded.logs()
