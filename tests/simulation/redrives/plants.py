@@ -1,9 +1,11 @@
 """Known defects of redrives, as small patches. Each must be found."""
 
+# pyright: reportPrivateUsage=false, reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -53,7 +55,7 @@ PLANTS: dict[str, tuple[list[tuple[Any, str, Any]], str]] = {
 
 
 @contextmanager
-def planted(name: str | None) -> Iterator[None]:
+def planted(name: str | None) -> Generator[None]:
     with ExitStack() as stack:
         for where, attribute, value in PLANTS[name][0] if name else []:
             stack.enter_context(patch.object(where, attribute, value))

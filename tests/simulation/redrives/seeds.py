@@ -109,7 +109,7 @@ def run(seed: int) -> Outcome:
     """Simulate a seed. Whatever goes wrong in the product or breaks a promise is in the outcome."""
     operators, violation = Operators(seed), None
     try:
-        with patch.object(Redriving, "_trim", lambda self: None):
+        with patch.object(Redriving, "_trim"):
             run_virtually(Random(f"{seed}/loop"), lambda _: operators.run())
     except Violation as error:
         violation = str(error)

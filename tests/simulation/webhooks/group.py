@@ -1,5 +1,7 @@
 """Processes of `penstock webhooks`, each with the product's own dispatcher, in one consumer group."""
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import asyncio

@@ -1,8 +1,10 @@
 """Known defects of `penstock webhooks`, as small patches. Each must be found."""
 
+# pyright: reportPrivateUsage=false, reportUnknownLambdaType=false
+
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -85,7 +87,7 @@ PLANTS: dict[str, tuple[list[Patch], str, int]] = {
 
 
 @contextmanager
-def planted(name: str | None) -> Iterator[None]:
+def planted(name: str | None) -> Generator[None]:
     patches = PLANTS[name][0] if name else []
     with ExitStack() as stack:
         for where, attribute, value in patches:

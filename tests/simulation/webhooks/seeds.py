@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import traceback
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
@@ -170,7 +170,7 @@ class Cluster:
 
 
 @contextmanager
-def _scaled(plan: Plan) -> Iterator[None]:
+def _scaled(plan: Plan) -> Generator[None]:
     """A dispatcher looks twice a second: over a day of virtual time so often is enough."""
     with patch.object(dispatcher, "IDLE_S", max(0.5, plan.give_up_s / 2_000)):
         yield
