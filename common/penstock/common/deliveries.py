@@ -41,14 +41,18 @@ def read_deliveries(
     found: dict[bytes, WebhookDelivery] = {}
 
     def take(message: Message) -> bool:
-        key, value = message.key(), message.value()
-        if key is not None and (delivery := _decoded(value, codec)) is not None:
-            ended = delivery.state != "waiting"
-            found[key] = replace(delivery, url="", attempts=[]) if ended else delivery
+        fold_delivery(found, message.key(), message.value(), codec)
         return False  # it is folded: nobody holds the record
 
     read_ranges(kafka, {tp: (firsts[tp], ends[tp]) for tp in tps}, give_up, keep=take)
     return list(found.values())
+
+
+def fold_delivery(found: dict[bytes, WebhookDelivery], key: bytes | None, value: bytes | None, codec: Codec) -> None:
+    """Take the next record of a partition of the topic: the newest of each webhook counts. Pure."""
+    if key is not None and (delivery := _decoded(value, codec)) is not None:
+        ended = delivery.state != "waiting"
+        found[key] = replace(delivery, url="", attempts=[]) if ended else delivery
 
 
 def read_delivery(

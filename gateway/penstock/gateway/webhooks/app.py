@@ -8,6 +8,8 @@ import signal
 import sys
 
 from penstock.common import admin
+from penstock.common.deliveries import read_deliveries
+from penstock.common.group_consumer import GroupConsumer
 from penstock.common.transport import AsyncTransport, Transport
 from penstock.gateway.callbacks import Callbacks
 from penstock.gateway.health_server import HealthServer
@@ -25,6 +27,7 @@ EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 DELIVERY_S = 10.0
 FLUSH_S = 5.0
 ASK_S, AGAIN_S = 10.0, 1.0
+LOAD_S = 120.0
 
 
 async def run_webhooks(settings: WebhooksSettings) -> int:
@@ -69,6 +72,8 @@ class WebhookProcess:
             sender=self._sender,
             callbacks=callbacks,
             metrics=metrics,
+            consumer=lambda listener: GroupConsumer(kafka, [kafka.names.result], section.group_id, listener),
+            load=lambda partitions: read_deliveries(kafka, codecs.blocking, partitions, LOAD_S),
         )
         self._dispatcher = Dispatcher(tools, section)
         self._erasures = Erasures(kafka, codecs.blocking, self._dispatcher.erased)

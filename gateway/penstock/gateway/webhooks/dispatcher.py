@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from penstock.common.clock import now_ms
-from penstock.common.deliveries import delivery_key, read_deliveries
-from penstock.common.group_consumer import GroupConsumer, Listener, Read
+from penstock.common.deliveries import delivery_key
+from penstock.common.group_consumer import Listener, Read
 from penstock.common.reader import Headers, RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import AsyncTransport
@@ -48,13 +47,21 @@ DROPPED = "dropped"
 ERASED_MS = CONTROL_DAYS * 24 * 3_600_000
 """So long an erasure is remembered."""
 IDLE_S = 0.5
-LOAD_S = 120.0
 LOOK_S = 5.0
 """Between looks whether there is room for what was left to its topic."""
 AGAIN_S = 1.0
 STOP_S = 5.0
 MANY, FEW = 2_000, 1_000
 """Webhooks that are neither ended nor kept: reading stops at the one, and goes on at the other."""
+
+
+class Consumer(Protocol):
+    """What is asked of `GroupConsumer`."""
+
+    def start(self) -> None: ...
+    def commit(self, offsets: Mapping[TP, int]) -> None: ...
+    def hold(self, topics: Iterable[str]) -> None: ...
+    async def stop(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,17 +78,24 @@ class Tools:
     sender: Sender
     callbacks: Callbacks
     metrics: WebhookMetrics
+    consumer: Callable[[Listener], Consumer]
+    """A member of the group that reads the result topic."""
+    load: Callable[[Sequence[int]], list[WebhookDelivery]]
+    """As `read_deliveries`, for partitions. For threads."""
+    now_ms: Callable[[], int] = now_ms
+    chance: Callable[[], float] = random.random
+    """From 0 to 1: the part of the jitter in a wait."""
 
 
 class Dispatcher:
     """`start`; then `cancel`, flush the transport, and `leave`. All on one event loop."""
 
-    def __init__(self, tools: Tools, section: WebhooksSection) -> None:
-        self._tools = tools
+    def __init__(self, tools: Tools, section: WebhooksSection, room: Room | None = None) -> None:
+        self._tools, self._now_ms = tools, tools.now_ms
         self._topic = tools.kafka.names.result
         self._rules = RetryRules(first_retry_s=section.first_retry_s, give_up_s=section.give_up_s)
         self._log = ResultLog()
-        self._deliveries = Deliveries(Room(in_flight=section.max_in_flight))
+        self._deliveries = Deliveries(room or Room(in_flight=section.max_in_flight))
         self._erased: dict[Key, int] = {}
         """With the time, the oldest first."""
         self._unsettled: set[Key] = set()
@@ -104,7 +118,7 @@ class Dispatcher:
             wants=has_callback,
             on_passed=lambda offsets: self._arriving.put_nowait(self._passed(offsets)),
         )
-        self._consumer = GroupConsumer(tools.kafka, [self._topic], section.group_id, listener)
+        self._consumer = tools.consumer(listener)
         tools.metrics.watch(
             waiting=lambda: len(self._deliveries),
             in_flight=lambda: self._deliveries.in_flight,
@@ -140,7 +154,7 @@ class Dispatcher:
         """Its request was erased: nobody hears of it any more."""
         self._erased.pop(key, None)
         self._erased[key] = at_ms
-        while self._erased and self._erased[oldest := next(iter(self._erased))] < now_ms() - ERASED_MS:
+        while self._erased and self._erased[oldest := next(iter(self._erased))] < self._now_ms() - ERASED_MS:
             del self._erased[oldest]
         delivery = self._deliveries.find(key)
         if delivery is not None and not self._deliveries.flies(key):
@@ -175,11 +189,8 @@ class Dispatcher:
     async def _load(self, partitions: Sequence[TP], *, new: bool) -> None:
         """Read what is known of the webhooks of these partitions."""
         while wanted := [tp for tp in partitions if tp in self._owned]:
-            tools = self._tools
             try:
-                found = await asyncio.to_thread(
-                    read_deliveries, tools.kafka, tools.codec, [number for _, number in wanted], LOAD_S
-                )
+                found = await asyncio.to_thread(self._tools.load, [number for _, number in wanted])
             except PenstockError as error:
                 self.waits_for = f"the deliveries are not read: {error}"
                 logger.warning("webhooks.not_loaded error=%s", error)
@@ -247,10 +258,10 @@ class Dispatcher:
 
     async def _passed(self, offsets: Mapping[TP, int]) -> None:
         for tp, offset in offsets.items():
-            self._log.passed(tp, offset, now_ms())
+            self._log.passed(tp, offset, self._now_ms())
 
     def _outcome(self, read: Read, event: ResultEvent, key: Key) -> None:
-        kind, at = type_of(event), now_ms()
+        kind, at = type_of(event), self._now_ms()
         delivery = WebhookDelivery(
             webhook_id=webhook_id(event),
             request_id=event.request_id,
@@ -282,10 +293,11 @@ class Dispatcher:
             if due := self._log.commits():
                 self._consumer.commit(due)
             self._hold_back()
-            if time.monotonic() > self._look_at:
-                self._look_at = time.monotonic() + LOOK_S
+            now = asyncio.get_running_loop().time()
+            if now > self._look_at:
+                self._look_at = now + LOOK_S
                 if partitions := self._deliveries.to_load():
-                    self._arriving.put_nowait(self._load(list(partitions), new=False))
+                    self._arriving.put_nowait(self._load(sorted(partitions), new=False))
             try:
                 await asyncio.wait_for(self._woken.wait(), IDLE_S)
             except TimeoutError:
@@ -301,7 +313,7 @@ class Dispatcher:
             self._consumer.hold([])
 
     def _begin(self) -> None:
-        for delivery in self._deliveries.begin(now_ms()):
+        for delivery in self._deliveries.begin(self._now_ms()):
             self._spawn(partition_of(delivery), self._call(delivery))
 
     def _spawn(self, tp: TP, work: Coroutine[Any, Any, None]) -> None:
@@ -315,7 +327,7 @@ class Dispatcher:
 
     async def _call(self, delivery: WebhookDelivery) -> None:
         """One attempt, and what follows from it."""
-        began, key = now_ms(), key_of(delivery)
+        began, key = self._now_ms(), key_of(delivery)
         place = delivery.place
         outcome = await self._tools.records.read((place.topic, place.partition), place.offset)
         if began >= delivery.created_at + 1000 * self._rules.give_up_s:
@@ -325,13 +337,13 @@ class Dispatcher:
         if answer is None:
             await self._end(delivery, DROPPED)
             return
-        ended, took_ms = now_ms(), now_ms() - began
+        ended, took_ms = self._now_ms(), self._now_ms() - began
         self._tools.metrics.on_attempt(answer.status_code, took_ms / 1000)
         number = len(delivery.attempts) + 1
         attempt = DeliveryAttempt(
             attempt=number, at=began, duration_ms=took_ms, status_code=answer.status_code, error=answer.error
         )
-        state, next_ms = decide(answer, number, ended, delivery.created_at, self._rules, random.random())
+        state, next_ms = decide(answer, number, ended, delivery.created_at, self._rules, self._tools.chance())
         delivery = replace(
             delivery, attempts=[*delivery.attempts, attempt], state=state, next_at=next_ms, updated_at=ended
         )
@@ -362,7 +374,7 @@ class Dispatcher:
         origin = event.origin
         request = await tools.records.read((origin.topic, origin.partition), origin.offset)
         body = await self._registered(lambda: asyncio.to_thread(webhook_body, outcome, event, request, tools.codec))
-        headers = signed_headers(delivery.webhook_id, body, secrets, now_ms())
+        headers = signed_headers(delivery.webhook_id, body, secrets, self._now_ms())
         if key_of(delivery) in self._erased:
             return None
         return await tools.sender.post(delivery.tenant, delivery.url, headers, body)
@@ -405,13 +417,13 @@ class Dispatcher:
             ),
             worker_id=self._tools.kafka.client_id,
             attempts=len(delivery.attempts),
-            created_at=now_ms(),
+            created_at=self._now_ms(),
         )
         await self._kept(self._tools.kafka.names.dlq, self._tools.codec.encode(letter), outcome and outcome.key)
         await self._end(delivery, FAILED)
 
     async def _end(self, delivery: WebhookDelivery, state: str) -> None:
-        delivery = replace(delivery, state=state, next_at=None, updated_at=now_ms())
+        delivery = replace(delivery, state=state, next_at=None, updated_at=self._now_ms())
         if state == DROPPED:
             delivery = replace(delivery, url="", attempts=[])
         await self._park(delivery)
@@ -453,7 +465,7 @@ class Dispatcher:
 
     def _oldest_s(self) -> float:
         oldest_ms = self._deliveries.oldest_ms()
-        return 0.0 if oldest_ms is None else max(0.0, (now_ms() - oldest_ms) / 1000)
+        return 0.0 if oldest_ms is None else max(0.0, (self._now_ms() - oldest_ms) / 1000)
 
 
 def callback_of(headers: Headers) -> str | None:

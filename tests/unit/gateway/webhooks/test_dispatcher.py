@@ -83,6 +83,9 @@ class World:
         event = self.events.get(offset) or outcome(f"r{offset}")
         return RawMessage(*tp, offset, now_ms(), b"r", CODEC.encode(event))
 
+    def commit(self, offsets: Any) -> None:
+        """Nothing asks what is committed."""
+
     async def produce(self, topic: str, value: bytes, **_: Any) -> None:
         self.kept.append((topic, value))
 
@@ -114,6 +117,8 @@ class Rig:
             sender=any_world,
             callbacks=Callbacks(section),
             metrics=WebhookMetrics(),
+            consumer=lambda _: any_world,
+            load=lambda _: [],
         )
         self.it: Any = Dispatcher(tools, section)
         self.it._owned.add(TP0)
