@@ -153,8 +153,10 @@ def partition_counts(
 
 
 def broker_count(settings: KafkaSettings, timeout_s: float = 10.0) -> int:
-    """How many brokers the cluster has now."""
-    return len(_metadata(settings, timeout_s).brokers)
+    """How many brokers the cluster has. One that is away counts while partitions have replicas on it."""
+    metadata = _metadata(settings, timeout_s)
+    replicas = [partition.replicas for topic in metadata.topics.values() for partition in topic.partitions.values()]
+    return len({*metadata.brokers}.union(*replicas))
 
 
 def count_conversations(settings: KafkaSettings, timeout_s: float = 10.0) -> int:
