@@ -11,6 +11,7 @@ from typing import Any
 
 import openai
 from confluent_kafka import KafkaError, Message, Producer
+from openai.types.chat import ChatCompletionChunk
 
 from penstock.common.kafka_errors import client_logger
 from penstock.schemas.codec import default_codec
@@ -20,6 +21,42 @@ from system import System
 
 STREAMS = 4
 AVRO_PAUSE_S = 0.1
+
+
+class Chat:
+    """A chat of the stock client, streamed, as far as it was read."""
+
+    def __init__(self, gateway: str) -> None:
+        self._client = openai.OpenAI(base_url=gateway + "/v1", api_key="unused")
+        messages: Any = [{"role": "user", "content": "hi"}]
+        began = time.monotonic()
+        self._stream = self._client.chat.completions.create(model="noop", messages=messages, stream=True)
+        self._heard_at = time.monotonic()
+        self.longest_wait_s = self._heard_at - began
+        self.id = self._stream.response.headers["x-request-id"]
+        self._pieces: list[str] = []
+
+    def __enter__(self) -> Chat:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+        self._client.close()
+
+    def read(self, chunks: int) -> None:
+        for _ in range(chunks):
+            self._heard(next(self._stream))
+
+    def rest(self) -> str:
+        """Read to the end, and return the whole text."""
+        for chunk in self._stream:
+            self._heard(chunk)
+        return "".join(self._pieces)
+
+    def _heard(self, chunk: ChatCompletionChunk) -> None:
+        now = time.monotonic()
+        self.longest_wait_s, self._heard_at = max(self.longest_wait_s, now - self._heard_at), now
+        self._pieces.append(chunk.choices[0].delta.content or "")
 
 
 @dataclass
@@ -59,25 +96,14 @@ class Load:
         assert not any(thread.is_alive() for thread in self._threads)
 
     def _chat(self) -> None:
-        client = openai.OpenAI(base_url=self.system.processes[1].url + "/v1", api_key="unused")
         while not self._ending.is_set():
             try:
-                self._read(client)
+                with Chat(self.system.processes[1].url) as chat:
+                    self.acknowledged.add(chat.id)
+                    self.texts[chat.id] = chat.rest()
+                    self.waits_s.append(chat.longest_wait_s)
             except openai.OpenAIError as error:
                 self.refused.append(error)
-
-    def _read(self, client: openai.OpenAI) -> None:
-        began, longest, text = time.monotonic(), 0.0, ""
-        messages: Any = [{"role": "user", "content": "hi"}]
-        answer = client.chat.completions.create(model="noop", messages=messages, stream=True)
-        request_id = answer.response.headers["x-request-id"]
-        self.acknowledged.add(request_id)
-        for chunk in answer:
-            now = time.monotonic()
-            longest, began = max(longest, now - began), now
-            text += chunk.choices[0].delta.content or ""
-        self.waits_s.append(longest)
-        self.texts[request_id] = text
 
     def _produce(self) -> None:
         """As a service without gateway does, with a stock producer that waits as long as Kafka's own default."""
@@ -96,7 +122,10 @@ class Load:
             )
             topic = self.system.names.request(request.task, request.priority)
             producer.produce(
-                topic, default_codec().encode(request), request.request_id, on_delivery=self._reported(request.request_id)
+                topic,
+                default_codec().encode(request),
+                request.request_id,
+                on_delivery=self._reported(request.request_id),
             )
             producer.poll(AVRO_PAUSE_S)
         assert producer.flush(60) == 0

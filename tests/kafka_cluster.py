@@ -105,7 +105,9 @@ class Cluster:
             topics = self._metadata().topics.values()
         except KafkaException:
             return False
-        return all(p.leader in NODES and len(p.isrs) == len(NODES) for topic in topics for p in topic.partitions.values())
+        return all(
+            p.leader in NODES and len(p.isrs) == len(NODES) for topic in topics for p in topic.partitions.values()
+        )
 
     def wait_whole(self, deadline_s: float = 90) -> None:
         wait_until(self.whole, deadline_s, "each partition has three replicas in sync", poll_s=0.2)

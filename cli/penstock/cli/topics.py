@@ -159,8 +159,11 @@ def create_topics(
     pools: Sequence[str] = (),
     progress: Progress = silent,
 ) -> list[TopicReport]:
-    """Make what is missing. Raises CliFailure when what is there then breaks an invariant; BrokerUnavailable."""
-    from penstock.common.admin import broker_count, ensure_topics, partition_counts
+    """Make what is missing. With fsync the brokers flush their records of groups too.
+
+    Raises CliFailure when what is there then breaks an invariant; Forbidden, BrokerUnavailable.
+    """
+    from penstock.common.admin import broker_count, ensure_topics, flush_groups, partition_counts
 
     if durability not in ("replicas", "fsync"):
         raise CliFailure(f"durability {durability!r}: use replicas or fsync", exit_code=ExitCode.USAGE)
@@ -172,6 +175,8 @@ def create_topics(
     if problems := unequal_topics(settings.names, planned, pools):
         raise CliFailure(f"nothing was made: {problems[0]}")
     reports = ensure_topics(settings, specs)
+    if durability == "fsync":
+        flush_groups(settings)  # a group whose generation begins again is not heard by readers
     created = sum(report.created for report in reports)
     if created:
         progress(f"created {created} topics with {partitions} partitions")

@@ -10,14 +10,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
+from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
 
 from penstock.common.admin_clients import answer_of, asked, is_new, unanswered
-from penstock.common.kafka_errors import missing_topic, translated
+from penstock.common.kafka_errors import client_logger, missing_topic, translated
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.errors import NotFound, PenstockError
 from penstock.schemas.topics import TP, TopicSpec, conversation_topic_config
+
+GROUPS_TOPIC = "__consumer_offsets"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +59,29 @@ def ensure_topics(settings: KafkaSettings, specs: Sequence[TopicSpec], timeout_s
         TopicReport(name=spec.name, created=spec.name in created, drift=_drift(spec, found[spec.name]))
         for spec in specs
     ]
+
+
+def flush_groups(settings: KafkaSettings, timeout_s: float = 30.0) -> None:
+    """Have the brokers flush every record of theirs about groups: offsets, done maps, generations.
+
+    Raises Forbidden when this client may not change that topic, and BrokerUnavailable.
+    """
+    flush = ConfigEntry("flush.messages", "1", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, GROUPS_TOPIC, incremental_configs=[flush])
+
+    def ask(client: AdminClient, wait_s: float) -> None:
+        doing = f"flush {GROUPS_TOPIC}"
+        with translated(doing):
+            # The brokers make the topic when somebody first asks for a group.
+            group = Consumer({**settings.librdkafka(), "group.id": settings.client_id}, logger=client_logger)
+            try:
+                group.committed([TopicPartition(settings.names.control, 0)], wait_s)
+            finally:
+                group.close()
+            (future,) = client.incremental_alter_configs([resource], request_timeout=wait_s).values()
+        answer_of(future, doing, wait_s, GROUPS_TOPIC)
+
+    asked(settings, ask, timeout_s, refused_too=True)
 
 
 def describe(settings: KafkaSettings, topics: Sequence[str], timeout_s: float = 15.0) -> list[TopicInfo]:

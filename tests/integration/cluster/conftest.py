@@ -43,7 +43,7 @@ def system(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield made
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def whole(cluster: Cluster, system: System) -> Iterator[None]:
     """Each test begins and ends with three brokers, the same worker and the same gateway."""
     cluster.wait_whole()

@@ -12,7 +12,7 @@ from kafka_cluster import NODES, Cluster
 from support import wait_until
 from system import System
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.usefixtures("whole")]
 
 
 def test_a_leader_of_partitions_is_killed(cluster: Cluster, system: System) -> None:
