@@ -71,6 +71,12 @@ def lose_power(data_dir: Path, flushed: Collection[str] = ()) -> int:
     return gone
 
 
+def whole_log(data_dir: Path, tp: TP) -> bytes:
+    """All record batches that a broker has of a partition: replicas in sync have the same ones."""
+    segments = sorted((data_dir / "topics" / f"{tp[0]}-{tp[1]}").glob("*.log"))
+    return b"".join(segment.read_bytes() for segment in segments)
+
+
 def _bytes_below(log: bytes, offset: int) -> int:
     """The length of the record batches that begin below an offset."""
     at = 0

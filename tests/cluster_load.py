@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,20 +18,25 @@ from penstock.common.kafka_errors import client_logger
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import InferenceRequest
 from support import wait_until
-from system import System
+from system import Process, System
 
+logger = logging.getLogger(__name__)
 STREAMS = 4
 AVRO_PAUSE_S = 0.1
+
+
+def stock_client(gateway: Process) -> openai.OpenAI:
+    """With its own defaults: it tries twice again, and waits for ten minutes."""
+    return openai.OpenAI(base_url=gateway.url + "/v1", api_key="unused")
 
 
 class Chat:
     """A chat of the stock client, streamed, as far as it was read."""
 
-    def __init__(self, gateway: str) -> None:
-        self._client = openai.OpenAI(base_url=gateway + "/v1", api_key="unused")
+    def __init__(self, client: openai.OpenAI) -> None:
         messages: Any = [{"role": "user", "content": "hi"}]
         began = time.monotonic()
-        self._stream = self._client.chat.completions.create(model="noop", messages=messages, stream=True)
+        self._stream = client.chat.completions.create(model="noop", messages=messages, stream=True)
         self._heard_at = time.monotonic()
         self.longest_wait_s = self._heard_at - began
         self.id = self._stream.response.headers["x-request-id"]
@@ -41,7 +47,6 @@ class Chat:
 
     def __exit__(self, *_: object) -> None:
         self._stream.close()
-        self._client.close()
 
     def read(self, chunks: int) -> None:
         for _ in range(chunks):
@@ -96,9 +101,10 @@ class Load:
         assert not any(thread.is_alive() for thread in self._threads)
 
     def _chat(self) -> None:
+        client = stock_client(self.system.processes[1])
         while not self._ending.is_set():
             try:
-                with Chat(self.system.processes[1].url) as chat:
+                with Chat(client) as chat:
                     self.acknowledged.add(chat.id)
                     self.texts[chat.id] = chat.rest()
                     self.waits_s.append(chat.longest_wait_s)
@@ -139,6 +145,9 @@ class Load:
 
         return report
 
+    def figures(self) -> tuple[int, int, int, float]:
+        return len(self.texts), len(self.acknowledged), len(self.refused), max(self.waits_s)
+
     def check(self) -> None:
         """Each accepted request has its one outcome, each stream is its text, and all is committed."""
         self.system.wait_drained()
@@ -151,7 +160,7 @@ class Load:
 
 
 @contextmanager
-def loaded(system: System) -> Iterator[Load]:
+def loaded(system: System) -> Generator[Load]:
     """Load from before the block to after it; both must be served. Its outcomes are checked."""
     load = Load(system).start()
     try:
@@ -160,4 +169,5 @@ def loaded(system: System) -> Iterator[Load]:
         load.wait_more()
     finally:
         load.stop()
+    logger.info("load.ended streams=%d accepted=%d refused=%d longest_wait_s=%.1f", *load.figures())
     load.check()

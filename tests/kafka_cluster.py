@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -61,18 +60,11 @@ class Cluster:
             broker.wait_until_answering()
 
     def kill(self, *nodes: int) -> None:
-        """With SIGKILL, all at once."""
+        """With SIGKILL."""
         pids = [self.pid(node) for node in nodes]
-        for node in nodes:
-            self.signal(node, signal.SIGKILL)
         for node in nodes:
             self.brokers[node].kill()
         assert not any(alive(pid) for pid in pids)
-
-    def signal(self, node: int, number: signal.Signals) -> None:
-        process = self.brokers[node].process
-        assert process is not None
-        process.send_signal(number)
 
     def pid(self, node: int) -> int:
         process = self.brokers[node].process
