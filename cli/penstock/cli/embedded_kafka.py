@@ -76,11 +76,22 @@ class EmbeddedKafka:
     """One broker on 127.0.0.1 with its data under `data_dir`, which survives restarts.
 
     `start`, `stop` and `kill` may be called again and again, from any thread. The broker dies with this process.
+    `properties` go before the broker's own ones (a node of a cluster has other voters); nodes share a `cluster_id`.
     """
 
-    def __init__(self, data_dir: Path, port: int = 9092, *, progress: Progress = silent) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        port: int = 9092,
+        *,
+        properties: Mapping[str, str] | None = None,
+        cluster_id: str | None = None,
+        progress: Progress = silent,
+    ) -> None:
         self.data_dir = data_dir.absolute()
         self.port = port
+        self._properties = dict(properties or {})
+        self._cluster_id = cluster_id or new_cluster_id()
         self.log = self.data_dir / "broker.log"
         self._progress = progress
         self._process: subprocess.Popen[bytes] | None = None
@@ -169,13 +180,14 @@ class EmbeddedKafka:
         text = _PROPERTIES.format(
             port=self.port, controller_port=free_port(), log_dir=str(self.data_dir / "topics").replace("\\", "/")
         )
-        (self.data_dir / "server.properties").write_text(text)
+        # Of two lines with one name the later one counts.
+        more = "".join(f"{name}={value}\n" for name, value in self._properties.items())
+        (self.data_dir / "server.properties").write_text(text + more)
 
     def _format(self) -> None:
         self._progress("formatting the broker's storage")
-        cluster_id = new_cluster_id()
         settings = str(self.data_dir / "server.properties")
-        command = [*self._command, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", settings]
+        command = [*self._command, "kafka.tools.StorageTool", "format", "-t", self._cluster_id, "-c", settings]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             reason = (done.stderr or done.stdout).strip().splitlines()

@@ -170,9 +170,10 @@ def create_topics(
 ) -> list[TopicReport]:
     """Make what is missing; with `alter` also set what an invariant needs on topics that exist.
 
-    Raises CliFailure when what is there then breaks an invariant; BrokerUnavailable.
+    With fsync the brokers flush their records of groups too. Raises CliFailure when what is there then breaks an
+    invariant; Forbidden, BrokerUnavailable.
     """
-    from penstock.common.admin import alter_topics, broker_count, ensure_topics, partition_counts
+    from penstock.common.admin import alter_topics, broker_count, ensure_topics, flush_groups, partition_counts
 
     if durability not in ("replicas", "fsync"):
         raise CliFailure(f"durability {durability!r}: use replicas or fsync", exit_code=ExitCode.USAGE)
@@ -191,6 +192,8 @@ def create_topics(
         alter_topics(settings, wanted)
         progress(f"altered settings of {len(wanted)} topics")
         reports = ensure_topics(settings, specs)
+    if durability == "fsync":
+        flush_groups(settings)  # a group whose generation begins again is not heard by readers
     created = sum(report.created for report in reports)
     if created:
         progress(f"created {created} topics with {partitions} partitions")

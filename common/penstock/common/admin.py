@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -22,10 +22,12 @@ from confluent_kafka.admin import (
 )
 
 from penstock.common.admin_clients import answer_of, asked, is_new, unanswered
-from penstock.common.kafka_errors import missing_topic, translated
+from penstock.common.kafka_errors import client_logger, missing_topic, translated
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.errors import NotFound, PenstockError
 from penstock.schemas.topics import TP, TopicSpec, conversation_topic_config
+
+GROUPS_TOPIC = "__consumer_offsets"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +62,7 @@ def ensure_topics(settings: KafkaSettings, specs: Sequence[TopicSpec], timeout_s
 
 
 def alter_topics(settings: KafkaSettings, wanted: Mapping[str, Mapping[str, str]], timeout_s: float = 30.0) -> None:
-    """Set these settings of each topic, leave its others, and wait until they are visible. Raises NotFound."""
+    """Set these settings of each topic, leave its others, and wait until they are visible. Raises NotFound, Forbidden."""
     resources = [
         ConfigResource(
             ResourceType.TOPIC,
@@ -75,17 +77,37 @@ def alter_topics(settings: KafkaSettings, wanted: Mapping[str, Mapping[str, str]
         return
 
     def ask(client: AdminClient, wait_s: float) -> None:
-        futures = client.incremental_alter_configs(resources, request_timeout=wait_s)
+        with translated("set the settings of topics"):
+            futures = client.incremental_alter_configs(resources, request_timeout=wait_s)
         for resource, future in futures.items():
             answer_of(future, f"set the settings of {resource.name}", wait_s, resource.name)
 
-    asked(settings, ask, timeout_s)
+    asked(settings, ask, timeout_s, refused_too=True)
     give_up = time.monotonic() + timeout_s
     while time.monotonic() < give_up:
         found = topic_configs(settings, list(wanted), timeout_s)
         if all(config.items() <= found[topic].items() for topic, config in wanted.items()):
             return
         time.sleep(0.01)
+
+
+def flush_groups(settings: KafkaSettings, timeout_s: float = 30.0) -> None:
+    """Have the brokers flush every record of theirs about groups: offsets, done maps, generations.
+
+    Raises Forbidden when this client may not change that topic, and BrokerUnavailable.
+    """
+
+    def ask(_: AdminClient, wait_s: float) -> None:
+        # The brokers make the topic when somebody first asks for a group.
+        with translated(f"flush {GROUPS_TOPIC}"):
+            group = Consumer({**settings.librdkafka(), "group.id": settings.client_id}, logger=client_logger)
+            try:
+                group.committed([TopicPartition(settings.names.control, 0)], wait_s)
+            finally:
+                group.close()
+
+    asked(settings, ask, timeout_s, refused_too=True)
+    alter_topics(settings, {GROUPS_TOPIC: {"flush.messages": "1"}}, timeout_s)
 
 
 def describe(settings: KafkaSettings, topics: Sequence[str], timeout_s: float = 15.0) -> list[TopicInfo]:
@@ -190,8 +212,10 @@ def partition_counts(
 
 
 def broker_count(settings: KafkaSettings, timeout_s: float = 10.0) -> int:
-    """How many brokers the cluster has now."""
-    return len(_metadata(settings, timeout_s).brokers)
+    """How many brokers the cluster has. One that is away counts while partitions have replicas on it."""
+    metadata = _metadata(settings, timeout_s)
+    replicas = [partition.replicas for topic in metadata.topics.values() for partition in topic.partitions.values()]
+    return len({*metadata.brokers}.union(*replicas))
 
 
 def count_conversations(settings: KafkaSettings, timeout_s: float = 10.0) -> int:
