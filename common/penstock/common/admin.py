@@ -62,7 +62,7 @@ def ensure_topics(settings: KafkaSettings, specs: Sequence[TopicSpec], timeout_s
 
 
 def alter_topics(settings: KafkaSettings, wanted: Mapping[str, Mapping[str, str]], timeout_s: float = 30.0) -> None:
-    """Set these settings of each topic, leave its others, and wait until they are visible. Raises NotFound, Forbidden."""
+    """Set these settings of each topic, leave its others, wait until they are visible. Raises NotFound, Forbidden."""
     resources = [
         ConfigResource(
             ResourceType.TOPIC,
