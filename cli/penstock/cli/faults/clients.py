@@ -74,6 +74,10 @@ class Clients:
         runs += [self._produce([one for one in self._asked if one.client == "avro"])]
         self.tasks = [asyncio.create_task(run) for run in runs]
 
+    def waiting(self) -> list[str]:
+        """What those do that have not ended."""
+        return sorted({task.get_coro().__qualname__ for task in self.tasks if not task.done()})  # pyright: ignore
+
     async def stop(self) -> None:
         for task in self.tasks:
             task.cancel()

@@ -31,7 +31,7 @@ class History:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("w")
+        self._file = path.open("w", buffering=1)
         self._lock = threading.Lock()
         self.named: defaultdict[str, set[str]] = defaultdict(set)
         """Request ids by `what`; of statuses also by `status:<status>`."""
