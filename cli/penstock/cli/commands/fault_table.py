@@ -37,7 +37,7 @@ def faults(
     ] = None,
     checked: Annotated[
         Path | None,
-        typer.Option("--check", exists=True, file_okay=False, help="Run nothing: check the histories in this folder."),
+        typer.Option("--check", file_okay=False, help="Run nothing: check the histories in this folder."),
     ] = None,
     png: Annotated[Path | None, typer.Option("--plot", help="Write a PNG of waits and recoveries.")] = None,
     as_json: AsJson = False,
@@ -61,7 +61,8 @@ def faults(
             folder = histories or Path(scratch) / "histories"
             found = _run(rows or [], quick, in_flight or (QUICK if quick else WHOLE), seed, folder, Path(scratch))
     if not found:
-        raise CliFailure("there is no such row", exit_code=ExitCode.USAGE)
+        what = "no such row" if checked is None else f"no history in {checked}"
+        raise CliFailure(f"there is {what}", exit_code=ExitCode.USAGE)
     _show(found, as_json)
     if png is not None:
         from penstock.cli.faults.plot import plot
