@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
+from confluent_kafka import KafkaException
 
 from penstock.cli.faults.checker import Row, check
 from penstock.cli.faults.clients import Clients
@@ -129,9 +131,17 @@ async def _settle(scene: Scene, clients: Clients, within_s: float) -> None:
 
     try:
         await wait_for(settled, "every request has its outcome", within_s)
-        await wait_for(lambda: scene.site.committed_and_lag()[1] == 0, "all is committed", READ_S)
+        await wait_for(lambda: _lag(scene.site) == 0, "all is committed", READ_S)
     except NotReached as error:
         scene.history.note("not_settled", how=f"{error}; clients that wait: {clients.waiting()}")
+
+
+def _lag(site: Site) -> int | None:
+    """None while the broker or the group's coordinator does not answer."""
+    try:
+        return site.committed_and_lag()[1]
+    except KafkaException:
+        return None
 
 
 def _look_at_the_end(scene: Scene, reader: TopicReader) -> None:
@@ -143,7 +153,10 @@ def _look_at_the_end(scene: Scene, reader: TopicReader) -> None:
         if time.monotonic() > give_up:
             break
         time.sleep(0.1)
-    reader.finish(READ_S)
+    try:
+        reader.finish(READ_S)
+    except TimeoutError as error:
+        history.note("not_settled", how=str(error))
     store = ArtifactStore(str(scene.site.artifacts))
     for request_id, (tenant, kept) in reader.artifacts.items():
         output = json.loads(store.get(tenant, kept.artifact_id, sha256=kept.sha256))
@@ -163,6 +176,9 @@ def _with_known_texts(load: Load, site: Site) -> Load:
         for payload in load.prompts:
             body = {"task": "text_generation", "model": REFERENCE, "payload": payload}
             request_id = http.post("/v1/requests", json=body).raise_for_status().json()["request_id"]
-            texts.append(http.get(f"/v1/requests/{request_id}", params={"wait": 60}).json()["result"]["text"])
+            ended: dict[str, Any] = {"done": False}
+            while not ended["done"]:
+                ended = http.get(f"/v1/requests/{request_id}", params={"wait": 20}).raise_for_status().json()
+            texts.append(ended["result"]["text"])
     known = [replace(one, text=texts[one.number % len(texts)]) for one in load.asked]
     return replace(load, asked=known)
