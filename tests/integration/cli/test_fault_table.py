@@ -40,7 +40,8 @@ def test_the_quick_table(tmp_path: Path) -> None:
         struck = rows[part, None]
         assert struck["proven"]
         assert struck["how"][0].endswith("is gone")
-        assert struck["in_flight"] == struck["outcomes"] == 60
+        assert struck["in_flight"] >= 30
+        assert struck["outcomes"] == 60
         assert struck["lost"] == struck["lag"] == struck["webhooks_missing"] == 0
 
     assert run("--check", str(tmp_path))[:2] == (0, rows), "the checker alone says the same of the histories"
@@ -53,7 +54,7 @@ def test_the_checker_alone_finds_what_was_cut_out_of_a_history(tmp_path: Path) -
         {"what": "expected", "at": 1, "request_id": "a", "text": "x", "streams": False, "client": "poll"},
         {"what": "acknowledged", "at": 1, "request_id": "a"},
     ]
-    lines[0]["expected"] = "clean"
+    lines[0] |= {"expected": "clean", "least_in_flight": 0}
     lines[1]["webhook"] = False
     (tmp_path / "row.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     code, rows, said = run("--check", str(tmp_path))

@@ -29,7 +29,7 @@ class Row:
     moment: str
     control: str | None
     proven: bool
-    """Every fault of the row has been seen to happen. True where no fault was meant."""
+    """Every fault of the row has been seen to happen while enough was in flight. True where no fault was meant."""
     how: list[str]
     """How each fault was proven, or what was found instead."""
     in_flight: int
@@ -223,7 +223,9 @@ def _row(head: Entry, requests: Sequence[_Request], others: defaultdict[str, lis
         row=head["row"],
         moment=head["moment"],
         control=head.get("control"),
-        proven=all(fault["proven"] for fault in faults) and bool(faults) == head["faults"],
+        proven=all(fault["proven"] for fault in faults)
+        and bool(faults) == head["faults"]
+        and len(in_flight) >= head["least_in_flight"],
         how=[fault["how"] for fault in faults],
         in_flight=len(in_flight),
         acknowledged=len(taken),

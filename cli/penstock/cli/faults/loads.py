@@ -68,9 +68,13 @@ _PACES: dict[str, dict[str, Any]] = {
 """Of the no-op engine, where it is not to last."""
 
 
+_PIECES = {"mid_stream": 60, "drain": 60}
+"""Where streams are to last: all have begun before the first has ended."""
+
+
 def _delay_ms(count: int) -> int:
-    """So many streams are to make about 1,000 pieces a second together."""
-    return max(150, count // 2)
+    """A stream lasts for 15 s at least, and all together make about 1,000 pieces a second at most."""
+    return max(250, count // 2)
 
 
 def _noop(**options: Any) -> dict[str, Any]:
@@ -78,8 +82,9 @@ def _noop(**options: Any) -> dict[str, Any]:
 
 
 def _echoed(number: int, plan: Plan, url: str) -> Asked:
-    text = f"request {number} says: " + " ".join(f"{number}.{word}" for word in range(40))
-    return _asked(number, {"prompt": text[: 20 * _PIECE_CHARS]}, text[: 20 * _PIECE_CHARS], plan, url)
+    text = f"request {number} says: " + " ".join(f"{number}.{word}" for word in range(300))
+    text = text[: _PIECES.get(plan.moment, 20) * _PIECE_CHARS]
+    return _asked(number, {"prompt": text}, text, plan, url)
 
 
 def _large(number: int, plan: Plan, url: str) -> Asked:

@@ -51,7 +51,8 @@ def run_row(plan: Plan, run: Run, shared: Broker, scratch: Path) -> Row:
     """Run one row. Raises CliFailure for a disk that this machine cannot have."""
     history = History(run.history_of(plan))
     facts = {"row": plan.row, "moment": plan.moment, "control": plan.control, "expected": plan.expected}
-    history.note("row", faults=plan.row != "none", **facts, seed=run.seed, commit=run.commit)
+    least = 0 if plan.moment == "webhook" else run.count // 2  # whoever is called back has ended
+    history.note("row", faults=plan.row != "none", least_in_flight=least, **facts, seed=run.seed, commit=run.commit)
     place = scratch / f"{plan.name.replace(':', '.')}-{uuid.uuid4().hex[:6]}"
     place.mkdir()
     try:

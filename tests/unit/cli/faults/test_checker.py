@@ -19,8 +19,8 @@ TEXT = "the river runs "
 STRUCK_AT = 10.0
 
 
-def head(*, faults: bool = True, expected: str = CLEAN) -> Entry:
-    facts = {"row": "worker", "moment": "mid_stream", "faults": faults, "expected": expected}
+def head(*, faults: bool = True, expected: str = CLEAN, least: int = 0) -> Entry:
+    facts = {"row": "worker", "moment": "mid_stream", "faults": faults, "least_in_flight": least, "expected": expected}
     return {"what": "row", "at": 0, "seed": 1, "commit": "abc", **facts}
 
 
@@ -156,6 +156,11 @@ def test_a_fault_that_did_not_happen_is_unproven() -> None:
     assert row.as_expected
     assert not checked(*produced(), fault=None).proven, "a fault was meant, and none was noted"
     assert not checked(*produced(), fault={**FAULT, "proven": False}).as_expected
+
+
+@pytest.mark.parametrize(("least", "proven"), [(2, True), (3, False)])
+def test_a_fault_when_little_was_in_flight_proves_little(least: int, proven: bool) -> None:
+    assert check([head(least=least), *streamed(), *produced(), FAULT, *END]).proven == proven
 
 
 def test_without_a_fault_there_is_nothing_to_prove() -> None:
