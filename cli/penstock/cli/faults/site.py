@@ -126,7 +126,9 @@ class Site(Supervised):
 
     def committed_and_lag(self) -> tuple[int, int]:
         """Of the request topics: records that the worker's group has committed, and those that it has not."""
-        reader = Consumer({**self.kafka.librdkafka(), "group.id": self.group, "enable.auto.commit": False})
+        reader = Consumer(
+            {**self.kafka.librdkafka(), "group.id": self.group, "enable.auto.commit": False, "log_level": 0}
+        )
         try:
             known = reader.list_topics(timeout=20).topics
             places = [(topic, n) for topic in self.kafka.names.request_topics() for n in known[topic].partitions]

@@ -22,7 +22,9 @@ class TopicReader:
     def __init__(self, kafka: KafkaSettings, history: History) -> None:
         self._history, self._kafka = history, kafka
         self._codec = default_codec()
-        self._consumer = Consumer({**kafka.librdkafka(), "group.id": "none", "enable.auto.commit": False})
+        self._consumer = Consumer(
+            {**kafka.librdkafka(), "group.id": "none", "enable.auto.commit": False, "log_level": 0}
+        )
         self.artifacts: dict[str, tuple[str, ArtifactRef]] = {}
         """By request: the tenant, and the output that lies in the store."""
         self.worker: WorkerState | None = None
@@ -55,7 +57,7 @@ class TopicReader:
 
     def _ends(self) -> dict[tuple[str, int], int]:
         """Of the results and statuses, by another consumer: the one that reads on its thread answers nobody else."""
-        asking = Consumer({**self._kafka.librdkafka(), "group.id": "none", "enable.auto.commit": False})
+        asking = Consumer({**self._kafka.librdkafka(), "group.id": "none", "enable.auto.commit": False, "log_level": 0})
         try:
             places = [place for place in self._places if place[0] != self._kafka.names.worker]
             return {place: asking.get_watermark_offsets(TopicPartition(*place), timeout=20)[1] for place in places}
