@@ -29,6 +29,7 @@ from penstock.cli.commands.common import (
     print_json,
     print_table,
 )
+from penstock.cli.commands.fault_table import faults
 from penstock.cli.commands.schedule import schedule
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.schemas.topics import priority_class
@@ -37,6 +38,7 @@ CLASSES = ("high", "medium", "low")
 
 app = typer.Typer()
 app.command("schedule")(schedule)
+app.command("faults")(faults)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,105 @@
+"""What the requests of a row ask for, with the texts that must come of them, and the models that answer."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.cli.assets import ASSETS, prepare_model
+from penstock.cli.faults.clients import KINDS, Asked
+from penstock.cli.faults.matrix import Plan
+
+MODEL = "mass"
+REFERENCE = "reference"
+"""The same real model under another name, which writes the texts down before the load."""
+TINY = "tiny-lm"
+_PIECE_CHARS = 16
+"""Of the no-op engine's echo."""
+_LARGE_CHARS, _LARGE_TOKENS = 60_000, 6
+"""Together more than the 256 KiB above which an output goes to the store."""
+_PROMPTS = ("story", "word", "name", "animal", "colour", "number", "city", "dialogue")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """One row's requests. `faults`: of the worker's first life."""
+
+    models: list[dict[str, Any]]
+    asked: list[Asked]
+    faults: str = ""
+    prompts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """Payloads whose texts REFERENCE writes before the load."""
+
+
+def load_of(plan: Plan, count: int, url: str, chance: random.Random) -> Load:
+    """`url`: of the server of others, and of the receiver of webhooks."""
+    faults = {
+        "accepted": "stop:intake",
+        "result_commit": f"stop:before_commit@{chance.randint(1, 1 + count // 10)}",
+    }.get(plan.moment, "")
+    if plan.control == "planted bug":
+        faults = "plant:commit_first"
+    preload = plan.moment != "loading"
+    if plan.row == "engine":
+        model = ASSETS[TINY].model_table(prepare_model(TINY))
+        models = [{**model, "id": MODEL, "preload": preload}, {**model, "id": REFERENCE, "preload": False}]
+        prompts = [_chat(f"Tell me a {word}.") for word in _PROMPTS]
+        asked = [_asked(number, prompts[number % len(prompts)], "", plan, url) for number in range(count)]
+        return Load(models=models, asked=asked, faults=faults, prompts=prompts)
+    if plan.moment == "retry_wait":
+        again = {"backoff": "fixed", "first_s": 6.0, "longest_s": 6.0}
+        model = {"engine": "remote", "source": url, "options": {"slots": 64}, "retries": again}
+    elif plan.row == "store":
+        model = _noop(tokens=_LARGE_TOKENS + len(KINDS), chars=_LARGE_CHARS, delay_ms=400, slots=2 * count)
+    else:
+        model = _noop(echo=True, **_PACES.get(plan.moment, {"delay_ms": _delay_ms(count), "slots": 2 * count}))
+    model = {**model, "id": MODEL, "tasks": ["text_generation"], "preload": preload}
+    make = _large if plan.row == "store" else _echoed
+    return Load(models=[model], asked=[make(number, plan, url) for number in range(count)], faults=faults)
+
+
+_PACES: dict[str, dict[str, Any]] = {
+    "queued": {"delay_ms": 20, "slots": 4},
+    "loading": {"delay_ms": 5, "slots": 256, "load_ms": 8_000},
+    "result_commit": {"delay_ms": 20, "slots": 256},
+    "webhook": {"delay_ms": 20, "slots": 256},
+}
+"""Of the no-op engine, where it is not to last."""
+
+
+_PIECES = {"mid_stream": 60, "drain": 60}
+"""Where streams are to last: all have begun before the first has ended."""
+
+
+def _delay_ms(count: int) -> int:
+    """A stream lasts for 15 s at least, and all together make about 1,000 pieces a second at most."""
+    return max(250, count // 2)
+
+
+def _noop(**options: Any) -> dict[str, Any]:
+    return {"engine": "noop", "source": "noop", "options": options}
+
+
+def _echoed(number: int, plan: Plan, url: str) -> Asked:
+    text = f"request {number} says: " + " ".join(f"{number}.{word}" for word in range(300))
+    text = text[: _PIECES.get(plan.moment, 20) * _PIECE_CHARS]
+    return _asked(number, {"prompt": text}, text, plan, url)
+
+
+def _large(number: int, plan: Plan, url: str) -> Asked:
+    """Of different lengths, so that one in place of another is seen."""
+    tokens = _LARGE_TOKENS + number % len(KINDS)
+    text = "".join(f"word{word} ".ljust(_LARGE_CHARS) for word in range(tokens))
+    return _asked(number, {"prompt": f"{number}", "max_tokens": tokens}, text, plan, url)
+
+
+def _chat(words: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": words}], "max_tokens": 80, "temperature": 0}
+
+
+def _asked(number: int, payload: dict[str, Any], text: str, plan: Plan, url: str) -> Asked:
+    body: dict[str, Any] = {"task": "text_generation", "model": MODEL, "payload": payload}
+    if number % 10 == 0 or plan.moment == "webhook":
+        body["callback_url"] = f"{url}/hook"
+    return Asked(number=number, body=body, text=text)

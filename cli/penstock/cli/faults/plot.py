@@ -1,0 +1,33 @@
+"""The fault table as a picture: of each row the recovery and the longest wait. Needs the extra `bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.cli.failures import CliFailure
+from penstock.cli.faults.checker import Row
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise CliFailure("the plot needs matplotlib: install penstock[bench]") from error
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as pyplot
+
+    names = [row.control or f"{row.row}: {row.moment}" for row in rows]
+    figure, axes = pyplot.subplots(figsize=(9, 1.2 + 0.32 * len(rows)), layout="constrained")
+    places = range(len(rows))
+    axes.barh(places, [row.longest_wait_s or 0 for row in rows], color="#d5dbdf", label="longest wait")
+    axes.scatter([row.recovery_s or 0 for row in rows], places, color="#2471a3", zorder=3, label="recovery, median")
+    axes.scatter(
+        [row.recovery_max_s or 0 for row in rows], places, color="#c0392b", marker="|", zorder=3, label="recovery, max"
+    )
+    axes.set_yticks(list(places), names)
+    axes.invert_yaxis()
+    axes.set(xlabel="seconds", title="Faults: waits and recoveries")
+    axes.grid(axis="x", alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,185 @@
+"""Runs rows of the fault table, one after the other: a system, a load, a moment, a fault, a history, the checker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+from confluent_kafka import KafkaException
+
+from penstock.cli.faults.checker import Row, check
+from penstock.cli.faults.clients import Clients
+from penstock.cli.faults.disks import SmallDisk
+from penstock.cli.faults.histories import History, read, text_or_digest
+from penstock.cli.faults.loads import REFERENCE, Load, load_of
+from penstock.cli.faults.matrix import Plan
+from penstock.cli.faults.moments import NotReached, Scene, leave, prepare, reach, wait_for
+from penstock.cli.faults.site import Broker, Site, broker
+from penstock.cli.faults.strikes import strike, strike_bystander
+from penstock.cli.faults.stubs import outside
+from penstock.cli.faults.topic_reader import TopicReader
+from penstock.common.artifacts import ArtifactStore
+
+SETTLED_S, PLANTED_S = 240.0, 15.0
+"""So long after the fault every request may take to its outcome. Of the planted defect's losses none ever comes."""
+READ_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What all rows of one run share. `folder` gets a history of each row."""
+
+    folder: Path
+    count: int
+    seed: int
+    commit: str
+
+    def history_of(self, plan: Plan) -> Path:
+        return self.folder / f"{plan.name.replace(':', '.')}.jsonl"
+
+
+def run_row(plan: Plan, run: Run, shared: Broker, scratch: Path) -> Row:
+    """Run one row. Raises CliFailure for a disk that this machine cannot have."""
+    history = History(run.history_of(plan))
+    facts = {"row": plan.row, "moment": plan.moment, "control": plan.control, "expected": plan.expected}
+    least = 0 if plan.moment == "webhook" else run.count // 2  # whoever is called back has ended
+    history.note("row", faults=plan.row != "none", least_in_flight=least, **facts, seed=run.seed, commit=run.commit)
+    place = scratch / f"{plan.name.replace(':', '.')}-{uuid.uuid4().hex[:6]}"
+    place.mkdir()
+    try:
+        with _ground(plan, place, shared) as (ground, disk), outside(history) as server:
+            load = load_of(plan, run.count, server.url, random.Random(f"{run.seed} {plan.name}"))
+            site = Site(
+                ground,
+                (place if disk is None else disk.path) / "system",
+                f"{plan.name.translate(_PLAIN)}-{uuid.uuid4().hex[:6]}-",
+                models=load.models,
+                receiver=server.url.removeprefix("http://"),
+                faults=load.faults,
+            )
+            streams = sum(one.streams for one in load.asked)
+            scene = Scene(site=site, outside=server, history=history, count=run.count, streams=streams)
+            try:
+                asyncio.run(_play(plan, load, scene, disk, f"{run.seed}-{plan.name.translate(_PLAIN)}"))
+                site.stop()
+                site.delete_topics()
+            finally:
+                site.stop()
+    finally:
+        history.close()
+    return check(read(run.history_of(plan)))
+
+
+_PLAIN = str.maketrans({":": "-", "+": "-", "_": "-"})
+
+
+@contextmanager
+def _ground(plan: Plan, place: Path, shared: Broker) -> Iterator[tuple[Broker, SmallDisk | None]]:
+    """The broker of the row: one on a small disk of its own where the disk is to be full."""
+    if plan.row != "disk":
+        yield shared, None
+        return
+    disk = SmallDisk(place)
+    try:
+        with broker(disk.path / "kafka") as own:
+            yield own, disk
+    finally:
+        disk.remove()
+
+
+async def _play(plan: Plan, load: Load, scene: Scene, disk: SmallDisk | None, key: str) -> None:
+    site, history = scene.site, scene.history
+    asked = await asyncio.to_thread(_with_known_texts, load, site)
+    reader = TopicReader(site.kafka, history)
+    clients = Clients(history, site.url("gateway"), site.kafka, asked.asked, key=key)
+    planted = plan.control == "planted bug"
+    try:
+        await prepare(plan.moment, scene)
+        clients.start()
+        try:
+            await reach(plan.moment, scene, planted=planted)
+            if plan.control == "wrong target":
+                await strike_bystander(scene)
+            for part in [] if plan.control == "wrong target" else plan.strikes:
+                await strike(part, scene, disk)
+        except NotReached as error:
+            history.note("fault", target=plan.row, how=str(error), proven=False)
+        leave(scene)
+        await _settle(scene, clients, PLANTED_S if planted else SETTLED_S)
+        await asyncio.to_thread(_look_at_the_end, scene, reader)
+    finally:
+        await clients.stop()
+        await asyncio.to_thread(reader.stop)
+
+
+async def _settle(scene: Scene, clients: Clients, within_s: float) -> None:
+    """Until all have ended, or the time is over: what is missing then is the checker's."""
+    named = scene.history.named
+
+    def settled() -> bool:
+        told = all(task.done() for task in clients.tasks)
+        hooked = named["expects_webhook"] <= named["webhook"]
+        return told and hooked and scene.acknowledged() and named["acknowledged"] <= named["terminal"]
+
+    try:
+        await wait_for(settled, "every request has its outcome", within_s)
+        await wait_for(lambda: _lag(scene.site) == 0, "all is committed", READ_S)
+    except NotReached as error:
+        scene.history.note("not_settled", how=f"{error}; clients that wait: {clients.waiting()}")
+
+
+def _lag(site: Site) -> int | None:
+    """None while the broker or the group's coordinator does not answer."""
+    try:
+        return site.committed_and_lag()[1]
+    except KafkaException:
+        return None
+
+
+def _look_at_the_end(scene: Scene, reader: TopicReader) -> None:
+    """Note what the topics, the store and the worker hold in the end."""
+    history = scene.history
+    now_ms = time.time() * 1000
+    give_up = time.monotonic() + READ_S
+    while reader.worker is None or reader.worker.updated_at < now_ms:
+        if time.monotonic() > give_up:
+            break
+        time.sleep(0.1)
+    try:
+        reader.finish(READ_S)
+    except TimeoutError as error:
+        history.note("not_settled", how=str(error))
+    store = ArtifactStore(str(scene.site.artifacts))
+    for request_id, (tenant, kept) in reader.artifacts.items():
+        output = json.loads(store.get(tenant, kept.artifact_id, sha256=kept.sha256))
+        history.note("artifact", request_id, text=text_or_digest(output["text"]))
+    history.note("lag", records=scene.site.committed_and_lag()[1])
+    if (state := reader.worker) is not None:
+        of_models = sum(model.reserved_bytes or 0 for model in state.models)
+        history.note("grants", reserved=sum(one.reserved_bytes for one in state.devices), of_models=of_models)
+
+
+def _with_known_texts(load: Load, site: Site) -> Load:
+    """Have a real model write each text once, alone, before anything is struck."""
+    if not load.prompts:
+        return load
+    texts: list[str] = []
+    with httpx.Client(base_url=site.url("gateway"), timeout=READ_S, trust_env=False) as http:
+        for payload in load.prompts:
+            body = {"task": "text_generation", "model": REFERENCE, "payload": payload}
+            request_id = http.post("/v1/requests", json=body).raise_for_status().json()["request_id"]
+            ended: dict[str, Any] = {"done": False}
+            while not ended["done"]:
+                ended = http.get(f"/v1/requests/{request_id}", params={"wait": 20}).raise_for_status().json()
+            texts.append(ended["result"]["text"])
+    known = [replace(one, text=texts[one.number % len(texts)]) for one in load.asked]
+    return replace(load, asked=known)
