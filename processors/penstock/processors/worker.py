@@ -330,7 +330,7 @@ class Worker:
         if faults.armed("commit_first"):
             loop = asyncio.get_running_loop()
             loop.call_soon(self._delivered, effect, effect.status)
-            loop.call_later(PLANTED_S, self._rooms.outcomes.terminal, effect, lambda status: None)
+            loop.call_later(PLANTED_S, lambda: self._rooms.outcomes.terminal(effect, lambda status: None))
             return
         self._rooms.outcomes.terminal(effect, lambda status: self._delivered(effect, status))
 

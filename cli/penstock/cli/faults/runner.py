@@ -7,7 +7,7 @@ import json
 import random
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -83,7 +83,7 @@ _PLAIN = str.maketrans({":": "-", "+": "-", "_": "-"})
 
 
 @contextmanager
-def _ground(plan: Plan, place: Path, shared: Broker) -> Iterator[tuple[Broker, SmallDisk | None]]:
+def _ground(plan: Plan, place: Path, shared: Broker) -> Generator[tuple[Broker, SmallDisk | None]]:
     """The broker of the row: one on a small disk of its own where the disk is to be full."""
     if plan.row != "disk":
         yield shared, None

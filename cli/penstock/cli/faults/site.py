@@ -9,7 +9,7 @@ import base64
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -204,7 +204,7 @@ _KEPT = frozenset({"PENSTOCK_CACHE"})
 
 
 @contextmanager
-def broker(folder: Path) -> Iterator[Broker]:
+def broker(folder: Path) -> Generator[Broker]:
     found = Broker(folder)
     try:
         yield found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -71,7 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def outside(history: History) -> Iterator[Outside]:
+def outside(history: History) -> Generator[Outside]:
     server = Outside(history)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
