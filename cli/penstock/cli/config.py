@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic_settings import BaseSettings
 
 from penstock.cli.failures import CliFailure, ExitCode
@@ -44,6 +44,21 @@ class ClusterSettings(ProcessSettings):
     def kafka_settings(self, bootstrap_servers: str | None = None, topic_prefix: str | None = None) -> KafkaSettings:
         """The cluster for librdkafka's clients; the arguments go before the settings."""
         return self.kafka.clients("cli", bootstrap_servers, topic_prefix)
+
+
+class WorkerDrain(BaseModel, extra="ignore"):
+    drain_s: float = 20.0
+
+
+class GatewayDrain(BaseModel, extra="ignore"):
+    drain_s: float = 15.0
+
+
+class DrainSettings(ProcessSettings):
+    """What a process that is told to stop has for its running work, in seconds; its other settings are its own."""
+
+    worker: WorkerDrain = WorkerDrain()
+    gateway: GatewayDrain = GatewayDrain()
 
 
 def find_config(explicit: Path | None = None) -> Path | None:

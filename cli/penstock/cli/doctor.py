@@ -368,7 +368,7 @@ def order_checks(orders: Mapping[str, Desired] | None) -> Iterator[Check]:
 
 
 def topic_checks(settings: KafkaSettings) -> Iterator[Check]:
-    problems = findings(settings)
+    problems = findings(settings, load(ClusterSettings).topics.durability)
     if not problems:
         yield Check(name="topics", state="ok", detail="all there, as the invariants need them")
     for problem in problems:

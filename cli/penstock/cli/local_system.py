@@ -15,7 +15,7 @@ import httpx
 
 from penstock.cli.assets import ASSETS, prepare_model
 from penstock.cli.chosen_models import chat_model, check_chat_model, check_source, remote_model
-from penstock.cli.config import ENV_CONFIG, ClusterSettings, load, read_toml, to_toml
+from penstock.cli.config import ENV_CONFIG, ClusterSettings, DrainSettings, load, read_toml, to_toml
 from penstock.cli.config_commands import checked
 from penstock.cli.embedded_kafka import EmbeddedKafka, answers
 from penstock.cli.failures import CliFailure, ExitCode
@@ -351,11 +351,13 @@ class LocalSystem:
         return f"http://{host}:{self.options.port}"
 
     def _worker(self, environment: Mapping[str, str]) -> Part:
-        return self._command("worker", self.worker_url, 40.0, environment)
+        grace_s = load(DrainSettings).worker.drain_s + 20
+        return self._command("worker", self.worker_url, grace_s, environment)
 
     def _gateway(self, environment: Mapping[str, str]) -> Part:
         (self.home.data_dir / "gateway").mkdir(exist_ok=True)
-        return self._command("gateway", self.local_url, 20.0, environment)
+        grace_s = load(DrainSettings).gateway.drain_s + 15
+        return self._command("gateway", self.local_url, grace_s, environment)
 
     def _bridge(self, environment: Mapping[str, str]) -> Part:
         return self._command("bridge", f"http://127.0.0.1:{self.bridge_port}", 40.0, environment)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,8 @@ from penstock.cli.paths import Progress, default_data_dir, silent
 from penstock.cli.reaching import require_kafka
 from penstock.cli.state import Home
 from penstock.common.settings import KafkaSettings
-from penstock.schemas.topics import HORIZON_MS, TopicNames, TopicSpec, conversation_topic_config, topic_specs
+from penstock.schemas.errors import Forbidden
+from penstock.schemas.topics import HORIZON_MS, TopicNames, TopicSpec, topic_specs
 
 if TYPE_CHECKING:
     from penstock.common.admin import TopicReport
@@ -27,6 +29,10 @@ app = typer.Typer(no_args_is_help=True, help="Create, list and check the topics 
 MAX_PREFIX = 40
 
 ALTER = "run `penstock topics create --alter`"
+FLUSH_GROUPS = (
+    "have a person who may do it run `kafka-configs.sh --alter --topic __consumer_offsets"
+    " --add-config flush.messages=1`"
+)
 CURES = {"partitions": "make the topic anew", "replication": "raise it with kafka-reassign-partitions.sh"}
 
 Config = Annotated[
@@ -74,13 +80,17 @@ def create(
     """
     use_config(config)
     settings = load(ClusterSettings)
+    kafka = require_kafka(kafka_settings(settings, bootstrap_servers, topic_prefix))
     reports = create_topics(
-        require_kafka(kafka_settings(settings, bootstrap_servers, topic_prefix)),
+        kafka,
         partitions=partitions or settings.topics.partitions,
         durability=durability or settings.topics.durability,
         pools=pool or settings.topics.pools,
         alter=alter,
+        progress=_tell,
     )
+    if alter and (durability or settings.topics.durability) == "fsync":
+        _flush_conversations(kafka)
     if as_json:
         typer.echo(json.dumps([_as_dict(report) for report in reports]))
     else:
@@ -128,7 +138,10 @@ def check(
     Example:  penstock topics check --bootstrap-servers kafka:9092
     """
     use_config(config)
-    problems = findings(require_kafka(kafka_settings(load(ClusterSettings), bootstrap_servers, topic_prefix)))
+    settings = load(ClusterSettings)
+    problems = findings(
+        require_kafka(kafka_settings(settings, bootstrap_servers, topic_prefix)), settings.topics.durability
+    )
     if as_json:
         typer.echo(json.dumps({"ok": not problems, "problems": problems}))
     else:
@@ -168,12 +181,11 @@ def create_topics(
     alter: bool = False,
     progress: Progress = silent,
 ) -> list[TopicReport]:
-    """Make what is missing; with `alter` also set what an invariant needs on topics that exist.
+    """Make what is missing; with `alter` also set what an invariant or fsync needs on topics that exist.
 
-    With fsync the brokers flush their records of groups too. Raises CliFailure when what is there then breaks an
-    invariant; Forbidden, BrokerUnavailable.
+    Raises CliFailure when what is there then breaks an invariant; Forbidden, BrokerUnavailable.
     """
-    from penstock.common.admin import alter_topics, broker_count, ensure_topics, flush_groups, partition_counts
+    from penstock.common.admin import broker_count, ensure_topics, partition_counts
 
     if durability not in ("replicas", "fsync"):
         raise CliFailure(f"durability {durability!r}: use replicas or fsync", exit_code=ExitCode.USAGE)
@@ -181,19 +193,14 @@ def create_topics(
     specs = topic_specs(settings.names, partitions=partitions, brokers=brokers, durability=durability)
     for pool in pools:
         specs += topic_specs(settings.names, partitions=partitions, brokers=brokers, durability=durability, pool=pool)
-    existing = partition_counts(settings)
-    planned = {spec.name: spec.partitions for spec in specs} | existing
+    planned = {spec.name: spec.partitions for spec in specs} | partition_counts(settings)
     if problems := unequal_topics(settings.names, planned, pools):
         raise CliFailure(f"nothing was made: {problems[0]}")
-    if alter and durability == "fsync":
-        specs += _conversations(settings.names, existing, brokers)
     reports = ensure_topics(settings, specs)
-    if wanted := to_alter(reports, specs) if alter else {}:
-        alter_topics(settings, wanted)
-        progress(f"altered settings of {len(wanted)} topics")
-        reports = ensure_topics(settings, specs)
+    if alter:
+        reports = _alter(settings, reports, specs, progress)
     if durability == "fsync":
-        flush_groups(settings)  # a group whose generation begins again is not heard by readers
+        _flush_groups(settings, progress, alter=alter)
     created = sum(report.created for report in reports)
     if created:
         progress(f"created {created} topics with {partitions} partitions")
@@ -203,26 +210,61 @@ def create_topics(
     return reports
 
 
-def findings(settings: KafkaSettings) -> list[str]:
+def _alter(
+    settings: KafkaSettings, reports: Sequence[TopicReport], specs: Sequence[TopicSpec], progress: Progress
+) -> list[TopicReport]:
+    """Set what has to be; the reports of what is so then. Raises CliFailure for what did not become so."""
+    from penstock.common.admin import ensure_topics
+    from penstock.common.altering import alter_topics
+
+    wanted = to_alter(reports, specs)
+    if not wanted:
+        return list(reports)
+    altered = alter_topics(settings, wanted)
+    progress(f"altered settings of {len(altered)} topics")
+    created = {report.name for report in reports if report.created}
+    after = [
+        replace(report, created=report.name in created, altered=report.name in altered)
+        for report in ensure_topics(settings, specs)
+    ]
+    if left := to_alter(after, specs):
+        raise CliFailure(f"the brokers did not take these settings: {json.dumps(left)}")
+    return after
+
+
+def _flush_groups(settings: KafkaSettings, progress: Progress, *, alter: bool) -> None:
+    """A group whose generation begins again after a loss of power is not heard by readers. Shared by all teams."""
+    from penstock.common.altering import flush_groups, flushes_groups
+
+    if alter:
+        try:
+            flush_groups(settings)
+        except Forbidden as error:
+            progress(f"{error}: {FLUSH_GROUPS}")
+    elif not flushes_groups(settings):
+        progress(f"the brokers do not flush what they know of groups: {ALTER}")
+
+
+def _flush_conversations(settings: KafkaSettings) -> None:
+    from penstock.common.altering import flush_conversations
+
+    if flushed := flush_conversations(settings):
+        _tell(f"altered settings of {flushed} conversations")
+
+
+def _tell(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def findings(settings: KafkaSettings, durability: str) -> list[str]:
     """What is missing or breaks an invariant, one line each. Raises BrokerUnavailable."""
     from penstock.common.admin import broker_count, ensure_topics, partition_counts
 
     counts = partition_counts(settings)
-    specs = topic_specs(settings.names, partitions=4, brokers=broker_count(settings))
+    specs = topic_specs(settings.names, partitions=4, brokers=broker_count(settings), durability=durability)
     missing = [f"{spec.name} does not exist: run `penstock topics create`" for spec in specs if spec.name not in counts]
     reports = ensure_topics(settings, [spec for spec in specs if spec.name in counts])
     return [*missing, *broken(reports, specs), *unequal_topics(settings.names, counts)]
-
-
-def _conversations(names: TopicNames, existing: Mapping[str, int], brokers: int) -> list[TopicSpec]:
-    """Those of conversations that exist, as `fsync` wants them."""
-    config = conversation_topic_config(brokers=brokers, durability="fsync")
-    replication = 3 if brokers >= 3 else 1
-    return [
-        TopicSpec(name=topic, partitions=1, replication=replication, config=config)
-        for topic in existing
-        if names.parse_conversation(topic) is not None
-    ]
 
 
 def broken(reports: Sequence[TopicReport], specs: Sequence[TopicSpec]) -> list[str]:
@@ -237,7 +279,8 @@ def to_alter(reports: Sequence[TopicReport], specs: Sequence[TopicSpec]) -> dict
     """Of each topic the settings that break an invariant and that an alteration mends. Pure."""
     settings: dict[str, dict[str, str]] = {}
     for report, setting, wanted, _ in _breaking(reports, specs):
-        if setting not in CURES:
+        # More in-sync replicas than a topic has replicas would refuse every write.
+        if setting not in CURES and not (setting == "min.insync.replicas" and "replication" in report.drift):
             settings.setdefault(report.name, {})[setting] = wanted
     return settings
 
@@ -253,7 +296,7 @@ def _breaking(
                 continue
             if setting == "retention.ms" and _keeps_long_enough(found):
                 continue
-            if setting == "replication" and int(found) > int(wanted):
+            if setting in ("replication", "min.insync.replicas") and int(found) > int(wanted):
                 continue
             yield report, setting, wanted, found
 
@@ -291,7 +334,9 @@ def _show(reports: Sequence[TopicReport]) -> None:
 
 
 def _state(report: TopicReport) -> str:
-    return "created" if report.created else "differs" if report.drift else "there"
+    if report.created:
+        return "created"
+    return "altered" if report.altered else "differs" if report.drift else "there"
 
 
 def _as_dict(report: TopicReport) -> dict[str, object]:

@@ -6,28 +6,22 @@ Every function raises BrokerUnavailable when Kafka does not answer within `timeo
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewTopic,
-    OffsetSpec,
-    ResourceType,
-)
+from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
 
 from penstock.common.admin_clients import answer_of, asked, is_new, unanswered
-from penstock.common.kafka_errors import client_logger, missing_topic, translated
+from penstock.common.kafka_errors import missing_topic, translated
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.errors import NotFound, PenstockError
 from penstock.schemas.topics import TP, TopicSpec, conversation_topic_config
 
-GROUPS_TOPIC = "__consumer_offsets"
+TOPICS_A_REQUEST = 500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +30,7 @@ class TopicReport:
 
     name: str
     created: bool
+    altered: bool = False
     drift: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
 
 
@@ -61,59 +56,13 @@ def ensure_topics(settings: KafkaSettings, specs: Sequence[TopicSpec], timeout_s
     ]
 
 
-def alter_topics(settings: KafkaSettings, wanted: Mapping[str, Mapping[str, str]], timeout_s: float = 30.0) -> None:
-    """Set these settings of each topic, leave its others, wait until they are visible. Raises NotFound, Forbidden."""
-    resources = [
-        ConfigResource(
-            ResourceType.TOPIC,
-            topic,
-            incremental_configs=[
-                ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in config.items()
-            ],
-        )
-        for topic, config in wanted.items()
-    ]
-    if not resources:
-        return
-
-    def ask(client: AdminClient, wait_s: float) -> None:
-        with translated("set the settings of topics"):
-            futures = client.incremental_alter_configs(resources, request_timeout=wait_s)
-        for resource, future in futures.items():
-            answer_of(future, f"set the settings of {resource.name}", wait_s, resource.name)
-
-    asked(settings, ask, timeout_s, refused_too=True)
-    give_up = time.monotonic() + timeout_s
-    while time.monotonic() < give_up:
-        found = topic_configs(settings, list(wanted), timeout_s)
-        if all(config.items() <= found[topic].items() for topic, config in wanted.items()):
-            return
-        time.sleep(0.01)
-
-
-def flush_groups(settings: KafkaSettings, timeout_s: float = 30.0) -> None:
-    """Have the brokers flush every record of theirs about groups: offsets, done maps, generations.
-
-    Raises Forbidden when this client may not change that topic, and BrokerUnavailable.
-    """
-
-    def ask(_: AdminClient, wait_s: float) -> None:
-        # The brokers make the topic when somebody first asks for a group.
-        with translated(f"flush {GROUPS_TOPIC}"):
-            group = Consumer({**settings.librdkafka(), "group.id": settings.client_id}, logger=client_logger)
-            try:
-                group.committed([TopicPartition(settings.names.control, 0)], wait_s)
-            finally:
-                group.close()
-
-    asked(settings, ask, timeout_s, refused_too=True)
-    alter_topics(settings, {GROUPS_TOPIC: {"flush.messages": "1"}}, timeout_s)
-
-
 def describe(settings: KafkaSettings, topics: Sequence[str], timeout_s: float = 15.0) -> list[TopicInfo]:
     """The topics as they are. Raises NotFound for one that does not exist."""
     metadata = _descriptions(settings, topics, timeout_s)
     configs = topic_configs(settings, topics, timeout_s)
+    for name in topics:
+        if name not in configs:
+            raise NotFound(f"the topic {name} does not exist")
     return [
         TopicInfo(
             name=name,
@@ -127,26 +76,37 @@ def describe(settings: KafkaSettings, topics: Sequence[str], timeout_s: float = 
 
 def topic_config(settings: KafkaSettings, topic: str, timeout_s: float = 10.0) -> dict[str, str]:
     """All settings of a topic. Raises NotFound."""
-    return topic_configs(settings, [topic], timeout_s)[topic]
+    found = topic_configs(settings, [topic], timeout_s)
+    if topic not in found:
+        raise NotFound(f"the topic {topic} does not exist")
+    return found[topic]
 
 
 def topic_configs(settings: KafkaSettings, topics: Sequence[str], timeout_s: float = 15.0) -> dict[str, dict[str, str]]:
-    """All settings of each topic. Raises NotFound."""
-    if not topics:
-        return {}
-    resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
+    """All settings of each topic. Topics that do not exist are left out."""
+    found: dict[str, dict[str, str]] = {}
+    for names in in_groups(topics):
+        found |= asked(settings, partial(_configs, names), timeout_s)
+    return found
 
-    def ask(client: AdminClient, wait_s: float) -> dict[str, dict[str, str]]:
-        with translated("read the settings of topics"):
-            futures = client.describe_configs(resources, request_timeout=wait_s)
-        found: dict[str, dict[str, str]] = {}
-        for resource, future in futures.items():
-            name = resource.name
+
+def _configs(topics: Sequence[str], client: AdminClient, wait_s: float) -> dict[str, dict[str, str]]:
+    with translated("read the settings of topics"):
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
+        futures = client.describe_configs(resources, request_timeout=wait_s)
+    found: dict[str, dict[str, str]] = {}
+    for resource, future in futures.items():
+        name = resource.name
+        with suppress(NotFound):
             entries = answer_of(future, f"read the settings of {name}", wait_s, name)
             found[name] = {key: str(entry.value) for key, entry in entries.items()}
-        return found
+    return found
 
-    return asked(settings, ask, timeout_s)
+
+def in_groups(topics: Sequence[str]) -> Iterator[Sequence[str]]:
+    """A controller refuses more than 10,000 settings in one request, and each topic's answer has some kilobytes."""
+    for start in range(0, len(topics), TOPICS_A_REQUEST):
+        yield topics[start : start + TOPICS_A_REQUEST]
 
 
 def topic_id(settings: KafkaSettings, topic: str, timeout_s: float = 10.0) -> str | None:
@@ -212,9 +172,10 @@ def partition_counts(
 
 
 def broker_count(settings: KafkaSettings, timeout_s: float = 10.0) -> int:
-    """How many brokers the cluster has. One that is away counts while partitions have replicas on it."""
+    """How many brokers the cluster has. One that is away counts while the result topic has replicas on it."""
     metadata = _metadata(settings, timeout_s)
-    replicas = [partition.replicas for topic in metadata.topics.values() for partition in topic.partitions.values()]
+    results = metadata.topics.get(settings.names.result)
+    replicas = [] if results is None else [partition.replicas for partition in results.partitions.values()]
     return len({*metadata.brokers}.union(*replicas))
 
 

@@ -170,6 +170,9 @@ async def run_gateway(settings: GatewaySettings) -> int:
     failures: list[str] = []
 
     def stop() -> None:
+        if server.should_exit:  # told twice
+            context.prepare_stop()
+            return
         server.should_exit = True
         context.prepare_drain()
         loop.call_later(max(0.0, conf.drain_s - LAST_WORDS_S), context.prepare_stop)
@@ -178,6 +181,7 @@ async def run_gateway(settings: GatewaySettings) -> int:
         logger.critical("gateway.failed reason=%s", reason)
         failures.append(reason)
         stop()
+        context.prepare_stop()  # nothing comes any more that a call could wait for
 
     context.on_failure = fail
     for number in (signal.SIGTERM, signal.SIGINT):

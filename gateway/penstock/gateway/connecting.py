@@ -166,6 +166,7 @@ class Connecting:
             self._context.wake_batches = batches.wake
             self._context.metrics.read_batches = batches.counts
             running = asyncio.create_task(batches.run(), name="batches")
+            self._context.stop_batches = running.cancel
             stack.push_async_callback(_ended, running)
             for errand, name in (
                 (service.sweeps.run(), "sweep-artifacts"),

@@ -38,6 +38,8 @@ class GatewayContext:
     waits_for: str = "the broker was not asked yet"
     wake_batches: Callable[[], None] = lambda: None
     """There is news of a batch: whoever runs batches here looks at once."""
+    stop_batches: Callable[[], object] = lambda: None
+    """No batch runs here any more: another gateway takes them at once."""
     metrics: GatewayMetrics = field(init=False)
     connections: Connections = field(init=False)
 
@@ -69,6 +71,7 @@ class GatewayContext:
 
     def prepare_drain(self) -> None:
         """Let go who can follow on at another gateway. OpenAI's calls cannot: they have time to end."""
+        self.stop_batches()
         if self.connected is not None:
             self.connected.subscriptions.drain()
 

@@ -73,8 +73,8 @@ class GatewaySection(Section):
     """Seconds between probes of what this gateway depends on: an artifact is written, read and deleted, and the workers
     are compared with the orders. `/readyz` shows the results."""
     drain_s: float = Field(15.0, ge=0)
-    """Seconds that calls and streams on OpenAI's routes have to end when the gateway is told to stop. All others are
-    told at once to go on at another gateway."""
+    """Seconds that calls and streams on OpenAI's routes have to end when the gateway is told to stop. Streams,
+    sockets and long polls of ours are told at once to go on at another gateway."""
     access_log: bool = False
     """Log each HTTP request."""
     trusted_proxies: list[str] = Field(default_factory=lambda: ["127.0.0.1", "::1"])

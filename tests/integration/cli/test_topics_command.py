@@ -10,7 +10,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from typer.testing import CliRunner, Result
 
 from penstock.cli.main import app
-from penstock.common.admin import alter_topics, topic_config
+from penstock.common.admin import topic_config
+from penstock.common.altering import alter_topics, flush_conversations, flushes_groups
 from penstock.common.settings import KafkaSettings
 
 runner = CliRunner()
@@ -70,12 +71,17 @@ def test_drift_is_told_and_not_touched(topics: Topics) -> None:
 def test_alter_mends_what_an_invariant_needs_and_makes_old_topics_durable(topics: Topics) -> None:
     topics.run("create", "--partitions", "3")
     topics.make("conversation.c1", 1, {"cleanup.policy": "compact"})
+    topics.make("conversation.events", 1, {"cleanup.policy": "delete"})  # another team's
     altered = {"inference.control": {"message.timestamp.type": "CreateTime"}}
     alter_topics(topics.settings, {topics.prefix + name: config for name, config in altered.items()})
     assert "penstock topics create --alter" in topics.run("check").output
     done = topics.run("create", "--partitions", "3", "--durability", "fsync", "--alter")
     assert (done.exit_code, done.output.splitlines()[-1].startswith("0 created, ")) == (0, True), done.output
     assert "differ" not in done.output
+    assert "altered  " + topics.prefix + "inference.control" in done.output
+    assert "altered settings of 1 conversations" in done.output
+    theirs = topic_config(topics.settings, topics.prefix + "conversation.events")
+    assert (theirs["cleanup.policy"], theirs["flush.messages"] != "1") == ("delete", True)
     assert topics.run("check").exit_code == 0
     flushed = {
         name: topic_config(topics.settings, topics.prefix + name)["flush.messages"]
@@ -83,6 +89,16 @@ def test_alter_mends_what_an_invariant_needs_and_makes_old_topics_durable(topics
     }
     assert flushed.pop("inference.status") != "1"
     assert set(flushed.values()) == {"1"}
+    assert flushes_groups(topics.settings)
+    again = topics.run("create", "--partitions", "3", "--durability", "fsync", "--alter")
+    assert "altered" not in again.output, "nothing was left to do"
+
+
+def test_what_was_deleted_meanwhile_stays_deleted(topics: Topics) -> None:
+    gone = topics.prefix + "conversation.gone"
+    assert alter_topics(topics.settings, {gone: {"flush.messages": "1"}}) == set()
+    assert flush_conversations(topics.settings) == 0
+    assert gone not in topics.admin.list_topics(timeout=10).topics
 
 
 def test_text_topics_that_differ_are_refused(topics: Topics) -> None:

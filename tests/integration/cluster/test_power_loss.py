@@ -13,7 +13,8 @@ from cluster_load import Chat, stock_client
 from penstock.cli.embedded_kafka import EmbeddedKafka
 from penstock.cli.paths import free_port
 from penstock.cli.topics import create_topics
-from penstock.common.admin import GROUPS_TOPIC, topic_configs
+from penstock.common.admin import topic_configs
+from penstock.common.altering import GROUPS_TOPIC
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.topics import topic_specs
 from support import wait_until
@@ -38,7 +39,7 @@ def test_fsync_keeps_what_was_accepted_and_streams_go_on(kafka: EmbeddedKafka, t
     for older work.
     """
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers, topic_prefix="power-")
-    create_topics(settings, partitions=4, durability="fsync")
+    create_topics(settings, partitions=4, durability="fsync", alter=True)
     specs = topic_specs(settings.names)
     names = [*(spec.name for spec in specs), GROUPS_TOPIC]
     flushed = {name for name, config in topic_configs(settings, names).items() if config["flush.messages"] == "1"}

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.cli.doctor import broker_setting_checks, kafka_checks, order_checks, readiness_check, waiting_checks
 from penstock.cli.readiness import Readiness, ReadinessWatch, readiness_of
-from penstock.cli.topics import broken, unequal_topics
+from penstock.cli.topics import broken, to_alter, unequal_topics
 from penstock.common.admin import TopicReport
 from penstock.common.desired import Desired
 from penstock.common.settings import KafkaSettings
@@ -60,12 +60,31 @@ def test_each_wrong_setting_is_named(changes: dict[str, str], word: str) -> None
         ("inference.result", {"retention.ms": ("259200000", "86400000")}, 1),
         ("inference.result", {"replication": ("1", "3")}, 0),
         ("inference.result", {"replication": ("3", "1")}, 1),
+        ("inference.result", {"min.insync.replicas": ("2", "3")}, 0),
+        ("inference.result", {"min.insync.replicas": ("2", "1")}, 1),
         ("inference.request.low", {"message.timestamp.type": ("LogAppendTime", "CreateTime")}, 1),
         ("inference.result", {"cleanup.policy": ("delete", "compact")}, 1),
     ],
 )
 def test_only_drift_that_breaks_an_invariant_counts(name: str, drift: dict[str, tuple[str, str]], lines: int) -> None:
     assert len(broken([TopicReport(name=name, created=False, drift=drift)], SPECS)) == lines
+
+
+@pytest.mark.parametrize(
+    ("drift", "altered"),
+    [
+        ({"retention.ms": ("259200000", "86400000")}, {"retention.ms": "259200000"}),
+        ({"retention.ms": ("259200000", "-1"), "partitions": ("4", "64")}, {}),
+        ({"min.insync.replicas": ("2", "1")}, {"min.insync.replicas": "2"}),
+        ({"min.insync.replicas": ("2", "3")}, {}),
+        ({"min.insync.replicas": ("2", "1"), "replication": ("3", "1")}, {}),
+    ],
+)
+def test_an_alteration_neither_weakens_a_topic_nor_stops_its_writers(
+    drift: dict[str, tuple[str, str]], altered: dict[str, str]
+) -> None:
+    report = TopicReport(name="inference.result", created=False, drift=drift)
+    assert to_alter([report], SPECS) == ({"inference.result": altered} if altered else {})
 
 
 def test_topics_of_turns_must_be_equal_in_each_pool() -> None:
