@@ -11,12 +11,12 @@ from typing import Any
 from unittest.mock import patch
 
 from penstock.gateway.dead_letters.index import LetterIndex
-from penstock.gateway.dead_letters.letters import PURGED
+from penstock.gateway.dead_letters.letters import PURGED, LetterFacts
 from penstock.gateway.service import redriving
 from penstock.gateway.service.redriving import Redriving
 from penstock.gateway.service.submitting import Submitter
 
-_SUBMIT, _ACT, _MARK = Redriving._submit, LetterIndex._act, Redriving._mark
+_SUBMIT, _ACT, _MARK, _TAKE = Redriving._submit, LetterIndex._act, Redriving._mark, LetterIndex.take
 
 
 async def sends_without_looking(self: Submitter, request: Any, traceparent: Any, keep: Any) -> None:
@@ -44,12 +44,18 @@ def forgets_purges(self: LetterIndex, partition: int, action: Any) -> None:
         _ACT(self, partition, action)
 
 
+def forgets_letters(self: LetterIndex, records: Any) -> None:
+    """One of five letters is not taken into the index."""
+    _TAKE(self, [one for one in records if not isinstance(one, LetterFacts) or one.place[1] % 5 != 4])
+
+
 PLANTS: dict[str, tuple[list[tuple[Any, str, Any]], str]] = {
     "a_new_id_each_time": ([(redriving, "redriven_request_id", lambda *of: str(uuid.uuid4()))], "twice"),
     "never_marks": ([(Redriving, "_mark", only_submits)], "unmarked"),
     "sends_without_looking": ([(Submitter, "_submit_as", sends_without_looking)], "twice"),
     "marks_first": ([(Redriving, "_submit", marks_first)], "unmarked"),
     "forgets_purges": ([(LetterIndex, "_act", forgets_purges)], "purged"),
+    "forgets_letters": ([(LetterIndex, "take", forgets_letters)], "forgotten"),
 }
 """The patches, and the promise that does not hold then."""
 

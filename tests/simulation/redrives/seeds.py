@@ -103,6 +103,15 @@ class Operators:
                 raise Violation(f"unmarked: {row.place} is said to run as {row.redriven_as}, and runs as {run_as}")
             if row.place in self.topics.purged:
                 raise Violation(f"purged: {row.place} is listed")
+        listed = {row.place for row in rows}
+        for key, places in self.topics.places.items():
+            left = set(places) - self.topics.purged
+            if not left <= listed:
+                raise Violation(f"forgotten: the letters of {key} are not listed")
+            if left and key in self.topics.runnable and not self.topics.run_as[key]:
+                raise Violation(f"forgotten: {key} was not run again")
+        if self.topics.violation is not None:
+            raise self.topics.violation  # it came while its task was cancelled
 
 
 def run(seed: int) -> Outcome:

@@ -47,6 +47,7 @@ class Topics:
         self.run_as: dict[Key, set[str]] = defaultdict(set)
         self.purged: set[Place] = set()
         self.places: dict[Key, list[Place]] = defaultdict(list)
+        self.violation: Violation | None = None
 
     def add_letter(self, number: int, *, readable: bool) -> None:
         request = InferenceRequest(
@@ -102,13 +103,17 @@ class Topics:
         request = CODEC.decode(value, InferenceRequest)
         key = (request.tenant, request.redriven_from or "")
         if self._strict and any(one.request_id == request.request_id for one in self.requests):
-            raise Violation(f"twice: {key} stands on its topic twice")
+            self._broken(f"twice: {key} stands on its topic twice")
         self.requests.append(request)
         self.run_as[key].add(request.request_id)
         if len(self.run_as[key]) > 1:
-            raise Violation(f"twice: {key} is run again as {sorted(self.run_as[key])}")
+            self._broken(f"twice: {key} is run again as {sorted(self.run_as[key])}")
         if self.purged.issuperset(self.places[key]):
-            raise Violation(f"purged: {key} is run again, and nothing is left of it")
+            self._broken(f"purged: {key} is run again, and nothing is left of it")
+
+    def _broken(self, what: str) -> None:
+        self.violation = self.violation or Violation(what)
+        raise self.violation
 
 
 class Letters(LetterFollower):
