@@ -102,7 +102,7 @@ def subscribed(result: Json) -> Subscription:
 
 
 def exchange_of(result: Json, stored: Json, answer: Callable[[Any, Any, Json], Json]) -> Exchange:
-    subscriptions = SimpleNamespace(await_outcome=lambda *_: subscribed(result))  # type: ignore[reportUnknownLambdaType]
+    subscriptions = SimpleNamespace(await_outcome=lambda *_, **__: subscribed(result))  # type: ignore[reportUnknownLambdaType]
     service = service_with(subscriptions, artifacts=Store(stored))
 
     async def receive() -> dict[str, Any]:
