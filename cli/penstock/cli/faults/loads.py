@@ -52,6 +52,9 @@ def load_of(plan: Plan, count: int, url: str, chance: random.Random) -> Load:
         model = {"engine": "remote", "source": url, "options": {"slots": 64}, "retries": again}
     elif plan.row == "store":
         model = _noop(tokens=_LARGE_TOKENS + len(KINDS), chars=_LARGE_CHARS, delay_ms=400, slots=2 * count)
+    elif plan.moment == "loading":
+        # The load lasts until all requests are acknowledged.
+        model = _noop(echo=True, delay_ms=5, slots=256, load_ms=8_000 + 20 * count)
     else:
         model = _noop(echo=True, **_PACES.get(plan.moment, {"delay_ms": _delay_ms(count), "slots": 2 * count}))
     model = {**model, "id": MODEL, "tasks": ["text_generation"], "preload": preload}
@@ -61,7 +64,6 @@ def load_of(plan: Plan, count: int, url: str, chance: random.Random) -> Load:
 
 _PACES: dict[str, dict[str, Any]] = {
     "queued": {"delay_ms": 20, "slots": 4},
-    "loading": {"delay_ms": 5, "slots": 256, "load_ms": 8_000},
     "result_commit": {"delay_ms": 20, "slots": 256},
     "webhook": {"delay_ms": 20, "slots": 256},
 }
