@@ -20,7 +20,7 @@ from penstock.cli.faults.matrix import plans
 WHOLE, QUICK = 1_000, 60
 COLUMNS = (
     *("row", "moment", "control", "proven", "in_flight", "acknowledged", "outcomes", "lost", "visible_twice", "seams"),
-    *("wrong_tokens", "repeated", "longest_wait_s", "recovery_s", "recovery_max_s", "verdict"),
+    *("restarted", "wrong_tokens", "repeated", "longest_wait_s", "recovery_s", "recovery_max_s", "verdict"),
 )
 
 
