@@ -25,7 +25,7 @@ from penstock.cli.faults.plot import plot, require_matplotlib
 WHOLE, QUICK = 1_000, 60
 COLUMNS = (
     *("row", "moment", "control", "proven", "in_flight", "acknowledged", "outcomes", "lost", "visible_twice", "seams"),
-    *("wrong_tokens", "repeated", "longest_wait_s", "recovery_s", "recovery_max_s", "verdict"),
+    *("restarted", "wrong_tokens", "repeated", "longest_wait_s", "recovery_s", "recovery_max_s", "verdict"),
 )
 SHOWN_IF_ANY = ("not_completed", "webhooks_missing", "leaked_grants", "lag")
 """Columns that are shown only if they are not 0 in some row."""
@@ -151,7 +151,9 @@ def _show(found: Sequence[Row], as_json: bool, png: Path | None) -> None:
         print_table(shown, [[row[column] for column in shown] for row in told], "no row")
         for row in found:
             if not row.as_expected:
-                typer.echo(f"{row.row}:{row.moment} is {row.verdict}: {'; '.join(row.how) or 'no fault'}")
+                typer.echo(
+                    f"{row.row}:{row.moment} is {row.verdict}: {'; '.join([*row.how, *row.missing_evidence]) or 'no fault'}"
+                )
     if png is not None and found:
         plot(found, png)
 

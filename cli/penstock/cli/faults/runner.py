@@ -30,8 +30,10 @@ from penstock.cli.faults.stubs import Outside, outside
 from penstock.cli.faults.topic_reader import TopicReader
 from penstock.common.artifacts import ArtifactStore
 
-SETTLED_S, PLANTED_S = 240.0, 15.0
-"""So long after the fault every request may take to its outcome. Of the planted defect's losses none ever comes."""
+SETTLED_S = 240.0
+"""So long after the fault every request may take to its outcome."""
+QUIET_S = 1.0
+"""After the last commit of the planted defect: its losses have no outcome that could be waited for."""
 READ_S = 60.0
 ENGINE_SLOTS = 64
 """Of a real model: so many requests run on it at once, half of them streams."""
@@ -56,9 +58,9 @@ class Run:
 def run_row(plan: Plan, run: Run, shared: Broker, scratch: Path) -> Row:
     """Run one row. If the harness itself fails, the row is not proven, and `how` says why."""
     history = History(run.history_of(plan))
-    facts = {"row": plan.row, "moment": plan.moment, "control": plan.control, "expected": plan.expected}
-    least = _least_in_flight(plan, run.count)
-    history.note("row", faults=plan.row != "none", least_in_flight=least, **facts, seed=run.seed, commit=run.commit)
+    facts: dict[str, Any] = {"row": plan.row, "moment": plan.moment, "control": plan.control, "expected": plan.expected}
+    facts |= {"count": run.count, "seed": run.seed, "commit": run.commit}
+    history.note("row", faults=plan.row != "none", least_in_flight=_least_in_flight(plan, run.count), **facts)
     place = scratch / f"{plan.name.replace(':', '.')}-{uuid.uuid4().hex[:6]}"
     place.mkdir()
     try:
@@ -140,7 +142,7 @@ def _ground(plan: Plan, place: Path, shared: Broker) -> Generator[tuple[Broker, 
 
 async def _play(plan: Plan, load: Load, scene: Scene, disk: SmallDisk | None, key: str) -> None:
     site, history = scene.site, scene.history
-    asked = await asyncio.to_thread(_with_known_texts, load, site)
+    asked = await asyncio.to_thread(_with_known_texts, load, site, history)
     reader = TopicReader(site.kafka, history)
     clients = Clients(history, site.url("gateway"), site.kafka, asked.asked, key=key)
     planted = plan.control == "planted bug"
@@ -156,14 +158,15 @@ async def _play(plan: Plan, load: Load, scene: Scene, disk: SmallDisk | None, ke
         except (NotReached, TimeoutError) as error:
             history.note("fault", target=plan.row, how=str(error), proven=False)
         leave(scene)
-        await _settle(scene, clients, PLANTED_S if planted else SETTLED_S)
+        await _settle(scene, clients, planted=planted)
+        await clients.ask_again()
         await asyncio.to_thread(_look_at_the_end, scene, reader)
     finally:
         await clients.stop()
         await asyncio.to_thread(reader.stop)
 
 
-async def _settle(scene: Scene, clients: Clients, within_s: float) -> None:
+async def _settle(scene: Scene, clients: Clients, *, planted: bool) -> None:
     """Until all have ended, or the time is over: what is missing then is the checker's."""
     named = scene.history.named
 
@@ -172,9 +175,21 @@ async def _settle(scene: Scene, clients: Clients, within_s: float) -> None:
         hooked = named["expects_webhook"] <= named["webhook"]
         return told and hooked and scene.acknowledged() and named["acknowledged"] <= named["terminal"]
 
+    def committed() -> bool:
+        return scene.acknowledged() and _lag(scene.site) == 0
+
+    def outcomes_heard() -> bool:
+        heard = named["heard_by_client"] & named["terminal"] <= named["outcome"]
+        return heard and named["expects_webhook"] & named["terminal"] <= named["webhook"]
+
     try:
-        await wait_for(settled, "every request has its outcome", within_s)
-        await wait_for(lambda: _lag(scene.site) == 0, "all is committed", READ_S)
+        if planted:  # whatever was committed and has no outcome then will never have one
+            await wait_for(committed, "all is committed", SETTLED_S)
+            await asyncio.sleep(QUIET_S)
+            await wait_for(outcomes_heard, "each outcome is heard", READ_S)
+        else:
+            await wait_for(settled, "every request has its outcome", SETTLED_S)
+            await wait_for(committed, "all is committed", READ_S)
     except NotReached as error:
         scene.history.note("not_settled", how=f"{error}; clients that wait: {clients.waiting()}")
 
@@ -205,23 +220,25 @@ def _look_at_the_end(scene: Scene, reader: TopicReader) -> None:
         output = json.loads(store.get(tenant, kept.artifact_id, sha256=kept.sha256))
         history.note("artifact", request_id, text=text_or_digest(output["text"]))
     history.note("lag", records=scene.site.committed_and_lag()[1])
-    if (state := reader.worker) is not None:
+    if (state := reader.worker) is not None and state.updated_at >= now_ms:
         of_models = sum(model.reserved_bytes or 0 for model in state.models)
         history.note("grants", reserved=sum(one.reserved_bytes for one in state.devices), of_models=of_models)
 
 
-def _with_known_texts(load: Load, site: Site) -> Load:
+def _with_known_texts(load: Load, site: Site, history: History) -> Load:
     """Have a real model write each text once, alone, before anything is struck."""
     if not load.prompts:
         return load
     texts: list[str] = []
     with httpx.Client(base_url=site.url("gateway"), timeout=READ_S, trust_env=False) as http:
-        for payload in load.prompts:
-            body = {"task": "text_generation", "model": REFERENCE, "payload": payload}
+        for fields in load.prompts:
+            body = {"task": "text_generation", "model": REFERENCE, **fields}
             request_id = http.post("/v1/requests", json=body).raise_for_status().json()["request_id"]
             ended: dict[str, Any] = {"done": False}
             while not ended["done"]:
                 ended = http.get(f"/v1/requests/{request_id}", params={"wait": 20}).raise_for_status().json()
             texts.append(ended["result"]["text"])
+    if len(set(texts)) <= len(texts) // 2:
+        history.note("not_settled", how=f"only {len(set(texts))} of {len(texts)} known texts are different")
     known = [replace(one, text=texts[one.number % len(texts)]) for one in load.asked]
     return replace(load, asked=known)

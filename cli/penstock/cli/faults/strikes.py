@@ -62,10 +62,12 @@ async def _engine_killed(part: str, scene: Scene, _: SmallDisk | None) -> None:
 async def _kill(part: str, target: Target, scene: Scene, *, pid: int | None = None, within_s: float = 15.0) -> None:
     """Send SIGKILL to the target, or to `pid`, and look whether the target is gone."""
     began = time.time()
-    Target(pid or target.pid).signal(signal.SIGKILL)
+    struck = Target(pid or target.pid)
+    struck.signal(signal.SIGKILL)
     gone = await asyncio.to_thread(target.has_come_to, GONE, within_s)
     how = f"/proc: {part} {target.pid} is gone" if gone else f"/proc: {part} {target.pid} runs on ({target.state})"
-    _note(scene, part, how, proven=gone, at=began)
+    facts = {} if pid is None else {"bystander_gone": struck.state == GONE}
+    _note(scene, part, how, proven=gone, at=began, **facts)
 
 
 async def _store_away(part: str, scene: Scene, _: SmallDisk | None) -> None:
@@ -125,8 +127,8 @@ async def _noticed(condition: Callable[[], bool]) -> bool:
     return True
 
 
-def _note(scene: Scene, part: str, how: str, *, proven: bool, at: float) -> None:
-    scene.history.note("fault", target=part, how=how, proven=proven, at=round(at, 4))
+def _note(scene: Scene, part: str, how: str, *, proven: bool, at: float, **facts: bool) -> None:
+    scene.history.note("fault", target=part, how=how, proven=proven, at=round(at, 4), **facts)
 
 
 _STRIKES: dict[str, Callable[[str, Scene, SmallDisk | None], Awaitable[Any]]] = {

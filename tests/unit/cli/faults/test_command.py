@@ -23,7 +23,7 @@ HEAD = '{"what": "row", "at": 0, "row": "none", "moment": "mid_stream", "faults"
 def row_of(plan: Any, how: str, **facts: Any) -> Row:
     names: dict[str, Any] = dict.fromkeys(Row.__dataclass_fields__, 0)
     names |= {"row": plan.row, "moment": plan.moment, "control": plan.control, "expected": plan.expected}
-    return Row(**{**names, "proven": True, "how": [how], "acknowledged": 1, **facts})
+    return Row(**{**names, "proven": True, "how": [how], "missing_evidence": [], "acknowledged": 1, **facts})
 
 
 @pytest.fixture
