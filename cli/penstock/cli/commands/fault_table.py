@@ -151,9 +151,8 @@ def _show(found: Sequence[Row], as_json: bool, png: Path | None) -> None:
         print_table(shown, [[row[column] for column in shown] for row in told], "no row")
         for row in found:
             if not row.as_expected:
-                typer.echo(
-                    f"{row.row}:{row.moment} is {row.verdict}: {'; '.join([*row.how, *row.missing_evidence]) or 'no fault'}"
-                )
+                why = "; ".join([*row.how, *row.missing_evidence]) or "no fault"
+                typer.echo(f"{row.row}:{row.moment} is {row.verdict}: {why}")
     if png is not None and found:
         plot(found, png)
 
