@@ -32,7 +32,8 @@ def test_the_quick_table(tmp_path: Path) -> None:
     for row in rows.values():
         assert row["as_expected"], row
         assert row["acknowledged"] == 60
-        assert (row["visible_twice"], row["seams"], row["wrong_tokens"], row["leaked_grants"]) == (0, 0, 0, 0)
+        assert (row["visible_twice"], row["seams"], row["restarted"], row["wrong_tokens"]) == (0, 0, 0, 0)
+        assert (row["leaked_grants"], row["lag"], row["missing_evidence"]) == (0, 0, [])
     assert rows["none", "no fault"]["repeated"] == 0
     assert not rows["worker", "wrong target"]["proven"]
     assert rows["worker", "planted bug"]["lost"] > 0
@@ -54,8 +55,9 @@ def test_the_checker_alone_finds_what_was_cut_out_of_a_history(tmp_path: Path) -
         {"what": "expected", "at": 1, "request_id": "a", "text": "x", "streams": False, "client": "poll"},
         {"what": "acknowledged", "at": 1, "request_id": "a"},
     ]
-    lines[0] |= {"expected": "clean", "least_in_flight": 0}
+    lines[0] |= {"expected": "clean", "least_in_flight": 0, "count": 1}
     lines[1]["webhook"] = False
+    lines += [{"what": "grants", "at": 2, "reserved": 0, "of_models": 0}, {"what": "lag", "at": 2, "records": 0}]
     (tmp_path / "row.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     code, rows, said = run("--check", str(tmp_path))
     assert code == 1

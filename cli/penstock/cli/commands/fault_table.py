@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -15,13 +19,16 @@ from penstock.cli.commands.common import AsJson, print_json, print_table
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.faults.checker import Row, check
 from penstock.cli.faults.histories import read
-from penstock.cli.faults.matrix import plans
+from penstock.cli.faults.matrix import Plan, plans
+from penstock.cli.faults.plot import plot, require_matplotlib
 
 WHOLE, QUICK = 1_000, 60
 COLUMNS = (
     *("row", "moment", "control", "proven", "in_flight", "acknowledged", "outcomes", "lost", "visible_twice", "seams"),
-    *("wrong_tokens", "repeated", "longest_wait_s", "recovery_s", "recovery_max_s", "verdict"),
+    *("restarted", "wrong_tokens", "repeated", "longest_wait_s", "recovery_s", "recovery_max_s", "verdict"),
 )
+SHOWN_IF_ANY = ("not_completed", "webhooks_missing", "leaked_grants", "lag")
+"""Columns that are shown only if they are not 0 in some row."""
 
 
 def faults(
@@ -33,7 +40,8 @@ def faults(
     in_flight: Annotated[int | None, typer.Option(min=20, help="Requests of each row (1000; 60 with --quick).")] = None,
     seed: Annotated[int, typer.Option(help="Chooses the passages at which fault points strike.")] = 1,
     histories: Annotated[
-        Path | None, typer.Option(file_okay=False, help="Keep the histories here (default: a temporary folder).")
+        Path | None,
+        typer.Option(file_okay=False, help="Keep the histories and logs here (default: a temporary folder)."),
     ] = None,
     checked: Annotated[
         Path | None,
@@ -54,53 +62,112 @@ def faults(
 
     Example: penstock bench faults --check found
     """
-    if checked is not None:
-        found = [check(read(path)) for path in sorted(checked.glob("*.jsonl"))]
-    else:
-        with tempfile.TemporaryDirectory(prefix="penstock-faults-") as scratch:
-            folder = histories or Path(scratch) / "histories"
-            found = _run(rows or [], quick, in_flight or (QUICK if quick else WHOLE), seed, folder, Path(scratch))
-    if not found:
-        what = "no such row" if checked is None else f"no history in {checked}"
-        raise CliFailure(f"there is {what}", exit_code=ExitCode.USAGE)
-    _show(found, as_json)
     if png is not None:
-        from penstock.cli.faults.plot import plot
-
-        plot(found, png)
+        require_matplotlib()
+    if checked is not None:
+        found = [_checked(path) for path in sorted(checked.glob("*.jsonl"))]
+        if not found:
+            raise CliFailure(f"there is no history in {checked}", exit_code=ExitCode.USAGE)
+        _show(found, as_json, png)
+    else:
+        chosen = plans(quick=quick, patterns=rows or [])
+        if not chosen:
+            raise CliFailure("there is no such row", exit_code=ExitCode.USAGE)
+        found = []
+        with _folder(histories, found, len(chosen)) as folder, _signals_interrupt():
+            try:
+                _run(chosen, in_flight or (QUICK if quick else WHOLE), seed, folder, found)
+            finally:
+                _show(found, as_json, png)
     if wrong := [row for row in found if not row.as_expected]:
         names = ", ".join(f"{row.row}:{row.moment} is {row.verdict}, not {row.expected}" for row in wrong)
         raise CliFailure(names)
 
 
-def _run(patterns: Sequence[str], quick: bool, count: int, seed: int, folder: Path, scratch: Path) -> list[Row]:
-    from penstock.cli.faults.runner import Run, run_row
+def _checked(path: Path) -> Row:
+    try:
+        return check(read(path))
+    except (ValueError, LookupError, StopIteration, TypeError) as error:
+        what = f"{path} is no whole history of a row: {type(error).__name__} {error}".rstrip()
+        raise CliFailure(what, exit_code=ExitCode.USAGE) from error
+
+
+@contextmanager
+def _folder(asked: Path | None, found: Sequence[Row], count: int) -> Generator[Path]:
+    """The folder of histories and logs. One that nobody asked for stays only if not all rows are as they must be."""
+    folder = asked or Path(tempfile.mkdtemp(prefix="penstock-faults-histories-"))
+    try:
+        yield folder
+    finally:
+        if len(found) < count or not all(row.as_expected for row in found):
+            typer.echo(f"histories and logs: {folder}", err=True)
+        elif asked is None:
+            shutil.rmtree(folder)
+
+
+@contextmanager
+def _signals_interrupt() -> Generator[None]:
+    """SIGTERM and SIGHUP clear up as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _run(chosen: Sequence[Plan], count: int, seed: int, folder: Path, found: list[Row]) -> None:
+    """Append a row to `found` for each plan."""
+    from penstock.cli.faults.disks import why_no_disk
+    from penstock.cli.faults.runner import Run, keep_logs, run_row
     from penstock.cli.faults.site import broker
 
-    chosen = plans(quick=quick, patterns=patterns)
     run = Run(folder=folder, count=count, seed=seed, commit=_commit())
-    found: list[Row] = []
-    if not chosen:
-        return found
-    with broker(scratch / "kafka") as shared:
-        for number, plan in enumerate(chosen, 1):
-            typer.echo(f"{number}/{len(chosen)} {plan.name}", err=True)
-            row = run_row(plan, run, shared, scratch)
-            typer.echo(f"  {row.verdict}: {'; '.join(row.how) or 'no fault'}", err=True)
-            found.append(row)
-    return found
+    if any(plan.row == "disk" for plan in chosen) and (reason := why_no_disk()):
+        typer.echo(f"the rows of disk will be broken: {reason}", err=True)
+    with tempfile.TemporaryDirectory(prefix="penstock-faults-") as name:
+        scratch = Path(name)
+        try:
+            with broker(scratch / "kafka") as shared:
+                for number, plan in enumerate(chosen, 1):
+                    typer.echo(f"{number}/{len(chosen)} {plan.name}", err=True)
+                    row = run_row(plan, run, shared, scratch)
+                    typer.echo(f"  {row.verdict}: {'; '.join(row.how) or 'no fault'}", err=True)
+                    found.append(row)
+        finally:
+            keep_logs(scratch / "kafka", folder / "logs")
 
 
-def _show(found: Sequence[Row], as_json: bool) -> None:
+def _show(found: Sequence[Row], as_json: bool, png: Path | None) -> None:
     told = [row.to_json() for row in found]
     if as_json:
         print_json({"rows": told})
     else:
-        print_table(COLUMNS, [[row[column] for column in COLUMNS] for row in told], "no row")
+        shown = (*COLUMNS, *(column for column in SHOWN_IF_ANY if any(row[column] for row in told)))
+        print_table(shown, [[row[column] for column in shown] for row in told], "no row")
+        for row in found:
+            if not row.as_expected:
+                why = "; ".join([*row.how, *row.missing_evidence]) or "no fault"
+                typer.echo(f"{row.row}:{row.moment} is {row.verdict}: {why}")
+    if png is not None and found:
+        plot(found, png)
 
 
 def _commit() -> str:
     """The commit of a checkout, else the version of the installed package."""
-    here = Path(__file__).parent
-    asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
-    return asked.stdout.strip()[:12] if asked.returncode == 0 else version("penstock")
+    here = Path(__file__)
+    try:
+        # A virtual environment may lie in a repository of something else, which does not track this file.
+        subprocess.run(
+            ["git", "ls-files", "--error-unmatch", here.name], cwd=here.parent, capture_output=True, check=True
+        )
+        asked = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=here.parent, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return version("penstock")
+    return asked.stdout.strip()[:12]

@@ -44,6 +44,8 @@ class Row:
     """A client heard more after its outcome, or two readers saw different outcomes."""
     seams: int
     """The pieces that a client heard have a gap or a repeat, or do not make the outcome's text."""
+    restarted: int
+    """Times that a client was told to forget its text: the engines of the table can continue."""
     wrong_tokens: int
     """Completed with another text than the known one."""
     repeated: float
@@ -55,10 +57,13 @@ class Row:
     median."""
     recovery_max_s: float | None
     webhooks_missing: int
-    leaked_grants: int
+    """Not called with the outcome, or called with another one."""
+    leaked_grants: int | None
     """Bytes of memory that are granted at the end, and not to a loaded model."""
-    lag: int
+    lag: int | None
     """Records of the request topics that were not committed at the end."""
+    missing_evidence: list[str]
+    """Why the figures are not to be trusted: the row did not settle, or something was not noted."""
     seed: int
     commit: str
     expected: str
@@ -67,11 +72,14 @@ class Row:
     @property
     def verdict(self) -> str:
         """clean, unproven (nothing is wrong, but the fault was not seen), lost, or broken."""
-        wrong = self.visible_twice + self.seams + self.wrong_tokens + self.not_completed
-        wrong += self.webhooks_missing + self.leaked_grants + self.lag
+        wrong = (self.visible_twice, self.seams, self.restarted, self.wrong_tokens, self.not_completed)
+        if self.missing_evidence or not self.acknowledged:
+            return BROKEN
+        if any(value != 0 for value in (*wrong, self.leaked_grants, self.lag)):
+            return BROKEN
         if self.lost and self.proven:
             return LOST
-        if self.lost or wrong or not self.acknowledged:
+        if self.lost or self.webhooks_missing:
             return BROKEN
         return CLEAN if self.proven else UNPROVEN
 
@@ -96,7 +104,12 @@ class _Request:
     acknowledged_at: float | None = None
     heard: str = ""
     seam: bool = False
-    outcomes: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    restarts: int = 0
+    heard_outcomes: list[Entry] = field(default_factory=list[Entry])
+    asked_again: list[Entry] = field(default_factory=list[Entry])
+    """Outcomes that a client which polls was told when all was over."""
+    fetched: dict[str, str] = field(default_factory=dict[str, str])
+    """Texts of large outputs that its client fetched, by artifact."""
     ended_at: float | None = None
     talked_on: bool = False
     heard_at: list[float] = field(default_factory=list[float])
@@ -105,23 +118,26 @@ class _Request:
     runs: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     kept: str | None = None
     """The text of an output that lies in the store."""
-    hooked: bool = False
+    hooked: set[str] = field(default_factory=set[str])
+    """Statuses with which its webhook was called."""
     fold: ResultFold | None = None
 
     def hear(self, entry: Entry) -> None:
         """What its client was told, in the order in which it was told."""
         self.heard_at.append(entry["at"])
-        self.talked_on = self.talked_on or bool(self.outcomes)
+        self.talked_on = self.talked_on or bool(self.heard_outcomes)
         match entry["what"]:
             case "piece":
                 self.seam = self.seam or entry["offset"] != len(self.heard)
                 self.heard += entry["text"]
             case "restarted":
                 self.heard = ""
+                self.restarts += 1
             case "snapshot":
+                self.seam = self.seam or not entry["text"].startswith(self.heard)
                 self.heard = entry["text"]
             case _:
-                self.outcomes.append((entry["status"], entry.get("text", "")))
+                self.heard_outcomes.append(entry)
                 self.ended_at = self.ended_at or entry["at"]
 
     def record(self, entry: Entry) -> None:
@@ -141,6 +157,21 @@ class _Request:
         return event.status or "", text
 
     @property
+    def outcomes(self) -> list[tuple[str, str]]:
+        """Status and text of each outcome that its client heard."""
+        return [self._as_heard(entry) for entry in self.heard_outcomes]
+
+    @property
+    def all_outcomes(self) -> set[tuple[str, str]]:
+        """Of all readers."""
+        again = map(self._as_heard, self.asked_again)
+        return {*self.outcomes, *again, *([self.outcome] if self.outcome else [])}
+
+    def _as_heard(self, entry: Entry) -> tuple[str, str]:
+        text = self.fetched.get(entry["artifact"], "") if "artifact" in entry else entry.get("text", "")
+        return entry["status"], text
+
+    @property
     def news(self) -> list[float]:
         return self.folded if self.reads_topic else self.heard_at
 
@@ -157,18 +188,20 @@ class _Request:
 
     @property
     def is_visible_twice(self) -> bool:
-        seen = {*self.outcomes, *([self.outcome] if self.outcome else [])}
-        return self.talked_on or len(self.outcomes) > 1 or len(seen) > 1
+        return self.talked_on or len(self.heard_outcomes) > 1 or len(self.all_outcomes) > 1
 
     @property
     def has_seam(self) -> bool:
-        completed = bool(self.outcomes) and self.outcomes[0][0] == "completed"
-        return self.streams and (self.seam or (completed and text_or_digest(self.heard) != self.outcomes[0][1]))
+        status, text = self.outcomes[0] if self.heard_outcomes else (None, "")
+        return self.streams and (self.seam or (status == DONE and text_or_digest(self.heard) != text))
 
     @property
     def is_wrong(self) -> bool:
-        texts = [text for status, text in [*self.outcomes, *([self.outcome] if self.outcome else [])] if status == DONE]
-        return any(text != self.text for text in texts)
+        return any(status == DONE and text != self.text for status, text in self.all_outcomes)
+
+    @property
+    def misses_webhook(self) -> bool:
+        return self.webhook and self.hooked != ({self.outcome[0]} if self.outcome else set())
 
 
 DONE = "completed"
@@ -204,7 +237,11 @@ def _take(request: _Request, entry: Entry) -> None:
         case "artifact":
             request.kept = entry["text"]
         case "webhook":
-            request.hooked = True
+            request.hooked.add(entry["status"])
+        case "fetched":
+            request.fetched[entry["artifact"]] = entry["text"]
+        case "outcome_again":
+            request.asked_again.append(entry)
         case what if what in _HEARD:
             request.hear(entry)
         case _:
@@ -218,6 +255,7 @@ def _row(head: Entry, requests: Sequence[_Request], others: defaultdict[str, lis
     struck_at = min((fault["at"] for fault in faults), default=None)
     in_flight = taken if struck_at is None else [one for one in taken if _in_flight(one, struck_at)]
     known = [] if struck_at is None else _recoveries(in_flight, struck_at)
+    grants = others["grants"][-1] if others["grants"] else None
     waits = [one.seen_at - (one.acknowledged_at or 0) for one in taken if one.seen_at is not None]
     return Row(
         row=head["row"],
@@ -234,18 +272,34 @@ def _row(head: Entry, requests: Sequence[_Request], others: defaultdict[str, lis
         lost=sum(one.is_lost for one in taken),
         visible_twice=sum(one.is_visible_twice for one in taken),
         seams=sum(one.has_seam for one in taken),
+        restarted=sum(one.restarts for one in taken),
         wrong_tokens=sum(one.is_wrong for one in taken),
         repeated=round(sum(max(0, len(one.runs) - 1) for one in taken) / max(1, len(in_flight)), 3),
         longest_wait_s=_seconds(max(waits, default=None)),
         recovery_s=_seconds(statistics.median(known) if known else None),
         recovery_max_s=_seconds(max(known, default=None)),
-        webhooks_missing=sum(one.webhook and not one.hooked for one in taken),
-        leaked_grants=sum(entry["reserved"] - entry["of_models"] for entry in others["grants"]),
-        lag=sum(entry["records"] for entry in others["lag"]),
+        webhooks_missing=sum(one.misses_webhook for one in taken),
+        leaked_grants=None if grants is None else grants["reserved"] - grants["of_models"],
+        lag=others["lag"][-1]["records"] if others["lag"] else None,
+        missing_evidence=_missing_evidence(head, len(taken), len(in_flight), others),
         seed=head["seed"],
         commit=head["commit"],
         expected=head["expected"],
     )
+
+
+def _missing_evidence(
+    head: Entry, acknowledged: int, in_flight: int, others: defaultdict[str, list[Entry]]
+) -> list[str]:
+    missing = [entry["how"] for entry in others["not_settled"]]
+    missing += [f"no line says {what}" for what in ("grants", "lag") if not others[what]]
+    if acknowledged != head["count"]:
+        missing.append(f"{acknowledged} of {head['count']} requests were acknowledged")
+    if head.get("control") == "wrong target":
+        struck = any(fault["target"] == head["row"] and fault.get("bystander_gone") for fault in others["fault"])
+        if not struck or in_flight < head["least_in_flight"]:
+            missing.append("the control did not kill its bystander while enough was in flight")
+    return missing
 
 
 def _in_flight(request: _Request, at: float) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -61,6 +63,9 @@ class Clients:
         self._asked = asked
         self._kafka = kafka
         self.tasks: list[asyncio.Task[None]] = []
+        self._polled: list[str] = []
+        self._fetched: set[str] = set()
+        self._over = threading.Event()
 
     def start(self) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -78,10 +83,26 @@ class Clients:
         """What those do that have not ended."""
         return sorted({task.get_coro().__qualname__ for task in self.tasks if not task.done()})  # pyright: ignore
 
+    async def ask_again(self) -> None:
+        """Ask once more for each outcome that was polled: a second one would be seen here."""
+        give_up, known = time.monotonic() + _SILENCE_S, len(self.tasks)
+        for request_id in self._polled:
+            while (frame := await self._outcome_of(request_id)) is None:
+                if time.monotonic() > give_up:
+                    self._history.note("not_settled", how=f"no second answer about {request_id}")
+                    return
+                await asyncio.sleep(AGAIN_S)
+            self._outcome("outcome_again", frame, request_id)
+        if fetches := self.tasks[known:]:
+            await asyncio.wait(fetches, timeout=_SILENCE_S)
+
     async def stop(self) -> None:
+        self._over.set()
         for task in self.tasks:
             task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        for ended in await asyncio.gather(*self.tasks, return_exceptions=True):
+            if isinstance(ended, Exception):
+                self._history.note("not_settled", how=f"a client failed: {ended!r}")
         await self._http.aclose()
 
     # -- what all note
@@ -91,6 +112,8 @@ class Clients:
         webhook = "callback_url" in one.body
         if webhook:
             self._history.named["expects_webhook"].add(request_id)
+        if one.client != "avro":
+            self._history.named["heard_by_client"].add(request_id)
         self._history.note("expected", request_id, **known, webhook=webhook)
         self._history.note("acknowledged", request_id)
 
@@ -103,10 +126,32 @@ class Clients:
             case "snapshot":
                 self._history.note("snapshot", request_id, text=frame["text"])
             case "result":
-                text = text_or_digest((frame["result"] or {}).get("text") or "")
-                self._history.note("outcome", request_id, status=frame["status"], text=text, error=frame["error"])
+                self._outcome("outcome", frame, request_id)
             case _:
                 pass
+
+    def _outcome(self, what: str, frame: Mapping[str, Any], request_id: str) -> None:
+        """Note it at once. The text of a large one is fetched beside, so that no other request has to wait."""
+        result = frame["result"] or {}
+        facts = {"status": frame["status"], "error": frame["error"]}
+        if (artifact := result.get("artifact")) is None:
+            self._history.note(what, request_id, text=text_or_digest(result.get("text") or ""), **facts)
+            return
+        name = str(artifact["artifact_id"])
+        self._history.note(what, request_id, artifact=name, **facts)
+        if name not in self._fetched:
+            self._fetched.add(name)
+            self.tasks.append(asyncio.create_task(self._fetch(request_id, name, artifact["url"])))
+
+    async def _fetch(self, request_id: str, name: str, url: str) -> None:
+        while True:
+            with suppress(*_LOST):
+                answer = await self._http.get(url)
+                if answer.status_code == 200:
+                    text = text_or_digest(answer.json()["text"])
+                    self._history.note("fetched", request_id, artifact=name, text=text)
+                    return
+            await asyncio.sleep(AGAIN_S)
 
     # -- over HTTP
 
@@ -125,15 +170,17 @@ class Clients:
 
     async def _poll(self, one: Asked) -> None:
         request_id = await self._submit(one)
-        while True:
-            with suppress(*_LOST):
-                answer = await self._http.get(f"/v1/requests/{request_id}", params={"wait": 20})
-                if answer.status_code == 200 and answer.json()["done"]:
-                    self._told({"type": "result", **answer.json()}, request_id)
-                    return
-                if answer.status_code == 200:
-                    continue
+        while (frame := await self._outcome_of(request_id)) is None:
             await asyncio.sleep(AGAIN_S)
+        self._outcome("outcome", frame, request_id)
+        self._polled.append(request_id)
+
+    async def _outcome_of(self, request_id: str) -> dict[str, Any] | None:
+        with suppress(*_LOST):
+            answer = await self._http.get(f"/v1/requests/{request_id}", params={"wait": 20})
+            if answer.status_code == 200 and answer.json()["done"]:
+                return answer.json()
+        return None
 
     async def _stream(self, one: Asked) -> None:
         request_id = await self._submit(one)
@@ -162,7 +209,8 @@ class Clients:
         ended: set[str] = set()
         while len(ended) < len(share):
             with suppress(*_LOST):
-                async with connect(f"{self._url.replace('http', 'ws', 1)}/v1/ws", max_size=None) as socket:
+                url = f"{self._url.replace('http', 'ws', 1)}/v1/ws"
+                async with connect(url, max_size=None, proxy=None) as socket:
                     for one in share:
                         frame = self._opening(one, accepted.get(one.number), cursors)
                         if accepted.get(one.number) not in ended:
@@ -199,10 +247,21 @@ class Clients:
     def _produce_all(self, asked: Sequence[Asked]) -> None:
         with Client(self._kafka) as client:
             for one in asked:
-                request_id = f"{self._key}-{one.number}"
-                with suppress(PenstockError):  # not acknowledged: it is not counted
-                    client.submit(**one.fields(), request_id=request_id)
-                    self._accepted(one, request_id)
+                self._produce_one(client, one)
+
+    def _produce_one(self, client: Client, one: Asked) -> None:
+        """Send it with the same id until the broker has acknowledged it: the client gives up after some seconds."""
+        request_id, reason = f"{self._key}-{one.number}", "it was not sent"
+        while not self._over.is_set():
+            try:
+                client.submit(**one.fields(), request_id=request_id)
+            except PenstockError as error:
+                reason = str(error)
+                self._over.wait(AGAIN_S)
+            else:
+                self._accepted(one, request_id)
+                return
+        self._history.note("not_settled", how=f"{request_id} was not acknowledged: {reason}")
 
 
 async def _frames(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 from penstock.cli.failures import CliFailure
 
 SIZE_BYTES = 1 << 30
+_TRIAL_BYTES = 1 << 24
 
 
 class SmallDisk:
@@ -23,7 +25,11 @@ class SmallDisk:
         with self._image.open("wb") as file:
             file.truncate(size_bytes)
         command("mkfs.ext4", "-q", "-m", "0", str(self._image))
-        command("mount", "-o", "loop", str(self._image), str(self.path))
+        try:
+            command("mount", "-o", "loop", str(self._image), str(self.path))
+        except BaseException:
+            subprocess.run(["umount", "--lazy", str(self.path)], capture_output=True, check=False)
+            raise
 
     def fill(self) -> None:
         free = os.statvfs(self.path)
@@ -51,6 +57,16 @@ class SmallDisk:
     def remove(self) -> None:
         command("umount", "--lazy", str(self.path))
         self._image.unlink()
+
+
+def why_no_disk() -> str | None:
+    """Why this machine cannot have a SmallDisk; None if it can."""
+    with tempfile.TemporaryDirectory(prefix="penstock-disk-") as folder:
+        try:
+            SmallDisk(Path(folder), size_bytes=_TRIAL_BYTES).remove()
+        except (CliFailure, OSError) as failure:
+            return str(failure)
+    return None
 
 
 def command(*words: str) -> None:

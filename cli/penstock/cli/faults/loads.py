@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from penstock.cli.assets import ASSETS, prepare_model
 from penstock.cli.faults.clients import KINDS, Asked
 from penstock.cli.faults.matrix import Plan
+from penstock.cli.makers.tiny_lm import ANIMALS, COLORS, NAMES
 
 MODEL = "mass"
 REFERENCE = "reference"
@@ -16,9 +19,11 @@ REFERENCE = "reference"
 TINY = "tiny-lm"
 _PIECE_CHARS = 16
 """Of the no-op engine's echo."""
-_LARGE_CHARS, _LARGE_TOKENS = 60_000, 6
-"""Together more than the 256 KiB above which an output goes to the store."""
-_PROMPTS = ("story", "word", "name", "animal", "colour", "number", "city", "dialogue")
+_LARGE_CHARS, _LARGE_TOKENS, _LENGTHS = 4_096, 65, 16
+"""The shortest output is just over the 256 KiB above which one goes to the store; there are so many lengths."""
+_STORIES = 64
+_PREFERENCE = 6.0
+"""Added to the logits of a story's words: enough for each to be chosen, too little for one to stand anywhere else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +34,7 @@ class Load:
     asked: list[Asked]
     faults: str = ""
     prompts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """Payloads whose texts REFERENCE writes before the load."""
+    """Fields of requests whose texts REFERENCE writes before the load."""
 
 
 def load_of(plan: Plan, count: int, url: str, chance: random.Random) -> Load:
@@ -42,16 +47,21 @@ def load_of(plan: Plan, count: int, url: str, chance: random.Random) -> Load:
         faults = "plant:commit_first"
     preload = plan.moment != "loading"
     if plan.row == "engine":
-        model = ASSETS[TINY].model_table(prepare_model(TINY))
+        folder = prepare_model(TINY)
+        model = ASSETS[TINY].model_table(folder)
         models = [{**model, "id": MODEL, "preload": preload}, {**model, "id": REFERENCE, "preload": False}]
-        prompts = [_chat(f"Tell me a {word}.") for word in _PROMPTS]
+        prompts = _stories(folder)[:count]
         asked = [_asked(number, prompts[number % len(prompts)], "", plan, url) for number in range(count)]
         return Load(models=models, asked=asked, faults=faults, prompts=prompts)
     if plan.moment == "retry_wait":
         again = {"backoff": "fixed", "first_s": 6.0, "longest_s": 6.0}
         model = {"engine": "remote", "source": url, "options": {"slots": 64}, "retries": again}
     elif plan.row == "store":
-        model = _noop(tokens=_LARGE_TOKENS + len(KINDS), chars=_LARGE_CHARS, delay_ms=400, slots=2 * count)
+        tokens = _LARGE_TOKENS + _LENGTHS
+        model = _noop(tokens=tokens, chars=_LARGE_CHARS, delay_ms=_delay_ms(count), slots=2 * count)
+    elif plan.moment == "loading":
+        # The load lasts until all requests are acknowledged.
+        model = _noop(echo=True, delay_ms=5, slots=256, load_ms=8_000 + 20 * count)
     else:
         model = _noop(echo=True, **_PACES.get(plan.moment, {"delay_ms": _delay_ms(count), "slots": 2 * count}))
     model = {**model, "id": MODEL, "tasks": ["text_generation"], "preload": preload}
@@ -61,7 +71,6 @@ def load_of(plan: Plan, count: int, url: str, chance: random.Random) -> Load:
 
 _PACES: dict[str, dict[str, Any]] = {
     "queued": {"delay_ms": 20, "slots": 4},
-    "loading": {"delay_ms": 5, "slots": 256, "load_ms": 8_000},
     "result_commit": {"delay_ms": 20, "slots": 256},
     "webhook": {"delay_ms": 20, "slots": 256},
 }
@@ -84,22 +93,30 @@ def _noop(**options: Any) -> dict[str, Any]:
 def _echoed(number: int, plan: Plan, url: str) -> Asked:
     text = f"request {number} says: " + " ".join(f"{number}.{word}" for word in range(300))
     text = text[: _PIECES.get(plan.moment, 20) * _PIECE_CHARS]
-    return _asked(number, {"prompt": text}, text, plan, url)
+    return _asked(number, {"payload": {"prompt": text}}, text, plan, url)
 
 
 def _large(number: int, plan: Plan, url: str) -> Asked:
     """Of different lengths, so that one in place of another is seen."""
-    tokens = _LARGE_TOKENS + number % len(KINDS)
+    tokens = _LARGE_TOKENS + number // len(KINDS) % _LENGTHS
     text = "".join(f"word{word} ".ljust(_LARGE_CHARS) for word in range(tokens))
-    return _asked(number, {"prompt": f"{number}", "max_tokens": tokens}, text, plan, url)
+    return _asked(number, {"payload": {"prompt": f"{number}", "max_tokens": tokens}}, text, plan, url)
 
 
-def _chat(words: str) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": words}], "max_tokens": 80, "temperature": 0}
+def _stories(folder: Path) -> list[dict[str, Any]]:
+    """Stories of different animals, colours and names. Left alone the model tells nearly everybody the same one."""
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    payload = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 80, "temperature": 0}
+    stories: list[dict[str, Any]] = []
+    for number in range(_STORIES):
+        words = ANIMALS[number // len(COLORS)], COLORS[number % len(COLORS)], NAMES[number % len(NAMES)]
+        bias = {vocabulary[f"Ġ{word}"]: _PREFERENCE for word in words if f"Ġ{word}" in vocabulary}
+        stories.append({"payload": payload, "extra": {"logit_bias": json.dumps(bias)}})
+    return stories
 
 
-def _asked(number: int, payload: dict[str, Any], text: str, plan: Plan, url: str) -> Asked:
-    body: dict[str, Any] = {"task": "text_generation", "model": MODEL, "payload": payload}
+def _asked(number: int, fields: dict[str, Any], text: str, plan: Plan, url: str) -> Asked:
+    body: dict[str, Any] = {"task": "text_generation", "model": MODEL, **fields}
     if number % 10 == 0 or plan.moment == "webhook":
         body["callback_url"] = f"{url}/hook"
     return Asked(number=number, body=body, text=text)

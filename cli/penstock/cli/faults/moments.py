@@ -6,13 +6,13 @@ import asyncio
 import signal
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.cli.faults.histories import History
 from penstock.cli.faults.loads import MODEL
 from penstock.cli.faults.site import Site
 from penstock.cli.faults.stubs import Outside
-from penstock.cli.faults.targets import STOPPED
+from penstock.cli.faults.targets import STOPPED, Target
 
 REACHED_S = 120.0
 _POLL_S = 0.02
@@ -32,6 +32,13 @@ class Scene:
     history: History
     count: int
     streams: int
+    """How many can run at once."""
+    real_model: bool = False
+    """Whether the model runs in a process of its own."""
+    engines: list[Target] = field(default_factory=list[Target])
+    """Processes of engines that ran before a row's model is loaded: they are not struck."""
+    stopped: list[Target] = field(default_factory=list[Target])
+    """Processes that stand still, or may come to, until the row goes on."""
 
     def acknowledged(self) -> bool:
         return len(self.history.named["acknowledged"]) >= self.count
@@ -46,6 +53,9 @@ async def prepare(moment: str, scene: Scene) -> None:
         scene.outside.refuses.set()
     if moment == "webhook":
         scene.outside.answers.clear()
+    if moment == "loading":
+        worker = await asyncio.to_thread(scene.site.target, "worker")
+        scene.engines.extend(worker.engines())
 
 
 async def reach(moment: str, scene: Scene, *, planted: bool = False) -> None:
@@ -57,9 +67,9 @@ def leave(scene: Scene) -> None:
     """What held the system at the moment holds it no longer."""
     scene.outside.refuses.clear()
     scene.outside.answers.set()
-    target = scene.site.target("worker")
-    if target.state == STOPPED:
-        target.signal(signal.SIGCONT)
+    for target in scene.stopped:
+        if target.state == STOPPED:
+            target.signal(signal.SIGCONT)
 
 
 async def wait_for(condition: Callable[[], bool], what: str, within_s: float = REACHED_S) -> None:
@@ -72,12 +82,10 @@ async def wait_for(condition: Callable[[], bool], what: str, within_s: float = R
 
 
 async def _stopped(scene: Scene) -> None:
-    worker = scene.site.target("worker")
+    """The worker stands at its fault point, and behind it wait all requests."""
+    worker = await asyncio.to_thread(scene.site.target, "worker")
+    scene.stopped.append(worker)
     await wait_for(lambda: worker.state == STOPPED, "the worker stands at its fault point")
-
-
-async def _accepted(scene: Scene) -> None:
-    await _stopped(scene)
     await wait_for(scene.acknowledged, "all requests are acknowledged")
 
 
@@ -95,16 +103,32 @@ async def _loading(scene: Scene) -> None:
         answer = scene.site.asked("worker", "/readyz")
         return answer is not None and answer.json()["models"].get(MODEL) == "loading"
 
+    if scene.real_model:
+        await _stop_new_engine(scene)
     await wait_for(scene.acknowledged, "all requests are acknowledged")
     await wait_for(loading, "the model is being loaded")
+
+
+async def _stop_new_engine(scene: Scene) -> None:
+    """Stop the process that loads a real model: else the load ends before all requests are acknowledged."""
+    worker = await asyncio.to_thread(scene.site.target, "worker")
+
+    def stopped() -> bool:
+        new = [engine for engine in worker.engines() if engine not in scene.engines]
+        for engine in new:
+            engine.signal(signal.SIGSTOP)
+        scene.stopped.extend(new)
+        return bool(new)
+
+    await wait_for(stopped, "the process that loads the model")
 
 
 async def _mid_stream(scene: Scene) -> None:
     def begun() -> bool:
         return len(scene.history.named["piece"]) >= _MOST * scene.streams
 
-    await wait_for(begun, "most streams have begun")
     await wait_for(scene.acknowledged, "all requests are acknowledged")
+    await wait_for(begun, "most streams have begun")
 
 
 async def _retry_wait(scene: Scene) -> None:
@@ -116,7 +140,8 @@ async def _retry_wait(scene: Scene) -> None:
 
 async def _drain(scene: Scene) -> None:
     await _mid_stream(scene)
-    scene.site.target("worker").signal(signal.SIGTERM)
+    worker = await asyncio.to_thread(scene.site.target, "worker")
+    worker.signal(signal.SIGTERM)
 
     def draining() -> bool:
         answer = scene.site.asked("worker", "/healthz")
@@ -134,10 +159,11 @@ async def _planted(scene: Scene) -> None:
         return scene.site.committed_and_lag()[0] > 0
 
     await wait_for(committed, "an offset is committed before its outcome is published")
+    await wait_for(scene.acknowledged, "all requests are acknowledged")
 
 
 _REACH: dict[str, Callable[[Scene], Awaitable[None]]] = {
-    "accepted": _accepted,
+    "accepted": _stopped,
     "queued": _queued,
     "loading": _loading,
     "mid_stream": _mid_stream,

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
-from penstock.cli.failures import CliFailure
+from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.faults.checker import Row
 
 
+def require_matplotlib() -> None:
+    if find_spec("matplotlib") is None:
+        raise CliFailure("the plot needs matplotlib: install penstock[bench]", exit_code=ExitCode.USAGE)
+
+
 def plot(rows: Sequence[Row], path: Path) -> None:
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise CliFailure("the plot needs matplotlib: install penstock[bench]") from error
+    import matplotlib
+
     matplotlib.use("Agg")
     import matplotlib.pyplot as pyplot
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shutil
 import time
 import uuid
 from collections.abc import Generator
@@ -25,18 +26,22 @@ from penstock.cli.faults.matrix import Plan
 from penstock.cli.faults.moments import NotReached, Scene, leave, prepare, reach, wait_for
 from penstock.cli.faults.site import Broker, Site, broker
 from penstock.cli.faults.strikes import strike, strike_bystander
-from penstock.cli.faults.stubs import outside
+from penstock.cli.faults.stubs import Outside, outside
 from penstock.cli.faults.topic_reader import TopicReader
 from penstock.common.artifacts import ArtifactStore
 
-SETTLED_S, PLANTED_S = 240.0, 15.0
-"""So long after the fault every request may take to its outcome. Of the planted defect's losses none ever comes."""
+SETTLED_S = 240.0
+"""So long after the fault every request may take to its outcome."""
+QUIET_S = 1.0
+"""After the last commit of the planted defect: its losses have no outcome that could be waited for."""
 READ_S = 60.0
+ENGINE_SLOTS = 64
+"""Of a real model: so many requests run on it at once, half of them streams."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What all rows of one run share. `folder` gets a history of each row."""
+    """What all rows of one run share. `folder` gets a history of each row, and under `logs` those of its parts."""
 
     folder: Path
     count: int
@@ -46,37 +51,76 @@ class Run:
     def history_of(self, plan: Plan) -> Path:
         return self.folder / f"{plan.name.replace(':', '.')}.jsonl"
 
+    def logs_of(self, plan: Plan) -> Path:
+        return self.folder / "logs" / plan.name.replace(":", ".")
+
 
 def run_row(plan: Plan, run: Run, shared: Broker, scratch: Path) -> Row:
-    """Run one row. Raises CliFailure for a disk that this machine cannot have."""
+    """Run one row. If the harness itself fails, the row is not proven, and `how` says why."""
     history = History(run.history_of(plan))
-    facts = {"row": plan.row, "moment": plan.moment, "control": plan.control, "expected": plan.expected}
-    least = 0 if plan.moment == "webhook" else run.count // 2  # whoever is called back has ended
-    history.note("row", faults=plan.row != "none", least_in_flight=least, **facts, seed=run.seed, commit=run.commit)
+    facts: dict[str, Any] = {"row": plan.row, "moment": plan.moment, "control": plan.control, "expected": plan.expected}
+    facts |= {"count": run.count, "seed": run.seed, "commit": run.commit}
+    history.note("row", faults=plan.row != "none", least_in_flight=_least_in_flight(plan, run.count), **facts)
     place = scratch / f"{plan.name.replace(':', '.')}-{uuid.uuid4().hex[:6]}"
     place.mkdir()
     try:
-        with _ground(plan, place, shared) as (ground, disk), outside(history) as server:
-            load = load_of(plan, run.count, server.url, random.Random(f"{run.seed} {plan.name}"))
+        _run_at(place, plan, run, shared, history)
+    except Exception as error:
+        history.note("fault", target=plan.row, how=f"{type(error).__name__}: {error}", proven=False)
+    finally:
+        history.close()
+        shutil.rmtree(place, ignore_errors=True)
+    return check(read(run.history_of(plan)))
+
+
+def _run_at(place: Path, plan: Plan, run: Run, shared: Broker, history: History) -> None:
+    with _ground(plan, place, shared) as (ground, disk), outside(history) as server:
+        folder = (place if disk is None else disk.path) / "system"
+        load = load_of(plan, run.count, server.url, random.Random(f"{run.seed} {plan.name}"))
+        try:
             site = Site(
                 ground,
-                (place if disk is None else disk.path) / "system",
+                folder,
                 f"{plan.name.translate(_PLAIN)}-{uuid.uuid4().hex[:6]}-",
                 models=load.models,
                 receiver=server.url.removeprefix("http://"),
                 faults=load.faults,
             )
-            streams = sum(one.streams for one in load.asked)
-            scene = Scene(site=site, outside=server, history=history, count=run.count, streams=streams)
             try:
+                scene = _scene(site, server, history, plan, load)
                 asyncio.run(_play(plan, load, scene, disk, f"{run.seed}-{plan.name.translate(_PLAIN)}"))
                 site.stop()
                 site.delete_topics()
             finally:
                 site.stop()
-    finally:
-        history.close()
-    return check(read(run.history_of(plan)))
+        finally:
+            keep_logs(folder, run.logs_of(plan))
+            if disk is not None:
+                keep_logs(disk.path / "kafka", run.logs_of(plan))
+
+
+def keep_logs(folder: Path, into: Path) -> None:
+    into.mkdir(parents=True, exist_ok=True)
+    for log in folder.glob("*.log"):
+        shutil.copy(log, into)
+
+
+def _least_in_flight(plan: Plan, count: int) -> int:
+    if plan.moment == "webhook":
+        return 0  # whoever is called back has ended
+    return min(count // 2, ENGINE_SLOTS) if plan.row == "engine" else count // 2
+
+
+def _scene(site: Site, server: Outside, history: History, plan: Plan, load: Load) -> Scene:
+    streams, real = sum(one.streams for one in load.asked), plan.row == "engine"
+    return Scene(
+        site=site,
+        outside=server,
+        history=history,
+        count=len(load.asked),
+        streams=min(streams, ENGINE_SLOTS // 2) if real else streams,
+        real_model=real,
+    )
 
 
 _PLAIN = str.maketrans({":": "-", "+": "-", "_": "-"})
@@ -98,7 +142,7 @@ def _ground(plan: Plan, place: Path, shared: Broker) -> Generator[tuple[Broker, 
 
 async def _play(plan: Plan, load: Load, scene: Scene, disk: SmallDisk | None, key: str) -> None:
     site, history = scene.site, scene.history
-    asked = await asyncio.to_thread(_with_known_texts, load, site)
+    asked = await asyncio.to_thread(_with_known_texts, load, site, history)
     reader = TopicReader(site.kafka, history)
     clients = Clients(history, site.url("gateway"), site.kafka, asked.asked, key=key)
     planted = plan.control == "planted bug"
@@ -111,17 +155,18 @@ async def _play(plan: Plan, load: Load, scene: Scene, disk: SmallDisk | None, ke
                 await strike_bystander(scene)
             for part in [] if plan.control == "wrong target" else plan.strikes:
                 await strike(part, scene, disk)
-        except NotReached as error:
+        except (NotReached, TimeoutError) as error:
             history.note("fault", target=plan.row, how=str(error), proven=False)
         leave(scene)
-        await _settle(scene, clients, PLANTED_S if planted else SETTLED_S)
+        await _settle(scene, clients, planted=planted)
+        await clients.ask_again()
         await asyncio.to_thread(_look_at_the_end, scene, reader)
     finally:
         await clients.stop()
         await asyncio.to_thread(reader.stop)
 
 
-async def _settle(scene: Scene, clients: Clients, within_s: float) -> None:
+async def _settle(scene: Scene, clients: Clients, *, planted: bool) -> None:
     """Until all have ended, or the time is over: what is missing then is the checker's."""
     named = scene.history.named
 
@@ -130,9 +175,21 @@ async def _settle(scene: Scene, clients: Clients, within_s: float) -> None:
         hooked = named["expects_webhook"] <= named["webhook"]
         return told and hooked and scene.acknowledged() and named["acknowledged"] <= named["terminal"]
 
+    def committed() -> bool:
+        return scene.acknowledged() and _lag(scene.site) == 0
+
+    def outcomes_heard() -> bool:
+        heard = named["heard_by_client"] & named["terminal"] <= named["outcome"]
+        return heard and named["expects_webhook"] & named["terminal"] <= named["webhook"]
+
     try:
-        await wait_for(settled, "every request has its outcome", within_s)
-        await wait_for(lambda: _lag(scene.site) == 0, "all is committed", READ_S)
+        if planted:  # whatever was committed and has no outcome then will never have one
+            await wait_for(committed, "all is committed", SETTLED_S)
+            await asyncio.sleep(QUIET_S)
+            await wait_for(outcomes_heard, "each outcome is heard", READ_S)
+        else:
+            await wait_for(settled, "every request has its outcome", SETTLED_S)
+            await wait_for(committed, "all is committed", READ_S)
     except NotReached as error:
         scene.history.note("not_settled", how=f"{error}; clients that wait: {clients.waiting()}")
 
@@ -163,23 +220,25 @@ def _look_at_the_end(scene: Scene, reader: TopicReader) -> None:
         output = json.loads(store.get(tenant, kept.artifact_id, sha256=kept.sha256))
         history.note("artifact", request_id, text=text_or_digest(output["text"]))
     history.note("lag", records=scene.site.committed_and_lag()[1])
-    if (state := reader.worker) is not None:
+    if (state := reader.worker) is not None and state.updated_at >= now_ms:
         of_models = sum(model.reserved_bytes or 0 for model in state.models)
         history.note("grants", reserved=sum(one.reserved_bytes for one in state.devices), of_models=of_models)
 
 
-def _with_known_texts(load: Load, site: Site) -> Load:
+def _with_known_texts(load: Load, site: Site, history: History) -> Load:
     """Have a real model write each text once, alone, before anything is struck."""
     if not load.prompts:
         return load
     texts: list[str] = []
     with httpx.Client(base_url=site.url("gateway"), timeout=READ_S, trust_env=False) as http:
-        for payload in load.prompts:
-            body = {"task": "text_generation", "model": REFERENCE, "payload": payload}
+        for fields in load.prompts:
+            body = {"task": "text_generation", "model": REFERENCE, **fields}
             request_id = http.post("/v1/requests", json=body).raise_for_status().json()["request_id"]
             ended: dict[str, Any] = {"done": False}
             while not ended["done"]:
                 ended = http.get(f"/v1/requests/{request_id}", params={"wait": 20}).raise_for_status().json()
             texts.append(ended["result"]["text"])
+    if len(set(texts)) <= len(texts) // 2:
+        history.note("not_settled", how=f"only {len(set(texts))} of {len(texts)} known texts are different")
     known = [replace(one, text=texts[one.number % len(texts)]) for one in load.asked]
     return replace(load, asked=known)

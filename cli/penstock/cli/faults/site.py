@@ -46,18 +46,25 @@ class Supervised:
         self._thread: threading.Thread | None = None
 
     def start(self, *parts: Part) -> None:
-        """Start them side by side; return when all are ready. From then on they are kept alive."""
-        for part in parts:
-            part.backoff = Backoff(steady_s=0.0)  # each kill is the first one
-            self.supervisor.start(part)
-        for part in parts:
-            self.supervisor.wait_ready(part, READY_S)
-        self._thread = threading.Thread(target=self.supervisor.run, daemon=True)
-        self._thread.start()
+        """Start them side by side; return when all are ready. From then on they are kept alive.
+
+        If that fails, all are stopped.
+        """
+        try:
+            for part in parts:
+                part.backoff = Backoff(steady_s=0.0)  # each kill is the first one
+                self.supervisor.start(part)
+            for part in parts:
+                self.supervisor.wait_ready(part, READY_S)
+            self._thread = threading.Thread(target=self.supervisor.run, daemon=True)
+            self._thread.start()
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         self.supervisor.stopping = True
-        if self._thread is not None:
+        if self._thread is not None and self._thread.is_alive():
             self._thread.join()
         self.supervisor.kill()
 

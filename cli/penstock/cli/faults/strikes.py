@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from penstock.cli.faults.disks import SmallDisk
@@ -27,33 +30,44 @@ async def strike(part: str, scene: Scene, disk: SmallDisk | None) -> None:
 
 async def strike_bystander(scene: Scene) -> None:
     """The control: the kill goes to a process that serves nothing, and the worker is looked at for its end."""
+    worker = await _target("worker", scene)
     command = [sys.executable, "-c", "import signal; signal.pause()"]
     bystander = await asyncio.to_thread(subprocess.Popen, command)
-    worker = scene.site.target("worker")
     try:
         await _kill("worker", worker, scene, pid=bystander.pid, within_s=2.0)
     finally:
+        bystander.kill()
         bystander.wait()
 
 
 async def _killed(part: str, scene: Scene, _: SmallDisk | None) -> None:
-    await _kill(part, scene.site.target(part), scene)
+    await _kill(part, await _target(part, scene), scene)
+
+
+async def _target(part: str, scene: Scene) -> Target:
+    return await asyncio.to_thread(scene.site.target, part)
 
 
 async def _engine_killed(part: str, scene: Scene, _: SmallDisk | None) -> None:
-    worker = scene.site.target("worker")
-    await wait_for(lambda: bool(worker.engines()), "the worker has an engine's process")
-    for engine in worker.engines():
+    worker = await _target("worker", scene)
+
+    def struck() -> list[Target]:
+        return [engine for engine in worker.engines() if engine not in scene.engines]
+
+    await wait_for(lambda: bool(struck()), "the worker has a process of an engine for the requests")
+    for engine in struck():
         await _kill(part, engine, scene)
 
 
 async def _kill(part: str, target: Target, scene: Scene, *, pid: int | None = None, within_s: float = 15.0) -> None:
     """Send SIGKILL to the target, or to `pid`, and look whether the target is gone."""
     began = time.time()
-    Target(pid or target.pid).signal(signal.SIGKILL)
+    struck = Target(pid or target.pid)
+    struck.signal(signal.SIGKILL)
     gone = await asyncio.to_thread(target.has_come_to, GONE, within_s)
     how = f"/proc: {part} {target.pid} is gone" if gone else f"/proc: {part} {target.pid} runs on ({target.state})"
-    _note(scene, part, how, proven=gone, at=began)
+    facts = {} if pid is None else {"bystander_gone": struck.state == GONE}
+    _note(scene, part, how, proven=gone, at=began, **facts)
 
 
 async def _store_away(part: str, scene: Scene, _: SmallDisk | None) -> None:
@@ -61,16 +75,27 @@ async def _store_away(part: str, scene: Scene, _: SmallDisk | None) -> None:
     began, folder = time.time(), scene.site.artifacts
     aside = folder.with_name("artifacts.aside")
     folder.mkdir(exist_ok=True)
-    folder.rename(aside)
-    folder.touch()
+    aside.touch()
+    exchange(folder, aside)
     try:
         answer = await asyncio.to_thread(_answer_of_store, scene)
         noticed = await _noticed(lambda: (scene.site.metric("penstock_outputs_not_stored") or 0) > 0)
         how = f"the store answers {answer}; the worker {'holds outputs for it' if noticed else 'has not met it'}"
         _note(scene, part, how, proven=answer != "well" and noticed, at=began)
     finally:
-        folder.unlink()
-        aside.rename(folder)
+        exchange(folder, aside)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Let two paths change places in one step: between two steps the worker could make its folder again."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(one))
+
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+"""Of Linux's renameat2(2)."""
 
 
 def _answer_of_store(scene: Scene) -> str:
@@ -83,7 +108,7 @@ def _answer_of_store(scene: Scene) -> str:
 
 async def _disk_full(part: str, scene: Scene, disk: SmallDisk | None) -> None:
     assert disk is not None
-    began, broker = time.time(), scene.site.target("broker")
+    began, broker = time.time(), await _target("broker", scene)
     await asyncio.to_thread(disk.fill)
     full = await asyncio.to_thread(disk.is_full)
     try:
@@ -102,8 +127,8 @@ async def _noticed(condition: Callable[[], bool]) -> bool:
     return True
 
 
-def _note(scene: Scene, part: str, how: str, *, proven: bool, at: float) -> None:
-    scene.history.note("fault", target=part, how=how, proven=proven, at=round(at, 4))
+def _note(scene: Scene, part: str, how: str, *, proven: bool, at: float, **facts: bool) -> None:
+    scene.history.note("fault", target=part, how=how, proven=proven, at=round(at, 4), **facts)
 
 
 _STRIKES: dict[str, Callable[[str, Scene, SmallDisk | None], Awaitable[Any]]] = {

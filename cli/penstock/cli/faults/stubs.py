@@ -24,7 +24,7 @@ class Outside(ThreadingHTTPServer):
         self.refuses = threading.Event()
         """While it is set the model's server answers 500."""
         self.answers = threading.Event()
-        """While it is not set the receiver lets its callers wait."""
+        """While it is not set the receiver lets its callers wait, and refuses them then."""
         self.answers.set()
         self.held = 0
         """Calls that waited so far."""
@@ -48,9 +48,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, {"choices": [{"index": 0, "text": body["prompt"], "finish_reason": "stop"}]})
 
     def _called(self, body: dict[str, Any]) -> None:
+        """A call that had to wait is refused and not noted: its caller may be gone, and each has to be made again."""
         if not self.server.answers.is_set():
             self.server.held += 1
             self.server.answers.wait()
+            self._answer(503, {})
+            return
         about = body["data"]
         self.server.history.note("webhook", about["request_id"], id=self.headers["webhook-id"], status=about["status"])
         self._answer(200, {})

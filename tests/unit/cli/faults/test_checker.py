@@ -19,9 +19,9 @@ TEXT = "the river runs "
 STRUCK_AT = 10.0
 
 
-def head(*, faults: bool = True, expected: str = CLEAN, least: int = 0) -> Entry:
+def head(*, faults: bool = True, expected: str = CLEAN, least: int = 0, count: int = 1, **more: Any) -> Entry:
     facts = {"row": "worker", "moment": "mid_stream", "faults": faults, "least_in_flight": least, "expected": expected}
-    return {"what": "row", "at": 0, "seed": 1, "commit": "abc", **facts}
+    return {"what": "row", "at": 0, "count": count, "seed": 1, "commit": "abc", **facts, **more}
 
 
 def event(name: str, *, epoch: int = 1, attempt: int = 1, offset: int = 0, at: float = 20, **facts: Any) -> Entry:
@@ -59,7 +59,7 @@ def streamed(name: str = "s") -> list[Entry]:
         client(name, "piece", 14, text="river runs ", offset=4),
         ended(name, epoch=2),
         client(name, "outcome", 21, status="completed", text=TEXT),
-        client(name, "webhook", 22),
+        client(name, "webhook", 22, status="completed"),
     ]
 
 
@@ -72,6 +72,16 @@ def produced(name: str = "a") -> list[Entry]:
     ]
 
 
+def polled(name: str = "p") -> list[Entry]:
+    return [
+        client(name, "expected", 0, text=TEXT, streams=False, client="poll", webhook=False),
+        client(name, "acknowledged", 1),
+        ended(name),
+        client(name, "outcome", 21, status="completed", text=TEXT),
+    ]
+
+
+LARGE = "x" * 300_000
 FAULT = {"what": "fault", "at": STRUCK_AT, "target": "worker", "how": "pid 7 is gone", "proven": True}
 END = [
     {"what": "grants", "at": 30, "reserved": 5, "of_models": 5},
@@ -81,7 +91,8 @@ END = [
 
 def checked(*entries: Entry, fault: Entry | None = FAULT, end: list[Entry] = END, expected: str = CLEAN) -> Row:
     faults = [] if fault is None else [fault]
-    return check([head(expected=expected), *entries, *faults, *end])
+    count = sum(entry["what"] == "acknowledged" for entry in entries)
+    return check([head(expected=expected, count=count), *entries, *faults, *end])
 
 
 def test_a_clean_row() -> None:
@@ -129,6 +140,18 @@ def swapped(entries: list[Entry], what: str, **facts: Any) -> list[Entry]:
         pytest.param([*produced()[:-1], ended("a", "the lake lies ")], "wrong_tokens", id="another text"),
         pytest.param([*produced()[:-1], ended("a", status="failed")], "not_completed", id="failed"),
         pytest.param(without(streamed(), "webhook"), "webhooks_missing", id="no webhook"),
+        pytest.param(swapped(streamed(), "webhook", status="failed"), "webhooks_missing", id="another webhook"),
+        pytest.param(
+            [*streamed(), client("s", "webhook", 24, status="failed")], "webhooks_missing", id="a second webhook"
+        ),
+        pytest.param(
+            [*streamed()[:4], client("s", "snapshot", 4, text="a lake "), *streamed()[4:]],
+            "seams",
+            id="a snapshot of another text",
+        ),
+        pytest.param(
+            [*polled(), client("p", "outcome_again", 30, status="failed")], "visible_twice", id="polled again: another"
+        ),
     ],
 )
 def test_each_violation_is_found(entries: list[Entry], column: str) -> None:
@@ -144,9 +167,42 @@ def test_what_is_left_at_the_end_is_found() -> None:
     assert (row.leaked_grants, row.lag, row.verdict) == (4, 3, BROKEN)
 
 
+def test_one_figure_does_not_cancel_another() -> None:
+    end = [{**END[0], "reserved": 2}, {**END[1], "records": 3}]
+    row = checked(*produced(), end=end)
+    assert (row.leaked_grants, row.lag, row.verdict) == (-3, 3, BROKEN)
+
+
+@pytest.mark.parametrize(
+    ("end", "missing"),
+    [
+        pytest.param(END[1:], "no line says grants", id="grants"),
+        pytest.param(END[:1], "no line says lag", id="lag"),
+        pytest.param(
+            [*END, {"what": "not_settled", "at": 31, "how": "not within 240 s"}], "not within 240 s", id="end"
+        ),
+    ],
+)
+def test_what_was_not_seen_does_not_count_as_zero(end: list[Entry], missing: str) -> None:
+    row = checked(*produced(), end=end)
+    assert (row.missing_evidence, row.verdict) == ([missing], BROKEN)
+    assert checked(*without(produced(), "record"), end=end, expected=LOST).verdict == BROKEN
+
+
+def test_each_request_must_have_been_acknowledged() -> None:
+    row = check([head(count=2), *produced(), FAULT, *END])
+    assert row.missing_evidence == ["1 of 2 requests were acknowledged"]
+    assert row.verdict == BROKEN
+
+
 def test_a_loss_is_expected_of_the_planted_defect_alone() -> None:
     assert checked(*without(produced(), "record"), expected=LOST).as_expected
     assert not checked(*produced(), expected=LOST).as_expected
+
+
+def test_what_is_not_committed_yet_is_not_lost_for_good() -> None:
+    row = checked(*without(produced(), "record"), end=[END[0], {**END[1], "records": 1}], expected=LOST)
+    assert (row.lost, row.verdict) == (1, BROKEN)
 
 
 def test_a_fault_that_did_not_happen_is_unproven() -> None:
@@ -158,9 +214,26 @@ def test_a_fault_that_did_not_happen_is_unproven() -> None:
     assert not checked(*produced(), fault={**FAULT, "proven": False}).as_expected
 
 
+@pytest.mark.parametrize(
+    ("fault", "least", "verdict"),
+    [
+        ({}, 1, UNPROVEN),
+        ({}, 2, BROKEN),
+        ({"bystander_gone": False}, 1, BROKEN),
+        ({"target": "gateway"}, 1, BROKEN),
+        ({"proven": True}, 1, CLEAN),
+    ],
+)
+def test_the_wrong_target_must_have_been_struck(fault: Entry, least: int, verdict: str) -> None:
+    aside = {**FAULT, "proven": False, "bystander_gone": True, **fault}
+    row = check([head(control="wrong target", least=least, expected=UNPROVEN), *produced(), aside, *END])
+    assert row.verdict == verdict
+    assert row.as_expected == (verdict == UNPROVEN)
+
+
 @pytest.mark.parametrize(("least", "proven"), [(2, True), (3, False)])
 def test_a_fault_when_little_was_in_flight_proves_little(least: int, proven: bool) -> None:
-    assert check([head(least=least), *streamed(), *produced(), FAULT, *END]).proven == proven
+    assert check([head(least=least, count=2), *streamed(), *produced(), FAULT, *END]).proven == proven
 
 
 def test_without_a_fault_there_is_nothing_to_prove() -> None:
@@ -174,21 +247,40 @@ def test_a_row_without_requests_proves_nothing() -> None:
     assert checked().verdict == BROKEN
 
 
-def test_a_restart_and_a_snapshot_begin_the_text_anew() -> None:
+def test_a_restart_is_no_seam_and_yet_not_clean() -> None:
     begun = swapped(streamed(), "piece", text="a lake")
-    at = next(number for number, entry in enumerate(begun) if entry["what"] == "piece") + 1
     again = [client("s", "restarted", 4), client("s", "piece", 5, text="the ", offset=0)]
-    assert checked(*begun[:at], *again, *begun[at:]).seams == 0
-    assert checked(*begun[:at], client("s", "snapshot", 4, text="the "), *begun[at:]).seams == 0
+    row = checked(*begun[:4], *again, *begun[4:])
+    assert (row.seams, row.restarted, row.verdict) == (0, 1, BROKEN)
+
+
+def test_a_snapshot_goes_on_from_what_was_heard() -> None:
+    begun = swapped(streamed(), "piece", text="th")
+    assert checked(*begun[:4], client("s", "snapshot", 4, text="the "), *begun[4:]).verdict == CLEAN
 
 
 def test_a_kept_output_counts_as_the_text() -> None:
-    long = "x" * 300_000
-    expected = client("a", "expected", 0, text=text_or_digest(long), streams=False, client="avro", webhook=False)
-    kept = client("a", "artifact", 25, text=text_or_digest(long))
+    expected = client("a", "expected", 0, text=text_or_digest(LARGE), streams=False, client="avro", webhook=False)
+    kept = client("a", "artifact", 25, text=text_or_digest(LARGE))
     outcome = event("a", kind="terminal", status="completed")
     assert checked(expected, produced()[1], outcome, kept).wrong_tokens == 0
     assert checked(expected, produced()[1], outcome).wrong_tokens == 1
+
+
+@pytest.mark.parametrize("fetched", [LARGE, LARGE[:-1], None])
+def test_a_client_compares_the_large_output_that_it_fetched(fetched: str | None) -> None:
+    expected = client("p", "expected", 0, text=text_or_digest(LARGE), streams=False, client="poll", webhook=False)
+    kept = client("p", "artifact", 25, text=text_or_digest(LARGE))
+    outcome = [
+        event("p", kind="terminal", status="completed"),
+        client("p", "outcome", 21, status="completed", artifact="art"),
+        client("p", "outcome_again", 22, status="completed", artifact="art"),
+    ]
+    if fetched is not None:
+        outcome.append(client("p", "fetched", 21.5, artifact="art", text=text_or_digest(fetched)))
+    row = checked(expected, produced("p")[1], *outcome, kept)
+    assert row.wrong_tokens == row.visible_twice == int(fetched != LARGE)
+    assert row.verdict == (CLEAN if fetched == LARGE else BROKEN)
 
 
 def test_a_record_may_come_before_the_acknowledgement_is_noted() -> None:
