@@ -127,7 +127,7 @@ async def _noticed(condition: Callable[[], bool]) -> bool:
     return True
 
 
-def _note(scene: Scene, part: str, how: str, *, proven: bool, at: float, **facts: bool) -> None:
+def _note(scene: Scene, part: str, how: str, *, proven: bool, at: float, **facts: Any) -> None:
     scene.history.note("fault", target=part, how=how, proven=proven, at=round(at, 4), **facts)
 
 
