@@ -261,9 +261,14 @@ def sse() -> Callable[..., list[tuple[str, dict[str, Any]]]]:
 
 
 def read_events(
-    gateway: Gateway, request_id: str, after: str | None = None, *, count: int | None = None, timeout_s: float = 15
+    gateway: Gateway,
+    request_id: str,
+    after: str | None = None,
+    *,
+    until: Callable[[list[tuple[str, dict[str, Any]]]], bool] | None = None,
+    timeout_s: float = 15,
 ) -> list[tuple[str, dict[str, Any]]]:
-    """(event id, frame) of the stream until it ends, or until `count` have come."""
+    """(event id, frame) of the stream until it ends, or until what has come is enough."""
     import json
 
     headers = {"Last-Event-ID": after} if after else {}
@@ -278,6 +283,6 @@ def read_events(
                 identity = line[4:]
             elif line.startswith("data: "):
                 found.append((identity, json.loads(line[6:])))
-                if count is not None and len(found) == count:
+                if until is not None and until(found):
                     return found
     return found

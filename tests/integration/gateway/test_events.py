@@ -69,9 +69,9 @@ def test_a_stream_of_what_has_ended_ends_at_once(gateway: Any, scribe: Any, sse:
 def test_resumed_from_every_cursor_at_both_gateways(place: Any, gateway: Any, scribe: Any, sse: Sse) -> None:
     second = place.gateway("resumed")
     job = scribe.request().status("running").chunk("ab", 0).chunk("cd", 2)
-    live = sse(gateway, job.id, count=2)
+    live = sse(gateway, job.id, until=lambda found: text_of(found) == "abcd")
     job.chunk("x", 0, attempt=2)
-    live += sse(gateway, job.id, live[-1][0], count=3)
+    live += sse(gateway, job.id, live[-1][0], until=lambda found: text_of([*live, *found]) == "x")
     job.chunk("yz", 1, attempt=2).end("xyz!", attempt=2)
     frames = live + sse(gateway, job.id, live[-1][0])
     assert kinds(frames).count("restarted") == 1
@@ -113,7 +113,7 @@ def test_stopping_lets_streams_and_waiters_go(own_place: Any, sse: Sse) -> None:
     gateway, scribe = own_place.gateway(), own_place.scribe
     job = scribe.request().chunk("ab", 0)
     gateway.wait_for(job.id, "accepted")
-    sse(gateway, job.id, count=2)  # its text has been read from its own topic
+    sse(gateway, job.id, until=lambda found: bool(text_of(found)))  # its text has been read from its own topic
     found: dict[str, Any] = {}
 
     def follow() -> None:

@@ -179,7 +179,9 @@ def open_place(place: Place) -> OpenPlace:
     Raises InvalidRequest naming what is wrong in the location or the options, StoreUnavailable for a folder that
     cannot be made now.
     """
-    # Imported on use: the library is large, and most clients have no artifacts.
+    # Imported on use: the library is large, and most clients have no artifacts. The whole of it first: its parts can be
+    # had while another thread is in the middle of it, and do not work then.
+    import obstore  # noqa: F401  # pyright: ignore[reportUnusedImport]
     from obstore.exceptions import BaseError
     from obstore.store import LocalStore, from_url
 
