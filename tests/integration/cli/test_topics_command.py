@@ -58,7 +58,7 @@ def test_drift_is_told_and_not_touched(topics: Topics) -> None:
     topics.make("inference.result", 6, {"retention.ms": "3600000", "cleanup.policy": "delete"})
     created = topics.run("create", "--partitions", "3", "--json")
     assert created.exit_code == 0
-    result = next(report for report in json.loads(created.output) if report["name"].endswith("inference.result"))
+    result = next(report for report in json.loads(created.stdout) if report["name"].endswith("inference.result"))
     assert result["state"] == "differs"
     assert result["drift"]["retention.ms"]["is"] == "3600000"
     checked = topics.run("check")
