@@ -113,6 +113,8 @@ def _signals_interrupt() -> Generator[None]:
         signal.raise_signal(signal.SIGINT)
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    # A shell starts what runs in its background with SIGINT ignored.
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
