@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from penstock.cli.faults.disks import SmallDisk, command
 from penstock.common.artifacts import ArtifactStore
 from store_outages import Outage
 from support import wait_until
@@ -20,7 +20,7 @@ _FROZEN = "percpu_rwsem_wait"
 
 
 class BreakableDisk:
-    """An ext4 file system in a sparse file under `folder`.
+    """A small disk under `folder`.
 
     While it fails it is read-only, while it hangs it is frozen, while it is full a file takes all that was free.
     """
@@ -28,14 +28,9 @@ class BreakableDisk:
     blocks_exit = True
 
     def __init__(self, folder: Path, *, size_bytes: int = 4 << 30) -> None:
-        self._image, self.path = folder / "disk.img", folder / "disk"
-        self._filler = self.path / "filler"
+        self._disk = SmallDisk(folder, size_bytes=size_bytes)
+        self.path = self._disk.path
         self._outage: Outage | None = None
-        self.path.mkdir(parents=True)
-        with self._image.open("wb") as file:
-            file.truncate(size_bytes)
-        _command("mkfs.ext4", "-q", "-m", "0", str(self._image))
-        _command("mount", "-o", "loop", str(self._image), str(self.path))
         self._location = self.path / "artifacts"
         self._location.mkdir()
         self.env = {
@@ -45,21 +40,21 @@ class BreakableDisk:
 
     def begin(self, outage: Outage) -> None:
         if outage == "hangs":
-            _command("fsfreeze", "--freeze", str(self.path))
+            command("fsfreeze", "--freeze", str(self.path))
         elif outage == "fails":
             self._remount("ro")
         else:
-            self._fill()
+            self._disk.fill()
         self._outage = outage
 
     def heal(self) -> None:
         outage, self._outage = self._outage, None
         if outage == "hangs":
-            _command("fsfreeze", "--unfreeze", str(self.path))
+            command("fsfreeze", "--unfreeze", str(self.path))
         elif outage == "fails":
             self._remount("rw")
         elif outage == "fills":
-            self._filler.unlink()
+            self._disk.make_room()
 
     def struck(self, outage: Outage, workers: Sequence[Process]) -> int:
         """Of hanging calls those that hang now."""
@@ -72,8 +67,7 @@ class BreakableDisk:
 
     def stop(self) -> None:
         self.heal()
-        _command("umount", "--lazy", str(self.path))
-        self._image.unlink()
+        self._disk.remove()
 
     def _remount(self, mode: str) -> None:
         """The kernel refuses while a file is open for writing."""
@@ -85,15 +79,6 @@ class BreakableDisk:
 
         wait_until(done, 20, f"{self.path} cannot be remounted {mode}", poll_s=0.01)
 
-    def _fill(self) -> None:
-        free = os.statvfs(self.path)
-        with self._filler.open("ab", buffering=0) as file:
-            os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize * 99 // 100)
-            for size in (1 << 20, 4096, 1):
-                with suppress(OSError):
-                    while file.write(b"\0" * size):
-                        pass
-
 
 def _frozen_threads(pid: int) -> int:
     found = 0
@@ -101,8 +86,3 @@ def _frozen_threads(pid: int) -> int:
         with suppress(OSError):  # it has ended meanwhile
             found += task.read_text() == _FROZEN
     return found
-
-
-def _command(*words: str) -> None:
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 0, f"{' '.join(words)}: {done.stderr.strip()}"
