@@ -82,6 +82,8 @@ async def test_a_drain_spares_who_cannot_follow_on_elsewhere(followed: Followed)
     assert [one.client.gone for one in (native, openai, *late)] == [Gone.STOPPING, None, Gone.STOPPING, None]
     followed.subscriptions.stop()
     assert {one.client.gone for one in (openai, *late)} == {Gone.STOPPING}
+    with pytest.raises(Stopping, match="send the call again"):
+        await asyncio.wait_for(openai.next_frame(), 5)
 
 
 async def test_who_waits_for_the_outcome_hears_of_that_alone(followed: Followed) -> None:

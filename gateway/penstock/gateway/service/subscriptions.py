@@ -103,7 +103,8 @@ class Subscription:
             if self._client.gone is Gone.SLOW:
                 raise SlowConsumer
             if self._client.gone is Gone.STOPPING:
-                raise Stopping("the gateway restarts; follow on at any other", retry_after_s=1)
+                way = "follow on at any other" if self._client.resumes else "send the call again"
+                raise Stopping(f"the gateway restarts; {way}", retry_after_s=1)
             if self._client.gone is not None:
                 return None
             if (opening := self._next_opening()) is not None:
