@@ -36,6 +36,7 @@ class BuiltTask(StrEnum):
 
 
 console = Console()
+PIPED_WIDTH = 100_000
 errors = Console(stderr=True)
 
 
@@ -180,8 +181,9 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], empty: st
         console.print(empty, style="dim", highlight=False)
         return
     named = Column(columns[0], no_wrap=True, min_width=max(len(str(row[0])) for row in rows))
-    table = Table(named, *columns[1:], box=None, pad_edge=False, header_style="bold")
+    rest = (Column(name, overflow="fold") for name in columns[1:])
+    table = Table(named, *rest, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         table.add_row(*("" if cell is None else str(cell) for cell in row))
-    # Piped output must not be wrapped at 80 columns: other programs read it.
-    (console if console.is_terminal else Console(width=int(os.environ.get("COLUMNS", "200")))).print(table)
+    # Other programs read piped output: it is never wrapped, whatever width COLUMNS gives the terminal.
+    (console if console.is_terminal else Console(width=PIPED_WIDTH)).print(table)
