@@ -65,7 +65,9 @@ def faults(
     if png is not None:
         require_matplotlib()
     if checked is not None:
-        found = [_checked(path) for path in sorted(checked.glob("*.jsonl"))]
+        place = {plan.name.replace(":", "."): number for number, plan in enumerate(plans(quick=False))}
+        paths = sorted(checked.glob("*.jsonl"), key=lambda path: (place.get(path.stem, len(place)), path.stem))
+        found = [_checked(path) for path in paths]
         if not found:
             raise CliFailure(f"there is no history in {checked}", exit_code=ExitCode.USAGE)
         _show(found, as_json, png)

@@ -25,12 +25,13 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(9, 1.2 + 0.32 * len(rows)), layout="constrained")
     places = range(len(rows))
     axes.barh(places, [row.longest_wait_s or 0 for row in rows], color="#d5dbdf", label="longest wait")
-    axes.scatter([row.recovery_s or 0 for row in rows], places, color="#2471a3", zorder=3, label="recovery, median")
-    axes.scatter(
-        [row.recovery_max_s or 0 for row in rows], places, color="#c0392b", marker="|", zorder=3, label="recovery, max"
-    )
+    known = [place for place in places if rows[place].recovery_s is not None]
+    medians = [rows[place].recovery_s or 0 for place in known]
+    longest = [rows[place].recovery_max_s or 0 for place in known]
+    axes.scatter(medians, known, color="#2471a3", zorder=3, label="recovery, median")
+    axes.scatter(longest, known, color="#c0392b", marker="|", zorder=3, label="recovery, max")
     axes.set_yticks(list(places), names)
-    axes.invert_yaxis()
+    axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set(xlabel="seconds", title="Faults: waits and recoveries")
     axes.grid(axis="x", alpha=0.3)
     axes.legend(frameon=False)
