@@ -21,7 +21,7 @@ from penstock.processors.assembly import Hooks, Parts, assemble
 from penstock.processors.background import on_faults
 from penstock.processors.data_folder import claim
 from penstock.processors.kafka.batches import TP, Progress
-from penstock.processors.kafka.watchdog import StallWatch
+from penstock.processors.kafka.watchdog import JoinWatch, StallWatch
 from penstock.processors.metrics import Metrics
 from penstock.processors.models.machine import UnknownDevice
 from penstock.processors.quiet import quiet_logs
@@ -91,6 +91,7 @@ class WorkerApp:
         self._started_ms = now_ms()
         self._metrics = Metrics()
         self._watch = StallWatch(settings.worker.stall_s)
+        self._join_watch = JoinWatch(UNJOINED_S)
         self._over: asyncio.Future[int] | None = None
         self._parts: Parts | None = None
         self._state = "starting"
@@ -180,7 +181,6 @@ class WorkerApp:
         """Once a second: has Faust given up, is a partition stalled, has the control book grown old?"""
         parts = self._parts
         assert parts is not None
-        not_joined_since: float | None = None
         while True:
             await asyncio.sleep(1.0)
             if parts.membership.crashed:
@@ -192,17 +192,16 @@ class WorkerApp:
                 self._finish(EXIT_FAILED)
                 return
             parts.book.prune(now_ms())
-            if not parts.membership.joined:
-                # Before the first assignment it may wait for the group; after it, what is fetched goes nowhere.
-                not_joined_since = not_joined_since or time.monotonic()
-                if parts.membership.generation >= 0 and time.monotonic() - not_joined_since > UNJOINED_S:
-                    logger.error(
-                        "worker.not_joined generation=%d: exiting to be restarted", parts.membership.generation
-                    )
-                    self._finish(EXIT_FAILED)
-                    return
+            joined, generation = parts.membership.joined, parts.membership.generation
+            answers = joined or await parts.watch.wait(1.0)
+            if self._join_watch.look(
+                joined=joined, was_member=generation >= 0, broker_answers=answers, now=time.monotonic()
+            ):
+                logger.error("worker.not_joined generation=%d: exiting to be restarted", generation)
+                self._finish(EXIT_FAILED)
+                return
+            if not joined:
                 continue
-            not_joined_since = None
             try:
                 seen = await asyncio.wait_for(parts.membership.progress(), self.settings.worker.stall_s)
             except TimeoutError:
@@ -283,7 +282,9 @@ class WorkerApp:
         if parts is None or self._state != "running":
             return [self._state]
         reasons: list[str] = []
-        if not parts.membership.joined:
+        if parts.watch.away:
+            reasons.append("Kafka does not answer")
+        elif not parts.membership.joined:
             reasons.append("not a member of the group yet")
         if self._watch.stalled:
             reasons.append("a partition has lag and does not move")

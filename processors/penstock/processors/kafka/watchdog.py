@@ -1,4 +1,6 @@
-"""Says when the worker is stalled: a partition has lag, nothing holds it back, and its position has not moved for long.
+"""Says when the worker can do no good any more: it is stalled, or it has been no member of its group for long.
+
+It is stalled when a partition has lag, nothing holds it back, and its position has not moved for long.
 
 Pure: looked at with a clock passed in. Waiting work, long jobs and paused partitions are no stalls. Neither is time in
 which this process itself was stopped: only time in which it looked counts.
@@ -59,3 +61,27 @@ class StallWatch:
                 stalled.add(tp)
         self.stalled = frozenset(stalled)
         return self.stalled
+
+
+class JoinWatch:
+    """`look` is called every second or so; it says when a former member has not come back for `unjoined_s`.
+
+    Before the first assignment a worker may wait for the group. After it, what is fetched goes nowhere. Nobody can join
+    while Kafka is away: only time in which it answers counts.
+    """
+
+    def __init__(self, unjoined_s: float) -> None:
+        self._unjoined_s = unjoined_s
+        self._since: float | None = None
+        self._looked_at = float("-inf")
+
+    def look(self, *, joined: bool, was_member: bool, broker_answers: bool, now: float) -> bool:
+        """Seconds are monotonic."""
+        asleep = now - self._looked_at > ASLEEP_S
+        self._looked_at = now
+        if joined or not was_member or not broker_answers:
+            self._since = None
+            return False
+        if asleep or self._since is None:
+            self._since = now
+        return now - self._since > self._unjoined_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.processors.kafka.batches import Progress
-from penstock.processors.kafka.watchdog import StallWatch
+from penstock.processors.kafka.watchdog import JoinWatch, StallWatch
 
 TP = ("t", 0)
 
@@ -52,3 +52,39 @@ def test_time_in_which_the_process_was_stopped_does_not_count() -> None:
     assert watch.look(seen(), room=True, now=68) == frozenset()
     assert look_until(watch, 77, begin=69) == frozenset()
     assert watch.look(seen(), room=True, now=78) == {TP}
+
+
+def joins_by(watch: JoinWatch, begin: int, until: int, *, answers: bool = True, joined: bool = False) -> bool:
+    """Whether it gave up while it looked each second."""
+    looks = range(begin, until + 1)
+    return any(watch.look(joined=joined, was_member=True, broker_answers=answers, now=now) for now in looks)
+
+
+def test_a_former_member_that_does_not_come_back_gives_up() -> None:
+    watch = JoinWatch(10)
+    assert not joins_by(watch, 0, 10)
+    assert joins_by(watch, 11, 11)
+
+
+def test_while_kafka_is_away_nobody_gives_up() -> None:
+    watch = JoinWatch(10)
+    assert not joins_by(watch, 0, 9)
+    assert not joins_by(watch, 10, 1_000, answers=False)
+    assert not joins_by(watch, 1_001, 1_011)
+    assert joins_by(watch, 1_012, 1_012)
+
+
+def test_who_has_joined_or_never_did_is_not_given_up() -> None:
+    watch = JoinWatch(10)
+    assert not any(watch.look(joined=False, was_member=False, broker_answers=True, now=now) for now in range(100))
+    assert not joins_by(watch, 100, 109)
+    assert not joins_by(watch, 110, 110, joined=True)
+    assert not joins_by(watch, 111, 121)
+    assert joins_by(watch, 122, 122)
+
+
+def test_a_process_that_was_stopped_has_time_to_join() -> None:
+    watch = JoinWatch(10)
+    assert not joins_by(watch, 0, 9)
+    assert not joins_by(watch, 90, 100)
+    assert joins_by(watch, 101, 101)
