@@ -5,14 +5,16 @@ from __future__ import annotations
 import base64
 import logging
 import subprocess
+import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock.cli import children
 from penstock.cli.failures import CliFailure
+from penstock.cli.kafka_archive import archive_options
 from penstock.cli.kafka_jars import kafka_jars
 from penstock.cli.paths import Progress, free_port, port_in_use, require_space, silent
 
@@ -21,6 +23,8 @@ logger = logging.getLogger(__name__)
 MIN_FREE_BYTES = 500_000_000
 START_DEADLINE_S = 180.0
 STOP_GRACE_S = 30.0
+ARCHIVE_GRACE_S = 180.0
+"""For an end at which the archive is written."""
 
 _JVM_OPTIONS = (
     "-Xmx512m",
@@ -77,6 +81,7 @@ class EmbeddedKafka:
 
     `start`, `stop` and `kill` may be called again and again, from any thread. The broker dies with this process.
     `properties` go before the broker's own ones (a node of a cluster has other voters); nodes share a `cluster_id`.
+    `jvm_options` stand for those that use the archive of Kafka's classes.
     """
 
     def __init__(
@@ -87,6 +92,7 @@ class EmbeddedKafka:
         properties: Mapping[str, str] | None = None,
         cluster_id: str | None = None,
         progress: Progress = silent,
+        jvm_options: Sequence[str] | None = None,
     ) -> None:
         self.data_dir = data_dir.absolute()
         self.port = port
@@ -94,6 +100,7 @@ class EmbeddedKafka:
         self._cluster_id = cluster_id or new_cluster_id()
         self.log = self.data_dir / "broker.log"
         self._progress = progress
+        self._jvm_options = jvm_options
         self._process: subprocess.Popen[bytes] | None = None
         self._command: list[str] = []
 
@@ -113,9 +120,12 @@ class EmbeddedKafka:
     def prepare(self) -> None:
         """Fetch the jars, write the settings and format the storage. Raises CliFailure with the cure."""
         require_space(self.data_dir, MIN_FREE_BYTES, "the topics")
-        classpath = ":".join(str(jar) for jar in kafka_jars(self._progress))
+        jars = kafka_jars(self._progress)
+        options = self._jvm_options
+        if options is None:
+            options = archive_options(jars[0].parent, _first_life, self._progress)
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        self._command = [java(), *_JVM_OPTIONS, "-cp", classpath]
+        self._command = [java(), *_JVM_OPTIONS, *options, "-cp", ":".join(str(jar) for jar in jars)]
         self._write_properties()
         if not (self.data_dir / "topics" / "meta.properties").exists():
             self._format()
@@ -197,6 +207,41 @@ class EmbeddedKafka:
     def _last_words(self) -> str:
         lines = [line for line in children.tail(self.log, 200).splitlines() if "ERROR" in line or "Exception" in line]
         return f"{lines[-1].strip()} (log: {self.log})" if lines else f"see {self.log}"
+
+
+def _first_life(jvm_options: Sequence[str]) -> None:
+    """Run a broker through what each does: topics, records, a group. Its JVM writes an archive as it ends."""
+    with tempfile.TemporaryDirectory(prefix="penstock-kafka-") as folder:
+        broker = EmbeddedKafka(Path(folder), free_port(), jvm_options=[])
+        broker.prepare()
+        broker = EmbeddedKafka(Path(folder), broker.port, jvm_options=jvm_options)
+        try:
+            broker.start()
+            _exercise(broker.bootstrap_servers)
+            broker.stop(ARCHIVE_GRACE_S)
+        finally:
+            broker.kill()
+
+
+def _exercise(bootstrap_servers: str) -> None:
+    from confluent_kafka import Consumer, KafkaException, Producer
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    servers = {"bootstrap.servers": bootstrap_servers}
+    consumer = Consumer({**servers, "group.id": "first", "auto.offset.reset": "earliest"})
+    try:
+        admin = AdminClient(servers)
+        admin.create_topics([NewTopic("first", 1)])["first"].result(START_DEADLINE_S)
+        producer = Producer(servers)
+        producer.produce("first", b"value", b"key")
+        producer.flush(START_DEADLINE_S)
+        consumer.subscribe(["first"])
+        if consumer.poll(START_DEADLINE_S) is not None:
+            consumer.commit(asynchronous=False)
+    except KafkaException as error:
+        raise CliFailure(f"a first broker does not work: {error}") from error
+    finally:
+        consumer.close()
 
 
 def java() -> str:

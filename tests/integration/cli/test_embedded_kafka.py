@@ -46,6 +46,13 @@ def read_all(broker: EmbeddedKafka) -> list[bytes]:
     return values
 
 
+def test_its_jvm_uses_the_archive_of_classes(broker: EmbeddedKafka) -> None:
+    broker.start()
+    assert broker.process is not None
+    maps = Path(f"/proc/{broker.process.pid}/maps").read_text()
+    assert ".aot" in maps, "it loads each class by itself"
+
+
 def test_records_survive_stop_and_kill(broker: EmbeddedKafka) -> None:
     broker.start()
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})

@@ -124,11 +124,11 @@ def test_images_and_summaries_over_kafka(make_system: Callable[..., System], tin
 def test_a_killed_engine_of_images_gives_one_outcome_each(make_system: Callable[..., System]) -> None:
     system = make_system(models=[{"id": "images", "source": "pillow", "engine": "imaging"}])
     worker = system.worker().wait_ready()
-    image = kept(system, "green", (1500, 1500))
+    image = kept(system, "green", (600, 600))
     send(system, processing("warm", image, {"op": "thumbnail", "width": 9, "height": 9}))
     made(system, "warm")
     ids = [f"r{n}" for n in range(24)]
-    heavy = [{"op": "rotate", "degrees": 33}, {"op": "resize", "width": 1500, "height": 1400}] * 2
+    heavy = [{"op": "rotate", "degrees": 33}, {"op": "resize", "width": 600, "height": 560}] * 2
     send(system, *(processing(one, image, *heavy, {"op": "thumbnail", "width": 20, "height": 20}) for one in ids))
     eventually(lambda: any(one in system.outcomes() for one in ids), 120, worker.tail)
     for engine in engine_processes(worker.popen.pid):

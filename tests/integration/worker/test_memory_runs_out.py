@@ -35,7 +35,7 @@ from tiny_blip import make_blip
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MIB = 1 << 20
-REQUESTS = 200
+REQUESTS = 66
 COLOURS = ((220, 30, 30), (30, 180, 40), (30, 50, 220), (235, 220, 40), (15, 15, 15), (245, 245, 245))
 SUBJECTS = range(len(COLOURS))
 """Requests to one model differ by their subject: a seed, a colour, tokens."""
