@@ -1,4 +1,4 @@
-"""The archive of loaded classes that lets Kafka's JVM start in a third of the time: made once, by a broker's first life.
+"""The archive of loaded classes with which Kafka starts in a third of the time: made once, by a broker's first life.
 
 It is the JVM's own AOT cache (JEP 483, 514). The JVM checks that it fits jars, options and version, and does without it
 otherwise.
