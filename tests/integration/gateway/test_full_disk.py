@@ -1,0 +1,63 @@
+"""The disk under a gateway is full: calls are answered or refused with the reason, and nothing of them is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from penstock.cli.faults.disks import SmallDisk, why_no_disk
+from support import wait_until
+from system import Process, System, running
+
+COUNT = 30
+DISK_BYTES = 1 << 26
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    if reason := why_no_disk():
+        pytest.skip(reason)
+    found = SmallDisk(tmp_path / "small", size_bytes=DISK_BYTES)
+    yield found
+    found.make_room()
+    found.remove()
+
+
+def chat(gateway: Process, number: int) -> httpx.Response:
+    body = {"model": "noop", "messages": [{"role": "user", "content": f"{number} " * 2_000}]}
+    return httpx.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=60)
+
+
+def reasons(gateway: Process) -> str:
+    return httpx.get(f"{gateway.url}/readyz", timeout=10).text
+
+
+@pytest.mark.slow
+def test_calls_end_and_are_known_later(kafka: Any, kafka_prefix: str, tmp_path: Path, disk: SmallDisk) -> None:
+    system = System(kafka.bootstrap_servers, kafka_prefix, tmp_path / "system")
+    place = {"PENSTOCK_GATEWAY__VIEW_PATH": str(disk.path / "view.sqlite")}
+    with running(system):
+        system.worker().wait_ready()
+        gateway = system.gateway(env=place).wait_ready()
+        assert chat(gateway, 0).status_code == 200
+        disk.fill()
+        assert disk.is_full()
+        answers = [chat(gateway, number) for number in range(1, COUNT)]
+        wait_until(lambda: "full" in reasons(gateway), 30, lambda: f"{reasons(gateway)}\n{gateway.tail()}")
+        told = {(answer.status_code, answer.text) for answer in answers if answer.status_code != 200}
+        assert all(status == 503 and "full" in text for status, text in told), told
+        disk.make_room()
+        wait_until(lambda: "full" not in reasons(gateway), 60, lambda: f"{reasons(gateway)}\n{gateway.tail()}")
+        assert chat(gateway, COUNT).status_code == 200
+        gateway.kill9()
+        assert gateway.popen.returncode == -9
+        again = system.gateway("g2", env=place).wait_ready()
+        completed = sum(answer.status_code == 200 for answer in answers) + 2
+        seen = httpx.get(f"{again.url}/v1/requests", params={"limit": 100, "status": "completed"}).json()["data"]
+        assert len(seen) >= completed
+        assert {event.status for event in system.outcomes().values()} == {"completed"}
+        assert again.stop() == 0, again.tail()
