@@ -19,10 +19,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ class Site(Supervised):
 
     def __init__(self, folder: Path, options: argparse.Namespace, *, slots: int, stop_at: int) -> None:
         super().__init__()
-        self.folder, port = folder, free_port()
+        port = free_port()
         self._bin = environment("celery", CELERY)
         ours = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         url = f"redis://127.0.0.1:{port}/0"
@@ -64,15 +64,13 @@ class Site(Supervised):
         redis += ["--appendonly", "yes", "--appendfsync", "everysec", "--save", ""]
         celery = [str(self._bin / "celery"), "--workdir", str(HERE), "-A", "celery_faults_app", "worker"]
         celery += ["-n", "w@faults", "--loglevel=INFO", f"--pool={options.pool}", f"--concurrency={slots}"]
-        log = folder / "worker.log"
-        self.parts = {
-            "broker": self._part("broker", redis, lambda: _answers(port), self._env),
-            "worker": self._part("worker", celery, lambda: " ready." in log.read_text(), self._env | _stop(stop_at)),
+        part, log = partial(command_part, grace_s=5.0), folder / "worker.log"
+        env = {**self._env, "BENCH_STOP_AT": str(stop_at)}
+        self.parts: dict[str, Part] = {
+            "broker": part("broker", redis, log=folder / "broker.log", ready=lambda: _answers(port), env=self._env),
+            "worker": part("worker", celery, log=log, ready=lambda: " ready." in log.read_text(), env=env),
         }
         self.start(*self.parts.values())
-
-    def _part(self, name: str, argv: list[str], ready: Callable[[], bool], env: dict[str, str]) -> Part:
-        return command_part(name, argv, log=self.folder / f"{name}.log", ready=ready, grace_s=5.0, env=env)
 
     def clients(self) -> subprocess.Popen[bytes]:
         command = [str(self._bin / "python"), str(HERE / "celery_faults_client.py")]
@@ -83,10 +81,6 @@ class Site(Supervised):
         process = self.parts["worker" if part == "engine" else part].process
         assert process is not None
         return Target(process.pid).children() if part == "engine" else [Target(process.pid)]
-
-
-def _stop(at: int) -> dict[str, str]:
-    return {"BENCH_STOP_AT": str(at)}
 
 
 def _answers(port: int) -> bool:
@@ -121,61 +115,53 @@ def run_row(plan: Plan, run: Run, options: argparse.Namespace) -> None:
 
 def _play(plan: Plan, run: Run, load: Load, site: Site, history: History, settled_s: float) -> None:
     clients = site.clients()
-    assert clients.stdin is not None
     hearing = threading.Thread(target=_hear, args=(clients, history), daemon=True)
     hearing.start()
-    delay_s = load.models[0]["options"]["delay_ms"] / 1_000
-    asked = [{"name": f"{run.seed}-{one.number}", "text": one.text, "streams": one.streams} for one in load.asked]
-    job = {"asked": asked, "piece_chars": PIECE_CHARS, "delay_s": delay_s}
-    clients.stdin.write(json.dumps(job).encode() + b"\n")
-    clients.stdin.flush()
     try:
-        _reach(plan.moment, site, history, load)
-        for part in plan.strikes:
-            _strike(part, site, history)
-    except NotReached as error:
-        history.note("fault", target=plan.row, how=str(error), proven=False)
-    for worker in site.targets("worker"):
-        with suppress(ProcessLookupError):
-            os.killpg(worker.pid, signal.SIGCONT)
-    try:
-        clients.wait(settled_s)
-    except subprocess.TimeoutExpired:
-        history.note("not_settled", how=f"not within {settled_s:.0f} s: every request has its outcome")
-    clients.stdin.close()
-    try:
-        clients.wait(LAST_LOOK_S)
+        assert clients.stdin is not None
+        asked = [{"name": f"{run.seed}-{one.number}", "text": one.text, "streams": one.streams} for one in load.asked]
+        pace = {"piece_chars": PIECE_CHARS, "delay_s": load.models[0]["options"]["delay_ms"] / 1_000}
+        clients.stdin.write(json.dumps({"asked": asked, **pace}).encode() + b"\n")
+        clients.stdin.flush()
+        try:
+            _reach(plan.moment, site, history, load)
+            for part in plan.strikes:
+                _strike(part, site, history)
+        except NotReached as error:
+            history.note("fault", target=plan.row, how=str(error), proven=False)
+        for worker in site.targets("worker"):
+            with suppress(ProcessLookupError):
+                os.killpg(worker.pid, signal.SIGCONT)
+        try:
+            clients.wait(settled_s)
+        except subprocess.TimeoutExpired:
+            history.note("not_settled", how=f"not within {settled_s:.0f} s: every request has its outcome")
+        clients.stdin.close()
+        if code := clients.wait(LAST_LOOK_S):
+            history.note("not_settled", how=f"the clients ended with {code}")
     finally:
         clients.kill()
         hearing.join()
-    history.note("grants", reserved=0, of_models=0)  # there is nothing of the kind
+    history.note("grants", reserved=0, of_models=0)  # Celery has no such thing
 
 
 def _hear(clients: subprocess.Popen[bytes], history: History) -> None:
     assert clients.stdout is not None
     for line in clients.stdout:
         entry = json.loads(line)
-        history.note(**(entry if entry["what"] != "result" else _record(entry)))
+        history.note(**(_record(entry) if entry["what"] == "result" else entry))
 
 
 def _record(entry: dict[str, Any]) -> dict[str, Any]:
     """What stands in the result backend, as the record that the checker folds."""
-    name, at_ms = entry["request_id"], int(entry["at"] * 1_000)
-    event = ResultEvent(
-        request_id=name,
-        tenant="default",
-        kind="terminal",
-        origin=Origin(topic="celery", partition=0, offset=0, append_time_ms=at_ms),
-        attempt=1,
-        epoch=1,
-        task="text_generation",
-        created_at=at_ms,
-        worker_id="w",
-        status=entry["status"],
-        text_generation={"text": entry["text"]},
-    )
+    at_ms = int(entry["at"] * 1_000)
+    place = Origin(topic="celery", partition=0, offset=0, append_time_ms=at_ms)
+    known: dict[str, Any] = {"tenant": "default", "kind": "terminal", "attempt": 1, "epoch": 1, "worker_id": "w"}
+    known |= {"task": "text_generation", "created_at": at_ms, "origin": place, "status": entry["status"]}
+    event = ResultEvent(request_id=entry["request_id"], text_generation={"text": entry["text"]}, **known)
     value = base64.b64encode(default_codec().encode(event)).decode()
-    return {"what": "record", "request_id": name, "at": entry["at"], "partition": 0, "offset": 0, "value": value}
+    facts = {"request_id": entry["request_id"], "at": entry["at"], "value": value}
+    return {"what": "record", "partition": 0, "offset": 0, **facts}
 
 
 def _reach(moment: str, site: Site, history: History, load: Load) -> None:
@@ -191,14 +177,14 @@ def _reach(moment: str, site: Site, history: History, load: Load) -> None:
 
 
 def _strike(part: str, site: Site, history: History) -> None:
-    """Send SIGKILL, and look in `/proc` whether the target is gone."""
-    began, targets = round(time.time(), 4), site.targets(part)
+    """Send SIGKILL, to the worker with its pool, and look in `/proc` whether the target is gone."""
+    targets = site.targets(part)
     for target in targets:
-        target.signal(signal.SIGKILL)
+        os.killpg(target.pid, signal.SIGKILL) if part == "worker" else target.signal(signal.SIGKILL)
     gone = bool(targets) and all(target.has_come_to(GONE) for target in targets)
     pids = ", ".join(str(target.pid) for target in targets[:3]) + (", …" if len(targets) > 3 else "")
     how = f"/proc: {part} ({len(targets)}: {pids}) {'is gone' if gone else 'runs on'}"
-    history.note("fault", target=part, how=how, proven=gone, at=began)
+    history.note("fault", target=part, how=how, proven=gone)
 
 
 def main() -> int:
@@ -211,9 +197,11 @@ def main() -> int:
     parser.add_argument("--pool", choices=["prefork", "threads"], default="prefork")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGINT):  # a shell starts what runs in its background with SIGINT ignored
+        signal.signal(number, signal.default_int_handler)
     folder = options.histories or Path(tempfile.mkdtemp(prefix="penstock-celery-histories-"))
-    asked = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=HERE, capture_output=True, text=True)
-    run = Run(folder=folder, count=options.in_flight, seed=1, commit=asked.stdout.strip())
+    commit = subprocess.check_output(["git", "rev-parse", "--short=12", "HEAD"], cwd=HERE, text=True).strip()
+    run = Run(folder=folder, count=options.in_flight, seed=1, commit=commit)
     for plan in plans(quick=False, patterns=options.rows or ROWS):
         if plan.name in ROWS:
             print(plan.name, file=sys.stderr, flush=True)

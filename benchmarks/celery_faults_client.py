@@ -15,7 +15,7 @@ from typing import Any
 
 from celery_faults_app import app, store, write
 
-AGAIN_S = 0.05
+AGAIN_S, BLOCK_MS = 0.005, 50
 _lock = threading.Lock()
 
 
@@ -51,7 +51,7 @@ class Clients:
         """Hear pieces and outcomes. A stream's pieces were written before its result."""
         outcomes = results(sorted(self._waiting))
         ended, self._ended = self._ended, set()
-        self._hear()
+        self._hear()  # waits for a piece, but not for long: outcomes may have come
         for name in ended:
             del self._cursors[name]
         for name, outcome in outcomes.items():
@@ -62,7 +62,8 @@ class Clients:
 
     def _hear(self) -> None:
         cursors = {f"pieces:{name}": cursor for name, cursor in self._cursors.copy().items()}
-        for key, entries in dict(store.xread(cursors) if cursors else {}).items():
+        heard = store.xread(cursors, block=BLOCK_MS) if cursors else []
+        for key, entries in dict(heard).items():
             name = key.removeprefix("pieces:")
             for entry_id, piece in entries:
                 run, before = entry_id.split("-")[0], self._cursors[name].split("-")[0]
