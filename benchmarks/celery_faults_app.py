@@ -22,6 +22,8 @@ URL = os.environ["BENCH_REDIS_URL"]
 VISIBILITY_S = int(os.environ["BENCH_VISIBILITY_S"])
 STOP_AT = int(os.environ.get("BENCH_STOP_AT", "0"))
 """The worker stops itself after so many results were stored, before the task is acknowledged; 0: never."""
+CONNECTIONS = 2_000
+"""At most, of one process: each thread of a pool of threads has its own."""
 
 app = Celery("faults", broker=URL, backend=URL)
 app.conf.update(
@@ -40,8 +42,11 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
     result_backend_always_retry=True,
+    redis_max_connections=CONNECTIONS,
 )
-store = Redis.from_url(URL, decode_responses=True, retry=Retry(ConstantBackoff(0.2), 1_000))
+store = Redis.from_url(
+    URL, decode_responses=True, retry=Retry(ConstantBackoff(0.2), 1_000), max_connections=CONNECTIONS
+)
 """Asks again for as long as Redis is away."""
 
 
