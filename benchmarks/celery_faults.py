@@ -60,8 +60,8 @@ class Site(Supervised):
         ours = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         url = f"redis://127.0.0.1:{port}/0"
         self._env = {**ours, "BENCH_REDIS_URL": url, "BENCH_VISIBILITY_S": str(options.visibility_s)}
-        redis = [redis_server(), "--port", str(port), "--dir", str(folder), "--maxmemory-policy", "noeviction"]
-        redis += ["--appendonly", "yes", "--appendfsync", "everysec", "--save", ""]
+        redis = [redis_server(), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder)]
+        redis += ["--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--maxmemory-policy", "noeviction"]
         celery = [str(self._bin / "celery"), "--workdir", str(HERE), "-A", "celery_faults_app", "worker"]
         celery += ["-n", "w@faults", "--loglevel=INFO", f"--pool={options.pool}", f"--concurrency={slots}"]
         part, log = partial(command_part, grace_s=5.0), folder / "worker.log"
