@@ -30,6 +30,7 @@ class Service:
         self.settings = GatewaySettings()
         self.lookups = self.artifacts = self
         self._stops = stops
+        self.subscriptions = SimpleNamespace(open=lambda most_frames: SimpleNamespace(close=lambda: None))
 
     async def stored(self, _: str, work: Callable[[Any], Any]) -> Any:
         return work(None)
