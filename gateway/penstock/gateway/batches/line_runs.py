@@ -183,9 +183,10 @@ class LineRuns:
             for run in known:
                 self._follow(run)
             runs = [run for run in runs if run.request is not None]
-        checking = [self._checked(run) for run in runs]
-        some_bring_images = any(run.images for run in runs)
-        checked = await asyncio.gather(*checking) if some_bring_images else [await one for one in checking]
+        if any(run.images for run in runs):  # each waits for the store
+            checked = await asyncio.gather(*map(self._checked, runs))
+        else:
+            checked = [await self._checked(run) for run in runs]
         refused = [(run, one) for run, one in zip(runs, checked, strict=True) if isinstance(one, Exception)]
         sent = [(run, one) for run, one in zip(runs, checked, strict=True) if isinstance(one, Checked)]
         refusals = await self._service.submitting.submit_together([one for _, one in sent])

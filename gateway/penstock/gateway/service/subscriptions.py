@@ -205,9 +205,9 @@ class Subscriptions:
         self.hub.subscribe(subscription.client, ("outcome", tenant, request_id))
         if entry.lacks_outcome and not self._view.streams.follow(entry):
             subscription.client.untold[request_id] = None
-            self._view.streams.when_whole(entry, subscription.client, None, lambda whole, _: [whole.result_frame()])
+            self._view.streams.when_whole(entry, subscription.client, None, lambda whole, _: [whole.outcome_frame()])
         elif entry.done:
-            subscription.push([entry.result_frame()])
+            subscription.push([entry.outcome_frame()])
 
     def unfollow_outcome(self, subscription: Subscription, tenant: str, request_id: str) -> None:
         self.hub.unsubscribe(subscription.client, ("outcome", tenant, request_id))
