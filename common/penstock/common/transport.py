@@ -10,11 +10,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from penstock.common.forking import forks, keep_in_children
 from penstock.common.kafka_errors import client_logger, from_kafka, too_large, wrong_configuration
+from penstock.common.outgoing import Outgoing
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.errors import BrokerUnavailable, InternalError, Overloaded, PenstockError
 from penstock.schemas.records import record
@@ -250,6 +252,26 @@ class AsyncTransport:
         if delivery.error is not None:
             raise delivery.error
         return delivery
+
+    async def produce_all(self, records: Sequence[Outgoing]) -> list[Delivery]:
+        """Send these in their order and wait for all acknowledgements. What `send` raises becomes an error as well."""
+        deliveries: dict[int, Delivery] = {}
+        all_told: asyncio.Future[None] = self._loop.create_future()
+
+        def note(at: int, delivery: Delivery) -> None:
+            deliveries[at] = delivery
+            if len(deliveries) == len(records) and not all_told.done():  # the waiter may have been cancelled
+                all_told.set_result(None)
+
+        for at, one in enumerate(records):
+            told = partial(note, at)
+            try:
+                self.produce_nowait(one.topic, one.value, key=one.key, headers=one.headers, callback=told)
+            except PenstockError as error:
+                told(Delivery(topic=one.topic, partition=-1, offset=-1, timestamp_ms=-1, error=error))
+        if records:
+            await all_told
+        return [deliveries[at] for at in range(len(records))]
 
     def produce_nowait(
         self,

@@ -24,7 +24,15 @@ from penstock.schemas.ids import (
 from penstock.schemas.limits import DEFAULT_LIMITS, Limits
 from penstock.schemas.payloads import PASSED_ON, at_most, lone_surrogate, size_within
 from penstock.schemas.plain import is_plain, text_bytes
-from penstock.schemas.records import PAYLOAD_FIELDS, ContextLimits, InferenceRequest, OutputSpec, Record, Requirements
+from penstock.schemas.records import (
+    PAYLOAD_FIELDS,
+    ContextLimits,
+    InferenceRequest,
+    OutputSpec,
+    Record,
+    Requirements,
+    fields_of,
+)
 from penstock.schemas.tasks import BUILT_TASKS, TASKS
 
 __all__ = [
@@ -279,13 +287,21 @@ def request_to_json(request: InferenceRequest) -> dict[str, Any]:
 
 # A `deadline` becomes a time to live, which is another one at each repeat.
 _sorted_json = json.JSONEncoder(sort_keys=True).encode
-_NOT_CONTENT = frozenset({"request_id", "created_at", "tenant", "ttl_ms", "history"})
+_NOT_CONTENT = frozenset({"request_id", "created_at", "tenant", "ttl_ms", "history", *PAYLOAD_FIELDS})
+_CONTENT = tuple(name for name in fields_of(InferenceRequest) if name not in _NOT_CONTENT)
 
 
 def content_hash(request: InferenceRequest) -> str:
     """Hex digest of what was asked for, whenever and under which id: equal for a repeat, different for another body."""
-    values = {k: v for k, v in request_to_json(request).items() if k not in _NOT_CONTENT}
-    return hashlib.sha256(_sorted_json(_bare(values)).encode()).hexdigest()
+    values: dict[str, Any] = {"payload": request.payload}
+    for name in _CONTENT:
+        value = getattr(request, name)
+        if value is not None and value != {}:
+            values[name] = value.to_dict() if isinstance(value, Record) else value
+    text = _sorted_json(values)
+    if "null" in text:  # as of what Avro brought; what was parsed here has none as a rule
+        text = _sorted_json(_bare(values))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _bare(value: Any) -> Any:

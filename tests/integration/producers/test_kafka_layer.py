@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from penstock.common import admin, admin_clients
+from penstock.common.outgoing import Outgoing
 from penstock.common.reader import BatchQueue, PartitionReader, RawMessage, read_to_end
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import AsyncTransport, Delivery, Transport
@@ -56,6 +57,24 @@ async def test_a_missing_topic_and_the_brokers_limit_are_told(settings: KafkaSet
         await outgoing.produce(settings.names.result, b"x" * 2_000_000)
     assert (await outgoing.produce(settings.names.result, b"x")).offset >= 0
     await asyncio.to_thread(transport.close)
+
+
+async def test_records_that_are_sent_together_are_each_told_of(settings: KafkaSettings) -> None:
+    transport = Transport(dataclasses.replace(settings, max_record_bytes=1_000))
+    outgoing, result = AsyncTransport(transport), settings.names.result
+    records = [
+        Outgoing(topic=result, key=b"k", value=b"first", headers=[("a", b"1")]),
+        Outgoing(topic=result, key=b"k", value=b"x" * 2_000, headers=[]),
+        Outgoing(topic=settings.topic_prefix + "no-such-topic", key=b"k", value=b"x", headers=[]),
+        Outgoing(topic=result, key=b"k", value=b"last", headers=[]),
+    ]
+    told = await outgoing.produce_all(records)
+    assert [type(delivery.error) for delivery in told] == [type(None), TooLarge, NotFound, type(None)]
+    assert await outgoing.produce_all([]) == []
+    await asyncio.to_thread(transport.close)
+    first, last = read_to_end(settings, result)
+    assert ((first.value, first.headers), last.value) == ((b"first", (("a", b"1"),)), b"last")
+    assert [first.offset, last.offset] == [told[0].offset, told[3].offset]
 
 
 def collect(into: list[RawMessage]) -> Callable[[Sequence[RawMessage]], None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.common.outgoing import Outgoing
 from penstock.common.transport import Delivery
 from penstock.gateway.limits.allowances import Allowances, Totals
 from penstock.gateway.limits.callers import ANYBODY, Caller
@@ -29,6 +31,7 @@ from penstock.schemas.errors import (
     ModelNotFound,
     NotFound,
     Overloaded,
+    PenstockError,
     StoreUnavailable,
     TenantLimit,
 )
@@ -94,6 +97,15 @@ class Gateway:
         if self.away:
             raise BrokerUnavailable("no acknowledgement came")
         return Delivery(topic=topic, partition=0, offset=len(self.written), timestamp_ms=5)
+
+    async def produce_all(self, records: Sequence[Outgoing]) -> list[Delivery]:
+        told: list[Delivery] = []
+        for one in records:
+            try:
+                told.append(await self.produce(one.topic, one.value))
+            except PenstockError as error:
+                told.append(Delivery(topic=one.topic, partition=-1, offset=-1, timestamp_ms=-1, error=error))
+        return told
 
     def accepted(self, request: InferenceRequest, origin: Any) -> None:
         self.requests.add(request.request_id)
@@ -169,6 +181,25 @@ async def test_a_repeat_of_what_was_not_acknowledged_is_the_same_request() -> No
     assert (accepted.request_id, accepted.replayed) == (first.request_id, True)
     assert set(gateway.written) == {first.request_id}
     assert (await gateway.submit(asked())).request_id != first.request_id, "that one is another"
+
+
+async def test_what_is_submitted_together_is_refused_one_by_one() -> None:
+    gateway = Gateway(Allowances(defaults=Limits(outstanding=2)))
+    checked = [await gateway.submitter.check(ANYBODY, asked()) for _ in range(3)]
+    refusals = await gateway.submitter.submit_together(checked)
+    assert [type(error) for error in refusals] == [type(None), type(None), TenantLimit]
+    assert gateway.written == [one.request.request_id for one in checked[:2]]
+    assert gateway.requests == set(gateway.written)
+    assert await gateway.submitter.submit_together(checked[2:]) == [None], "the log counts what stands there"
+    gateway.full = "the view cannot be written"
+    assert [type(error) for error in await gateway.submitter.submit_together(checked[:1])] == [Overloaded]
+    gateway.full, gateway.away = None, True
+    (error,) = await gateway.submitter.submit_together(checked[:1])
+    assert isinstance(error, BrokerUnavailable)
+    gateway.away, gateway.missing = False, True
+    (error,) = await gateway.submitter.submit_together(checked[:1])
+    assert isinstance(error, BrokerUnavailable), "its topic will be there"
+    assert len(gateway.requests) == 3
 
 
 async def test_pieces_of_a_stream_are_told_from_the_first_one_on() -> None:

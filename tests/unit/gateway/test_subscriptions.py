@@ -103,6 +103,29 @@ async def test_who_waits_for_the_outcome_hears_of_that_alone(followed: Followed)
     assert followed.hub.subjects() == 1, "the follower's own, which was not asked for its last frame"
 
 
+async def test_one_subscription_takes_the_outcomes_of_many(followed: Followed) -> None:
+    """Of those that have ended, and of those that will; its queue has room for all that it follows."""
+    outcomes = followed.subscriptions.open(most_frames=1_000)
+    followed.subscriptions.follow_outcome(outcomes, "default", "r")
+    waiting = asyncio.create_task(outcomes.take_all())
+    await asyncio.sleep(0)
+    followed.read(NAMES.status, RUNNING)
+    followed.read(NAMES.result, DONE)
+    (frame,) = await asyncio.wait_for(waiting, 5)
+    assert isinstance(frame, ResultFrame)
+    assert (frame.request_id, frame.status, frame.cursor) == ("r", "completed", None)
+    followed.subscriptions.unfollow_outcome(outcomes, "default", "r")
+    assert followed.hub.subjects() == 0
+    for _ in range(300):  # more than the queue of a client takes
+        followed.subscriptions.follow_outcome(outcomes, "default", "r")
+    assert len(await outcomes.take_all()) == 300
+    with pytest.raises(NotFound):
+        followed.subscriptions.follow_outcome(outcomes, "default", "unknown")
+    followed.subscriptions.drain()
+    with pytest.raises(Stopping):
+        await asyncio.wait_for(outcomes.take_all(), 5)
+
+
 class Conversation(Followed):
     """A view with more live turns than a client's queue has room for."""
 

@@ -19,6 +19,7 @@ async def takes(window: Window, size: int) -> bool:
 async def test_lines_and_their_bytes_are_bounded() -> None:
     window = Window(lambda: 3, most_bytes=10)
     assert [await takes(window, size) for size in (20, 1)] == [True, False], "a single one always has room"
+    assert not window.take_nowait(1)
     window.give(20)
     assert [await takes(window, size) for size in (1, 1, 9, 1, 1)] == [True, True, False, True, False]
 

@@ -405,6 +405,39 @@ def test_content_is_what_was_asked_for() -> None:
     assert content_hash(replace(REQUEST, priority=1)) != content_hash(REQUEST)
 
 
+@pytest.mark.parametrize(
+    ("body", "digest"),
+    [
+        (
+            {"task": "text_generation", "model": "m", "payload": {"prompt": "é"}, "metadata": {"a": "b"}, "ttl_ms": 5},
+            "e015c6b7ccfcdad5e3dfc3369a2a7d6130b5c1372269786753f2f2e22bac4b53",
+        ),
+        (
+            {
+                "task": "text_generation",
+                "conversation_id": "c",
+                "context": {"max_tokens": 5},
+                "stream": True,
+                "payload": {"messages": [{"role": "user", "content": "x"}]},
+            },
+            "e7b7f098f4f212a18f5d406c02f4ebc154317cd4f1724f1340b888c732313bed",
+        ),
+        (
+            {
+                "task": "embedding",
+                "payload": {"input": ["a", "b"]},
+                "max_attempts": 2,
+                "requirements": {"vram_bytes": 5},
+            },
+            "11aeb3ca1c021f1d1a5b964d542cec4486d161a1d7940a437be72db9a6f1345e",
+        ),
+    ],
+)
+def test_the_hash_of_a_content_stays_as_views_have_kept_it(body: dict[str, Any], digest: str) -> None:
+    """Another hash would refuse the repeat of a request that an earlier release accepted."""
+    assert content_hash(parse_request(body, request_id="r", now_ms=1)) == digest
+
+
 def test_a_repeat_with_the_same_deadline_is_the_same_content() -> None:
     body = {"task": "text_generation", "payload": {"prompt": "x"}, "deadline": 1_700_000_600}
     first, later = (parse_request(body, request_id="r", now_ms=1_700_000_000_000 + wait) for wait in (0, 1_500))

@@ -1,4 +1,4 @@
-"""One line of a batch: its request is submitted, its outcome awaited, and its answer made as the endpoint makes it."""
+"""The lines of a batch: requests are submitted, outcomes taken, and answers made as the endpoint makes them."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai import endpoints
 from penstock.gateway.openai.chat_bodies import in_openai_words
 from penstock.gateway.openai.endpoints import Endpoint, Made
-from penstock.gateway.openai.exchange import outcome
+from penstock.gateway.openai.exchange import completed
 from penstock.gateway.openai.large_answers import is_large, whole_result
 from penstock.gateway.routes.line_reader import Line
 from penstock.gateway.service.brought_images import BroughtImage, keeper_of
 from penstock.gateway.service.service import GatewayService
+from penstock.gateway.service.submitting import Checked
 from penstock.gateway.service.subscriptions import Stopping
+from penstock.gateway.view.frames import FailureFrame, Frame, ResultFrame
 from penstock.gateway.view.outputs import on_output_thread
 from penstock.schemas.errors import (
     Cancelled,
     Expired,
-    IdempotencyKeyReused,
     InternalError,
     InvalidRequest,
     PenstockError,
@@ -55,8 +56,6 @@ ENDPOINTS: dict[str, Endpoint] = {
     "/v1/images/generations": endpoints.IMAGE,
 }
 LOW_PRIORITY = 8
-REFUSED_AT_ONCE = 50
-"""Lines that ask again at once, of those that were refused for now."""
 LARGE_AT_ONCE = 4
 """Answers with images or large outputs that are in memory at once."""
 RETRY_S = 1.0
@@ -71,8 +70,26 @@ class LineEnd:
     counts: Counts
 
 
+OnEnd = Callable[[Line, LineEnd], None]
+
+
+@dataclass(slots=True)
+class _Run:
+    """A line on its way to its end."""
+
+    line: Line
+    on_end: OnEnd
+    asked: Json
+    request_id: str
+    body: Any = None
+    model: str = ""
+    request: InferenceRequest | None = None
+    """Until it is submitted."""
+    images: Sequence[BroughtImage] = ()
+
+
 class LineRuns:
-    """The lines of one batch."""
+    """The lines of one batch: they are submitted in groups, and one subscription brings their outcomes."""
 
     def __init__(
         self,
@@ -92,175 +109,234 @@ class LineRuns:
         self._allowances = allowances
         self._caller = caller
         self._stop = stop
-        self._refused = asyncio.Semaphore(REFUSED_AT_ONCE)
+        self._asking_again = asyncio.Lock()
         self._large = asyncio.Semaphore(LARGE_AT_ONCE)
+        self._outcomes = service.subscriptions.open(most_frames=service.settings.gateway.batch_lines)
         self.refusal: PenstockError | None = None
         """Why lines cannot be submitted now."""
-        self.flying: dict[str, None] = {}
+        self.flying: dict[str, _Run] = {}
         """Requests that were submitted and have not ended, the oldest first."""
 
-    async def run(self, line: Line) -> LineEnd:
-        """Raises Stopping when the gateway stops."""
+    def close(self) -> None:
+        self._outcomes.close()
+
+    # -- submitting
+
+    async def submit(self, lines: Sequence[Line], on_end: OnEnd) -> None:
+        """Submit them together, and again those that are refused for now; `on_end` hears of the end of each."""
+        runs = [self._begun(line, on_end) for line in lines]
+        # A step of all at once: the processor's cache keeps its code.
+        for step in (self._check_stop, self._read, self._ask):
+            runs = self._each(runs, step)
+        runs = await self._submitted(runs, first=not self._resumed)
+        if not runs:
+            return
+        async with self._asking_again:
+            while runs:
+                if (refusal := self.refusal) is not None:
+                    await asyncio.sleep(refusal.retry_after_s or RETRY_S)
+                runs = self._each(runs, self._check_stop)
+                runs = await self._submitted(runs, first=False)
+
+    def _begun(self, line: Line, on_end: OnEnd) -> _Run:
         asked = parse_line(line.content, self._batch.endpoint)
-        request_id = idempotent_request_id(self._batch.tenant, self._batch.line_key(line.number))
-        try:
-            return await self._completed(asked, line.number, request_id)
-        except _NotRun as stopped:
-            return self._not_run(asked, request_id, stopped.stop)
-        except FinalFailure as failure:
-            error = failure.error
-            stop = self._stop()
-            if (isinstance(error, Cancelled) and stop in (Stop.CANCELLED, Stop.REVOKED)) or (
-                isinstance(error, Expired) and now_ms() >= self._batch.expires_at * 1000
-            ):
-                return self._not_run(asked, request_id, stop or Stop.EXPIRED)
-        except Stopping:
-            raise
-        except PenstockError as refused:
-            error = refused
-        except OSError:  # this machine's, not the line's
-            raise
-        except Exception:  # a line that failed its batch would fail it again whenever it is run
-            logger.exception("batch.line_failed batch=%s line=%d", self._batch.batch_id, line.number)
-            error = InternalError("the line could not be run")
-        response = _response(error.http_status, request_id, error_body(error, request_id))
-        return LineEnd(False, _encoded_error(asked, request_id, response, None), Counts(failed=1))
+        return _Run(line, on_end, asked, idempotent_request_id(self._batch.tenant, self._batch.line_key(line.number)))
 
-    async def _completed(self, asked: Json, number: int, request_id: str) -> LineEnd:
-        """Raises FinalFailure, _NotRun, and PenstockError for a line that cannot be run."""
-        known = self._resumed and self._service.lookups.peek(self._batch.tenant, request_id) is not None
-        if not known and (stop := self._stop()) is not None:
+    def _check_stop(self, run: _Run) -> None:
+        """Raises _NotRun for one that is still to be submitted."""
+        if (stop := self._stop()) is not None and not (self._resumed and self._is_known(run)):
             raise _NotRun(stop)
-        await _next_step()
-        body, request, images = self._request_of(asked.pop("body"), request_id)
-        await _next_step()
-        model = request.model or "default"
-        if not known:
-            await self._submit(request, images, self._batch.line_key(number))
-        del request, images  # the answer needs neither, and may come hours later
-        self.flying[request_id] = None
-        try:
-            result = await self._outcome(request_id)
-        finally:
-            self.flying.pop(request_id, None)
-        made = Made(request_id, int(time.time()), model)
-        await _next_step()
-        content = await self._content(asked, body, made, result)
-        return LineEnd(True, content, _counts(result.get("usage") or {}))
 
-    def _request_of(self, given: Json, request_id: str) -> tuple[Any, InferenceRequest, Sequence[BroughtImage]]:
-        """(the body, its request as low work, the images that it brings). Raises as the endpoint."""
-        caller = self._caller()
+    def _is_known(self, run: _Run) -> bool:
+        return self._service.lookups.peek(self._batch.tenant, run.request_id) is not None
+
+    def _read(self, run: _Run) -> None:
+        """Its body, and the images that it brings. Raises as the endpoint."""
         try:
-            body = self._endpoint.body.model_validate(given)
+            run.body = self._endpoint.body.model_validate(run.asked.pop("body"))
         except ValidationError as error:
             raise invalid_from_validation(error) from None
-        images = self._endpoint.images(body, caller)
-        request = self._endpoint.ask(body, caller, now_ms())
+        run.images = self._endpoint.images(run.body, self._caller())
+
+    def _ask(self, run: _Run) -> None:
+        """Its request, as low work. Raises as the endpoint."""
+        request = self._endpoint.ask(run.body, self._caller(), now_ms())
         if request.stream:
             raise UnsupportedParameter("stream is not supported in a batch", param="stream")
         left_ms = max(1, self._batch.expires_at * 1000 - now_ms())
         ttl_ms = left_ms if request.ttl_ms is None else min(request.ttl_ms, left_ms)
         priority = max(request.priority, LOW_PRIORITY)
-        return body, replace(request, request_id=request_id, priority=priority, ttl_ms=ttl_ms), images
+        run.request = replace(request, request_id=run.request_id, priority=priority, ttl_ms=ttl_ms)
+        run.model = request.model or "default"
 
-    async def _submit(self, request: InferenceRequest, images: Sequence[BroughtImage], key: str) -> None:
-        """Waits while it is refused for now. Raises _NotRun when the batch stops meanwhile, and what refuses it."""
-        if await self._is_submitted(request, images, key, first=not self._resumed):
-            return
-        async with self._refused:
-            while (stop := self._stop()) is None:
-                refusal = self.refusal
-                await asyncio.sleep((refusal and refusal.retry_after_s) or RETRY_S)
-                if await self._is_submitted(request, images, key, first=False):
-                    return
-        raise _NotRun(stop)
+    async def _submitted(self, runs: list[_Run], *, first: bool) -> list[_Run]:
+        """Submit them and follow them. Those that are refused for now; others that are refused have ended.
 
-    async def _is_submitted(
-        self, request: InferenceRequest, images: Sequence[BroughtImage], key: str, *, first: bool
-    ) -> bool:
-        """False if it is refused for now."""
-        submitting, caller = self._service.submitting, self._caller()
-        try:
-            checked = await submitting.check(caller, request)
-            keep = keeper_of(images, caller, self._allowances, self._service)
-            if first:
-                await submitting.submit_first(checked, keep)
-            else:
-                await submitting.submit(checked, idempotency_key=key, keep=keep)
-        except InvalidRequest as error:
-            raise in_openai_words(error, words=self._endpoint.words) from None
-        except IdempotencyKeyReused:  # the line as an earlier release read it: its outcome counts
-            return True
-        except PenstockError as error:
-            if not is_for_now(error):
-                raise
-            self.refusal = error
-            return False
-        self.refusal = None
-        return True
-
-    async def _outcome(self, request_id: str) -> Json:
-        """Raises FinalFailure, Stopping, Gone when the outcome was erased."""
-        tenant = self._batch.tenant
-        while True:
-            frames = self._service.subscriptions.await_outcome(tenant, request_id)
+        `first`: nobody can have submitted them before.
+        """
+        if not first:
             try:
-                result = await outcome(frames, self._endpoint.words)
-                if "artifact" not in result:
-                    return result
-                async with self._large:
-                    return await whole_result(self._service, tenant, result)
-            except Stopping:
-                raise
+                await self._service.lookups.catch_up()
             except PenstockError as error:
-                if not is_for_now(error):
-                    raise
-                await asyncio.sleep(error.retry_after_s or RETRY_S)
-            finally:
-                frames.close()
+                return [run for run in runs if self._may_ask_again(run, error)]
+            known = [run for run in runs if self._is_known(run)]
+            for run in known:
+                self._follow(run)
+            runs = [run for run in runs if run.request is not None]
+        if any(run.images for run in runs):  # each waits for the store
+            checked = await asyncio.gather(*map(self._checked, runs))
+        else:
+            checked = [await self._checked(run) for run in runs]
+        refused = [(run, one) for run, one in zip(runs, checked, strict=True) if isinstance(one, Exception)]
+        sent = [(run, one) for run, one in zip(runs, checked, strict=True) if isinstance(one, Checked)]
+        refusals = await self._service.submitting.submit_together([one for _, one in sent])
+        for (run, _), error in zip(sent, refusals, strict=True):
+            if error is None:
+                self.refusal = None
+                self._follow(run)
+            else:
+                refused.append((run, error))
+        return [run for run, error in refused if self._may_ask_again(run, error)]
 
-    async def _content(self, asked: Json, body: Any, made: Made, result: Json) -> bytes:
-        """The line of the file of answers."""
+    async def _checked(self, run: _Run) -> Checked | Exception:
+        """What may be submitted, its images stored; or why not."""
+        submitting, caller = self._service.submitting, self._caller()
+        assert run.request is not None
+        try:
+            checked = await submitting.check(caller, run.request)
+            keep = keeper_of(run.images, caller, self._allowances, self._service)
+            if keep is not None:  # only what will be sent is stored
+                submitting.check_room(checked)
+                await keep(run.request_id)
+        except Exception as error:
+            return error
+        return checked
 
-        def content(made: Made = made) -> bytes:
-            answer = _response(200, made.request_id, self._endpoint.answer(body, made, result))
-            return _encoded(_line(asked, made.request_id, answer, None))
+    def _may_ask_again(self, run: _Run, error: Exception) -> bool:
+        """Whether it may be asked for again; if not, it has ended."""
+        if isinstance(error, PenstockError) and is_for_now(error):
+            self.refusal = error
+            return True
+        self._fail(
+            run, in_openai_words(error, words=self._endpoint.words) if isinstance(error, InvalidRequest) else error
+        )
+        return False
 
-        if self._endpoint is endpoints.IMAGE:
-            made = replace(made, url_of=self._url_of)
+    # -- outcomes
+
+    async def follow(self) -> None:
+        """Take outcomes until this is cancelled. Raises Stopping when the gateway stops."""
+        async with asyncio.TaskGroup() as others:
+            while True:
+                for frame in await self._outcomes.take_all():
+                    self._on_frame(frame, others)
+
+    def _follow(self, run: _Run) -> None:
+        run.request, run.images = None, ()  # the answer needs neither, and may come hours later
+        self.flying[run.request_id] = run
+        try:
+            self._service.subscriptions.follow_outcome(self._outcomes, self._batch.tenant, run.request_id)
+        except PenstockError as error:  # erased
+            self._fail(run, error)
+
+    def _on_frame(self, frame: Frame, others: asyncio.TaskGroup) -> None:
+        run = self.flying.get(frame.request_id)
+        if run is None:
+            return
+        self._service.subscriptions.unfollow_outcome(self._outcomes, self._batch.tenant, run.request_id)
+        if not isinstance(frame, ResultFrame) or frame.large is not None or self._takes_long(frame.result or {}):
+            others.create_task(self._finish(run, frame))
+            return
+        try:
+            result = completed(frame, self._endpoint.words)
+            content = self._content(run, self._made(run), result)
+        except Exception as error:
+            self._fail(run, error)
+        else:
+            self._end(run, LineEnd(True, content, _counts(result)))
+
+    def _takes_long(self, result: Json) -> bool:
+        return self._endpoint is endpoints.IMAGE or is_large(result)
+
+    async def _finish(self, run: _Run, frame: Frame) -> None:
+        """End a line whose answer is large, is to be fetched, or could not be read."""
+        try:
             async with self._large:
-                if body.response_format != "url":
-                    images = await self._patient_images(result)
-                    made = replace(made, images=images)
-                return await on_output_thread(lambda: content(made))
-        if is_large(result):
-            async with self._large:
-                return await on_output_thread(content)
-        return content()
+                if isinstance(frame, FailureFrame):
+                    raise frame.error
+                assert isinstance(frame, ResultFrame)
+                await frame.ready()
+                result = await whole_result(self._service, self._batch.tenant, completed(frame, self._endpoint.words))
+                made = await self._made_with_images(run, result)
+                content = await on_output_thread(lambda: self._content(run, made, result))
+        except Exception as error:
+            if not (isinstance(error, PenstockError) and is_for_now(error)):
+                self._fail(run, error)
+                return
+            await asyncio.sleep(error.retry_after_s or RETRY_S)
+            self._follow(run)
+        else:
+            self._end(run, LineEnd(True, content, _counts(result)))
+
+    def _made(self, run: _Run) -> Made:
+        return Made(run.request_id, int(time.time()), run.model)
+
+    async def _made_with_images(self, run: _Run, result: Json) -> Made:
+        """With images as the body asks for them. Raises as `ArtifactStore.get`."""
+        made = replace(self._made(run), url_of=self._url_of)
+        if self._endpoint is not endpoints.IMAGE or run.body.response_format == "url":
+            return made
+        return replace(made, images=await endpoints.image_contents(self._service, self._batch.tenant, result))
 
     def _url_of(self, image: Mapping[str, Any]) -> str:
         """Without a ticket, which would be over before the batch is: it needs a key."""
         return urljoin(self._batch.base_url, image["url"])
 
-    async def _patient_images(self, result: Json) -> list[bytes]:
-        while True:
+    def _content(self, run: _Run, made: Made, result: Json) -> bytes:
+        """The line of the file of answers."""
+        answer = _response(200, run.request_id, self._endpoint.answer(run.body, made, result))
+        return _encoded(_line(run.asked, run.request_id, answer, None))
+
+    # -- ends
+
+    def _each(self, runs: list[_Run], step: Callable[[_Run], None]) -> list[_Run]:
+        """Take a step with each; those that it ended are left out."""
+        left: list[_Run] = []
+        for run in runs:
             try:
-                return await endpoints.image_contents(self._service, self._batch.tenant, result)
-            except PenstockError as error:
-                if not is_for_now(error):
-                    raise
-                await asyncio.sleep(error.retry_after_s or RETRY_S)
+                step(run)
+            except Exception as error:
+                self._fail(run, error)
+            else:
+                left.append(run)
+        return left
 
-    def _not_run(self, asked: Json, request_id: str, stop: Stop) -> LineEnd:
-        code, message = NOT_RUN[stop]
-        content = _encoded_error(asked, request_id, None, {"code": code, "message": message})
-        return LineEnd(False, content, Counts(failed=1))
+    def _end(self, run: _Run, end: LineEnd) -> None:
+        self.flying.pop(run.request_id, None)
+        run.on_end(run.line, end)
 
-
-async def _next_step() -> None:
-    """Let the other lines do this step first: the processor's cache keeps its code, which saves a sixth of a line."""
-    await asyncio.sleep(0)
+    def _fail(self, run: _Run, error: Exception) -> None:
+        """End it with its error. Raises an error that is not the line's: this machine's, or that the gateway stops."""
+        if isinstance(error, OSError | Stopping):
+            raise error
+        request_id, stop = run.request_id, self._stop()
+        if isinstance(error, FinalFailure):
+            error = error.error
+            if (isinstance(error, Cancelled) and stop in (Stop.CANCELLED, Stop.REVOKED)) or (
+                isinstance(error, Expired) and now_ms() >= self._batch.expires_at * 1000
+            ):
+                error = _NotRun(stop or Stop.EXPIRED)
+        response, told = None, None
+        if isinstance(error, _NotRun):
+            code, message = NOT_RUN[error.stop]
+            told = {"code": code, "message": message}
+        else:
+            if not isinstance(error, PenstockError):  # failing the batch for it would fail it again whenever it is run
+                text = "batch.line_failed batch=%s line=%d"
+                logger.error(text, self._batch.batch_id, run.line.number, exc_info=error)
+                error = InternalError("the line could not be run")
+            response = _response(error.http_status, request_id, error_body(error, request_id))
+        self._end(run, LineEnd(False, _encoded_error(run.asked, request_id, response, told), Counts(failed=1)))
 
 
 class _NotRun(Exception):
@@ -302,7 +378,8 @@ def _encoded_error(asked: Json, request_id: str, response: Json | None, error: J
     return json.dumps(_line(asked, request_id, response, error), separators=(",", ":")).encode() + b"\n"
 
 
-def _counts(usage: Json) -> Counts:
+def _counts(result: Json) -> Counts:
+    usage = result.get("usage") or {}
     return Counts(
         completed=1,
         input_tokens=int(usage.get("prompt_tokens") or 0),

@@ -10,8 +10,9 @@ import asyncio
 import logging
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import IO, TypeVar
 
 from penstock.common.artifacts import Artifact, ArtifactStore
@@ -34,8 +35,8 @@ T = TypeVar("T")
 IN_MEMORY_BYTES = 64 * 1024
 """So much of a part's answers is in memory; the rest lies in a temporary file beside the view's."""
 RETRY_S = 1.0
-LINES_AT_ONCE = 20
-"""Lines that are begun before others have their turn on the loop."""
+LINES_AT_ONCE, BYTES_AT_ONCE = 50, 256 * 1024
+"""Lines that are submitted together: others on the loop wait meanwhile. A larger one is submitted alone."""
 
 
 class LeaseLost(Exception):
@@ -48,6 +49,7 @@ class OpenPart:
     def __init__(self, number: int, lines: int, folder: str) -> None:
         self.number = number
         self.left = lines
+        self.ended = asyncio.Event()
         self.counts = Counts()
         self.answers: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES, dir=folder)  # noqa: SIM115
         self.errors: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES, dir=folder)  # noqa: SIM115
@@ -56,6 +58,8 @@ class OpenPart:
         (self.answers if end.completed else self.errors).write(end.content)
         self.counts += end.counts
         self.left -= 1
+        if not self.left:
+            self.ended.set()
 
     def close(self) -> None:
         self.answers.close()
@@ -114,6 +118,7 @@ class BatchRun:
             raise _first(errors) from None
         finally:
             self._window.close()
+            self._lines.close()
             for part in self._open.values():
                 part.close()
 
@@ -209,33 +214,50 @@ class BatchRun:
         # What an earlier runner submitted is known then, and is not asked for again.
         await _patiently(self._service.lookups.catch_up)
         async with asyncio.TaskGroup() as group:
-            for number, part in enumerate(self.batch.parts):
-                if number in parts:
-                    continue
-                lines = await self._lines_of(part)
-                if lines is None:
-                    break
-                opened = self._open[number] = OpenPart(number, len(lines), self._folder)
-                for begun, line in enumerate(lines):
-                    await self._window.take(len(line.content or b""))
-                    group.create_task(self._line(opened, line))
-                    if begun % LINES_AT_ONCE == 0:
-                        await asyncio.sleep(0)
+            following = group.create_task(self._lines.follow())
+            async with asyncio.TaskGroup() as work:
+                for number, part in enumerate(self.batch.parts):
+                    if number in parts:
+                        continue
+                    lines = await self._lines_of(part)
+                    if lines is None:
+                        break
+                    opened = self._open[number] = OpenPart(number, len(lines), self._folder)
+                    work.create_task(self._keep_part(opened))
+                    async for some in self._in_flight(lines):
+                        work.create_task(self._lines.submit(some, partial(self._ended, opened)))
+            following.cancel()
 
-    async def _line(self, part: OpenPart, line: Line) -> None:
-        try:
-            end = await self._lines.run(line)
-        finally:
-            self._window.give(len(line.content or b""))
+    async def _in_flight(self, lines: Sequence[Line]) -> AsyncIterator[Sequence[Line]]:
+        """The lines in groups, as the window takes them."""
+        at = 0
+        while at < len(lines):
+            size = _size(lines[at])
+            await self._window.take(size)
+            end = at + 1
+            for line in lines[end : at + LINES_AT_ONCE]:
+                size += _size(line)
+                if size > BYTES_AT_ONCE or not self._window.take_nowait(_size(line)):
+                    break
+                end += 1
+            yield lines[at:end]
+            at = end
+            await asyncio.sleep(0)  # they are submitted before more are taken
+
+    def _ended(self, part: OpenPart, line: Line, end: LineEnd) -> None:
+        self._window.give(_size(line))
         part.add(end)
         self._on_line(end)
-        if not part.left:
-            await self._stored(
-                lambda: self._keeping.put_part(self.batch.key, part.number, part.answers, part.errors, part.counts)
-            )
-            self._closed += part.counts
-            del self._open[part.number]
-            part.close()
+
+    async def _keep_part(self, part: OpenPart) -> None:
+        """Write it when all of its lines have ended."""
+        await part.ended.wait()
+        await self._stored(
+            lambda: self._keeping.put_part(self.batch.key, part.number, part.answers, part.errors, part.counts)
+        )
+        self._closed += part.counts
+        del self._open[part.number]
+        part.close()
 
     # -- the files
 
@@ -365,6 +387,10 @@ async def _patiently(work: Callable[[], Awaitable[T]]) -> T:
                 raise
             logger.warning("batch.waits reason=%s", error)
             await asyncio.sleep(error.retry_after_s or RETRY_S)
+
+
+def _size(line: Line) -> int:
+    return len(line.content or b"")
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

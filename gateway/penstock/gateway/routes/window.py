@@ -32,15 +32,21 @@ class Window:
 
     async def take(self, size: int) -> None:
         """Wait for room, then count a line of so many bytes; a single one always has room."""
-        while self.lines and not self._has_room(size):
+        while not self.take_nowait(size):
             self._freed.clear()
             try:
                 await asyncio.wait_for(self._freed.wait(), LOOK_S)  # the share may have grown, or another window gave
             except TimeoutError:
                 continue
+
+    def take_nowait(self, size: int) -> bool:
+        """As `take`; False if there is no room now."""
+        if self.lines and not self._has_room(size):
+            return False
         self.lines += 1
         self._bytes += size
         self._budget.used += size
+        return True
 
     def _has_room(self, size: int) -> bool:
         own = self.lines < self._most() and self._bytes + size <= self._most_bytes

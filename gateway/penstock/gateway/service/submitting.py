@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -27,6 +27,7 @@ from penstock.schemas.errors import (
     InvalidRequest,
     NotFound,
     Overloaded,
+    PenstockError,
 )
 from penstock.schemas.errors import Gone as GoneError
 from penstock.schemas.ids import idempotent_request_id
@@ -164,13 +165,34 @@ class Submitter:
         with self._outstanding(checked):
             return await self._submit_as(checked.request, traceparent, None)
 
-    async def submit_first(self, checked: Checked, keep: Keep | None = None) -> None:
-        """As `submit` of a request whose id follows from a key that nobody has used: nothing is looked up.
+    async def submit_together(self, many: Sequence[Checked]) -> list[PenstockError | None]:
+        """Submit requests that nobody has submitted, under the ids that they have; why each is refused, if it is.
 
-        After any refusal `submit` is to be called: its record may stand on its topic. Raises as that.
+        Nothing is looked up. The record of one that is refused with BrokerUnavailable may stand on its topic.
         """
-        with self._outstanding(checked):
-            await self._produce(checked.request, None, keep)
+        refusals: list[PenstockError | None] = [None] * len(many)
+        records: dict[int, Outgoing] = {}
+        with ExitStack() as outstanding:
+            for at, checked in enumerate(many):
+                try:
+                    outstanding.enter_context(self._outstanding(checked))
+                    self._check_room(checked.request)
+                except PenstockError as error:
+                    refusals[at] = error
+                else:
+                    records[at] = self._record(checked.request, None)
+                    self._pending += 1
+            try:
+                deliveries = await self._transport.produce_all([*records.values()])
+            finally:
+                self._pending -= len(records)
+            for at, delivery in zip(records, deliveries, strict=True):
+                refusals[at] = error = delivery.error
+                if error is None:
+                    self._view.accepted(many[at].request, _origin_of(delivery))
+                elif isinstance(error, NotFound):
+                    refusals[at] = unavailable(error)
+        return refusals
 
     async def _submit_new(
         self, checked: Checked, traceparent: str | None, on_id: Callable[[str], None], keep: Keep | None
@@ -273,11 +295,14 @@ class Submitter:
         if not self._follower.known_topic(topic) and not await self._follower.add_topic_now(topic):
             raise InvalidRequest(f"there is no pool {request.pool}", param="pool")
 
-    async def _produce(self, request: InferenceRequest, traceparent: str | None, keep: Keep | None) -> None:
-        self._check_room(request)
-        record = request_record(
+    def _record(self, request: InferenceRequest, traceparent: str | None) -> Outgoing:
+        return request_record(
             request, self._names, self._codec, source=SOURCE, traceparent=valid_traceparent(traceparent)
         )
+
+    async def _produce(self, request: InferenceRequest, traceparent: str | None, keep: Keep | None) -> None:
+        self._check_room(request)
+        record = self._record(request, traceparent)
         if keep is not None:
             self._check_size(record)
             await keep(request.request_id)  # not yet on its way to the broker: a slow store holds up its own tenant

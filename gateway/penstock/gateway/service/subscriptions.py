@@ -34,11 +34,12 @@ def _is_unready(frame: Frame) -> bool:
 class Subscription:
     """One subscriber's frames as an async iterator. That of a single request ends with its outcome."""
 
-    def __init__(self, hub: Hub, *, single: bool, resumes: bool = True) -> None:
+    def __init__(self, hub: Hub, *, single: bool, resumes: bool = True, most_frames: int | None = None) -> None:
+        """`resumes`, `most_frames`: as `Hub.connect`."""
         self._ready = asyncio.Event()
         self._gone = asyncio.Event()
         self._connected: Client | None = None  # the hub of a gateway that stops wakes a client before it is handed out
-        self._connected = hub.connect(self._on_news, resumes=resumes)
+        self._connected = hub.connect(self._on_news, resumes=resumes, most_frames=most_frames)
         self._hub = hub
         self._single = single
         self._openings: deque[Iterator[Sequence[Frame]]] = deque()
@@ -100,11 +101,7 @@ class Subscription:
             if queued:
                 await cast("ResultFrame", queued[0]).ready()
                 continue
-            if self._client.gone is Gone.SLOW:
-                raise SlowConsumer
-            if self._client.gone is Gone.STOPPING:
-                way = "follow on at any other" if self._client.resumes else "send the call again"
-                raise Stopping(f"the gateway restarts; {way}", retry_after_s=1)
+            self._check_followed()
             if self._client.gone is not None:
                 return None
             if (opening := self._next_opening()) is not None:
@@ -119,6 +116,23 @@ class Subscription:
             if isinstance(frame, FailureFrame):
                 raise frame.error
         return frame
+
+    async def take_all(self) -> list[Frame]:
+        """All frames that are queued, at least one, ready or not. Raises SlowConsumer, Stopping."""
+        while not (queued := self._client.frames):
+            self._check_followed()
+            self._ready.clear()
+            await self._ready.wait()
+        frames = list(queued)
+        queued.clear()
+        return frames
+
+    def _check_followed(self) -> None:
+        if self._client.gone is Gone.SLOW:
+            raise SlowConsumer
+        if self._client.gone is Gone.STOPPING:
+            way = "follow on at any other" if self._client.resumes else "send the call again"
+            raise Stopping(f"the gateway restarts; {way}", retry_after_s=1)
 
     def take_nowait(self) -> list[Frame]:
         """All frames that are queued now, up to one that is to be waited for: `next_frame` gives that."""
@@ -151,9 +165,12 @@ class Subscriptions:
         self._waits_for_worker = waits_for_worker
         self.hub = hub
 
-    def open(self) -> Subscription:
-        """A subscription to nothing yet, for any number of requests and conversations."""
-        return Subscription(self.hub, single=False)
+    def open(self, most_frames: int | None = None) -> Subscription:
+        """A subscription to nothing yet, for any number of requests and conversations.
+
+        `most_frames`: as `Hub.connect`.
+        """
+        return Subscription(self.hub, single=False, most_frames=most_frames)
 
     def subscribe(
         self, tenant: str, request_id: str, after: Cursor | None = None, *, resumes: bool = True
@@ -177,15 +194,23 @@ class Subscriptions:
 
     def await_outcome(self, tenant: str, request_id: str, *, resumes: bool = True) -> Subscription:
         """Only the outcome of a request that the view knows: no other frame is made for it. Raises NotFound, Gone."""
-        entry = self._known(tenant, request_id)
+        self._known(tenant, request_id)
         subscription = Subscription(self.hub, single=True, resumes=resumes)
+        self.follow_outcome(subscription, tenant, request_id)
+        return subscription
+
+    def follow_outcome(self, subscription: Subscription, tenant: str, request_id: str) -> None:
+        """Add the outcome of a request that the view knows, and no other frame of it. Raises NotFound, Gone."""
+        entry = self._known(tenant, request_id)
         self.hub.subscribe(subscription.client, ("outcome", tenant, request_id))
         if entry.lacks_outcome and not self._view.streams.follow(entry):
             subscription.client.untold[request_id] = None
-            self._view.streams.when_whole(entry, subscription.client, None, lambda whole, _: [whole.result_frame()])
+            self._view.streams.when_whole(entry, subscription.client, None, lambda whole, _: [whole.outcome_frame()])
         elif entry.done:
-            subscription.push([entry.result_frame()])
-        return subscription
+            subscription.push([entry.outcome_frame()])
+
+    def unfollow_outcome(self, subscription: Subscription, tenant: str, request_id: str) -> None:
+        self.hub.unsubscribe(subscription.client, ("outcome", tenant, request_id))
 
     def _known(self, tenant: str, request_id: str) -> Entry:
         entry = self._view.find((tenant, request_id))

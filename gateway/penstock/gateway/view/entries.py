@@ -207,12 +207,18 @@ class Entry(RequestState):
         return RestartedFrame(request_id=self.request_id, cursor=self._cursor(0), attempt=max(1, self.fold.attempt))
 
     def result_frame(self) -> ResultFrame:
+        frame, event = self.outcome_frame(), self.fold.terminal
+        assert event is not None
+        frame.cursor = self._cursor(len(event.output_text or ""), self.terminal_offset)
+        return frame
+
+    def outcome_frame(self) -> ResultFrame:
+        """For who waits for the outcome alone, and goes on from nowhere: without a cursor."""
         event = self.fold.terminal
         assert event is not None
-        length = len(event.output_text or "")
         return ResultFrame(
             request_id=self.request_id,
-            cursor=self._cursor(length, self.terminal_offset),
+            cursor=None,
             status=event.status or "failed",
             result=None if self.large is not None else result_json(event),
             large=self.large,

@@ -73,12 +73,13 @@ class Hub:
     def connected(self) -> int:
         return len(self._connected)
 
-    def connect(self, wake: Callable[[], None], *, resumes: bool = True) -> Client:
+    def connect(self, wake: Callable[[], None], *, resumes: bool = True, most_frames: int | None = None) -> Client:
         """A client that is woken for each frame; one that is gone already when its like were told to stop.
 
-        `resumes`: whether it can follow on at another gateway.
+        `resumes`: whether it can follow on at another gateway. `most_frames`: what its queue takes, if not what others'
+        do.
         """
-        client = Client(self, self._client_frames, wake, resumes=resumes)
+        client = Client(self, most_frames or self._client_frames, wake, resumes=resumes)
         self._connected.add(client)
         if self._stopping or (self._draining and resumes):
             self.drop(client, Gone.STOPPING)

@@ -138,19 +138,20 @@ def json_bytes(value: Any) -> bytes:
 def _steps(value: Any) -> Iterator[bytes]:
     if isinstance(value, dict) and value:
         for number, (name, item) in enumerate(cast("dict[str, Any]", value).items()):
-            yield (b"," if number else b"{") + _dumps(name) + b":"
+            yield (b"," if number else b"{") + json_at_once(name) + b":"
             yield from _steps(item)
         yield b"}"
     elif isinstance(value, list) and value and isinstance(value[0], list | dict):
         for number, item in enumerate(items := cast("list[Any]", value)):
             yield b"," if number else b"["
-            yield from _steps(item) if len(items) <= LONG_LIST else (_dumps(item),)
+            yield from _steps(item) if len(items) <= LONG_LIST else (json_at_once(item),)
         yield b"]"
     else:
-        yield _dumps(value)
+        yield json_at_once(value)
 
 
-def _dumps(value: Any) -> bytes:
+def json_at_once(value: Any) -> bytes:
+    """Compact JSON, encoded in one step."""
     try:
         return orjson.dumps(value)
     except TypeError:  # an integer beyond 64 bits

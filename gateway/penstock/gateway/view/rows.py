@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from penstock.gateway.view.census import Counted, counted_as
 from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.outputs import json_at_once
 from penstock.gateway.view.request_state import metadata_bytes
 from penstock.schemas.records import AttemptHistory, Origin, Place, Record, StatusEvent, WaitingFor, fields_of
 
-_dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _ORIGIN = tuple(fields_of(Origin))
 _PLACE = tuple(fields_of(Place))
 _STATUS = tuple(name for name in fields_of(StatusEvent) if name != "origin")
@@ -102,7 +102,7 @@ def snapshot(entry: Entry) -> Snapshot:
 
 def facts_text(copy: Snapshot) -> str:
     """What the file holds of it in one column, as a JSON list; `restored` reads it."""
-    return _dumps(
+    return json_at_once(
         [
             copy.partition,
             copy.terminal_offset,
@@ -116,7 +116,7 @@ def facts_text(copy: Snapshot) -> str:
             copy.pieces_from,
             copy.ended,
         ]
-    )
+    ).decode()
 
 
 def _values(record: Record | None, names: tuple[str, ...]) -> list[Any] | None:
@@ -148,7 +148,7 @@ def _origin(values: list[Any] | None) -> Origin | None:
 
 def counted_text(copy: Snapshot) -> str | None:
     """As what the census counts it, as text; `counted_of` reads it."""
-    return None if copy.counted is None else _dumps(copy.counted)
+    return None if copy.counted is None else json_at_once([*copy.counted]).decode()
 
 
 def counted_of(text: str) -> Counted:

@@ -263,7 +263,7 @@ class View:
             if self._hub.listened(subjects):
                 self._hub.publish_once(subjects, entry.frames_of(step, told))
             if done and self._hub.listens(outcome := ("outcome", *entry.key)):
-                self._hub.publish(outcome, entry.result_frame())
+                self._hub.publish(outcome, entry.outcome_frame())
         if filling is not None:
             self.streams.tell(filling)
         if done:

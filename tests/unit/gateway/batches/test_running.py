@@ -30,6 +30,11 @@ class Service:
         self.settings = GatewaySettings()
         self.lookups = self.artifacts = self
         self._stops = stops
+        self.subscriptions = SimpleNamespace(open=self._nothing)
+
+    @staticmethod
+    def _nothing(most_frames: int) -> Any:
+        return SimpleNamespace(close=lambda: None)
 
     async def stored(self, _: str, work: Callable[[Any], Any]) -> Any:
         return work(None)
