@@ -58,6 +58,8 @@ ENDPOINTS: dict[str, Endpoint] = {
 LOW_PRIORITY = 8
 LARGE_AT_ONCE = 4
 """Answers with images or large outputs that are in memory at once."""
+OUTCOMES_AT_ONCE = 50
+"""Outcomes that are answered before others have their turn on the loop."""
 RETRY_S = 1.0
 
 
@@ -228,8 +230,10 @@ class LineRuns:
         """Take outcomes until this is cancelled. Raises Stopping when the gateway stops."""
         async with asyncio.TaskGroup() as others:
             while True:
-                for frame in await self._outcomes.take_all():
+                for number, frame in enumerate(await self._outcomes.take_all(), 1):
                     self._on_frame(frame, others)
+                    if not number % OUTCOMES_AT_ONCE:
+                        await asyncio.sleep(0)
 
     def _follow(self, run: _Run) -> None:
         run.request, run.images = None, ()  # the answer needs neither, and may come hours later
