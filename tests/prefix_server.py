@@ -42,7 +42,14 @@ class PrefixServer:
     made: list[int] = field(default_factory=list[int])
     """Tokens made for each of `asked`."""
     away: bool = False
+    breaks: int = 0
+    """So often it breaks off after a hundred tokens."""
+    may_count: threading.Event = field(default_factory=threading.Event)
+    """While this is not set, nobody is told how many tokens a prompt has."""
     url: str = ""
+
+    def __post_init__(self) -> None:
+        self.may_count.set()
 
     def answer(self, body: Json) -> tuple[int, Iterator[Json]]:
         """(status, events) of a chat or a completion."""
@@ -87,9 +94,14 @@ class PrefixServer:
         if self.kind == "thinks":
             yield {"choices": [{"index": 0, "delta": {"reasoning_content": "Hm."}, "finish_reason": None}]}
         most = body.get("max_tokens", len(rest))
+        if most == 1:
+            self.may_count.wait(60)
         for token in rest[:most]:
             if self.delay_s and most > 1:
                 time.sleep(self.delay_s)
+            if self.breaks and self.made[index] == 100:
+                self.breaks -= 1
+                return
             self.made[index] += 1
             if token:
                 yield _delta(body, token)
