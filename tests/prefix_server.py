@@ -44,6 +44,9 @@ class PrefixServer:
     away: bool = False
     breaks: int = 0
     """So often it breaks off after a hundred tokens."""
+    holds_at: int | None = None
+    """So many tokens of an answer without a prefix are made until `may_end` is set."""
+    may_end: threading.Event = field(default_factory=threading.Event)
     may_count: threading.Event = field(default_factory=threading.Event)
     """While this is not set, nobody is told how many tokens a prompt has."""
     url: str = ""
@@ -99,6 +102,8 @@ class PrefixServer:
         for token in rest[:most]:
             if self.delay_s and most > 1:
                 time.sleep(self.delay_s)
+            if self.made[index] == self.holds_at and not prefix:
+                self.may_end.wait(120)
             if self.breaks and self.made[index] == 100:
                 self.breaks -= 1
                 return

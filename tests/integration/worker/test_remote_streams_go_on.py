@@ -55,7 +55,7 @@ def runs(server: PrefixServer) -> list[tuple[str, int, Json]]:
 @pytest.mark.slow
 def test_streams_go_on_after_their_worker_is_killed(make_system: Callable[..., System]) -> None:
     """Nothing that was delivered is made again, but for what cannot go on exactly: that says `restarted`."""
-    with PrefixServer(delay_s=0.02).listening() as server:
+    with PrefixServer(delay_s=0.005, holds_at=150).listening() as server:
         system = make_system(models=[far(server)])
         worker, gateway = system.worker(), system.gateway().wait_ready()
         worker.wait_ready()
@@ -72,6 +72,7 @@ def test_streams_go_on_after_their_worker_is_killed(make_system: Callable[..., S
         limited.read(5)
         eventually(lambda: began(system.results()) >= {"native", "prompt", "anew"}, 30, worker.tail)
         kill(worker)
+        server.may_end.set()
         worker = system.worker("w2").wait_ready()
         usage = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": TOKENS}
         assert whole.whole() == (STORY, "", "stop", usage)
@@ -113,7 +114,7 @@ def test_a_stream_goes_on_when_its_server_breaks_off(make_system: Callable[..., 
 
 
 def test_a_server_that_refuses_prefixes_begins_anew_and_operators_see_why(make_system: Callable[..., System]) -> None:
-    with PrefixServer(kind="refuses", delay_s=0.01).listening() as server:
+    with PrefixServer(kind="refuses", delay_s=0.005, holds_at=150).listening() as server:
         system = make_system(models=[far(server)])
         worker, gateway = system.worker(), system.gateway().wait_ready()
         worker.wait_ready()
@@ -126,6 +127,7 @@ def test_a_server_that_refuses_prefixes_begins_anew_and_operators_see_why(make_s
         send(system, {"request_id": "r", "payload": CHAT, "stream": True})
         frames, cursor = read_frames(gateway.url, "r", None, most=4)
         kill(worker)
+        server.may_end.set()
         worker = system.worker("w2").wait_ready()
         more, _ = read_frames(gateway.url, "r", cursor)
         types = [frame["type"] for frame in [*frames, *more]]
@@ -139,10 +141,10 @@ def test_a_server_that_refuses_prefixes_begins_anew_and_operators_see_why(make_s
 def test_one_that_is_cancelled_while_its_prefix_is_counted_ends_and_others_go_on(
     make_system: Callable[..., System],
 ) -> None:
-    with PrefixServer(delay_s=0.01).listening() as server:
+    with PrefixServer(delay_s=0.005, holds_at=150).listening() as server:
         system = make_system(models=[far(server)])
         worker = system.worker().wait_ready()
-        ids = {"cancelled", "late", "goes on"}
+        ids = {"cancelled", "late", "goes-on"}
         send(system, *({"request_id": one, "payload": CHAT, "stream": True} for one in ids))
         eventually(lambda: began(system.results()) >= ids, 30, worker.tail)
         server.may_count.clear()
@@ -156,7 +158,7 @@ def test_one_that_is_cancelled_while_its_prefix_is_counted_ends_and_others_go_on
         command(system, "cancel", "cancelled")
         assert outcome(system, "cancelled").status == "cancelled"
         server.may_count.set()
-        found: dict[str, Any] = {one: outcome(system, one, 60).output_text for one in ("late", "goes on")}
+        found: dict[str, Any] = {one: outcome(system, one, 60).output_text for one in ("late", "goes-on")}
         assert set(found.values()) == {STORY}
         assert [fold.restarts for fold in folds(system, ids).values()] == [0, 0, 0]
         assert len([prefix for prefix, _, _ in runs(server) if prefix]) == 2
