@@ -65,6 +65,7 @@ CHARS_PER_TOKEN = 4
 """Only for fitting a conversation and for the budget, the server's tokenizer being unknown; `window` should leave room
 for its error."""
 REFUSED_KEPT = 1_000
+"""So many requests are known whose prefix was refused: one of them begins anew at once."""
 ANSWER_TOKENS = 256
 """What an answer whose length nobody bounded costs of the budget, until it has ended."""
 
@@ -109,7 +110,7 @@ class RemoteEngine:
         self._state = EngineState.NEW
         self._trial = PrefixTrial(model, self._name, self._ask_trial) if options.get("continue") == PREFIX else None
         self._refused: deque[str] = deque(maxlen=REFUSED_KEPT)
-        """Requests whose prefix the server has refused: they begin anew."""
+        """Requests whose prefix the server has refused, the newest."""
 
     @property
     def state(self) -> EngineState:
@@ -291,8 +292,8 @@ class RemoteEngine:
         The log has no tokens of remote models, so the server is asked twice for one token: its prompts are counted.
         """
         longer = behind(body, text)
-        counts = [(await self._said(path, counting(one))).prompt_tokens for one in (body, longer)]
-        before = delivered(text, *counts)
+        alone, with_text = [(await self._said(path, counting(one))).prompt_tokens for one in (body, longer)]
+        before = delivered(text, alone, with_text)
         return before, before.left(longer)
 
     async def _ask_trial(self, body: dict[str, Any]) -> Said:
