@@ -65,7 +65,7 @@ CHARS_PER_TOKEN = 4
 """Only for fitting a conversation and for the budget, the server's tokenizer being unknown; `window` should leave room
 for its error."""
 REFUSED_KEPT = 1_000
-"""So many requests are known whose prefix was refused: one of them begins anew at once."""
+"""Number of requests remembered whose prefix the server has refused."""
 ANSWER_TOKENS = 256
 """What an answer whose length nobody bounded costs of the budget, until it has ended."""
 
