@@ -19,6 +19,7 @@ from penstock.common.engine_options import (
     TEXT,
     VARIABLES,
     Options,
+    one_of,
     whole,
 )
 from penstock.schemas.abilities import READ_IMAGES, UPSCALE
@@ -35,6 +36,7 @@ REMOTE_OPTIONS: Options = {
     "api_key_env": TEXT,
     "timeout_s": ABOVE_ZERO,
     "patience_s": NUMBER,
+    "continue": one_of("none", "prefix"),
 }
 """Options of every engine that speaks to an OpenAI-compatible server."""
 

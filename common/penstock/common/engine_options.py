@@ -56,6 +56,10 @@ def _table_of(is_item: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, Mapping) and all(map(is_item, cast("Mapping[str, Any]", value).values()))
 
 
+def one_of(*texts: str) -> Option:
+    return Option(" or ".join(f"`{text}`" for text in texts), lambda value: value in texts)
+
+
 FLAG = Option("true or false", lambda value: isinstance(value, bool))
 TEXT = Option("a text", lambda value: isinstance(value, str))
 NUMBER = Option("a number of at least 0", lambda value: _is_number(value) and value >= 0)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from penstock.schemas.fold import ResultFold
-from penstock.schemas.records import ResultEvent
+from streamed import Chat, began, folds, read_frames
 from support import engine_processes
 from system import Process, System, eventually, free_port
 from worker_requests import outcome, send
@@ -25,7 +22,7 @@ SCHEMA = {
 }
 TOOL = {"type": "function", "function": {"name": "tell", "parameters": SCHEMA}}
 TOKENS = 240
-CHATS: dict[str, dict[str, Any]] = {
+KINDS: dict[str, dict[str, Any]] = {
     "plain": {"temperature": 0},
     "seeded": {"temperature": 1.0, "seed": 11},
     "guided": {
@@ -35,6 +32,7 @@ CHATS: dict[str, dict[str, Any]] = {
     },
     "call": {"temperature": 0.9, "seed": 5, "tools": [TOOL], "tool_choice": "required"},
 }
+CHATS = {name: {"model": "tiny", "max_tokens": TOKENS, **chat} for name, chat in KINDS.items()}
 WORDS = 60
 SLOW = {
     "id": "noop",
@@ -43,44 +41,6 @@ SLOW = {
     "tasks": ["text_generation"],
     "options": {"tokens": WORDS, "delay_ms": 60, "slots": 64},
 }
-
-
-class Chat:
-    """A chat that is streamed over OpenAI's route, as far as it was read."""
-
-    def __init__(self, gateway: str, chat: dict[str, Any]) -> None:
-        body = {"model": "tiny", "stream": True, "max_tokens": TOKENS, **chat}
-        body |= {
-            "messages": [{"role": "user", "content": "Tell me a story."}],
-            "stream_options": {"include_usage": True},
-        }
-        self._client = httpx.Client(base_url=gateway, timeout=120)
-        request = self._client.build_request("POST", "/v1/chat/completions", json=body)
-        self._answer = self._client.send(request, stream=True)
-        assert self._answer.status_code == 200, self._answer.read()
-        self._lines = self._answer.iter_lines()
-        self.chunks: list[dict[str, Any]] = []
-
-    def read(self, count: int) -> None:
-        """Until it has so many chunks."""
-        for line in self._lines:
-            if line.startswith("data: {"):
-                self.chunks.append(json.loads(line[6:]))
-                assert "error" not in self.chunks[-1], self.chunks[-1]
-                if len(self.chunks) >= count:
-                    return
-
-    def whole(self) -> tuple[str, str, str, dict[str, Any]]:
-        """Its text, the arguments of its calls, why it ended, and its usage."""
-        self.read(1 << 30)
-        self._client.close()
-        deltas = [choice["delta"] for chunk in self.chunks for choice in chunk["choices"]]
-        text = "".join(delta.get("content") or "" for delta in deltas)
-        calls = [call for delta in deltas for call in delta.get("tool_calls") or ()]
-        assert sum(call.get("id") is not None for call in calls) <= 1
-        (reason,) = {c["finish_reason"] for chunk in self.chunks for c in chunk["choices"] if c["finish_reason"]}
-        usage = {name: self.chunks[-1]["usage"][name] for name in ("prompt_tokens", "completion_tokens")}
-        return text, "".join(call["function"]["arguments"] for call in calls), reason, usage
 
 
 def tiny(tiny_lm: Path) -> dict[str, Any]:
@@ -95,19 +55,6 @@ def kill_engines(worker: Process) -> None:
         engine.kill()
     for engine in engines:
         engine.wait(20)
-
-
-def folds(system: System, ids: Iterable[str]) -> dict[str, ResultFold]:
-    """What a reader of the result topic has of each request."""
-    found = {one: ResultFold(one, "default") for one in ids}
-    for event in system.results():
-        if event.request_id in found:
-            found[event.request_id].apply(event)
-    return found
-
-
-def began(events: list[ResultEvent]) -> set[str]:
-    return {event.request_id for event in events if event.kind == "chunk" and event.text}
 
 
 @pytest.mark.slow
@@ -156,22 +103,6 @@ def test_a_text_goes_on_when_its_gateway_dies_in_the_same_second(
     assert types.count("result") == 1
     assert "".join(frame["text"] for frame in [*frames, *more] if frame["type"] == "chunk") == whole
     assert more[-1]["result"]["text"] == whole
-
-
-def read_frames(gateway: str, request_id: str, after: str | None, most: int = 1 << 30) -> tuple[list[Any], str | None]:
-    """The frames up to the result, or until there are so many chunks; and the last cursor."""
-    frames: list[dict[str, Any]] = []
-    headers = {"Last-Event-ID": after} if after else {}
-    with httpx.stream("GET", f"{gateway}/v1/requests/{request_id}/events", headers=headers, timeout=90) as stream:
-        assert stream.status_code == 200, stream.read()
-        for line in stream.iter_lines():
-            if line.startswith("id:"):
-                after = line[3:].strip()
-            elif line.startswith("data:"):
-                frames.append(json.loads(line[5:]))
-                if frames[-1]["type"] == "result" or sum(frame["type"] == "chunk" for frame in frames) >= most:
-                    break
-    return frames, after
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped and woken"])

@@ -102,6 +102,8 @@ NOOP, REMOTE, MANAGED = {"engine": "noop"}, {"engine": "remote"}, {"engine": "ma
         (REMOTE, {"headers": "x-a: secret"}, 'a table of names, each with a text or {env = "NAME"}'),
         (REMOTE, {"headers": {"x-a": ["secret"]}}, 'each with a text or {env = "NAME"}'),
         (REMOTE, {"headers": {"x-a": {"file": "secret"}}}, 'each with a text or {env = "NAME"}'),
+        (REMOTE, {"continue": "always"}, "`none` or `prefix`, not 'always'"),
+        (REMOTE, {"continue": True}, "`none` or `prefix`, not True"),
         (MANAGED, {"command": 5}, "a list of texts, or one line, not 5"),
         (MANAGED, {"command": ["a", ["b"]]}, "a list of texts, or one line"),
         (MANAGED, {"env": ["A=1"]}, "a table of names and texts"),
@@ -122,14 +124,15 @@ def test_an_option_of_a_wrong_type_is_refused(fields: dict[str, Any], option: di
 
 def test_options_that_an_engine_reads_are_taken() -> None:
     headers = {"x-a": "b", "x-number": 3, "x-token": {"env": "TOKEN"}}
-    assert entry(**REMOTE, options={"headers": headers}).options == {"headers": headers}
+    far = {"headers": headers, "continue": "prefix"}
+    assert entry(**REMOTE, options=far).options == far
     command = {"command": ["server", "--port", 80], "env": {"OMP_NUM_THREADS": 4}, "silent_s": 5, "timeout_s": 1.5}
     assert entry(**MANAGED, options=command).options == command
     assert entry(**NOOP, options={"tokens": 4.0, "chars": None}).options == {"tokens": 4.0}
 
 
 def test_an_unknown_option_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(InvalidRequest, match="there is no such option; the options are api_key_env, headers") as caught:
+    with pytest.raises(InvalidRequest, match="the options are api_key_env, continue, headers") as caught:
         entry(**REMOTE, options={"api_key": "x"})
     assert caught.value.param == "options.api_key"
 

@@ -172,6 +172,8 @@ class EngineInfo:
     max_output_tokens: int | None = None
     dimensions: int | None = None
     device: str = "cpu"
+    note: str | None = None
+    """What an operator should know of it while it serves."""
 
 
 class Sink(Protocol):

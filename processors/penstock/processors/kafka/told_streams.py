@@ -187,7 +187,10 @@ class StreamSoFar:
         fold.apply(event)
         if fold.since != since:
             self._tokens, self.is_cut = [], False
-        if event.kind != "chunk" or (event.epoch, event.attempt) != fold.place or not event.token_ids:
+        if event.kind != "chunk" or (event.epoch, event.attempt) != fold.place:
+            return
+        self.is_cut |= fold.gap
+        if not event.token_ids:  # of a remote model
             return
         first = event.first_token_index or 0
         if first == len(self._tokens):
@@ -200,7 +203,7 @@ class StreamSoFar:
         """None when nothing stands, or not all of it can be known, or the request has ended."""
         fold, subject = self._fold, self.subject
         whole = not (self.is_cut or fold.gap) and fold.terminal is None
-        if not whole or not self._tokens or fold.place != (subject.epoch, subject.attempt):
+        if not whole or not (self._tokens or fold.text) or fold.place != (subject.epoch, subject.attempt):
             return None
         return Told(subject.lane, fold.text, tuple(self._tokens), fold.call_chars, fold.since)
 

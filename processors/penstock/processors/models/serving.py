@@ -273,7 +273,9 @@ class Serving:
                         device=None if replica is None else replica.device,
                         reserved_bytes=None if replica is None or replica.grant is None else replica.bytes,
                         pinned=lane.is_pinned,
-                        reason=self._flow.facts.reason_of(lane) if replica is None else replica.reason,
+                        reason=self._flow.facts.reason_of(lane)
+                        if replica is None
+                        else self._reason(lane.name, replica),
                         load_seconds=self._flow.forecast.load_s(lane.name),
                         progress=self.manager.progress(lane.name),
                         queued=queued,
@@ -282,6 +284,11 @@ class Serving:
                     )
                 )
         return states
+
+    def _reason(self, model: str, replica: Replica) -> str | None:
+        """Why a replica is in its state; of one that serves, what its engine says that operators should know."""
+        engine = self.manager.engine(model, replica.number) if replica.state is ReplicaState.READY else None
+        return replica.reason or (None if engine is None else engine.info().note)
 
     def device_states(self) -> list[DeviceState]:
         ledger = self._flow.ledger

@@ -10,6 +10,7 @@ from penstock.processors.core.fleet.residents import ModelSpec
 from penstock.processors.core.requests.retries import RetrySettings
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.suspects import suspect_all
+from penstock.processors.core.requests.told import Told
 from penstock.processors.engines.base import Finished
 from penstock.schemas.errors import BadAvro, EngineFailed, InvalidRequest, Overloaded
 
@@ -564,6 +565,20 @@ def test_streams_go_out_at_once_and_then_gathered() -> None:
     world.finish("r")
     assert [chunk.text for chunk in world.chunks] == ["a ", "b c ", "d"]
     assert [chunk.text_offset for chunk in world.chunks] == [0, 2, 6]
+
+
+def test_text_without_tokens_is_told_to_the_next_run() -> None:
+    """Engines of remote models know no tokens."""
+    world = World()
+    world.up(slots=1, inline=True)
+    work = world.submit("r", stream=True)
+    assert work is not None
+    assert work.run is not None
+    world.flow.attempts.delta(work.subject, work.run.run_id, "a ", [], world.now)
+    world.fail("r", EngineFailed("it broke off"))
+    world.pass_time(1.0)
+    (again,) = [effect for effect in world.seen if isinstance(effect, ask.Start) and effect.told is not None]
+    assert again.told == Told("m", "a ", (), (), (1, 1))
 
 
 def test_two_turns_of_two_classes_are_prepared_and_the_later_one_is_refused() -> None:

@@ -60,6 +60,19 @@ def test_all_that_stands_before_the_claim_is_told() -> None:
     assert told(FIRST, MORE, claim(), zombie) == told(FIRST, MORE, claim())
 
 
+def without_tokens(event: ResultEvent) -> ResultEvent:
+    return replace(event, token_ids=[], first_token_index=0)
+
+
+def test_a_remote_model_tells_text_without_tokens() -> None:
+    first, more = without_tokens(FIRST), without_tokens(MORE)
+    assert told(first, more, claim()) == Told("m", "abc", (), (), (1, 1))
+    stream = StreamSoFar(subject())
+    stream.apply(more)
+    assert stream.is_cut, "it is not looked for in what stands before"
+    assert told(more, claim()) is None
+
+
 @pytest.mark.parametrize(
     "events",
     [

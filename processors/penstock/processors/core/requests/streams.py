@@ -70,7 +70,7 @@ class Streams:
     def remember(work: Work) -> None:
         """The work's run ends without an outcome: what it has published is what the next one may go on from."""
         run = work.run
-        if run is not None and work.stream and (run.sent_tokens or run.sent_calls):
+        if run is not None and work.stream and (run.sent_chars or run.sent_tokens or run.sent_calls):
             text = "".join(run.text[: run.sent_pieces])
             since = run.since or (work.epoch, work.attempt)
             tokens = tuple(run.tokens[: run.sent_tokens])

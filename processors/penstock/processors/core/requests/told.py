@@ -12,8 +12,8 @@ from penstock.schemas.fixed import fixed
 class Told:
     """What earlier attempts have published of a stream, from the (epoch, attempt) `since` on: all of it stands.
 
-    `model` made it. `token_ids` are all that were made for it, also those whose text was held back; `call_chars` has
-    the characters of the arguments of each call of a tool.
+    `model` made it. `token_ids` are all that were made for it, also those whose text was held back; none are known of a
+    remote model. `call_chars` has the characters of the arguments of each call of a tool.
     """
 
     model: str

@@ -2,7 +2,7 @@
 
 Options: slots (8), tokens_per_minute (no limit), headers (names and texts, or `{env = "NAME"}`), api_key_env (name of
 the variable that holds the key), remote_model (its name there; default: our id), timeout_s (600), window, patience_s
-(60). It needs no torch.
+(60), continue ("none"; "prefix": a stream goes on behind what was delivered, prefix.py). It needs no torch.
 
 How many requests the server gets at once follows what it answers, up to `slots` (concurrency.py). What it turns
 away (429, 503) or what cannot reach it has not begun: it goes back to the queue as `TurnedAway`, and `on_busy` says for
@@ -17,19 +17,20 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import httpx
 
 from penstock.processors.background import BackgroundTasks
 from penstock.processors.engines.base import (
-    Delta,
     EngineGone,
     EngineInfo,
     EngineState,
     Finished,
     Limits,
+    Message,
     Prepared,
     RunFailed,
     RunSpec,
@@ -40,9 +41,20 @@ from penstock.processors.engines.base import (
 from penstock.processors.engines.context import build_context
 from penstock.processors.engines.remote.concurrency import RemoteGate
 from penstock.processors.engines.remote.http import lines_of, message_of, request_headers, typed
+from penstock.processors.engines.remote.prefix import (
+    PREFIX,
+    Delivered,
+    Said,
+    behind,
+    can_go_on,
+    counting,
+    delivered,
+)
+from penstock.processors.engines.remote.shown import Shown, finished_run
+from penstock.processors.engines.remote.trial import PrefixTrial
 from penstock.processors.engines.remote.wire import Answer, as_event, check_passable, counts, embedding_body, text_body
 from penstock.processors.engines.sinks import GuardedSink
-from penstock.schemas.errors import EngineFailed, InternalError, InvalidRequest, Overloaded, PenstockError
+from penstock.schemas.errors import EngineFailed, InvalidRequest, Overloaded, PenstockError
 from penstock.schemas.sse import DONE, field_value
 from penstock.schemas.texts import shortened
 
@@ -52,6 +64,8 @@ DEFAULT_WINDOW = 1_000_000
 CHARS_PER_TOKEN = 4
 """Only for fitting a conversation and for the budget, the server's tokenizer being unknown; `window` should leave room
 for its error."""
+REFUSED_KEPT = 1_000
+"""Number of requests remembered whose prefix the server has refused."""
 ANSWER_TOKENS = 256
 """What an answer whose length nobody bounded costs of the budget, until it has ended."""
 
@@ -94,6 +108,9 @@ class RemoteEngine:
         self._tasks: dict[str, tuple[asyncio.Task[None], GuardedSink]] = {}
         self._background = BackgroundTasks()
         self._state = EngineState.NEW
+        self._trial = PrefixTrial(model, self._name, self._ask_trial) if options.get("continue") == PREFIX else None
+        self._refused: deque[str] = deque(maxlen=REFUSED_KEPT)
+        """Requests whose prefix the server has refused, the newest."""
 
     @property
     def state(self) -> EngineState:
@@ -104,12 +121,22 @@ class RemoteEngine:
         return None
 
     async def start(self) -> None:
+        """Raises InvalidRequest; EngineFailed if `stop` is called before the server was tried."""
         headers = request_headers(self.model, self._options)
         timeout = httpx.Timeout(self._timeout_s, connect=10)
         limits = httpx.Limits(max_connections=self._slots + 4)
         self._http = httpx.AsyncClient(
             headers=headers, timeout=timeout, limits=limits, transport=self._transport, trust_env=False
         )
+        if self._trial is not None:
+            self._state = EngineState.STARTING
+            try:
+                await self._trial.start(self._background)
+            except BaseException:
+                await self.stop()
+                raise
+            if self._state is not EngineState.STARTING:
+                raise EngineFailed(f"{self.model} was stopped while it was loaded")
         self._state = EngineState.READY
 
     async def prepare(self, spec: RunSpec) -> Prepared:
@@ -117,7 +144,8 @@ class RemoteEngine:
         refuse_images(spec)
         check_passable(spec)
         if spec.messages is None:
-            return Prepared(run_id=spec.run_id, prompt_tokens=0, need_tokens=0)
+            goes_on = self._goes_on(spec, None)
+            return Prepared(run_id=spec.run_id, prompt_tokens=0, need_tokens=0, goes_on=goes_on)
         wanted = int(spec.params.get("max_tokens", 0))
         context = build_context(
             spec.history or [],
@@ -135,7 +163,12 @@ class RemoteEngine:
             context_messages=len(context.messages),
             dropped_turns=context.dropped_turns,
             messages=context.messages,
+            goes_on=self._goes_on(spec, context.messages),
         )
+
+    def _goes_on(self, spec: RunSpec, messages: list[Message] | None) -> bool:
+        works = self._trial is not None and self._trial.works
+        return works and spec.request_id not in self._refused and can_go_on(spec, messages)
 
     def run(self, spec: RunSpec, prepared: Prepared, sink: Sink) -> None:
         guarded = GuardedSink(spec.run_id, sink)
@@ -198,8 +231,10 @@ class RemoteEngine:
         except httpx.TimeoutException:
             self._gate.timed_out(sent_at, loop.time())
             raise
-        except PenstockError:
+        except PenstockError as error:
             self._gate.answered(len(self._tasks))
+            if prepared.goes_on and isinstance(error, InvalidRequest):
+                raise self._begins_anew(spec, error) from error
             raise
         else:
             self._gate.answered(len(self._tasks))
@@ -216,6 +251,12 @@ class RemoteEngine:
         self.on_busy(wait_s)
         return TurnedAway(str(error), retry_after_s=wait_s)
 
+    def _begins_anew(self, spec: RunSpec, error: InvalidRequest) -> TurnedAway:
+        """The server takes no prefix of this one."""
+        logger.warning("remote.prefix_refused model=%s request=%s error=%s", self.model, spec.request_id, error.code)
+        self._refused.append(spec.request_id)
+        return TurnedAway(str(error))
+
     def _tell_limit(self) -> None:
         limit = self._gate.limit
         if limit != self._told_limit:
@@ -225,23 +266,46 @@ class RemoteEngine:
 
     async def _generate(self, spec: RunSpec, prepared: Prepared, sink: GuardedSink) -> Finished:
         path, body = text_body(spec, prepared, self._name)
+        if prepared.goes_on and spec.told is not None:
+            before, rest = await self._behind(path, body, spec.told.text)
+            if rest is None:
+                return finished_run(spec.run_id, {"text": before.text}, "length", before.usage({}))
+            body = rest
+        else:
+            before = None
         answer = Answer(chat=prepared.messages is not None)
-        shown = _Shown(spec.run_id, sink)
+        shown = Shown(spec.run_id, sink, holds_space=self._trial is not None)
         async for event in self._events(path, body):
             shown.show(answer.feed(event), answer.take_pieces())
         if answer.reason is None:  # the connection ended without saying so; what came is no answer
             raise EngineFailed(f"the server of {self.model} ended its stream without a finish_reason")
-        shown.show(answer.flush())
-        pieces = answer.pieces
+        shown.end(answer.flush())
+        pieces, output = answer.pieces, answer.output()
         usage = answer.usage or {"prompt_tokens": 0, "completion_tokens": pieces, "total_tokens": pieces}
-        return Finished(
-            run_id=spec.run_id,
-            output=answer.output(),
-            finish_reason=answer.reason,
-            usage=usage,
-            prompt_tokens=int(usage.get("prompt_tokens", 0)),
-            completion_tokens=int(usage.get("completion_tokens", 0)),
-        )
+        if before is not None:
+            usage, output["text"] = before.usage(usage), before.text + output["text"]
+        return finished_run(spec.run_id, output, answer.reason, usage)
+
+    async def _behind(self, path: str, body: dict[str, Any], text: str) -> tuple[Delivered, dict[str, Any] | None]:
+        """What was delivered, as the server counts it, and the body that asks for the rest; None if nothing is left.
+
+        The log has no tokens of remote models, so the server is asked twice for one token: its prompts are counted.
+        """
+        longer = behind(body, text)
+        alone, with_text = [(await self._said(path, counting(one))).prompt_tokens for one in (body, longer)]
+        before = delivered(text, alone, with_text)
+        return before, before.left(longer)
+
+    async def _ask_trial(self, body: dict[str, Any]) -> Said:
+        return await self._said("/chat/completions", body)
+
+    async def _said(self, path: str, body: dict[str, Any]) -> Said:
+        """A short answer that nobody sees."""
+        answer = Answer(chat="messages" in body)
+        async for event in self._events(path, body):
+            answer.feed(event)
+        text = answer.output()["text"]
+        return Said(text=text, prompt_tokens=answer.usage.get("prompt_tokens"), thinks=answer.thinks)
 
     async def _events(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         assert self._http is not None
@@ -297,6 +361,7 @@ class RemoteEngine:
         for run_id in list(self._tasks):
             self.cancel(run_id)
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._background.cancel()
         if self._http is not None:
             await self._http.aclose()
 
@@ -307,23 +372,10 @@ class RemoteEngine:
         return None
 
     def info(self) -> EngineInfo:
-        return EngineInfo(context_window=None if self._window == DEFAULT_WINDOW else self._window, device="remote")
-
-
-class _Shown:
-    """Text on its way to the sink, with its place."""
-
-    def __init__(self, run_id: str, sink: GuardedSink) -> None:
-        self._run_id, self._sink = run_id, sink
-        self._pieces = 0
-
-    def show(self, text: str, calls: Sequence[dict[str, Any]] = ()) -> None:
-        if not text and not calls:
-            return
-        delta = Delta(run_id=self._run_id, text=text, token_ids=[], first_token_index=self._pieces, calls=calls)
-        self._pieces += 1
-        if not self._sink.delta(delta):
-            raise InternalError("the run is over")  # the sink knows; this closes the stream
+        window = None if self._window == DEFAULT_WINDOW else self._window
+        return EngineInfo(
+            context_window=window, device="remote", note=None if self._trial is None else self._trial.note
+        )
 
 
 def _estimated_tokens(spec: RunSpec, prepared: Prepared) -> int:

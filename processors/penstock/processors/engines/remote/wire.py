@@ -131,6 +131,8 @@ class Answer:
         self._chat = chat
         self._choices: dict[int, _Choice] = {0: _Choice()}
         self.usage: dict[str, int] = {}
+        self.thinks = False
+        """Whether thoughts came in a field of their own; they are no part of the answer."""
 
     def feed(self, event: Json) -> str:
         """The new text of the first answer."""
@@ -142,6 +144,7 @@ class Answer:
             choice = self._choices.setdefault(index, _Choice())
             delta: Json = (said.get("delta") or {}) if self._chat else {"content": said.get("text")}
             choice.reason = said.get("finish_reason") or choice.reason
+            self.thinks |= bool(delta.get("reasoning_content") or delta.get("reasoning"))
             # A refusal has a field of its own; to who asked it is the answer.
             new = choice.add(choice.pieces.feed((delta.get("content") or "") + (delta.get("refusal") or "")))
             text += new if index == 0 else ""

@@ -1,0 +1,50 @@
+"""What a remote run tells its sink: text with its place, and the outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.processors.engines.base import Delta, Finished
+from penstock.processors.engines.sinks import GuardedSink
+from penstock.schemas.errors import InternalError
+
+
+class Shown:
+    """Text on its way to the sink, with its place.
+
+    `holds_space`: white space waits for what follows it. Chat templates strip it from the end of a prefix.
+    """
+
+    def __init__(self, run_id: str, sink: GuardedSink, *, holds_space: bool) -> None:
+        self._run_id, self._sink, self._holds_space = run_id, sink, holds_space
+        self._held = ""
+        self._pieces = 0
+
+    def show(self, text: str, calls: Sequence[dict[str, Any]] = ()) -> None:
+        text = self._held + text
+        ready = text.rstrip() if self._holds_space and not calls else text
+        self._held = text[len(ready) :]
+        self._tell(ready, calls)
+
+    def end(self, text: str) -> None:
+        self._tell(self._held + text, ())
+
+    def _tell(self, text: str, calls: Sequence[dict[str, Any]]) -> None:
+        if not text and not calls:
+            return
+        delta = Delta(run_id=self._run_id, text=text, token_ids=[], first_token_index=self._pieces, calls=calls)
+        self._pieces += 1
+        if not self._sink.delta(delta):
+            raise InternalError("the run is over")  # the sink knows; this closes the stream
+
+
+def finished_run(run_id: str, output: dict[str, Any], reason: str | None, usage: dict[str, int]) -> Finished:
+    return Finished(
+        run_id=run_id,
+        output=output,
+        finish_reason=reason,
+        usage=usage,
+        prompt_tokens=usage.get("prompt_tokens", 0),
+        completion_tokens=usage.get("completion_tokens", 0),
+    )
