@@ -227,7 +227,7 @@ def _exercise(bootstrap_servers: str) -> None:
     from confluent_kafka import Consumer, KafkaException, Producer
     from confluent_kafka.admin import AdminClient, NewTopic
 
-    servers = {"bootstrap.servers": bootstrap_servers}
+    servers: dict[str, str | int | float | bool] = {"bootstrap.servers": bootstrap_servers}
     consumer = Consumer({**servers, "group.id": "first", "auto.offset.reset": "earliest"})
     try:
         admin = AdminClient(servers)
