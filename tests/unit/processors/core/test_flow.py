@@ -567,6 +567,26 @@ def test_streams_go_out_at_once_and_then_gathered() -> None:
     assert [chunk.text_offset for chunk in world.chunks] == [0, 2, 6]
 
 
+@pytest.mark.parametrize("how", ["fails", "dies"])
+def test_what_has_gathered_is_published_before_the_next_run(how: str) -> None:
+    """It was made again, up to a linger's worth of tokens."""
+    world = World()
+    world.up(slots=1, inline=True)
+    world.submit("r", stream=True)
+    for word in ("a ", "b ", "c "):
+        world.delta("r", word)
+    if how == "fails":
+        world.fail("r", EngineFailed("it broke off"))
+    else:
+        world.die()
+        world.up(slots=1, inline=True)
+    world.pass_time(1.0)
+    assert [chunk.text for chunk in world.chunks] == ["a ", "b c "]
+    (again,) = [effect for effect in world.seen if isinstance(effect, ask.Start) and effect.told is not None]
+    assert again.told is not None
+    assert (again.told.text, again.told.since) == ("a b c ", (1, 1))
+
+
 def test_text_without_tokens_is_told_to_the_next_run() -> None:
     """Engines of remote models know no tokens."""
     world = World()

@@ -181,8 +181,6 @@ class Attempts:
 
     def timed_out(self, work: Work, error: PenstockError, now: float) -> None:
         """A run takes longer than it may."""
-        if work.stream and work.run is not None:
-            self._streams.flush(work, work.run)
         self._holdings.stop_run(work)
         self.attempt_failed(work, "timeout", error, now, again=True)
 

@@ -66,15 +66,15 @@ class Streams:
         run.sent_pieces, run.sent_chars, run.sent_tokens = 1, len(told.text), len(told.token_ids)
         run.since = told.since
 
-    @staticmethod
-    def remember(work: Work) -> None:
-        """The work's run ends without an outcome: what it has published is what the next one may go on from."""
+    def remember(self, work: Work) -> None:
+        """The work's run ends without an outcome: what it made is published, and the next one may go on from that."""
         run = work.run
-        if run is not None and work.stream and (run.sent_chars or run.sent_tokens or run.sent_calls):
-            text = "".join(run.text[: run.sent_pieces])
+        if run is None or not work.stream:
+            return
+        self.flush(work, run)
+        if run.sent_chars or run.sent_tokens or run.sent_calls:
             since = run.since or (work.epoch, work.attempt)
-            tokens = tuple(run.tokens[: run.sent_tokens])
-            work.told = Told(work.lane, text, tokens, tuple(run.sent_calls), since)
+            work.told = Told(work.lane, "".join(run.text), tuple(run.tokens), tuple(run.sent_calls), since)
 
     def tick(self, now: float) -> None:
         """Publish what has gathered for the linger."""
