@@ -177,7 +177,7 @@ async def test_a_partition_that_is_given_away_begins_no_more_calls() -> None:
     world = World(Answer(status_code=500), takes=0.1)
     rig = Rig(world)
     rig.begin(*[delivery(number) for number in range(5)])
-    await wait_until_async(lambda: world.sent, 5)
+    await wait_until_async(lambda: len(world.sent) == len(rig.it._calls) > 0, 5)
     before = list(world.sent)
     giving = asyncio.ensure_future(rig.it._revoked([TP0]))
     while not giving.done():
@@ -193,7 +193,7 @@ async def test_a_partition_that_comes_back_meanwhile_is_read_again() -> None:
     world = World(Answer(status_code=500), takes=0.1)
     rig = Rig(world)
     rig.begin(*[delivery(number) for number in range(5)])
-    await wait_until_async(lambda: world.sent, 5)
+    await wait_until_async(lambda: len(world.sent) == len(rig.it._calls) > 0, 5)
     giving = asyncio.ensure_future(rig.it._revoked([TP0]))
     await asyncio.sleep(0)
     rig.it._assigned([TP0])
