@@ -15,6 +15,9 @@ T = TypeVar("T")
 Describe = str | Callable[[], object]
 
 
+DEAREST_POLL_S = 0.3
+
+
 def _what(describe: Describe) -> str:
     return describe if isinstance(describe, str) else str(describe())
 
@@ -24,11 +27,15 @@ def wait_until(
 ) -> T:
     """Poll `condition` until it is truthy and return its value; AssertionError with `describe` after `deadline_s`."""
     give_up = time.monotonic() + deadline_s
-    while not (value := condition()):
-        if time.monotonic() > give_up:
+    while True:
+        began = time.monotonic()
+        if value := condition():
+            return value
+        now = time.monotonic()
+        if now > give_up:
             raise AssertionError(f"not within {deadline_s} s: {_what(describe)}")
-        time.sleep(poll_s)
-    return value
+        # What costs much is looked at less often: it takes the processor from what is waited for.
+        time.sleep(max(poll_s, min(2 * (now - began), DEAREST_POLL_S)))
 
 
 async def wait_until_async(

@@ -210,12 +210,16 @@ class System:
             give_up = time.monotonic() + deadline_s
             while ends:
                 assert time.monotonic() < give_up, f"{topic} was not read to its end: {ends} left"
-                message = consumer.poll(0.5)
-                for position in consumer.position([TopicPartition(topic, number) for number in list(ends)]):
-                    if position.offset >= ends[position.partition]:
-                        del ends[position.partition]
-                if message is not None and message.error() is None:
+                message = consumer.poll(0.1)
+                if message is None:  # the last offset may be that of a transaction's marker
+                    for position in consumer.position([TopicPartition(topic, number) for number in ends]):
+                        if position.offset >= ends[position.partition]:
+                            del ends[position.partition]
+                elif message.error() is None:
                     messages.append(message)
+                    number, offset = message.partition() or 0, message.offset() or 0
+                    if offset + 1 >= ends.get(number, offset + 2):
+                        del ends[number]
             return messages
         finally:
             consumer.close()
