@@ -17,11 +17,11 @@ from worker_requests import outcome, send
 
 SCHEMA = {
     "type": "object",
-    "properties": {"a": {"type": "array", "items": {"type": "string", "maxLength": 40}, "minItems": 12}},
+    "properties": {"a": {"type": "array", "items": {"type": "string", "maxLength": 40}, "minItems": 24}},
     "required": ["a"],
 }
 TOOL = {"type": "function", "function": {"name": "tell", "parameters": SCHEMA}}
-TOKENS = 240
+TOKENS = 400
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"temperature": 0},
     "seeded": {"temperature": 1.0, "seed": 11},
