@@ -35,7 +35,7 @@ def test_large_outputs_last_as_long_as_other_streams(count: int) -> None:
     options: dict[str, Any] = load("store", count).models[0]["options"]
     shortest = min(one.body["payload"]["max_tokens"] for one in load("store", count).asked)
     assert options["tokens"] >= max(one.body["payload"]["max_tokens"] for one in load("store", count).asked)
-    assert options["delay_ms"] * shortest >= 15 * max(1_000, count)
+    assert options["delay_ms"] * shortest >= max(15 * 1_000, shortest * count)
 
 
 def test_each_story_prefers_words_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
