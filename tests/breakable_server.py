@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from support import in_background
 from system import NOOP
 
 
@@ -47,12 +47,8 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def serving(status: int, port: int = 0) -> Iterator[Breakable]:
     server = Breakable(status, port)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
+    with in_background(server):
         yield server
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def remote(port: int, **options: Any) -> dict[str, Any]:

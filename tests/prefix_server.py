@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from support import in_background
+
 Json = dict[str, Any]
 
 COUNTED = "One, two, three, four, five, six, seven, eight, nine, ten."
@@ -120,14 +122,8 @@ class PrefixServer:
     def listening(self, port: int = 0) -> Iterator[PrefixServer]:
         server = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
         self.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
+        with in_background(server):
             yield self
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join(10)
 
 
 def _delta(body: Json, text: str) -> Json:

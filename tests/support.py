@@ -1,10 +1,13 @@
-"""Helpers for tests: wait for a condition with a deadline, make topics."""
+"""Helpers for tests: wait for a condition with a deadline, make topics, run a server on a thread."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from socketserver import BaseServer
 from typing import TypeVar
 
 import psutil
@@ -13,8 +16,6 @@ from confluent_kafka.admin import AdminClient
 
 T = TypeVar("T")
 Describe = str | Callable[[], object]
-
-
 DEAREST_POLL_S = 0.3
 
 
@@ -55,6 +56,19 @@ async def wait_until_async(
         if time.monotonic() > give_up:
             raise AssertionError(f"not within {deadline_s} s: {_what(describe)}")
         await asyncio.sleep(poll_s)
+
+
+@contextmanager
+def in_background(server: BaseServer) -> Iterator[None]:
+    """A server of HTTP that answers on a thread of its own."""
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
 
 
 def alive(process: psutil.Process | int) -> bool:

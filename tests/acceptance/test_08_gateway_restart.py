@@ -9,16 +9,11 @@ from typing import Any
 import httpx
 
 from system import Process, System, free_port
+from worker_requests import engine
 
 TOKENS = 400
 """16 s: a stream that was read for a moment is far from its end, on a busy machine too."""
-WORDS = {
-    "id": "noop",
-    "source": "noop",
-    "engine": "noop",
-    "tasks": ["text_generation"],
-    "options": {"tokens": TOKENS, "delay_ms": 40, "slots": 32},
-}
+WORDS = engine(tokens=TOKENS, delay_ms=40, slots=32)
 
 
 def submit(gateway: Process) -> str:

@@ -282,10 +282,8 @@ class WorkerApp:
         if parts is None or self._state != "running":
             return [self._state]
         reasons: list[str] = []
-        if parts.watch.away:
-            reasons.append("Kafka does not answer")
-        elif not parts.membership.joined:
-            reasons.append("not a member of the group yet")
+        if not parts.membership.joined:
+            reasons.append("Kafka does not answer" if parts.watch.away else "not a member of the group yet")
         if self._watch.stalled:
             reasons.append("a partition has lag and does not move")
         if parts.worker.registry_waits:

@@ -15,6 +15,7 @@ import pytest
 from stream_clients import Callers
 from support import wait_until
 from system import Process, System
+from worker_requests import engine
 
 from ..batches.conftest import Batches, line
 from .test_webhooks import SECRET, Call, Receiver, listening
@@ -24,13 +25,7 @@ AWAY_S = 60
 PATIENCE_S = 120.0
 WORDS = 100
 WHOLE = "".join(f"word{number} " for number in range(WORDS))
-MODEL = {
-    "id": "noop",
-    "source": "noop",
-    "engine": "noop",
-    "tasks": ["text_generation"],
-    "options": {"tokens": WORDS, "delay_ms": 100, "slots": 16},
-}
+MODEL = engine(tokens=WORDS, delay_ms=100, slots=16)
 LINES = 40
 CHAT = {"model": "noop", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 

@@ -15,17 +15,12 @@ from penstock.cli.paths import free_port
 from stream_clients import Callers
 from support import wait_until
 from system import Process, System, running
+from worker_requests import engine
 
 WORDS = 40
 """4 s: longer than the workers' drain, shorter than the gateways'."""
 WHOLE = "".join(f"word{number} " for number in range(WORDS))
-MODEL = {
-    "id": "noop",
-    "source": "noop",
-    "engine": "noop",
-    "tasks": ["text_generation"],
-    "options": {"tokens": WORDS, "delay_ms": 100, "slots": 64},
-}
+MODEL = engine(tokens=WORDS, delay_ms=100, slots=64)
 PATIENCE_S = 60.0
 
 

@@ -22,7 +22,7 @@ from penstock.common.outgoing import request_record
 from penstock.gateway.edge.keys import create_key
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import InferenceRequest
-from support import alive, committed_offsets, wait_until
+from support import alive, committed_offsets, in_background, wait_until
 from system import NOOP, Process, System, running
 
 DEADLINE_S = 60
@@ -93,14 +93,8 @@ def listening(receiver: Receiver) -> Iterator[Receiver]:
 
     server = Server(("127.0.0.1", receiver.port), Handler)
     receiver.port = server.server_port
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with in_background(server):
         yield receiver
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
 
 
 @pytest.fixture

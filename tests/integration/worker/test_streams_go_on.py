@@ -13,7 +13,7 @@ import pytest
 from streamed import Chat, began, folds, read_frames
 from support import engine_processes
 from system import Process, System, eventually, free_port
-from worker_requests import outcome, send
+from worker_requests import engine, outcome, send
 
 SCHEMA = {
     "type": "object",
@@ -34,13 +34,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 CHATS = {name: {"model": "tiny", "max_tokens": TOKENS, **chat} for name, chat in KINDS.items()}
 WORDS = 60
-SLOW = {
-    "id": "noop",
-    "source": "noop",
-    "engine": "noop",
-    "tasks": ["text_generation"],
-    "options": {"tokens": WORDS, "delay_ms": 60, "slots": 64},
-}
+SLOW = engine(tokens=WORDS, delay_ms=60, slots=64)
 
 
 def tiny(tiny_lm: Path) -> dict[str, Any]:
@@ -51,10 +45,10 @@ def tiny(tiny_lm: Path) -> dict[str, Any]:
 def kill_engines(worker: Process) -> None:
     engines = engine_processes(worker.popen.pid)
     assert engines
-    for engine in engines:
-        engine.kill()
-    for engine in engines:
-        engine.wait(20)
+    for process in engines:
+        process.kill()
+    for process in engines:
+        process.wait(20)
 
 
 @pytest.mark.slow
