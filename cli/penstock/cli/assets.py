@@ -49,6 +49,7 @@ class Asset:
     """Called with (an empty scratch folder, the folder to write, progress)."""
     aliases: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     vram_bytes: int | None = None
     edition: int = 1
     """Goes up when the same id is made otherwise than before: what older versions left in the cache is not used."""
@@ -58,15 +59,16 @@ class Asset:
         """Where it lies in the cache, once it is prepared."""
         return models_folder() / (self.id if self.edition == 1 else f"{self.id}-{self.edition}")
 
-    def model_table(self, source: Path) -> dict[str, object]:
+    def model_table(self, source: Path) -> dict[str, Any]:
         """This model as one `[[models]]` entry of penstock.toml."""
-        table: dict[str, object] = {
+        table: dict[str, Any] = {
             "id": self.id,
             "source": str(source),
             "engine": self.engine,
             "tasks": list(self.tasks),
             "aliases": list(self.aliases),
             "options": dict(self.options),
+            "defaults": dict(self.defaults),
         }
         return table if self.vram_bytes is None else {**table, "vram_bytes": self.vram_bytes}
 
@@ -159,8 +161,9 @@ ASSETS: Mapping[str, Asset] = {
             tasks=("text_generation", "summarization"),
             engine="text",
             aliases=("default", "SmolLM2-135M-Instruct"),
-            # As its authors advise: at temperature 1 so small a model loses its thread. A request's own values stand.
-            options={"temperature": 0.2, "top_p": 0.9},
+            # As its authors advise: at temperature 1 so small a model loses its thread. And where it has begun to repeat
+            # itself it would do so up to its window. A request's own values stand.
+            defaults={"temperature": 0.2, "top_p": 0.9, "max_tokens": 512},
             ready_bytes=275_000_000,
             make=_make_smollm2,
         ),

@@ -246,7 +246,8 @@ class ClientCore:
         if self._artifacts is None:
             raise InvalidRequest(
                 f"the output of {outcome.request_id} ({kept.size_bytes} bytes) is an artifact: make the client with"
-                " `artifacts=`, the worker's artifacts_dir, or take the reference from `follow`",
+                " `artifacts=`, the folder or URL that workers have as artifacts.location, or take the reference from"
+                " `follow`",
                 param="artifacts",
                 details={"artifact": kept.to_dict()},
             )

@@ -12,7 +12,7 @@ from kafka_cluster import NODES, Cluster
 from support import wait_until
 from system import System
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600), pytest.mark.usefixtures("whole")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("whole")]
 BODY = {"task": "text_generation", "payload": {"prompt": "hi"}}
 
 

@@ -1,0 +1,216 @@
+"""The examples of the tutorial and of the how-to run as they stand, by bash and Python, on a real `penstock up`.
+
+Only addresses and what a reader puts in are replaced (`REPLACED`). Sections that do not run here say why (`ELSEWHERE`).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from doc_blocks import SHELL, Block, blocks
+from penstock.cli.assets import ASSETS, prepare_model
+from penstock.cli.local_system import DEFAULT_CHAT, DEFAULT_EMBEDDING, DEFAULT_UPSCALER, IMAGING
+from penstock.cli.paths import free_port, port_in_use
+from support import wait_until
+from system import toml_value
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+DOCS = Path(__file__).parents[3] / "docs"
+ELSEWHERE = {
+    "Use another chat model": "it takes a model of the reader's",
+    "Models for every task": "no model hub is reachable",
+    "Make a real picture": "no model hub is reachable",
+    "Serve through an OpenAI-compatible server": "tests/integration/engines serve through one",
+    "Give hosts different models": "tests/integration/worker/test_pools.py has pools",
+    "Use an existing Kafka": "its brokers are the reader's; tests/integration/cli/test_topics_command.py has one",
+    "Merge the queues of other systems": "tests/integration/gateway/test_queues.py merges some",
+}
+LACKING = ("standardwebhooks import",)
+"""Blocks with these words need what only a receiver has: tests/integration/gateway/test_webhooks.py is one."""
+
+OPENAI = """
+import json, os
+from pathlib import Path
+import httpx, pydantic
+from openai import OpenAI
+from penstock.producers import Client, KafkaSettings
+settings = KafkaSettings()
+client = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
+messages = [{"role": "user", "content": "Name a city, as JSON."}]
+function = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
+tools = [{"type": "function", "function": function}]
+"""
+"""What a block of Python that makes no client takes for given."""
+
+A_REQUEST = """
+id=$(curl -s http://127.0.0.1:8000/v1/requests -d '{"task": "text_generation", "stream": true, "payload": {"prompt": "A", "max_tokens": 4}}' \
+  | python -c 'import json, sys; print(json.load(sys.stdin)["request_id"])')
+"""
+BEFORE = {
+    "Cancel": A_REQUEST,
+    "Why does my request wait": A_REQUEST,
+    "Stream over WebSocket, and resume": A_REQUEST
+    + "cursor=$(curl -sN http://127.0.0.1:8000/v1/requests/$id/events | sed -n 's/^id: //p' | head -1)\n",
+    "Run a batch": """echo '{"task": "text_generation", "payload": {"prompt": "A", "max_tokens": 2}}' > requests.ndjson""",
+    "Run dead letters again": """
+echo '{"task": "no such task"}' | kcat -P -b 127.0.0.1:9092 -t inference.request.low
+until penstock dlq list --json | grep -q bad_; do sleep 0.2; done
+""",
+}
+AFTER = {"Change models while they run": "penstock models resume --class low --wait"}
+FIRST = "python -c 'import json, sys; one = json.loads(sys.stdin.readline()); print({})'"
+
+
+@dataclass
+class Up:
+    """A `penstock up` with tiny models beside the real ones."""
+
+    folder: Path
+    process: subprocess.Popen[bytes]
+    environment: dict[str, str]
+    replaced: dict[str, str]
+
+    def run(self, name: str, found: list[Block]) -> None:
+        folder = self.folder / name.replace(" ", "-").replace("/", "-")
+        folder.mkdir()
+        Image.linear_gradient("L").convert("RGB").resize((64, 64)).save(folder / "dam.png")
+        Image.linear_gradient("L").convert("RGB").resize((64, 64)).save(folder / "cat.png")
+        parts = [part for block in found if (part := script_of(block))]
+        assert parts, f"nothing of {name!r} runs"
+        text = "\n".join([BEFORE.get(name, ""), *parts, AFTER.get(name, "")])
+        for shown, here in self.replaced.items():
+            text = text.replace(shown, here)
+        script = folder / "script.sh"
+        script.write_text('set -eu\ncurl() { command curl --fail-with-body "$@"; }\n' + text)
+        (folder / "typed").write_text("What is a dam?\n")
+        with (folder / "typed").open() as typed, (folder / "said").open("w") as said:
+            done = subprocess.run(
+                ["timeout", "300", "bash", "-x", script.name],
+                cwd=folder,
+                env=self.environment,
+                stdin=typed,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+            )
+        assert done.returncode == 0, (folder / "said").read_text()[-8_000:]
+
+
+def script_of(block: Block) -> str:
+    """What bash runs of a block: nothing, if its language is that of a file."""
+    text = block.text
+    if any(words in text for words in LACKING):
+        return ""
+    if block.language in SHELL:
+        return "\n".join(line for line in text.splitlines() if not line.startswith(("make ", "pip ")))
+    if block.language != "python":
+        return ""
+    given = "" if "client =" in text.partition("\n")[0] or "import" in text.partition("\n")[0] else OPENAI
+    run = f"python -u - <<'END_OF_PYTHON'\n{given}{text}END_OF_PYTHON"
+    if "while True" in text:  # until it has said something
+        return run.replace("python -u", "timeout 60 python -u").replace("\n", " | grep -m 1 .\n", 1)
+    return run
+
+
+def models() -> Iterator[dict[str, Any]]:
+    """Those that `penstock up` has by default, with short answers."""
+    for name in (DEFAULT_CHAT, DEFAULT_EMBEDDING, DEFAULT_UPSCALER):
+        table = ASSETS[name].model_table(prepare_model(name, print))
+        yield {**table, **({"defaults": {**table["defaults"], "max_tokens": 64}} if name == DEFAULT_CHAT else {})}
+    yield dict(IMAGING)
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    folder = tmp_path_factory.mktemp("examples")
+    data, config, log = folder / "data", folder / "penstock.toml", folder / "up.log"
+    port, kafka, worker, hook = free_port(), free_port(), free_port(), free_port()
+    lines = ["[worker]", f"health_port = {worker}", "[webhooks]", f'internal_hosts = ["127.0.0.1:{hook}"]']
+    for table in models():
+        lines += ["[[models]]", *(f"{name} = {toml_value(value)}" for name, value in table.items())]
+    config.write_text("\n".join(lines))
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PENSTOCK_DATA": str(data),
+        "PENSTOCK_URL": f"http://127.0.0.1:{port}",
+        "PENSTOCK_CONFIG": str(config),
+        "PENSTOCK_KAFKA__BOOTSTRAP_SERVERS": f"127.0.0.1:{kafka}",
+        "PENSTOCK_ARTIFACTS__LOCATION": str(data / "artifacts"),
+    }
+    replaced = {
+        "127.0.0.1:8000": f"127.0.0.1:{port}",
+        "127.0.0.1:9092": f"127.0.0.1:{kafka}",
+        "127.0.0.1:8001": f"127.0.0.1:{worker}",
+        "127.0.0.1:8002": f"127.0.0.1:{worker}",
+        "127.0.0.1:9000": f"127.0.0.1:{hook}",
+        "http://registry:8081": f"http://127.0.0.1:{port}/registry",
+        "REQUEST_ID": "$id",
+        "CURSOR'": "'$cursor",
+        "CURSOR": "$cursor",
+        "5f0c": "$id",
+        "2/17": "$(penstock dlq list --json | " + FIRST.format('one["id"]') + ")",
+        "0b7e8f6c-0f43-4d6e-9c35-1c6bb2d8f7a1": "$(penstock artifacts put cat.png)",
+        "pk_…": "$(penstock keys create --file keys.json)",
+        "3f9c0a1b2c3d": "$(penstock keys list --file keys.json --json | " + FIRST.format('one["id"]') + ")",
+        "KafkaSettings()": f'KafkaSettings(bootstrap_servers="127.0.0.1:{kafka}")',
+        "s3://my-bucket/penstock": str(data / "artifacts"),
+        "/srv/penstock/artifacts": str(data / "artifacts"),
+        "owner/encoder": str(ASSETS[DEFAULT_EMBEDDING].folder),
+        "unload chat": "unload smollm2-135m",
+        '"painter"': '"tiny-image-generation"',
+        '"eyes"': '"tiny-image-to-text"',
+        '"default"': '"smollm2-135m"',
+        "range(1000)": "range(2)",
+        '["a text"] * 500': '["a text"] * 200',
+        "--duration 30": "--duration 2",
+        "--rate 20": "--rate 2",
+    }
+    options = ["--tiny-models", "--port", str(port), "--kafka-port", str(kafka), "--config", str(config)]
+    with log.open("wb") as out:
+        without = {name: value for name, value in environment.items() if name != "PENSTOCK_KAFKA__BOOTSTRAP_SERVERS"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.cli.main", "up", *options],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=without,
+            start_new_session=True,
+        )
+    try:
+        wait_until(lambda: "Penstock is up" in log.read_text(), 240, log.read_text)
+        yield Up(folder, process, environment, replaced)
+    finally:
+        process.terminate()
+        process.wait(60)
+    assert not port_in_use(port)
+
+
+def sections(page: str) -> dict[str, list[Block]]:
+    return {name: list(found) for name, found in groupby(blocks(DOCS / page), key=lambda block: block.section)}
+
+
+def test_the_tutorial(up: Up) -> None:
+    """From its first line to its last, in one shell."""
+    up.run("tutorial", list(blocks(DOCS / "tutorial.md")))
+
+
+RUNNABLE = {name: found for name, found in sections("how-to.md").items() if any(map(script_of, found))}
+
+
+@pytest.mark.parametrize("name", [name for name in RUNNABLE if name not in ELSEWHERE])
+def test_how_to(up: Up, name: str) -> None:
+    up.run(name, RUNNABLE[name])
+
+
+def test_only_sections_that_exist_are_left_out() -> None:
+    assert set(ELSEWHERE) <= set(RUNNABLE)
