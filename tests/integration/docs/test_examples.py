@@ -53,23 +53,23 @@ tools = [{"type": "function", "function": function}]
 """
 """What a block of Python that makes no client takes for given."""
 
-A_REQUEST = """
-id=$(curl -s http://127.0.0.1:8000/v1/requests -d '{"task": "text_generation", "stream": true, "payload": {"prompt": "A", "max_tokens": 4}}' \
-  | python -c 'import json, sys; print(json.load(sys.stdin)["request_id"])')
+FIRST = "python -c 'import json, sys; one = json.loads(sys.stdin.readline()); print({})'"
+A_REQUEST = f"""
+echo '{{"task": "text_generation", "stream": true, "payload": {{"prompt": "A", "max_tokens": 4}}}}' > request.json
+id=$(curl -s http://127.0.0.1:8000/v1/requests -d @request.json | {FIRST.format('one["request_id"]')})
 """
 BEFORE = {
     "Cancel": A_REQUEST,
     "Why does my request wait": A_REQUEST,
     "Stream over WebSocket, and resume": A_REQUEST
     + "cursor=$(curl -sN http://127.0.0.1:8000/v1/requests/$id/events | sed -n 's/^id: //p' | head -1)\n",
-    "Run a batch": """echo '{"task": "text_generation", "payload": {"prompt": "A", "max_tokens": 2}}' > requests.ndjson""",
+    "Run a batch": A_REQUEST + "cp request.json requests.ndjson",
     "Run dead letters again": """
 echo '{"task": "no such task"}' | kcat -P -b 127.0.0.1:9092 -t inference.request.low
 until penstock dlq list --json | grep -q bad_; do sleep 0.2; done
 """,
 }
 AFTER = {"Change models while they run": "penstock models resume --class low --wait"}
-FIRST = "python -c 'import json, sys; one = json.loads(sys.stdin.readline()); print({})'"
 
 
 @dataclass

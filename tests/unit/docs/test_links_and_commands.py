@@ -67,6 +67,12 @@ def test_every_page_is_linked_from_another(pages: list[Page]) -> None:
     assert [page.name for page in pages if page.path not in targets and page.path.name != "README.md"] == []
 
 
+def test_the_how_to_lists_all_its_sections_in_their_order(pages: list[Page]) -> None:
+    (page,) = (page for page in pages if page.path.name == "how-to.md")
+    index, found = page.text.partition("\n## ")[0], re.findall(r"^## (.+)$", page.text, re.M)
+    assert re.findall(r"\[([^\]]+)\]\(#", index) == found
+
+
 # --- commands
 
 
