@@ -313,7 +313,7 @@ def test_each_engine_of_ours_knows_fields_of_its_own() -> None:
     request = parse_request(chat(n=2, tools=[{"function": {"name": "f"}}], logprobs=True), now_ms=1)
     extra = {"logit_bias": "{}", "verbosity": '"low"'}
     assert list(only_remote(request.task, request.payload, extra, "text")) == ["extra.verbosity"]
-    others = {name: "1" for name in sorted(OF_OTHER_SERVERS)}
+    others = dict.fromkeys(sorted(OF_OTHER_SERVERS), "1")
     assert list(only_remote(request.task, {}, others, "text")) == []
     assert list(only_remote(request.task, {}, others)) == [f"extra.{name}" for name in others]
     assert list(only_remote(request.task, request.payload, {}, "embedding")) == [
