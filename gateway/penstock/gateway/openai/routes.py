@@ -28,6 +28,7 @@ from penstock.gateway.openai.exchange import (
     stream_events,
     unless_gone,
 )
+from penstock.gateway.openai.item_references import put_items_in
 from penstock.gateway.openai.large_answers import is_large, whole_result
 from penstock.gateway.openai.other_fields import UnknownFields, ignored_header
 from penstock.gateway.openai.responses_answers import ResponseWriter
@@ -59,6 +60,7 @@ async def create_completion(body: shapes.CompletionBody, request: Request) -> Re
 @router.post("/responses", summary="Responses, as OpenAI's API has them")
 async def create_response(body: ResponsesBody, request: Request) -> Response:
     """Plain or streamed. A client that disconnects cancels."""
+    await put_items_in(body, service_of(request), caller_of(request).tenant)
     exchange = await Exchange.of(request, body, endpoints.RESPONSE)
     if exchange.streams:
         return exchange.stream(ResponseWriter(endpoints.about(body, exchange.made)))
