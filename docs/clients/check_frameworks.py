@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from checks import ASKED, FORCED, HELLO, LONG, TOOL, City, embedding, of, text
+from checks import ASKED, FORCED, HELLO, IGNORED, LENIENT, LONG, TOOL, WHIM, City, embedding, of, text
 
 
 def langchain() -> None:
@@ -32,6 +32,24 @@ def langchain() -> None:
         told = ToolMessage("sunny", tool_call_id=answer.tool_calls[0]["id"])
         return model(where).bind_tools([TOOL]).invoke([*asked, answer, told]).usage_metadata["output_tokens"]
 
+    def turns(where: str, **options: Any) -> Any:
+        from langchain_core.messages import HumanMessage, ToolMessage
+
+        said: list[Any] = [HumanMessage("The weather in Paris?")]
+        for _ in "ab":
+            said.append(model(where, **options).bind_tools([TOOL], tool_choice="weather").invoke(said))
+            said += [ToolMessage("sunny", tool_call_id=call["id"]) for call in said[-1].tool_calls]
+        return model(where, **options).invoke(said).usage_metadata["output_tokens"]
+
+    def unknown(where: str) -> Any:
+        import openai
+
+        try:
+            model(where, extra_body=WHIM).invoke("Hello")
+        except openai.BadRequestError as error:
+            lenient = model(where, extra_body=WHIM, base_url=os.environ[LENIENT], include_response_headers=True)
+            return error.param == "use_beam_search" and lenient.invoke("Hello").response_metadata["headers"][IGNORED]
+
     def responses(where: str) -> Any:
         return model(where, use_responses_api=True, max_tokens=LONG)
 
@@ -42,6 +60,8 @@ def langchain() -> None:
     of(name, "chat")(lambda w: model(w).invoke("Hello").content)
     of(name, "stream")(lambda w: "".join(one.content for one in model(w).stream("Hello")))
     of(name, "tools")(called)
+    of(name, "tools, three turns")(lambda w: turns(w) and turns(w, use_responses_api=True, max_tokens=LONG))
+    of(name, "unknown fields, both modes")(unknown)
     of(name, "tools, streamed")(streamed)
     of(name, "JSON schema")(lambda w: isinstance(model(w).with_structured_output(City).invoke("Hello"), City))
     of(name, "n, logprobs")(lambda w: model(w, logprobs=True).invoke("Hello").response_metadata["logprobs"]["content"])
@@ -104,6 +124,23 @@ def litellm() -> None:
     def called(where: str) -> Any:
         return ask(where, messages=ASKED, tools=[TOOL], tool_choice=FORCED).choices[0].message.tool_calls
 
+    def turns(where: str) -> Any:
+        said: list[Any] = [*ASKED]
+        for _ in "ab":
+            said.append(ask(where, messages=said, tools=[TOOL], tool_choice=FORCED).choices[0].message)
+            said += [
+                {"role": "tool", "tool_call_id": one.id, "name": "weather", "content": "sunny"}
+                for one in said[-1].tool_calls
+            ]
+        return ask(where, messages=said, max_tokens=8).usage.completion_tokens
+
+    def unknown(where: str) -> Any:
+        try:
+            ask(where, extra_body=WHIM)
+        except litellm.BadRequestError as error:
+            asked: Any = {"model": f"openai/{text(where)}", "messages": HELLO, "max_tokens": 8, "extra_body": WHIM}
+            return "use_beam_search" in str(error) and litellm.completion(api_base=os.environ[LENIENT], **asked)
+
     def pieces(where: str) -> Any:
         options = {"tools": [TOOL], "tool_choice": FORCED, "stream": True}
         chunks = list(ask(where, messages=ASKED, **options))
@@ -113,6 +150,8 @@ def litellm() -> None:
     of(name, "chat")(lambda w: ask(w).choices[0].message.content)
     of(name, "stream")(lambda w: [one for one in ask(w, stream=True) if one.choices[0].delta.content])
     of(name, "tools")(called)
+    of(name, "tools, three turns")(turns)
+    of(name, "unknown fields, both modes")(unknown)
     of(name, "tools, streamed")(pieces)
     of(name, "JSON schema")(schema)
     of(name, "n, logprobs")(lambda w: ask(w, n=2, logprobs=True).choices[1].logprobs)

@@ -10,7 +10,24 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from checks import ASKED, FORCED, HELLO, HERE_ONLY, LONG, TOOL, Check, City, embedding, image_url, of, png, text
+from checks import (
+    ASKED,
+    FORCED,
+    HELLO,
+    HERE_ONLY,
+    IGNORED,
+    LENIENT,
+    LONG,
+    TOOL,
+    WHIM,
+    Check,
+    City,
+    embedding,
+    image_url,
+    of,
+    png,
+    text,
+)
 
 NAME, NODE = "openai (Python)", "openai (Node)"
 
@@ -84,7 +101,28 @@ def _tools(client: Any) -> None:
         called = free.tool_calls[0].function.parsed_arguments if free.tool_calls else free.content
         return called and isinstance(forced.function.parsed_arguments, City)
 
+    def turns(where: str) -> Any:
+        said: list[Any] = [*ASKED]
+        for _ in "ab":
+            options = {"model": text(where), "tools": [TOOL], "tool_choice": FORCED, "max_tokens": 60}
+            message = chat.create(messages=said, **options).choices[0].message
+            said.append(message)
+            said += [{"role": "tool", "tool_call_id": one.id, "content": "sunny"} for one in message.tool_calls]
+        return chat.create(model=text(where), messages=said, max_tokens=8).usage.completion_tokens
+
+    def unknown(where: str) -> Any:
+        import openai
+
+        asked: Any = {"model": text(where), "messages": HELLO, "max_tokens": 8, "extra_body": WHIM}
+        try:
+            chat.create(**asked)
+        except openai.BadRequestError as error:
+            lenient = openai.OpenAI(base_url=os.environ[LENIENT], max_retries=0).chat.completions.with_raw_response
+            return error.param == "use_beam_search" and "whim" in lenient.create(**asked).headers[IGNORED]
+
     of(NAME, "tools")(answered)
+    of(NAME, "tools, three turns")(turns)
+    of(NAME, "unknown fields, both modes")(unknown)
     of(NAME, "tools, streamed")(streamed)
     of(NAME, "tools, strict")(strict)
 

@@ -38,6 +38,13 @@ class City(BaseModel):
     people: int = Field(ge=0, le=99_999)
 
 
+LENIENT = "LENIENT_URL"
+"""The variable with the address of a gateway that ignores unknown fields."""
+IGNORED = "penstock-ignored-fields"
+WHIM = {"use_beam_search": True, "whim": 1}
+"""Fields that are refused by default."""
+
+
 def text(where: str) -> str:
     return where
 

@@ -11,6 +11,7 @@ comes, the table to standard output.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from checks import LENIENT
 from environments import PYTHON, node_folder, python_environment
 
 from penstock.cli.assets import ASSETS, prepare_model
@@ -29,7 +31,7 @@ from system import System, running
 FEATURES = (
     "chat", "stream", "tools", "tools, streamed", "tools, strict", "JSON schema", "n, logprobs", "seed", "responses",
     "responses, streamed", "responses, tools", "responses, JSON schema", "embeddings", "images",
-    "images, streamed", "image edits", "chat with images",
+    "images, streamed", "image edits", "chat with images", "tools, three turns", "unknown fields, both modes",
 )  # fmt: skip
 NODE = "openai (Node)"
 REAL = {"local": "smollm2-135m", "local-embeddings": "all-minilm-l6-v2"}
@@ -104,6 +106,8 @@ def main() -> None:
         stack.enter_context(running(system))
         worker = system.worker()
         system.gateway(port=port).wait_ready(300)
+        lenient = system.gateway("lenient", env={"PENSTOCK_GATEWAY__UNKNOWN_FIELDS": "ignore"}).wait_ready(300)
+        os.environ[LENIENT] = f"{lenient.url}/v1"
         worker.wait_ready(600)
         print(f"| client | {' | '.join(FEATURES)} |\n| --- |{' --- |' * len(FEATURES)}")
         for client in wanted or [*PYTHON, NODE]:

@@ -75,6 +75,9 @@ class GatewaySection(Section):
     drain_s: float = Field(15.0, ge=0)
     """Seconds that calls and streams on OpenAI's routes have to end when the gateway is told to stop. Streams,
     sockets and long polls of ours are told at once to go on at another gateway."""
+    unknown_fields: Literal["refuse", "ignore"] = "refuse"
+    """OpenAI's routes. refuse: a field that would change the output, or that nobody knows, is 400. ignore: it is left
+    out, and the header `penstock-ignored-fields` names it."""
     access_log: bool = False
     """Log each HTTP request."""
     trusted_proxies: list[str] = Field(default_factory=lambda: ["127.0.0.1", "::1"])

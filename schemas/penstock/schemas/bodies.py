@@ -95,6 +95,9 @@ class Message(TypedDict, total=False):
     tool_calls: Annotated[ListOf[ToolCall] | None, Field(description="Of an assistant: what it asked to be called.")]
     tool_call_id: Annotated[Name200 | None, Field(description="Of a tool: the call that it answers.")]
     parts: Annotated[ListOf[MessagePart] | None, Field(description="As the records have it: the parts, in order.")]
+    reasoning_content: Annotated[
+        str | None, Field(description="Of an assistant: what it thought before its answer. Chat templates may show it.")
+    ]
 
 
 class FunctionDefinition(TypedDict, total=False):

@@ -139,7 +139,7 @@ def _messages(messages: list[Payload], limits: Limits) -> list[Payload]:
             content = message["content"] = _content(content, message, f"{place}.content")
         size += size_within(content, f"{place}.content", limits)
         if len(message) > 2 or message["role"] == "tool":
-            size += _of_tools(message, place, limits)
+            size += _of_tools(message, place, limits) + _of_reasoning(message, place, limits)
     if size > limits.max_text_bytes:
         raise _too_long(param, limits)
     return messages
@@ -148,7 +148,7 @@ def _messages(messages: list[Payload], limits: Limits) -> list[Payload]:
 def _content(value: list[Payload] | None, message: Payload, param: str) -> str:
     """The text of its parts; images among them stand in the message's `parts`."""
     if value is None:
-        if message["role"] == "assistant" and message.get("tool_calls"):
+        if message["role"] in ("assistant", "tool"):  # as clients send back an answer without text
             return ""
         raise InvalidRequest(f"{param} must be text or a list of parts", param=param)
     return content_of(value, message, param)
@@ -171,6 +171,16 @@ def _of_tools(message: Payload, param: str, limits: Limits) -> int:
         for text in (call["id"], call["function"]["name"], call["function"]["arguments"]):
             size += size_within(text, f"{param}.tool_calls[{number}]", limits)
     return size
+
+
+def _of_reasoning(message: Payload, param: str, limits: Limits) -> int:
+    """The bytes of what an assistant thought."""
+    if "reasoning_content" not in message:
+        return 0
+    param = f"{param}.reasoning_content"
+    if message["role"] != "assistant":
+        raise InvalidRequest(f"{param} goes with role assistant", param=param)
+    return size_within(message["reasoning_content"], param, limits)
 
 
 # --- what Avro carries as JSON text
@@ -264,8 +274,12 @@ TEXT_DEFAULTS = frozenset(
 EMBEDDING_DEFAULTS = frozenset({"dimensions"})
 """The fields of a payload for which a model may have a default, by task."""
 
-PASSED_ON = frozenset({"logit_bias", "parallel_tool_calls", "prediction", "reasoning_effort", "verbosity"})
-"""Fields of OpenAI that travel in `extra`, as JSON text."""
+OF_OTHER_SERVERS = frozenset(
+    {"repetition_penalty", "min_tokens", "ignore_eos", "truncate_prompt_tokens", "chat_template_kwargs"}
+)
+"""Fields that vLLM, SGLang and others have beyond OpenAI's."""
+PASSED_ON = OF_OTHER_SERVERS | {"logit_bias", "parallel_tool_calls", "prediction", "reasoning_effort", "verbosity"}
+"""Fields of OpenAI and of other servers that travel in `extra`, as JSON text."""
 
 TOOL_MESSAGES = "tool_messages"
 """Stands for messages of and for tools, where a table lists what an engine knows."""
@@ -274,7 +288,8 @@ KNOWN: dict[str, frozenset[str]] = {
     "text": frozenset(
         {
             "min_p", "presence_penalty", "frequency_penalty", "n", "logprobs", "top_logprobs", "tools", "tool_choice",
-            "response_format", "prompt_token_ids", "logit_bias", "parallel_tool_calls", TOOL_MESSAGES,
+            "response_format", "prompt_token_ids", "logit_bias", "parallel_tool_calls", "reasoning_effort",
+            TOOL_MESSAGES, *OF_OTHER_SERVERS,
         }
     ),
     "embedding": frozenset({"input_token_ids"}),

@@ -92,15 +92,16 @@ def _plain_text(payload: dict[str, Any], conversation_id: str | None, limits: Li
         return False
     size = 0
     for message in cast("list[dict[str, Any]]", messages):
-        # As JSON has it (two fields) or as Avro (six, four of them null).
+        # As JSON has it (two fields) or as Avro (seven, five of them null).
         if message["role"] not in _ROLES or (
             len(message) != 2
             and (
-                len(message) != 6
+                len(message) != 7
                 or message["name"] is not None
                 or message["tool_calls"] is not None
                 or message["tool_call_id"] is not None
                 or message["parts"] is not None
+                or message["reasoning_content"] is not None
             )
         ):
             return False

@@ -484,6 +484,7 @@ class ConversationMessage(Record):
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     artifacts: list[ArtifactRef] = field(default_factory=list[ArtifactRef])
+    reasoning_content: str | None = None
 
 
 def conversation_message_key(message: ConversationMessage) -> str:

@@ -77,11 +77,15 @@ def remote() -> Iterator[Remote]:
 
 
 @pytest.fixture(scope="package")
-def url(kafka: Any, remote: Remote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def system(kafka: Any, remote: Remote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     folder: Path = tmp_path_factory.mktemp("openapi")
     far = {"id": "far", "source": remote.url, "engine": "remote", "tasks": ["text_generation", "embedding"]}
     prefix = f"o{uuid.uuid4().hex[:6]}-"
-    with running(System(kafka.bootstrap_servers, prefix, folder, models=(NOOP, far))) as system:
-        worker, gateway = system.worker(), system.gateway()
-        worker.wait_ready()
-        yield gateway.wait_ready().url
+    with running(System(kafka.bootstrap_servers, prefix, folder, models=(NOOP, far))) as made:
+        made.worker().wait_ready()
+        yield made
+
+
+@pytest.fixture(scope="package")
+def url(system: System) -> str:
+    return system.gateway().wait_ready().url

@@ -43,7 +43,7 @@ ODD: dict[str, tuple[Any, ...]] = {
     "image_processing": ({},),
     "summarization": ({},),
 }
-NULLS = ("name", "tool_calls", "tool_call_id", "parts")
+NULLS = ("name", "tool_calls", "tool_call_id", "parts", "reasoning_content")
 """Fields of a message that Avro writes though nobody has set them."""
 ODD_PARTS: dict[str, tuple[Any, ...]] = {
     "prompt": (None, "", "ü" * 10, "ü" * 11, "a" * 21, "\ud800", 5),

@@ -18,7 +18,7 @@ from penstock.schemas.errors import (
     TooLarge,
     UnsupportedParameter,
 )
-from penstock.schemas.payloads import only_remote
+from penstock.schemas.payloads import OF_OTHER_SERVERS, only_remote
 from penstock.schemas.plain import is_plain
 from penstock.schemas.records import ContextLimits, InferenceRequest, OutputSpec, Requirements
 from penstock.schemas.requests import Limits, content_hash, parse_request, parse_request_bytes, validate_request
@@ -177,7 +177,17 @@ BAD: list[tuple[dict[str, Any], type[PenstockError], str]] = [
         InvalidRequest,
         "payload.messages[0].tool_call_id",
     ),
-    (messages({"role": "assistant", "content": None}), InvalidRequest, "payload.messages[0].content"),
+    (messages({"role": "system", "content": None}), InvalidRequest, "payload.messages[0].content"),
+    (
+        messages({"role": "user", "content": "a", "reasoning_content": "so"}),
+        InvalidRequest,
+        "payload.messages[0].reasoning_content",
+    ),
+    (
+        messages({"role": "assistant", "content": "a", "reasoning_content": "ä" * 250_001}),
+        TooLarge,
+        "payload.messages[0].reasoning_content",
+    ),
     (
         messages(
             {"role": "user", "content": "a", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": ""}}]}
@@ -280,6 +290,18 @@ def test_tools_and_forms_of_answers_are_carried_as_avro_has_them() -> None:
     ]
 
 
+def test_what_an_assistant_thought_goes_with_its_message_and_answers_may_be_without_text() -> None:
+    thought = {"role": "assistant", "content": "4", "reasoning_content": "2 and 2"}
+    said = [thought, {**thought, "reasoning_content": None}, {"role": "assistant"}]
+    told = {"role": "tool", "tool_call_id": "c1", "content": None}
+    request = parse_request(chat(messages=[*said, told]), now_ms=1)
+    empty = {"role": "assistant", "content": ""}
+    bare = {"role": "assistant", "content": "4"}
+    assert request.payload["messages"] == [thought, bare, empty, {**told, "content": ""}]
+    decoded = default_codec().decode(default_codec().encode(request), InferenceRequest)
+    assert decoded.payload["messages"][0]["reasoning_content"] == "2 and 2"
+
+
 def test_values_that_change_nothing_are_for_every_model() -> None:
     neutral = {"n": 1, "logprobs": False, "tools": [], "tool_choice": "auto", "presence_penalty": 0, "min_p": 0.0}
     request = parse_request(chat(**neutral, response_format={"type": "text"}), now_ms=1)
@@ -291,6 +313,9 @@ def test_each_engine_of_ours_knows_fields_of_its_own() -> None:
     request = parse_request(chat(n=2, tools=[{"function": {"name": "f"}}], logprobs=True), now_ms=1)
     extra = {"logit_bias": "{}", "verbosity": '"low"'}
     assert list(only_remote(request.task, request.payload, extra, "text")) == ["extra.verbosity"]
+    others = dict.fromkeys(sorted(OF_OTHER_SERVERS), "1")
+    assert list(only_remote(request.task, {}, others, "text")) == []
+    assert list(only_remote(request.task, {}, others)) == [f"extra.{name}" for name in others]
     assert list(only_remote(request.task, request.payload, {}, "embedding")) == [
         "payload.n",
         "payload.logprobs",

@@ -158,6 +158,7 @@ class LineRuns:
             run.body = self._endpoint.body.model_validate(run.asked.pop("body"))
         except ValidationError as error:
             raise invalid_from_validation(error) from None
+        self._endpoint.set_aside(run.body, self._service.settings.gateway.unknown_fields)
         run.images = self._endpoint.images(run.body, self._caller())
 
     def _ask(self, run: _Run) -> None:

@@ -10,7 +10,15 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 _LIMITS = (f"x-ratelimit-{name}-{what}" for what in ("requests", "tokens") for name in ("limit", "remaining", "reset"))
-_EXPOSED = ("x-request-id", "x-should-retry", "retry-after", "location", "idempotency-replayed", *_LIMITS)
+_EXPOSED = (
+    "x-request-id",
+    "x-should-retry",
+    "retry-after",
+    "location",
+    "idempotency-replayed",
+    "penstock-ignored-fields",
+    *_LIMITS,
+)
 
 
 class Cors(CORSMiddleware):

@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 from penstock.gateway.limits.callers import Caller
+from penstock.gateway.openai.history import chat_messages, tools_of
+from penstock.gateway.openai.other_fields import ANYTHING, OF_TEXT_SERVERS, Harmless, refuse_unsupported
 from penstock.gateway.service.brought_images import BroughtImage, take_images
 from penstock.schemas.bodies import ListOf
 from penstock.schemas.errors import InvalidRequest, PenstockError, TooLarge, UnsupportedParameter
@@ -29,44 +31,45 @@ COMPLETION_MAX_TOKENS = 16
 """What OpenAI takes for `max_tokens` on /v1/completions when it is left out."""
 
 
-class Anything:
-    """Marks a field whose every value is harmless: it never reaches the output."""
-
-
-ANYTHING = Anything()
-_HARMLESS: dict[str, Sequence[Any] | Anything] = {
+_HARMLESS: Harmless = {
+    **OF_TEXT_SERVERS,
     "prompt_cache_key": ANYTHING,
     "safety_identifier": ANYTHING,
 }
-HARMLESS_CHAT: dict[str, Sequence[Any] | Anything] = {
+HARMLESS_CHAT: Harmless = {
     **_HARMLESS,
+    "add_special_tokens": (False,),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "prompt_cache_retention": ANYTHING,
-    "store": (False,),
+    "store": ANYTHING,
     "audio": (),
     "moderation": (),
     "prompt_cache_options": (),
     "web_search_options": (),
 }
-HARMLESS_COMPLETION: dict[str, Sequence[Any] | Anything] = {
+HARMLESS_COMPLETION: Harmless = {
     **_HARMLESS,
+    "add_special_tokens": (True,),
     "logprobs": (),
-    "best_of": (1,),
-    "echo": (False,),
     "suffix": ("",),
 }
-HARMLESS_EMBEDDING: dict[str, Sequence[Any] | Anything] = {}
+HARMLESS_EMBEDDING: Harmless = {}
 _PASSED_ON: dict[str, Sequence[Any]] = {
     "logit_bias": ({},),
     "parallel_tool_calls": (True,),
     "prediction": (),
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
+    "repetition_penalty": (1,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "truncate_prompt_tokens": (),
+    "chat_template_kwargs": ({},),
 }
-"""Fields that go to remote models as they are, each with the values that change nothing and go nowhere."""
-_PENSTOCK_ONLY = {"top_k", "priority", "conversation_id", "ttl_ms", "pool", "deadline", "execution_timeout_ms"}
+"""Fields that travel in `extra`, each with the values that change nothing and go nowhere."""
+_PENSTOCK_ONLY = {"priority", "conversation_id", "ttl_ms", "pool", "deadline", "execution_timeout_ms"}
 _AS_THEY_ARE = frozenset(
     {
         "temperature",
@@ -111,12 +114,13 @@ ONE_WRONG_NUMBER = BeforeValidator(_first_wrong_number)
 
 
 class StreamOptions(BaseModel):
-    """`include_obfuscation` pads events against eavesdroppers: off is what Penstock does."""
+    """Usage comes at the end, and no event is padded against eavesdroppers, whatever the last two say."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class PenstockOptions(BaseModel):
@@ -151,7 +155,31 @@ class OpenAIBody(BaseModel):
     penstock: Annotated[PenstockOptions | None, FEW_ENTRIES] = None
 
 
-class _TextBody(OpenAIBody):
+class GeneratingBody(OpenAIBody):
+    """What bodies for text have beyond OpenAI's fields: many servers and clients know these."""
+
+    top_k: Annotated[int | None, Field(description="0 and -1: all tokens.")] = None
+    repetition_penalty: Annotated[float | None, Field(description="1 is none.")] = None
+    min_tokens: Annotated[int | None, Field(description="So many come before the text may end.")] = None
+    ignore_eos: Annotated[bool | None, Field(description="The text ends at max_tokens alone.")] = None
+    truncate_prompt_tokens: Annotated[
+        int | None, Field(description="Only the last so many tokens of the prompt are read; -1: what fits.")
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, FEW_ENTRIES, Field(description="Variables for the model's chat template.")
+    ] = None
+
+    @property
+    def limited_top_k(self) -> int | None:
+        return None if self.top_k in (0, -1) else self.top_k
+
+    @property
+    def passed_on(self) -> Json:
+        """The given ones of these and of OpenAI's fields that travel in `extra`."""
+        return {name: getattr(self, name) for name in self.model_fields_set & _PASSED_ON.keys()}
+
+
+class _TextBody(GeneratingBody):
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -219,11 +247,11 @@ def chat_request(
     body: ChatCompletionBody, caller: Caller, now_ms: int, limits: Limits = DEFAULT_LIMITS
 ) -> InferenceRequest:
     """Raises InvalidRequest or UnsupportedParameter with OpenAI's field in `param`; Forbidden for the priority."""
-    refuse_unsupported(body, HARMLESS_CHAT)
+    refuse_unsupported(body, HARMLESS_CHAT, _PENSTOCK_ONLY)
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise InvalidRequest("max_tokens and max_completion_tokens differ: send one of them", param="max_tokens")
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    payload: Json = {"messages": [_message(message) for message in body.messages], "max_tokens": max_tokens}
+    payload: Json = {"messages": chat_messages(body.messages), "max_tokens": max_tokens}
     return _text_request(body, payload, caller, now_ms, limits)
 
 
@@ -231,7 +259,7 @@ def completion_request(
     body: CompletionBody, caller: Caller, now_ms: int, limits: Limits = DEFAULT_LIMITS
 ) -> InferenceRequest:
     """Raises as `chat_request`."""
-    refuse_unsupported(body, HARMLESS_COMPLETION)
+    refuse_unsupported(body, HARMLESS_COMPLETION, _PENSTOCK_ONLY)
     prompt: Any = body.prompt
     if isinstance(prompt, list) and len(cast("list[Any]", prompt)) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
@@ -248,7 +276,7 @@ def embedding_request(
     body: EmbeddingBody, caller: Caller, now_ms: int, limits: Limits = DEFAULT_LIMITS
 ) -> InferenceRequest:
     """Raises as `chat_request`."""
-    refuse_unsupported(body, HARMLESS_EMBEDDING)
+    refuse_unsupported(body, HARMLESS_EMBEDDING, _PENSTOCK_ONLY)
     payload: Json = {"dimensions": body.dimensions}
     if _tokens(body.input):
         payload["input_token_ids"] = [body.input]
@@ -271,10 +299,12 @@ def _text_request(body: _TextBody, payload: Json, caller: Caller, now_ms: int, l
     given = body.model_fields_set
     for name in given & _AS_THEY_ARE:
         payload[name] = getattr(body, name)
+    if payload.get("tools"):
+        payload["tools"] = tools_of(payload["tools"])
+    payload["top_k"] = body.limited_top_k
     more: Json = {"stream": bool(body.stream), "metadata": body.metadata}
-    passed = {name: getattr(body, name) for name in given & _PASSED_ON.keys()}
     return parse_in_openai_words(
-        "text_generation", body, payload, caller, now_ms, limits=limits, more=more, passed=passed, tier=tier
+        "text_generation", body, payload, caller, now_ms, limits=limits, more=more, passed=body.passed_on, tier=tier
     )
 
 
@@ -304,6 +334,7 @@ def parse_in_openai_words(
     `in_openai_words`).
     """
     given = {} if body.penstock is None else body.penstock.model_dump(exclude_none=True)
+    in_penstock = frozenset(given)
     for name in ("top_k", "min_p"):
         if name in given:
             payload[name] = given.pop(name)
@@ -323,7 +354,7 @@ def parse_in_openai_words(
         request = parse_request(fields, tenant=caller.tenant, now_ms=now_ms, limits=limits)
         caller.priority(request.priority)
     except PenstockError as error:
-        raise in_openai_words(error, frozenset(given), words) from None
+        raise in_openai_words(error, in_penstock, words) from None
     return request
 
 
@@ -346,31 +377,7 @@ def in_openai_words(
     own = next((name for name in words if native == name or native.startswith((f"{name}.", f"{name}["))), None)
     if own is not None:
         param = words[own] + native.removeprefix(own)
-    elif (native.split(".")[0] in penstock_fields and param not in _PASSED_ON) or param == "top_k":
+    elif not {native.split(".")[0], param}.isdisjoint(penstock_fields) and param not in _PASSED_ON:
         param = f"penstock.{param}"
     message = error.message.replace(native, param) if native else error.message
     return type(error)(message, param=param or None, details=error.details, retry_after_s=error.retry_after_s)
-
-
-def refuse_unsupported(body: OpenAIBody, harmless: Mapping[str, Sequence[Any] | Anything]) -> None:
-    """Raises UnsupportedParameter for a field that is not typed and has a value which would change something."""
-    for name, value in (body.model_extra or {}).items():
-        accepted = harmless.get(name)
-        if accepted is None:
-            hint = f': send it as extra_body={{"penstock": {{"{name}": …}}}}' if name in _PENSTOCK_ONLY else ""
-            raise UnsupportedParameter(f"{name} is not supported{hint}", param=name)
-        if value is None or isinstance(accepted, Anything) or any(_same(value, item) for item in accepted):
-            continue
-        only = ", ".join(repr(item) for item in accepted) or "null"
-        raise UnsupportedParameter(f"{name} is not supported (accepted, without effect: {only})", param=name)
-
-
-def _same(value: Any, accepted: Any) -> bool:
-    return value == accepted and isinstance(value, bool) == isinstance(accepted, bool)
-
-
-def _message(message: Json) -> Json:
-    """A message without what answers carry when clients send them back: nulls and empty lists."""
-    return {
-        key: value for key, value in message.items() if key in ("role", "content") or not (value is None or value == [])
-    }

@@ -13,6 +13,7 @@ from penstock.gateway.openai import chat_bodies as bodies
 from penstock.gateway.openai import image_bodies, responses_bodies
 from penstock.gateway.openai.exchange import NO_WORDS
 from penstock.gateway.openai.image_answers import images_response
+from penstock.gateway.openai.other_fields import Harmless, UnknownFields, set_aside
 from penstock.gateway.openai.responses_answers import Asked, response
 from penstock.gateway.service.brought_images import BroughtImage
 from penstock.gateway.service.service import GatewayService
@@ -44,6 +45,11 @@ class Endpoint:
     images: Callable[[Any, Caller], list[BroughtImage]] = lambda body, caller: []
     """Takes the images out of the body; to be called before `ask`."""
     words: bodies.Words = field(default_factory=lambda: NO_WORDS)
+    harmless: Harmless = field(default_factory=dict[str, Any])
+
+    def set_aside(self, body: bodies.OpenAIBody, unknown: UnknownFields) -> list[str]:
+        """The names of the fields of a body that have no effect; to be called before `ask`."""
+        return set_aside(body, self.harmless, unknown)
 
 
 def _chat_answer(body: bodies.ChatCompletionBody, made: Made, result: Json) -> Json:
@@ -80,14 +86,27 @@ async def image_content(service: GatewayService, tenant: str, image: Mapping[str
     return await service.stored(tenant, lambda store: store.get(tenant, image["artifact_id"], sha256=image["sha256"]))
 
 
-CHAT = Endpoint(bodies.ChatCompletionBody, bodies.chat_request, _chat_answer, bodies.chat_images)
-COMPLETION = Endpoint(bodies.CompletionBody, bodies.completion_request, _completion_answer)
-EMBEDDING = Endpoint(bodies.EmbeddingBody, bodies.embedding_request, _embedding_answer)
+CHAT = Endpoint(
+    bodies.ChatCompletionBody, bodies.chat_request, _chat_answer, bodies.chat_images, harmless=bodies.HARMLESS_CHAT
+)
+COMPLETION = Endpoint(
+    bodies.CompletionBody, bodies.completion_request, _completion_answer, harmless=bodies.HARMLESS_COMPLETION
+)
+EMBEDDING = Endpoint(
+    bodies.EmbeddingBody, bodies.embedding_request, _embedding_answer, harmless=bodies.HARMLESS_EMBEDDING
+)
 RESPONSE = Endpoint(
     responses_bodies.ResponsesBody,
     responses_bodies.responses_request,
     _response_answer,
     responses_bodies.response_images,
     responses_bodies.WORDS,
+    responses_bodies.HARMLESS_RESPONSE,
 )
-IMAGE = Endpoint(image_bodies.ImageBody, image_bodies.image_request, _image_answer, words=image_bodies.WORDS)
+IMAGE = Endpoint(
+    image_bodies.ImageBody,
+    image_bodies.image_request,
+    _image_answer,
+    words=image_bodies.WORDS,
+    harmless=image_bodies.HARMLESS_IMAGE,
+)

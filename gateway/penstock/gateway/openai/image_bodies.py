@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai.chat_bodies import (
-    ANYTHING,
     FEW_ENTRIES,
-    Anything,
     Json,
     OpenAIBody,
     PenstockOptions,
     parse_in_openai_words,
-    refuse_unsupported,
 )
+from penstock.gateway.openai.other_fields import ANYTHING, Harmless, refuse_unsupported
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
 from penstock.schemas.records import InferenceRequest
 
 _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
-_HARMLESS: dict[str, Sequence[Any] | Anything] = {
+HARMLESS_IMAGE: Harmless = {
     "moderation": ANYTHING,
-    "quality": ("auto",),
+    "quality": ("auto", "standard"),
     "style": (),
     "background": ("auto", "opaque"),
     "input_fidelity": ("low",),
@@ -87,7 +85,7 @@ def image_request(
 
     Raises InvalidRequest or UnsupportedParameter with OpenAI's field in `param`; Forbidden for the priority.
     """
-    refuse_unsupported(body, _HARMLESS)
+    refuse_unsupported(body, HARMLESS_IMAGE)
     if body.stream and body.response_format == "url":
         raise UnsupportedParameter("response_format: a stream carries its images as b64_json", param="response_format")
     if body.partial_images and not body.stream:

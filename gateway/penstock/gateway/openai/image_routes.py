@@ -21,7 +21,7 @@ from penstock.gateway.openai.chat_bodies import in_openai_words
 from penstock.gateway.openai.image_answers import Json
 from penstock.gateway.openai.image_bodies import WORDS, ImageBody, form_fields, image_request, only_image
 from penstock.gateway.openai.image_streams import ImageStream
-from penstock.gateway.openai.routes import Exchange
+from penstock.gateway.openai.routes import Exchange, unknown_fields
 from penstock.gateway.routes.multipart import form_of
 from penstock.gateway.service.brought_images import BroughtImage, take_images
 from penstock.gateway.view.outputs import on_output_thread
@@ -49,8 +49,10 @@ async def edit_image(request: Request) -> Response:
         raise InvalidRequest("send multipart/form-data: the image is a file in it")
     async with form_of(request) as form:
         body, inputs, images = await _edit_of(form, caller)
-    asked = image_request(body, caller, now_ms(), inputs)
-    return await _answer(await Exchange.begin(request, asked, endpoints.IMAGE, images), body, request, "image_edit")
+    ignored = endpoints.IMAGE.set_aside(body, unknown_fields(request))
+    exchange = await Exchange.begin(request, image_request(body, caller, now_ms(), inputs), endpoints.IMAGE, images)
+    exchange.ignored = ignored
+    return await _answer(exchange, body, request, "image_edit")
 
 
 @router.post("/variations", summary="Variations of an image: not supported", include_in_schema=False)
@@ -106,6 +108,6 @@ async def _answer(exchange: Exchange, body: ImageBody, request: Request, kind: s
 
     made = replace(exchange.made, images=contents, url_of=url_of)
     answer = await on_output_thread(
-        lambda: JSONResponse(endpoints.IMAGE.answer(body, made, result), headers={"x-request-id": exchange.request_id})
+        lambda: JSONResponse(endpoints.IMAGE.answer(body, made, result), headers=exchange.headers)
     )
     return answer

@@ -55,7 +55,7 @@ class Asked:
 
 def response(asked: Asked, result: Json) -> Json:
     """The whole answer."""
-    return _ended(asked, result, _items(asked.request_id, result))
+    return _ended(asked, result, items_of(asked.request_id, result))
 
 
 def _ended(asked: Asked, result: Json, output: list[Json]) -> Json:
@@ -76,7 +76,7 @@ def _ended(asked: Asked, result: Json, output: list[Json]) -> Json:
     return asked.response("completed", output, **more)
 
 
-def _items(request_id: str, result: Json) -> list[Json]:
+def items_of(request_id: str, result: Json) -> list[Json]:
     """A message if there is text, or nothing else; then the calls."""
     calls = [
         _call_item(
@@ -176,7 +176,7 @@ class ResponseWriter:
 
     def ending(self, result: Json) -> list[Json]:
         result = {**result, "text": "".join(self._texts)}
-        items = _items(self._asked.request_id, result)
+        items = items_of(self._asked.request_id, result)
         events: list[Json] = []
         for item in items:
             events += self._end_message(item) if item["type"] == "message" else self._end_call(item)

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from itertools import count
 from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai.chat_bodies import (
-    ANYTHING,
     FEW_ENTRIES,
-    Anything,
+    GeneratingBody,
     Json,
-    OpenAIBody,
     StreamOptions,
     parse_in_openai_words,
-    refuse_unsupported,
     tier_priority,
 )
+from penstock.gateway.openai.history import thoughts_of, tools_of
+from penstock.gateway.openai.other_fields import ANYTHING, OF_TEXT_SERVERS, Harmless, refuse_unsupported
 from penstock.gateway.service.brought_images import MAX_IMAGES, BroughtImage, image_of_url
 from penstock.schemas.bodies import ListOf
 from penstock.schemas.errors import InvalidRequest, TooLarge, UnsupportedParameter
 from penstock.schemas.records import InferenceRequest
 
 LOGPROBS = "message.output_text.logprobs"
-HARMLESS_RESPONSE: dict[str, Sequence[Any] | Anything] = {
+HARMLESS_RESPONSE: Harmless = {
+    **OF_TEXT_SERVERS,
     "access_programs": (),
     "background": (False,),
     "context_management": (),
@@ -37,8 +37,8 @@ HARMLESS_RESPONSE: dict[str, Sequence[Any] | Anything] = {
     "prompt_cache_options": (),
     "prompt_cache_retention": ANYTHING,
     "safety_identifier": ANYTHING,
-    "store": (False,),
-    "truncation": ("disabled",),
+    "store": ANYTHING,
+    "truncation": ("disabled", "auto"),
 }
 WORDS = {
     "conversation_id": "conversation",
@@ -73,7 +73,7 @@ class TextOptions(BaseModel):
     verbosity: str | None = None
 
 
-class ResponsesBody(OpenAIBody):
+class ResponsesBody(GeneratingBody):
     """The body of POST /v1/responses."""
 
     input: Annotated[str | ListOf[dict[str, Any]], Field(description="Text, or messages, calls and their outputs.")]
@@ -112,13 +112,14 @@ def responses_request(body: ResponsesBody, caller: Caller, now_ms: int) -> Infer
         "max_tokens": body.max_output_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
-        "tools": None if body.tools is None else [_tool(tool, number) for number, tool in enumerate(body.tools)],
+        "top_k": body.limited_top_k,
+        "tools": None if body.tools is None else tools_of(list(map(_tool, body.tools, count()))),
         "tool_choice": _tool_choice(body.tool_choice),
         "response_format": _response_format(body.text),
         **_logprobs(body),
     }
     passed = {
-        "parallel_tool_calls": body.parallel_tool_calls,
+        **body.passed_on,
         "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
         "verbosity": None if body.text is None else body.text.verbosity,
     }
@@ -153,24 +154,30 @@ def _messages(given: str | list[dict[str, Any]]) -> list[Json]:
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     messages: list[Json] = []
+    thoughts: Json = {}  # of the assistant's message that follows
     for number, item in enumerate(given):
         where = f"input[{number}]"
-        match item.get("type", "message"):
+        match item.get("type") or "message":
+            case "reasoning":
+                thoughts = {"reasoning_content": text} if (text := thoughts_of(item)) else {}
+                continue
             case "message":
                 content = _content(item.get("content"), f"{where}.content", images=True)
-                messages.append({"role": item.get("role"), "content": content})
+                own = thoughts if item.get("role") == "assistant" else {}
+                messages.append({"role": item.get("role"), "content": content, **own})
             case "function_call":
                 call = {"id": item.get("call_id"), "type": "function"}
                 call["function"] = {"name": item.get("name"), "arguments": item.get("arguments")}
-                if messages and "tool_calls" in messages[-1]:
+                if messages and "tool_calls" in messages[-1] and not thoughts:
                     messages[-1]["tool_calls"].append(call)
                 else:
-                    messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+                    messages.append({"role": "assistant", "content": None, "tool_calls": [call], **thoughts})
             case "function_call_output":
                 output = _content(item.get("output"), f"{where}.output")
                 messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
             case other:
                 raise UnsupportedParameter(f"{where}: items of type {str(other)[:50]} are not supported", param=where)
+        thoughts = {}
     return messages
 
 
@@ -187,7 +194,9 @@ def _content(value: Any, where: str, *, images: bool = False) -> Any:
         if kind == IMAGE_PART and images:
             parts.append(_image(cast("Json", part), f"{where}[{number}]"))
             continue
-        if kind not in _TEXT_PARTS:
+        if kind == "refusal" and images:  # to who asked, it was the answer
+            part = {"text": part.get("refusal")}
+        elif kind not in _TEXT_PARTS:
             wanted = "parts of text and images are" if images else "parts of text are"
             raise UnsupportedParameter(f"{where}: only {wanted} supported", param=where)
         if not isinstance(text := part.get("text"), str):

@@ -28,7 +28,9 @@ from penstock.gateway.openai.exchange import (
     stream_events,
     unless_gone,
 )
+from penstock.gateway.openai.item_references import put_items_in
 from penstock.gateway.openai.large_answers import is_large, whole_result
+from penstock.gateway.openai.other_fields import UnknownFields, ignored_header
 from penstock.gateway.openai.responses_answers import ResponseWriter
 from penstock.gateway.openai.responses_bodies import ResponsesBody
 from penstock.gateway.routes.paging import page
@@ -58,6 +60,7 @@ async def create_completion(body: shapes.CompletionBody, request: Request) -> Re
 @router.post("/responses", summary="Responses, as OpenAI's API has them")
 async def create_response(body: ResponsesBody, request: Request) -> Response:
     """Plain or streamed. A client that disconnects cancels."""
+    await put_items_in(body, service_of(request), caller_of(request).tenant)
     exchange = await Exchange.of(request, body, endpoints.RESPONSE)
     if exchange.streams:
         return exchange.stream(ResponseWriter(endpoints.about(body, exchange.made)))
@@ -97,6 +100,11 @@ async def _text_answer(
     return await exchange.answer(body)
 
 
+def unknown_fields(request: Request) -> UnknownFields:
+    """What becomes of fields that this release does not know."""
+    return context_of(request).settings.gateway.unknown_fields
+
+
 class Exchange:
     """One submitted request and the connection that waits for its outcome."""
 
@@ -114,6 +122,8 @@ class Exchange:
         self.model = model
         self.comes_back = False
         """Its client named it by an Idempotency-Key: it can ask for the same request again, from any gateway."""
+        self.ignored: Sequence[str] = ()
+        """Fields of the body that have no effect."""
         self._tenant = asked.tenant
         self._endpoint = endpoint
         self._words = endpoint.words
@@ -123,8 +133,11 @@ class Exchange:
     @classmethod
     async def of(cls, request: Request, body: shapes.OpenAIBody, endpoint: Endpoint) -> Exchange:
         """Submit what the body asks for. Raises as `begin`, and what the endpoint refuses."""
+        ignored = endpoint.set_aside(body, unknown_fields(request))
         images = endpoint.images(body, caller_of(request))
-        return await cls.begin(request, endpoint.ask(body, caller_of(request), now_ms()), endpoint, images)
+        exchange = await cls.begin(request, endpoint.ask(body, caller_of(request), now_ms()), endpoint, images)
+        exchange.ignored = ignored
+        return exchange
 
     @classmethod
     async def begin(
@@ -156,6 +169,11 @@ class Exchange:
     def made(self) -> Made:
         return Made(self.request_id, self.created, self.model)
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of its answer."""
+        return {"x-request-id": self.request_id, **ignored_header(self.ignored)}
+
     async def answer(self, body: shapes.OpenAIBody) -> Response:
         """The plain answer to a body. Raises as `result`."""
         result = await self.result()
@@ -163,7 +181,7 @@ class Exchange:
         def shape(result: answers.Json) -> answers.Json:
             return self._endpoint.answer(body, self.made, result)
 
-        headers = {"x-request-id": self.request_id}
+        headers = self.headers
         if not is_large(result):
             return Response(to_json(shape(result)), media_type="application/json", headers=headers)
         content = await on_output_thread(lambda: json_bytes(shape(result)))
@@ -213,7 +231,9 @@ class Exchange:
             frames.close()
             self._abandoned()
 
-        return AnswerStream(events, self.request_id, failure=failure, abandoned=abandoned, close=frames.close)
+        answer = AnswerStream(events, self.request_id, failure=failure, abandoned=abandoned, close=frames.close)
+        answer.headers.update(self.headers)
+        return answer
 
     def _abandoned(self) -> None:
         """Cancel what nobody can ask for any more; docs/decisions/0020 tells why not what has a key."""

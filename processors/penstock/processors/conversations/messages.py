@@ -39,6 +39,7 @@ def input_messages(
             tool_calls=message.get("tool_calls") or None,
             tool_call_id=message.get("tool_call_id"),
             artifacts=list((shown or {}).get(index, ())),
+            reasoning_content=message.get("reasoning_content"),
         )
         for index, message in enumerate(messages)
     ]
@@ -90,4 +91,6 @@ def as_chat(message: ConversationMessage) -> dict[str, Any]:
         chat["tool_calls"] = message.tool_calls
     if message.tool_call_id:
         chat["tool_call_id"] = message.tool_call_id
+    if message.reasoning_content:
+        chat["reasoning_content"] = message.reasoning_content
     return chat

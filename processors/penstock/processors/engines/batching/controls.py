@@ -34,6 +34,10 @@ class Control:
         """Those that were made before the run was given to the loop included."""
         self.logprobs: list[Logprob] = []
         self.counts: dict[int, int] = {}
+        self.prompt: frozenset[int] = frozenset()
+        """The tokens of the prompt, for a repetition penalty."""
+        self.end_ids: Sequence[int] = ()
+        """The tokens that end the run; they are held back until it has `min_tokens`."""
         self.state: Any = None
         """The loop's own state of the run, which is another one when the run was set back."""
         self._before = 0
@@ -43,7 +47,16 @@ class Control:
 
     @property
     def penalises(self) -> bool:
-        return bool(self.options.presence_penalty or self.options.frequency_penalty)
+        return bool(self.options.presence_penalty or self.options.frequency_penalty or self.repeats)
+
+    @property
+    def repeats(self) -> bool:
+        return self.options.repetition_penalty != 1
+
+    @property
+    def holds_end(self) -> bool:
+        """Whether the next token must not end the run."""
+        return len(self.tokens) < self.options.min_tokens and bool(self.end_ids)
 
     def _draws(self) -> Random | None:
         """Answers of one request draw differently, and each the same numbers every time."""

@@ -12,13 +12,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.schemas.errors import InvalidRequest
+from penstock.schemas.finite_json import loads_finite
 
 MAX_BIASED = 1024
+MAX_TOKENS = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogitOptions:
-    """`top_logprobs`: None when no log probabilities are wanted. `bias`: added to the logits of these tokens."""
+    """`top_logprobs`: None when no log probabilities are wanted. `bias`: added to the logits of these tokens.
+
+    `repetition_penalty` divides the logits of tokens of the prompt and of the text so far. `min_tokens`: how many come
+    before the text may end.
+    """
 
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -26,6 +32,8 @@ class LogitOptions:
     seed: int | None = None
     top_logprobs: int | None = None
     bias: Mapping[int, float] = field(default_factory=dict[int, float])
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
 
 
 NONE = LogitOptions()
@@ -43,7 +51,35 @@ def logit_options_of(
         seed=None if greedy or seed is None else int(seed),
         top_logprobs=int(params.get("top_logprobs") or 0) if params.get("logprobs") else None,
         bias=_bias(extra["logit_bias"], vocabulary) if "logit_bias" in extra else {},
+        repetition_penalty=float(passed_number(extra, "repetition_penalty", 0.1, 10) or 1.0),
+        min_tokens=int(passed_number(extra, "min_tokens", 0, MAX_TOKENS, whole=True) or 0),
     )
+
+
+def passed_on(extra: Mapping[str, str], name: str) -> Any:
+    """The value of a field that travels as JSON text; None when it is left out. Raises InvalidRequest."""
+    if (text := extra.get(name)) is None:
+        return None
+    try:
+        return loads_finite(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"extra.{name} must be JSON", param=f"extra.{name}") from error
+
+
+def passed_number(
+    extra: Mapping[str, str], name: str, least: float, most: float, *, whole: bool = False
+) -> int | float | None:
+    """The same of a number within bounds."""
+    value = passed_on(extra, name)
+    if value is None:
+        return None
+    kinds = int if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
+        raise InvalidRequest(
+            f"extra.{name} must be {'a whole' if whole else 'a'} number from {least:g} to {most:g}",
+            param=f"extra.{name}",
+        )
+    return value
 
 
 def _within(params: Mapping[str, Any], name: str, least: float, most: float) -> float:

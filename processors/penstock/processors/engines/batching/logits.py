@@ -83,8 +83,12 @@ class ControlledRunner(ModelRunner):
         wanted = [row for row, control in self._rows if control.options.top_logprobs is not None]
         self._raw = torch.log_softmax(scores[wanted], dim=-1) if wanted else None
         for row, control in self._rows:
+            if control.repeats:
+                _scale(scores, row, control)
             if control.counts or control.options.bias:
                 _shift(scores, row, control)
+            if control.holds_end and control.matcher is None:
+                scores[row, torch.tensor(control.end_ids, device=scores.device)] = -math.inf
         guided = [(row, control) for row, control in self._rows if control.matcher is not None]
         if guided:
             self._mask(scores, guided)
@@ -103,6 +107,8 @@ class ControlledRunner(ModelRunner):
             if failure is not None:
                 self._end(control, failure)
                 allowed[place] = True  # a row without any token would end the loop
+            elif control.holds_end:
+                _hold_end(allowed[place], control)
         rows = torch.tensor([row for row, _ in guided], device=scores.device)
         banned = torch.from_numpy(~allowed).to(scores.device)
         scores[rows] = scores[rows].masked_fill_(banned, -math.inf)
@@ -196,6 +202,21 @@ def _made(state: Any) -> int:
     """How many tokens of a run the loop holds for made."""
     before = len(state.initial_tokens) - state._true_initial_tokens if state._true_initial_tokens else 0
     return before + len(state.generated_tokens)
+
+
+def _hold_end(allowed: Any, control: Control) -> None:
+    """The run must not end yet, unless its grammar allows nothing else."""
+    ends = [token for token in control.end_ids if allowed[token]]
+    allowed[ends] = False
+    if not allowed.any():
+        allowed[ends] = True
+
+
+def _scale(scores: torch.Tensor, row: int, control: Control) -> None:
+    """The repetition penalty, for each token of the prompt and of the text so far."""
+    ids = torch.tensor([*control.prompt | control.counts.keys()], device=scores.device)
+    values, penalty = scores[row, ids], control.options.repetition_penalty
+    scores[row, ids] = torch.where(values > 0, values / penalty, values * penalty)
 
 
 def _shift(scores: torch.Tensor, row: int, control: Control) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from transformers.utils.chat_template_utils import _get_template_variables  # pyright: ignore[reportPrivateUsage]
+
 from penstock.processors.engines.base import RunSpec
 from penstock.processors.engines.batching.controls import Control
 from penstock.processors.engines.batching.logit_options import NONE, LogitOptions, logit_options_of
@@ -24,6 +26,8 @@ from penstock.schemas.finite_json import loads_finite
 Json = dict[str, Any]
 
 
+SET_HERE = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+"""Variables of chat templates that no request sets."""
 MOST_CALLS = 8
 """Calls that one forced answer may hold: small models do not know when it is enough."""
 
@@ -62,12 +66,14 @@ class Plan:
     begun: Sequence[int] = field(default_factory=list[int])
     """Tokens that the answer begins with and the prompt ends with."""
 
-    def control(self, index: int) -> Control | None:
-        """For the run of one answer; None when it needs none."""
+    def control(self, index: int, prompt: Sequence[int], end_ids: Sequence[int]) -> Control | None:
+        """For the run of one answer, which these tokens end; None when it needs none."""
         if self.options == NONE and self.matcher is None:
             return None
         matcher = None if self.matcher is None else self.matcher.deep_copy()
-        return Control(self.options, matcher=matcher, index=index, param=self.param)
+        control = Control(self.options, matcher=matcher, index=index, param=self.param)
+        control.prompt, control.end_ids = frozenset(prompt) if control.repeats else frozenset(), end_ids
+        return control
 
     def reader(self, answer_id: str) -> CallReader | None:
         """What reads calls out of one answer, and names them after it; None when there are no tools."""
@@ -95,6 +101,7 @@ class Guidance:
         self._slots = slots
         template = tokenizer.chat_template
         self._template: str | None = json.dumps(template) if isinstance(template, dict) else template
+        self._variables = _variables(template)
         self._dialect = dialects.dialect_of(self._template, options.get("tool_parser"))
 
     async def ready(self, spec: RunSpec) -> None:
@@ -159,10 +166,13 @@ class Guidance:
         asked = f"asked: begun {around[0]} calls {around[1]}"
         return "\n".join(["start: asked* TEXT", asked, begun, r"TEXT: /(.|\n)*/", *rules])
 
-    def render(self, messages: Sequence[Json], plan: Plan | None) -> list[int]:
-        """The tokens of a chat, as the model's template has it. Raises what the template raises."""
+    def render(self, messages: Sequence[Json], plan: Plan | None, variables: Mapping[str, Any]) -> list[int]:
+        """The tokens of a chat, as the model's template has it; `variables` are for the template.
+
+        Raises what the template raises.
+        """
         tools = [] if plan is None else [_for_template(tool) for tool in plan.use.tools]
-        if self._template is None:
+        if self._template is None:  # nothing reads variables
             plain = dialects.without_template(messages, tools)
             text = "".join(f"{message['role']}: {message['content']}\n" for message in plain) + "assistant:"
             return list(self._tokenizer(text)["input_ids"])
@@ -171,7 +181,12 @@ class Guidance:
         else:
             chat, named = dialects.without_template(messages, tools), {}
         rendered = self._tokenizer.apply_chat_template(
-            chat, add_generation_prompt=True, tokenize=True, return_dict=True, **named
+            chat,
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            **named,
+            **{name: value for name, value in variables.items() if name in self._variables},
         )
         return list(rendered["input_ids"])
 
@@ -191,6 +206,12 @@ class Guidance:
             text = self._tokenizer.decode([token])
             return {"token": text, "logprob": value, "bytes": list(text.encode())}
         return {"token": written.decode(errors="replace"), "logprob": value, "bytes": list(written)}
+
+
+def _variables(template: Any) -> frozenset[str]:
+    """The variables of a chat template, or of several by name, that a request may set: not those that are set here."""
+    texts: Any = template.values() if isinstance(template, dict) else (template,)
+    return frozenset[str]().union(*map(_get_template_variables, texts)) - SET_HERE
 
 
 def _tool_use(spec: RunSpec) -> ToolUse:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -42,6 +43,7 @@ from penstock.processors.engines.process.weights import code_option, load_weight
 from penstock.processors.engines.text.batch import TextBatch
 from penstock.processors.engines.text.choices import Choices
 from penstock.processors.engines.text.detokenise import Detokeniser, with_marker
+from penstock.processors.engines.text.prompt_options import PromptOptions, prompt_options_of
 from penstock.processors.engines.text.run import TextRun
 from penstock.processors.engines.text.warm_up import warm_up
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest, PenstockError
@@ -54,14 +56,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_TOKENS = 512
+NO_END = [-1]
+"""For the loop: no token ends a text."""
 FIRST_TOKEN_S = 120
 LOOK_EVERY_S = 0.004
 """Tokens that come faster are taken together: the worker gathers them for longer anyway. A run's first goes at once
 when the model was idle, else within this time."""
 
 
-Prompt = tuple[list[int], int, "Plan | None", Told | None]
-"""Token ids, how many may follow, what is wanted beyond plain text, and what the run goes on from."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """Token ids, how many may follow, what is wanted beyond plain text, and what the run goes on from."""
+
+    ids: list[int]
+    new_tokens: int
+    plan: Plan | None
+    options: PromptOptions
+    told: Told | None = None
 
 
 class TextBackend:
@@ -197,13 +208,14 @@ class TextBackend:
         plan = self._guidance.plan(spec, greedy=self._sampling(spec.params) == GREEDY)
         wanted = None if "max_tokens" in spec.defaulted else spec.params.get("max_tokens")
         reserve = int(wanted) if wanted is not None else min(64, self._window // 4)
+        options = prompt_options_of(spec.extra, room=self._window - reserve)
         messages: list[Message] | None = None
         dropped = 0
         if spec.messages is not None:
             rendered: dict[int, list[int]] = {}  # by how many messages: one history is cut at different lengths
 
             def count(chosen: Sequence[Message]) -> int:
-                ids = rendered[len(chosen)] = self._render(chosen, plan)
+                ids = rendered[len(chosen)] = options.cut(self._render(chosen, plan, options.variables))
                 return len(ids)
 
             context = build_context(
@@ -217,11 +229,18 @@ class TextBackend:
             messages, dropped = context.messages, context.dropped_turns
             ids = rendered[len(messages)]
         elif (given := spec.params.get("prompt_token_ids")) is not None:
-            ids = list(given)
+            ids = options.cut(list(given))
         else:
-            ids = self._tokenizer(spec.prompt or "", add_special_tokens=True)["input_ids"] or [self._first_id()]
+            tokens = self._tokenizer(spec.prompt or "", add_special_tokens=True)["input_ids"]
+            ids = options.cut(tokens or [self._first_id()])
         new_tokens = self._fit(ids, int(wanted) if wanted is not None else None, spec)
-        told = spec.told if self._goes_on(spec, ids, new_tokens, plan) else None
+        if plan is not None and plan.options.min_tokens > new_tokens:
+            raise InvalidRequest(
+                f"extra.min_tokens is {plan.options.min_tokens}, and at most {new_tokens} tokens follow",
+                param="extra.min_tokens",
+            )
+        prompt = Prompt(ids=ids, new_tokens=new_tokens, plan=plan, options=options)
+        told = spec.told if self._goes_on(spec, prompt) else None
         prepared = Prepared(
             run_id=spec.run_id,
             prompt_tokens=len(ids),
@@ -230,21 +249,21 @@ class TextBackend:
             dropped_turns=dropped,
             goes_on=told is not None,
         )
-        return prepared, (ids, new_tokens, plan, told)
+        return prepared, replace(prompt, told=told)
 
-    def _goes_on(self, spec: RunSpec, ids: list[int], new_tokens: int, plan: Plan | None) -> bool:
+    def _goes_on(self, spec: RunSpec, prompt: Prompt) -> bool:
         """Whether the tokens that were told make here what was told. It is tried with a run that is thrown away.
 
         Of several answers the others are on no log, and no log has the log probabilities of what was told.
         """
-        told = spec.told
-        if told is None or len(told.token_ids) > new_tokens:
+        told, plan = spec.told, prompt.plan
+        if told is None or len(told.token_ids) > prompt.new_tokens:
             return False
         if plan is not None and (plan.answers > 1 or plan.options.top_logprobs is not None):
             return False
         if any(not 0 <= token < self._vocabulary for token in told.token_ids):
             return False
-        trial = self._run_of(spec, ids, new_tokens, plan, spec.run_id, 0, lambda event: None)
+        trial = self._run_of(spec, prompt, spec.run_id, 0, lambda event: None)
         return trial.go_on_from(told)
 
     def _need(self, tokens: int, plan: Plan | None) -> int:
@@ -276,9 +295,16 @@ class TextBackend:
         default = int(spec.params.get("max_tokens", DEFAULT_MAX_TOKENS))  # of the model's entry, when it is there
         return wanted if wanted is not None else min(room, default)
 
-    def _render(self, messages: Sequence[Message], plan: Plan | None) -> list[int]:
+    def _render(self, messages: Sequence[Message], plan: Plan | None, variables: Mapping[str, Any]) -> list[int]:
         try:
-            ids = self._guidance.render(messages, plan)
+            ids = self._guidance.render(messages, plan, variables)
+        except (TypeError, ValueError, LookupError, ArithmeticError) as error:
+            if not variables:
+                raise
+            raise InvalidRequest(
+                shortened(f"the model's chat template fails with these variables: {error}", 300),
+                param="extra.chat_template_kwargs",
+            ) from error
         except TemplateError as error:  # as templates say that roles do not alternate, or that they know no system role
             raise InvalidRequest(
                 shortened(f"the model's chat template refuses these messages: {error}", 300), param="payload.messages"
@@ -292,45 +318,46 @@ class TextBackend:
     # -- running
 
     def run(self, spec: RunSpec, prompt: Prompt) -> None:
-        ids, new_tokens, plan, told = prompt
+        plan = prompt.plan
         if plan is None or plan.answers == 1:
-            self._begin(self._run_of(spec, ids, new_tokens, plan, spec.run_id, 0, self._emit), told)
+            self._begin(self._run_of(spec, prompt, spec.run_id, 0, self._emit), prompt.told)
         else:
             choices = self._choices[spec.run_id] = Choices(spec.run_id, plan.answers, self._emit)
             for index, run_id in enumerate(choices.parts):
-                self._begin(self._run_of(spec, ids, new_tokens, plan, run_id, index, choices.emit_of(index)))
+                self._begin(self._run_of(spec, prompt, run_id, index, choices.emit_of(index)))
 
-    def _run_of(
-        self, spec: RunSpec, ids: list[int], new_tokens: int, plan: Plan | None, run_id: str, index: int, emit: Emit
-    ) -> TextRun:
+    def _run_of(self, spec: RunSpec, prompt: Prompt, run_id: str, index: int, emit: Emit) -> TextRun:
         """The run of one answer."""
-        if plan is None:
-            run = TextRun(spec, len(ids), self._detokeniser(), self._is_end, emit)
-        else:
-            run = self._planned(spec, len(ids), plan, run_id, index, emit)
+        plan, ids = prompt.plan, prompt.ids
         # What a grammar ends, ends with a token of its own, even where other texts shall not end.
         guided = plan is not None and plan.matcher is not None
-        run.prompt, run.new_tokens = ids, new_tokens
-        run.end_ids = sorted(self._all_eos) if guided else self._end_ids()
+        ends = self._all_eos if guided else frozenset[int]() if prompt.options.ignore_eos else self._eos
+        if plan is None:
+            run = TextRun(spec, len(ids), self._detokeniser(), ends.__contains__, emit)
+        else:
+            run = self._planned(spec, prompt, plan, ends, run_id, index, emit)
+        run.prompt, run.new_tokens, run.end_ids = ids, prompt.new_tokens, sorted(ends) or NO_END
         return run
 
-    def _planned(self, spec: RunSpec, prompt: int, plan: Plan, run_id: str, index: int, emit: Emit) -> TextRun:
+    def _planned(
+        self, spec: RunSpec, prompt: Prompt, plan: Plan, ends: frozenset[int], run_id: str, index: int, emit: Emit
+    ) -> TextRun:
         """Of a request that wants more than plain text."""
-        control = plan.control(index)
+        control = plan.control(index, prompt.ids, sorted(ends))
         told_logprobs = None
         if control is not None and plan.options.top_logprobs is not None:
             told_logprobs = partial(self._guidance.told_logprobs, control)
         run = TextRun(
             spec,
-            prompt,
+            len(prompt.ids),
             self._detokeniser(plan),
-            self._all_eos.__contains__ if plan.matcher is not None else self._is_end,
+            ends.__contains__,
             emit,
             run_id=run_id,
             calls=plan.reader(f"{spec.request_id or spec.run_id}/{index}"),
             told_logprobs=told_logprobs,
         )
-        run.control = control
+        run.control, run.min_tokens = control, plan.options.min_tokens
         return run
 
     def _begin(self, run: TextRun, told: Told | None = None) -> None:
@@ -361,11 +388,8 @@ class TextBackend:
             decode = with_marker(self._tokenizer, plan.dialect.marker, decode)
         return Detokeniser(decode, context_free=self._context_free)
 
-    def _is_end(self, token: int) -> bool:
-        return token in self._eos
-
     def _end_ids(self) -> list[int]:
-        return sorted(self._eos) or [-1]
+        return sorted(self._eos) or NO_END
 
     def _sampling(self, params: Mapping[str, Any]) -> Sampling:
         return sampling_of(params, vocabulary=self._vocabulary)

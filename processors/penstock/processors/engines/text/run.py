@@ -36,6 +36,8 @@ class TextRun:
         self.prompt: Sequence[int] = ()
         self.new_tokens = 0
         self.end_ids: list[int] = []
+        self.min_tokens = 0
+        """Stop strings are not looked for in so many tokens."""
         self.control: Control | None = None
         """What the loop was given: a run that memory ran out under is given to it again, with what it has said."""
         self.reused_tokens: int | None = None
@@ -106,7 +108,8 @@ class TextRun:
         for end in range(first, len(ids) + 1):
             last = end == len(ids)
             self._ids = ids if last else ids[:end]
-            text += self._matcher.feed(self._detokeniser.feed(self._ids, final=final and last))
+            piece = self._detokeniser.feed(self._ids, final=final and last)
+            text += piece if end <= self.min_tokens else self._matcher.feed(piece)
             if self._matcher.stopped:
                 break
         self.seen = len(ids)

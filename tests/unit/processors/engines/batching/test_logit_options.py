@@ -23,6 +23,9 @@ def test_what_is_wanted() -> None:
         presence_penalty=1.0, frequency_penalty=-2.0, min_p=0.1, seed=-7, top_logprobs=0, bias={5: -100.0, 7: 1.5}
     )
     assert read({"logprobs": True, "top_logprobs": 4}).top_logprobs == 4
+    others = {"repetition_penalty": "1.2", "min_tokens": "3"}
+    assert read({}, others) == LogitOptions(repetition_penalty=1.2, min_tokens=3)
+    assert read({}, {"repetition_penalty": "1.0", "min_tokens": "0"}) == NONE
 
 
 @pytest.mark.parametrize(
@@ -36,6 +39,11 @@ def test_what_is_wanted() -> None:
         ({}, {"logit_bias": '{"100": 1}'}, "extra.logit_bias"),
         ({}, {"logit_bias": '{"1": 101}'}, "extra.logit_bias"),
         ({}, {"logit_bias": '{"1": NaN}'}, "extra.logit_bias"),
+        ({}, {"repetition_penalty": "0"}, "extra.repetition_penalty"),
+        ({}, {"repetition_penalty": "true"}, "extra.repetition_penalty"),
+        ({}, {"repetition_penalty": "much"}, "extra.repetition_penalty"),
+        ({}, {"min_tokens": "1.5"}, "extra.min_tokens"),
+        ({}, {"min_tokens": "-1"}, "extra.min_tokens"),
     ],
 )
 def test_what_would_break_the_loop_is_refused(params: dict[str, Any], extra: dict[str, str], param: str) -> None:

@@ -1,0 +1,137 @@
+"""Fields of other servers and unknown ones: what goes on, what passes, what is refused, ignored and named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.gateway.limits.callers import Caller
+from penstock.gateway.openai.chat_bodies import ChatCompletionBody
+from penstock.gateway.openai.endpoints import CHAT, COMPLETION, EMBEDDING, IMAGE, RESPONSE, Endpoint
+from penstock.gateway.openai.other_fields import UnknownFields, ignored_header
+from penstock.schemas.errors import InvalidRequest, PenstockError, UnsupportedParameter
+from penstock.schemas.records import InferenceRequest
+
+CALLER = Caller(tenant="acme")
+BODIES: dict[str, tuple[Endpoint, dict[str, Any]]] = {
+    "chat": (CHAT, {"messages": [{"role": "user", "content": "a"}]}),
+    "completion": (COMPLETION, {"prompt": "a"}),
+    "response": (RESPONSE, {"input": "a"}),
+    "embedding": (EMBEDDING, {"input": "a"}),
+    "image": (IMAGE, {"prompt": "a"}),
+}
+TEXT = ("chat", "completion", "response")
+
+
+def asked(kind: str, fields: dict[str, Any], unknown: UnknownFields = "refuse") -> tuple[InferenceRequest, list[str]]:
+    endpoint, body = BODIES[kind]
+    read = endpoint.body.model_validate({**body, **fields})
+    ignored = endpoint.set_aside(read, unknown)
+    return endpoint.ask(read, CALLER, 1), ignored
+
+
+@pytest.mark.parametrize("kind", TEXT)
+def test_fields_of_other_servers_go_to_every_model(kind: str) -> None:
+    fields = {
+        "top_k": 40,
+        "repetition_penalty": 1.1,
+        "min_tokens": 4,
+        "ignore_eos": True,
+        "truncate_prompt_tokens": 100,
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    request, ignored = asked(kind, fields)
+    assert request.payload["top_k"] == 40
+    assert request.extra == {
+        "repetition_penalty": "1.1",
+        "min_tokens": "4",
+        "ignore_eos": "true",
+        "truncate_prompt_tokens": "100",
+        "chat_template_kwargs": '{"enable_thinking": false}',
+    }
+    assert ignored == []
+
+
+@pytest.mark.parametrize("unknown", ["refuse", "ignore"])
+@pytest.mark.parametrize(
+    ("kinds", "fields"),
+    [
+        (TEXT, {"top_k": -1, "repetition_penalty": 1.0, "min_tokens": 0, "ignore_eos": False}),
+        (TEXT, {"top_k": 0, "chat_template_kwargs": {}, "truncate_prompt_tokens": None}),
+        (TEXT, {"best_of": 1, "use_beam_search": False, "add_generation_prompt": True, "skip_special_tokens": True}),
+        (TEXT, {"stream": True, "stream_options": {"continuous_usage_stats": True, "include_obfuscation": True}}),
+        (("response",), {"truncation": "auto"}),
+        (("image",), {"quality": "standard"}),
+        (tuple(BODIES), {"whim": None}),
+    ],
+)
+def test_what_happens_anyway_passes_unnamed(
+    kinds: tuple[str, ...], fields: dict[str, Any], unknown: UnknownFields
+) -> None:
+    for kind in kinds:
+        request, ignored = asked(kind, fields, unknown)
+        assert (request.extra, request.payload.get("top_k"), ignored) == ({}, None, [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "param"),
+    [
+        ("chat", {"use_beam_search": True}, "use_beam_search"),
+        ("chat", {"best_of": 2}, "best_of"),
+        ("chat", {"guided_json": {}}, "guided_json"),
+        ("completion", {"length_penalty": 2}, "length_penalty"),
+        ("response", {"whim": 1}, "whim"),
+        ("embedding", {"whim": 1}, "whim"),
+        ("image", {"quality": "hd"}, "quality"),
+    ],
+)
+def test_what_would_change_the_output_is_refused_or_ignored_and_named(
+    kind: str, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(UnsupportedParameter) as caught:
+        asked(kind, fields)
+    assert caught.value.param == param
+    plain, _ = asked(kind, {})
+    request, ignored = asked(kind, fields, "ignore")
+    assert ignored == [param]
+    assert (request.payload, request.extra) == (plain.payload, plain.extra)
+
+
+def test_what_never_reaches_the_output_is_ignored_in_both_modes_and_named() -> None:
+    fields = {"store": True, "prompt_cache_key": "k", "cache_salt": None, "whim": 1}
+    assert asked("chat", {**fields, "whim": None})[1] == ["store", "prompt_cache_key"]
+    assert asked("chat", fields, "ignore")[1] == ["store", "prompt_cache_key", "whim"]
+
+
+def test_unknown_fields_of_messages_are_ignored_together() -> None:
+    messages = [{"role": "user", "content": "a", "whim": 1, "id": "x"}, {"role": "user", "content": "b", "whim": 2}]
+    read = ChatCompletionBody.model_validate({"messages": messages})
+    assert CHAT.set_aside(read, "ignore") == ["messages[].whim"]
+    assert CHAT.ask(read, CALLER, 1).payload["messages"] == [
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": "b"},
+    ]
+
+
+def test_known_fields_are_held_to_their_types_in_both_modes() -> None:
+    for fields, param in (({"top_k": -2}, "top_k"), ({"penstock": {"top_k": 0}}, "penstock.top_k")):
+        with pytest.raises(InvalidRequest) as caught:
+            asked("chat", fields, "ignore")
+        assert caught.value.param == param
+
+
+def test_a_header_names_plain_names_alone() -> None:
+    names = ["store", "messages[].whim", "a\r\nset-cookie: x", "ä", "", "x" * 65]
+    assert ignored_header(names) == {"penstock-ignored-fields": "store, messages[].whim"}
+    assert ignored_header([]) == {}
+    assert ignored_header(["\n"]) == {}
+    assert len(ignored_header([f"f{number}" for number in range(2_000)])["penstock-ignored-fields"]) < 300
+
+
+def test_every_endpoint_is_judged_by_its_own_fields() -> None:
+    for endpoint, body in BODIES.values():
+        read = endpoint.body.model_validate({**body, "whim": 1})
+        with pytest.raises(PenstockError):
+            endpoint.ask(read, CALLER, 1)
+        assert endpoint.set_aside(read, "ignore") == ["whim"]
