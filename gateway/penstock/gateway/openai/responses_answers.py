@@ -1,4 +1,4 @@
-"""The answers of POST /v1/responses: the response object, and the events of its stream as OpenAI sends them."""
+"""The answers of /v1/responses: the response object, and the events of its stream as OpenAI sends them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 from penstock.gateway.edge.event_stream import server_sent
 from penstock.gateway.openai.chat_answers import compact_json, text_usage
 from penstock.gateway.openai.responses_bodies import ResponsesBody
-from penstock.schemas.errors import PenstockError
+from penstock.schemas.errors import Cancelled, PenstockError
 
 Json = dict[str, Any]
+ID_PREFIX = "resp_"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,41 +22,56 @@ class Asked:
     request_id: str
     created: int
     model: str
-    body: ResponsesBody
+    metadata: Json
+    repeated: Json
+    """As `repeated_fields`."""
 
     def response(self, status: str, output: list[Json], **more: Any) -> Json:
-        body = self.body
         return {
-            "id": f"resp_{self.request_id}",
+            "id": f"{ID_PREFIX}{self.request_id}",
             "object": "response",
             "created_at": self.created,
             "status": status,
-            "background": False,
             "error": None,
             "incomplete_details": None,
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
-            "metadata": body.metadata or {},
+            "metadata": self.metadata,
             "model": self.model,
             "output": output,
-            "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": None,
-            "service_tier": "default" if body.service_tier in (None, "auto") else body.service_tier,
-            "store": False,
-            "temperature": body.temperature,
-            "text": {"format": (body.text.format if body.text else None) or {"type": "text"}},
-            "tool_choice": body.tool_choice or "auto",
-            "tools": body.tools or [],
-            "top_p": body.top_p,
-            "truncation": "disabled",
+            **self.repeated,
             "usage": None,
             **more,
         }
 
 
+def repeated_fields(body: ResponsesBody) -> Json:
+    """What the response repeats of its body, but for the metadata."""
+    return {
+        "background": bool(body.background),
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "service_tier": "default" if body.service_tier in (None, "auto") else body.service_tier,
+        "store": body.store is not False,
+        "temperature": body.temperature,
+        "text": {"format": (body.text.format if body.text else None) or {"type": "text"}},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [],
+        "top_p": body.top_p,
+        "truncation": "disabled",
+    }
+
+
 def response(asked: Asked, result: Json) -> Json:
     """The whole answer."""
     return _ended(asked, result, _items(asked.request_id, result))
+
+
+def ended_otherwise(asked: Asked, error: PenstockError) -> Json:
+    """A response that did not complete."""
+    if isinstance(error, Cancelled):
+        return asked.response("cancelled", [])
+    return asked.response("failed", [], error={"code": error.code, "message": error.message})
 
 
 def _ended(asked: Asked, result: Json, output: list[Json]) -> Json:
@@ -134,9 +150,8 @@ class ResponseWriter:
 
     def failure(self, error: PenstockError) -> bytes:
         """What ends a stream that cannot be carried on."""
-        failed = self._asked.response("failed", [], error={"code": error.code, "message": error.message})
         events: list[Json] = [] if self._number else self.opening()
-        return self.encoded([*events, {"type": "response.failed", "response": failed}])
+        return self.encoded([*events, {"type": "response.failed", "response": ended_otherwise(self._asked, error)}])
 
     def opening(self) -> list[Json]:
         begun = self._asked.response("in_progress", [])

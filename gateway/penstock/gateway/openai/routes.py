@@ -1,4 +1,4 @@
-"""The OpenAI routes: chat, completions, responses, embeddings and models, for stock clients with a changed base URL."""
+"""The OpenAI routes: chat, completions, embeddings and models, for stock clients with a changed base URL."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ from penstock.gateway.openai.exchange import (
     unless_gone,
 )
 from penstock.gateway.openai.large_answers import is_large, whole_result
-from penstock.gateway.openai.responses_answers import ResponseWriter
-from penstock.gateway.openai.responses_bodies import ResponsesBody
 from penstock.gateway.routes.paging import page
 from penstock.gateway.service.brought_images import BroughtImage, keeper_of
 from penstock.gateway.service.model_states import find_one
@@ -53,15 +51,6 @@ async def create_chat_completion(body: shapes.ChatCompletionBody, request: Reque
 async def create_completion(body: shapes.CompletionBody, request: Request) -> Response:
     """Plain or streamed. A client that disconnects cancels."""
     return await _text_answer(request, body, endpoints.COMPLETION)
-
-
-@router.post("/responses", summary="Responses, as OpenAI's API has them")
-async def create_response(body: ResponsesBody, request: Request) -> Response:
-    """Plain or streamed. A client that disconnects cancels."""
-    exchange = await Exchange.of(request, body, endpoints.RESPONSE)
-    if exchange.streams:
-        return exchange.stream(ResponseWriter(endpoints.about(body, exchange.made)))
-    return await exchange.answer(body)
 
 
 @router.post("/embeddings", summary="Embeddings, as OpenAI's API has them")
@@ -95,6 +84,15 @@ async def _text_answer(
         )
         return exchange.stream(writer)
     return await exchange.answer(body)
+
+
+async def shaped(result: answers.Json, shape: Callable[[answers.Json], answers.Json], request_id: str) -> Response:
+    """What `shape` makes of a result, as JSON; a large one is encoded on a thread."""
+    headers = {"x-request-id": request_id}
+    if not is_large(result):
+        return Response(to_json(shape(result)), media_type="application/json", headers=headers)
+    content = await on_output_thread(lambda: json_bytes(shape(result)))
+    return Response(content, media_type="application/json", headers=headers)
 
 
 class Exchange:
@@ -163,11 +161,7 @@ class Exchange:
         def shape(result: answers.Json) -> answers.Json:
             return self._endpoint.answer(body, self.made, result)
 
-        headers = {"x-request-id": self.request_id}
-        if not is_large(result):
-            return Response(to_json(shape(result)), media_type="application/json", headers=headers)
-        content = await on_output_thread(lambda: json_bytes(shape(result)))
-        return Response(content, media_type="application/json", headers=headers)
+        return await shaped(result, shape, self.request_id)
 
     async def result(self) -> answers.Json:
         """The whole result. Raises FinalFailure; a client that went away leaves a cancelled request."""

@@ -203,9 +203,7 @@ class Subscriptions:
 
         def opening(entry: Entry, _: Cursor | None) -> Sequence[Frame]:
             if resumed and entry.fold.restarts:
-                error = StreamRestarted(
-                    "the text was begun anew after what you have; ask for the whole when it is done"
-                )
+                error = StreamRestarted("the text was begun anew since; ask for the whole when it is done")
                 return [FailureFrame(request_id=request_id, cursor=None, error=error)]
             return entry.replay()
 

@@ -90,7 +90,7 @@ class Entry(RequestState):
         ]
 
     def replay(self) -> list[Frame]:
-        """The same from the first piece of the text on, for a reader who counts the pieces: see `RequestState.lacks_pieces`.
+        """The same from the first piece of the text on, for a reader who counts the pieces.
 
         The outcome brings what no piece has.
         """

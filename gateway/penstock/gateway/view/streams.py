@@ -111,9 +111,10 @@ class Streams:
                 del self.followed[record_key]
 
     def follow(self, entry: Entry, *, pieces: bool = False) -> bool:
-        """Hold a request's outcome, or its text from now on, whole; with `pieces` also the pieces of one that has ended.
+        """Hold a request's outcome, or its text from now on, whole.
 
-        False if some of it must be read first: see `when_whole`.
+        `pieces`: also the pieces of its text, if it has ended. False if some of it must be read first: see
+        `when_whole`.
         """
         if entry.key in self._filling:
             return False
