@@ -23,7 +23,7 @@ from penstock.schemas.errors import Cancelled, InvalidRequest, NotFound, Penstoc
 from penstock.schemas.records import InferenceRequest
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
+TOOL = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
 
 
 def request_of(**fields: Any) -> InferenceRequest:
@@ -127,6 +127,7 @@ def test_what_is_shown_later_is_what_the_answer_showed() -> None:
         "text": {"format": {"type": "json_schema", "name": "s", "schema": {"type": "object"}}},
         "max_output_tokens": 9,
         "temperature": 0.5,
+        "prompt_cache_key": "k",
         "service_tier": "flex",
     }
     asked = asked_of(request_of(**fields), 5_999, None)

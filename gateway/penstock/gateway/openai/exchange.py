@@ -75,12 +75,13 @@ async def outcome(frames: AsyncIterator[Frame], words: Words = NO_WORDS) -> Json
 
 
 def completed(frame: ResultFrame, words: Words = NO_WORDS) -> Json:
-    """The result of a terminal frame with the model that made it. Raises FinalFailure if it is not `completed`.
+    """The result of a terminal frame with its model and time. Raises FinalFailure if it is not `completed`.
 
     `words`: how the caller's route names the fields.
     """
     if frame.status == "completed":
-        return {"model": frame.model, **(frame.result or {})}
+        made = {"model": frame.model, "completed_at": frame.finished_ms // 1000 or None}
+        return {**made, **(frame.result or {})}
     raise FinalFailure(in_openai_words(outcome_error(frame.status, frame.error), words=words), frame.request_id)
 
 

@@ -31,6 +31,7 @@ class Asked:
             "id": f"{ID_PREFIX}{self.request_id}",
             "object": "response",
             "created_at": self.created,
+            "completed_at": None,
             "status": status,
             "error": None,
             "incomplete_details": None,
@@ -44,20 +45,28 @@ class Asked:
 
 
 def repeated_fields(body: ResponsesBody) -> Json:
-    """What the response repeats of its body, but for the metadata."""
+    """What the response repeats of its body, but for the metadata. The schema of Open Responses asks for all of it."""
+    more = body.model_extra or {}
     return {
         "background": bool(body.background),
+        "frequency_penalty": 0.0,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": None,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "presence_penalty": 0.0,
         "previous_response_id": None,
+        "prompt_cache_key": more.get("prompt_cache_key"),
+        "reasoning": None if body.reasoning is None else {"effort": body.reasoning.effort, "summary": None},
+        "safety_identifier": more.get("safety_identifier"),
         "service_tier": "default" if body.service_tier in (None, "auto") else body.service_tier,
         "store": body.store is not False,
-        "temperature": body.temperature,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": {"format": (body.text.format if body.text else None) or {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
-        "tools": body.tools or [],
-        "top_p": body.top_p,
+        "tools": [{"description": None, "parameters": None, "strict": None, **tool} for tool in body.tools or ()],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": "disabled",
     }
 
@@ -89,7 +98,7 @@ def _ended(asked: Asked, result: Json, output: list[Json]) -> Json:
     reason = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(result.get("finish_reason") or "")
     if reason is not None:
         return asked.response("incomplete", output, incomplete_details={"reason": reason}, **more)
-    return asked.response("completed", output, **more)
+    return asked.response("completed", output, completed_at=result.get("completed_at"), **more)
 
 
 def _items(request_id: str, result: Json) -> list[Json]:

@@ -240,6 +240,7 @@ class Entry(RequestState):
             error=error_json(event, self.request_id),
             attempt=event.attempt,
             model=event.model,
+            finished_ms=event.created_at,
             timings=None if event.timings is None else event.timings.to_dict(),
         )
 

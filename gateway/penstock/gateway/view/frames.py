@@ -173,6 +173,7 @@ class ResultFrame(Frame):
     attempt: int = 1
     timings: dict[str, Any] | None = None
     model: str | None = None
+    finished_ms: int = field(default=0, repr=False, compare=False)
     large: LargeOutput | None = field(default=None, repr=False)
     """The output in place of `result`, until this is ready."""
     _making_ready: asyncio.Future[None] | None = field(default=None, repr=False, compare=False)
