@@ -130,6 +130,9 @@ async def _find(service: GatewayService, tenant: str, response_id: str) -> Found
     """Raises NotFound for one that is unknown, foreign, not stored, deleted or too old; as `RequestRecords.of`."""
     try:
         entry = await service.lookups.find(tenant, request_id_of(response_id))
+        if entry.first_record is None:  # the broker did not say where it stands; its topic does
+            await service.lookups.catch_up()
+            entry = await service.lookups.find(tenant, entry.request_id)
         request = await service.records.of(entry)
     except Gone as error:
         raise NotFound(f"{error.message}: there is no such response") from None
