@@ -37,6 +37,7 @@ def service_with(part: Any, artifacts: Any = None, dependencies: Dependencies | 
         submitting=part,
         lookups=part,
         deliveries=part,
+        records=part,
         subscriptions=part,
         control=part,
         model_orders=part,

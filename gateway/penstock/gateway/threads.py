@@ -94,7 +94,7 @@ class Threads:
         self.conversations = Pool("conversations", 8, None if one_tenant else 2)
         """Topics of conversations: reading, making and deleting them."""
         self.deliveries = Pool("deliveries", 8, None if one_tenant else 2)
-        """Webhooks of single requests, read from their topic."""
+        """Webhooks and records of single requests, read from their topics."""
         self.dead_letters = Pool("dead-letters", 4, None if one_tenant else 2)
         """Dead letters: their index, their topic, and waiting until the index has all of it."""
         self.artifacts = Pool("artifacts", 24, None if one_tenant else 6)

@@ -73,6 +73,7 @@ class ResultFold:
 
     __slots__ = (
         "_calls",
+        "_ends",
         "_length",
         "_parts",
         "attempt",
@@ -111,6 +112,7 @@ class ResultFold:
         """Whether text, or a piece of a call, of the current (epoch, attempt) is missing before a later one."""
         self._parts: list[str] = []
         self._length = 0
+        self._ends: list[int] = []
         self._calls: list[int] | None = None
 
     @property
@@ -129,6 +131,11 @@ class ResultFold:
         return self._length
 
     @property
+    def piece_ends(self) -> tuple[int, ...]:
+        """Where the pieces of the text end, in characters. Each reader of the same log finds the same pieces."""
+        return tuple(self._ends)
+
+    @property
     def call_chars(self) -> tuple[int, ...]:
         """Characters of the arguments of each call of a tool."""
         return tuple(self._calls or ())
@@ -138,6 +145,7 @@ class ResultFold:
         self.origin, self.epoch, self.attempt = origin, epoch, attempt
         self.since = self.text_place = self.place
         self._parts, self._length, self.token_count = ([text] if text else []), len(text), token_count
+        self._ends = [len(text)] if text else []
         self._calls, self.worker_id, self.gap = None, None, False
 
     def hold_text_of(self, other: ResultFold) -> None:
@@ -145,8 +153,12 @@ class ResultFold:
 
         Pieces of calls are not taken: who is told the text is not told those, and the outcome brings them.
         """
-        if other.place != self.place:
+        self.restarts = max(self.restarts, other.restarts)
+        goes_on = self.terminal is not None and other.since == self.since
+        if other.place != self.place and not goes_on:
+            self.restarts += other.text_length > 0
             return
+        self._ends = list(other._ends)
         self._parts, self._length, self.token_count = [other.text], other.text_length, other.token_count
         self.gap, self.worker_id, self.since, self.text_place = (
             other.gap,
@@ -178,7 +190,7 @@ class ResultFold:
 
     def forget_text(self) -> None:
         """Of a request that has ended: the outcome holds the text, or refers to it."""
-        self._parts, self._length, self._calls, self.gap = [], 0, None, False
+        self._parts, self._length, self._ends, self._calls, self.gap = [], 0, [], None, False
 
     def pass_over(self, event: ResultEvent) -> bool:
         """Take the place of a piece without its text; whether it began a newer (epoch, attempt).
@@ -208,6 +220,7 @@ class ResultFold:
         self.epoch, self.attempt = event.epoch, event.attempt
         self.since = self.text_place = self.place
         self._parts, self._length, self.token_count, self._calls, self.gap = [], 0, 0, None, False
+        self._ends = []
 
     def _enter(self, event: ResultEvent, at: int) -> bool:
         """An (epoch, attempt) tells its first text, at `at`; whether that voids what older ones have told."""
@@ -251,6 +264,7 @@ class ResultFold:
         if new:
             self._parts.append(new)
             self._length += len(new)
+            self._ends.append(self._length)
         self.token_count = (event.first_token_index or 0) + len(event.token_ids or ())
         self.offset = offset
         return Chunk(

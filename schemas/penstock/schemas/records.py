@@ -280,6 +280,8 @@ class InferenceRequest(Record):
     """The request whose dead letter was run again as this one."""
     history: AttemptHistory | None = None
     """Attempts of the request that it was redriven from."""
+    response_object: str | None = None
+    """What OpenAI's response object repeats of its request, as JSON. None: no response is stored for it."""
 
     @property
     def payload(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from penstock.gateway.hot_routes import HotRoutes
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.metrics import Gauges
+from penstock.gateway.openai import response_routes
 from penstock.gateway.openai import routes as openai_routes
 from penstock.gateway.routes import health
 from penstock.gateway.routes import registry as registry_routes
@@ -175,6 +176,9 @@ class FakeService:
         self.requests.append(request)
         return Accepted(request.request_id)
 
+    def peek(self, tenant: str, request_id: str) -> None:
+        """Nothing is followed here."""
+
     async def abandon(self, tenant: str, request_id: str) -> None:
         self.cancelled.append(request_id)
 
@@ -285,7 +289,7 @@ def make_app(service: FakeService, policy: AuthPolicy, **conf: Any) -> FastAPI:
     context = GatewayContext(settings=settings, policy=policy, allowances=allowances_of(settings))
     context.connected = service.parts
     put_context(app, context)
-    for part in (openai_routes, registry_routes, health, ticket_routes):
+    for part in (openai_routes, response_routes, registry_routes, health, ticket_routes):
         app.include_router(part.router)
 
     @app.websocket("/v1/ws")

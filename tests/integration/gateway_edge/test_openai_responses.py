@@ -120,8 +120,7 @@ def test_the_form_of_the_answer_and_effort_go_to_remote_models(client: openai.Op
 
 REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
     ({"previous_response_id": "resp_1"}, "unsupported_parameter", "previous_response_id"),
-    ({"background": True}, "unsupported_parameter", "background"),
-    ({"store": True}, "unsupported_parameter", "store"),
+    ({"background": True, "store": False}, "invalid", "background"),
     ({"truncation": "auto"}, "unsupported_parameter", "truncation"),
     ({"include": ["file_search_call.results"]}, "unsupported_parameter", "include"),
     ({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools[0].type"),

@@ -62,6 +62,7 @@ def test_every_route_says_what_it_takes_and_answers(document: dict[str, Any]) ->
 NO_BODY = {
     "/v1/requests/{request_id}/cancel",
     "/v1/batches/{batch_id}/cancel",
+    "/v1/responses/{response_id}/cancel",
     "/v1/tickets",
     "/v1/admin/artifacts/sweep",
     "/v1/admin/models/{model_id}/{action}",

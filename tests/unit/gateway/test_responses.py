@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from penstock.gateway.openai.responses_answers import Asked, ResponseWriter, response
+from penstock.gateway.openai.responses_answers import Asked, ResponseWriter, repeated_fields, response
 from penstock.gateway.openai.responses_bodies import ResponsesBody
 from penstock.gateway.openai.splice import CallSplice
 from penstock.schemas.errors import EngineFailed
@@ -14,7 +14,9 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "
 
 
 def asked() -> Asked:
-    return Asked(request_id="r1", created=1, model="m", body=ResponsesBody(input="hi"))
+    return Asked(
+        request_id="r1", created=1, model="m", metadata={}, repeated=repeated_fields(ResponsesBody(input="hi"))
+    )
 
 
 def events(encoded: bytes) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ import pytest
 from penstock.common.reader import RawMessage
 from penstock.gateway.service.subscriptions import Subscription, Subscriptions
 from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.frames import ChunkFrame
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.piece_reader import close_together, fold_of
 from penstock.gateway.view.selecting import Fate, Selection, StreamPieces
@@ -21,7 +22,7 @@ from penstock.gateway.view.streams import Wanted
 from penstock.gateway.view.view import View
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.cursor import decode_cursor
-from penstock.schemas.errors import BrokerUnavailable, RegistryUnavailable
+from penstock.schemas.errors import BrokerUnavailable, RegistryUnavailable, StreamRestarted
 from penstock.schemas.records import ArtifactRef, ControlCommand, InferenceRequest, Origin, ResultEvent, StatusEvent
 from penstock.schemas.topics import TopicNames
 
@@ -518,3 +519,74 @@ def test_a_piece_of_another_record_that_stands_first_is_not_read_again(gateway: 
     reader = gateway.subscriptions.subscribe(*KEY)
     gateway.fill()
     assert (gateway.entry().fold.text, heard(reader)[-1:]) == ("a", ["a"])
+
+
+# -- who counts the pieces
+
+
+def pieces_of(subscription: Subscription) -> list[tuple[str, int]]:
+    """The pieces of the text that was told."""
+    frames: list[Any] = []
+    while told := subscription.take_nowait():
+        frames += told
+    return [one for frame in frames if isinstance(frame, ChunkFrame) for one in frame.pieces()]
+
+
+PIECES = [("a", 0), ("bb", 1), ("c", 3), ("ddd", 4)]
+
+
+@pytest.mark.parametrize("before", range(5))
+@pytest.mark.parametrize("filled", [True, False])
+def test_the_pieces_are_the_same_for_whoever_comes_when(gateway: Gateway, before: int, filled: bool) -> None:
+    """A client comes after so many pieces; what it lacks is read again before the outcome, or after it."""
+    gateway.request()
+    gateway.read(*(piece(*one) for one in PIECES[:before]))
+    client = gateway.subscriptions.replay(*KEY, resumed=True)
+    assert pieces_of(client) == []
+    if filled:
+        gateway.fill()
+    gateway.read(*(piece(*one) for one in PIECES[before:]))
+    told = pieces_of(client)
+    gateway.read(outcome("abbcddd"))
+    gateway.fill()
+    assert [*told, *pieces_of(client)] == PIECES
+    late = gateway.subscriptions.replay(*KEY, resumed=True)
+    gateway.fill()
+    assert pieces_of(late) == PIECES
+    assert not gateway.entry().fold.text, "it is not kept in memory"
+
+
+def test_the_pieces_of_what_ended_before_a_restart_are_read_behind_its_outcome(gateway: Gateway) -> None:
+    asked = ended_before(gateway, *(piece(*one) for one in PIECES), outcome("abbcddd"))
+    client, other = gateway.subscriptions.replay(*KEY, resumed=True), gateway.subscriptions.subscribe(*KEY)
+    give(gateway, asked[0])
+    gateway.fill()
+    assert (pieces_of(client), heard(other)) == (PIECES, ["abbcddd", "result"])
+
+
+def test_a_text_that_goes_on_in_another_attempt_is_one_line_of_pieces(gateway: Gateway) -> None:
+    gateway.request()
+    since = {"since_epoch": 1, "since_attempt": 1}
+    gateway.read(piece("a", 0), piece("b", 1, attempt=2, **since), outcome("abc", attempt=3, **since))
+    client = gateway.subscriptions.replay(*KEY, resumed=True)
+    gateway.fill()
+    assert pieces_of(client) == [("a", 0), ("b", 1)]
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        [piece("x", 0, attempt=2)],
+        [piece("x", 0, attempt=2), outcome("xy", attempt=2)],
+        [outcome("xy", attempt=2)],
+    ],
+)
+async def test_who_has_text_that_was_begun_anew_is_not_told_another(gateway: Gateway, later: list[ResultEvent]) -> None:
+    gateway.request()
+    gateway.read(piece("a", 0), piece("b", 1), *later)
+    resumed = gateway.subscriptions.replay(*KEY, resumed=True)
+    anew = gateway.subscriptions.replay(*KEY, resumed=False)
+    gateway.fill()
+    with pytest.raises(StreamRestarted):
+        await resumed.next_frame()
+    assert pieces_of(anew) == ([("x", 0)] if later[0].kind == "chunk" else [])

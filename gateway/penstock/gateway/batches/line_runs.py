@@ -166,6 +166,8 @@ class LineRuns:
         request = self._endpoint.ask(run.body, self._caller(), now_ms())
         if request.stream:
             raise UnsupportedParameter("stream is not supported in a batch", param="stream")
+        if getattr(run.body, "background", None):
+            raise UnsupportedParameter("background is not supported in a batch", param="background")
         left_ms = max(1, self._batch.expires_at * 1000 - now_ms())
         ttl_ms = left_ms if request.ttl_ms is None else min(request.ttl_ms, left_ms)
         priority = max(request.priority, LOW_PRIORITY)

@@ -285,6 +285,19 @@ ROUTES: dict[RouteKey, Declared] = {
             errors=OF_A_RUN,
         )
     ),
+    ("GET", "/v1/responses/{response_id}"): Declared(
+        _rules("read", lasts=Lasts.WAITING),
+        Documented(responses={200: {JSON: openai_shapes.ResponseObject, SSE: EVENTS}}, errors=(*OF_ONE, 500)),
+    ),
+    ("DELETE", "/v1/responses/{response_id}"): Declared(
+        CANCEL, Documented(responses=_json(openai_shapes.ResponseDeleted), errors=(*OF_ONE, 409))
+    ),
+    ("POST", "/v1/responses/{response_id}/cancel"): Declared(
+        CANCEL, Documented(responses=_json(openai_shapes.ResponseObject), errors=OF_ONE)
+    ),
+    ("GET", "/v1/responses/{response_id}/input_items"): Declared(
+        READ, Documented(responses=_json(Page[openai_shapes.ResponseItem]), errors=OF_ONE)
+    ),
     ("POST", "/v1/images/generations"): _run(
         Documented(
             responses={200: {JSON: openai_shapes.ImageList, SSE: EVENTS}}, body=image_bodies.ImageBody, errors=OF_A_RUN

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.gateway.limits.callers import Caller
@@ -14,7 +15,7 @@ from penstock.gateway.openai import image_bodies, responses_bodies
 from penstock.gateway.openai.exchange import NO_WORDS
 from penstock.gateway.openai.image_answers import images_response
 from penstock.gateway.openai.other_fields import Harmless, UnknownFields, set_aside
-from penstock.gateway.openai.responses_answers import Asked, response
+from penstock.gateway.openai.responses_answers import Asked, repeated_fields, response
 from penstock.gateway.service.brought_images import BroughtImage
 from penstock.gateway.service.service import GatewayService
 from penstock.schemas.records import InferenceRequest
@@ -65,7 +66,21 @@ def _embedding_answer(body: bodies.EmbeddingBody, made: Made, result: Json) -> J
 
 
 def about(body: responses_bodies.ResponsesBody, made: Made) -> Asked:
-    return Asked(request_id=made.request_id, created=made.created, model=made.model, body=body)
+    return Asked(
+        request_id=made.request_id,
+        created=made.created,
+        model=made.model,
+        metadata={**(body.metadata or {})},
+        repeated=repeated_fields(body),
+    )
+
+
+def _response_request(body: responses_bodies.ResponsesBody, caller: Caller, now_ms: int) -> InferenceRequest:
+    """The request, with what is needed to show the response later if it is stored."""
+    request = responses_bodies.responses_request(body, caller, now_ms)
+    if body.store is False:
+        return request
+    return replace(request, response_object=json.dumps(repeated_fields(body), ensure_ascii=False))
 
 
 def _response_answer(body: responses_bodies.ResponsesBody, made: Made, result: Json) -> Json:
@@ -97,7 +112,7 @@ EMBEDDING = Endpoint(
 )
 RESPONSE = Endpoint(
     responses_bodies.ResponsesBody,
-    responses_bodies.responses_request,
+    _response_request,
     _response_answer,
     responses_bodies.response_images,
     responses_bodies.WORDS,

@@ -21,9 +21,10 @@ from penstock.gateway.openai.large_answers import beside_the_loop
 from penstock.gateway.openai.splice import CallSplice, StreamSplice
 from penstock.gateway.service.control import Control
 from penstock.gateway.service.subscriptions import SlowConsumer, Subscription
-from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame
+from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame, StatusFrame
 from penstock.gateway.view.outputs import encode_json
 from penstock.schemas.errors import InternalError, Overloaded, PenstockError
+from penstock.schemas.records import STATUS_RANKS
 
 logger = logging.getLogger(__name__)
 
@@ -74,12 +75,13 @@ async def outcome(frames: AsyncIterator[Frame], words: Words = NO_WORDS) -> Json
 
 
 def completed(frame: ResultFrame, words: Words = NO_WORDS) -> Json:
-    """The result of a terminal frame with the model that made it. Raises FinalFailure if it is not `completed`.
+    """The result of a terminal frame with its model and time. Raises FinalFailure if it is not `completed`.
 
     `words`: how the caller's route names the fields.
     """
     if frame.status == "completed":
-        return {"model": frame.model, **(frame.result or {})}
+        made = {"model": frame.model, "completed_at": frame.finished_ms // 1000 or None}
+        return {**made, **(frame.result or {})}
     raise FinalFailure(in_openai_words(outcome_error(frame.status, frame.error), words=words), frame.request_id)
 
 
@@ -90,12 +92,15 @@ async def stream_events(
     *,
     whole: Callable[[Json], Awaitable[Json]] | None = None,
     words: Words = NO_WORDS,
+    resumes: bool = False,
 ) -> AsyncGenerator[bytes]:
     """Server-sent events of one answer. Raises FinalFailure or StreamRestarted where it cannot be carried on.
 
-    `whole` fetches the output of a result that only refers to it. A large output is encoded on a thread.
+    `resumes`: the same events at each gateway. The stream opens when the request runs, and calls of tools come with the
+    outcome, because only pieces of text can be read again. `whole` fetches the output of a result that only refers to
+    it. A large output is encoded on a thread.
     """
-    turn = _StreamTurn(writer, whole, words)
+    turn = _StreamTurn(writer, whole, words, resumes=resumes)
     pulse = Pulse(keepalive_s)
     while True:
         events, failure = await turn.on_frames(await new_frames(subscription, keepalive_s))
@@ -152,12 +157,20 @@ async def new_frames(subscription: Subscription, keepalive_s: float) -> list[Fra
 class _StreamTurn:
     """Frames in, chunk objects out."""
 
-    def __init__(self, writer: EventWriter, whole: Callable[[Json], Awaitable[Json]] | None, words: Words) -> None:
+    def __init__(
+        self,
+        writer: EventWriter,
+        whole: Callable[[Json], Awaitable[Json]] | None,
+        words: Words,
+        *,
+        resumes: bool = False,
+    ) -> None:
         self.result: Json | None = None
         """That of the outcome, when it has come and its text is told."""
         self._writer = writer
         self._whole = whole
         self._words = words
+        self._resumes = resumes
         self._splice = StreamSplice()
         self._calls = CallSplice()
         self._opened = False
@@ -176,11 +189,15 @@ class _StreamTurn:
 
     async def _on_frame(self, frame: Frame) -> list[Json]:
         match frame:
+            case ChunkFrame() if self._resumes:
+                return [event for piece in frame.pieces() for event in self._text(self._splice.chunk(*piece))]
             case ChunkFrame():
                 text = self._text(self._splice.chunk(frame.text, frame.offset))
                 return [*text, *self._pieces(self._calls.pieces(frame.tool_calls))] if frame.tool_calls else text
             case SnapshotFrame():
                 return self._text(self._splice.snapshot(frame.text))
+            case StatusFrame() if self._resumes and STATUS_RANKS.get(frame.status, 0) >= STATUS_RANKS["running"]:
+                return self._open()
             case RestartedFrame():
                 self._splice.restart()
                 self._calls.restart()

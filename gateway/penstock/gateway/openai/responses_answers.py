@@ -1,4 +1,4 @@
-"""The answers of POST /v1/responses: the response object, and the events of its stream as OpenAI sends them."""
+"""The answers of /v1/responses: the response object, and the events of its stream as OpenAI sends them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 from penstock.gateway.edge.event_stream import server_sent
 from penstock.gateway.openai.chat_answers import compact_json, text_usage
 from penstock.gateway.openai.responses_bodies import ResponsesBody
-from penstock.schemas.errors import PenstockError
+from penstock.schemas.errors import Cancelled, PenstockError
 
 Json = dict[str, Any]
+ID_PREFIX = "resp_"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,41 +22,65 @@ class Asked:
     request_id: str
     created: int
     model: str
-    body: ResponsesBody
+    metadata: Json
+    repeated: Json
+    """As `repeated_fields`."""
 
     def response(self, status: str, output: list[Json], **more: Any) -> Json:
-        body = self.body
         return {
-            "id": f"resp_{self.request_id}",
+            "id": f"{ID_PREFIX}{self.request_id}",
             "object": "response",
             "created_at": self.created,
+            "completed_at": None,
             "status": status,
-            "background": False,
             "error": None,
             "incomplete_details": None,
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
-            "metadata": body.metadata or {},
+            "metadata": self.metadata,
             "model": self.model,
             "output": output,
-            "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": None,
-            "service_tier": "default" if body.service_tier in (None, "auto") else body.service_tier,
-            "store": False,
-            "temperature": body.temperature,
-            "text": {"format": (body.text.format if body.text else None) or {"type": "text"}},
-            "tool_choice": body.tool_choice or "auto",
-            "tools": body.tools or [],
-            "top_p": body.top_p,
-            "truncation": "disabled",
+            **self.repeated,
             "usage": None,
             **more,
         }
 
 
+def repeated_fields(body: ResponsesBody) -> Json:
+    """What the response repeats of its body, but for the metadata. The schema of Open Responses asks for all of it."""
+    more = body.model_extra or {}
+    return {
+        "background": bool(body.background),
+        "frequency_penalty": 0.0,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": None,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "presence_penalty": 0.0,
+        "previous_response_id": None,
+        "prompt_cache_key": more.get("prompt_cache_key"),
+        "reasoning": None if body.reasoning is None else {"effort": body.reasoning.effort, "summary": None},
+        "safety_identifier": more.get("safety_identifier"),
+        "service_tier": "default" if body.service_tier in (None, "auto") else body.service_tier,
+        "store": body.store is not False,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": {"format": (body.text.format if body.text else None) or {"type": "text"}},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": [{"description": None, "parameters": None, "strict": None, **tool} for tool in body.tools or ()],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "truncation": "disabled",
+    }
+
+
 def response(asked: Asked, result: Json) -> Json:
     """The whole answer."""
     return _ended(asked, result, items_of(asked.request_id, result))
+
+
+def ended_otherwise(asked: Asked, error: PenstockError) -> Json:
+    """A response that did not complete."""
+    if isinstance(error, Cancelled):
+        return asked.response("cancelled", [])
+    return asked.response("failed", [], error={"code": error.code, "message": error.message})
 
 
 def _ended(asked: Asked, result: Json, output: list[Json]) -> Json:
@@ -73,7 +98,7 @@ def _ended(asked: Asked, result: Json, output: list[Json]) -> Json:
     reason = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(result.get("finish_reason") or "")
     if reason is not None:
         return asked.response("incomplete", output, incomplete_details={"reason": reason}, **more)
-    return asked.response("completed", output, **more)
+    return asked.response("completed", output, completed_at=result.get("completed_at"), **more)
 
 
 def items_of(request_id: str, result: Json) -> list[Json]:
@@ -134,9 +159,8 @@ class ResponseWriter:
 
     def failure(self, error: PenstockError) -> bytes:
         """What ends a stream that cannot be carried on."""
-        failed = self._asked.response("failed", [], error={"code": error.code, "message": error.message})
         events: list[Json] = [] if self._number else self.opening()
-        return self.encoded([*events, {"type": "response.failed", "response": failed}])
+        return self.encoded([*events, {"type": "response.failed", "response": ended_otherwise(self._asked, error)}])
 
     def opening(self) -> list[Json]:
         begun = self._asked.response("in_progress", [])

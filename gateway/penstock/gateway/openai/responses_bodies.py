@@ -27,7 +27,6 @@ LOGPROBS = "message.output_text.logprobs"
 HARMLESS_RESPONSE: Harmless = {
     **OF_TEXT_SERVERS,
     "access_programs": (),
-    "background": (False,),
     "context_management": (),
     "image": (),
     "max_tool_calls": (),
@@ -37,7 +36,6 @@ HARMLESS_RESPONSE: Harmless = {
     "prompt_cache_options": (),
     "prompt_cache_retention": ANYTHING,
     "safety_identifier": ANYTHING,
-    "store": ANYTHING,
     "truncation": ("disabled", "auto"),
 }
 WORDS = {
@@ -79,6 +77,8 @@ class ResponsesBody(GeneratingBody):
     input: Annotated[str | ListOf[dict[str, Any]], Field(description="Text, or messages, calls and their outputs.")]
     instructions: str | None = None
     conversation: Annotated[str | dict[str, Any] | None, Field(description="Its id, or {id}.")] = None
+    background: Annotated[bool | None, Field(description="Answer at once; the response is fetched later.")] = None
+    store: Annotated[bool | None, Field(description="Whether it can be fetched later; true when left out.")] = None
     previous_response_id: Annotated[str | None, Field(description="Not supported yet.")] = None
     max_output_tokens: int | None = None
     temperature: float | None = None
@@ -104,6 +104,8 @@ def responses_request(body: ResponsesBody, caller: Caller, now_ms: int) -> Infer
             "previous_response_id is not supported yet: name a conversation, or send the earlier items again",
             param="previous_response_id",
         )
+    if body.background and body.store is False:
+        raise InvalidRequest("background: true needs store: true, which is the default", param="background")
     messages = list(_messages(body.input))
     if body.instructions is not None:
         messages.insert(0, {"role": "system", "content": body.instructions})

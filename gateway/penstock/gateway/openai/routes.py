@@ -1,9 +1,9 @@
-"""The OpenAI routes: chat, completions, responses, embeddings and models, for stock clients with a changed base URL."""
+"""The OpenAI routes: chat, completions, embeddings and models, for stock clients with a changed base URL."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -28,11 +28,8 @@ from penstock.gateway.openai.exchange import (
     stream_events,
     unless_gone,
 )
-from penstock.gateway.openai.item_references import put_items_in
 from penstock.gateway.openai.large_answers import is_large, whole_result
 from penstock.gateway.openai.other_fields import UnknownFields, ignored_header
-from penstock.gateway.openai.responses_answers import ResponseWriter
-from penstock.gateway.openai.responses_bodies import ResponsesBody
 from penstock.gateway.routes.paging import page
 from penstock.gateway.service.brought_images import BroughtImage, keeper_of
 from penstock.gateway.service.model_states import find_one
@@ -55,16 +52,6 @@ async def create_chat_completion(body: shapes.ChatCompletionBody, request: Reque
 async def create_completion(body: shapes.CompletionBody, request: Request) -> Response:
     """Plain or streamed. A client that disconnects cancels."""
     return await _text_answer(request, body, endpoints.COMPLETION)
-
-
-@router.post("/responses", summary="Responses, as OpenAI's API has them")
-async def create_response(body: ResponsesBody, request: Request) -> Response:
-    """Plain or streamed. A client that disconnects cancels."""
-    await put_items_in(body, service_of(request), caller_of(request).tenant)
-    exchange = await Exchange.of(request, body, endpoints.RESPONSE)
-    if exchange.streams:
-        return exchange.stream(ResponseWriter(endpoints.about(body, exchange.made)))
-    return await exchange.answer(body)
 
 
 @router.post("/embeddings", summary="Embeddings, as OpenAI's API has them")
@@ -103,6 +90,16 @@ async def _text_answer(
 def unknown_fields(request: Request) -> UnknownFields:
     """What becomes of fields that this release does not know."""
     return context_of(request).settings.gateway.unknown_fields
+
+
+async def shaped(
+    result: answers.Json, shape: Callable[[answers.Json], answers.Json], headers: Mapping[str, str]
+) -> Response:
+    """What `shape` makes of a result, as JSON; a large one is encoded on a thread."""
+    if not is_large(result):
+        return Response(to_json(shape(result)), media_type="application/json", headers=headers)
+    content = await on_output_thread(lambda: json_bytes(shape(result)))
+    return Response(content, media_type="application/json", headers=headers)
 
 
 class Exchange:
@@ -181,11 +178,7 @@ class Exchange:
         def shape(result: answers.Json) -> answers.Json:
             return self._endpoint.answer(body, self.made, result)
 
-        headers = self.headers
-        if not is_large(result):
-            return Response(to_json(shape(result)), media_type="application/json", headers=headers)
-        content = await on_output_thread(lambda: json_bytes(shape(result)))
-        return Response(content, media_type="application/json", headers=headers)
+        return await shaped(result, shape, self.headers)
 
     async def result(self) -> answers.Json:
         """The whole result. Raises FinalFailure; a client that went away leaves a cancelled request."""

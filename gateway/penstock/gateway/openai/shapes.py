@@ -105,6 +105,19 @@ class ResponseObject(Answer):
     usage: ResponseUsage | None
 
 
+class ResponseDeleted(Answer):
+    id: str
+    object: Literal["response.deleted"]
+    deleted: Literal[True]
+
+
+class ResponseItem(Answer):
+    """A message, a call of a function, or its output."""
+
+    id: str
+    type: str
+
+
 class MadeImage(Answer):
     b64_json: str | None = None
     url: str | None = None

@@ -193,8 +193,5 @@ def check_status(value: Any) -> str | None:
 @router.delete("/requests/{request_id}", summary="Erase an ended request")
 async def erase(request: Request, request_id: str) -> dict[str, Any]:
     """Every gateway answers 410 from then on; copies in the log go with retention. 409 while it runs."""
-    caller, service = caller_of(request), service_of(request)
-    if (await service.lookups.find(caller.tenant, request_id)).done:  # its webhook may have a letter, however it ended
-        await service.redriving.forget(caller, request_id)
-    await service.control.erase(caller.tenant, request_id)
+    await service_of(request).erase(caller_of(request), request_id)
     return {"object": "request.deleted", "request_id": request_id, "deleted": True}

@@ -13,6 +13,7 @@ from penstock.common.transport import AsyncTransport
 from penstock.gateway.conversations.pages import Conversations
 from penstock.gateway.dead_letters.follower import LetterFollower
 from penstock.gateway.limits.allowances import Allowances
+from penstock.gateway.limits.callers import Caller
 from penstock.gateway.service.artifact_sweeps import ArtifactSweeps
 from penstock.gateway.service.control import Control
 from penstock.gateway.service.deliveries import DeliveryLookups
@@ -22,6 +23,7 @@ from penstock.gateway.service.facts import Facts
 from penstock.gateway.service.lookups import Lookups
 from penstock.gateway.service.model_orders import ModelOrders
 from penstock.gateway.service.redriving import Redriving
+from penstock.gateway.service.request_records import RequestRecords
 from penstock.gateway.service.run_times import RunTimes
 from penstock.gateway.service.submitting import Submitter
 from penstock.gateway.service.subscriptions import Subscriptions
@@ -50,6 +52,7 @@ class GatewayService:
     submitting: Submitter
     lookups: Lookups
     deliveries: DeliveryLookups
+    records: RequestRecords
     subscriptions: Subscriptions
     control: Control
     ending_lost: EndingLost
@@ -64,6 +67,12 @@ class GatewayService:
     async def stored(self, tenant: str, work: Callable[[ArtifactStore], T]) -> T:
         """What the artifact store does for a tenant, on one of its threads. Raises what `work` raises."""
         return await self.threads.artifacts.run_for(tenant, work, self.artifacts)
+
+    async def erase(self, caller: Caller, request_id: str) -> None:
+        """Erase a request that has ended, with its dead letters. Raises as `Control.erase`."""
+        if (await self.lookups.find(caller.tenant, request_id)).done:  # its webhook may have one, however it ended
+            await self.redriving.forget(caller, request_id)
+        await self.control.erase(caller.tenant, request_id)
 
     @classmethod
     def compose(
@@ -97,6 +106,7 @@ class GatewayService:
             submitting=submitting,
             lookups=lookups,
             deliveries=DeliveryLookups(lookups, outcomes, kafka, codec, threads),
+            records=RequestRecords(outcomes, codec, threads),
             subscriptions=Subscriptions(view, follower, hub, kafka.names, facts.waits_for_worker),
             control=control,
             ending_lost=EndingLost(view, follower, facts, control, kafka, threads),

@@ -15,7 +15,7 @@ from penstock.gateway.view.hub import Client, Gone, Hub
 from penstock.gateway.view.view import View
 from penstock.schemas.cursor import Cursor
 from penstock.schemas.errors import Gone as GoneError
-from penstock.schemas.errors import NotFound, Overloaded
+from penstock.schemas.errors import NotFound, Overloaded, StreamRestarted
 from penstock.schemas.topics import TopicNames
 
 
@@ -191,6 +191,28 @@ class Subscriptions:
             subscription.push(self._opening(entry, after))
         else:
             self._view.streams.when_whole(entry, client, after, self._opening)
+
+    def replay(self, tenant: str, request_id: str, *, resumed: bool) -> Subscription:
+        """Frames of one request that the view knows, from the first piece of its text on, each piece as it was written.
+
+        So whoever counts the pieces comes to the same numbers at each gateway. `resumed`: the caller was told some of
+        the text before; if the text was begun anew since, `next_frame` raises StreamRestarted. Raises NotFound, Gone.
+        """
+        entry = self._known(tenant, request_id)
+        subscription = Subscription(self.hub, single=True)
+
+        def opening(entry: Entry, _: Cursor | None) -> Sequence[Frame]:
+            if resumed and entry.fold.restarts:
+                error = StreamRestarted("the text was begun anew since; ask for the whole when it is done")
+                return [FailureFrame(request_id=request_id, cursor=None, error=error)]
+            return entry.replay()
+
+        self.hub.subscribe(subscription.client, ("request", tenant, request_id))
+        if self._view.streams.follow(entry, pieces=True):
+            subscription.push(opening(entry, None))
+        else:
+            self._view.streams.when_whole(entry, subscription.client, None, opening, pieces=True)
+        return subscription
 
     def await_outcome(self, tenant: str, request_id: str, *, resumes: bool = True) -> Subscription:
         """Only the outcome of a request that the view knows: no other frame is made for it. Raises NotFound, Gone."""

@@ -89,6 +89,15 @@ class Entry(RequestState):
             *([] if self.passed_over else self._text_after(after, self.fold.text)),
         ]
 
+    def replay(self) -> list[Frame]:
+        """The same from the first piece of the text on, for a reader who counts the pieces.
+
+        The outcome brings what no piece has.
+        """
+        text = self.fold.text
+        told: list[Frame] = [self._text_frame(text, 0)] if text else []
+        return [*told, self.result_frame()] if self.done else [self.status_frame(), *told]
+
     def text_after(self, told: Cursor) -> list[Frame]:
         """The text that readers are owed who were told so much of it."""
         return self._text_after(told, self.fold.text)
@@ -104,11 +113,11 @@ class Entry(RequestState):
 
     def _text_after(self, after: Cursor | None, text: str) -> list[Frame]:
         if after is None or after.epoch < 0:
-            return [self.chunk_frame(text, 0)] if text else []
+            return [self._text_frame(text, 0)] if text else []
         place = (after.epoch, after.attempt)
         if self.fold.since <= place <= self.fold.text_place and after.text_length <= len(text):
             rest = text[after.text_length :]
-            return [self.chunk_frame(rest, after.text_length)] if rest else []
+            return [self._text_frame(rest, after.text_length)] if rest else []
         if place < self.fold.text_place:
             if after.text_length == 0:
                 return [self.chunk_frame(text, 0)] if text else []
@@ -199,6 +208,12 @@ class Entry(RequestState):
         )
         return [frame]
 
+    def _text_frame(self, text: str, offset: int) -> ChunkFrame:
+        """All text from there on, as one frame."""
+        frame = self.chunk_frame(text, offset)
+        frame.ends = self.fold.piece_ends
+        return frame
+
     def chunk_frame(self, text: str, offset: int, calls: Sequence[dict[str, Any]] = ()) -> ChunkFrame:
         cursor = self._cursor(offset + len(text))
         return ChunkFrame(request_id=self.request_id, cursor=cursor, text=text, offset=offset, tool_calls=[*calls])
@@ -225,6 +240,7 @@ class Entry(RequestState):
             error=error_json(event, self.request_id),
             attempt=event.attempt,
             model=event.model,
+            finished_ms=event.created_at,
             timings=None if event.timings is None else event.timings.to_dict(),
         )
 

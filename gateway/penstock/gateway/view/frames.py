@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -72,6 +73,7 @@ class ChunkFrame(Frame):
     """New text; `offset` counts the characters before it.
 
     `tool_calls`: pieces of calls of tools, {index, id, name, arguments, offset} each; id and name with the first one.
+    `ends`: where the pieces end of which the text is made, counted as `offset`; empty if it is one piece.
     """
 
     type: ClassVar[str] = "chunk"
@@ -79,6 +81,15 @@ class ChunkFrame(Frame):
     text: str
     offset: int
     tool_calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    ends: Sequence[int] = field(default=(), repr=False, compare=False)
+
+    def pieces(self) -> Iterator[tuple[str, int]]:
+        """Each piece of the text, with its offset."""
+        begin, end = self.offset, self.offset + len(self.text)
+        for piece_end in (*self.ends, end):
+            if begin < piece_end <= end:
+                yield self.text[begin - self.offset : piece_end - self.offset], begin
+                begin = piece_end
 
     def body(self) -> dict[str, Any]:
         told: dict[str, Any] = {"text": self.text, "offset": self.offset}
@@ -162,6 +173,7 @@ class ResultFrame(Frame):
     attempt: int = 1
     timings: dict[str, Any] | None = None
     model: str | None = None
+    finished_ms: int = field(default=0, repr=False, compare=False)
     large: LargeOutput | None = field(default=None, repr=False)
     """The output in place of `result`, until this is ready."""
     _making_ready: asyncio.Future[None] | None = field(default=None, repr=False, compare=False)

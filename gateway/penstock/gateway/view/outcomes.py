@@ -98,6 +98,13 @@ class Outcomes:
             return None
         return await self._fetch((self._settings.names.result, entry.place), entry.terminal_offset, patience_s)
 
+    async def request_message(self, entry: Entry, patience_s: float = PATIENCE_S) -> RawMessage | None:
+        """The first record of the request itself; None when its topic holds it no more. Raises as `message`."""
+        origin = entry.first_record
+        if origin is None:
+            return None
+        return await self._fetch((origin.topic, origin.partition), origin.offset, patience_s)
+
     async def all_whole(self, entries: Sequence[Entry], patience_s: float) -> list[Entry]:
         """The entries, with those outcomes that could be read."""
         lacking = [entry for entry in entries if entry.lacks_outcome]

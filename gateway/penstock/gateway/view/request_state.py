@@ -128,8 +128,12 @@ class RequestState:
     def lacks_text(self) -> bool:
         """Whether it has ended with an outcome that only refers to its text, which can be read again."""
         event = self.fold.terminal
-        refers = event is not None and event.output_artifact is not None
-        return refers and self.stream and self.passed_over and self.pieces_from >= 0
+        return event is not None and event.output_artifact is not None and self.lacks_pieces
+
+    @property
+    def lacks_pieces(self) -> bool:
+        """Whether it has ended, and the pieces in which its text was told can be read again."""
+        return self.done and self.stream and self.passed_over and self.pieces_from >= 0
 
     @property
     def closed(self) -> bool:

@@ -73,6 +73,8 @@ class Filling:
     """How much its readers were told already; the epoch is -1 if that is nothing."""
     came_meanwhile: list[Piece] = field(default_factory=list[Piece])
     waiting: list[tuple[Client, Opening]] = field(default_factory=list[tuple[Client, Opening]])
+    pieces: bool = False
+    """Whether somebody who waits counts the pieces: the outcome alone is not enough then."""
 
 
 class Streams:
@@ -108,10 +110,11 @@ class Streams:
             if not tenants:
                 del self.followed[record_key]
 
-    def follow(self, entry: Entry) -> bool:
+    def follow(self, entry: Entry, *, pieces: bool = False) -> bool:
         """Hold a request's outcome, or its text from now on, whole.
 
-        False if some of it must be read first: see `when_whole`.
+        `pieces`: also the pieces of its text, if it has ended. False if some of it must be read first: see
+        `when_whole`.
         """
         if entry.key in self._filling:
             return False
@@ -119,7 +122,7 @@ class Streams:
             self._filling[entry.key] = Filling(entry, None, _nothing_of(entry))
             self.load(entry)
         elif entry.done:
-            if entry.lacks_text:
+            if entry.lacks_text or (pieces and entry.lacks_pieces):
                 self._fill(entry, end=entry.terminal_offset)
         elif entry.stream or not entry.content:
             self.expect(entry.key)
@@ -127,10 +130,23 @@ class Streams:
                 self._fill(entry)
         return entry.key not in self._filling
 
-    def when_whole(self, entry: Entry, client: Client, after: Cursor | None, opening: Opening = Entry.opening) -> None:
-        """Tell a client the beginning of what is being read, from its cursor on; until then nothing of the request."""
+    def when_whole(
+        self,
+        entry: Entry,
+        client: Client,
+        after: Cursor | None,
+        opening: Opening = Entry.opening,
+        *,
+        pieces: bool = False,
+    ) -> None:
+        """Tell a client the beginning of what is being read, from its cursor on; until then nothing of the request.
+
+        `pieces`: as `follow`.
+        """
         client.untold[entry.request_id] = after
-        self._filling[entry.key].waiting.append((client, opening))
+        filling = self._filling[entry.key]
+        filling.waiting.append((client, opening))
+        filling.pieces = filling.pieces or pieces
 
     def on_piece(
         self, entry: Entry, place: ResultEvent, offset: int, decode: Callable[[], ResultEvent], *, alone: bool = False
@@ -171,11 +187,11 @@ class Streams:
                 return failure
 
             filling.waiting = [(client, refusal) for client, _ in filling.waiting]
-        elif found.lacks_text:
-            self._fill(found, end=found.terminal_offset).waiting = filling.waiting
-            return
         else:
             filling.entry = found
+            if found.lacks_text or (filling.pieces and found.lacks_pieces):
+                self._read_pieces(filling)
+                return
         self.tell(filling)
 
     def filled(self, wanted: Wanted, fold: ResultFold) -> None:
@@ -229,6 +245,18 @@ class Streams:
         filling = self._filling[entry.key] = Filling(entry, wanted, told)
         self.read(wanted)
         return filling
+
+    def tell_end(self, filling: Filling) -> None:
+        """The outcome, to who waits; if one of them counts the pieces, all wait until these are read."""
+        if filling.pieces and filling.entry.lacks_pieces:
+            self._read_pieces(filling)
+        else:
+            self.tell(filling)
+
+    def _read_pieces(self, filling: Filling) -> None:
+        """Have the pieces of what has ended read, for who waits."""
+        again = self._fill(filling.entry, end=filling.entry.terminal_offset)
+        again.waiting, again.pieces = filling.waiting, filling.pieces
 
     @staticmethod
     def tell(filling: Filling) -> None:

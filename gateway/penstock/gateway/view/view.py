@@ -265,7 +265,7 @@ class View:
             if done and self._hub.listens(outcome := ("outcome", *entry.key)):
                 self._hub.publish(outcome, entry.outcome_frame())
         if filling is not None:
-            self.streams.tell(filling)
+            self.streams.tell_end(filling)
         if done:
             entry.forget_text()
             if entry.erased:

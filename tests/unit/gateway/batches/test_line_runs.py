@@ -135,10 +135,10 @@ async def test_what_the_machine_fails_at_is_no_error_of_the_line() -> None:
 
 async def test_a_group_is_submitted_together_but_for_what_is_refused() -> None:
     service = Service()
-    ends = await ended(service, [HI, {"input": 5}, HI, {**HI, "stream": True}, HI])
-    assert [end.completed for _, end in sorted(ends.items())] == [True, False, True, False, True]
-    codes = [json.loads(ends[number].content)["response"]["status_code"] for number in (1, 3)]
-    assert (codes, [len(together) for together in service.submitted]) == ([400, 400], [3])
+    ends = await ended(service, [HI, {"input": 5}, HI, {**HI, "stream": True}, {**HI, "background": True}, HI])
+    assert [end.completed for _, end in sorted(ends.items())] == [True, False, True, False, False, True]
+    codes = [json.loads(ends[number].content)["response"]["status_code"] for number in (1, 3, 4)]
+    assert (codes, [len(together) for together in service.submitted]) == ([400, 400, 400], [3])
 
 
 async def test_what_is_refused_for_now_is_submitted_later_and_once() -> None:

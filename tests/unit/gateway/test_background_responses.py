@@ -1,0 +1,172 @@
+"""Responses made in the background: the same numbers and text behind any event, and what is shown of them later."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.limits.callers import Caller
+from penstock.gateway.openai.endpoints import RESPONSE
+from penstock.gateway.openai.responses_answers import repeated_fields
+from penstock.gateway.openai.responses_bodies import ResponsesBody
+from penstock.gateway.openai.responses_streams import FIRST_DELTA, BackgroundWriter, background_events
+from penstock.gateway.openai.stored_responses import asked_of, input_items, request_id_of, unfinished
+from penstock.gateway.service.subscriptions import Stopping, Subscription
+from penstock.gateway.view.frames import ChunkFrame, Frame, ResultFrame, StatusFrame
+from penstock.schemas.codec import default_codec
+from penstock.schemas.errors import Cancelled, InvalidRequest, NotFound, PenstockError, StreamRestarted, error_body
+from penstock.schemas.records import InferenceRequest
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
+
+
+def request_of(**fields: Any) -> InferenceRequest:
+    """As it comes back from its topic."""
+    body = ResponsesBody.model_validate({"input": "hi", "background": True, **fields})
+    sent = RESPONSE.ask(body, Caller(tenant="t"), 5_000)
+    return default_codec().decode(default_codec().encode(sent), InferenceRequest)
+
+
+ASKED = asked_of(request_of(), 5_000, "m")
+
+
+class Frames:
+    """In the place of a Subscription; the last one may be an error."""
+
+    def __init__(self, told: Sequence[Frame | PenstockError]) -> None:
+        self._told = list(told)
+
+    def take_nowait(self) -> list[Frame]:
+        return []
+
+    async def next_frame(self) -> Frame:
+        told = self._told.pop(0)
+        if isinstance(told, PenstockError):
+            raise told
+        return told
+
+
+async def told(frames: Sequence[Frame | PenstockError], after: int | None = None) -> list[dict[str, Any]]:
+    async def whole(result: dict[str, Any]) -> dict[str, Any]:
+        return result
+
+    stream: AsyncIterator[bytes] = background_events(
+        cast("Subscription", Frames(frames)), BackgroundWriter(ASKED, after), whole
+    )
+    encoded = b"".join([events async for events in stream])
+    return [json.loads(event.split("\ndata: ")[1]) for event in encoded.decode().split("\n\n")[:-1]]
+
+
+def status(name: str) -> StatusFrame:
+    return StatusFrame(request_id="r", cursor=None, status=name, done=False)
+
+
+def chunk(text: str, at: int, ends: Sequence[int] = ()) -> ChunkFrame:
+    return ChunkFrame(request_id="r", cursor=None, text=text, offset=at, ends=ends)
+
+
+def end(text: str, **more: Any) -> ResultFrame:
+    return ResultFrame(request_id="r", cursor=None, status="completed", result={"text": text, **more}, error=None)
+
+
+def ended(error: PenstockError, name: str) -> ResultFrame:
+    body = error_body(error, "r")["error"]
+    return ResultFrame(request_id="r", cursor=None, status=name, result=None, error=body)
+
+
+@given(
+    st.lists(st.text("ab🗼", min_size=1, max_size=4), max_size=8),
+    st.data(),
+)
+async def test_each_reader_finds_the_same_events(pieces: list[str], data: st.DataObject) -> None:
+    """Live, or all pieces at once; from the beginning, or behind any event. The outcome has more than the pieces."""
+    text, ends = "".join(pieces), [sum(map(len, pieces[: n + 1])) for n in range(len(pieces))]
+    result = end(text + data.draw(st.text("cd", max_size=3)), tool_calls=data.draw(st.sampled_from([[], [CALL]])))
+    live: list[Frame] = [status("queued"), status("running")]
+    live += [chunk(piece, stop - len(piece)) for piece, stop in zip(pieces, ends, strict=True)]
+    at_once = [chunk(text, 0, ends)] if text else []
+    events = await told([*live, result])
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[-1]["type"] == "response.completed"
+    if pieces:
+        assert events[FIRST_DELTA]["delta"] == pieces[0]
+    after = data.draw(st.integers(0, len(events)))
+    assert await told([*live, result], after) == events[after + 1 :]
+    assert await told([*at_once, result], after) == events[after + 1 :]
+    assert await told([status("queued"), *at_once, result]) == events
+
+
+async def test_what_was_cancelled_or_broke_off_can_be_told_from_each_other() -> None:
+    begun = [status("queued")]
+    cancelled = await told([*begun, ended(Cancelled("stop"), "cancelled")])
+    assert [event["type"] for event in cancelled] == [
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+        "response.failed",
+    ]
+    assert (cancelled[-1]["response"]["status"], cancelled[-1]["response"]["error"]) == ("cancelled", None)
+    broken = await told([status("running"), chunk("a", 0), Stopping("elsewhere")])
+    assert (broken[-1]["type"], broken[-1]["code"]) == ("error", "overloaded")
+    assert broken[-1]["sequence_number"] == broken[-2]["sequence_number"], "the client goes on behind what it has"
+    with pytest.raises(StreamRestarted):
+        await told([StreamRestarted("anew")], 7)
+
+
+def test_what_is_shown_later_is_what_the_answer_showed() -> None:
+    fields: dict[str, Any] = {
+        "instructions": "brief",
+        "tools": [TOOL],
+        "metadata": {"a": "b"},
+        "text": {"format": {"type": "json_schema", "name": "s", "schema": {"type": "object"}}},
+        "max_output_tokens": 9,
+        "temperature": 0.5,
+        "prompt_cache_key": "k",
+        "service_tier": "flex",
+    }
+    asked = asked_of(request_of(**fields), 5_999, None)
+    body = ResponsesBody.model_validate({"input": "hi", "background": True, **fields})
+    assert (asked.created, asked.metadata, asked.repeated) == (5, {"a": "b"}, repeated_fields(body))
+    shown = unfinished(asked, "queued")
+    assert (shown["status"], shown["background"], shown["store"], shown["tools"]) == ("queued", True, True, [TOOL])
+    assert unfinished(asked, "retrying")["status"] == "in_progress"
+
+
+def test_what_is_not_stored_is_not_found() -> None:
+    request = request_of(background=False, store=False)
+    assert request.response_object is None
+    with pytest.raises(NotFound):
+        asked_of(request, 1, None)
+    with pytest.raises(NotFound):
+        request_id_of("chatcmpl-1")
+    with pytest.raises(InvalidRequest) as refused:
+        request_of(store=False)
+    assert refused.value.param == "background"
+
+
+def test_input_items_are_what_the_model_was_given() -> None:
+    given: list[dict[str, Any]] = [
+        {"role": "developer", "content": "d"},
+        {"role": "user", "content": [{"type": "input_text", "text": "see"}, {"type": "input_image", "file_id": "a1"}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "yes"}]},
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "20"},
+    ]
+    request = request_of(input=given, instructions="brief")
+    items = input_items(request, asked_of(request, 1, None))
+    assert [(item["type"], item.get("role")) for item in items] == [
+        ("message", "system"),
+        ("message", "user"),
+        ("message", "assistant"),
+        ("function_call", None),
+        ("function_call_output", None),
+    ]
+    assert [part["type"] for part in items[1]["content"]] == ["input_text", "input_image"]
+    assert (items[2]["content"][0]["text"], items[3]["call_id"], items[4]["output"]) == ("yes", "c1", "20")
+    assert len({item["id"] for item in items}) == 5
