@@ -1,4 +1,4 @@
-"""New priorities in the flow: a request moves in its queue at each stage of its life, and says what it waits for then."""
+"""New priorities in the flow: a request moves in its queue at each stage of its life, and says what it waits for."""
 
 from __future__ import annotations
 
