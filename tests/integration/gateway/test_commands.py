@@ -153,7 +153,6 @@ def test_many_are_chosen_by_a_filter(own_place: Any) -> None:
     for body in (
         {"limit": 1},
         {"dry_run": True},
-        {"tenant": "x"},
         {"class": "x"},
         {"ids": [], "model": "a"},
         {"moel": 1},

@@ -18,20 +18,19 @@ from penstock.gateway.service.bulk_commands import Bulk, BulkDone, Chosen
 from penstock.gateway.service.request_filter import RequestFilter
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.ids import check_conversation_id
-from penstock.schemas.topics import CLASS_PRIORITIES, priority_class
+from penstock.schemas.topics import CLASS_PRIORITIES, MOST_PRIORITY, priority_class
 
 router = APIRouter(prefix="/v1", tags=["requests"])
 
 MOST_IDS = 1_000
 MOST_AGE_S = 10 * 24 * 3_600
 Class = Literal["high", "medium", "low"]
-MOST_PRIORITY = 1_000
 
 
 def _checked(value: Any) -> Any:
     is_number = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_PRIORITY
     if not is_number and value not in CLASS_PRIORITIES:
-        raise PydanticCustomError("priority", "must be 0 to 1000, or high, medium or low")
+        raise PydanticCustomError("priority", "must be 0 to {most}, or high, medium or low", {"most": MOST_PRIORITY})
     return value
 
 
@@ -77,8 +76,9 @@ class ManyBody(BaseModel):
         fields = {name: getattr(self, name) for name in ManyBody.model_fields}
         fields = {name: value for name, value in fields.items() if value is not None}
         named = fields.keys() - {"limit", "dry_run"}
-        if not named or named == {"tenant"}:
-            raise InvalidRequest("give ids, or a filter: status, conversation_id, task, model, class or older_than_s")
+        if not named:
+            text = "give ids, or a filter: status, conversation_id, task, model, class, older_than_s or tenant"
+            raise InvalidRequest(text)
         if self.ids is not None:
             if len(named) > 1:
                 raise InvalidRequest("give either ids or a filter", param="ids")
