@@ -24,6 +24,7 @@ class Clients:
         self._cluster = cluster
         self._plan = cluster.plan
         self._mood = cluster.world.stream("clients' mood")
+        self._haste = cluster.world.stream("clients' haste")
         self._hunger = cluster.world.stream("clients' hunger")
         self._others = cluster.world.stream("another producer")
         self._extra = cluster.world.stream("clients of the extra model")
@@ -178,8 +179,12 @@ class Clients:
             world.at(delay, None, f"again {request.request_id}", self._submit_again, again, rng)
 
     def hears(self, event: StatusEvent) -> None:
-        """Some clients give up when they hear how it goes."""
+        """Some clients give up when they hear how it goes, others want it sooner or later."""
         request = self._requests.get((event.tenant, event.request_id))
+        if request is not None and self._plan.has("reprioritize") and self._haste.random() < 0.3:
+            name = f"moves {request.request_id}"
+            priority, delay = self._haste.choice([0, 5, 9]), self._haste.uniform(0.0, 0.1)
+            self._cluster.world.at(delay, None, name, self._command, "reprioritize", request, priority)
         chance = {"retrying": 0.3, "running": 0.1}.get(event.status, 0.0)
         if request is None or not self._plan.has("cancel") or self._mood.random() >= chance:
             return

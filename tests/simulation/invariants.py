@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from penstock.processors.core import effects as ask
 from penstock.processors.core.commit import donemap
 from penstock.processors.core.queue.budget import FACT_BYTES
+from penstock.processors.core.requests.commanding import MAY_WAIT
 from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, OVER, Stage
 from penstock.processors.core.requests.work import Work, WorkKey
+from penstock.schemas.topics import priority_class
 from simulation.consumer import INBOX_BATCHES, MOST_RECORDS
 from simulation.devices import Memory
 from simulation.grants import Grants
@@ -241,6 +243,9 @@ class Checks:
         for work in inside.works():
             if inside.counts_as_done(work):
                 raise Violation(f"open: {work} is held, and its offset counts as done")
+            commanded = life.commands.priority(work.tenant, work.request_id)
+            if commanded is not None and work.stage in MAY_WAIT and work.klass != priority_class(commanded):
+                raise Violation(f"class: {work} was given the priority {commanded}, and is in the class {work.klass}")
         used_bytes = inside.budget_bytes()
         self._memory[life].look()
         total = self._cluster.plan.settings.intake_bytes

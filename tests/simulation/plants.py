@@ -39,7 +39,7 @@ from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.retries import MOST_DEATHS
 from penstock.processors.core.requests.retry_queue import RetryQueue
 from penstock.processors.core.requests.screening import Screening
-from penstock.processors.core.requests.states import OVER, Stage
+from penstock.processors.core.requests.states import IN_SCHEDULER, OVER, Stage
 from penstock.processors.core.requests.work import Work
 from penstock.processors.core.suspect_starts import SuspectStarts
 from penstock.processors.kafka.intake import Intake
@@ -593,6 +593,20 @@ def passed_over_forgotten() -> list[Patch]:
     """No gateway asks for the end of a request whose record stands where no worker reads any more."""
 
     return [(lost_requests, "passed_over", lambda found, now_ms: [])]
+
+
+@plant
+def old_class_after_a_run() -> list[Patch]:
+    """A new priority is forgotten that came while its request ran, or waited for its next attempt."""
+
+    def make(reprioritize: Any) -> Any:
+        def of_queued_ones(self: Commanding, work: Work, priority: int, now: float) -> None:
+            if work.stage in IN_SCHEDULER:
+                reprioritize(self, work, priority, now)
+
+        return of_queued_ones
+
+    return [_wrap(Commanding, "_reprioritize", make)]
 
 
 @plant_for("delete_records")

@@ -29,7 +29,17 @@ from penstock.gateway.hot_routes import HotRoutes
 from penstock.gateway.openai import image_routes, response_routes
 from penstock.gateway.openai import routes as openai_routes
 from penstock.gateway.routes import admin as admin_routes
-from penstock.gateway.routes import admin_models, artifacts, bulk, conversations, dead_letters, health, native, sockets
+from penstock.gateway.routes import (
+    admin_models,
+    artifacts,
+    bulk,
+    commands,
+    conversations,
+    dead_letters,
+    health,
+    native,
+    sockets,
+)
 from penstock.gateway.routes import registry as registry_routes
 from penstock.gateway.routes import tickets as ticket_routes
 from penstock.gateway.server import Server
@@ -50,6 +60,7 @@ ROUTERS = tuple(
         docs_page,
         bulk,
         native,
+        commands,
         conversations,
         artifacts,
         openai_routes,

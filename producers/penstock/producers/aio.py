@@ -91,6 +91,10 @@ class AsyncClient:
         """See `Client.cancel`."""
         await self._send(self._core.cancelling(request_id, reason))
 
+    async def reprioritize(self, request_id: str, priority: int) -> None:
+        """See `Client.reprioritize`."""
+        await self._send(self._core.reprioritizing(request_id, priority))
+
     async def history(self, conversation_id: str | int) -> list[Turn]:
         """See `Client.history`."""
         return await asyncio.to_thread(self._core.history, conversation_id)

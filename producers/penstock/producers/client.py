@@ -96,6 +96,15 @@ class Client:
         """Ask for a request to be cancelled; returns when the broker has it. Whether it was, the outcome tells."""
         self._send(self._core.cancelling(request_id, reason))
 
+    def reprioritize(self, request_id: str, priority: int) -> None:
+        """Give a request that waits another priority (0 is the most urgent); returns when the broker has it.
+
+        It holds from then on, at every worker that gets the request. One that has ended stays as it is; one that runs
+        has it when it must start again. A lifted turn of a conversation passes turns of less urgent classes: lift those
+        before it first, or use the gateway, which does. Raises InvalidRequest, BrokerUnavailable.
+        """
+        self._send(self._core.reprioritizing(request_id, priority))
+
     def history(self, conversation_id: str | int) -> list[Turn]:
         """The messages of a conversation that count, in order. Raises NotFound, BrokerUnavailable."""
         return self._core.history(conversation_id)

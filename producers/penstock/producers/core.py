@@ -30,7 +30,7 @@ from penstock.schemas.errors import BrokerUnavailable, InternalError, InvalidReq
 from penstock.schemas.ids import DEFAULT_TENANT, check_request_id, check_tenant
 from penstock.schemas.records import PAYLOAD_FIELDS, ControlCommand, InferenceRequest, ResultEvent
 from penstock.schemas.requests import parse_request
-from penstock.schemas.topics import TP, partition_for
+from penstock.schemas.topics import MOST_PRIORITY, TP, partition_for
 
 Headers = Sequence[tuple[str, bytes]]
 
@@ -151,10 +151,22 @@ class ClientCore:
 
     def cancelling(self, request_id: str, reason: str | None) -> Outgoing:
         """The record that cancels a request of this tenant."""
+        return self._command("cancel", request_id, reason=reason)
+
+    def reprioritizing(self, request_id: str, priority: int) -> Outgoing:
+        """The record that gives a request of this tenant another priority. Raises InvalidRequest."""
+        if not 0 <= priority <= MOST_PRIORITY:
+            raise InvalidRequest(f"priority must be 0 to {MOST_PRIORITY}", param="priority")
+        return self._command("reprioritize", request_id, priority=priority)
+
+    def _command(
+        self, kind: str, request_id: str, *, reason: str | None = None, priority: int | None = None
+    ) -> Outgoing:
         command = ControlCommand(
-            kind="cancel",
+            kind=kind,
             request_id=check_request_id(request_id),
             tenant=self.tenant,
+            priority=priority,
             reason=reason,
             created_at=now_ms(),
             created_by=self.settings.client_id,

@@ -20,6 +20,10 @@ TP = tuple[str, int]
 """(topic, partition)"""
 
 CLASSES: tuple[str, ...] = ("high", "medium", "low")
+MOST_PRIORITY = 1_000
+"""The least urgent."""
+CLASS_PRIORITIES = {"high": 2, "medium": 5, "low": 8}
+"""The priority that stands for a class where only the class is named."""
 RANKS: dict[str, int] = {klass: rank for rank, klass in enumerate(CLASSES)}
 """Of classes: lower starts first."""
 RETRY_TIERS = ("1s", "10s", "1m", "10m")

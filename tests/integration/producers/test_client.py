@@ -18,7 +18,7 @@ from penstock.common.transport import Transport
 from penstock.producers import AsyncClient, Chunk, Client, KafkaSettings, Restarted, Result, Status
 from penstock.producers.follower import BACK_RECORDS
 from penstock.schemas.codec import default_codec
-from penstock.schemas.errors import Cancelled, EngineFailed, NotFound, Overloaded, TooLarge
+from penstock.schemas.errors import Cancelled, EngineFailed, InvalidRequest, NotFound, Overloaded, TooLarge
 from penstock.schemas.records import (
     ControlCommand,
     ConversationMessage,
@@ -169,6 +169,17 @@ def test_cancel_writes_a_command_under_the_requests_key(client: Client, settings
     assert (command.kind, command.tenant, command.reason) == ("cancel", "default", "changed my mind")
 
 
+def test_a_new_priority_is_a_command_under_the_requests_key(client: Client, settings: KafkaSettings) -> None:
+    client.reprioritize("r-1", 2)
+    record = read_to_end(settings, settings.names.control)[0]
+    command = default_codec().decode(record.value or b"", ControlCommand)
+    assert record.key == b"r-1/reprioritize"
+    assert (command.kind, command.tenant, command.priority) == ("reprioritize", "default", 2)
+    with pytest.raises(InvalidRequest) as refused:
+        client.reprioritize("r-1", -1)
+    assert refused.value.param == "priority"
+
+
 def test_no_outcome_in_time_is_a_timeout(client: Client) -> None:
     submitted = ask(client)
     began = time.monotonic()
@@ -269,6 +280,7 @@ async def test_the_async_client_does_the_same(worker: Any, settings: KafkaSettin
         artifact = await client.artifacts.put(b"x")
         assert await client.artifacts.get(artifact.artifact_id) == b"x"
         assert await client.artifacts.describe(artifact.artifact_id) == artifact
+        await client.reprioritize(submitted.request_id, 2)
         await client.cancel(submitted.request_id)
         worker.script = lambda *_: None
         silent = await client.submit(task="text_generation", payload={"prompt": "silence"})

@@ -532,6 +532,43 @@ def test_that_its_end_was_asked_for_outlives_the_process(gateway: Gateway) -> No
     assert gateway.found().cancelled_ms == 3_000
 
 
+@pytest.mark.parametrize("commanded_first", [False, True])
+def test_a_new_priority_counts_from_its_command_on_and_outlives_the_process(
+    gateway: Gateway, commanded_first: bool
+) -> None:
+    """The topics are read side by side: a command may be read before its request."""
+    command = ControlCommand(kind="reprioritize", request_id="r", tenant="default", priority=1, created_at=1)
+    records = [(CONTROL, command), (REQUESTS, REQUEST)]
+    for tp, record in records if commanded_first else reversed(records):
+        gateway.read(tp, record)
+    gateway.read(CONTROL, replace(command, tenant="foreign", priority=9), replace(command, priority=None))
+    assert gateway.found().priority == 1
+    assert gateway.view.census.queue_depths(0)[0] == {"high": 1, "medium": 0, "low": 0}
+    gateway.read(REQUESTS, REQUEST)
+    assert gateway.found().priority == 1
+    gateway.flush()
+    gateway.restart()
+    assert gateway.found().priority == 1
+    assert gateway.view.census.queue_depths(0)[0] == {"high": 1, "medium": 0, "low": 0}
+    gateway.read(RESULTS, TERMINAL)
+    gateway.read(CONTROL, replace(command, priority=9))
+    assert gateway.found().priority == 1
+
+
+def test_commands_that_come_before_their_requests_are_remembered_within_bounds(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view_module, "MOST_EARLY", 2)
+    command = ControlCommand(kind="reprioritize", request_id="r", tenant="default", priority=1, created_at=1)
+    gateway.read(CONTROL, command, replace(command, request_id="a"), replace(command, request_id="b"))
+    gateway.read(REQUESTS, REQUEST, replace(REQUEST, request_id="b"))
+    assert gateway.found().priority == REQUEST.priority
+    entry = gateway.view.find(("default", "b"))
+    assert entry is not None
+    assert entry.priority == 1
+    assert gateway.view.live_count == 2
+
+
 @pytest.mark.parametrize(
     ("request_id", "tenant"), [("a b", "default"), ("x" * 500, "default"), ("", "default"), ("r", "Upper"), ("r", "")]
 )

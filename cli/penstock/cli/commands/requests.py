@@ -1,4 +1,4 @@
-"""`penstock requests`: list, show, cancel and delete requests."""
+"""`penstock requests`: list, show, cancel, reprioritize and delete requests."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.commands import bulk_requests
 from penstock.cli.commands.common import DEFAULT_URL, AsJson, Gateway, Key, Url, print_json, print_table
 
 RequestId = Annotated[str, typer.Argument(help="The request's id, as `penstock submit` printed it.")]
-RequestIds = Annotated[list[str], typer.Argument(help="Ids of requests.")]
+SomeIds = Annotated[list[str] | None, typer.Argument(help="Ids of requests.")]
 
-app = typer.Typer(no_args_is_help=True, help="List, show, cancel and delete requests.")
+app = typer.Typer(no_args_is_help=True, help="List, show, cancel, reprioritize and delete requests.")
 
 
 @app.command("list")
@@ -44,15 +45,77 @@ def show(request_id: RequestId, url: Url = DEFAULT_URL, key: Key = None, as_json
 
 
 @app.command()
-def cancel(request_ids: RequestIds, url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
-    """Cancel one or more requests, queued or running. One that has ended stays as it ended."""
+def cancel(
+    request_ids: SomeIds = None,
+    model: bulk_requests.Model = None,
+    class_: bulk_requests.Class = None,
+    task: bulk_requests.Task = None,
+    status: bulk_requests.Status = None,
+    older_than: bulk_requests.OlderThan = None,
+    tenant: bulk_requests.Tenant = None,
+    dry_run: bulk_requests.DryRun = False,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Cancel requests, queued or running: those that are named, or all that the options choose.
+
+    One that has ended stays as it ended. Example: penstock requests cancel --model m --class low --older-than 10m
+    """
+    fields = bulk_requests.chosen(
+        request_ids, model=model, class_=class_, task=task, status=status, older_than=older_than, tenant=tenant
+    )
     with Gateway(url, key) as gateway:
-        for request_id in request_ids:
+        if fields or dry_run:
+            body = fields or {"ids": request_ids}
+            bulk_requests.command_all(
+                gateway, "/v1/requests/cancel", body, "cancel requested", dry_run=dry_run, as_json=as_json
+            )
+            return
+        for request_id in request_ids or ():
             found = gateway.call("POST", f"/v1/requests/{request_id}/cancel")
             if as_json:
                 print_json(found)
             else:
                 typer.echo(f"{request_id} {'is ' + found['status'] if found.get('done') else 'cancel requested'}")
+
+
+@app.command()
+def reprioritize(
+    to: Annotated[str, typer.Option(help="high, medium, low, or a number: 0 the most urgent.")],
+    request_ids: SomeIds = None,
+    model: bulk_requests.Model = None,
+    class_: bulk_requests.Class = None,
+    task: bulk_requests.Task = None,
+    status: bulk_requests.Status = None,
+    older_than: bulk_requests.OlderThan = None,
+    tenant: bulk_requests.Tenant = None,
+    dry_run: bulk_requests.DryRun = False,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give requests that wait another priority: those that are named, or all that the options choose.
+
+    Turns of a conversation keep their order. Example: penstock requests reprioritize 3f0c… --to high
+    """
+    fields = bulk_requests.chosen(
+        request_ids, model=model, class_=class_, task=task, status=status, older_than=older_than, tenant=tenant
+    )
+    priority = int(to) if to.isdecimal() else to
+    with Gateway(url, key) as gateway:
+        if fields or dry_run:
+            body = {**(fields or {"ids": request_ids}), "priority": priority}
+            bulk_requests.command_all(
+                gateway, "/v1/requests/reprioritize", body, f"priority {to}", dry_run=dry_run, as_json=as_json
+            )
+            return
+        for request_id in request_ids or ():
+            found = gateway.call("POST", f"/v1/requests/{request_id}/reprioritize", body={"priority": priority})
+            if as_json:
+                print_json(found)
+            else:
+                typer.echo(f"{request_id} has priority {found['priority']}")
 
 
 @app.command()

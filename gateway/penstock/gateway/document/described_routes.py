@@ -30,6 +30,7 @@ from penstock.gateway.openai import shapes as openai_shapes
 from penstock.gateway.routes import (
     answers,
     artifact_answers,
+    commands,
     conversation_answers,
     dead_letters,
     operator_answers,
@@ -169,7 +170,15 @@ ROUTES: dict[RouteKey, Declared] = {
         ),
     ),
     ("POST", "/v1/requests/cancel"): Declared(
-        _rules("cancel", Takes.JSON), Documented(responses=_json(answers.Cancellation, 202), body=answers.CancelMany)
+        _rules("cancel", Takes.JSON), Documented(responses=_json(answers.Cancellation, 202), body=commands.ManyBody)
+    ),
+    ("POST", "/v1/requests/{request_id}/reprioritize"): Declared(
+        _rules("cancel", Takes.JSON),
+        Documented(responses=_json(answers.RequestObject, 202), body=commands.PriorityBody, errors=(*OF_ONE, 409, 410)),
+    ),
+    ("POST", "/v1/requests/reprioritize"): Declared(
+        _rules("cancel", Takes.JSON),
+        Documented(responses=_json(answers.Reprioritization, 202), body=commands.ReprioritizeManyBody),
     ),
     ("GET", "/v1/stats"): Declared(READ, Documented(responses=_json(answers.Stats))),
     ("GET", "/v1/admin/stats"): Declared(ADMIN, Documented(responses=_json(operator_answers.AdminStats))),

@@ -249,22 +249,25 @@ class RequestObject(Answer):
     history_dropped: Annotated[int | None, Field(description="Older attempts that are left out.")] = None
 
 
-class CancelMany(Answer):
-    """Which requests to cancel: ids, or a filter."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    ids: Annotated[list[str] | None, Field(max_length=1_000)] = None
-    status: str | None = None
-    conversation_id: str | int | None = None
-
-
 class Cancellation(Answer):
     """How many were asked to end, and the first of them."""
 
     object: Literal["cancellation"]
+    dry_run: bool
     count: int
     request_ids: list[str]
+    has_more: Annotated[bool, Field(description="The limit was reached; repeat the call for the others.")]
+
+
+class Reprioritization(Answer):
+    """How many were given another priority, and the first of them."""
+
+    object: Literal["reprioritization"]
+    priority: int
+    dry_run: bool
+    count: int
+    request_ids: list[str]
+    has_more: Annotated[bool, Field(description="The limit was reached; repeat the call for the others.")]
 
 
 class RequestDeleted(Answer):

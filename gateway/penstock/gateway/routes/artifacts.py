@@ -15,7 +15,7 @@ from penstock.gateway.edge.bodies import declared_length, discard_body
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes import artifact_content
 from penstock.gateway.routes.artifact_uploads import Upload, check_room, transfer
-from penstock.gateway.routes.native import read_json
+from penstock.gateway.routes.multipart import read_json
 from penstock.gateway.routes.paging import After, Limit, Order, page
 from penstock.schemas.errors import InvalidRequest, TenantLimit, UnsupportedParameter
 from penstock.schemas.times import rfc3339

@@ -10,21 +10,20 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.limits.callers import Caller, caller_of
-from penstock.gateway.routes.multipart import read_json, submitted_body
+from penstock.gateway.routes.multipart import submitted_body
 from penstock.gateway.routes.paging import After, Limit, Order, page
 from penstock.gateway.routes.sse import events
 from penstock.gateway.service.brought_images import keeper_of, take_images
 from penstock.gateway.view.outputs import on_output_thread
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
-from penstock.schemas.ids import check_conversation_id, new_request_id
+from penstock.schemas.ids import new_request_id
 from penstock.schemas.records import STATUS_RANKS, InferenceRequest
 from penstock.schemas.requests import parse_request
 
 router = APIRouter(prefix="/v1", tags=["requests"])
 
 MAX_WAIT_S = 60
-CANCEL_AT_ONCE = 1_000
 
 
 def native_request(body: Any, caller: Caller) -> InferenceRequest:
@@ -156,31 +155,6 @@ async def cancel(request: Request, request_id: str) -> Response:
     """202: its end was asked for. 200 with the request when it has ended already."""
     entry, asked = await service_of(request).control.cancel(caller_of(request), request_id)
     return JSONResponse(entry.to_json(), 202 if asked else 200, {"x-request-id": request_id})
-
-
-@router.post("/requests/cancel", status_code=202, summary="Cancel several requests, by ids or by filter")
-async def cancel_many(request: Request) -> dict[str, Any]:
-    """Body: {"ids": […]} or {"status": …, "conversation_id": …}. Answers how many were asked to end, and the first."""
-    caller = caller_of(request)
-    body = await read_json(request)
-    fields: dict[str, Any] = (
-        {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else {}
-    )
-    if not fields or set(fields) - {"ids", "status", "conversation_id"}:
-        raise InvalidRequest("give ids, or a filter of status and conversation_id")
-    control = service_of(request).control
-    ids: Any = fields.get("ids")
-    if ids is None:
-        status, named = check_status(fields.get("status")), fields.get("conversation_id")
-        conversation_id = None if named is None else check_conversation_id(named)
-        cancelled = await control.cancel_where(caller, status=status, conversation_id=conversation_id)
-    elif len(fields) > 1:
-        raise InvalidRequest("give either ids or a filter", param="ids")
-    elif not isinstance(ids, list) or len(ids) > CANCEL_AT_ONCE or not all(isinstance(one, str) for one in ids):
-        raise InvalidRequest(f"ids must be a list of at most {CANCEL_AT_ONCE} request ids", param="ids")
-    else:
-        cancelled = await control.cancel_ids(caller, ids)
-    return {"object": "cancellation", "count": len(cancelled), "request_ids": cancelled[:CANCEL_AT_ONCE]}
 
 
 def check_status(value: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""Control: asking for the end of requests (one, many, lost ones, a deleted conversation's), and erasing ended ones."""
+"""Control: commands about requests: end, move or erase one, end lost ones, end a deleted conversation's turns."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from penstock.common.transport import AsyncTransport, Delivery
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.service.lookups import Lookups
+from penstock.gateway.service.moving_turns import in_line, moved_turns
 from penstock.gateway.service.submitting import SOURCE
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.entries import Entry
@@ -25,11 +26,13 @@ from penstock.gateway.view.view import View
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import Conflict, NotFound
 from penstock.schemas.records import ControlCommand
+from penstock.schemas.times import rfc3339
 from penstock.schemas.topics import TopicNames
 
-CANCELS_AT_ONCE = 500
-PEEKED_AT_ONCE = 50
-"""Requests that are looked up in the view's file in one go, on the loop: that takes 3 ms."""
+AT_ONCE = 500
+"""Commands that are on their way to the broker at once."""
+FOLLOWED_S = 2.0
+"""So long a call waits for the view to have read its own command."""
 TURNS_END_S = 5.0
 """So long the deletion of a conversation waits for its turns to end. Without a worker they end later."""
 LOOK_AGAIN_S = 0.02
@@ -83,47 +86,36 @@ class Control:
         await self._command("cancel", entry, reason)
         return entry, True
 
-    async def cancel_ids(self, caller: Caller, request_ids: Sequence[str]) -> list[str]:
-        """Ask for the end of those of these requests that run; their ids. Unknown and foreign ones are left out.
+    async def reprioritize(self, caller: Caller, request_id: str, priority: int) -> Entry:
+        """The entry with its new priority. Turns of its conversation are moved too if they must be: `moved_turns`.
 
-        Raises TenantLimit.
+        Raises NotFound, TenantLimit, BrokerUnavailable, Conflict when it has ended or runs.
         """
         self._allowances.cancel(caller)
-        keys = [(caller.tenant, one) for one in dict.fromkeys(request_ids)]
-        if any(self._view.in_memory(key) is None for key in keys):
-            await self._follower.catch_up()
-        known: list[Entry | None] = []
-        for key in keys:
-            known.append(self._view.known.peek(key))
-            if len(known) % PEEKED_AT_ONCE == 0:
-                await asyncio.sleep(0)  # others have their turn on the loop
-        return await self._cancel_all(caller, [entry for entry in known if entry is not None])
+        entry = await self._lookups.find(caller.tenant, request_id)
+        if entry.done:
+            details = {"status": entry.ended_as, "finished_at": rfc3339(entry.finished_ms)}
+            raise Conflict(f"the request has ended ({entry.ended_as}): its priority stays as it is", details=details)
+        if not entry.may_move:
+            details = {"status": entry.status_name}
+            raise Conflict("the request runs already: another priority would change nothing", details=details)
+        moved = [entry]
+        if in_line(entry):
+            turns = await self._lookups.turns(entry.tenant, entry.conversation_id or "")
+            moved = moved_turns(turns, lambda turn: turn.request_id == request_id, priority) or [entry]
+        offset = await self.command_all("reprioritize", moved, priority)
+        self._allowances.cancelled_more(caller, len(moved) - 1)
+        await self._follower.reached({(self._names.control, 0): offset + 1}, FOLLOWED_S)
+        return self._view.find(entry.key) or entry
 
-    async def cancel_where(self, caller: Caller, *, status: str | None, conversation_id: str | None) -> list[str]:
-        """The same for all of the tenant's requests in a status, in a conversation, or both. Raises TenantLimit."""
-        self._allowances.cancel(caller)
-        asked, some = dict[str, None](), list[Entry]()
-        async for entry in self._lookups.live(caller.tenant):
-            chosen = conversation_id in (None, entry.conversation_id) and status in (None, entry.status_name)
-            if chosen and not entry.done and not entry.erased and entry.request_id not in asked:
-                asked[entry.request_id] = None
-                some.append(entry)
-            if len(some) == CANCELS_AT_ONCE:
-                await self._cancel_these(some)
-                some = []
-        await self._cancel_these(some)
-        self._allowances.cancelled_more(caller, len(asked) - 1)
-        return list(asked)
-
-    async def _cancel_all(self, caller: Caller, entries: Sequence[Entry]) -> list[str]:
-        running = [entry for entry in entries if not entry.done and not entry.erased]
-        for start in range(0, len(running), CANCELS_AT_ONCE):
-            await self._cancel_these(running[start : start + CANCELS_AT_ONCE])
-        self._allowances.cancelled_more(caller, len(running) - 1)
-        return [entry.request_id for entry in running]
-
-    async def _cancel_these(self, entries: Sequence[Entry]) -> None:
-        await asyncio.gather(*(self._command("cancel", entry, None) for entry in entries))
+    async def command_all(self, kind: str, entries: Sequence[Entry], priority: int | None = None) -> int:
+        """Send a command about each of these, in their order, and return the offset of the last one; -1 for none."""
+        offset = -1
+        for start in range(0, len(entries), AT_ONCE):
+            some = entries[start : start + AT_ONCE]
+            sent = await asyncio.gather(*(self._command(kind, entry, None, priority) for entry in some))
+            offset = max(offset, *sent)
+        return offset
 
     async def erase(self, tenant: str, request_id: str) -> None:
         """Erase an ended request everywhere, with its outputs and the inputs that a gateway or worker stored for it.
@@ -144,7 +136,7 @@ class Control:
             )
         self._allowances.artifacts.removed(tenant)
         offset = await self._command("erase", entry, None)
-        await self._follower.reached({(self._names.control, 0): offset + 1}, 2.0)
+        await self._follower.reached({(self._names.control, 0): offset + 1}, FOLLOWED_S)
 
     async def end_lost(self, lost: Overdue) -> None:
         """Ask the owner of the partition to end a request that no delivery will bring. Raises BrokerUnavailable."""
@@ -182,8 +174,8 @@ class Control:
         while one_lives() and time.monotonic() < give_up:
             await asyncio.sleep(LOOK_AGAIN_S)
 
-    async def _command(self, kind: str, entry: Entry, reason: str | None) -> int:
-        return (await self._send(replace(_command_about(entry, kind), reason=reason))).offset
+    async def _command(self, kind: str, entry: Entry, reason: str | None, priority: int | None = None) -> int:
+        return (await self._send(replace(_command_about(entry, kind), reason=reason, priority=priority))).offset
 
     async def _send(self, command: ControlCommand) -> Delivery:
         """Raises BrokerUnavailable."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
 
 from penstock.gateway.service.subscriptions import Stopping
@@ -16,12 +16,15 @@ from penstock.gateway.view.hub import Gone, Hub
 from penstock.gateway.view.outcomes import Outcomes
 from penstock.gateway.view.outputs import json_bytes, on_output_thread
 from penstock.gateway.view.request_state import Key
+from penstock.gateway.view.rows import counted_start
 from penstock.gateway.view.view import View
 from penstock.schemas.errors import BrokerUnavailable, InvalidRequest, NotFound, Overloaded
 from penstock.schemas.errors import Gone as GoneError
 
 LOOKED_AT_ONCE, LIVE_AT_ONCE = 2_000, 500
 """Requests in memory that are looked at in one go, and rows of the view's file that are read in one go."""
+PEEKED_AT_ONCE = 50
+"""Requests that are looked up in the view's file in one go, on the loop: that takes 3 ms."""
 PAGE_S = 3.0
 """So long a page waits for outcomes that must be read again; those that do not come are left out."""
 
@@ -130,20 +133,39 @@ class Lookups:
         shown = [entry for entry in newest if not entry.erased]
         return await self._outcomes.all_whole(shown, PAGE_S)
 
-    async def live(self, tenant: str) -> AsyncIterator[Entry]:
-        """The tenant's requests that have not ended; copies of those that are aside. Some may come twice."""
+    async def live(self, tenants: Collection[str], klass: str | None = None) -> AsyncIterator[Entry]:
+        """Requests of these tenants that have not ended; copies of those that are aside. Some may come twice.
+
+        Those aside are of this class alone, if one is named.
+        """
         for number, entry in enumerate(list(self._view.known.held_live())):
             if number % LOOKED_AT_ONCE == 0:
                 await asyncio.sleep(0)  # others have their turn on the loop
-            if entry.tenant == tenant:
+            if entry.tenant in tenants:
                 yield entry
-        after = ("", 0, "")
+        for tenant in tenants:
+            async for entry in self._aside(tenant, "" if klass is None else counted_start(klass)):
+                yield entry
+
+    async def _aside(self, tenant: str, start: str) -> AsyncIterator[Entry]:
+        """Those of a tenant that are counted as something that starts so."""
+        after = (start, 0, "")
         while self._view.known.some_aside:
             entries, after = await self._threads.lists.run(self._view.live_of_tenant, tenant, after, LIVE_AT_ONCE)
             for copy in entries:
                 yield self._view.in_memory(copy.key) or copy
-            if len(entries) < LIVE_AT_ONCE:
+            if len(entries) < LIVE_AT_ONCE or not after[0].startswith(start):
                 return
+
+    async def turns(self, tenant: str, conversation_id: str) -> list[Entry]:
+        """A conversation's requests that have not ended; copies of those that are aside."""
+        found: list[Entry] = []
+        for number, request_id in enumerate(self._view.known.turns(tenant, conversation_id), start=1):
+            if (entry := self.peek(tenant, request_id)) is not None:
+                found.append(entry)
+            if number % PEEKED_AT_ONCE == 0:
+                await asyncio.sleep(0)  # others have their turn on the loop
+        return found
 
     async def _written(self) -> None:
         done = threading.Event()

@@ -15,6 +15,7 @@ from penstock.gateway.dead_letters.follower import LetterFollower
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.service.artifact_sweeps import ArtifactSweeps
+from penstock.gateway.service.bulk_commands import BulkCommands
 from penstock.gateway.service.control import Control
 from penstock.gateway.service.deliveries import DeliveryLookups
 from penstock.gateway.service.dependencies import Dependencies, artifact_probe, orders_probe
@@ -55,6 +56,7 @@ class GatewayService:
     records: RequestRecords
     subscriptions: Subscriptions
     control: Control
+    bulk_commands: BulkCommands
     ending_lost: EndingLost
     model_orders: ModelOrders
     withdrawing: Withdrawing
@@ -109,6 +111,7 @@ class GatewayService:
             records=RequestRecords(outcomes, codec, threads),
             subscriptions=Subscriptions(view, follower, hub, kafka.names, facts.waits_for_worker),
             control=control,
+            bulk_commands=BulkCommands(control, view, lookups, allowances),
             ending_lost=EndingLost(view, follower, facts, control, kafka, threads),
             model_orders=orders,
             withdrawing=Withdrawing(facts, orders),

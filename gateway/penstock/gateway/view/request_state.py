@@ -43,6 +43,8 @@ class RequestState:
     """The request whose dead letter was run again as this one."""
     task: str = ""
     priority: int = 5
+    changed_priority: int | None = None
+    """The priority that a command gave it; None if none did."""
     model: str | None = None
     pool: str | None = None
     conversation_id: str | None = None
@@ -146,6 +148,11 @@ class RequestState:
         return not self.closed and (self.status is None or self.status.rank < RUNNING)
 
     @property
+    def may_move(self) -> bool:
+        """Whether another priority changes when it starts: it has not ended, and no worker has said that it runs."""
+        return not self.closed and not self.erased and self.status_name != "running"
+
+    @property
     def must_end_ms(self) -> int:
         """From when on no worker would start it; `NEVER_MS` while its record was not heard of."""
         origin = self.first_record
@@ -185,7 +192,8 @@ class RequestState:
             event = self.terminal or self.status
             if not self.lacks_outcome:
                 self.model = None if event is None else event.model
-        self.task, self.priority, self.pool = request.task, request.priority, request.pool
+        self.task, self.pool = request.task, request.pool
+        self.priority = request.priority if self.changed_priority is None else self.changed_priority
         self.model = self.model or request.model
         self.conversation_id, self.stream = request.conversation_id, request.stream
         self.redriven_from = request.redriven_from

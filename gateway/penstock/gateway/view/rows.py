@@ -30,6 +30,7 @@ _FACTS = (
     "partitions",
     "former_partition",
     "redriven_from",
+    "changed_priority",
 )
 
 
@@ -85,6 +86,7 @@ def snapshot(entry: Entry) -> Snapshot:
             entry.partitions,
             entry.former_partition,
             entry.redriven_from,
+            entry.changed_priority,
         ),
         entry.place,
         entry.origin,
@@ -149,6 +151,11 @@ def _origin(values: list[Any] | None) -> Origin | None:
 def counted_text(copy: Snapshot) -> str | None:
     """As what the census counts it, as text; `counted_of` reads it."""
     return None if copy.counted is None else json_at_once([*copy.counted]).decode()
+
+
+def counted_start(klass: str) -> str:
+    """What the text of every request of a class starts with."""
+    return json_at_once([klass]).decode()[:-1]
 
 
 def counted_of(text: str) -> Counted:

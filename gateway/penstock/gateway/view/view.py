@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 RECENT_BYTES = 64 * 2**20
 """Memory for ended requests, so that their last readers need no disk."""
+MOST_EARLY = 10_000
+"""Commands that were read before their request and are remembered."""
 HELD_LIVE = 20_000
 """Requests that have not ended and stay in memory though nobody follows them."""
 
@@ -91,6 +93,8 @@ class View:
         self.known = KnownRequests(store, self.tenants, recent_bytes, held_live)
         self.census = self.known.census
         self._positions = Positions()
+        self._early_priorities: dict[Key, int] = {}
+        """Of commands that were read before their request: the topics are read side by side."""
         self._counts_since_ms = counts_since_ms
         self.outcomes: dict[str, int] = {}
         self.decoded = 0
@@ -201,6 +205,8 @@ class View:
     def _on_request(self, entry: Entry, request: InferenceRequest, origin: Origin | None) -> None:
         before = entry.conversation_id
         known = bool(entry.content)
+        if self._early_priorities and (early := self._early_priorities.pop(entry.key, None)) is not None:
+            entry.changed_priority = early
         if before is not None and before != request.conversation_id and entry.counts(origin):
             self.census.forget(entry)  # it is counted again below, under its own conversation
         entry.on_request(request, origin)
@@ -308,6 +314,8 @@ class View:
         command = self.codec.decode(message.value, ControlCommand)
         if command.kind in ("cancel", "end_lost"):
             self._end_asked(command, message.timestamp_ms)
+        elif command.kind == "reprioritize" and command.priority is not None:
+            self._reprioritized((command.tenant, command.request_id), command.priority)
         elif command.kind == "erase":
             entry = self.entry((command.tenant, command.request_id))
             if entry.done or entry.erased:
@@ -327,6 +335,18 @@ class View:
             self.known.unwritten.add(entry)  # that is no sign of life
         elif not entry.cancelled_ms:
             entry.cancelled_ms = at_ms
+            self._touch(entry)
+
+    def _reprioritized(self, key: Key, priority: int) -> None:
+        """It has this priority from now on, also if its record says another."""
+        entry = self.known.of_late(key)
+        if entry is None:
+            self._early_priorities.pop(key, None)
+            self._early_priorities[key] = priority
+            if len(self._early_priorities) > MOST_EARLY:
+                del self._early_priorities[next(iter(self._early_priorities))]
+        elif not entry.closed:
+            entry.priority = entry.changed_priority = priority
             self._touch(entry)
 
     def _blank(self, entry: Entry) -> None:

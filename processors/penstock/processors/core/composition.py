@@ -152,7 +152,7 @@ def new_flow(
         agenda,
         placement,
     )
-    commanding = Commanding(registry, gate, scheduler, budget, lanes, endings, unkept, agenda, emit, commands)
+    commanding = Commanding(registry, gate, scheduler, budget, lanes, endings, unkept, statuses, agenda, emit, commands)
     orders = Orders(scheduler, lanes, lifecycle, agenda)
     watch = FleetWatch(scheduler, lanes, memory, grants, heads, views, agenda)
     screening = Screening(lanes, memory, catalog, commands, retries, deaths)

@@ -15,12 +15,16 @@ from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.lost import key_of_lost, lost_work
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, Stage
+from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.unkept import Unkept
 from penstock.processors.core.requests.work import Work
 from penstock.processors.core.settings import Commands
 from penstock.schemas.errors import Cancelled, Expired, conversation_deleted
 from penstock.schemas.records import ControlCommand
 from penstock.schemas.topics import conversation_key, priority_class
+
+MAY_WAIT = IN_SCHEDULER | ON_LANE | {Stage.RETRYING}
+"""Its end is not decided: it waits for a grant, or will wait for one again if its run fails."""
 
 
 @dataclass(eq=False)
@@ -34,6 +38,7 @@ class Commanding:
     _lanes: Lanes
     _endings: Endings
     _unkept: Unkept
+    _statuses: Statuses
     _agenda: Agenda
     _emit: Callable[[Effect], None]
     _commands: Commands
@@ -56,8 +61,8 @@ class Commanding:
             return
         elif command.kind == "cancel":
             self._cancel(work, Cancelled(command.reason or "cancelled by its caller"), now)
-        elif command.kind == "reprioritize" and command.priority is not None and work.stage in IN_SCHEDULER:
-            self._reprioritize(work, command.priority)
+        elif command.kind == "reprioritize" and command.priority is not None and work.stage in MAY_WAIT:
+            self._reprioritize(work, command.priority, now)
 
     def erase_again(self) -> None:
         """A new owner carries out the erasures that are remembered."""
@@ -103,7 +108,8 @@ class Commanding:
         elif work.stage is Stage.UNKEPT:
             self._unkept.cancel(work, error, now)
 
-    def _reprioritize(self, work: Work, priority: int) -> None:
+    def _reprioritize(self, work: Work, priority: int, now: float) -> None:
+        """Move it in its queue. One that runs or waits for a retry is queued there when it must start again."""
         klass = priority_class(priority)
         if work.body is not None:
             self._budget.drop_body(work.klass, work.lane, work.size_bytes)
@@ -112,5 +118,9 @@ class Commanding:
             parked = self._lanes[work.lane].parked
             parked[work.klass] -= 1
             parked[klass] += 1
-        if self._scheduler.reprioritize(work, klass, priority):
-            self._agenda.look_at(self._lanes[work.lane])
+        if not self._scheduler.reprioritize(work, klass, priority):
+            work.klass, work.priority = klass, priority
+            return
+        work.position = self._scheduler.census.up_to(klass)
+        self._statuses.near_front(work, now, None)
+        self._agenda.look_at(self._lanes[work.lane])

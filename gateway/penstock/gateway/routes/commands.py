@@ -1,0 +1,152 @@
+"""Commands about requests: another priority for one, and cancels and priorities for many."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
+from starlette.responses import JSONResponse, Response
+
+from penstock.gateway.context import service_of
+from penstock.gateway.edge.errors import invalid_from_validation
+from penstock.gateway.limits.callers import Caller, caller_of
+from penstock.gateway.routes.multipart import read_json
+from penstock.gateway.routes.native import check_status
+from penstock.gateway.service.bulk_commands import Bulk, BulkDone, Chosen
+from penstock.gateway.service.request_filter import RequestFilter
+from penstock.schemas.errors import InvalidRequest
+from penstock.schemas.ids import check_conversation_id
+from penstock.schemas.topics import CLASS_PRIORITIES, MOST_PRIORITY, priority_class
+
+router = APIRouter(prefix="/v1", tags=["requests"])
+
+MOST_IDS = 1_000
+MOST_AGE_S = 10 * 24 * 3_600
+Class = Literal["high", "medium", "low"]
+
+
+def _checked(value: Any) -> Any:
+    is_number = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_PRIORITY
+    if not is_number and value not in CLASS_PRIORITIES:
+        raise PydanticCustomError("priority", "must be 0 to {most}, or high, medium or low", {"most": MOST_PRIORITY})
+    return value
+
+
+Priority = Annotated[
+    int | Class, BeforeValidator(_checked), Field(description="0 the most urgent; or a class: high, medium or low.")
+]
+B = TypeVar("B", bound=BaseModel)
+
+
+class PriorityBody(BaseModel):
+    """The priority that a request gets."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    priority: Priority
+
+
+class ManyBody(BaseModel):
+    """Which requests that have not ended are meant: `ids`, or a filter, whose fields must all agree."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    ids: Annotated[list[str] | None, Field(max_length=MOST_IDS)] = None
+    status: str | None = None
+    conversation_id: str | int | None = None
+    task: str | None = None
+    model: Annotated[str | None, Field(description="That was asked for, or chosen.")] = None
+    class_: Annotated[Class | None, Field(alias="class", description="Of its priority, as it is now.")] = None
+    older_than_s: Annotated[
+        float | None, Field(ge=0, le=MOST_AGE_S, description="Accepted at least so many seconds ago.")
+    ] = None
+    tenant: Annotated[
+        str | None, Field(description="Another tenant, or `*` for all: needs the scope `admin`; with a filter only.")
+    ] = None
+    limit: Annotated[int | None, Field(ge=1, description="At most so many; `has_more` says if others are left.")] = None
+    dry_run: Annotated[bool, Field(description="Do nothing: count them.")] = False
+
+    def bulk(self) -> Bulk:
+        """Raises InvalidRequest."""
+        return Bulk(chosen=self._chosen(), limit=self.limit, dry_run=self.dry_run)
+
+    def _chosen(self) -> Chosen:
+        fields = {name: getattr(self, name) for name in ManyBody.model_fields}
+        fields = {name: value for name, value in fields.items() if value is not None}
+        named = fields.keys() - {"limit", "dry_run"}
+        if not named:
+            text = "give ids, or a filter: status, conversation_id, task, model, class, older_than_s or tenant"
+            raise InvalidRequest(text)
+        if self.ids is not None:
+            if len(named) > 1:
+                raise InvalidRequest("give either ids or a filter", param="ids")
+            return tuple(self.ids)
+        return RequestFilter(
+            tenant=self.tenant,
+            status=check_status(self.status),
+            conversation_id=None if self.conversation_id is None else check_conversation_id(self.conversation_id),
+            task=self.task,
+            model=self.model,
+            klass=self.class_,
+            older_than_ms=None if self.older_than_s is None else round(self.older_than_s * 1000),
+        )
+
+
+class ReprioritizeManyBody(ManyBody):
+    """Which requests that wait are meant, and the priority that they get."""
+
+    priority: Priority
+
+
+@router.post("/requests/{request_id}/reprioritize", status_code=202, summary="Give a request another priority")
+async def reprioritize(request: Request, request_id: str) -> Response:
+    """202 with the request as it is then. 409 when it has ended or runs: then nothing is changed."""
+    caller = caller_of(request)
+    priority = _priority((await _body(request, PriorityBody)).priority, caller)
+    entry = await service_of(request).control.reprioritize(caller, request_id, priority)
+    return JSONResponse(entry.to_json(), 202, {"x-request-id": request_id})
+
+
+@router.post("/requests/cancel", status_code=202, summary="Cancel several requests, by ids or by filter")
+async def cancel_many(request: Request) -> dict[str, Any]:
+    """Answers how many were asked to end, and the first 1,000 of them."""
+    bulk = (await _body(request, ManyBody)).bulk()
+    done = await service_of(request).bulk_commands.cancel(caller_of(request), bulk)
+    return {"object": "cancellation", **_facts(bulk, done)}
+
+
+@router.post("/requests/reprioritize", status_code=202, summary="Give several requests another priority")
+async def reprioritize_many(request: Request) -> dict[str, Any]:
+    """Those that run stay as they are. Answers how many were moved, and the first 1,000 of them."""
+    caller = caller_of(request)
+    body = await _body(request, ReprioritizeManyBody)
+    bulk, priority = body.bulk(), _priority(body.priority, caller)
+    done = await service_of(request).bulk_commands.reprioritize(caller, bulk, priority)
+    return {"object": "reprioritization", "priority": priority, **_facts(bulk, done)}
+
+
+def _facts(bulk: Bulk, done: BulkDone) -> dict[str, Any]:
+    return {
+        "dry_run": bulk.dry_run,
+        "count": done.count,
+        "request_ids": done.request_ids,
+        "has_more": done.has_more,
+    }
+
+
+def _priority(asked: int | str, caller: Caller) -> int:
+    """A class means the most urgent number of it that the key may use, 2, 5 or 8 at most. Raises Forbidden."""
+    if isinstance(asked, int):
+        return caller.priority(asked)
+    number = CLASS_PRIORITIES[asked]
+    allowed = max(number, caller.max_priority)
+    return allowed if priority_class(allowed) == asked else caller.priority(number)
+
+
+async def _body(request: Request, kind: type[B]) -> B:
+    try:
+        return kind.model_validate(await read_json(request))
+    except ValidationError as error:
+        raise invalid_from_validation(error) from error

@@ -1,0 +1,137 @@
+"""Commands about many requests in one call: their end or their priority, by ids or by a filter."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection
+from dataclasses import dataclass
+
+from penstock.common.clock import now_ms
+from penstock.gateway.limits.allowances import Allowances
+from penstock.gateway.limits.callers import Caller
+from penstock.gateway.service.control import AT_ONCE, Control
+from penstock.gateway.service.lookups import PEEKED_AT_ONCE, Lookups
+from penstock.gateway.service.moving_turns import in_line, moved_turns
+from penstock.gateway.service.request_filter import ALL_TENANTS, RequestFilter
+from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.request_state import Key
+from penstock.gateway.view.view import View
+
+FIRST_IDS = 1_000
+Chosen = RequestFilter | tuple[str, ...]
+"""A filter, or ids."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bulk:
+    """What one call does. `limit`: how many requests at most; None: all. `dry_run`: count them, and do nothing."""
+
+    chosen: Chosen
+    limit: int | None = None
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BulkDone:
+    """`request_ids`: the first of them. `has_more`: the limit was reached; a repeat goes on with the others."""
+
+    count: int
+    request_ids: list[str]
+    has_more: bool
+
+
+class BulkCommands:
+    """Holds a batch of commands and the ids of the call's requests in memory, whatever waits."""
+
+    def __init__(self, control: Control, view: View, lookups: Lookups, allowances: Allowances) -> None:
+        self._control = control
+        self._view = view
+        self._lookups = lookups
+        self._allowances = allowances
+
+    async def cancel(self, caller: Caller, bulk: Bulk) -> BulkDone:
+        """Ask for the end of those that have not ended. Raises Forbidden, TenantLimit, BrokerUnavailable.
+
+        With a limit those whose end was asked for before are left out, so that a repeat goes on.
+        """
+
+        async def asked() -> AsyncIterator[Entry]:
+            async for entry in self._chosen(caller, bulk.chosen):
+                if bulk.limit is None or not entry.cancelled_ms:
+                    yield entry
+
+        return await self._command(caller, bulk, asked(), "cancel", None)
+
+    async def reprioritize(self, caller: Caller, bulk: Bulk, priority: int) -> BulkDone:
+        """Give those that wait another priority, with the turns that must move along. Raises as `cancel`."""
+        return await self._command(caller, bulk, self._moved(caller, bulk.chosen, priority), "reprioritize", priority)
+
+    async def _command(
+        self, caller: Caller, bulk: Bulk, entries: AsyncIterator[Entry], kind: str, priority: int | None
+    ) -> BulkDone:
+        self._allowances.cancel(caller)
+        done, some, has_more = dict[Key, None](), list[Entry](), False
+        async for entry in entries:
+            if entry.key in done:
+                continue
+            if has_more := len(done) == bulk.limit:
+                break
+            done[entry.key] = None
+            if not bulk.dry_run:
+                some.append(entry)
+            if len(some) == AT_ONCE:
+                await self._control.command_all(kind, some, priority)
+                some = []
+        await self._control.command_all(kind, some, priority)
+        if not bulk.dry_run:
+            self._allowances.cancelled_more(caller, len(done) - 1)
+        ids = [request_id for (_, request_id), _ in zip(done, range(FIRST_IDS), strict=False)]
+        return BulkDone(count=len(done), request_ids=ids, has_more=has_more)
+
+    async def _moved(self, caller: Caller, chosen: Chosen, priority: int) -> AsyncIterator[Entry]:
+        lines: set[Key] = set()
+        is_chosen = _is_chosen(chosen)
+        async for entry in self._chosen(caller, chosen):
+            if not entry.may_move or entry.priority == priority:
+                continue
+            if not in_line(entry):
+                yield entry
+                continue
+            line = (entry.tenant, entry.conversation_id or "")
+            if line not in lines:
+                lines.add(line)
+                for turn in moved_turns(await self._lookups.turns(*line), is_chosen, priority):
+                    yield turn
+
+    async def _chosen(self, caller: Caller, chosen: Chosen) -> AsyncIterator[Entry]:
+        """Requests that have not ended, as they are now; some may come twice. Unknown and foreign ids are left out."""
+        is_chosen = _is_chosen(chosen)
+        if isinstance(chosen, RequestFilter):
+            tenants = self._tenants(caller, chosen.tenant)
+            await self._lookups.catch_up()
+            async for entry in self._lookups.live(tenants, chosen.klass):
+                if is_chosen(entry):
+                    yield entry
+            return
+        if any(self._view.in_memory((caller.tenant, one)) is None for one in chosen):
+            await self._lookups.catch_up()
+        for number, request_id in enumerate(dict.fromkeys(chosen), start=1):
+            entry = self._lookups.peek(caller.tenant, request_id)
+            if entry is not None and not entry.closed and not entry.erased:
+                yield entry
+            if number % PEEKED_AT_ONCE == 0:
+                await asyncio.sleep(0)  # others have their turn on the loop
+
+    def _tenants(self, caller: Caller, asked: str | None) -> Collection[str]:
+        if asked in (None, caller.tenant):
+            return (caller.tenant,)
+        caller.require("admin")
+        return tuple(self._view.tenants.known()) if asked == ALL_TENANTS else (asked or "",)
+
+
+def _is_chosen(chosen: Chosen) -> Callable[[Entry], bool]:
+    if isinstance(chosen, RequestFilter):
+        at_ms = now_ms()
+        return lambda entry: chosen.meets(entry, at_ms)
+    ids = frozenset(chosen)
+    return lambda entry: entry.request_id in ids

@@ -1,0 +1,129 @@
+"""New priorities in the flow: a request moves in its queue at each stage of its life, and says what it waits for."""
+
+from __future__ import annotations
+
+import pytest
+
+from flow_driver import HIGH, LOW, MEDIUM, World
+from penstock.processors.core import effects as ask
+from penstock.processors.core.requests.states import Stage
+from penstock.schemas.errors import EngineFailed
+
+PRIORITIES = {HIGH: 1, MEDIUM: 5, LOW: 9}
+
+
+def said(world: World, request_id: str) -> ask.Status:
+    """The last status of a request."""
+    return [one for one in world.seen if isinstance(one, ask.Status) and one.subject.request_id == request_id][-1]
+
+
+def reason(world: World, request_id: str) -> str:
+    """What it said last that it waits for."""
+    waiting = said(world, request_id).waiting
+    assert waiting is not None
+    return waiting.reason
+
+
+def test_a_lifted_request_starts_before_what_stood_before_it() -> None:
+    world = World()
+    for request_id in ("first", "second", "third"):
+        world.submit(request_id, MEDIUM)
+    low = world.submit("low", LOW)
+    assert low is not None
+    world.reprioritize("low", PRIORITIES[HIGH])
+    world.up()
+    assert world.started == ["low"]
+    assert (low.klass, low.priority) == (HIGH, 1)
+
+
+def test_a_parked_request_is_read_again_for_its_new_class() -> None:
+    world = World(intake_bytes=20_000)
+    for n in range(40):
+        world.submit(f"r{n}", LOW, size=1_000)
+    lane = world.flow.lanes["m"]
+    last = world.flow.registry.find("default", "r39")
+    assert last is not None
+    assert last.stage is Stage.PARKED
+    parked = lane.parked[LOW]
+    world.reprioritize("r39", PRIORITIES[HIGH])
+    assert (lane.parked[LOW], lane.parked[HIGH]) == (parked - 1, 1)
+    world.settle()
+    world.up()
+    assert world.started == ["r39"]
+    world.finish("r39")
+    while world.running:
+        world.finish(next(iter(world.running)))
+    assert world.flow.budget.stats().bodies_bytes == 0
+    assert len(world.ended) == 40
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_one_that_runs_or_waits_for_a_retry_is_in_its_new_class_when_it_is_queued_again(runs: bool) -> None:
+    world = World()
+    world.up(inline=True)
+    moved = world.submit("moved", LOW)
+    assert moved is not None
+    if runs:
+        world.reprioritize("moved", PRIORITIES[HIGH])
+    world.fail("moved", EngineFailed("the remote server said 500"))
+    assert moved.stage is Stage.RETRYING
+    world.submit("runs", MEDIUM)
+    world.submit("waits", MEDIUM)
+    if not runs:
+        world.reprioritize("moved", PRIORITIES[HIGH])
+    for _ in range(100):
+        world.pass_time(0.1)
+    world.finish("runs")
+    assert list(world.running) == ["moved"]
+    world.finish("moved")
+    world.finish("waits")
+    assert world.flow.budget.stats().bodies_bytes == 0
+
+
+def test_what_was_said_of_its_place_is_said_anew() -> None:
+    world = World(status_linger_s=0.0)
+    world.up()
+    for n in range(30):
+        world.submit(f"r{n}", MEDIUM)
+    world.submit("moved", HIGH)
+    world.pass_time(0.1)
+    assert said(world, "moved").position == 0
+    world.reprioritize("moved", PRIORITIES[LOW])
+    world.settle()
+    status = said(world, "moved")
+    assert status.waiting is not None
+    assert status.position == status.waiting.position
+    assert status.position is not None
+    assert status.position >= 29
+
+
+def test_a_request_whose_class_is_paused_says_so_when_it_is_moved_there() -> None:
+    world = World(status_linger_s=0.0)
+    world.up()
+    world.submit("runs", MEDIUM)
+    world.submit("moved", MEDIUM)
+    world.pass_time(0.1)
+    assert reason(world, "moved") == "class"
+    world.flow.orders.pause("class", LOW, True)
+    world.reprioritize("moved", PRIORITIES[LOW])
+    world.settle()
+    assert reason(world, "moved") == "paused"
+    world.finish("runs")
+    assert not world.running
+    world.reprioritize("moved", PRIORITIES[MEDIUM])
+    world.settle()
+    assert list(world.running) == ["moved"]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_worker_that_reads_the_record_later_knows_the_new_class(again: bool) -> None:
+    world = World()
+    world.book.priorities["default", "low"] = 1
+    world.submit("medium", MEDIUM)
+    work = world.submit("low", LOW)
+    assert work is not None
+    assert work.klass == HIGH
+    if again:
+        world.reprioritize("low", PRIORITIES[HIGH])
+    world.up()
+    assert world.started == ["low"]
