@@ -24,7 +24,7 @@ def text_of(argument: str) -> str:
     if argument != "-":
         return argument
     try:
-        text = sys.stdin.read().removesuffix("\n")
+        text = sys.stdin.buffer.read().decode().removesuffix("\n")
     except UnicodeDecodeError as error:
         raise CliFailure(f"- reads text from stdin, and that is none: {error}", exit_code=ExitCode.USAGE) from error
     if not text.strip():
