@@ -106,7 +106,8 @@ class Following:
         self._follower.close(self._follow)
 
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def naming_kafka(ask: Callable[Concatenate[ClientCore, P], T]) -> Callable[Concatenate[ClientCore, P], T]:
@@ -273,7 +274,7 @@ class ClientCore:
         if self._artifacts is None:
             raise InvalidRequest(
                 f"the output of {outcome.request_id} ({kept.size_bytes} bytes) is an artifact: make the client with"
-                " `artifacts=`, the worker's artifacts_dir, or take the reference from `follow`",
+                " `artifacts=`, the place of the worker's artifacts.location, or take the reference from `follow`",
                 param="artifacts",
                 details={"artifact": kept.to_dict()},
             )
