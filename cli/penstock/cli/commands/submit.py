@@ -12,13 +12,15 @@ from typer.core import TyperGroup
 
 from penstock.cli.commands import submit_image, submit_texts
 from penstock.cli.commands.common import DEFAULT_URL, AsJson, BuiltTask, Gateway, Key, Url
-from penstock.cli.commands.submit_words import with_command
+from penstock.cli.commands.submit_words import DEFAULT, with_command
 from penstock.cli.commands.submitting import Model, Priority, Timeout, Wait, run, text_of
 from penstock.cli.failures import CliFailure, ExitCode
 
 
 class SubmitGroup(TyperGroup):
     """`penstock submit PROMPT` means `penstock submit text PROMPT`."""
+
+    default = DEFAULT
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, with_command(args, self.commands))
