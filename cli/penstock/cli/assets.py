@@ -18,6 +18,7 @@ from typing import Any
 
 from penstock.cli import children
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.installs import install_command
 from penstock.cli.kafka_jars import sha256
 from penstock.cli.paths import Progress, cache_dir, exclusive, require_space, silent
 from penstock.schemas.texts import shortened
@@ -369,7 +370,7 @@ def run_maker(name: str, arguments: list[str], scratch: Path, progress: Progress
         children.kill_group(process)
     if process.returncode != 0:
         last = (children.tail(log, 1) or f"exit code {process.returncode}").strip()
-        cure = "pip install 'penstock[worker]'" if "No module named" in last else "see `penstock doctor`"
+        cure = install_command("worker") if "No module named" in last else "see `penstock doctor`"
         raise CliFailure(f"the model could not be made ({shortened(last, 300)}): {cure}")
 
 

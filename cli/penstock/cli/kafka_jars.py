@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.installs import install_command
 from penstock.cli.paths import Progress, cache_dir, exclusive, require_space, silent
 from penstock.schemas.texts import shortened
 
@@ -72,7 +73,7 @@ def _resolve(workspace: Path) -> list[Path]:
     try:
         import jgo
     except ImportError as error:
-        raise CliFailure("the embedded broker is not installed: pip install 'penstock[embedded]'") from error
+        raise CliFailure(f"the embedded broker is not installed: {install_command('embedded')}") from error
     try:
         environment: Any = jgo.build(ENDPOINT, cache_dir=workspace)
         return [Path(jar) for jar in environment.all_jars]

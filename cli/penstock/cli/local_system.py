@@ -15,6 +15,7 @@ import httpx
 
 from penstock.cli.assets import ASSETS, prepare_model
 from penstock.cli.chosen_models import chat_model, check_chat_model, check_source, remote_model
+from penstock.cli.commands.order_waits import FAILED_S
 from penstock.cli.config import ENV_CONFIG, ClusterSettings, DrainSettings, load, read_toml, to_toml
 from penstock.cli.config_commands import checked
 from penstock.cli.embedded_kafka import EmbeddedKafka, answers
@@ -66,6 +67,8 @@ class Options:
     host: str = "127.0.0.1"
     port: int = 8000
     kafka_port: int = 9092
+    worker_port: int | None = None
+    """Of the worker's health and metrics; None: as configured, else 8001 or a free one."""
     bootstrap_servers: str | None = None
     model: str | None = None
     remote: str | None = None
@@ -87,6 +90,8 @@ class LocalSystem:
         self.has_queues = False
         """Whether there are topics of other systems to read."""
         self.models: list[dict[str, Any]] = []
+        self.failed: dict[str, str] = {}
+        """The model that was waited for at the start and could not be loaded, with the reason."""
         self.supervisor = Supervisor(progress, self._changed)
         self._progress = progress
         self._ready_urls: dict[str, str] = {}
@@ -156,13 +161,14 @@ class LocalSystem:
     def _health_port(self, part: str, usual: int) -> int:
         """The port that was named, or else the usual one; only that one may be given up for another."""
         variable = _health_variable(part)
-        named = os.environ.get(variable) or self._configured().get(part, {}).get("health_port")
+        asked = self.options.worker_port if part == "worker" else None
+        named = asked or os.environ.get(variable) or self._configured().get(part, {}).get("health_port")
         if named is None:
             return free_port() if port_in_use(usual) else usual
         if port_in_use(int(named)):
             raise CliFailure(
                 f"port {named} for the {part}'s health is in use: stop what listens there, or name another one"
-                f" ({part}.health_port, {variable})"
+                f" ({'--worker-port, ' if part == 'worker' else ''}{part}.health_port, {variable})"
             )
         return int(named)
 
@@ -314,6 +320,7 @@ class LocalSystem:
         """Wait until the first model is loaded, so that the first answer is quick; Penstock serves without it too."""
         model = self._wanted_model()
         began = said = looked = time.monotonic()
+        failed_since: float | None = None
         while model is not None and time.monotonic() - began < MODEL_LOADED_S:
             self.supervisor.tend()
             if time.monotonic() - looked > ORDERS_S:  # somebody may have ordered otherwise
@@ -322,11 +329,13 @@ class LocalSystem:
             state = model_state(self.url, model, since=self._started_at)
             if state is None:  # the gateway wants a key
                 state = model_state_of_worker(self.worker_url, model)
-            if state == "failed":
-                log = self.home.logs / "worker.log"
-                self._progress(f"the model {model} could not be loaded; asking for it tries again; see {log}")
-                return
             if state == "ready":
+                return
+            failed_since = None if state != "failed" else failed_since or time.monotonic()
+            if failed_since is not None and time.monotonic() - failed_since > FAILED_S:
+                log = self.home.logs / "worker.log"
+                self.failed[model] = f"{ask(self.local_url).reason or f'{model} could not be loaded'} (log: {log})"
+                self._progress(f"{self.failed[model]}; asking for it tries again")
                 return
             if time.monotonic() - said > 15:
                 said = time.monotonic()
@@ -414,6 +423,7 @@ class LocalSystem:
                 bootstrap_servers=self.bootstrap_servers,
                 models=[str(model["id"]) for model in self.models],
                 started_at=self._started_at,
+                failed=self.failed,
                 parts=parts,
             )
         )
@@ -470,18 +480,22 @@ def card(system: LocalSystem) -> str:
     """What a person needs now, short."""
     url, data, option = system.url, system.home.data_dir, system.home.option
     entries = system.entries()
-    chat = next((entry.id for entry in entries if "text_generation" in entry.tasks), "default")
+    models = [entry.id for entry in entries if "text_generation" in entry.tasks] or ["default"]
+    chat = next((model for model in models if model not in system.failed), None)
+    without = "".join(f" without the model {model}" for model in system.failed)
     body = f'{{"model":"{chat}","messages":[{{"role":"user","content":"What is the capital of France?"}}]}}'
     headers, key, named = "-H 'content-type: application/json'", "none", ""
     if system.wants_keys:
         headers, key, named = f"-H 'authorization: Bearer KEY' {headers}", "KEY", " --key KEY"
-    return f"""
-  Penstock is up: {url}   (docs: {url}/docs)
-
+    named += f" --model {chat}" if system.failed else ""
+    first = f"""
     penstock chat{"" if url == "http://127.0.0.1:8000" else f" --url {url}"}{named}
     curl {url}/v1/chat/completions {headers} -d '{body}'
     OpenAI(base_url="{url}/v1", api_key="{key}").chat.completions.create(model="{chat}", messages=[…])
-
+"""
+    return f"""
+  Penstock is up{without}: {url}   (docs: {url}/docs)
+{"" if chat is None else first}
   Kafka {system.bootstrap_servers}
   models  {where_models_are(system.worker_url, [entry.id for entry in entries])}{_without_model(system, entries)}
   worker  {system.worker_url}/readyz   data  {data}{_webhooks_line(system)}

@@ -36,6 +36,8 @@ COMMANDS: dict[str, Command] = {
     "artifacts": Command(module="penstock.cli.commands.artifacts"),
     "models": Command(module="penstock.cli.commands.models"),
     "workers": Command(module="penstock.cli.commands.workers"),
+    "devices": Command(module="penstock.cli.commands.stats", function="devices"),
+    "stats": Command(module="penstock.cli.commands.stats", function="stats"),
     "dlq": Command(module="penstock.cli.commands.dlq"),
     "keys": Command(module="penstock.cli.commands.keys"),
     "schemas": Command(module="penstock.cli.commands.schemas"),

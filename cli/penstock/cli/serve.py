@@ -12,6 +12,7 @@ import typer
 
 from penstock.cli.config import load, use_config
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.installs import install_command
 from penstock.cli.logs import set_up_logging
 
 Config = Annotated[
@@ -99,7 +100,7 @@ def webhooks(config: Config = None, bootstrap_servers: Bootstrap = None) -> None
 
 def not_installed(error: ModuleNotFoundError, extra: str) -> CliFailure:
     return CliFailure(
-        f"the {extra} is not installed here (no module {error.name}): pip install 'penstock[{extra}]'",
+        f"the {extra} is not installed here (no module {error.name}): {install_command(extra)}",
         exit_code=ExitCode.USAGE,
     )
 

@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -39,6 +39,8 @@ class SystemState:
     models: Sequence[str]
     started_at: float
     parts: list[PartState] = field(default_factory=list[PartState])
+    failed: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Models that could not be loaded at the start, with the reason."""
 
 
 class Home:

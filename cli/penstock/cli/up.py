@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.children import rotate_log, tail
+from penstock.cli.commands.common import Key, auth_headers, checked_url
 from penstock.cli.config import ClusterSettings, load, read_toml, use_config
 from penstock.cli.config_commands import checked
 from penstock.cli.failures import CliFailure, ExitCode
@@ -76,12 +77,19 @@ def up(
         ),
     ] = None,
     kafka_port: Annotated[int, typer.Option(help="The embedded broker's port.")] = 9092,
+    worker_port: Annotated[
+        int | None,
+        typer.Option(help="The port of the worker's health and metrics (default: [worker] health_port, else 8001)."),
+    ] = None,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="penstock.toml for everything else.")] = None,
 ) -> None:
     """Run everything on this machine: a real Kafka, a worker with small real models, the gateway. Ctrl-C stops it.
 
     With [[queues]] in the configuration also a bridge, which reads those topics of other systems. Webhooks are signed
     by webhooks.secret, else by a secret that is made in the data folder.
+
+    A model that cannot be loaded does not stop the others. With --detach the command then names it with the reason
+    and ends with 1, and what is up goes on.
 
     Examples:
 
@@ -114,6 +122,7 @@ def up(
         host=host or gateway.get("host", "127.0.0.1"),
         port=port or gateway.get("port", 8000),
         kafka_port=kafka_port,
+        worker_port=worker_port,
         bootstrap_servers=bootstrap_servers or configured_bootstrap(found),
         model=model,
         remote=remote,
@@ -199,21 +208,37 @@ def start_detached(home: Home) -> None:
         typer.echo(text, nl=False, err=True)
         if ended:
             raise typer.Exit(process.returncode or int(ExitCode.FAILED))
-        if serves:
+        if state is not None and serves:
+            if state.failed:
+                raise CliFailure(
+                    f"{'; '.join(state.failed.values())}. Everything else is up and goes on:"
+                    f" `penstock status{home.option}` shows it, `penstock down{home.option}` stops it"
+                )
             return
         time.sleep(0.2)
     raise CliFailure(f"Penstock is still starting; see {log}", exit_code=ExitCode.TIMED_OUT)
 
 
 def status(
-    data_dir: DataDir = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+    data_dir: DataDir = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="Ask this gateway instead of what `penstock up` runs on this machine.")
+    ] = None,
+    key: Key = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what runs, and what was ordered.
+    """Show what runs, and what was ordered; with --url what a gateway says of itself.
 
     Ends with 0 when everything is ready, 1 when something is not or is degraded, 3 when nothing runs.
 
-    Example:  penstock status --json
+    Examples:
+
+      penstock status --json
+
+      penstock status --url http://gateway:8000
     """
+    if url is not None:
+        raise typer.Exit(0 if gateway_status(checked_url(url), key, as_json=as_json) else int(ExitCode.FAILED))
     home = Home(data_dir or default_data_dir())
     state = running(home)
     looked = [(part, readiness_of_part(part)) for part in state.parts]
@@ -238,6 +263,17 @@ def status(
             typer.echo(f"  ordered  {line}")
         typer.echo(f"  data     {home.data_dir}")
     raise typer.Exit(0 if ready else int(ExitCode.FAILED))
+
+
+def gateway_status(url: str, key: str | None, *, as_json: bool) -> bool:
+    """Print what the gateway says of itself; whether it is ready. Raises CliFailure (unreachable)."""
+    found = ask(url, headers=auth_headers(key))
+    if found.status == "unreachable":
+        raise CliFailure(f"no gateway at {url} ({found.reason})", exit_code=ExitCode.UNREACHABLE)
+    ready = found.status == "ready"
+    lines = [f"{url}  {found.text()}", *(f"  {waiting.text()}" for waiting in found.waiting)]
+    typer.echo(json.dumps({"url": url, **asdict(found), "ready": ready}) if as_json else "\n".join(lines))
+    return ready
 
 
 def models_of(state: SystemState) -> str:

@@ -55,13 +55,15 @@ _DENIED = frozenset(
         KafkaError.SASL_AUTHENTICATION_FAILED,
     }
 )
+# Numbers of Kafka's protocol that confluent-kafka 2.10 has no names for.
+_INCONSISTENT_TOPIC_ID, _UNKNOWN_CONTROLLER_ID = 103, 116
 # What passes by itself when brokers start, stop or change leaders.
 _AWAY = frozenset(
     {
         KafkaError.BROKER_NOT_AVAILABLE,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
         KafkaError.ELIGIBLE_LEADERS_NOT_AVAILABLE,
-        KafkaError.INCONSISTENT_TOPIC_ID,
+        _INCONSISTENT_TOPIC_ID,
         # Asked for as many replicas as there were brokers: fewer are registered while some restart.
         KafkaError.INVALID_REPLICATION_FACTOR,
         KafkaError.PREFERRED_LEADER_NOT_AVAILABLE,
@@ -69,7 +71,7 @@ _AWAY = frozenset(
         KafkaError.STALE_CTRL_EPOCH,
         KafkaError.THROTTLING_QUOTA_EXCEEDED,
         KafkaError.UNKNOWN,  # "unknown server error": what a broker says of its own trouble
-        KafkaError.UNKNOWN_CONTROLLER_ID,
+        _UNKNOWN_CONTROLLER_ID,
         KafkaError.UNKNOWN_TOPIC_ID,
         KafkaError.COORDINATOR_NOT_AVAILABLE,
         KafkaError.FENCED_LEADER_EPOCH,

@@ -18,7 +18,7 @@ from penstock.common.transport import AsyncTransport, Delivery
 from penstock.producers.core import SILENCE_S, ClientCore, ClientOptions, Headers, Submitted, time_left
 from penstock.producers.events import Event, Result, completed
 from penstock.producers.images import AsyncImages
-from penstock.schemas.errors import InternalError
+from penstock.schemas.errors import BrokerUnavailable, InternalError
 from penstock.schemas.records import InferenceRequest, ResultEvent
 
 logger = logging.getLogger(__name__)
@@ -125,7 +125,10 @@ class AsyncClient:
         loop = asyncio.get_running_loop()
         if self._sender is None or self._sender[0] is not loop:
             self._sender = (loop, AsyncTransport(self._core.transport, loop))
-        return await self._sender[1].produce(record.topic, record.value, key=record.key, headers=record.headers)
+        try:
+            return await self._sender[1].produce(record.topic, record.value, key=record.key, headers=record.headers)
+        except BrokerUnavailable as error:
+            raise self._core.away(error) from error
 
 
 class AsyncArtifacts:

@@ -144,7 +144,11 @@ class Client:
         )
         # librdkafka tells every outcome within its own timeout; the margin is for a busy machine.
         if not done.wait(self._core.timeout_s + 5):
-            raise BrokerUnavailable(f"{record.topic} did not acknowledge within {self._core.timeout_s:.0f} s")
-        if (error := found[0].error) is not None:
+            late = BrokerUnavailable(f"{record.topic} did not acknowledge within {self._core.timeout_s:.0f} s")
+            raise self._core.away(late)
+        error = found[0].error
+        if isinstance(error, BrokerUnavailable):
+            raise self._core.away(error) from error
+        if error is not None:
             raise error
         return found[0]

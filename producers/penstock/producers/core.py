@@ -10,8 +10,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar
 
 from penstock.common import admin
 from penstock.common.artifacts import ArtifactStore, TenantArtifacts
@@ -105,6 +106,23 @@ class Following:
         self._follower.close(self._follow)
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def naming_kafka(ask: Callable[Concatenate[ClientCore, P], T]) -> Callable[Concatenate[ClientCore, P], T]:
+    """A method whose BrokerUnavailable names where the client looked for Kafka."""
+
+    @wraps(ask)
+    def named(core: ClientCore, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return ask(core, *args, **kwargs)
+        except BrokerUnavailable as error:
+            raise core.away(error) from error
+
+    return named
+
+
 class ClientCore:
     """Shared by the sync and the async client; thread-safe."""
 
@@ -136,6 +154,12 @@ class ClientCore:
             raise InvalidRequest("the tenant is the client's", param="tenant")
         return parse_request(body, tenant=self.tenant, now_ms=now_ms())
 
+    def away(self, error: BrokerUnavailable) -> BrokerUnavailable:
+        """The error with the addresses of the brokers that were asked."""
+        told = f"{error.message} (Kafka at {self.settings.bootstrap_servers})"
+        return BrokerUnavailable(told, details=error.details, retry_after_s=error.retry_after_s)
+
+    @naming_kafka
     def outgoing(self, request: InferenceRequest, traceparent: str | None, headers: Headers = ()) -> Outgoing:
         """The record of a request, on a topic that exists: of its pool, else of its model's. Raises NotFound,
         BrokerUnavailable, and InvalidRequest for a request of another tenant."""
@@ -173,6 +197,7 @@ class ClientCore:
         )
         return control_record(command, self._names, self._codec)
 
+    @naming_kafka
     def before(self, request_id: str) -> Before:
         """Offsets below which the request cannot have events. Ask before sending.
 
@@ -208,6 +233,7 @@ class ClientCore:
             before=before,
         )
 
+    @naming_kafka
     def begin_of(self, what: Submitted | str, since_ms: int | None) -> dict[TP, int]:
         """Where to begin to follow. Raises NotFound for missing topics, BrokerUnavailable."""
         request_id = id_of(what)
@@ -227,10 +253,12 @@ class ClientCore:
         fold = EventFold(request_id, self.tenant, self._names, self._codec)
         return Following(follower, follower.open(request_id.encode(), begin, ready), fold)
 
+    @naming_kafka
     def check_broker(self) -> None:
         """Raises BrokerUnavailable when no broker answers."""
         admin.end_offsets(self.settings, [(self._names.result, 0)], self.timeout_s)
 
+    @naming_kafka
     def replay(self, conversation_id: str | int, from_offset: int) -> list[ConversationRecord]:
         """Every record of a conversation from an offset on. Raises NotFound, BrokerUnavailable."""
         return read_conversation(
@@ -258,14 +286,14 @@ class ClientCore:
         if self._artifacts is None:
             raise InvalidRequest(
                 f"the output of {outcome.request_id} ({kept.size_bytes} bytes) is an artifact: make the client with"
-                " `artifacts=`, the folder or URL that workers have as artifacts.location, or take the reference from"
-                " `follow`",
+                " `artifacts=`, the place of the worker's artifacts.location, or take the reference from `follow`",
                 param="artifacts",
                 details={"artifact": kept.to_dict()},
             )
         output = json.loads(self.artifacts().get(kept.artifact_id, sha256=kept.sha256))
         return replace(outcome, **{outcome.task: output})
 
+    @naming_kafka
     def close(self, timeout_s: float) -> None:
         """Deliver what was sent, then stop both threads. Raises BrokerUnavailable when something was not delivered."""
         left = self.transport.close(timeout_s)

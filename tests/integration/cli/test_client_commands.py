@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import subprocess
 import sys
 import uuid
@@ -24,6 +26,7 @@ from system import Process, System, free_port, running
 TEXT = "".join(f"word{n} " for n in range(60))
 MODELS = [
     {"id": "slow", "engine": "noop", "source": "noop", "options": {"tokens": 60, "delay_ms": 100}},
+    {"id": "reader", "engine": "noop", "source": "noop", "tasks": ["embedding", "summarization"]},
     {"id": "large", "engine": "noop", "source": "noop", "options": {"tokens": 4, "chars": 100_000}},
 ]
 
@@ -70,6 +73,42 @@ def start(*arguments: str) -> subprocess.Popen[bytes]:
     pipe = subprocess.PIPE
     # Without buffers here: what was read ahead would be missing from what comes later.
     return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0)
+
+
+def test_ctrl_c_leaves_the_request_running_and_stats_show_it(system: System) -> None:
+    url = gateway_of(system).url
+    submitting = start("submit", "hello", "--model", "slow", "--max-tokens", "60", "--url", url)
+    wait_until(lambda: stats(system)["inflight"] == 1, 60, lambda: stats(system))
+    submitting.send_signal(signal.SIGINT)
+    out, said = submitting.communicate(timeout=60)
+    assert (submitting.returncode, out) == (130, b"")
+    found = re.search(rf"still running: penstock watch (\S+) --url {url}\n", said.decode())
+    assert found is not None, said
+    shown = run(system, "stats", "--all")
+    assert "workers running" in shown.stdout, shown.output
+    watched = run(system, "watch", found[1])
+    assert (watched.exit_code, watched.stdout) == (0, TEXT), watched.output
+    assert stats(system)["inflight"] == 0
+    assert "outcomes completed" in run(system, "stats").stdout
+
+
+def stats(system: System) -> dict[str, Any]:
+    return json.loads(run(system, "stats", "--json").stdout)
+
+
+def test_texts_from_stdin_and_what_a_gateway_says_of_itself(system: System) -> None:
+    summed = run(system, "submit", "summarize", "-", input="a long text\n" * 99)
+    assert (summed.exit_code, bool(summed.stdout.strip())) == (0, True), summed.output
+    embedded = run(system, "submit", "embed", "one", "-", input="two")
+    assert embedded.exit_code == 0, embedded.output
+    first, second = map(json.loads, embedded.stdout.splitlines())
+    assert len(first) == len(second) > 0
+    (device,) = map(json.loads, run(system, "devices", "--json").stdout.splitlines())
+    table = run(system, "devices")
+    assert f"{device['worker_id']} {device['device']}" in table.stdout, table.output
+    wait_until(lambda: run(system, "status").exit_code == 0, 30, lambda: run(system, "status").output)
+    told = json.loads(run(system, "status", "--json").stdout)
+    assert (told["url"], told["status"], told["ready"]) == (gateway_of(system).url, "ready", True)
 
 
 def test_a_large_output_reaches_those_who_produce_by_themselves(system: System) -> None:

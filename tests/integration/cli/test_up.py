@@ -214,6 +214,31 @@ def test_detached_and_killed_nothing_outlives_it(up: Up) -> None:
     assert members(pids) == []
 
 
+@pytest.mark.slow
+def test_a_model_that_cannot_be_loaded_is_told_and_takes_nothing_along(up: Up) -> None:
+    """`up --detach` said that it was up, and ended with 0."""
+    embedder = '[[models]]\nid = "e"\nsource = "noop"\nengine = "noop"\ntasks = ["embedding"]\n'
+    up.config.write_text(f'[worker]\ngroup_id = "up-test"\n{embedder}')
+    port = free_port()
+    started = up.command("up", "--detach", "--model", "no/such-model", "--worker-port", str(port), *up.options())
+    last = started.stderr.splitlines()[-1]
+    assert (started.returncode, last.startswith("penstock: such-model could not be loaded")) == (1, True), (
+        started.stderr + up.logs()
+    )
+    assert "no/such-model" in last
+    assert f"penstock down --data-dir {up.data}" in last
+    try:
+        assert httpx.get(f"http://127.0.0.1:{port}/readyz", trust_env=False).json()["models"]["such-model"] == "failed"
+        submitted = subprocess.run(
+            [sys.executable, "-m", "penstock.cli.main", "submit", "embed", "-", "--url", f"http://127.0.0.1:{up.port}"],
+            input="a text\n", capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert submitted.returncode == 0, submitted.stderr
+        assert isinstance(json.loads(submitted.stdout)[0], float)
+    finally:
+        assert up.command("down").returncode == 0
+
+
 def test_a_broken_config_is_one_line_that_names_the_field(up: Up) -> None:
     up.config.write_text(CONFIG + "\n[topics]\npartitions = -1\n")
     done = up.command("up", *up.options())

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +18,7 @@ from typer.testing import CliRunner
 from penstock.cli.commands import following
 from penstock.cli.main import app
 from penstock.cli.paths import free_port
+from support import wait_until
 
 Answer = Callable[["Handler"], None]
 
@@ -152,7 +156,10 @@ def test_submit_keeps_its_deadline_while_a_stream_is_silent(gateway: Scripted) -
     began = time.monotonic()
     done = run(gateway, "submit", "hello", "--stream", "--timeout", "0.5")
     assert (done.exit_code, done.stdout) == (4, "one"), done.output
-    assert "r is still running after 0.5 s; it goes on: `penstock watch r`" in done.stderr
+    assert (
+        f"r is still running after 0.5 s; it goes on: `penstock watch r --url http://127.0.0.1:{gateway.server_port}`"
+        in done.stderr
+    )
     assert time.monotonic() - began < 20  # and not the 30 s of a silent connection
 
 
@@ -165,6 +172,27 @@ def test_submit_waits_for_a_gateway_that_restarts(gateway: Scripted) -> None:
     ]
     done = run(gateway, "submit", "hello")
     assert (done.exit_code, done.stdout) == (0, "one two\n"), done.output
+
+
+@pytest.mark.parametrize(
+    "arguments", [["hello"], ["hello", "--stream"], ["embed", "x"], ["caption", "http://127.0.0.1/x.png"]]
+)
+def test_ctrl_c_ends_the_wait_and_says_how_to_go_on(gateway: Scripted, arguments: list[str]) -> None:
+    url = f"http://127.0.0.1:{gateway.server_port}"
+    gateway.script["/v1/requests"] = [body(202, {"request_id": "r", "status": "accepted"})]
+    gateway.script["/v1/requests/r"] = [body(200, {"status": "running", "done": False})]
+    gateway.script["/v1/requests/r/events"] = [events(RUNNING, then="hold")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock.cli.main", "submit", *arguments, "--url", url],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_until(lambda: any(path.startswith("/v1/requests/r") for path, _ in gateway.asked), 20, "it waits")
+    process.send_signal(signal.SIGINT)
+    out, said = process.communicate(timeout=20)
+    assert (process.returncode, out) == (130, "")
+    assert f"\nstill running: penstock watch r --url {url}\n" in said
+    assert said.endswith(f"penstock requests cancel r --url {url}\n")
+    assert "Traceback" not in said
 
 
 WAITS = {"status": "accepted", "done": False, "detail": "no worker is alive", "position": None}

@@ -204,6 +204,9 @@ def test_the_workers_port_is_the_one_that_was_named(tmp_path: Path, monkeypatch:
     named = LocalSystem(Options(data_dir=tmp_path, port=free_port(), model="/nope"), print)
     started_nothing(named, "is no folder")
     assert named.worker_port == port
+    asked = LocalSystem(Options(data_dir=tmp_path, port=free_port(), config=config, worker_port=free_port()), print)
+    asked._check()
+    assert asked.worker_port == asked.options.worker_port, "the option wins over the file"
 
 
 def test_the_bridges_port_matters_only_where_queues_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,6 +298,40 @@ def test_the_first_model_is_waited_for_though_the_gateway_wants_keys(tmp_path: P
         system.models = system.models[:1]
         system._await_model()
         assert Asked.looked == 3, "nobody waits for what is loaded when it is asked for"
+
+
+class Fails(Answers):
+    """A gateway whose model fails, is tried again once, and then stays failed."""
+
+    looked = 0
+
+    def do_GET(self) -> None:
+        if self.path == "/readyz":
+            self.answer(200, {"status": "degraded", "reason": "m could not be loaded (its folder is empty)"})
+            return
+        Fails.looked += 1
+        state = "loading" if Fails.looked == 2 else "failed"
+        self.answer(200, {"data": [{"id": "m", "state": state, "created": 1 << 40}]})
+
+
+def test_a_model_that_stays_failed_is_named_with_its_reason_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_system, "FAILED_S", 0.1)
+    with answering(Fails) as port:
+        said: list[str] = []
+        system = LocalSystem(Options(data_dir=tmp_path, port=port), said.append)
+        system.models = [entry("m"), entry("other")]
+        system._await_model()
+        assert Fails.looked > 3, "the first failure is tried again"
+        reason = f"m could not be loaded (its folder is empty) (log: {tmp_path}/logs/worker.log)"
+        assert (system.failed, said) == ({"m": reason}, [f"{reason}; asking for it tries again"])
+        text = card(system)
+        assert "Penstock is up without the model m: " in text
+        assert " --model other\n" in text
+        assert '"model":"other"' in text
+        system.models = [entry("m")]
+        assert "curl" not in card(system)
 
 
 def test_a_data_folder_belongs_to_one(tmp_path: Path) -> None:

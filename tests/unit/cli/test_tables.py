@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 from rich.console import Console
 
@@ -30,3 +33,34 @@ def test_on_a_terminal_nothing_is_cut_off(
     out = capsys.readouterr().out
     assert ID in out
     assert "…" not in out
+
+
+TABLES = [
+    (["request", "task", "status", "priority", "model", "created"],
+     [[ID, "text_generation", "completed", 5, "smollm2-135m", "2026-11-22T07:13:20.123Z"]]),
+    (["worker", "state", "models", "queued", "running", "seen"],
+     [["host-1", "running", "a (ready), b (absent), " * 9, "high:3 low:1", 2, "3 s ago"]]),
+    (["id", "what"], [["2/17", "no-blanks-" * 30]]),
+    (["a", "b", "c"], [[1, None, "short"]]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("columns", "rows"), TABLES)
+def test_each_table_fits_80_columns_and_says_everything(
+    columns: list[str], rows: list[list[Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(common, "console", Console(force_terminal=True, no_color=True, width=80))
+    common.print_table(columns, rows, "none")
+    out = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out)
+    assert max(map(len, out.splitlines())) <= 80
+    for cell in rows[0]:
+        assert "".join(str(cell or "").split()) in "".join(out.split())
+
+
+def test_a_row_that_does_not_fit_has_its_subject_on_a_line_of_its_own() -> None:
+    columns, (row,) = TABLES[0]
+    assert common.stacked(columns, [*map(str, row)], 80) == [
+        ID,
+        "  task text_generation  status completed  priority 5  model smollm2-135m",
+        "  created 2026-11-22T07:13:20.123Z",
+    ]

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from penstock import producers
 from penstock.cli.paths import free_port
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.outgoing import request_record
@@ -23,6 +24,7 @@ from penstock.producers import AsyncClient, Client, KafkaSettings
 from penstock.producers import core as core_module
 from penstock.producers.core import ClientCore
 from penstock.producers.follower import Follower
+from penstock.schemas import errors
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import BrokerUnavailable, InternalError, InvalidRequest, NotFound, PenstockError
 from penstock.schemas.records import ArtifactRef, InferenceRequest, Origin, ResultEvent
@@ -52,6 +54,12 @@ def test_every_package_says_that_it_is_typed(root: str) -> None:
     assert packed.stdout.strip()
 
 
+def test_each_error_that_a_caller_may_see_is_exported() -> None:
+    kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, PenstockError)}
+    assert kinds <= set(producers.__all__)
+    assert all(getattr(producers, name) is getattr(errors, name) for name in kinds)
+
+
 @pytest.fixture
 def client() -> Iterator[Client]:
     with Client(KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"), timeout_s=1) as made:
@@ -67,8 +75,10 @@ def test_without_a_broker_every_call_ends_within_its_deadline(client: Client) ->
     ]
     for call in calls:
         began = time.monotonic()
-        with pytest.raises(BrokerUnavailable):
+        with pytest.raises(BrokerUnavailable) as caught:
             call()
+        assert type(caught.value) is BrokerUnavailable, "a class that producers exports"
+        assert str(caught.value).count("127.0.0.1:") == 1, "the address, once"
         assert time.monotonic() - began < 8
 
 
@@ -153,6 +163,8 @@ FORKING = """
 import os, socket, sys, threading
 from penstock.producers import Client, KafkaSettings
 from penstock.common import admin, admin_clients
+from penstock import producers
+from penstock.schemas import errors
 from penstock.schemas.errors import BrokerUnavailable, InternalError
 
 settings = KafkaSettings(bootstrap_servers="127.0.0.1:1")

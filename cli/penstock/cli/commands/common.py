@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
@@ -175,14 +176,34 @@ def print_json(value: Any, *, indented: bool = False) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], empty: str) -> None:
-    """The first column names what each row is about: on a narrow terminal it stays whole, to be copied."""
+    """A line for each row. On a terminal that is too narrow for that, a few lines for each row."""
     if not rows:
         console.print(empty, style="dim", highlight=False)
         return
-    named = Column(columns[0], no_wrap=True, min_width=max(len(str(row[0])) for row in rows))
-    rest = (Column(name, overflow="fold") for name in columns[1:])
-    table = Table(named, *rest, box=None, pad_edge=False, header_style="bold")
-    for row in rows:
-        table.add_row(*("" if cell is None else str(cell) for cell in row))
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    table = Table(*(Column(name, no_wrap=True) for name in columns), box=None, pad_edge=False, header_style="bold")
+    for row in cells:
+        table.add_row(*row)
     # Other programs read piped output: it is never wrapped, whatever width COLUMNS gives the terminal.
-    (console if console.is_terminal else Console(width=PIPED_WIDTH)).print(table)
+    whole = Console(width=PIPED_WIDTH)
+    if not console.is_terminal:
+        whole.print(table)
+    elif whole.measure(table).maximum <= console.width:
+        console.print(table)
+    else:
+        for row in cells:
+            typer.echo("\n".join(stacked(columns, row, console.width)))
+
+
+def stacked(columns: Sequence[str], row: Sequence[str], width: int) -> list[str]:
+    """A row in lines of at most `width`: its first cell, whole, then each other cell behind its column's name."""
+    lines = [row[0]]
+    for name, cell in zip(columns[1:], row[1:], strict=True):
+        one = f"{name} {cell}"
+        if not cell:
+            continue
+        if len(lines) > 1 and len(lines[-1]) + len(one) + 2 <= width:
+            lines[-1] += f"  {one}"
+        else:
+            lines += textwrap.wrap(one, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+    return lines

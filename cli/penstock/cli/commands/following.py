@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import typer
 
-from penstock.cli.commands.common import Gateway, sse_frames, waiting_text
+from penstock.cli.commands.common import DEFAULT_URL, Gateway, sse_frames, waiting_text
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.paths import Progress
 
@@ -26,11 +26,16 @@ FIRST_POLL_S = 3.0
 """So long nothing is said of a request that is waited for."""
 
 
-class Deadline:
-    """When to give up waiting for a request; None: never."""
+def command_at(gateway: Gateway, words: str, request_id: str) -> str:
+    """`penstock watch ID`, with the gateway where it is not the usual one."""
+    return f"penstock {words} {request_id}" + ("" if gateway.url == DEFAULT_URL else f" --url {gateway.url}")
 
-    def __init__(self, timeout_s: float | None) -> None:
-        self.timeout_s = timeout_s
+
+class Deadline:
+    """When to give up waiting for a request; None: never. `go_on` is the command that waits on."""
+
+    def __init__(self, timeout_s: float | None, go_on: str) -> None:
+        self.timeout_s, self._go_on = timeout_s, go_on
         self._at = float("inf") if timeout_s is None else time.monotonic() + timeout_s
 
     @property
@@ -41,7 +46,7 @@ class Deadline:
         """Raises CliFailure (exit 4), naming how to go on, when the time is over."""
         if self.left_s <= 0:
             raise CliFailure(
-                f"{request_id} is still {status} after {self.timeout_s:g} s; it goes on: `penstock watch {request_id}`",
+                f"{request_id} is still {status} after {self.timeout_s:g} s; it goes on: `{self._go_on}`",
                 exit_code=ExitCode.TIMED_OUT,
             )
 
@@ -81,7 +86,8 @@ def follow(
 
     Raises CliFailure: unreachable, timed out, or what the gateway refuses. `submitted`: it answered already.
     """
-    deadline, patience = Deadline(timeout_s), Patience(answered=submitted)
+    deadline = Deadline(timeout_s, command_at(gateway, "watch", request_id))
+    patience = Patience(answered=submitted)
     cursor, status = after, "unknown"
     while True:
         deadline.check(request_id, status)
@@ -110,7 +116,8 @@ def follow(
 
 def wait_for(gateway: Gateway, request_id: str, timeout_s: float, say: Progress) -> dict[str, Any]:
     """Long-polls until the outcome, and says what it waits for. Raises CliFailure (exit 4) with what it last saw."""
-    deadline, patience = Deadline(timeout_s), Patience(answered=True)
+    deadline = Deadline(timeout_s, command_at(gateway, "watch", request_id))
+    patience = Patience(answered=True)
     request: dict[str, Any] = {"status": "accepted"}
     wait_s, said = FIRST_POLL_S, ""
     while True:

@@ -21,11 +21,9 @@ from penstock.cli.commands.common import (
 )
 from penstock.cli.commands.following import follow
 from penstock.cli.commands.image_files import image_input, save_images
+from penstock.cli.commands.submitting import Model, Priority, Timeout, left_running, require_completed
 from penstock.cli.failures import CliFailure, ExitCode
 
-Model = Annotated[str | None, typer.Option(help="Default: the best for the task.")]
-Priority = Annotated[int | None, typer.Option(min=0, help="0 the most urgent; 0-3 high, 4-7 medium, 8 and up low.")]
-Timeout = Annotated[float, typer.Option(help="Seconds to wait for the outcome.")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="A folder for the images, or the file of a single one.")]
 Size = Annotated[str | None, typer.Option(help="Width x height in pixels, as 512x512.")]
 Steps = Annotated[int | None, typer.Option(help="Denoising steps.")]
@@ -142,7 +140,7 @@ def caption(
 
     Example:
 
-      penstock submit image caption dam.png "What is in the foreground?"
+      penstock submit caption dam.png "What is in the foreground?"
     """
     with Gateway(url, key) as gateway:
         payload = {"image": _shown(gateway, source, conversation), "prompt": question, "max_tokens": max_tokens}
@@ -242,12 +240,9 @@ def _shown(gateway: Gateway, source: str, conversation: str | None) -> dict[str,
 def _run(gateway: Gateway, body: dict[str, Any], out: Path | None, timeout_s: float, *, as_json: bool) -> None:
     """Submit, show how far it is, save what was made, print it. Raises CliFailure."""
     request_id = gateway.call("POST", "/v1/requests", body=body)["request_id"]
-    frame = _outcome(gateway, request_id, timeout_s)
-    if frame["status"] != "completed":
-        raise CliFailure(
-            f"{request_id} {frame['status']}: {(frame.get('error') or {}).get('message', '')}",
-            exit_code=ExitCode.TIMED_OUT if frame["status"] == "expired" else ExitCode.FAILED,
-        )
+    with left_running(gateway, request_id):
+        frame = _outcome(gateway, request_id, timeout_s)
+    require_completed(request_id, frame)
     result: dict[str, Any] = frame["result"]
     saved = [] if out is None else save_images(gateway, request_id, result.get("images") or [], out)
     if as_json:

@@ -27,6 +27,7 @@ from penstock.cli.supervisor import Backoff, Part, Supervisor, command_part
 from penstock.cli.topics import create_topics
 from penstock.common.admin_clients import admin_client
 from penstock.common.configuration import ENV_CONFIG
+from penstock.common.kafka_errors import client_logger
 from penstock.common.settings import KafkaSettings
 
 READY_S = 120.0
@@ -134,7 +135,7 @@ class Site(Supervised):
     def committed_and_lag(self) -> tuple[int, int]:
         """Of the request topics: records that the worker's group has committed, and those that it has not."""
         reader = Consumer(
-            {**self.kafka.librdkafka(), "group.id": self.group, "enable.auto.commit": False, "log_level": 0}
+            {**self.kafka.librdkafka(), "group.id": self.group, "enable.auto.commit": False}, logger=client_logger
         )
         try:
             known = reader.list_topics(timeout=20).topics

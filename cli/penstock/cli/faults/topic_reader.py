@@ -9,6 +9,7 @@ import time
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from penstock.cli.faults.histories import History
+from penstock.common.kafka_errors import client_logger
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import ArtifactRef, ResultEvent, StatusEvent, WorkerState
@@ -23,7 +24,7 @@ class TopicReader:
         self._history, self._kafka = history, kafka
         self._codec = default_codec()
         self._consumer = Consumer(
-            {**kafka.librdkafka(), "group.id": "none", "enable.auto.commit": False, "log_level": 0}
+            {**kafka.librdkafka(), "group.id": "none", "enable.auto.commit": False}, logger=client_logger
         )
         self.artifacts: dict[str, tuple[str, ArtifactRef]] = {}
         """By request: the tenant, and the output that lies in the store."""
@@ -57,7 +58,8 @@ class TopicReader:
 
     def _ends(self) -> dict[tuple[str, int], int]:
         """Of the results and statuses, by another consumer: the one that reads on its thread answers nobody else."""
-        asking = Consumer({**self._kafka.librdkafka(), "group.id": "none", "enable.auto.commit": False, "log_level": 0})
+        config = {**self._kafka.librdkafka(), "group.id": "none", "enable.auto.commit": False}
+        asking = Consumer(config, logger=client_logger)
         try:
             places = [place for place in self._places if place[0] != self._kafka.names.worker]
             return {place: asking.get_watermark_offsets(TopicPartition(*place), timeout=20)[1] for place in places}

@@ -113,8 +113,10 @@ def _only_what_it_takes(payload: Mapping[str, Any], kind: str, pipelines: Pipeli
         # Models with guidance built in, as Flux, take a negative prompt only with a second pass that is off.
         lacks = parameter not in taken or (name == "negative_prompt" and "true_cfg_scale" in taken)
         if payload.get(name) is not None and (lacks or (name == "strength" and kind in (TEXT, INSTRUCT))):
+            instructed = " (it edits by instructions: the prompt says how far to go)" if kind == INSTRUCT else ""
             raise UnsupportedParameter(
-                f"payload.{name}: this model has none for such a request", param=f"payload.{name}"
+                f"payload.{name}: this model has none for such a request{instructed}; leave it out",
+                param=f"payload.{name}",
             )
     if payload.get("previews") is not None and not pipelines.shows_previews:
         raise UnsupportedParameter("payload.previews: this model can show none", param="payload.previews")

@@ -1,0 +1,76 @@
+"""`penstock stats` and `penstock devices`: how much is under way, and who holds which memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.commands.common import DEFAULT_URL, AsJson, Gateway, Key, Url, print_json, print_table
+from penstock.cli.commands.models import size_text
+
+
+def stats(
+    everybody: Annotated[
+        bool, typer.Option("--all", help="Of all tenants, with queues and workers; the key needs the scope admin.")
+    ] = False,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """What the caller has under way, how its requests ended, and its limits. Rates are means over the last minute.
+
+    Example: penstock stats --all
+    """
+    with Gateway(url, key) as gateway:
+        found = gateway.call("GET", "/v1/admin/stats" if everybody else "/v1/stats")
+    if as_json:
+        print_json(found)
+        return
+    print_table(["what", "now"], [list(row) for row in facts(found)], "nothing")
+    for name in ("queues", "limits"):
+        table = {kind: facts for kind, facts in (found.get(name) or {}).items() if isinstance(facts, Mapping)}
+        if table:
+            columns = list(dict.fromkeys(column for facts in table.values() for column in facts))
+            typer.echo()
+            print_table([name, *columns], [[kind, *map(row.get, columns)] for kind, row in table.items()], "")
+
+
+def facts(found: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The numbers of stats by name; of workers and models how many are in which state. Pure."""
+    rows: list[tuple[str, Any]] = [
+        (name, found[name]) for name in ("tenant", "inflight", "conversations") if name in found
+    ]
+    for group in ("rates", "outcomes", "clients"):
+        rows += [(f"{group} {name}", value) for name, value in (found.get(group) or {}).items()]
+    for group in ("workers", "models"):
+        states = [one["state"] for one in found.get(group, [])]
+        rows += [(f"{group} {state}", states.count(state)) for state in dict.fromkeys(states)]
+    limits = found.get("limits") or {}
+    return [*rows, *((f"limit {name}", value) for name, value in limits.items() if not isinstance(value, Mapping))]
+
+
+def devices(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
+    """The devices of all workers: what may be granted, what is, and which models hold it.
+
+    The key needs the scope admin.
+
+    Example: penstock devices --json
+    """
+    with Gateway(url, key) as gateway:
+        found = list(gateway.pages("/v1/admin/devices", limit=10_000))
+    if as_json:
+        for device in found:
+            print_json(device)
+        return
+    columns = ["limit", "reserved", "measured", "foreign"]
+    rows = [
+        [
+            f"{device['worker_id']} {device['device']}",
+            *(size_text(device[f"{name}_bytes"]) for name in columns),
+            ", ".join(f"{one['model']} {size_text(one['bytes'])}" for one in device["holders"] or []),
+        ]
+        for device in found
+    ]
+    print_table(["device", *columns, "models"], rows, "no worker is there")
