@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -149,6 +150,15 @@ class TopicNames:
         """high, medium or low for a text topic; None where the record's priority decides."""
         parts = topic.removeprefix(self.prefix).split(".")
         return parts[2] if parts[:2] == ["inference", "request"] and len(parts) > 2 and parts[2] in CLASSES else None
+
+
+def kind_of_topic(topic: str) -> str | None:
+    """text, image or embedding for a request topic under any prefix and of any pool, else None."""
+    match = _REQUEST_TOPIC.search(topic)
+    return None if match is None else match[1] or "text"
+
+
+_REQUEST_TOPIC = re.compile(r"inference\.(?:(image|embedding)\.request|request\.(?:high|medium|low))(?:\.[^.]+)?$")
 
 
 def murmur2(data: bytes) -> int:

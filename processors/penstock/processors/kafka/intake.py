@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from penstock.processors.core.pools import Pools
 from penstock.processors.core.requests.arrivals import Poison, Taken
+from penstock.schemas.aliases import identity
 from penstock.schemas.codec import Codec
 from penstock.schemas.costs import estimated_cost
 from penstock.schemas.errors import (
@@ -41,6 +42,7 @@ from penstock.schemas.topics import (
     HEADER_ORIGIN,
     TopicNames,
     conversation_key,
+    kind_of_topic,
     partition_for,
     priority_class,
 )
@@ -116,14 +118,18 @@ class Intake:
         try:
             if value and value[0] == OPENING_BRACE:  # validated while it is parsed
                 request = parse_request_bytes(
-                    value, request_id=partial(_made_up_id, place), now_ms=place.append_time_ms, limits=self._limits
+                    value,
+                    request_id=partial(_made_up_id, place),
+                    now_ms=place.append_time_ms,
+                    limits=self._limits,
+                    topic_kind=kind_of_topic(place.topic),
                 )
                 return self._taken(request, place, origin, attempt, None, size)
             request = self._codec.decode(value or b"", InferenceRequest)
         except (DecodeError, InvalidRequest, TooLarge) as error:
-            request_id, tenant, callback_url = _identity_of(value, place)
+            request_id, tenant, callback_url, metadata = _identity_of(value, place)
             if isinstance(error, UnsupportedParameter | UnsupportedTask) and request_id is not None:
-                stub = _stub(request_id, tenant or "default", place.append_time_ms, callback_url)
+                stub = _stub(request_id, tenant or "default", place.append_time_ms, callback_url, metadata)
                 return self._taken(stub, place, origin, attempt, error, size)
             return Poison(
                 reason=error,
@@ -258,20 +264,23 @@ def _callback(url: object) -> str | None:
     return url
 
 
-def _identity_of(value: bytes | None, place: Origin) -> tuple[str | None, str | None, str | None]:
-    """(request_id, tenant, callback_url) of a JSON object that is no valid request: who waits for it hears of it."""
+def _identity_of(value: bytes | None, place: Origin) -> tuple[str | None, str | None, str | None, dict[str, str]]:
+    """(request_id, tenant, callback_url, metadata) of a JSON object that is no valid request: who waits hears of it."""
     if not value or value[0] != OPENING_BRACE:
-        return None, None, None
+        return None, None, None, {}
     try:
         parsed: Any = json.loads(value)
     except (ValueError, RecursionError):
-        return None, None, None
+        return None, None, None, {}
     body = cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
-    request_id, tenant = _checked(body.get("request_id"), body.get("tenant"), _made_up_id(place))
-    return request_id, tenant, _callback(body.get("callback_url"))
+    own_id, url, metadata = identity(body)
+    request_id, tenant = _checked(own_id, body.get("tenant"), _made_up_id(place))
+    return request_id, tenant, _callback(url), metadata
 
 
-def _stub(request_id: str, tenant: str, created_at: int, callback_url: str | None) -> InferenceRequest:
+def _stub(
+    request_id: str, tenant: str, created_at: int, callback_url: str | None, metadata: dict[str, str]
+) -> InferenceRequest:
     """What is left of a request that cannot be run: enough to say so."""
     return InferenceRequest(
         request_id=request_id,
@@ -279,4 +288,5 @@ def _stub(request_id: str, tenant: str, created_at: int, callback_url: str | Non
         task="text_generation",
         created_at=created_at,
         callback_url=callback_url,
+        metadata=metadata,
     )
