@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, NamedTuple, cast
 
 from penstock.schemas.errors import InvalidRequest, PenstockError
+from penstock.schemas.labels import CORRELATION_ID, Labels
 
 Json = dict[str, Any]
 Path = tuple[str, ...]
@@ -169,18 +171,25 @@ def translate(body: Mapping[str, Any], topic_kind: str | None = None) -> tuple[J
     return own, given
 
 
-def identity(body: Mapping[str, Any]) -> tuple[Any, Any, dict[str, str]]:
-    """(request_id, callback_url, metadata) of a body that is no valid request, as far as they can be read."""
-    found: dict[str, Any] = {}
-    for path, _, alias in _PATHS:
-        if len(path) == 1 and (value := body.get(alias.name)) is not None:
-            found.setdefault(alias.field, value)
-    correlation_id = found.get("metadata.correlation_id")
-    metadata = {"correlation_id": correlation_id} if isinstance(correlation_id, str) else {}
-    request_id, callback_url = (
-        own if (own := body.get(name)) is not None else found.get(name) for name in ("request_id", "callback_url")
-    )
-    return request_id, callback_url, metadata
+def identity(body: Mapping[str, Any]) -> tuple[Any, Any, Labels]:
+    """(request_id, callback_url, labels) of a body that is no valid request, as far as they can be read."""
+    found = _copied(body)
+    for path, target, alias in _PATHS:
+        if len(path) == 1 and alias.name != alias.field and _value(found, target) is None:
+            with suppress(InvalidRequest):
+                _put(found, target, found.get(alias.name), alias.name)
+    places = (("user_id",), ("session_id",), ("metadata", CORRELATION_ID))
+    return found.get("request_id"), found.get("callback_url"), Labels(*(_text(_value(found, at)) for at in places))
+
+
+def _text(value: Any) -> str | None:
+    """A label as text that can be written, else None."""
+    try:
+        text = _label(value)
+        text.encode()
+    except ValueError:  # half of a surrogate pair is one too
+        return None
+    return text
 
 
 def named(error: PenstockError, given: Mapping[str, str]) -> PenstockError:
@@ -262,6 +271,8 @@ def _task_of(body: Json, topic_kind: str | None) -> str | None:
     """What a body without a task asks for on this topic; None if it could be several things."""
     payload: Any = body.get("payload")
     has = cast("Json", payload).keys() if isinstance(payload, dict) else frozenset[str]()
+    if topic_kind is None:  # a queue of a bridge holds requests of every task
+        return "text_generation" if "messages" in has else "embedding" if "input" in has else None
     if topic_kind == "embedding":
         return "embedding"
     if topic_kind == "text":

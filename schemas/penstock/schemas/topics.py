@@ -161,6 +161,30 @@ def kind_of_topic(topic: str) -> str | None:
 _REQUEST_TOPIC = re.compile(r"inference\.(?:(image|embedding)\.request|request\.(?:high|medium|low))(?:\.[^.]+)?$")
 
 
+def record_of_topic(topic: str) -> str | None:
+    """The name of the record that a topic holds, under any prefix and of any pool, else None."""
+    if kind_of_topic(topic) is not None:
+        return "InferenceRequest"
+    if _CONVERSATION_TOPIC.search(topic):
+        return "ConversationMessage"
+    match = _OTHER_TOPIC.search(topic)
+    return None if match is None else _RECORDS_OF_TOPICS[match[1]]
+
+
+_CONVERSATION_TOPIC = re.compile(r"(?:^|[._-])(?:conversation\.[^.]+|conversations\.[^.]+\.[^.]+)$")
+_RECORDS_OF_TOPICS = {
+    "result": "ResultEvent",
+    "status": "StatusEvent",
+    "dlq": "DeadLetter",
+    "control": "ControlCommand",
+    "desired": "DesiredState",
+    "model": "ModelInfo",
+    "worker": "WorkerState",
+    "delivery": "WebhookDelivery",
+}
+_OTHER_TOPIC = re.compile(rf"inference\.({'|'.join(_RECORDS_OF_TOPICS)})$")
+
+
 def murmur2(data: bytes) -> int:
     """Kafka's murmur2 (org.apache.kafka.common.utils.Utils), as an unsigned 32-bit number."""
     m, mask = 0x5BD1E995, 0xFFFFFFFF

@@ -28,6 +28,7 @@ from penstock.schemas.errors import (
     UnsupportedTask,
 )
 from penstock.schemas.ids import check_request_id, check_tenant, derived_request_id
+from penstock.schemas.labels import CORRELATION_ID, NO_LABELS, Labels, labels_of
 from penstock.schemas.records import InferenceRequest, Origin
 from penstock.schemas.requests import (
     DEFAULT_LIMITS,
@@ -127,9 +128,9 @@ class Intake:
                 return self._taken(request, place, origin, attempt, None, size)
             request = self._codec.decode(value or b"", InferenceRequest)
         except (DecodeError, InvalidRequest, TooLarge) as error:
-            request_id, tenant, callback_url, metadata = _identity_of(value, place)
+            request_id, tenant, callback_url, labels = _identity_of(value, place)
             if isinstance(error, UnsupportedParameter | UnsupportedTask) and request_id is not None:
-                stub = _stub(request_id, tenant or "default", place.append_time_ms, callback_url, metadata)
+                stub = _stub(request_id, tenant or "default", place.append_time_ms, callback_url, labels)
                 return self._taken(stub, place, origin, attempt, error, size)
             return Poison(
                 reason=error,
@@ -138,6 +139,7 @@ class Intake:
                 origin=origin,
                 attempt=attempt,
                 callback_url=callback_url,
+                labels=labels,
             )
         try:
             validate_request(request, self._limits)
@@ -153,6 +155,7 @@ class Intake:
                 origin=origin,
                 attempt=attempt,
                 callback_url=_callback(request.callback_url),
+                labels=labels_of(request),
             )
         return self._taken(request, place, origin, attempt, None, size)
 
@@ -264,23 +267,21 @@ def _callback(url: object) -> str | None:
     return url
 
 
-def _identity_of(value: bytes | None, place: Origin) -> tuple[str | None, str | None, str | None, dict[str, str]]:
-    """(request_id, tenant, callback_url, metadata) of a JSON object that is no valid request: who waits hears of it."""
+def _identity_of(value: bytes | None, place: Origin) -> tuple[str | None, str | None, str | None, Labels]:
+    """(request_id, tenant, callback_url, labels) of a JSON object that is no valid request: who waits hears of it."""
     if not value or value[0] != OPENING_BRACE:
-        return None, None, None, {}
+        return None, None, None, NO_LABELS
     try:
         parsed: Any = json.loads(value)
     except (ValueError, RecursionError):
-        return None, None, None, {}
+        return None, None, None, NO_LABELS
     body = cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
-    own_id, url, metadata = identity(body)
+    own_id, url, labels = identity(body)
     request_id, tenant = _checked(own_id, body.get("tenant"), _made_up_id(place))
-    return request_id, tenant, _callback(url), metadata
+    return request_id, tenant, _callback(url), labels
 
 
-def _stub(
-    request_id: str, tenant: str, created_at: int, callback_url: str | None, metadata: dict[str, str]
-) -> InferenceRequest:
+def _stub(request_id: str, tenant: str, created_at: int, callback_url: str | None, labels: Labels) -> InferenceRequest:
     """What is left of a request that cannot be run: enough to say so."""
     return InferenceRequest(
         request_id=request_id,
@@ -288,5 +289,7 @@ def _stub(
         task="text_generation",
         created_at=created_at,
         callback_url=callback_url,
-        metadata=metadata,
+        user_id=labels.user_id,
+        session_id=labels.session_id,
+        metadata={} if labels.correlation_id is None else {CORRELATION_ID: labels.correlation_id},
     )
