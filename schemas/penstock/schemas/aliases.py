@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, NamedTuple, cast
 
 from penstock.schemas.errors import InvalidRequest, PenstockError
-from penstock.schemas.labels import CORRELATION_ID, Labels
+from penstock.schemas.labels import CORRELATION_ID, LABEL_CHARS, Labels, label
 
 Json = dict[str, Any]
 Path = tuple[str, ...]
@@ -37,7 +37,6 @@ PRIORITY_NAMES = {"high": 2, "medium": 5, "normal": 5, "low": 8}
 _UNITS = {"": 1, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 LEAST_BYTES = 2**20
-LABEL_CHARS = 200
 
 
 def _same(value: Any) -> Any:
@@ -178,18 +177,9 @@ def identity(body: Mapping[str, Any]) -> tuple[Any, Any, Labels]:
         if len(path) == 1 and alias.name != alias.field and _value(found, target) is None:
             with suppress(InvalidRequest):
                 _put(found, target, found.get(alias.name), alias.name)
-    places = (("user_id",), ("session_id",), ("metadata", CORRELATION_ID))
-    return found.get("request_id"), found.get("callback_url"), Labels(*(_text(_value(found, at)) for at in places))
-
-
-def _text(value: Any) -> str | None:
-    """A label as text that can be written, else None."""
-    try:
-        text = _label(value)
-        text.encode()
-    except ValueError:  # half of a surrogate pair is one too
-        return None
-    return text
+    user_id, session_id = label(found.get("user_id")), label(found.get("session_id"))
+    labels = Labels(user_id, session_id, label(_value(found, ("metadata", CORRELATION_ID))))
+    return found.get("request_id"), found.get("callback_url"), labels
 
 
 def named(error: PenstockError, given: Mapping[str, str]) -> PenstockError:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.schemas.records import InferenceRequest, ResultEvent, StatusEvent
 
 CORRELATION_ID = "correlation_id"
+LABEL_CHARS = 200
 
 
 class Labels(NamedTuple):
@@ -29,4 +30,15 @@ def labels_of(record: InferenceRequest | ResultEvent | StatusEvent) -> Labels:
         correlation_id = record.correlation_id
     if user_id is None and session_id is None and correlation_id is None:
         return NO_LABELS
-    return Labels(user_id, session_id, correlation_id)
+    return Labels(label(user_id), label(session_id), label(correlation_id))
+
+
+def label(value: Any) -> str | None:
+    """A label as it may stand in every event: short text that can be written, else None. Metadata may be longer."""
+    if not isinstance(value, str) or not 0 < len(value) <= LABEL_CHARS:
+        return None
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return None
+    return value
