@@ -129,6 +129,7 @@ class World:
         payload: dict[str, Any] | None = None,
         task: str = "text_generation",
         requirements: Requirements | None = None,
+        user_id: str | None = None,
         offset: int | None = None,
         origin: Origin | None = None,
         settle: bool = True,
@@ -150,6 +151,7 @@ class World:
             max_attempts=max_attempts,
             execution_timeout_ms=execution_timeout_ms,
             requirements=requirements,
+            user_id=user_id,
             **cast("Any", {task: payload or {"prompt": request_id}}),
         )
         read = Taken(

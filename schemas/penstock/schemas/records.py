@@ -361,6 +361,9 @@ class ResultEvent(Record):
     since_epoch: int | None = None
     since_attempt: int | None = None
     history: AttemptHistory | None = None
+    user_id: str | None = None
+    session_id: str | None = None
+    correlation_id: str | None = None
 
     @property
     def since(self) -> tuple[int, int] | None:
@@ -437,6 +440,9 @@ class StatusEvent(Record):
     step: int | None = None
     steps: int | None = None
     history: AttemptHistory | None = None
+    user_id: str | None = None
+    session_id: str | None = None
+    correlation_id: str | None = None
 
 
 @record

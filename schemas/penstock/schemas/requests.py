@@ -8,12 +8,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from functools import cache
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from penstock.schemas.errors import BadJson, InvalidRequest, TooLarge, UnsupportedParameter, UnsupportedTask
+from penstock.schemas import aliases
+from penstock.schemas.errors import (
+    BadJson,
+    InvalidRequest,
+    PenstockError,
+    TooLarge,
+    UnsupportedParameter,
+    UnsupportedTask,
+)
 from penstock.schemas.ids import (
     DEFAULT_TENANT,
     check_conversation_id,
@@ -118,8 +127,12 @@ def parse_request_bytes(
     request_id: str | Callable[[], str] | None = None,
     now_ms: int,
     limits: Limits = DEFAULT_LIMITS,
+    topic_kind: str | None = None,
 ) -> InferenceRequest:
-    """As `parse_request`, from the bytes of a record. Raises BadJson too."""
+    """As `parse_request`, from the bytes of a record, which may use the names of `aliases`. Raises BadJson too.
+
+    `topic_kind` is that of its topic, as `topics.kind_of_topic` has it.
+    """
     if len(value) > limits.max_record_bytes:
         raise TooLarge(f"the record has {len(value)} bytes; the limit is {limits.max_record_bytes}")
     try:
@@ -128,9 +141,12 @@ def parse_request_bytes(
         raise BadJson(f"not JSON: {error}"[:200]) from error
     if not isinstance(body, dict):
         raise BadJson("not a JSON object")
-    return parse_request(
-        cast("dict[str, Any]", body), tenant=tenant, request_id=request_id, now_ms=now_ms, limits=limits
-    )
+    own, given = aliases.translate(cast("dict[str, Any]", body), topic_kind)
+    try:
+        request = parse_request(own, tenant=tenant, request_id=request_id, now_ms=now_ms, limits=limits)
+    except PenstockError as error:
+        raise aliases.named(error, given) from error
+    return replace(request, created_at=own["created_at"]) if "created_at" in given else request
 
 
 def validate_request(request: InferenceRequest, limits: Limits = DEFAULT_LIMITS) -> None:

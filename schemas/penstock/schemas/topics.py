@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -153,6 +154,39 @@ class TopicNames:
         """high, medium or low for a text topic; None where the record's priority decides."""
         parts = topic.removeprefix(self.prefix).split(".")
         return parts[2] if parts[:2] == ["inference", "request"] and len(parts) > 2 and parts[2] in CLASSES else None
+
+
+def kind_of_topic(topic: str) -> str | None:
+    """text, image or embedding for a request topic under any prefix and of any pool, else None."""
+    match = _REQUEST_TOPIC.search(topic)
+    return None if match is None else match[1] or "text"
+
+
+_REQUEST_TOPIC = re.compile(r"inference\.(?:(image|embedding)\.request|request\.(?:high|medium|low))(?:\.[^.]+)?$")
+
+
+def record_of_topic(topic: str) -> str | None:
+    """The name of the record that a topic holds, under any prefix and of any pool, else None."""
+    if kind_of_topic(topic) is not None:
+        return "InferenceRequest"
+    if _CONVERSATION_TOPIC.search(topic):
+        return "ConversationMessage"
+    match = _OTHER_TOPIC.search(topic)
+    return None if match is None else _RECORDS_OF_TOPICS[match[1]]
+
+
+_CONVERSATION_TOPIC = re.compile(r"(?:^|[._-])(?:conversation\.[^.]+|conversations\.[^.]+\.[^.]+)$")
+_RECORDS_OF_TOPICS = {
+    "result": "ResultEvent",
+    "status": "StatusEvent",
+    "dlq": "DeadLetter",
+    "control": "ControlCommand",
+    "desired": "DesiredState",
+    "model": "ModelInfo",
+    "worker": "WorkerState",
+    "delivery": "WebhookDelivery",
+}
+_OTHER_TOPIC = re.compile(rf"inference\.({'|'.join(_RECORDS_OF_TOPICS)})$")
 
 
 def murmur2(data: bytes) -> int:

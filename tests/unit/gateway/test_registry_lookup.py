@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.gateway.routes import registry
-from penstock.gateway.routes.registry import RegistryError, Released, SchemaBody, look_up, releases
+from penstock.gateway.routes.registry import RegistryError, Released, SchemaBody, look_up, register, releases
 
 ALL = [released for versions in releases().values() for released in versions]
 SUBJECT = "penstock.v1.ResultEvent"
@@ -86,3 +86,44 @@ def test_the_work_is_bounded_by_the_releases_and_not_by_what_is_sent(monkeypatch
         with pytest.raises(RegistryError):
             lookup_of(SUBJECT, json.dumps(sent))
     assert 0 < calls < 100
+
+
+@pytest.mark.parametrize(
+    ("topic", "record"),
+    [
+        ("inference.request.medium", "InferenceRequest"),
+        ("team-inference.image.request", "InferenceRequest"),
+        ("inference.embedding.request.coder", "InferenceRequest"),
+        ("inference.result", "ResultEvent"),
+        ("team-inference.status", "StatusEvent"),
+        ("inference.dlq", "DeadLetter"),
+        ("conversation.trip", "ConversationMessage"),
+        ("conversations.acme.trip", "ConversationMessage"),
+    ],
+)
+def test_the_subject_of_a_topic_is_that_of_its_record(topic: str, record: str) -> None:
+    """What a serializer with default settings asks: it registers its schema under `<topic>-value`."""
+    for released in releases()[f"penstock.v1.{record}"]:
+        subject = f"{topic}-value"
+        assert register(subject, SchemaBody(schema=released.text)) == {"id": released.schema_id}
+        found = lookup_of(subject, released.text)
+        assert (found["subject"], found["id"]) == (subject, released.schema_id)
+
+
+OWN = json.dumps({"type": "record", "name": "Mine", "fields": [{"name": "prompt", "type": "string"}]})
+
+
+@pytest.mark.parametrize(
+    ("subject", "words"),
+    [
+        ("inference.request.low-value", "subjects/penstock.v1.InferenceRequest/versions/latest"),
+        ("penstock.v1.ResultEvent", "subjects/penstock.v1.ResultEvent/versions/latest"),
+        ("orders-value", "GET /registry/subjects lists"),
+        ("inference.request.low-key", "GET /registry/subjects lists"),
+    ],
+)
+def test_a_schema_of_ones_own_is_refused_with_the_one_to_use(subject: str, words: str) -> None:
+    with pytest.raises(RegistryError, match="read-only mode") as caught:
+        register(subject, SchemaBody(schema=OWN))
+    assert caught.value.error_code == 42205
+    assert words in str(caught.value)

@@ -18,14 +18,29 @@ app = typer.Typer(no_args_is_help=True, help="List, show, cancel, reprioritize a
 @app.command("list")
 def list_requests(
     status: Annotated[str | None, typer.Option(help="Only these, e.g. running.")] = None,
+    user_id: Annotated[str | None, typer.Option(help="Only this user's.")] = None,
+    session_id: Annotated[str | None, typer.Option(help="Only this session's.")] = None,
+    correlation_id: Annotated[str | None, typer.Option(help="Only those with this correlation_id.")] = None,
+    task: Annotated[str | None, typer.Option(help="Only these, e.g. embedding.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only those of this model.")] = None,
+    klass: Annotated[str | None, typer.Option("--class", help="Only these: high, medium or low.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 20,
     url: Url = DEFAULT_URL,
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """The caller's requests, newest first. Example: penstock requests list --status running"""
+    wanted = {
+        "status": status,
+        "user_id": user_id,
+        "session_id": session_id,
+        "correlation_id": correlation_id,
+        "task": task,
+        "model": model,
+        "class": klass,
+    }
     with Gateway(url, key) as gateway:
-        found = list(gateway.pages("/v1/requests", limit, status=status, order="desc"))
+        found = list(gateway.pages("/v1/requests", limit, **wanted, order="desc"))
     if as_json:
         for item in found:
             print_json(item)

@@ -35,6 +35,7 @@ from penstock.gateway.queues.formats import (
     read_penstock,
     refused,
     request_key,
+    sender_of,
 )
 from penstock.gateway.queues.settings import QueueSection
 from penstock.gateway.view.entries import Entry
@@ -193,6 +194,10 @@ class Errands:
         except PenstockError as error:
             if error.retryable:
                 raise TryAgain(error, False) from None
+            if (sender := sender_of(read.value, origin)) is not None:
+                request_id, labels = sender
+                answer = {"request_id": request_id, **labels._asdict(), **_error_json(error)}
+                await self._answer(queue, request_id, _dumped(answer))
             raise _Unreadable(error) from None
         request = _older(dataclasses.replace(request, pool=request.pool or queue.pool), read.timestamp_ms)
         request_id = request.request_id

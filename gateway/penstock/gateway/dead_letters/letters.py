@@ -16,6 +16,7 @@ from penstock.schemas.records import DeadLetter, InferenceRequest, Origin
 from penstock.schemas.requests import parse_request_bytes
 from penstock.schemas.texts import shortened
 from penstock.schemas.times import rfc3339
+from penstock.schemas.topics import kind_of_topic
 
 HEADER_KIND = "penstock-kind"
 REDRIVEN, PURGED = "redriven", "purged"
@@ -140,7 +141,13 @@ def request_of(letter: DeadLetter, codec: Codec) -> InferenceRequest:
         raise InvalidRequest("this letter holds no request: its record could not be read")
     if letter.original[:1] == b"{":
         at_ms = letter.origin.append_time_ms
-        request = parse_request_bytes(letter.original, tenant=letter.tenant, request_id=letter.request_id, now_ms=at_ms)
+        request = parse_request_bytes(
+            letter.original,
+            tenant=letter.tenant,
+            request_id=letter.request_id,
+            now_ms=at_ms,
+            topic_kind=kind_of_topic(letter.origin.topic),
+        )
     else:
         request = codec.decode(letter.original, InferenceRequest)
     check_request_id(request.request_id)

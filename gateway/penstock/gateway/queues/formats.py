@@ -19,9 +19,11 @@ from typing import Any, Literal, cast
 
 from penstock.common.clock import now_ms
 from penstock.gateway.queues.settings import QueueSection
+from penstock.schemas.aliases import identity
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BadJson, InvalidRequest, PenstockError, error_body
-from penstock.schemas.ids import derived_request_id
+from penstock.schemas.ids import derived_request_id, is_request_id
+from penstock.schemas.labels import Labels
 from penstock.schemas.records import InferenceRequest
 from penstock.schemas.requests import parse_request_bytes, validate_request
 
@@ -104,6 +106,16 @@ def read_penstock(
     request = codec.decode(value, InferenceRequest)
     validate_request(request)
     return dataclasses.replace(request, tenant=queue.tenant)
+
+
+def sender_of(value: bytes | None, origin: tuple[str, int, int, int]) -> tuple[str, Labels] | None:
+    """(request id, labels) of a JSON object that is no valid request: its sender hears of it. None for all else."""
+    body = _object(value) if value else None
+    if body is None:
+        return None
+    request_id, _, labels = identity(body)
+    known = isinstance(request_id, str) and is_request_id(request_id)
+    return request_id if known else derived_request_id(*origin), labels
 
 
 def _object(value: bytes | str) -> Json | None:

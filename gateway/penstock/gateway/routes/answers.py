@@ -242,6 +242,9 @@ class RequestObject(Answer):
     result: Result | None
     error: ErrorFacts | None
     metadata: Metadata
+    user_id: str | None
+    session_id: str | None
+    correlation_id: Annotated[str | None, Field(description="That of its metadata.")]
     redriven_from: Annotated[str | None, Field(description="The request whose dead letter was run again.")] = None
     history: Annotated[
         list[Attempt] | None, Field(description="The newest attempts, where there was more than one that completed.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from penstock.gateway.context import context_of, service_of
@@ -14,12 +14,14 @@ from penstock.gateway.routes.multipart import submitted_body
 from penstock.gateway.routes.paging import After, Limit, Order, page
 from penstock.gateway.routes.sse import events
 from penstock.gateway.service.brought_images import keeper_of, take_images
+from penstock.gateway.view.filters import RequestFilter
 from penstock.gateway.view.outputs import on_output_thread
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
-from penstock.schemas.ids import new_request_id
-from penstock.schemas.records import STATUS_RANKS, InferenceRequest
+from penstock.schemas.ids import check_conversation_id, new_request_id
+from penstock.schemas.records import PAYLOAD_FIELDS, STATUS_RANKS, InferenceRequest
 from penstock.schemas.requests import parse_request
+from penstock.schemas.topics import CLASSES
 
 router = APIRouter(prefix="/v1", tags=["requests"])
 
@@ -85,23 +87,47 @@ async def submit(
     return JSONResponse(accepted_json(accepted.request_id), 202, headers)
 
 
+def request_filter(
+    status: str | None = None,
+    conversation_id: str | None = None,
+    user_id: str | None = None,
+    session_id: str | None = None,
+    correlation_id: Annotated[str | None, Query(description="That of the requests' metadata.")] = None,
+    task: str | None = None,
+    model: Annotated[str | None, Query(description="As the requests show it.")] = None,
+    klass: Annotated[str | None, Query(alias="class", description="high, medium or low, by priority.")] = None,
+) -> RequestFilter:
+    """Which requests a call means. Raises InvalidRequest for what no request ever has."""
+    check_status(status)
+    for name, value, known in (("task", task, PAYLOAD_FIELDS), ("class", klass, CLASSES)):
+        if value is not None and value not in known:
+            raise InvalidRequest(f"{name} must be one of {', '.join(known)}", param=name)
+    return RequestFilter(
+        status=status,
+        conversation_id=conversation_id,
+        user_id=user_id,
+        session_id=session_id,
+        correlation_id=correlation_id,
+        task=task,
+        model=model,
+        klass=klass,
+    )
+
+
 @router.get("/requests", summary="The caller's requests")
 async def list_requests(
     request: Request,
-    status: str | None = None,
-    conversation_id: str | None = None,
+    where: Annotated[RequestFilter, Depends(request_filter)],
     after: After = None,
     limit: Limit = 20,
     order: Order = "desc",
 ) -> dict[str, Any]:
-    check_status(status)
     found = await service_of(request).lookups.page(
         caller_of(request).tenant,
         limit=limit + 1,
         after=after,
         newest_first=order == "desc",
-        status=status,
-        conversation_id=conversation_id,
+        where=where,
     )
     data = service_of(request).facts.requests(found[:limit])
     return page(data, has_more=len(found) > limit, id_field="request_id")

@@ -1,13 +1,14 @@
 """The read side of a Confluent schema registry over the package's own schemas, so that stock Avro clients decode.
 
-Subjects are the full names of records. Writing is refused; registering what is there answers its id.
+Subjects are the full names of records. `<topic>-value`, which serializers use by default, is the record of that topic.
+Writing is refused; registering what is there answers its id.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, PlainTextResponse
 
 from penstock.schemas.codec import SCHEMA_IDS, released_schema
+from penstock.schemas.topics import record_of_topic
 
 MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 COMPATIBILITY = "FULL_TRANSITIVE"
@@ -149,8 +151,8 @@ def register(subject: str, body: SchemaBody) -> dict[str, Any]:
     """The id of a schema that is here already; anything new is refused: the package is what defines the schemas."""
     try:
         return {"id": _same_schema(subject, body.text).schema_id}
-    except RegistryError:
-        raise RegistryError(42205, f"Subject {subject} is in read-only mode") from None
+    except RegistryError as error:
+        raise RegistryError(42205, f"Subject {subject} is in read-only mode: {error} {_advice(subject)}") from None
 
 
 @router.get("/config")
@@ -178,10 +180,24 @@ def _by_id(schema_id: int) -> Released:
 
 
 def _subject(subject: str) -> tuple[Released, ...]:
-    versions = releases().get(subject)
+    """The versions of a record, under the name that the client used."""
+    record = _record_subject(subject)
+    versions = releases().get(record)
     if versions is None:
         raise RegistryError(40401, f"Subject '{subject}' not found.")
-    return versions
+    return versions if record == subject else tuple(replace(one, subject=subject) for one in versions)
+
+
+def _record_subject(subject: str) -> str:
+    record = record_of_topic(subject.removesuffix("-value")) if subject.endswith("-value") else None
+    return subject if record is None else f"penstock.v1.{record}"
+
+
+def _advice(subject: str) -> str:
+    record = _record_subject(subject)
+    if record not in releases():
+        return "GET /registry/subjects lists the subjects; on topics of Penstock <topic>-value is one too."
+    return f"Its records have the schema of GET /registry/subjects/{record}/versions/latest: serialize with that one."
 
 
 def _version(subject: str, version: str) -> Released:
@@ -202,7 +218,7 @@ def _same_schema(subject: str, text: str) -> Released:
     versions = _subject(subject)
     try:
         asked = json.loads(text)
-        for released, canonical in zip(versions, _canonical_releases()[subject], strict=True):
+        for released, canonical in zip(versions, _canonical_releases()[_record_subject(subject)], strict=True):
             if _is_same(asked, canonical):
                 return released
     except (ValueError, RecursionError):

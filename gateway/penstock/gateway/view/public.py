@@ -42,6 +42,7 @@ def request_json(entry: RequestState, *, whole: bool = False) -> dict[str, Any]:
         "result": None if event is None or entry.large is not None else result_json(event),
         "error": None if event is None else error_json(event, entry.request_id),
         "metadata": entry.metadata,
+        **entry.labels._asdict(),
     }
     if entry.redriven_from is not None:
         public["redriven_from"] = entry.redriven_from

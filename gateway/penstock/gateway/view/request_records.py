@@ -7,7 +7,7 @@ from penstock.schemas.codec import Codec
 from penstock.schemas.ids import check_request_id, check_tenant, derived_request_id
 from penstock.schemas.records import InferenceRequest, Origin
 from penstock.schemas.requests import parse_request_bytes
-from penstock.schemas.topics import HEADER_ORIGIN
+from penstock.schemas.topics import HEADER_ORIGIN, kind_of_topic
 
 _OPENING_BRACE = 0x7B
 
@@ -19,7 +19,9 @@ def read_request(message: RawMessage, codec: Codec) -> InferenceRequest | None:
         return None
     if value[0] == _OPENING_BRACE:
         made_up = derived_request_id(message.topic, message.partition, message.offset, message.timestamp_ms)
-        request = parse_request_bytes(value, request_id=made_up, now_ms=message.timestamp_ms)
+        request = parse_request_bytes(
+            value, request_id=made_up, now_ms=message.timestamp_ms, topic_kind=kind_of_topic(message.topic)
+        )
     else:
         request = codec.decode(value, InferenceRequest)
         # Workers do not take it under such a name, so nothing would ever end it here.

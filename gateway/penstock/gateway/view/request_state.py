@@ -10,6 +10,7 @@ from typing import Any
 from penstock.gateway.view.outputs import LargeOutput, artifact_ids_of, held_bytes
 from penstock.schemas.fold import FoldStep, Previewed, ResultFold, StatusFold, same_origin
 from penstock.schemas.ids import is_derived_id
+from penstock.schemas.labels import NO_LABELS, Labels, labels_of
 from penstock.schemas.limits import DEFAULT_LIMITS
 from penstock.schemas.records import STATUS_RANKS, InferenceRequest, Origin, Place, ResultEvent, StatusEvent
 from penstock.schemas.requests import content_hash
@@ -50,6 +51,7 @@ class RequestState:
     conversation_id: str | None = None
     stream: bool = False
     metadata: dict[str, str] = field(default_factory=dict[str, str])
+    labels: Labels = NO_LABELS
     content: str = ""
     """Hash of what was asked for, where it can matter; empty until the request itself was seen."""
     origin: Origin | None = None
@@ -196,7 +198,7 @@ class RequestState:
         self.priority = request.priority if self.changed_priority is None else self.changed_priority
         self.model = self.model or request.model
         self.conversation_id, self.stream = request.conversation_id, request.stream
-        self.redriven_from = request.redriven_from
+        self.redriven_from, self.labels = request.redriven_from, labels_of(request)
         if request.metadata or self.metadata:
             self.kept_bytes += metadata_bytes(request.metadata) - metadata_bytes(self.metadata)
             self.metadata = request.metadata
@@ -221,6 +223,7 @@ class RequestState:
             self.task = self.task or event.task
             self.model = event.model or self.model
             self.origin = self.origin or event.origin
+            self.labels = self.labels if self.content else labels_of(event)
             self.preview = None
             self.hold_outcome(event, large, record_bytes)
         elif isinstance(step, Previewed):

@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 from penstock.gateway.view.census import Counted, counted_as
 from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.filters import column_values
 from penstock.gateway.view.outputs import json_at_once
 from penstock.gateway.view.request_state import metadata_bytes
+from penstock.schemas.labels import Labels
 from penstock.schemas.records import AttemptHistory, Origin, Place, Record, StatusEvent, WaitingFor, fields_of
 
 _ORIGIN = tuple(fields_of(Origin))
@@ -31,6 +33,7 @@ _FACTS = (
     "former_partition",
     "redriven_from",
     "changed_priority",
+    "labels",
 )
 
 
@@ -41,7 +44,8 @@ class Snapshot(NamedTuple):
     request_id: str
     accepted_ms: int
     updated_ms: int
-    status_name: str
+    columns: tuple[str | None, ...]
+    """As `filters.COLUMNS` has them."""
     closed: bool
     erased: bool
     facts: tuple[Any, ...]
@@ -68,7 +72,7 @@ def snapshot(entry: Entry) -> Snapshot:
         entry.request_id,
         entry.accepted_ms,
         entry.updated_ms,
-        entry.status_name,
+        column_values(entry),
         entry.closed,
         entry.erased,
         (
@@ -87,6 +91,7 @@ def snapshot(entry: Entry) -> Snapshot:
             entry.former_partition,
             entry.redriven_from,
             entry.changed_priority,
+            entry.labels,
         ),
         entry.place,
         entry.origin,
@@ -170,6 +175,7 @@ def restored(tenant: str, request_id: str, facts: str, *, accepted_ms: int, eras
     entry = Entry(tenant, request_id, partition)
     for name, value in zip(_FACTS, plain, strict=False):
         setattr(entry, name, value)
+    entry.labels = Labels(*entry.labels)
     entry.kept_bytes += metadata_bytes(entry.metadata)
     entry.accepted_ms, entry.erased, entry.terminal_offset = accepted_ms, erased, terminal_offset
     entry.updated_ms = updated_ms

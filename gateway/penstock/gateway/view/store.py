@@ -15,6 +15,7 @@ from typing import Any
 from penstock.gateway.view import view_file
 from penstock.gateway.view.census import AGES_MS, Counted
 from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.filters import ALL, RequestFilter
 from penstock.gateway.view.key_filter import KeyFilter
 from penstock.gateway.view.request_state import NEVER_MS, Key
 from penstock.gateway.view.rows import Snapshot, counted_of, counted_text, facts_text, restored
@@ -210,34 +211,30 @@ class Store:
         limit: int,
         after: str | None,
         newest_first: bool,
-        status: str | None = None,
-        conversation_id: str | None = None,
+        where: RequestFilter = ALL,
     ) -> list[Entry] | None:
         """One page of a tenant's requests in the order of acceptance, behind the request `after`.
 
         None if that is unknown, which it is when it is older than two horizons. Blocks; any number of threads may ask.
         """
         connection = self._page_connection()
-        where: list[str] = ["tenant = ?", "erased = 0"]
+        conditions: list[str] = ["tenant = ?", "erased = 0"]
         values: list[Any] = [tenant]
-        if status is not None:
-            where.append("status = ?")
-            values.append(status)
-        if conversation_id is not None:
-            where.append("conversation_id = ?")
-            values.append(conversation_id)
+        for column, value in where.wanted():
+            conditions.append(f"{column} = ?")
+            values.append(value)
         if after is not None:
             known = "SELECT accepted_ms FROM requests WHERE tenant = ? AND request_id = ?"
             at = connection.execute(known, (tenant, after)).fetchone()
             if at is None:
                 return None
-            where.append(f"(accepted_ms, request_id) {'<' if newest_first else '>'} (?, ?)")
+            conditions.append(f"(accepted_ms, request_id) {'<' if newest_first else '>'} (?, ?)")
             values += [at[0], after]
         order = "DESC" if newest_first else "ASC"
-        query = (
-            f"SELECT {_COLUMNS} FROM requests WHERE {' AND '.join(where)}"
-            f" ORDER BY accepted_ms {order}, request_id {order} LIMIT ?"
-        )
+        ordered = f"ORDER BY accepted_ms {order}, request_id {order}"
+        # The index alone says which: rows are read only of those that are on the page.
+        chosen = f"SELECT tenant, request_id FROM requests INDEXED BY {where.index} WHERE {' AND '.join(conditions)}"
+        query = f"SELECT {_COLUMNS} FROM requests WHERE (tenant, request_id) IN ({chosen} {ordered} LIMIT ?) {ordered}"
         return [_entry(row) for row in connection.execute(query, [*values, limit]).fetchall()]
 
     def _page_connection(self) -> sqlite3.Connection:
@@ -271,11 +268,10 @@ def _row(copy: Snapshot) -> Row:
         copy.request_id,
         copy.accepted_ms,
         copy.updated_ms,
-        copy.status_name,
         int(copy.closed),
-        copy.facts[4],
         facts_text(copy),
         int(copy.erased),
         copy.must_end_ms,
         counted_text(copy),
+        *copy.columns,
     )

@@ -11,22 +11,33 @@ from penstock.schemas.errors import Overloaded
 
 logger = logging.getLogger(__name__)
 
-VERSION = 6
+VERSION = 7
 _META = "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);"
-# Lists are read in the order of acceptance; each filter has an index of that order. What is erased is in none.
+# Lists are read in the order of acceptance. What few requests share has an index of that order. What many share, as a
+# task, stands in the indices of time and status, with `erased` for SQLite to answer from them alone: rows are read only
+# of what is listed. What is erased is in none.
 # `counted` is as what the census counts a live request; that of one that is done is null.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS requests (
   tenant TEXT NOT NULL, request_id TEXT NOT NULL, accepted_ms INTEGER NOT NULL, updated_ms INTEGER NOT NULL,
-  status TEXT NOT NULL, done INTEGER NOT NULL, conversation_id TEXT, facts TEXT NOT NULL,
-  erased INTEGER NOT NULL DEFAULT 0, must_end_ms INTEGER NOT NULL, counted TEXT,
+  done INTEGER NOT NULL, facts TEXT NOT NULL, erased INTEGER NOT NULL DEFAULT 0, must_end_ms INTEGER NOT NULL,
+  counted TEXT, status TEXT NOT NULL, conversation_id TEXT, user_id TEXT, session_id TEXT, correlation_id TEXT,
+  task TEXT NOT NULL, model TEXT, klass TEXT NOT NULL,
   PRIMARY KEY (tenant, request_id)) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS by_time ON requests (tenant, accepted_ms, request_id) WHERE erased = 0;
-CREATE INDEX IF NOT EXISTS by_status ON requests (tenant, status, accepted_ms, request_id) WHERE erased = 0;
+CREATE INDEX IF NOT EXISTS by_time ON requests (tenant, accepted_ms, request_id, task, model, klass, erased)
+  WHERE erased = 0;
+CREATE INDEX IF NOT EXISTS by_status ON requests (tenant, status, accepted_ms, request_id, task, model, klass, erased)
+  WHERE erased = 0;
 CREATE INDEX IF NOT EXISTS by_conversation ON requests (tenant, conversation_id, accepted_ms, request_id)
   WHERE erased = 0 AND conversation_id IS NOT NULL;
 CREATE INDEX IF NOT EXISTS by_both ON requests (tenant, conversation_id, status, accepted_ms, request_id)
   WHERE erased = 0 AND conversation_id IS NOT NULL;
+CREATE INDEX IF NOT EXISTS by_user ON requests (tenant, user_id, accepted_ms, request_id)
+  WHERE erased = 0 AND user_id IS NOT NULL;
+CREATE INDEX IF NOT EXISTS by_session ON requests (tenant, session_id, accepted_ms, request_id)
+  WHERE erased = 0 AND session_id IS NOT NULL;
+CREATE INDEX IF NOT EXISTS by_correlation ON requests (tenant, correlation_id, accepted_ms, request_id)
+  WHERE erased = 0 AND correlation_id IS NOT NULL;
 CREATE INDEX IF NOT EXISTS silent ON requests (updated_ms) WHERE done = 1;
 CREATE INDEX IF NOT EXISTS silent_live ON requests (updated_ms) WHERE done = 0;
 CREATE INDEX IF NOT EXISTS live ON requests (tenant, counted, accepted_ms) WHERE done = 0;

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from penstock.processors.core.pools import Pools
 from penstock.processors.core.requests.arrivals import Poison, Taken
+from penstock.schemas.aliases import identity
 from penstock.schemas.codec import Codec
 from penstock.schemas.costs import estimated_cost
 from penstock.schemas.errors import (
@@ -27,6 +28,7 @@ from penstock.schemas.errors import (
     UnsupportedTask,
 )
 from penstock.schemas.ids import check_request_id, check_tenant, derived_request_id
+from penstock.schemas.labels import CORRELATION_ID, NO_LABELS, Labels, labels_of
 from penstock.schemas.records import InferenceRequest, Origin
 from penstock.schemas.requests import (
     DEFAULT_LIMITS,
@@ -41,6 +43,7 @@ from penstock.schemas.topics import (
     HEADER_ORIGIN,
     TopicNames,
     conversation_key,
+    kind_of_topic,
     partition_for,
     priority_class,
 )
@@ -116,14 +119,18 @@ class Intake:
         try:
             if value and value[0] == OPENING_BRACE:  # validated while it is parsed
                 request = parse_request_bytes(
-                    value, request_id=partial(_made_up_id, place), now_ms=place.append_time_ms, limits=self._limits
+                    value,
+                    request_id=partial(_made_up_id, place),
+                    now_ms=place.append_time_ms,
+                    limits=self._limits,
+                    topic_kind=kind_of_topic(place.topic),
                 )
                 return self._taken(request, place, origin, attempt, None, size)
             request = self._codec.decode(value or b"", InferenceRequest)
         except (DecodeError, InvalidRequest, TooLarge) as error:
-            request_id, tenant, callback_url = _identity_of(value, place)
+            request_id, tenant, callback_url, labels = _identity_of(value, place)
             if isinstance(error, UnsupportedParameter | UnsupportedTask) and request_id is not None:
-                stub = _stub(request_id, tenant or "default", place.append_time_ms, callback_url)
+                stub = _stub(request_id, tenant or "default", place.append_time_ms, callback_url, labels)
                 return self._taken(stub, place, origin, attempt, error, size)
             return Poison(
                 reason=error,
@@ -132,6 +139,7 @@ class Intake:
                 origin=origin,
                 attempt=attempt,
                 callback_url=callback_url,
+                labels=labels,
             )
         try:
             validate_request(request, self._limits)
@@ -147,6 +155,7 @@ class Intake:
                 origin=origin,
                 attempt=attempt,
                 callback_url=_callback(request.callback_url),
+                labels=labels_of(request),
             )
         return self._taken(request, place, origin, attempt, None, size)
 
@@ -258,20 +267,21 @@ def _callback(url: object) -> str | None:
     return url
 
 
-def _identity_of(value: bytes | None, place: Origin) -> tuple[str | None, str | None, str | None]:
-    """(request_id, tenant, callback_url) of a JSON object that is no valid request: who waits for it hears of it."""
+def _identity_of(value: bytes | None, place: Origin) -> tuple[str | None, str | None, str | None, Labels]:
+    """(request_id, tenant, callback_url, labels) of a JSON object that is no valid request: who waits hears of it."""
     if not value or value[0] != OPENING_BRACE:
-        return None, None, None
+        return None, None, None, NO_LABELS
     try:
         parsed: Any = json.loads(value)
     except (ValueError, RecursionError):
-        return None, None, None
+        return None, None, None, NO_LABELS
     body = cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
-    request_id, tenant = _checked(body.get("request_id"), body.get("tenant"), _made_up_id(place))
-    return request_id, tenant, _callback(body.get("callback_url"))
+    own_id, url, labels = identity(body)
+    request_id, tenant = _checked(own_id, body.get("tenant"), _made_up_id(place))
+    return request_id, tenant, _callback(url), labels
 
 
-def _stub(request_id: str, tenant: str, created_at: int, callback_url: str | None) -> InferenceRequest:
+def _stub(request_id: str, tenant: str, created_at: int, callback_url: str | None, labels: Labels) -> InferenceRequest:
     """What is left of a request that cannot be run: enough to say so."""
     return InferenceRequest(
         request_id=request_id,
@@ -279,4 +289,7 @@ def _stub(request_id: str, tenant: str, created_at: int, callback_url: str | Non
         task="text_generation",
         created_at=created_at,
         callback_url=callback_url,
+        user_id=labels.user_id,
+        session_id=labels.session_id,
+        metadata={} if labels.correlation_id is None else {CORRELATION_ID: labels.correlation_id},
     )

@@ -90,6 +90,7 @@ class Outcomes:
                 step=effect.step,
                 steps=effect.steps,
                 history=subject.history,
+                **subject.labels._asdict(),
             ),
             headers=trace_of(subject),
         )
@@ -107,6 +108,7 @@ class Outcomes:
             created_at=now_ms(),
             worker_id=self._worker_id,
             metadata={},
+            **subject.labels._asdict(),
             **values,
         )
 
@@ -176,6 +178,7 @@ class Outcomes:
             metadata=subject.request.metadata,
             **since_fields(effect.since),
             history=subject.history,
+            **subject.labels._asdict(),
             **output,
         )
         self._publisher.result(

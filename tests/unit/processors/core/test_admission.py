@@ -176,9 +176,10 @@ def test_a_parked_request_is_read_again_for_a_slot_that_those_before_it_cannot_u
     world.submit("busy", size=50)
     world.submit("large", size=250)
     world.pass_time(0.1)
-    parked = world.submit("parked", size=250)
+    parked = world.submit("parked", size=250, user_id="u")
     assert parked is not None
     assert parked.stage.value == "parked"
+    assert (parked.body, parked.subject.labels.user_id) == (None, "u"), "its statuses echo what its bytes said"
     world.flow.replicas.up("m", 1, 1, 50, world.now, inline=False)
     world.pass_time(0.1)
     assert set(world.running) == {"busy", "parked"}

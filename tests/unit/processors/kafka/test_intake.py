@@ -10,6 +10,7 @@ import pytest
 from penstock.processors.kafka.intake import CLOCKS_DIFFER_MS, Intake, Poison, Taken, origin_header
 from penstock.schemas.codec import default_codec
 from penstock.schemas.ids import derived_request_id
+from penstock.schemas.labels import Labels, labels_of
 from penstock.schemas.records import InferenceRequest, Origin, StatusEvent
 from penstock.schemas.topics import HEADER_ATTEMPT, TopicNames, partition_for
 
@@ -145,6 +146,27 @@ def test_an_id_that_cannot_be_published_is_replaced(request_id: Any, spoil: dict
     )
     assert name == derived_request_id(TOPIC, 0, 7, APPEND_MS)
     assert tenant == "default"
+
+
+NAMED = {"userId": "u", "session_id": "s", "correlationId": "k", "prompt": "x"}
+
+
+@pytest.mark.parametrize(
+    "spoil", [{"type": "dance"}, {"requestId": 5}, {"unknown": 1}, {"temperature": 9, "task": "text_generation"}]
+)
+def test_what_is_no_request_keeps_its_labels(spoil: dict[str, Any]) -> None:
+    found = read(json.dumps({**NAMED, **spoil}).encode())
+    labels = found.labels if isinstance(found, Poison) else labels_of(found.request)
+    assert labels == Labels("u", "s", "k")
+
+
+@pytest.mark.parametrize("odd", ["\ud800", "x" * 201, "", 7, None, ["k"]])
+def test_labels_that_cannot_be_published_are_left_out(odd: Any) -> None:
+    found = read(json.dumps({**NAMED, "userId": odd, "correlationId": odd, "payload": 5}).encode())
+    assert isinstance(found, Poison)
+    assert found.labels == Labels(None, "s", None)
+    long = request(user_id="x" * 100_000, text_generation={"prompt": "x"}, metadata={"correlation_id": "y" * 10_000})
+    assert labels_of(long) == Labels()
 
 
 def test_an_avro_record_with_an_unusable_id_has_none() -> None:

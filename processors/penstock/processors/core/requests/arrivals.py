@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.schemas.errors import PenstockError
+from penstock.schemas.labels import NO_LABELS, Labels
 from penstock.schemas.records import InferenceRequest, Origin, record
 
 
@@ -39,3 +40,4 @@ class Poison:
     origin: Origin
     attempt: int
     callback_url: str | None = None
+    labels: Labels = NO_LABELS

@@ -23,6 +23,7 @@ from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.work import Body, Work, WorkKey
 from penstock.schemas.errors import EngineFailed, InternalError
+from penstock.schemas.labels import labels_of
 from penstock.schemas.topics import TP
 
 MOST_REPEATS = 16
@@ -137,6 +138,7 @@ class Arrivals:
             stream=False,
             first_place=poison.origin,
             body=None,
+            labels=poison.labels,
             size_bytes=len(value),
         )
         stub = replace(work.request, callback_url=poison.callback_url)
@@ -171,6 +173,7 @@ class Arrivals:
             stream=request.stream,
             first_place=read.origin,
             body=body,
+            labels=labels_of(request),
             size_bytes=read.size_bytes,
         )
         work.ttl_ms = ttl_ms

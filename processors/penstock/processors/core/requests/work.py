@@ -13,6 +13,7 @@ from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.told import Told
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.fixed import fixed
+from penstock.schemas.labels import NO_LABELS, Labels
 from penstock.schemas.records import AttemptHistory, InferenceRequest, Origin, Timings
 from penstock.schemas.topics import conversation_of
 
@@ -58,6 +59,7 @@ class Subject:
     body: Body | None
     history: AttemptHistory | None = None
     """Its attempts so far, from the first that failed on."""
+    labels: Labels = NO_LABELS
 
     @property
     def first_key(self) -> WorkKey:
@@ -164,6 +166,8 @@ class Work:
     stream: bool
     first_place: Origin
     body: Body | None
+    labels: Labels = NO_LABELS
+    """Known also while its bytes are not here."""
     size_bytes: int
     run: Run | None = None
     told: Told | None = None
@@ -265,6 +269,7 @@ class Work:
                 self.first_place,
                 self.body,
                 self.history,
+                self.labels,
             )
         return known
 

@@ -1,0 +1,66 @@
+"""Which requests of a tenant are meant: one declaration for the view's file and for requests in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.schemas.topics import priority_class
+
+if TYPE_CHECKING:
+    from penstock.gateway.view.entries import Entry
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestFilter:
+    """What is None chooses nothing; the rest must all be so. `klass` is high, medium or low."""
+
+    status: str | None = None
+    conversation_id: str | None = None
+    user_id: str | None = None
+    session_id: str | None = None
+    correlation_id: str | None = None
+    task: str | None = None
+    model: str | None = None
+    klass: str | None = None
+
+    def matches(self, entry: Entry) -> bool:
+        """Whether a request is as this filter wants it, as far as is known of it now."""
+        return all(wanted == _value(entry, name) for name, wanted in self.wanted())
+
+    def wanted(self) -> Iterator[tuple[str, str]]:
+        """The columns that must have a value, and which."""
+        for name in COLUMNS:
+            if (value := getattr(self, name)) is not None:
+                yield name, value
+
+    @property
+    def index(self) -> str:
+        """The index of the view's file that leaves the fewest rows to look at."""
+        for name in ("correlation_id", "session_id", "conversation_id", "user_id"):
+            if getattr(self, name) is not None:
+                both = name == "conversation_id" and self.status is not None
+                return "by_both" if both else f"by_{name.removesuffix('_id')}"
+        return "by_time" if self.status is None else "by_status"
+
+
+ALL = RequestFilter()
+COLUMNS = tuple(RequestFilter.__dataclass_fields__)
+
+
+def column_values(entry: Entry) -> tuple[str | None, ...]:
+    """What the view's file holds of a request in the columns that lists are filtered by."""
+    return tuple(_value(entry, name) for name in COLUMNS)
+
+
+def _value(entry: Entry, name: str) -> str | None:
+    match name:
+        case "status":
+            return entry.status_name
+        case "klass":
+            return priority_class(entry.priority)
+        case "user_id" | "session_id" | "correlation_id":
+            return getattr(entry.labels, name)
+        case _:
+            return getattr(entry, name)
