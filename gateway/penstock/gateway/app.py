@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 from penstock.gateway.batches import batch_routes, file_routes
 from penstock.gateway.connecting import Connecting
@@ -24,6 +24,7 @@ from penstock.gateway.edge.edge import EdgeParts, install_edge
 from penstock.gateway.edge.keys import KeysFileError
 from penstock.gateway.edge.open_files import raise_open_files
 from penstock.gateway.edge.protocols import Patience, protocols
+from penstock.gateway.edge.queries import refuse_unknown_query
 from penstock.gateway.edge.rules import check_declared
 from penstock.gateway.hot_routes import HotRoutes
 from penstock.gateway.openai import image_routes
@@ -80,7 +81,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     )
     check_declared((route for router in ROUTERS for route in router.routes), ROUTES)
     for router in ROUTERS:
-        app.include_router(router)
+        app.include_router(router, dependencies=[Depends(refuse_unknown_query)])
     policy = AuthPolicy.build(
         keys_file=settings.auth.keys_file,
         ticket_key=settings.auth.ticket_key,

@@ -175,10 +175,24 @@ async def test_the_preflight_of_a_stock_client_passes() -> None:
         assert answer.headers["access-control-allow-origin"] == PAGE
         allowed = {name.strip() for name in answer.headers["access-control-allow-headers"].split(",")}
         assert {"x-stainless-arch", "authorization"} <= allowed
-        foreign = await http.options("/v1/chat/completions", headers={**asked, "origin": "https://evil.example"})
-        assert foreign.status_code == 403
-        assert "access-control-allow-origin" not in foreign.headers
-        assert foreign.json()["error"]["code"] == "forbidden"
+
+
+@pytest.mark.parametrize("origins", [(), (PAGE,)])
+@pytest.mark.parametrize(("origin", "host"), [("https://other.example", "127.0.0.1"), ("null", "localhost")])
+async def test_a_page_that_is_not_listed_can_read_why_it_is_refused(
+    origins: Sequence[str], origin: str, host: str
+) -> None:
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": STAINLESS}
+    async with client(make_app(origins=origins), origin=origin, host=host) as http:
+        preflight = await http.options("/v1/chat/completions", headers=asked)
+        assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (200, origin)
+        refused = await http.post("/v1/chat/completions", json={})
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (403, origin)
+        assert "auth.allowed_origins" in refused.json()["error"]["message"]
+        assert "Origin" in refused.headers["vary"]
+        foreign_host = await http.get("/v1/requests", headers={"host": "other.example"})
+        assert foreign_host.headers["access-control-allow-origin"] == origin
+        assert "auth.allowed_hosts" in foreign_host.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -196,9 +210,12 @@ async def test_only_listed_pages_may_read_answers(origin: str | None, allowed: b
     headers = {} if origin is None else {"origin": origin}
     async with client(make_app(), **headers) as http:
         asked = await http.options("/v1/requests", headers={"access-control-request-method": "POST"})
-        assert asked.is_success == allowed
-        for answer in (asked, await http.get("/v1/requests"), await http.get("/healthz")):
-            assert answer.headers.get("access-control-allow-origin") == (origin if allowed else None)
+        assert (asked.status_code == 200) == (origin is not None)  # without an Origin it is no preflight
+        called = await http.get("/v1/requests")
+        assert called.is_success == (allowed or origin in (None, "http://127.0.0.1"))
+        for answer in (asked, called, await http.get("/healthz")):
+            readable = allowed or (origin is not None and (answer is asked or answer.status_code == 403))
+            assert answer.headers.get("access-control-allow-origin") == (origin if readable else None)
             assert "Origin" in answer.headers["vary"]
         if allowed:
             assert asked.headers["access-control-allow-methods"] == "GET, HEAD, POST, DELETE"

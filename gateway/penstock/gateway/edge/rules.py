@@ -69,6 +69,7 @@ class Rules:
     """What the edge holds one route to.
 
     `scope`: what the caller's key needs; None: any key. `hot`: called for plain calls, without the framework.
+    `query`: parameters of the query string that are not in the endpoint's signature.
     """
 
     access: Access = Access.CALLER
@@ -76,6 +77,7 @@ class Rules:
     takes: Takes = Takes.NOTHING
     lasts: Lasts = Lasts.SHORT
     hot: Endpoint | None = None
+    query: frozenset[str] = frozenset()
 
     def lasts_long(self, scope: AsgiScope) -> bool:
         """Whether this exchange may last as long as a request runs."""

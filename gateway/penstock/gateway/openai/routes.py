@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from pydantic_core import to_json
 from starlette.responses import Response
 
@@ -34,6 +34,7 @@ from penstock.gateway.openai.responses_bodies import ResponsesBody
 from penstock.gateway.routes.paging import page
 from penstock.gateway.service.brought_images import BroughtImage, keeper_of
 from penstock.gateway.service.model_states import find_one
+from penstock.gateway.service.models import of_task
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.service.subscriptions import Stopping, Subscription
 from penstock.gateway.view.outputs import json_bytes, on_output_thread
@@ -41,6 +42,10 @@ from penstock.schemas.errors import InvalidRequest, PenstockError
 from penstock.schemas.records import InferenceRequest
 
 router = APIRouter(prefix="/v1", tags=["openai"])
+Task = Annotated[
+    str | None,
+    Query(description="Models for this task, or `all`. Without it: all but those that do `image_processing` alone."),
+]
 
 
 @router.post("/chat/completions", summary="Chat, as OpenAI's API has it")
@@ -71,8 +76,8 @@ async def create_embeddings(body: shapes.EmbeddingBody, request: Request) -> Res
 
 
 @router.get("/models", summary="The models that workers offer")
-async def list_models(request: Request) -> dict[str, Any]:
-    return page(service_of(request).facts.public_models())
+async def list_models(request: Request, task: Task = None) -> dict[str, Any]:
+    return page(of_task(service_of(request).facts.public_models(), task))
 
 
 @router.get("/models/{model_id:path}", summary="One model, by its id or an alias")

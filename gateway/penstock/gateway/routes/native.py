@@ -9,14 +9,16 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from penstock.gateway.context import context_of, service_of
+from penstock.gateway.edge.disconnects import unless_gone
 from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.routes.multipart import read_json, submitted_body
 from penstock.gateway.routes.paging import After, Limit, Order, page
 from penstock.gateway.routes.sse import events
 from penstock.gateway.service.brought_images import keeper_of, take_images
+from penstock.gateway.service.service import GatewayService
 from penstock.gateway.view.outputs import on_output_thread
 from penstock.schemas.cursor import decode_cursor
-from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
+from penstock.schemas.errors import InvalidRequest, PenstockError, UnsupportedParameter
 from penstock.schemas.ids import check_conversation_id, new_request_id
 from penstock.schemas.records import STATUS_RANKS, InferenceRequest
 from penstock.schemas.requests import parse_request
@@ -25,6 +27,8 @@ router = APIRouter(prefix="/v1", tags=["requests"])
 
 MAX_WAIT_S = 60
 CANCEL_AT_ONCE = 1_000
+Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for the outcome.")]
+Headers = dict[str, str]
 
 
 def native_request(body: Any, caller: Caller) -> InferenceRequest:
@@ -60,8 +64,12 @@ async def submit(
     dry_run: Annotated[
         bool, Query(description="Submit nothing: say what would become of it, or refuse it as it would be refused.")
     ] = False,
+    wait: Wait = 0,
 ) -> Response:
-    """202 once the request stands on its topic, acknowledged by all in-sync replicas. A dry run answers 200."""
+    """202 once the request stands on its topic, acknowledged by all in-sync replicas. A dry run answers 200.
+
+    With `wait` the answer is the request: 200 when it is done, 202 if it is not done after so many seconds.
+    """
     caller = caller_of(request)
     service = service_of(request)
     async with submitted_body(request) as (body, files):
@@ -83,7 +91,19 @@ async def submit(
     headers = {"location": f"/v1/requests/{accepted.request_id}", "x-request-id": accepted.request_id}
     if accepted.replayed:
         headers["idempotency-replayed"] = "true"
+    if wait:
+        try:
+            return await unless_gone(request.receive, _waited(service, caller.tenant, accepted.request_id, wait, headers))
+        except PenstockError:  # it is accepted all the same: whoever asks for it is told why it cannot be read
+            pass
     return JSONResponse(accepted_json(accepted.request_id), 202, headers)
+
+
+async def _waited(service: GatewayService, tenant: str, request_id: str, wait_s: float, headers: Headers) -> Response:
+    """202 if it is not done after `wait_s`. Raises as `Lookups.wait` and `Lookups.public`."""
+    entry = await service.lookups.wait(tenant, request_id, wait_s)
+    body = await service.lookups.public(entry, service.facts.waits_for_worker(entry))
+    return Response(body, 200 if entry.done else 202, {"content-type": "application/json", **headers})
 
 
 @router.get("/requests", summary="The caller's requests")
@@ -112,7 +132,7 @@ async def list_requests(
 async def get_request(
     request: Request,
     request_id: str,
-    wait: Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for the outcome.")] = 0,
+    wait: Wait = 0,
 ) -> Response:
     service = service_of(request)
     entry = await service.lookups.wait(caller_of(request).tenant, request_id, wait)
