@@ -7,6 +7,7 @@ only with a value that would not change the output; with any other value, or unk
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, cast
@@ -337,15 +338,20 @@ def _passed_on(passed: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+_IMAGE = re.compile(r"^(messages\[\d+\]\.content\[\d+\])\.image(?:_url)?(?:\.\w+)?$")
+_IMAGE_OF_OWN = re.compile(r"^(\[\d+\]\.content\[\d+\])\.image(?:_url)?(?:\.\w+)?$")
+"""How an image is called within `messages`, and where a route calls these otherwise: as /v1/responses does."""
+
+
 def in_openai_words(
     error: PenstockError, penstock_fields: frozenset[str] = frozenset(), words: Words = MappingProxyType({})
 ) -> PenstockError:
     """The same error with the field named as the caller wrote it."""
     native = error.param or ""
-    param = native.removeprefix("payload.").removeprefix("extra.")
+    param = _IMAGE.sub(r"\1.image_url.url", native.removeprefix("payload.").removeprefix("extra."))
     own = next((name for name in words if native == name or native.startswith((f"{name}.", f"{name}["))), None)
     if own is not None:
-        param = words[own] + native.removeprefix(own)
+        param = words[own] + _IMAGE_OF_OWN.sub(r"\1.image_url", native.removeprefix(own))
     elif (native.split(".")[0] in penstock_fields and param not in _PASSED_ON) or param == "top_k":
         param = f"penstock.{param}"
     message = error.message.replace(native, param) if native else error.message
