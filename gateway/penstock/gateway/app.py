@@ -94,6 +94,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     polish_openapi(app)
     bodies = BodyLimits(
         max_bytes=conf.max_body_bytes,
+        max_large_bytes=conf.max_large_body_bytes,
         max_file_bytes=settings.artifacts.max_bytes,
         max_lines_bytes=conf.max_batch_bytes + FORM_BYTES,
         timeout_s=conf.body_timeout_s,

@@ -238,6 +238,15 @@ class OutputSpec(Record):
 
 
 @record
+class InputArtifact(Record):
+    """Text of a payload that is kept beside Kafka, under the request's tenant (`penstock.schemas.large_inputs`)."""
+
+    artifact_id: str
+    size_bytes: int
+    sha256: str
+
+
+@record
 class InferenceRequest(Record):
     """What a caller asks for; exactly one payload field is set, that of the task."""
 
@@ -246,6 +255,7 @@ class InferenceRequest(Record):
         "requirements": Requirements,
         "output": OutputSpec,
         "history": AttemptHistory,
+        "input_artifact": InputArtifact,
     }
 
     request_id: str
@@ -280,6 +290,7 @@ class InferenceRequest(Record):
     """The request whose dead letter was run again as this one."""
     history: AttemptHistory | None = None
     """Attempts of the request that it was redriven from."""
+    input_artifact: InputArtifact | None = None
 
     @property
     def payload(self) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def test_what_is_passed_on_may_be_as_long_as_a_text() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"penstock": {"extra": {"note": "x"}}}])
-@pytest.mark.parametrize(("content", "error"), [("x" * 500_001, TooLarge), ("\ud800", InvalidRequest)])
+@pytest.mark.parametrize(("content", "error"), [("x" * 4_000_001, TooLarge), ("\ud800", InvalidRequest)])
 def test_what_cannot_be_passed_on_is_refused_by_its_name(options: Any, content: str, error: type[Exception]) -> None:
     with pytest.raises(error) as caught:
         chat(prediction={"type": "content", "content": content}, **options)

@@ -108,7 +108,7 @@ def _rules(
     return Rules(scope=scope, takes=takes, lasts=lasts, hot=hot)
 
 
-def _run(documented: Documented, takes: Takes = Takes.JSON, hot: Endpoint | None = None) -> Declared:
+def _run(documented: Documented, takes: Takes = Takes.LARGE_JSON, hot: Endpoint | None = None) -> Declared:
     """A route that submits and answers the outcome."""
     return Declared(_rules("submit", takes, Lasts.OUTCOME, hot), documented)
 

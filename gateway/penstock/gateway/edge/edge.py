@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.gateway.edge.auth import AuthPolicy, ticket_of
-from penstock.gateway.edge.bodies import Body, BodyLimits, declared_length, discard_body, too_large
+from penstock.gateway.edge.bodies import Body, BodyLimits, declared_length, discard_body
 from penstock.gateway.edge.connections import Connections
 from penstock.gateway.edge.cors import Cors, readable_by
 from penstock.gateway.edge.disconnects import ClientGone, unless_gone
@@ -184,7 +184,11 @@ class Edge:
             raise awaited
         with ExitStack() as open_while:
             open_while.callback(self._allowances.open_http(caller))
-            body = await self._body(rules, scope, receive, answer)
+
+            def hold(size_bytes: int) -> None:
+                open_while.callback(self._allowances.hold_body(caller, size_bytes))
+
+            body = await self._body(rules, scope, receive, answer, hold)
             if not rules.lasts_long(scope):
                 await self._app(scope, body, answer)
                 return
@@ -193,17 +197,31 @@ class Edge:
             # Without keys there is none that could be taken back.
             await self._serve_long(rules, scope, body, answer, None if caller.key_id is None else revoked)
 
-    async def _body(self, rules: Rules, scope: Scope, receive: Receive, answer: Answer) -> Receive:
-        """The app's `receive`. Raises TooLarge for a length that was declared."""
+    async def _body(
+        self,
+        rules: Rules,
+        scope: Scope,
+        receive: Receive,
+        answer: Answer,
+        hold: Callable[[int], None] = lambda size_bytes: None,
+    ) -> Receive:
+        """The app's `receive`. Raises TooLarge for a length that was declared, and what `hold` raises.
+
+        `hold` takes room in memory for a large body.
+        """
         declared = declared_length(scope)
         if declared == 0:
             return receive
-        limit = self._parts.bodies.of(rules, scope)
-        if declared is not None and declared > limit:
+        bodies = self._parts.bodies
+        if declared is not None and declared > bodies.of(rules, scope):
             if rules.access is Access.CALLER:
                 await discard_body(scope, receive)
-            raise too_large(limit)
-        answer.body = self._parts.bodies.body(rules, scope, receive)
+            raise bodies.refusal(rules, scope)
+        try:
+            answer.body = bodies.body(rules, scope, receive, hold, declared)
+        except PenstockError:  # there is no room for it now
+            await discard_body(scope, receive)
+            raise
         return answer.body
 
     async def _serve_long(

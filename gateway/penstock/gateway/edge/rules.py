@@ -46,8 +46,10 @@ class Takes(Enum):
     """None is read; what stock clients send all the same is small."""
     JSON = auto()
     """It is parsed on the event loop, so it is small whatever its content type says."""
+    LARGE_JSON = auto()
+    """JSON in which a few texts may be long, as images in base64: `gateway.max_large_body_bytes`."""
     FORM = auto()
-    """multipart/form-data with files that lie on the disk while they come; any other content type counts as JSON."""
+    """multipart/form-data with files that lie on the disk while they come; any other content type as LARGE_JSON."""
     FILE = auto()
     """Bytes that stream into the store."""
     LINES = auto()

@@ -201,6 +201,10 @@ class EmbeddingBody(OpenAIBody):
     input: str | list[Any]
     dimensions: int | None = None
     encoding_format: Literal["float", "base64"] | None = None
+    truncate: Annotated[bool | None, Field(description="Cut texts that are longer than the model's window.")] = None
+    truncate_prompt_tokens: Annotated[
+        int | None, Field(description="Cut texts that have more tokens, at their end; -1: than the model's window.")
+    ] = None
 
 
 def chat_images(body: ChatCompletionBody, caller: Caller) -> list[BroughtImage]:
@@ -250,7 +254,8 @@ def embedding_request(
 ) -> InferenceRequest:
     """Raises as `chat_request`."""
     refuse_unsupported(body, HARMLESS_EMBEDDING)
-    payload: Json = {"dimensions": body.dimensions}
+    cut = -1 if body.truncate and body.truncate_prompt_tokens is None else body.truncate_prompt_tokens
+    payload: Json = {"dimensions": body.dimensions, "truncate_prompt_tokens": cut}
     if _tokens(body.input):
         payload["input_token_ids"] = [body.input]
     elif isinstance(body.input, list) and body.input and all(map(_tokens, body.input)):

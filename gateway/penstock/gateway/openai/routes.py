@@ -32,7 +32,7 @@ from penstock.gateway.openai.large_answers import is_large, whole_result
 from penstock.gateway.openai.responses_answers import ResponseWriter
 from penstock.gateway.openai.responses_bodies import ResponsesBody
 from penstock.gateway.routes.paging import page
-from penstock.gateway.service.brought_images import BroughtImage, keeper_of
+from penstock.gateway.service.brought_images import BroughtImage, with_inputs
 from penstock.gateway.service.model_states import find_one
 from penstock.gateway.service.models import of_task
 from penstock.gateway.service.service import GatewayService
@@ -148,7 +148,7 @@ class Exchange:
             checked = await service.submitting.check(caller_of(request), asked)
         except InvalidRequest as error:
             raise shapes.in_openai_words(error, words=endpoint.words) from None
-        keep = keeper_of(images, checked.caller, context_of(request).allowances, service)
+        checked, keep = with_inputs(checked, images, context_of(request).allowances, service)
         accepted = await service.submitting.submit(
             checked, idempotency_key=key, traceparent=request.headers.get("traceparent"), keep=keep
         )

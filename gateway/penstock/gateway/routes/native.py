@@ -14,7 +14,7 @@ from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.routes.multipart import read_json, submitted_body
 from penstock.gateway.routes.paging import After, Limit, Order, page
 from penstock.gateway.routes.sse import events
-from penstock.gateway.service.brought_images import keeper_of, take_images
+from penstock.gateway.service.brought_images import take_images, with_inputs
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.view.outputs import on_output_thread
 from penstock.schemas.cursor import decode_cursor
@@ -79,21 +79,24 @@ async def submit(
             images = await on_output_thread(lambda: take_images(body, caller.tenant, files))
     asked = native_request(body, caller)
     checked = await service.submitting.check(caller, asked)
+    whole, (checked, keep) = checked.request, with_inputs(checked, images, context_of(request).allowances, service)
     if dry_run:
         service.submitting.check_room(checked)
-        return JSONResponse(service.facts.plan(checked.request))
+        return JSONResponse(service.facts.plan(whole))
     accepted = await service.submitting.submit(
         checked,
         idempotency_key=idempotency_key,
         traceparent=request.headers.get("traceparent"),
-        keep=keeper_of(images, caller, context_of(request).allowances, service),
+        keep=keep,
     )
     headers = {"location": f"/v1/requests/{accepted.request_id}", "x-request-id": accepted.request_id}
     if accepted.replayed:
         headers["idempotency-replayed"] = "true"
     if wait:
         try:
-            return await unless_gone(request.receive, _waited(service, caller.tenant, accepted.request_id, wait, headers))
+            return await unless_gone(
+                request.receive, _waited(service, caller.tenant, accepted.request_id, wait, headers)
+            )
         except PenstockError:  # it is accepted all the same: whoever asks for it is told why it cannot be read
             pass
     return JSONResponse(accepted_json(accepted.request_id), 202, headers)
