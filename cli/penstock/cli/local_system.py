@@ -436,7 +436,7 @@ def _health_variable(part: str) -> str:
 def model_state(url: str, model: str, since: float) -> str | None:
     """What the gateway says of a model: "unknown" if not told since (Unix s); None when it may not be asked."""
     try:
-        answer = httpx.get(f"{url}/v1/models", timeout=5, trust_env=False)
+        answer = httpx.get(f"{url}/v1/models?task=all", timeout=5, trust_env=False)
         if answer.status_code != 200:
             return None
         found = next((entry for entry in answer.json()["data"] if entry["id"] == model), None)

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 from penstock.gateway.batches import batch_routes, file_routes
 from penstock.gateway.connecting import Connecting
@@ -24,6 +24,7 @@ from penstock.gateway.edge.edge import EdgeParts, install_edge
 from penstock.gateway.edge.keys import KeysFileError
 from penstock.gateway.edge.open_files import raise_open_files
 from penstock.gateway.edge.protocols import Patience, protocols
+from penstock.gateway.edge.queries import refuse_unknown_query
 from penstock.gateway.edge.rules import check_declared
 from penstock.gateway.hot_routes import HotRoutes
 from penstock.gateway.openai import image_routes, response_routes
@@ -92,7 +93,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     )
     check_declared((route for router in ROUTERS for route in router.routes), ROUTES)
     for router in ROUTERS:
-        app.include_router(router)
+        app.include_router(router, dependencies=[Depends(refuse_unknown_query)])
     policy = AuthPolicy.build(
         keys_file=settings.auth.keys_file,
         ticket_key=settings.auth.ticket_key,
@@ -105,6 +106,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     polish_openapi(app)
     bodies = BodyLimits(
         max_bytes=conf.max_body_bytes,
+        max_large_bytes=conf.max_large_body_bytes,
         max_file_bytes=settings.artifacts.max_bytes,
         max_lines_bytes=conf.max_batch_bytes + FORM_BYTES,
         timeout_s=conf.body_timeout_s,

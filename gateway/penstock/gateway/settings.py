@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from penstock.common.configuration import (
     ArtifactsSection,
@@ -46,6 +46,11 @@ class GatewaySection(Section):
     """Memory for ended requests; who asks for one that is not there waits for the disk."""
     max_body_bytes: int = Field(2_000_000, ge=1_000)
     """The largest body of an HTTP request; files and multipart bodies may have `artifacts.max_bytes`."""
+    max_large_body_bytes: int = Field(50_000_000, ge=1_000)
+    """The largest JSON body of routes that take images in base64 or many texts."""
+    large_bodies_bytes: int = Field(256 * 2**20, ge=1_000)
+    """Bytes of bodies beyond `max_body_bytes` that are held at once; more are refused with 503. They take up to four
+    times as much memory while they are read."""
     max_batch_bytes: int = Field(200 * 2**20, ge=1_000)
     """The largest file of `/v1/files` and body of `/v1/requests/bulk`; each line is held to `max_body_bytes`."""
     batch_lines: int = Field(1_000, ge=1)
@@ -82,6 +87,12 @@ class GatewaySection(Section):
     """Log each HTTP request."""
     trusted_proxies: list[str] = Field(default_factory=lambda: ["127.0.0.1", "::1"])
     """Addresses and networks of proxies in front, as `10.0.0.0/8`: their `X-Forwarded-*` headers are believed."""
+
+    @model_validator(mode="after")
+    def _largest_has_room(self) -> Self:
+        if self.large_bodies_bytes < self.max_large_body_bytes:
+            raise ValueError("large_bodies_bytes must be at least max_large_body_bytes")
+        return self
 
     @field_validator("trusted_proxies")
     @classmethod
@@ -149,6 +160,7 @@ def allowances_of(settings: GatewaySettings) -> Allowances:
             max_sockets=conf.max_sockets,
             max_live=conf.max_live,
             max_pending_submits=conf.max_pending_submits,
+            large_bodies_bytes=conf.large_bodies_bytes,
             reserve=0.0 if keyless else section.reserve,
         ),
     )

@@ -39,7 +39,7 @@ from penstock.processors.run_images import Gathered, Images, RunImages
 from penstock.processors.spool import Spool, Spooled
 from penstock.schemas.errors import Expired, InternalError, NotFound, PenstockError, StoreUnavailable
 from penstock.schemas.payloads import NEUTRAL
-from penstock.schemas.records import ArtifactRef, ConversationMessage
+from penstock.schemas.records import ArtifactRef, ConversationMessage, InferenceRequest
 from penstock.schemas.records import Preview as Kept
 from penstock.schemas.tasks import default_fields
 
@@ -159,6 +159,7 @@ class Execution:
                         subject, run_id, finished, self._clock(), large=large, output_bytes=size
                     )
                     return
+            request = await self._outputs.whole(subject.request)
             images = await self._images.of(subject, turn)
             if (conversation_id := _summarized(subject)) is not None:
                 images = replace(images, history=await self._conversation(subject, conversation_id, goes_on))
@@ -168,7 +169,7 @@ class Execution:
             told = await self._told(subject) if effect.looks else effect.told
             if not goes_on():
                 return
-            spec = self._spec(effect, images, told)
+            spec = self._spec(effect, request, images, told)
             prepared = await engine.prepare(spec)
             self._flow.attempts.prepared(
                 subject,
@@ -231,7 +232,7 @@ class Execution:
                 raise EngineGone(f"{subject.lane} has no engine")
             ready: _Preparation | None = effect.prepared
             if ready is None:
-                spec = self._spec(effect, Gathered(), effect.told)
+                spec = self._spec(effect, subject.request, Gathered(), effect.told)
                 ready = _Preparation(spec, _at_once(engine.prepare(spec)))
             if ready.prepared.goes_on and ready.spec.told is not None:
                 self._flow.attempts.goes_on_from(subject, run_id, ready.spec.told)
@@ -409,13 +410,14 @@ class Execution:
             raise NotFound(f"the conversation {conversation_id} holds nothing", param="payload.conversation_id")
         return found
 
-    def _spec(self, effect: Prepare | Start, images: Gathered, told: Told | None) -> RunSpec:
-        """What the engine is asked for. The run id is this run's own, so late events of another are known as such.
+    def _spec(self, effect: Prepare | Start, request: InferenceRequest, images: Gathered, told: Told | None) -> RunSpec:
+        """What the engine is asked for. `request` has all of its text.
+
+        The run id is this run's own, so late events of another are known as such.
 
         Raises InvalidRequest for a request whose output could be kept nowhere.
         """
-        subject, request = effect.subject, effect.subject.request
-        payload = request.payload
+        subject, payload = effect.subject, request.payload
         self._outputs.check(request.output)
         inputs = payload.get("input")
         params = {name: value for name, value in payload.items() if value is not None and name in _PARAMS}

@@ -1,4 +1,4 @@
-"""What is too large for Kafka is kept as artifacts under its tenant, images always; events refer to it."""
+"""What is too large for Kafka is kept as artifacts under its tenant, images always; records refer to it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from penstock.common.configuration import ArtifactsSection
 from penstock.common.threads import DaemonThreads
 from penstock.processors.core.effects import ShowPreview
 from penstock.processors.core.requests.work import Subject
+from penstock.schemas.errors import NotFound
 from penstock.schemas.ids import output_artifact_id
-from penstock.schemas.records import ArtifactRef, OutputSpec, Preview
+from penstock.schemas.large_inputs import put_text_back
+from penstock.schemas.records import ArtifactRef, InferenceRequest, InputArtifact, OutputSpec, Preview
+from penstock.schemas.requests import validate_request
 
 INLINE_BYTES = 256 * 1024
 """The largest output that travels inside its event."""
@@ -102,6 +105,24 @@ class Outputs:
         if size_of(output) > INLINE_BYTES:
             return Stored({}, [], reference_to(await self._threads.run(self._keep_json, subject, output)))
         return Stored(dict(output), [], None)
+
+    async def whole(self, request: InferenceRequest) -> InferenceRequest:
+        """The request with the text that its record left in the store.
+
+        Raises NotFound when it is gone, InvalidRequest and others for what is no valid text, and what the store raises.
+        """
+        if request.input_artifact is None:
+            return request
+        return await self._threads.run(self._whole, request, request.input_artifact)
+
+    def _whole(self, request: InferenceRequest, reference: InputArtifact) -> InferenceRequest:
+        try:
+            data = self.store().get(request.tenant, reference.artifact_id, sha256=reference.sha256)
+        except NotFound as error:
+            raise NotFound("the text of the request is not in the store any more", param="payload") from error
+        whole = put_text_back(request, data)
+        validate_request(whole)
+        return whole
 
     async def images_of(self, tenant: str, references: Sequence[ArtifactRef]) -> list[dict[str, Any]]:
         """The images that an answer in a conversation refers to, as an output has them. Raises NotFound."""

@@ -106,7 +106,7 @@ class RunImages:
         if number in standing:  # written by an earlier attempt: what lies at a URL may be another image by now
             of_message = [one for one, _ in _named(subject.request) if _message_of(one) == number]
             return await self._fetch(subject, place, _reference(standing[number][of_message.index(place)]))
-        kept = await self._images(place).kept(subject.tenant, subject.request_id, ref, param=f"payload.{place}")
+        kept = await self._images(place).kept(subject.tenant, subject.request_id, ref, param=_as_written(place))
         shown[number] = [*shown.get(number, ()), kept]
         return await self._fetch(subject, place, _reference(kept))
 
@@ -134,19 +134,24 @@ class RunImages:
             return None
 
     async def _fetch(self, subject: Subject, place: str, ref: Mapping[str, Any]) -> DecodedImage:
-        return await self._images(place).fetch(subject.tenant, ref, param=f"payload.{place}")
+        return await self._images(place).fetch(subject.tenant, ref, param=_as_written(place))
 
     async def _look(self, subject: Subject, place: str, ref: Mapping[str, Any]) -> EncodedImage:
-        return await self._images(place).look(subject.tenant, ref, param=f"payload.{place}")
+        return await self._images(place).look(subject.tenant, ref, param=_as_written(place))
 
     def _images(self, place: str) -> Images:
         if self._source is None:
-            raise UnsupportedParameter("this worker takes no images", param=f"payload.{place}")
+            raise UnsupportedParameter("this worker takes no images", param=_as_written(place))
         return self._source
 
 
 def _named(request: InferenceRequest) -> list[tuple[str, Mapping[str, Any]]]:
     return list(image_references(request.payload))
+
+
+def _as_written(place: str) -> str:
+    """A place in the payload as callers write it: the parts of a message are its content."""
+    return f"payload.{place.replace('.parts[', '.content[')}"
 
 
 def _message_of(place: str) -> int | None:

@@ -30,5 +30,5 @@ def needed(task: str, payload: Mapping[str, Any]) -> Need | None:
     for number, message in enumerate(payload.get("messages") or ()):
         for place, part in enumerate(message.get("parts") or ()):
             if part.get("type") == "image":
-                return Need(READ_IMAGES, f"payload.messages[{number}].parts[{place}]")
+                return Need(READ_IMAGES, f"payload.messages[{number}].content[{place}]")
     return None

@@ -166,6 +166,10 @@ class EmbeddingPayload(TypedDict, total=False):
     input: Annotated[str | ListOf[str] | None, Field(description="Text or a list of at least one text.")]
     input_token_ids: Annotated[ListOf[TokenIds] | None, Field(min_length=1, description="The texts as tokens.")]
     dimensions: Annotated[int | None, Field(ge=1, le=65_536)]
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        Field(ge=-1, le=INT, description="Tokens to which a longer text is cut, at its end; -1: the model's window."),
+    ]
 
 
 class Context(TypedDict, total=False):

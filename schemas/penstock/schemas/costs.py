@@ -34,7 +34,9 @@ Payload = Mapping[str, Any]
 
 def estimated_cost(request: InferenceRequest) -> int:
     """The cost of a valid request, in tokens: at least 1."""
-    payload = request.text_generation
+    payload, stored = request.text_generation, request.input_artifact
+    if stored is not None:
+        return _BY_TASK[request.task](request.payload) + (stored.size_bytes >> 2)
     if payload is not None:
         return _of_text(payload)
     return _BY_TASK[request.task](request.payload)
@@ -90,6 +92,7 @@ def _of_summary(payload: Payload) -> int:
 
 
 _BY_TASK: dict[str, Callable[[Payload], int]] = {
+    "text_generation": _of_text,
     "embedding": _of_embedding,
     "image_generation": drawing_cost,
     "image_editing": drawing_cost,

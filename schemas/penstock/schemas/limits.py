@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Limits:
     """Bytes are of UTF-8. What no setting changes stands with its field in `penstock.schemas.bodies`."""
 
-    max_text_bytes: int = 500_000
+    max_text_bytes: int = 4_000_000
     max_messages: int = 2_000
     max_tokens: int = 1_000_000
     max_inputs: int = 2_048

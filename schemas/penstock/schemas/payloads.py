@@ -62,6 +62,10 @@ def embedding_payload(payload: Payload, limits: Limits) -> Payload:
             raise InvalidRequest(f"{param}[{number}] is empty", param=f"{param}[{number}]")
     if sum(map(text_bytes, inputs)) + TOKEN_BYTES * sum(map(len, tokens or ())) > limits.max_text_bytes:
         raise _too_long(param, limits)
+    if payload.get("truncate_prompt_tokens") == 0:
+        raise InvalidRequest(
+            "payload.truncate_prompt_tokens must be -1 or at least 1", param="payload.truncate_prompt_tokens"
+        )
     return payload
 
 
@@ -262,6 +266,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"}, {"type": "text", "json_schema": None}),
     "prompt_token_ids": (),
     "input_token_ids": (),
+    "truncate_prompt_tokens": (),
 }
 """The fields that not every engine of ours supports, each with the values that change nothing."""
 
@@ -292,7 +297,7 @@ KNOWN: dict[str, frozenset[str]] = {
             TOOL_MESSAGES, *OF_OTHER_SERVERS,
         }
     ),
-    "embedding": frozenset({"input_token_ids"}),
+    "embedding": frozenset({"input_token_ids", "truncate_prompt_tokens"}),
 }  # fmt: skip
 """By engine of ours: what it knows of NEUTRAL and PASSED_ON. Remote and managed models know all."""
 

@@ -238,6 +238,15 @@ class OutputSpec(Record):
 
 
 @record
+class InputArtifact(Record):
+    """Text of a payload that is kept beside Kafka, under the request's tenant (`penstock.schemas.large_inputs`)."""
+
+    artifact_id: str
+    size_bytes: int
+    sha256: str
+
+
+@record
 class InferenceRequest(Record):
     """What a caller asks for; exactly one payload field is set, that of the task."""
 
@@ -246,6 +255,7 @@ class InferenceRequest(Record):
         "requirements": Requirements,
         "output": OutputSpec,
         "history": AttemptHistory,
+        "input_artifact": InputArtifact,
     }
 
     request_id: str
@@ -282,6 +292,7 @@ class InferenceRequest(Record):
     """Attempts of the request that it was redriven from."""
     response_object: str | None = None
     """What OpenAI's response object repeats of its request, as JSON. None: no response is stored for it."""
+    input_artifact: InputArtifact | None = None
 
     @property
     def payload(self) -> dict[str, Any]:

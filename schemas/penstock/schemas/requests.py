@@ -30,6 +30,7 @@ from penstock.schemas.ids import (
     check_tenant,
     new_request_id,
 )
+from penstock.schemas.large_inputs import STAND_INS
 from penstock.schemas.limits import DEFAULT_LIMITS, Limits
 from penstock.schemas.payloads import PASSED_ON, at_most, lone_surrogate, size_within
 from penstock.schemas.plain import is_plain, text_bytes
@@ -164,13 +165,20 @@ def _validate(request: InferenceRequest, limits: Limits) -> None:
     if given != [request.task]:
         raise InvalidRequest(f"exactly the payload {request.task} must be set, not {given or 'none'}", param="payload")
     payload = {name: value for name, value in request.payload.items() if value is not None}
+    stored = request.input_artifact is not None  # the text is validated where it is read
+    if stored and (request.task not in STAND_INS or request.conversation_id is not None):
+        raise InvalidRequest(f"input_artifact does not go with {request.task} here", param="input_artifact")
+    if stored:
+        payload.update(STAND_INS[request.task])
     fields: dict[str, Any] = {"task": request.task, "payload": payload}
     from penstock.schemas.refusals import FIELDS
 
     for name in FIELDS:
         if (value := getattr(request, name, None)) is not None:
             fields[name] = value.to_dict() if isinstance(value, Record) else value
-    request.payload.update(_checked(request.task, fields, limits)["payload"])
+    checked = _checked(request.task, fields, limits)["payload"]
+    if not stored:
+        request.payload.update(checked)
     _across_fields(request)
 
 

@@ -88,7 +88,7 @@ def test_health_and_metrics(server: Server) -> None:
     states.append(ModelState(model="org/minilm", state="ready"))
     answer = httpx.get(server.url + "/readyz?require=workers")
     assert (answer.status_code, answer.json()["status"], answer.json()["reason"]) == (200, "ready", None)
-    for path in ("/healthz", "/readyz", "/metrics"):
+    for path in ("/health", "/healthz", "/readyz", "/metrics"):
         answer = httpx.head(server.url + path)
         assert (answer.status_code, answer.content) == (200, b"")
     server.service.ready = type(server.service.ready)(False, "behind on the result topic")
@@ -109,6 +109,7 @@ def test_a_foreign_page_is_refused(server: Server) -> None:
     answer = httpx.get(server.url + "/v1/models", headers={"origin": "https://evil.example"})
     assert answer.status_code == 403
     assert answer.json()["error"]["code"] == "forbidden"
+    assert answer.headers["access-control-allow-origin"] == "https://evil.example", "its page can read the text"
     with pytest.raises(ConnectionClosed) as caught, connect(ws(server), origin="https://evil.example") as socket:  # type: ignore[arg-type]
         socket.recv(5)
     assert caught.value.rcvd is not None

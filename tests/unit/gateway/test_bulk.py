@@ -18,6 +18,7 @@ from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.bodies import BodyLimits
 from penstock.gateway.edge.edge import install_edge
 from penstock.gateway.routes import bulk
+from penstock.gateway.service.submitting import Checked
 from penstock.gateway.settings import GatewaySettings
 from penstock.schemas.ids import idempotent_request_id
 
@@ -36,9 +37,10 @@ class Submitting:
         return None
 
     async def check(self, caller: Any, request: Any) -> Any:
-        return request
+        return Checked(caller, request, None)
 
-    async def submit(self, request: Any, *, idempotency_key: str | None, **_: Any) -> Any:
+    async def submit(self, checked: Checked, *, idempotency_key: str | None, **_: Any) -> Any:
+        request = checked.request
         if request.payload["prompt"] == "fail":
             raise RuntimeError("unforeseen")
         self.flying += 1

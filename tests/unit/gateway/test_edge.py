@@ -34,6 +34,7 @@ def make_app(
     awaited: Callable[[str | None], PenstockError | None] = lambda _: None,
     body_timeout_s: float = 30.0,
     origins: Sequence[str] = (PAGE,),
+    bodies: BodyLimits | None = None,
 ) -> FastAPI:
     app = FastAPI()
     release = app.state.release = asyncio.Event()
@@ -66,7 +67,7 @@ def make_app(
             policy=policy,
             allowances=allowances or Allowances(),
             connections=Connections(policy.still_good),
-            bodies=BodyLimits(max_bytes=100, max_file_bytes=1000, timeout_s=body_timeout_s),
+            bodies=bodies or BodyLimits(max_bytes=100, max_file_bytes=1000, timeout_s=body_timeout_s),
             awaited=awaited,
         ),
     )
@@ -160,6 +161,70 @@ async def test_bodies_stop_at_their_limit() -> None:
             assert answer.headers["x-should-retry"] == "false"
 
 
+def large(app: FastAPI) -> Any:
+    return edge_of(app)._allowances.large_bodies
+
+
+def make_large_app(**totals: Any) -> FastAPI:
+    bodies = BodyLimits(max_bytes=100, max_large_bytes=1_000)
+    return make_app(Allowances(totals=Totals(large_bodies_bytes=1_500, **totals)), bodies=bodies)
+
+
+async def test_a_large_body_is_taken_while_there_is_room_in_memory() -> None:
+    app = make_large_app()
+    big = b'"' + b"x" * 898 + b'"'
+    async with client(app) as http:
+        waiting = asyncio.create_task(http.post("/v1/chat/completions", content=big))
+        await wait_until_async(lambda: app.middleware_stack is not None and large(app).open == 900)
+        for content in (big, drip(900)):
+            refused = await http.post("/v1/requests", content=content)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded"), refused.text
+            assert refused.headers["retry-after"] == "1"
+            assert "x-should-retry" not in refused.headers, "stock clients come again by themselves"
+        for content in (b"x" * 600, b"x" * 100, drip(100)):
+            assert (await http.post("/v1/requests", content=content)).status_code == 200
+        assert large(app).open == 900
+        app.state.release.set()
+        assert (await waiting).status_code == 200
+        assert large(app).open == 0
+        assert (await http.post("/v1/requests", content=drip(900))).status_code == 200
+    assert large(app).open == 0
+
+
+async def test_no_tenant_takes_all_room_for_large_bodies() -> None:
+    app = make_large_app(reserve=0.5)
+    async with client(app) as http:
+        refused = await http.post("/v1/requests", content=b"x" * 800)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert (await http.post("/v1/requests", content=b"x" * 700)).status_code == 200
+
+
+async def test_a_body_that_is_too_large_hears_what_the_limit_is_called() -> None:
+    async with client(make_large_app()) as http:
+        for path, setting in (
+            ("/v1/requests", "`gateway.max_large_body_bytes`; upload a large image to /v1/artifacts"),
+            ("/v1/conversations", "`gateway.max_body_bytes`"),
+            ("/v1/artifacts", "`artifacts.max_bytes`"),
+            ("/v1/requests/bulk", "`gateway.max_batch_bytes`"),
+        ):
+            answer = await http.post(path, content=b"x" * 3_000_000)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+            assert setting in answer.json()["error"]["message"]
+
+
+async def test_a_large_body_of_small_parts_is_refused_before_it_is_parsed() -> None:
+    """86 MB of it stopped a gateway for ten seconds."""
+    limits = BodyLimits(max_bytes=2_000_000, max_large_bytes=9_000_000)
+    rows = b"[" + b",".join([b"{}"] * 800_000) + b"]"
+    slashes = b'"' + b"\\/" * 4_200_000 + b'"'
+    texts = b'["' + b'","'.join([b"x" * 1_000] * 3_000) + b'"]'
+    async with client(make_app(bodies=limits)) as http:
+        for content, status in ((rows, 413), (slashes, 200), (texts, 200)):
+            answer = await http.post("/v1/requests", content=content)
+            assert answer.status_code == status, answer.text
+        assert (await http.post("/v1/requests", content=rows[:1_900_000])).status_code == 200, "as ever"
+
+
 async def test_while_the_broker_is_awaited_callers_hear_so() -> None:
     async with client(make_app(awaited=lambda _: BrokerUnavailable("not yet", retry_after_s=1))) as http:
         refused = await http.get("/v1/requests")
@@ -175,10 +240,24 @@ async def test_the_preflight_of_a_stock_client_passes() -> None:
         assert answer.headers["access-control-allow-origin"] == PAGE
         allowed = {name.strip() for name in answer.headers["access-control-allow-headers"].split(",")}
         assert {"x-stainless-arch", "authorization"} <= allowed
-        foreign = await http.options("/v1/chat/completions", headers={**asked, "origin": "https://evil.example"})
-        assert foreign.status_code == 403
-        assert "access-control-allow-origin" not in foreign.headers
-        assert foreign.json()["error"]["code"] == "forbidden"
+
+
+@pytest.mark.parametrize("origins", [(), (PAGE,)])
+@pytest.mark.parametrize(("origin", "host"), [("https://other.example", "127.0.0.1"), ("null", "localhost")])
+async def test_a_page_that_is_not_listed_can_read_why_it_is_refused(
+    origins: Sequence[str], origin: str, host: str
+) -> None:
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": STAINLESS}
+    async with client(make_app(origins=origins), origin=origin, host=host) as http:
+        preflight = await http.options("/v1/chat/completions", headers=asked)
+        assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (200, origin)
+        refused = await http.post("/v1/chat/completions", json={})
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (403, origin)
+        assert "auth.allowed_origins" in refused.json()["error"]["message"]
+        assert "Origin" in refused.headers["vary"]
+        foreign_host = await http.get("/v1/requests", headers={"host": "other.example"})
+        assert foreign_host.headers["access-control-allow-origin"] == origin
+        assert "auth.allowed_hosts" in foreign_host.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -196,9 +275,12 @@ async def test_only_listed_pages_may_read_answers(origin: str | None, allowed: b
     headers = {} if origin is None else {"origin": origin}
     async with client(make_app(), **headers) as http:
         asked = await http.options("/v1/requests", headers={"access-control-request-method": "POST"})
-        assert asked.is_success == allowed
-        for answer in (asked, await http.get("/v1/requests"), await http.get("/healthz")):
-            assert answer.headers.get("access-control-allow-origin") == (origin if allowed else None)
+        assert (asked.status_code == 200) == (origin is not None)  # without an Origin it is no preflight
+        called = await http.get("/v1/requests")
+        assert called.is_success == (allowed or origin in (None, "http://127.0.0.1"))
+        for answer in (asked, called, await http.get("/healthz")):
+            readable = allowed or (origin is not None and (answer is asked or answer.status_code == 403))
+            assert answer.headers.get("access-control-allow-origin") == (origin if readable else None)
             assert "Origin" in answer.headers["vary"]
         if allowed:
             assert asked.headers["access-control-allow-methods"] == "GET, HEAD, POST, DELETE"

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.common.desired import Desired
 from penstock.gateway.service.model_states import admin_models, find_one, observing_topic, order_json
-from penstock.gateway.service.models import check_abilities, find_model, public_models
+from penstock.gateway.service.models import check_abilities, find_model, of_task, public_models
 from penstock.schemas.desired import key_of
 from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, UnsupportedParameter
 from penstock.schemas.records import DesiredState, ModelInfo, ModelState, WorkerState
@@ -323,3 +323,31 @@ def test_an_answer_longer_than_the_window_is_refused_with_its_figures() -> None:
     check_abilities(SERVED, asked("smol", max_tokens=2_048))
     check_abilities(SERVED, asked("far", max_tokens=900_000))
     check_abilities(SERVED, asked(None, max_tokens=900_000))
+
+
+@pytest.mark.parametrize(
+    ("task", "listed"),
+    [
+        (None, ["draws", "mini", "new", "smol"]),
+        ("text_generation", ["smol"]),
+        ("image_processing", ["draws", "imaging"]),
+        ("all", ["draws", "imaging", "mini", "new", "smol"]),
+        ("summarization", []),
+    ],
+)
+def test_tools_are_listed_only_for_who_asks_for_them(task: str | None, listed: list[str]) -> None:
+    models = [
+        model("smol", "text_generation"),
+        model("mini", "embedding"),
+        model("imaging", "image_processing"),
+        model("draws", "image_generation", "image_processing"),
+        model("new"),
+    ]
+    assert [one["id"] for one in of_task(public_models(models), task)] == listed
+
+
+def test_a_task_that_there_is_not_is_refused() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        of_task([], "chat")
+    assert caught.value.param == "task"
+    assert "text_generation" in caught.value.message

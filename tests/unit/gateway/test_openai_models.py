@@ -22,7 +22,7 @@ from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai import chat_answers as answers
 from penstock.gateway.openai import chat_bodies as shapes
 from penstock.gateway.openai.other_fields import Anything
-from penstock.gateway.openai.responses_bodies import HARMLESS_RESPONSE, ResponsesBody
+from penstock.gateway.openai.responses_bodies import HARMLESS_RESPONSE, WORDS, ResponsesBody
 from penstock.schemas.errors import Forbidden, InvalidRequest, TooLarge, UnsupportedParameter
 
 OF_THE_CLIENT = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
@@ -59,7 +59,7 @@ def test_what_is_passed_on_may_be_as_long_as_a_text() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"penstock": {"extra": {"note": "x"}}}])
-@pytest.mark.parametrize(("content", "error"), [("x" * 500_001, TooLarge), ("\ud800", InvalidRequest)])
+@pytest.mark.parametrize(("content", "error"), [("x" * 4_000_001, TooLarge), ("\ud800", InvalidRequest)])
 def test_what_cannot_be_passed_on_is_refused_by_its_name(options: Any, content: str, error: type[Exception]) -> None:
     with pytest.raises(error) as caught:
         chat(prediction={"type": "content", "content": content}, **options)
@@ -150,3 +150,19 @@ def test_very_much_that_is_wrong_is_a_few_errors(body: type[BaseModel], fields: 
         assert error.error_count() < 10
         error = invalid_from_validation(error)
     assert (error.param or "").startswith(param)
+
+
+@pytest.mark.parametrize(
+    ("native", "chat_name", "responses_name"),
+    [
+        ("messages[0].content[1].image.url", "messages[0].content[1].image_url.url", "input[0].content[1].image_url"),
+        ("messages[2].content[0].image_url", "messages[2].content[0].image_url.url", "input[2].content[0].image_url"),
+        ("messages[2].content[0]", "messages[2].content[0]", "input[2].content[0]"),
+        ("image.url", "image.url", "image.url"),
+    ],
+)
+def test_an_image_is_called_as_the_route_calls_it(native: str, chat_name: str, responses_name: str) -> None:
+    error = InvalidRequest(f"payload.{native} is not good", param=f"payload.{native}")
+    for words, name in (({}, chat_name), (WORDS, responses_name)):
+        told = shapes.in_openai_words(error, words=words)
+        assert (told.param, told.message) == (name, f"{name} is not good")

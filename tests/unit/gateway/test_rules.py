@@ -129,7 +129,7 @@ def test_scopes(method: str, path: str, scope: str | None) -> None:
 def test_who_needs_no_key() -> None:
     """Nothing under /v1 but a path that no route has."""
     public = {path for (_, path), declared in ROUTES.items() if declared.rules.access is not Access.CALLER}
-    pages = {"/", "/docs", "/openapi.json", "/metrics", "/healthz", "/readyz"}
+    pages = {"/", "/docs", "/openapi.json", "/metrics", "/health", "/healthz", "/readyz"}
     assert {path for path in public if not path.startswith("/registry/")} == pages
     for path in ("/v1/nothing", "/favicon.ico", "/redoc", "/docs/oauth2-redirect", "/web/"):
         assert TABLE.rules("GET", path) is UNKNOWN
@@ -151,6 +151,7 @@ def test_a_path_with_a_slash_at_its_end_is_the_same_path() -> None:
         ("GET", "/v1/requests/r", b"", False),
         ("POST", "/v1/chat/completions", b"", True),
         ("POST", "/v1/requests", b"", False),
+        ("POST", "/v1/requests", b"wait=3", True),
     ],
 )
 def test_what_may_last(method: str, path: str, query: bytes, lasts: bool) -> None:

@@ -204,3 +204,9 @@ async def test_a_model_that_opens_images_itself_gets_files() -> None:
         "image": b"a file",
         "operations[0].image": b"a file",
     }
+
+
+async def test_an_image_that_cannot_be_taken_is_named_as_its_caller_wrote_it() -> None:
+    with pytest.raises(UnsupportedParameter) as caught:
+        await gathered(None, "text_generation", parts({"type": "image", "image": {"artifact_id": "a"}}), None)
+    assert caught.value.param == "payload.messages[1].content[0].image"

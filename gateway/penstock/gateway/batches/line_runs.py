@@ -26,7 +26,7 @@ from penstock.gateway.openai.endpoints import Endpoint, Made
 from penstock.gateway.openai.exchange import completed
 from penstock.gateway.openai.large_answers import is_large, whole_result
 from penstock.gateway.routes.line_reader import Line
-from penstock.gateway.service.brought_images import BroughtImage, keeper_of
+from penstock.gateway.service.brought_images import BroughtImage, with_inputs
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.service.submitting import Checked
 from penstock.gateway.service.subscriptions import Stopping
@@ -209,7 +209,7 @@ class LineRuns:
         assert run.request is not None
         try:
             checked = await submitting.check(caller, run.request)
-            keep = keeper_of(run.images, caller, self._allowances, self._service)
+            checked, keep = with_inputs(checked, run.images, self._allowances, self._service)
             if keep is not None:  # only what will be sent is stored
                 submitting.check_room(checked)
                 await keep(run.request_id)

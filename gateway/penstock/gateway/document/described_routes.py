@@ -5,7 +5,7 @@ The gateway does not start with a route that is missing here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.common.model_entry import ModelEntry
@@ -109,9 +109,18 @@ def _rules(
     return Rules(scope=scope, takes=takes, lasts=lasts, hot=hot)
 
 
-def _run(documented: Documented, takes: Takes = Takes.JSON, hot: Endpoint | None = None) -> Declared:
+def _run(documented: Documented, takes: Takes = Takes.LARGE_JSON, hot: Endpoint | None = None) -> Declared:
     """A route that submits and answers the outcome."""
     return Declared(_rules("submit", takes, Lasts.OUTCOME, hot), documented)
+
+
+_OF_REGISTRIES = frozenset(
+    {
+        "defaultToGlobal", "deleted", "deletedOnly", "fetchMaxId", "fetchTags", "findTags", "format", "latestOnly",
+        "limit", "lookupDeletedSchema", "normalize", "offset", "referenceFormat", "subject", "subjectPrefix", "verbose",
+    }
+)  # fmt: skip
+"""What stock clients of registries send with their calls. Here one schema has one form and none is deleted."""
 
 
 def _registry(model: Any, *, errors: tuple[int, ...] = (404,), takes: Takes = Takes.NOTHING) -> Declared:
@@ -122,7 +131,7 @@ def _registry(model: Any, *, errors: tuple[int, ...] = (404,), takes: Takes = Ta
         error_model=registry_answers.RegistryErrorBody,
         error_type=MEDIA_TYPE,
     )
-    return Declared(Rules(access=Access.PUBLIC, takes=takes), documented)
+    return Declared(Rules(access=Access.PUBLIC, takes=takes, query=_OF_REGISTRIES), documented)
 
 
 READ, CANCEL, ADMIN = _rules("read"), _rules("cancel"), _rules("admin")
@@ -133,9 +142,12 @@ _REQUEST = [request_type(task) for task in BUILT_TASKS]
 
 ROUTES: dict[RouteKey, Declared] = {
     ("POST", "/v1/requests"): Declared(
-        _rules("submit", Takes.FORM, hot=hot_routes.submit),
+        _rules("submit", Takes.FORM, Lasts.WAITING, hot_routes.submit),
         Documented(
-            responses={**_json(answers.Accepted, 202), **_json(answers.RequestPlan)},
+            responses={
+                202: {JSON: [answers.Accepted, answers.RequestObject]},
+                200: {JSON: [answers.RequestPlan, answers.RequestObject]},
+            },
             body=_REQUEST,
             errors=(*ANY_ROUTE, 404, 410, 413, 422),
         ),
@@ -262,7 +274,7 @@ ROUTES: dict[RouteKey, Declared] = {
         ),
     ),
     ("GET", "/v1/artifacts/{artifact_id}/content"): Declared(
-        READ,
+        replace(READ, query=frozenset({"ticket"})),
         Documented(
             responses={
                 200: dict.fromkeys(CONTENT_TYPES, BYTES),
@@ -368,6 +380,7 @@ ROUTES: dict[RouteKey, Declared] = {
     ),
     ("POST", "/v1/tickets"): Declared(_rules(None), Documented(responses=_json(operator_answers.Ticket))),
     ("GET", "/healthz"): Declared(PROBE, Documented(responses=_json(operator_answers.Health), errors=())),
+    ("GET", "/health"): Declared(PROBE, Documented(responses=_json(operator_answers.Health), errors=())),
     ("GET", "/readyz"): Declared(
         PROBE,
         Documented(

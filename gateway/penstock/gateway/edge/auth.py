@@ -67,7 +67,7 @@ class AuthPolicy:
         if not (is_loopback(name) or name in self.allowed_hosts):
             raise Forbidden(
                 "without keys only this machine's own names are served, not this Host:"
-                " use localhost, or set auth.keys_file"
+                " use localhost, add this Host to auth.allowed_hosts, or set auth.keys_file"
             )
 
     def check_origin(self, origin: str | None, host: str) -> None:

@@ -20,9 +20,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.gateway.edge.auth import AuthPolicy, ticket_of
-from penstock.gateway.edge.bodies import Body, BodyLimits, declared_length, discard_body, too_large
+from penstock.gateway.edge.bodies import Body, BodyLimits, declared_length, discard_body
 from penstock.gateway.edge.connections import Connections
-from penstock.gateway.edge.cors import Cors
+from penstock.gateway.edge.cors import Cors, readable_by
 from penstock.gateway.edge.disconnects import ClientGone, unless_gone
 from penstock.gateway.edge.errors import (
     CLOSE_FORBIDDEN,
@@ -36,7 +36,7 @@ from penstock.gateway.edge.errors import (
     refuse_socket,
 )
 from penstock.gateway.edge.exchanges import Answer, empty_body, unless_set
-from penstock.gateway.edge.rules import UNKNOWN, WEBSOCKET, Access, Lasts, RouteTable, Rules, rules_of
+from penstock.gateway.edge.rules import UNKNOWN, WEBSOCKET, Access, Lasts, RouteTable, Rules, Takes, rules_of
 from penstock.gateway.edge.tickets import mask_access_logs
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
@@ -75,8 +75,7 @@ def install_edge(app: FastAPI, parts: EdgeParts, first: Callable[[ASGIApp], ASGI
         router: ASGIApp = AsyncExitStackMiddleware(app.router)
         inner = ExceptionMiddleware(router if first is None else first(router), handlers=handlers)
         edge = Edge(inner, ExceptionMiddleware(_refusing(parts), handlers=handlers), parts)
-        origins = parts.policy.allowed_origins
-        return Cors(edge, origins) if origins else edge
+        return Cors(edge, parts.policy.allowed_origins)
 
     app.build_middleware_stack = stack
 
@@ -93,7 +92,7 @@ def _refusing(parts: EdgeParts) -> ASGIApp:
 
 
 class Edge:
-    """Sees every HTTP exchange and every WebSocket, but for the preflights of listed pages."""
+    """Sees every HTTP exchange and every WebSocket, but for preflights."""
 
     def __init__(self, app: ASGIApp, unknown: ASGIApp, parts: EdgeParts) -> None:
         self._app = app
@@ -142,8 +141,13 @@ class Edge:
         if rules.access is Access.PROBE:  # orchestrators ask under any name, and hear nothing worth stealing
             await self._app(scope, receive, answer)
             return
-        self._policy.check_host(headers.get("host", ""))
-        self._policy.check_origin(headers.get("origin"), headers.get("host", ""))
+        origin = headers.get("origin")
+        try:
+            self._policy.check_host(headers.get("host", ""))
+            self._policy.check_origin(origin, headers.get("host", ""))
+        except Forbidden:
+            answer.add_at_start(lambda: readable_by(origin))
+            raise
         if rules.access is Access.CALLER:
             await self._serve_caller(rules, scope, headers, receive, answer)
         else:
@@ -180,7 +184,11 @@ class Edge:
             raise awaited
         with ExitStack() as open_while:
             open_while.callback(self._allowances.open_http(caller))
-            body = await self._body(rules, scope, receive, answer)
+
+            def hold(size_bytes: int) -> None:
+                open_while.callback(self._allowances.hold_body(caller, size_bytes))
+
+            body = await self._body(rules, scope, receive, answer, hold)
             if not rules.lasts_long(scope):
                 await self._app(scope, body, answer)
                 return
@@ -189,17 +197,31 @@ class Edge:
             # Without keys there is none that could be taken back.
             await self._serve_long(rules, scope, body, answer, None if caller.key_id is None else revoked)
 
-    async def _body(self, rules: Rules, scope: Scope, receive: Receive, answer: Answer) -> Receive:
-        """The app's `receive`. Raises TooLarge for a length that was declared."""
+    async def _body(
+        self,
+        rules: Rules,
+        scope: Scope,
+        receive: Receive,
+        answer: Answer,
+        hold: Callable[[int], None] = lambda size_bytes: None,
+    ) -> Receive:
+        """The app's `receive`. Raises TooLarge for a length that was declared, and what `hold` raises.
+
+        `hold` takes room in memory for a large body.
+        """
         declared = declared_length(scope)
         if declared == 0:
             return receive
-        limit = self._parts.bodies.of(rules, scope)
-        if declared is not None and declared > limit:
+        bodies = self._parts.bodies
+        if declared is not None and declared > bodies.of(rules, scope):
             if rules.access is Access.CALLER:
                 await discard_body(scope, receive)
-            raise too_large(limit)
-        answer.body = self._parts.bodies.body(rules, scope, receive)
+            raise bodies.refusal(rules, scope)
+        try:
+            answer.body = bodies.body(rules, scope, receive, hold, declared)
+        except PenstockError:  # there is no room for it now
+            await discard_body(scope, receive)
+            raise
         return answer.body
 
     async def _serve_long(
@@ -215,7 +237,7 @@ class Edge:
             return await unless_set(revoked, receive, {"type": "http.disconnect"})
 
         try:
-            if rules.lasts is Lasts.WAITING:  # it listens to nothing but its outcome
+            if rules.lasts is Lasts.WAITING and rules.takes is Takes.NOTHING:  # it listens to nothing but its outcome
                 while isinstance(receive, Body) and not receive.whole:
                     await receive()
                 await unless_gone(until_gone, self._app(scope, empty_body(until_gone), answer))

@@ -46,8 +46,10 @@ class Takes(Enum):
     """None is read; what stock clients send all the same is small."""
     JSON = auto()
     """It is parsed on the event loop, so it is small whatever its content type says."""
+    LARGE_JSON = auto()
+    """JSON in which a few texts may be long, as images in base64: `gateway.max_large_body_bytes`."""
     FORM = auto()
-    """multipart/form-data with files that lie on the disk while they come; any other content type counts as JSON."""
+    """multipart/form-data with files that lie on the disk while they come; any other content type as LARGE_JSON."""
     FILE = auto()
     """Bytes that stream into the store."""
     LINES = auto()
@@ -69,6 +71,7 @@ class Rules:
     """What the edge holds one route to.
 
     `scope`: what the caller's key needs; None: any key. `hot`: called for plain calls, without the framework.
+    `query`: parameters of the query string that are not in the endpoint's signature.
     """
 
     access: Access = Access.CALLER
@@ -76,6 +79,7 @@ class Rules:
     takes: Takes = Takes.NOTHING
     lasts: Lasts = Lasts.SHORT
     hot: Endpoint | None = None
+    query: frozenset[str] = frozenset()
 
     def lasts_long(self, scope: AsgiScope) -> bool:
         """Whether this exchange may last as long as a request runs."""

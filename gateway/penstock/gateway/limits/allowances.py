@@ -40,6 +40,8 @@ class Totals:
     """What one address can take of them."""
     max_transfers: int = 32
     """Artifacts on their way in or out: an upload is in memory as a whole."""
+    large_bodies_bytes: int = 256 * 2**20
+    """Bytes of large bodies that are read or held at once."""
     max_live: int = 200_000
     max_pending_submits: int = 2_000
     reserve: float = 0.0
@@ -71,6 +73,7 @@ class Allowances:
         self.streams = Slots("streams and waiting requests", self.totals.max_http)
         self.sockets = Slots("WebSockets", self.totals.max_sockets)
         self.transfers = Slots("transfers of artifacts", self.totals.max_transfers)
+        self.large_bodies = Slots("bytes of large bodies", self.totals.large_bodies_bytes)
         self.public = Slots("public requests", self.totals.max_public)
 
     def limits_of(self, tenant: str) -> Limits:
@@ -174,6 +177,10 @@ class Allowances:
     def open_transfer(self, caller: Caller) -> Callable[[], None]:
         """One more for an upload or a download of an artifact."""
         return self.transfers.take(self._shared(caller, self.totals.max_transfers, None))
+
+    def hold_body(self, caller: Caller, size_bytes: int) -> Callable[[], None]:
+        """Room in memory for a large body, until its exchange ends."""
+        return self.large_bodies.take(self._shared(caller, self.totals.large_bodies_bytes, None), size_bytes)
 
     def open_public(self, address: str | None = None) -> Callable[[], None]:
         """A slot for one exchange without a key. Raises TenantLimit where the address has its share."""

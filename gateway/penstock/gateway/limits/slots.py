@@ -28,33 +28,33 @@ class Slots:
         self._held: dict[str, int] = {}
         self.open = 0
 
-    def take(self, holders: Sequence[Holder]) -> Callable[[], None]:
-        """A slot for all these holders at once; call what is returned, once, to give it back.
+    def take(self, holders: Sequence[Holder], size: int = 1) -> Callable[[], None]:
+        """So many slots for all these holders at once; call what is returned, once, to give them back.
 
-        Raises TenantLimit when one of them holds as many as it may, Overloaded when none is left for anybody.
+        Raises TenantLimit when one of them holds as many as it may, Overloaded when too few are left for anybody.
         """
         for holder, limit in holders:
-            if limit is not None and self._held.get(holder, 0) >= limit:
+            if limit is not None and self._held.get(holder, 0) + size > limit:
                 raise TenantLimit(
                     f"{holder} has {limit} {self._what} open, as many as it may",
                     retry_after_s=1,
                     details={"limit": self._what, "value": limit},
                 )
-        if self.open >= self._total:
+        if self.open + size > self._total:
             raise Overloaded(f"the gateway has too many {self._what} open", retry_after_s=1)
-        self.open += 1
+        self.open += size
         names = [holder for holder, _ in holders]
         for name in names:
-            self._held[name] = self._held.get(name, 0) + 1
-        return lambda: self._give_back(names)
+            self._held[name] = self._held.get(name, 0) + size
+        return lambda: self._give_back(names, size)
 
     def held(self, holder: str) -> int:
         return self._held.get(holder, 0)
 
-    def _give_back(self, names: Sequence[str]) -> None:
-        self.open -= 1
+    def _give_back(self, names: Sequence[str], size: int) -> None:
+        self.open -= size
         for name in names:
-            left = self._held[name] - 1
+            left = self._held[name] - size
             if left:
                 self._held[name] = left
             else:

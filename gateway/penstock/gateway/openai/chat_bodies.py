@@ -7,6 +7,7 @@ only with a value that would not change the output; with any other value, or unk
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, cast
@@ -228,6 +229,10 @@ class EmbeddingBody(OpenAIBody):
     input: str | list[Any]
     dimensions: int | None = None
     encoding_format: Literal["float", "base64"] | None = None
+    truncate: Annotated[bool | None, Field(description="Cut texts that are longer than the model's window.")] = None
+    truncate_prompt_tokens: Annotated[
+        int | None, Field(description="Cut texts that have more tokens, at their end; -1: than the model's window.")
+    ] = None
 
 
 def chat_images(body: ChatCompletionBody, caller: Caller) -> list[BroughtImage]:
@@ -277,7 +282,8 @@ def embedding_request(
 ) -> InferenceRequest:
     """Raises as `chat_request`."""
     refuse_unsupported(body, HARMLESS_EMBEDDING, _PENSTOCK_ONLY)
-    payload: Json = {"dimensions": body.dimensions}
+    cut = -1 if body.truncate and body.truncate_prompt_tokens is None else body.truncate_prompt_tokens
+    payload: Json = {"dimensions": body.dimensions, "truncate_prompt_tokens": cut}
     if _tokens(body.input):
         payload["input_token_ids"] = [body.input]
     elif isinstance(body.input, list) and body.input and all(map(_tokens, body.input)):
@@ -368,15 +374,20 @@ def _passed_on(passed: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+_IMAGE = re.compile(r"^(messages\[\d+\]\.content\[\d+\])\.image(?:_url)?(?:\.\w+)?$")
+_IMAGE_OF_OWN = re.compile(r"^(\[\d+\]\.content\[\d+\])\.image(?:_url)?(?:\.\w+)?$")
+"""How an image is called within `messages`, and where a route calls these otherwise: as /v1/responses does."""
+
+
 def in_openai_words(
     error: PenstockError, penstock_fields: frozenset[str] = frozenset(), words: Words = MappingProxyType({})
 ) -> PenstockError:
     """The same error with the field named as the caller wrote it."""
     native = error.param or ""
-    param = native.removeprefix("payload.").removeprefix("extra.")
+    param = _IMAGE.sub(r"\1.image_url.url", native.removeprefix("payload.").removeprefix("extra."))
     own = next((name for name in words if native == name or native.startswith((f"{name}.", f"{name}["))), None)
     if own is not None:
-        param = words[own] + native.removeprefix(own)
+        param = words[own] + _IMAGE_OF_OWN.sub(r"\1.image_url", native.removeprefix(own))
     elif not {native.split(".")[0], param}.isdisjoint(penstock_fields) and param not in _PASSED_ON:
         param = f"penstock.{param}"
     message = error.message.replace(native, param) if native else error.message

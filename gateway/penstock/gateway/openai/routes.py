@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from pydantic_core import to_json
 from starlette.responses import Response
 
@@ -31,8 +31,9 @@ from penstock.gateway.openai.exchange import (
 from penstock.gateway.openai.large_answers import is_large, whole_result
 from penstock.gateway.openai.other_fields import UnknownFields, ignored_header
 from penstock.gateway.routes.paging import page
-from penstock.gateway.service.brought_images import BroughtImage, keeper_of
+from penstock.gateway.service.brought_images import BroughtImage, with_inputs
 from penstock.gateway.service.model_states import find_one
+from penstock.gateway.service.models import of_task
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.service.subscriptions import Stopping, Subscription
 from penstock.gateway.view.outputs import json_bytes, on_output_thread
@@ -40,6 +41,10 @@ from penstock.schemas.errors import InvalidRequest, PenstockError
 from penstock.schemas.records import InferenceRequest
 
 router = APIRouter(prefix="/v1", tags=["openai"])
+Task = Annotated[
+    str | None,
+    Query(description="Models for this task, or `all`. Without it: all but those that do `image_processing` alone."),
+]
 
 
 @router.post("/chat/completions", summary="Chat, as OpenAI's API has it")
@@ -61,8 +66,8 @@ async def create_embeddings(body: shapes.EmbeddingBody, request: Request) -> Res
 
 
 @router.get("/models", summary="The models that workers offer")
-async def list_models(request: Request) -> dict[str, Any]:
-    return page(service_of(request).facts.public_models())
+async def list_models(request: Request, task: Task = None) -> dict[str, Any]:
+    return page(of_task(service_of(request).facts.public_models(), task))
 
 
 @router.get("/models/{model_id:path}", summary="One model, by its id or an alias")
@@ -153,7 +158,7 @@ class Exchange:
             checked = await service.submitting.check(caller_of(request), asked)
         except InvalidRequest as error:
             raise shapes.in_openai_words(error, words=endpoint.words) from None
-        keep = keeper_of(images, checked.caller, context_of(request).allowances, service)
+        checked, keep = with_inputs(checked, images, context_of(request).allowances, service)
         accepted = await service.submitting.submit(
             checked, idempotency_key=key, traceparent=request.headers.get("traceparent"), keep=keep
         )

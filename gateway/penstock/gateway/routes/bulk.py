@@ -17,7 +17,7 @@ from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.line_reader import Line, LineReader
 from penstock.gateway.routes.native import native_request
 from penstock.gateway.routes.window import Window
-from penstock.gateway.service.brought_images import keeper_of, take_images
+from penstock.gateway.service.brought_images import take_images, with_inputs
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError, TenantLimit, TooLarge, error_body
 
 logger = logging.getLogger(__name__)
@@ -133,11 +133,12 @@ class _Bulk:
                 break
             except TenantLimit as error:
                 await asyncio.sleep(error.retry_after_s or 1)
+        checked, keep = with_inputs(checked, images, allowances, service)
         accepted = await service.submitting.submit(
             checked,
             idempotency_key=key,
             traceparent=self._request.headers.get("traceparent"),
-            keep=keeper_of(images, caller, allowances, service),
+            keep=keep,
         )
         return accepted.request_id
 

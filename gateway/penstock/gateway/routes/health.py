@@ -18,6 +18,7 @@ router = APIRouter(tags=["health"])
 
 
 @router.get("/healthz", summary="The process answers")
+@router.get("/health", summary="The process answers: as other servers call it")
 async def healthz() -> dict[str, str]:
     return {"status": "ok"}
 
@@ -46,7 +47,7 @@ async def metrics(request: Request) -> Response:
 
 
 # Load balancers probe with HEAD; the documentation has the GETs.
-for path, probe in (("/healthz", healthz), ("/readyz", readyz), ("/metrics", metrics)):
+for path, probe in (("/healthz", healthz), ("/health", healthz), ("/readyz", readyz), ("/metrics", metrics)):
     router.add_api_route(path, probe, methods=["HEAD"], include_in_schema=False, response_model=None)
 
 

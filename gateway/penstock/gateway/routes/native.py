@@ -9,16 +9,18 @@ from fastapi import APIRouter, Depends, Header, Query, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from penstock.gateway.context import context_of, service_of
+from penstock.gateway.edge.disconnects import unless_gone
 from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.routes.multipart import submitted_body
 from penstock.gateway.routes.paging import After, Limit, Order, page
 from penstock.gateway.routes.sse import events
-from penstock.gateway.service.brought_images import keeper_of, take_images
+from penstock.gateway.service.brought_images import take_images, with_inputs
+from penstock.gateway.service.service import GatewayService
 from penstock.gateway.view.filters import RequestFilter
 from penstock.gateway.view.outputs import on_output_thread
 from penstock.schemas.cursor import decode_cursor
-from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
-from penstock.schemas.ids import check_conversation_id, new_request_id
+from penstock.schemas.errors import InvalidRequest, PenstockError, UnsupportedParameter
+from penstock.schemas.ids import new_request_id
 from penstock.schemas.records import PAYLOAD_FIELDS, STATUS_RANKS, InferenceRequest
 from penstock.schemas.requests import parse_request
 from penstock.schemas.topics import CLASSES
@@ -26,6 +28,8 @@ from penstock.schemas.topics import CLASSES
 router = APIRouter(prefix="/v1", tags=["requests"])
 
 MAX_WAIT_S = 60
+Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for the outcome.")]
+Headers = dict[str, str]
 
 
 def native_request(body: Any, caller: Caller) -> InferenceRequest:
@@ -61,8 +65,12 @@ async def submit(
     dry_run: Annotated[
         bool, Query(description="Submit nothing: say what would become of it, or refuse it as it would be refused.")
     ] = False,
+    wait: Wait = 0,
 ) -> Response:
-    """202 once the request stands on its topic, acknowledged by all in-sync replicas. A dry run answers 200."""
+    """202 once the request stands on its topic, acknowledged by all in-sync replicas. A dry run answers 200.
+
+    With `wait` the answer is the request: 200 when it is done, 202 if it is not done after so many seconds.
+    """
     caller = caller_of(request)
     service = service_of(request)
     async with submitted_body(request) as (body, files):
@@ -72,19 +80,34 @@ async def submit(
             images = await on_output_thread(lambda: take_images(body, caller.tenant, files))
     asked = native_request(body, caller)
     checked = await service.submitting.check(caller, asked)
+    whole, (checked, keep) = checked.request, with_inputs(checked, images, context_of(request).allowances, service)
     if dry_run:
         service.submitting.check_room(checked)
-        return JSONResponse(service.facts.plan(checked.request))
+        return JSONResponse(service.facts.plan(whole))
     accepted = await service.submitting.submit(
         checked,
         idempotency_key=idempotency_key,
         traceparent=request.headers.get("traceparent"),
-        keep=keeper_of(images, caller, context_of(request).allowances, service),
+        keep=keep,
     )
     headers = {"location": f"/v1/requests/{accepted.request_id}", "x-request-id": accepted.request_id}
     if accepted.replayed:
         headers["idempotency-replayed"] = "true"
+    if wait:
+        try:
+            return await unless_gone(
+                request.receive, _waited(service, caller.tenant, accepted.request_id, wait, headers)
+            )
+        except PenstockError:  # it is accepted all the same: whoever asks for it is told why it cannot be read
+            pass
     return JSONResponse(accepted_json(accepted.request_id), 202, headers)
+
+
+async def _waited(service: GatewayService, tenant: str, request_id: str, wait_s: float, headers: Headers) -> Response:
+    """202 if it is not done after `wait_s`. Raises as `Lookups.wait` and `Lookups.public`."""
+    entry = await service.lookups.wait(tenant, request_id, wait_s)
+    body = await service.lookups.public(entry, service.facts.waits_for_worker(entry))
+    return Response(body, 200 if entry.done else 202, {"content-type": "application/json", **headers})
 
 
 def request_filter(
@@ -137,7 +160,7 @@ async def list_requests(
 async def get_request(
     request: Request,
     request_id: str,
-    wait: Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for the outcome.")] = 0,
+    wait: Wait = 0,
 ) -> Response:
     service = service_of(request)
     entry = await service.lookups.wait(caller_of(request).tenant, request_id, wait)

@@ -18,7 +18,7 @@ from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.routes.native import native_request
 from penstock.gateway.routes.own_news import NewsOfOwn, Reply, Told
-from penstock.gateway.service.brought_images import keeper_of, take_images
+from penstock.gateway.service.brought_images import take_images, with_inputs
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.service.subscriptions import SlowConsumer, Stopping
 from penstock.gateway.view.frames import Frame, ResultFrame
@@ -212,7 +212,7 @@ class Session:
             hold(idempotent_request_id(self._caller.tenant, key))
         try:
             checked = await self._service.submitting.check(self._caller, asked)
-            keep = keeper_of(images, self._caller, self._allowances, self._service)
+            checked, keep = with_inputs(checked, images, self._allowances, self._service)
             accepted = await self._service.submitting.submit(checked, idempotency_key=key, on_id=hold, keep=keep)
             reply: dict[str, Any] = {"type": "accepted", "request_id": accepted.request_id}
             if accepted.replayed:

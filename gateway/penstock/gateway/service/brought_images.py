@@ -1,4 +1,5 @@
-"""Images that a caller brings along with a request: kept as artifacts of its tenant, to which the request then refers.
+"""Images and large texts that a caller brings along with a request: kept as artifacts of its tenant, to which the
+request then refers.
 
 In the body an image is `{data, media_type}` with its bytes in base64, `{file}` with the name of a part of a multipart
 body, or in a chat OpenAI's `image_url` with a `data:` URL. Records carry references alone.
@@ -9,9 +10,9 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -20,9 +21,12 @@ from penstock.common.artifacts.inputs import keep_input
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.service.service import GatewayService
+from penstock.gateway.service.submitting import Checked, Keep
 from penstock.schemas.errors import InvalidRequest, TooLarge, UnsupportedParameter
 from penstock.schemas.ids import input_artifact_id
 from penstock.schemas.image_formats import MEDIA_TYPES, sniff
+from penstock.schemas.large_inputs import MEDIA_TYPE as TEXT_MEDIA_TYPE
+from penstock.schemas.large_inputs import take_text
 
 MAX_IMAGES = 64
 """So many images may come with one request."""
@@ -34,12 +38,18 @@ Slot = tuple[Json, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class BroughtImage:
+class BroughtInput:
     """Bytes that become an artifact. The id follows from tenant and bytes: a repeat is the same request."""
 
     artifact_id: str
     media_type: str
     data: bytes = field(repr=False)
+
+
+class BroughtImage(BroughtInput):
+    """An image."""
+
+    __slots__ = ()
 
 
 def take_images(body: Any, tenant: str, files: Mapping[str, bytes] | None = None) -> list[BroughtImage]:
@@ -83,20 +93,28 @@ def image_of_url(url: Any, tenant: str, param: str) -> BroughtImage | None:
     return None if data is None else _image(data, tenant, param)
 
 
-def keeper_of(
-    images: Sequence[BroughtImage], caller: Caller, allowances: Allowances, service: GatewayService
-) -> Callable[[str], Awaitable[None]] | None:
-    """What stores the images as inputs of the request with the given id; None if there are none."""
-    if not images:
-        return None
-    return partial(_keep_images, images, caller, allowances, service)
+def with_inputs(
+    checked: Checked, images: Sequence[BroughtImage], allowances: Allowances, service: GatewayService
+) -> tuple[Checked, Keep | None]:
+    """What can be submitted: a text that is too large for a record is taken out of the request.
+
+    With it comes what stores that text and the images, as inputs of the request with the given id; None if there are
+    none.
+    """
+    request, text = take_text(checked.request)
+    inputs: list[BroughtInput] = [*images]
+    if text is not None and request.input_artifact is not None:
+        checked = replace(checked, request=request)
+        inputs.append(BroughtInput(request.input_artifact.artifact_id, TEXT_MEDIA_TYPE, text))
+    keep = partial(_keep_inputs, inputs, checked.caller, allowances, service) if inputs else None
+    return checked, keep
 
 
-async def _keep_images(
-    images: Sequence[BroughtImage], caller: Caller, allowances: Allowances, service: GatewayService, request_id: str
+async def _keep_inputs(
+    inputs: Sequence[BroughtInput], caller: Caller, allowances: Allowances, service: GatewayService, request_id: str
 ) -> None:
     """Raises TenantLimit when the tenant may not keep as much, and what the store raises."""
-    size = sum(len(image.data) for image in images)
+    size = sum(len(one.data) for one in inputs)
     if allowances.limits_artifacts(caller):
         used = await allowances.artifacts.used(
             caller.tenant, lambda: service.stored(caller.tenant, lambda store: store.used_bytes(caller.tenant))
@@ -104,18 +122,13 @@ async def _keep_images(
         allowances.artifact_room(caller, used, size)
 
     def keep(store: ArtifactStore) -> None:
-        def keep_one(image: BroughtImage) -> None:
+        def keep_one(one: BroughtInput) -> None:
             keep_input(
-                store,
-                caller.tenant,
-                request_id,
-                image.data,
-                artifact_id=image.artifact_id,
-                media_type=image.media_type,
+                store, caller.tenant, request_id, one.data, artifact_id=one.artifact_id, media_type=one.media_type
             )
 
-        with ThreadPoolExecutor(min(_WRITERS, len(images)), "inputs") as writers:
-            list(writers.map(keep_one, images))
+        with ThreadPoolExecutor(min(_WRITERS, len(inputs)), "inputs") as writers:
+            list(writers.map(keep_one, inputs))
 
     with allowances.artifacts.adding(caller.tenant, size):
         await service.stored(caller.tenant, keep)

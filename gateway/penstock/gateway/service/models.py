@@ -8,11 +8,15 @@ from typing import Any
 from penstock.common.engine_kinds import KINDS
 from penstock.gateway.service.model_states import NAMED_MODELS, best_states, named, public_model
 from penstock.gateway.view.liveness import ModelId
-from penstock.schemas.errors import ContextLengthExceeded, ModelNotFound, UnsupportedParameter
+from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, UnsupportedParameter
 from penstock.schemas.message_parts import image_parts
 from penstock.schemas.payloads import only_remote
 from penstock.schemas.records import InferenceRequest, ModelInfo, WorkerState
+from penstock.schemas.tasks import BUILT_TASKS
 
+ALL_TASKS = "all"
+TOOL_TASKS = frozenset({"image_processing"})
+"""Tasks of tools: `imaging` and upscalers. Clients that let a person choose a model for a chat do not list them."""
 LEAST_WINDOW = 512
 """No model has a smaller one; most answers are shorter, and nothing is looked for."""
 
@@ -131,3 +135,17 @@ def public_models(
         public_model(one, best.get((one.model, one.pool)), available=(one.model, one.pool) not in without_worker)
         for one in sorted(models, key=lambda one: (one.model, one.pool or ""))
     ]
+
+
+def of_task(models: Iterable[dict[str, Any]], task: str | None) -> list[dict[str, Any]]:
+    """The public models that do a task. ALL_TASKS: all of them. None: those that do more than TOOL_TASKS.
+
+    Raises InvalidRequest for no task.
+    """
+    if task not in (None, ALL_TASKS, *BUILT_TASKS):
+        raise InvalidRequest(f"task must be {ALL_TASKS} or one of {', '.join(BUILT_TASKS)}", param="task")
+    if task == ALL_TASKS:
+        return list(models)
+    if task is None:  # a worker that has told no tasks yet may have any
+        return [one for one in models if not one["tasks"] or set(one["tasks"]) - TOOL_TASKS]
+    return [one for one in models if task in one["tasks"]]

@@ -123,7 +123,7 @@ class Admission:
         """Whether its need is known to this replica, or is not asked for before it starts."""
         if work.run is not None:
             return work.stage is Stage.READY and work.run.replica == replica.number
-        return replica.inline and work.line is None and work.stage is Stage.QUEUED and not work.looks
+        return replica.inline and work.stage is Stage.QUEUED and work.starts_unprepared
 
     def on(self, replica: Replica, work: Work, slots: int, tokens: int, now: float) -> Refusal | None:
         """Whether it may start with so many slots and tokens of this replica: those that are kept for nobody else."""

@@ -35,7 +35,7 @@ class Preparing:
     def startable(replica: Replica, work: Work) -> bool:
         if work.stage is Stage.READY:
             return True
-        return work.stage is Stage.QUEUED and replica.inline and work.line is None and not work.looks
+        return work.stage is Stage.QUEUED and replica.inline and work.starts_unprepared
 
     def step(
         self, lane: Lane, work: Work, room: Room, now: float, *, may_prepare: bool, must_fetch: bool = True

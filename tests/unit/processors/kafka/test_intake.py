@@ -61,7 +61,7 @@ def test_an_embedding_takes_its_class_from_the_record() -> None:
         (b"\x00\x50\x4e\x00\x00\x02", "bad_avro"),
         (b'{"task": "text_generation", "payload": ', "bad_json"),
         (b'{"payload": {"prompt": "x"}}', "invalid"),
-        (b'{"task": "text_generation", "payload": {"prompt": "' + b"x" * 600_000 + b'"}}', "too_large"),
+        (b'{"task": "text_generation", "payload": {"prompt": "' + b"x" * 1_000_000 + b'"}}', "too_large"),
     ],
 )
 def test_poison_names_its_reason(value: bytes | None, code: str) -> None:

@@ -178,6 +178,7 @@ class Arrivals:
         )
         work.ttl_ms = ttl_ms
         work.looks = request.stream and read.origin.append_time_ms < self._registry.owned_since_ms < float("inf")
+        work.stored_text = request.input_artifact is not None
         self._histories.begin(work, request.history)
         self._registry.hold(work)
         return work

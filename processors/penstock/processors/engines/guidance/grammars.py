@@ -32,6 +32,8 @@ REMEMBERED = 1024
 """Grammars that are too complex: one that is sent again is refused at once."""
 PROBE = '{"a b": ["Ünï", -1.5e3, null]}\n'
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
+_SOURCE_LINES = re.compile(r"\n\s*\d+ \| .*", re.DOTALL)
+"""Where llguidance found it: lines of the grammar that we made."""
 
 
 class Grammars:
@@ -152,13 +154,16 @@ def _unsupported(param: str) -> UnsupportedParameter:
 
 
 def _refusal(error: str, param: str) -> InvalidRequest:
-    """What llguidance found, with the keywords that it does not know by name."""
+    """What llguidance found, with the keywords that it does not know by name, and without its options and sources."""
     unknown = _UNIMPLEMENTED.search(error)
-    if unknown is None:
-        return InvalidRequest(shortened(f"{param} cannot be enforced: {error}", 400), param=param)
-    keywords = sorted(re.findall(r'"([^"]*)"', unknown[1]))
+    if unknown is None and "oneOf constraints" not in error:
+        reason = error.partition("failed to compile JSON schema: ")[2] or error
+        reason = _SOURCE_LINES.sub("", reason)
+        return InvalidRequest(shortened(f"{param} cannot be enforced: {reason}", 400), param=param)
+    keywords = ["oneOf"] if unknown is None else sorted(re.findall(r'"([^"]*)"', unknown[1]))
+    instead = ": use anyOf, or strict: false" if unknown is None else ""
     return InvalidRequest(
-        shortened(f"{param} has keywords that cannot be enforced: {', '.join(keywords)}", 400),
+        shortened(f"{param} has keywords that cannot be enforced: {', '.join(keywords)}{instead}", 400),
         param=param,
         details={"keywords": keywords[:20]},
     )

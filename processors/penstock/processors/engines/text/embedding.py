@@ -117,6 +117,8 @@ class EmbeddingBackend:
         if not spec.inputs and not given:
             raise InvalidRequest("there is no text to embed", param="payload.input")
         ids = self._tokenize(spec.inputs or []) if given is None else self._checked(given)
+        if (most := spec.params.get("truncate_prompt_tokens")) is not None:
+            ids = self._cut(ids, self._window if most == -1 else min(most, self._window), given is not None)
         for number, tokens in enumerate(ids):
             if len(tokens) > self._window:
                 raise ContextLengthExceeded(
@@ -125,6 +127,17 @@ class EmbeddingBackend:
                     details={"need": len(tokens), "capacity": self._window, "unit": "tokens"},
                 )
         return Prepared(run_id=spec.run_id, prompt_tokens=sum(map(len, ids)), need_tokens=0), ids
+
+    def _cut(self, ids: list[list[int]], most: int, bare: bool) -> list[list[int]]:
+        """Texts of at most so many tokens. A text that is cut still ends in the tokens that the tokenizer adds.
+
+        `bare`: the tokens are the caller's own, and nothing was added to them.
+        """
+        added = [] if bare else self._tokenize([""])[0]
+        ends = added[(len(added) + 1) // 2 :]
+        return [
+            tokens if len(tokens) <= most else [*tokens[: max(1, most - len(ends))], *ends][:most] for tokens in ids
+        ]
 
     def _checked(self, given: list[list[int]]) -> list[list[int]]:
         """Tokens of the caller's own, taken as they are. Raises InvalidRequest for one that the model has not."""

@@ -1,0 +1,128 @@
+"""Texts that are too large for a record, over real processes: an embedding of 1,000 × 1,000 characters by default."""
+
+from __future__ import annotations
+
+import base64
+import io
+import random
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from PIL import Image
+
+from penstock.schemas.large_inputs import INLINE_BYTES
+from support import wait_until
+from system import NOOP, System, running
+
+IMAGES = {"id": "images", "source": "pillow", "engine": "imaging"}
+WORD = "x" * 120
+"""One token of MiniLM: a word of so many letters is unknown. So the time of the test is not that of the model."""
+TEXTS = [" ".join([str(number), *[WORD] * 9])[:1_000] for number in range(1_000)]
+
+
+@pytest.fixture(scope="module")
+def system(kafka: Any, minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    prefix = f"li{uuid.uuid4().hex[:6]}-"
+    small = {"id": "minilm", "source": str(minilm), "engine": "embedding", "tasks": ["embedding"], "device": "cpu"}
+    made = System(kafka.bootstrap_servers, prefix, tmp_path_factory.mktemp("large"), models=[small, NOOP, IMAGES])
+    with running(made) as started:
+        started.worker().wait_ready()
+        started.gateway().wait_ready()
+        yield started
+
+
+def url_of(system: System) -> str:
+    return next(one.url for one in system.processes if one.name == "g1")
+
+
+def records(system: System, topic: str) -> list[bytes]:
+    return [message.value() or b"" for message in system.read(topic)]
+
+
+@pytest.mark.timeout(700)  # a worker loads its model twice
+def test_a_large_batch_of_texts_is_embedded_over_a_worker_that_is_killed(system: System) -> None:
+    client = openai.OpenAI(base_url=url_of(system) + "/v1", api_key="none", max_retries=0, timeout=500)
+    (few,) = client.embeddings.create(model="minilm", input=TEXTS[7]).data
+    asked = httpx.post(
+        url_of(system) + "/v1/requests",
+        json={"task": "embedding", "model": "minilm", "payload": {"input": TEXTS}},
+        headers={"idempotency-key": "all"},
+        timeout=60,
+    )
+    assert asked.status_code == 202, asked.text
+    request_id = asked.json()["request_id"]
+    assert max(map(len, records(system, system.names.request("embedding", 5, None)))) < 2_000
+    worker = next(one for one in system.processes if one.name == "w1")
+    worker.kill9()
+    assert not worker.alive()
+    system.worker("w2").wait_ready()
+
+    def found() -> Any:
+        return httpx.get(f"{url_of(system)}/v1/requests/{request_id}", params={"wait": 30}, timeout=60).json()
+
+    wait_until(lambda: found()["done"], 500, lambda: str(found())[:500])
+    done = found()
+    assert done["status"] == "completed", done
+    vectors = httpx.get(url_of(system) + done["result"]["artifact"]["url"], timeout=60).json()["embeddings"]
+    assert len(vectors) == 1_000
+    assert vectors[7] == pytest.approx(few.embedding, abs=1e-3)
+    again = httpx.post(
+        url_of(system) + "/v1/requests",
+        json={"task": "embedding", "model": "minilm", "payload": {"input": TEXTS}},
+        headers={"idempotency-key": "all"},
+        timeout=60,
+    )
+    assert (again.json()["request_id"], again.headers["idempotency-replayed"]) == (request_id, "true")
+
+
+def test_an_erased_request_leaves_no_text_in_the_store(system: System) -> None:
+    """And an engine that counts no prompts gets the text too."""
+    text = "secret " * (INLINE_BYTES // 5)
+    body = {"task": "text_generation", "model": "noop", "payload": {"messages": [{"role": "user", "content": text}]}}
+    done = httpx.post(url_of(system) + "/v1/requests?wait=60", json=body, timeout=90)
+    assert (done.status_code, done.json()["status"]) == (200, "completed"), done.text
+    store = system.folder / "artifacts"
+
+    def kept() -> list[Path]:
+        return [one for one in store.rglob("*") if one.is_file() and b"secret secret" in one.read_bytes()]
+
+    assert len(kept()) == 1
+    erased = httpx.delete(f"{url_of(system)}/v1/requests/{done.json()['request_id']}", timeout=60)
+    assert erased.status_code == 200, erased.text
+    wait_until(lambda: not kept(), 30, lambda: str(kept()))
+
+
+def test_a_picture_of_megabytes_comes_as_json_and_one_too_large_hears_the_way(system: System) -> None:
+    picture = io.BytesIO()
+    Image.frombytes("RGB", (1_300, 1_300), random.Random(7).randbytes(1_300 * 1_300 * 3)).save(picture, "PNG")
+    assert len(picture.getvalue()) > 5_000_000
+    payload = {
+        "image": {"data": base64.b64encode(picture.getvalue()).decode()},
+        "operations": [{"op": "thumbnail", "width": 64, "height": 64}],
+    }
+    body = {"task": "image_processing", "model": "images", "payload": payload}
+    done = httpx.post(url_of(system) + "/v1/requests?wait=60", json=body, timeout=120)
+    assert (done.status_code, done.json()["status"]) == (200, "completed"), done.text
+    assert done.json()["result"]["images"][0]["width"] == 64
+    refused = httpx.post(url_of(system) + "/v1/chat/completions", content=b" " * 50_000_001, timeout=120)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (413, "too_large")
+    for told in ("gateway.max_large_body_bytes", "/v1/artifacts"):
+        assert told in refused.json()["error"]["message"]
+
+
+def test_a_text_beyond_the_window_is_named_or_cut(system: System) -> None:
+    client = openai.OpenAI(base_url=url_of(system) + "/v1", api_key="none", max_retries=0, timeout=120)
+    texts = ["short", "long " * 2_000]
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.embeddings.create(model="minilm", input=texts)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input[1]")
+    for cut in ({"truncate": True}, {"truncate_prompt_tokens": -1}, {"truncate_prompt_tokens": 20}):
+        found = client.embeddings.create(model="minilm", input=texts, extra_body=cut)
+        assert len(found.data) == 2
+        most = cut.get("truncate_prompt_tokens", -1)
+        assert found.usage.prompt_tokens <= (512 if most == -1 else 20) + 10
