@@ -26,7 +26,7 @@ from penstock.gateway.edge.open_files import raise_open_files
 from penstock.gateway.edge.protocols import Patience, protocols
 from penstock.gateway.edge.rules import check_declared
 from penstock.gateway.hot_routes import HotRoutes
-from penstock.gateway.openai import image_routes
+from penstock.gateway.openai import image_routes, text_routes
 from penstock.gateway.openai import routes as openai_routes
 from penstock.gateway.routes import admin as admin_routes
 from penstock.gateway.routes import admin_models, artifacts, bulk, conversations, dead_letters, health, native, sockets
@@ -52,6 +52,7 @@ ROUTERS = tuple(
         native,
         conversations,
         artifacts,
+        text_routes,
         openai_routes,
         image_routes,
         file_routes,

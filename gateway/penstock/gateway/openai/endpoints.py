@@ -11,6 +11,7 @@ from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai import chat_answers as answers
 from penstock.gateway.openai import chat_bodies as bodies
 from penstock.gateway.openai import image_bodies, responses_bodies
+from penstock.gateway.openai.completion_answers import Shape, completion
 from penstock.gateway.openai.exchange import NO_WORDS
 from penstock.gateway.openai.image_answers import images_response
 from penstock.gateway.openai.responses_answers import Asked, response
@@ -51,7 +52,7 @@ def _chat_answer(body: bodies.ChatCompletionBody, made: Made, result: Json) -> J
 
 
 def _completion_answer(body: bodies.CompletionBody, made: Made, result: Json) -> Json:
-    return answers.completion(made.request_id, made.created, made.model, result, body.service_tier)
+    return completion(made.request_id, made.created, made.model, result, Shape.of(body), body.service_tier)
 
 
 def _embedding_answer(body: bodies.EmbeddingBody, made: Made, result: Json) -> Json:
@@ -81,7 +82,9 @@ async def image_content(service: GatewayService, tenant: str, image: Mapping[str
 
 
 CHAT = Endpoint(bodies.ChatCompletionBody, bodies.chat_request, _chat_answer, bodies.chat_images)
-COMPLETION = Endpoint(bodies.CompletionBody, bodies.completion_request, _completion_answer)
+COMPLETION = Endpoint(
+    bodies.CompletionBody, bodies.completion_request, _completion_answer, words=bodies.COMPLETION_WORDS
+)
 EMBEDDING = Endpoint(bodies.EmbeddingBody, bodies.embedding_request, _embedding_answer)
 RESPONSE = Endpoint(
     responses_bodies.ResponsesBody,

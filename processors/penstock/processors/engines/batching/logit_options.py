@@ -18,13 +18,17 @@ MAX_BIASED = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogitOptions:
-    """`top_logprobs`: None when no log probabilities are wanted. `bias`: added to the logits of these tokens."""
+    """`top_logprobs`: None when no log probabilities are wanted; `prompt_logprobs`: the same for the prompt.
+
+    `bias`: added to the logits of these tokens.
+    """
 
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     min_p: float = 0.0
     seed: int | None = None
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
     bias: Mapping[int, float] = field(default_factory=dict[int, float])
 
 
@@ -42,6 +46,7 @@ def logit_options_of(
         min_p=0.0 if greedy else _within(params, "min_p", 0, 1),
         seed=None if greedy or seed is None else int(seed),
         top_logprobs=int(params.get("top_logprobs") or 0) if params.get("logprobs") else None,
+        prompt_logprobs=params.get("prompt_logprobs"),
         bias=_bias(extra["logit_bias"], vocabulary) if "logit_bias" in extra else {},
     )
 
