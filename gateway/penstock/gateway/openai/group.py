@@ -41,6 +41,11 @@ def writer_of(made: Made, body: TextBody, first_index: int = 0) -> ChunkWriter:
     return ChunkWriter(*about, chat=True, includes_usage=includes_usage, tier=tier, first_index=first_index)
 
 
+def _copies(body: TextBody, bodies: Sequence[TextBody]) -> int:
+    """How many requests one prompt has."""
+    return (body.n or 1) // (bodies[0].n or 1)
+
+
 class Group:
     """Several requests as one answer. `bodies` has the part of `body` that each request is."""
 
@@ -64,7 +69,7 @@ class Group:
                 asked = endpoint.ask(each, caller_of(request), now_ms())
                 checked.append(await Exchange.check(request, asked, endpoint))
             except PenstockError as error:
-                raise at_prompt(error, place) from None
+                raise at_prompt(error, place // _copies(body, bodies)) from None
         key, traceparent = (request.headers.get(name) for name in ("idempotency-key", "traceparent"))
         outcomes = await service_of(request).submitting.submit_parts(
             checked, idempotency_key=key, traceparent=traceparent
@@ -104,7 +109,7 @@ class Group:
     def stream(self) -> Response:
         """The events of all, as they come."""
         usage, made = UsageSum(), self._first.made
-        copies = (self._body.n or 1) // self._answers_each
+        copies = _copies(self._body, self._bodies)
         self._followed = [exchange.follow() for exchange in self._exchanges]
         streams: list[AsyncGenerator[bytes]] = []
         for place, (body, frames) in enumerate(zip(self._bodies, self._followed, strict=True)):
