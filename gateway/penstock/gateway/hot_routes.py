@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from penstock.gateway.edge.errors import invalid_from_validation
 from penstock.gateway.edge.rules import Endpoint, Rules, Takes, rules_of
 from penstock.gateway.openai import chat_bodies as shapes
-from penstock.gateway.openai import routes as openai_routes
+from penstock.gateway.openai import text_routes
 from penstock.gateway.routes import native
 
 _ONE_REQUEST = "/v1/requests/"
@@ -28,7 +28,7 @@ async def chat(request: Request) -> Response:
         body = shapes.ChatCompletionBody.model_validate_json(await request.body())
     except ValidationError as error:
         raise invalid_from_validation(error) from None
-    return await openai_routes.create_chat_completion(body, request)
+    return await text_routes.create_chat_completion(body, request)
 
 
 async def one_request(request: Request) -> Response:

@@ -26,7 +26,7 @@ INLINE_BYTES = 256 * 1024
 PREVIEW_KEPT_S = 2 * 86_400
 """Longer than any request lives."""
 _FLOAT_BYTES = 4
-_NESTED = frozenset({"tool_calls", "logprobs", "choices"})
+_NESTED = frozenset({"tool_calls", "logprobs", "prompt_logprobs", "choices"})
 
 
 def size_of(output: Mapping[str, Any]) -> int:

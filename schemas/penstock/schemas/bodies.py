@@ -153,6 +153,9 @@ class TextPayload(TypedDict, total=False):
     n: Annotated[int | None, Field(ge=1, le=1_000, description="How many answers.")]
     logprobs: bool | None
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)]
+    prompt_logprobs: Annotated[
+        int | None, Field(ge=0, le=20, description="Also those of the prompt, with so many candidates of each token.")
+    ]
     tools: ListOf[Tool] | None
     tool_choice: Annotated[JsonObject | None, Field(description="none, auto, required, or an object naming one tool.")]
     response_format: ResponseFormat | None

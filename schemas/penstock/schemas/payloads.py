@@ -261,6 +261,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "logprobs": (False,),
     "top_logprobs": (0,),
+    "prompt_logprobs": (),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "response_format": ({"type": "text"}, {"type": "text", "json_schema": None}),
@@ -292,9 +293,9 @@ TOOL_MESSAGES = "tool_messages"
 KNOWN: dict[str, frozenset[str]] = {
     "text": frozenset(
         {
-            "min_p", "presence_penalty", "frequency_penalty", "n", "logprobs", "top_logprobs", "tools", "tool_choice",
-            "response_format", "prompt_token_ids", "logit_bias", "parallel_tool_calls", "reasoning_effort",
-            TOOL_MESSAGES, *OF_OTHER_SERVERS,
+            "min_p", "presence_penalty", "frequency_penalty", "n", "logprobs", "top_logprobs", "prompt_logprobs",
+            "tools", "tool_choice", "response_format", "prompt_token_ids", "logit_bias", "parallel_tool_calls",
+            "reasoning_effort", TOOL_MESSAGES, *OF_OTHER_SERVERS,
         }
     ),
     "embedding": frozenset({"input_token_ids", "truncate_prompt_tokens"}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,14 +25,14 @@ from penstock.gateway.hot_routes import HotRoutes
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.metrics import Gauges
-from penstock.gateway.openai import response_routes
+from penstock.gateway.openai import response_routes, text_routes
 from penstock.gateway.openai import routes as openai_routes
 from penstock.gateway.routes import health
 from penstock.gateway.routes import registry as registry_routes
 from penstock.gateway.routes import tickets as ticket_routes
 from penstock.gateway.service.models import public_models
 from penstock.gateway.service.service import GatewayService
-from penstock.gateway.service.submitting import Checked, Submitter
+from penstock.gateway.service.submitting import Accepted, Checked, Submitter
 from penstock.gateway.settings import AuthSection, GatewaySection, GatewaySettings, allowances_of
 from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, StatusFrame
 from penstock.gateway.view.liveness import Liveness, judge
@@ -74,11 +74,6 @@ MODELS.append(
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Paris"}'}}
 LOGPROBS = [{"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": None}]
 USAGE = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
-
-
-@dataclass
-class Accepted:
-    request_id: str
 
 
 @dataclass
@@ -175,6 +170,11 @@ class FakeService:
             raise Overloaded("the gateway is full", retry_after_s=3)
         self.requests.append(request)
         return Accepted(request.request_id)
+
+    async def submit_parts(
+        self, parts: Sequence[tuple[Checked, Any]], **options: Any
+    ) -> list[Accepted | BaseException]:
+        return await asyncio.gather(*(self.submit(one) for one, _ in parts), return_exceptions=True)
 
     def peek(self, tenant: str, request_id: str) -> None:
         """Nothing is followed here."""
@@ -289,7 +289,7 @@ def make_app(service: FakeService, policy: AuthPolicy, **conf: Any) -> FastAPI:
     context = GatewayContext(settings=settings, policy=policy, allowances=allowances_of(settings))
     context.connected = service.parts
     put_context(app, context)
-    for part in (openai_routes, response_routes, registry_routes, health, ticket_routes):
+    for part in (text_routes, openai_routes, response_routes, registry_routes, health, ticket_routes):
         app.include_router(part.router)
 
     @app.websocket("/v1/ws")

@@ -14,7 +14,7 @@ from penstock.gateway.document.described_routes import TABLE
 from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.edge import install_edge
 from penstock.gateway.hot_routes import HotRoutes, hot_endpoint
-from penstock.gateway.openai import routes as openai_routes
+from penstock.gateway.openai import text_routes
 from penstock.gateway.routes import native
 from penstock.gateway.settings import GatewaySettings
 
@@ -50,7 +50,7 @@ def make_app(*, hot: bool) -> FastAPI:
     policy = AuthPolicy.build()
     context = GatewayContext(settings=GatewaySettings(), policy=policy)
     put_context(app, context)
-    for part in (native, openai_routes):
+    for part in (native, text_routes):
         app.include_router(part.router)
     install_edge(app, edge_of(context), HotRoutes if hot else None)
     return app

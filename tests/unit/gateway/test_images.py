@@ -27,8 +27,7 @@ from penstock.gateway.edge.edge import install_edge
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.limits.limits import Limits
-from penstock.gateway.openai import image_routes
-from penstock.gateway.openai import routes as openai_routes
+from penstock.gateway.openai import image_routes, text_routes
 from penstock.gateway.openai.responses_bodies import ResponsesBody, response_images, responses_request
 from penstock.gateway.routes import native
 from penstock.gateway.service.brought_images import BroughtImage
@@ -157,7 +156,7 @@ def make(
     context.connected = service_with(parts, artifacts=store)
     app = FastAPI()
     put_context(app, context)
-    for part in (native, openai_routes, image_routes):
+    for part in (native, text_routes, image_routes):
         app.include_router(part.router)
     install_edge(app, edge_of(context, bodies=BodyLimits(max_file_bytes=50_000)))
     transport = httpx.ASGITransport(app)

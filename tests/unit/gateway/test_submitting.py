@@ -19,7 +19,7 @@ from penstock.gateway.limits.allowances import Allowances, Totals
 from penstock.gateway.limits.callers import ANYBODY, Caller
 from penstock.gateway.limits.limits import Limits
 from penstock.gateway.service import unconfirmed
-from penstock.gateway.service.submitting import Submitter
+from penstock.gateway.service.submitting import Accepted, Submitter
 from penstock.gateway.service.unconfirmed import Unconfirmed
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.view.hub import Hub
@@ -35,6 +35,7 @@ from penstock.schemas.errors import (
     StoreUnavailable,
     TenantLimit,
 )
+from penstock.schemas.ids import idempotent_request_id
 from penstock.schemas.records import InferenceRequest, ModelInfo
 from penstock.schemas.requests import parse_request
 from penstock.schemas.topics import CLASSES
@@ -200,6 +201,21 @@ async def test_what_is_submitted_together_is_refused_one_by_one() -> None:
     (error,) = await gateway.submitter.submit_together(checked[:1])
     assert isinstance(error, BrokerUnavailable), "its topic will be there"
     assert len(gateway.requests) == 3
+
+
+async def test_the_parts_of_a_call_are_sent_together_or_not_at_all() -> None:
+    gateway = Gateway(Allowances(defaults=Limits(outstanding=2)))
+    checked = [await gateway.submitter.check(ANYBODY, asked(f"{number}")) for number in range(3)]
+    with pytest.raises(TenantLimit):
+        await gateway.submitter.submit_parts(checked, idempotency_key=None, traceparent=None)
+    assert gateway.written == []
+    for _ in range(2):  # sent again under the same key, each part is the same request
+        accepted = await gateway.submitter.submit_parts(checked[:2], idempotency_key="k", traceparent=None)
+    assert [one.replayed for one in accepted if isinstance(one, Accepted)] == [True, True]
+    assert gateway.written == [idempotent_request_id("default", key) for key in ("k", "k#1")]
+    gateway.away = True
+    failed = await gateway.submitter.submit_parts(checked[2:], idempotency_key=None, traceparent=None)
+    assert isinstance(failed[0], BrokerUnavailable)
 
 
 async def test_pieces_of_a_stream_are_told_from_the_first_one_on() -> None:

@@ -81,7 +81,8 @@ CHUNK = ResultEvent(
     text="sec",
     text_offset=0,
 )
-OUTPUT = {"text": "secret", "tool_calls": None, "logprobs": None, "choices": None}  # as Avro gives it
+# As Avro gives it.
+OUTPUT = {"text": "secret", "tool_calls": None, "logprobs": None, "prompt_logprobs": None, "choices": None}
 TERMINAL = replace(CHUNK, kind="terminal", text=None, status="completed", text_generation=OUTPUT)
 RUNNING = StatusEvent(
     request_id="r",

@@ -27,25 +27,12 @@ def chat_completion(request_id: str, created: int, model: str, result: Json, tie
             "logprobs": _logprobs(choice),
             "finish_reason": finish_reason(choice),
         }
-        for choice in _choices(result)
+        for choice in choices_of(result)
     ]
-    return _answer(f"chatcmpl-{request_id}", "chat.completion", created, model, choices, result, tier)
+    return answer(f"chatcmpl-{request_id}", "chat.completion", created, model, choices, result, tier)
 
 
-def completion(request_id: str, created: int, model: str, result: Json, tier: str | None) -> Json:
-    choices: list[Json] = [
-        {
-            "index": choice["index"],
-            "text": choice.get("text") or "",
-            "logprobs": None,
-            "finish_reason": finish_reason(choice),
-        }
-        for choice in _choices(result)
-    ]
-    return _answer(f"cmpl-{request_id}", "text_completion", created, model, choices, result, tier)
-
-
-def _choices(result: Json) -> list[Json]:
+def choices_of(result: Json) -> list[Json]:
     """All answers of a result; one when it has no list of them."""
     return result.get("choices") or [{**result, "index": 0}]
 
@@ -67,16 +54,16 @@ def _token(one: Json) -> Json:
     return {**one, "top_logprobs": one.get("top_logprobs") or []}
 
 
-def _answer(
+def answer(
     answer_id: str, kind: str, created: int, model: str, choices: list[Json], result: Json, tier: str | None
 ) -> Json:
-    answer: Json = {"id": answer_id, "object": kind, "created": created, "choices": choices}
-    answer["model"] = result.get("model") or model
-    answer["usage"] = text_usage(result)
-    answer["system_fingerprint"] = None
+    made: Json = {"id": answer_id, "object": kind, "created": created, "choices": choices}
+    made["model"] = result.get("model") or model
+    made["usage"] = text_usage(result)
+    made["system_fingerprint"] = None
     if tier is not None:
-        answer["service_tier"] = "default" if tier == "auto" else tier
-    return answer
+        made["service_tier"] = "default" if tier == "auto" else tier
+    return made
 
 
 class ChunkWriter:
@@ -89,10 +76,20 @@ class ChunkWriter:
     last = server_sent("[DONE]")
 
     def __init__(
-        self, request_id: str, created: int, model: str, *, chat: bool, includes_usage: bool, tier: str | None
+        self,
+        request_id: str,
+        created: int,
+        model: str,
+        *,
+        chat: bool,
+        includes_usage: bool,
+        tier: str | None,
+        first_index: int = 0,
     ) -> None:
+        """`first_index`: that of its first answer, where the stream has those of other requests too."""
         self._request_id = request_id
         self._chat = chat
+        self._first_index = first_index
         self._includes_usage = includes_usage
         self._head: Json = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{request_id}",
@@ -127,7 +124,7 @@ class ChunkWriter:
 
     def ending(self, result: Json) -> list[Json]:
         """What the outcome adds, the finish reasons, then the usage if it was asked for."""
-        first, *others = _choices(result)
+        first, *others = choices_of(result)
         chunks = list(self._end_of({**first, "index": 0}))
         for choice in others:
             index = choice["index"]
@@ -137,9 +134,17 @@ class ChunkWriter:
                 chunks.append(self._chunk(self._delta(choice["text"]), None, index))
             chunks += self.calls(CallSplice().finish(choice.get("tool_calls") or []), index)
             chunks += self._end_of(choice)
-        if self._includes_usage:
-            chunks.append({**self._head, "choices": [], "usage": text_usage(result)})
-        return chunks
+        return chunks + self.usage_chunks(self.usage_of(result))
+
+    def usage_of(self, result: Json) -> Json:
+        """The counts that it shows of a result."""
+        return result.get("usage") or {}
+
+    def usage_chunks(self, usage: Json) -> list[Json]:
+        """The chunk that says the usage, if it was asked for."""
+        if not self._includes_usage:
+            return []
+        return [{**self._head, "choices": [], "usage": text_usage({"usage": usage})}]
 
     def _end_of(self, choice: Json) -> Iterator[Json]:
         index = choice["index"]
@@ -156,7 +161,11 @@ class ChunkWriter:
         return {"content": text} if self._chat else text
 
     def _chunk(self, content: Json | str, reason: str | None, index: int = 0) -> Json:
-        choice: Json = {"index": index, "delta" if self._chat else "text": content, "logprobs": None}
+        choice: Json = {
+            "index": self._first_index + index,
+            "delta" if self._chat else "text": content,
+            "logprobs": None,
+        }
         choice["finish_reason"] = reason
         chunk: Json = {**self._head, "choices": [choice]}
         if self._includes_usage:

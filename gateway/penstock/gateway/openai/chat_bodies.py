@@ -30,6 +30,11 @@ Words = Mapping[str, str]
 TIER_PRIORITIES: dict[str | None, int | None] = {None: None, "auto": None, "default": 5, "priority": 2, "flex": 8}
 COMPLETION_MAX_TOKENS = 16
 """What OpenAI takes for `max_tokens` on /v1/completions when it is left out."""
+COMPLETION_WORDS: Words = {
+    "payload.top_logprobs": "logprobs",
+    "payload.prompt_logprobs": "echo",
+    "payload.prompt_token_ids": "prompt",
+}
 
 
 _HARMLESS: Harmless = {
@@ -53,7 +58,6 @@ HARMLESS_CHAT: Harmless = {
 HARMLESS_COMPLETION: Harmless = {
     **_HARMLESS,
     "add_special_tokens": (True,),
-    "logprobs": (),
     "suffix": ("",),
 }
 HARMLESS_EMBEDDING: Harmless = {}
@@ -221,6 +225,14 @@ class CompletionBody(_TextBody):
     """The body of POST /v1/completions."""
 
     prompt: str | list[Any]
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+
+    @property
+    def only_prompt(self) -> bool:
+        """Whether nothing but the prompt is wanted. One token is made all the same, and not shown."""
+        return bool(self.echo) and self.max_tokens == 0
 
 
 class EmbeddingBody(OpenAIBody):
@@ -265,16 +277,31 @@ def completion_request(
 ) -> InferenceRequest:
     """Raises as `chat_request`."""
     refuse_unsupported(body, HARMLESS_COMPLETION, _PENSTOCK_ONLY)
-    prompt: Any = body.prompt
-    if isinstance(prompt, list) and len(cast("list[Any]", prompt)) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
+    if body.best_of not in (None, 1, body.n):
+        raise UnsupportedParameter("best_of is not supported (accepted, without effect: 1 and n)", param="best_of")
+    prompts = prompts_of(body)
+    if len(prompts) > 1:
+        raise UnsupportedParameter("prompt must be one prompt here: send a request for each", param="prompt")
     max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    payload: Json = {"prompt": prompt, "max_tokens": max_tokens}
-    if _tokens(prompt):
-        payload = {"prompt_token_ids": prompt, "max_tokens": max_tokens}
-    elif isinstance(prompt, list):
-        raise UnsupportedParameter("prompt must be one prompt: send a request for each", param="prompt")
-    return _text_request(body, payload, caller, now_ms, limits)
+    payload: Json = {"max_tokens": 1 if body.only_prompt else max_tokens}
+    payload["prompt" if isinstance(prompts[0], str) else "prompt_token_ids"] = prompts[0]
+    if body.logprobs is not None:
+        payload |= {"logprobs": True, "top_logprobs": body.logprobs}
+    if body.echo and (body.logprobs is not None or not isinstance(prompts[0], str)):
+        payload["prompt_logprobs"] = body.logprobs or 0  # of a prompt of tokens they hold its text
+    return _text_request(body, payload, caller, now_ms, limits, COMPLETION_WORDS)
+
+
+def prompts_of(body: CompletionBody) -> list[str | list[int]]:
+    """The prompts of a body: texts, and lists of token ids. Raises InvalidRequest."""
+    given: Any = body.prompt
+    prompts: list[Any] = [given] if isinstance(given, str) or _tokens(given) else given
+    if not prompts:
+        raise InvalidRequest("prompt is an empty list", param="prompt")
+    for number, prompt in enumerate(prompts):
+        if not isinstance(prompt, str) and not _tokens(prompt):
+            raise InvalidRequest(f"prompt[{number}] is neither text nor a list of token ids", param=f"prompt[{number}]")
+    return prompts
 
 
 def embedding_request(
@@ -298,19 +325,30 @@ def _tokens(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in cast("list[Any]", value))
 
 
-def _text_request(body: _TextBody, payload: Json, caller: Caller, now_ms: int, limits: Limits) -> InferenceRequest:
+def _text_request(
+    body: _TextBody, payload: Json, caller: Caller, now_ms: int, limits: Limits, words: Words = MappingProxyType({})
+) -> InferenceRequest:
     tier = tier_priority(body.service_tier)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options goes with stream: true only", param="stream_options")
     given = body.model_fields_set
     for name in given & _AS_THEY_ARE:
-        payload[name] = getattr(body, name)
+        payload.setdefault(name, getattr(body, name))
     if payload.get("tools"):
         payload["tools"] = tools_of(payload["tools"])
     payload["top_k"] = body.limited_top_k
     more: Json = {"stream": bool(body.stream), "metadata": body.metadata}
     return parse_in_openai_words(
-        "text_generation", body, payload, caller, now_ms, limits=limits, more=more, passed=body.passed_on, tier=tier
+        "text_generation",
+        body,
+        payload,
+        caller,
+        now_ms,
+        limits=limits,
+        more=more,
+        passed=body.passed_on,
+        tier=tier,
+        words=words,
     )
 
 

@@ -12,6 +12,7 @@ from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai import chat_answers as answers
 from penstock.gateway.openai import chat_bodies as bodies
 from penstock.gateway.openai import image_bodies, responses_bodies
+from penstock.gateway.openai.completion_answers import Shape, completion
 from penstock.gateway.openai.exchange import NO_WORDS
 from penstock.gateway.openai.image_answers import images_response
 from penstock.gateway.openai.other_fields import Harmless, UnknownFields, set_aside
@@ -58,7 +59,7 @@ def _chat_answer(body: bodies.ChatCompletionBody, made: Made, result: Json) -> J
 
 
 def _completion_answer(body: bodies.CompletionBody, made: Made, result: Json) -> Json:
-    return answers.completion(made.request_id, made.created, made.model, result, body.service_tier)
+    return completion(made.request_id, made.created, made.model, result, Shape.of(body), body.service_tier)
 
 
 def _embedding_answer(body: bodies.EmbeddingBody, made: Made, result: Json) -> Json:
@@ -105,7 +106,11 @@ CHAT = Endpoint(
     bodies.ChatCompletionBody, bodies.chat_request, _chat_answer, bodies.chat_images, harmless=bodies.HARMLESS_CHAT
 )
 COMPLETION = Endpoint(
-    bodies.CompletionBody, bodies.completion_request, _completion_answer, harmless=bodies.HARMLESS_COMPLETION
+    bodies.CompletionBody,
+    bodies.completion_request,
+    _completion_answer,
+    words=bodies.COMPLETION_WORDS,
+    harmless=bodies.HARMLESS_COMPLETION,
 )
 EMBEDDING = Endpoint(
     bodies.EmbeddingBody, bodies.embedding_request, _embedding_answer, harmless=bodies.HARMLESS_EMBEDDING

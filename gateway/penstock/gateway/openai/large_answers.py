@@ -48,8 +48,9 @@ def is_large(result: Json) -> bool:
     if "artifact" in result:
         return True
     values = sum(map(len, result.get("embeddings") or ()))
-    for choice in result.get("choices") or (result,):
-        values += sum(1 + len(token.get("top_logprobs") or ()) for token in choice.get("logprobs") or ())
+    for choice in (*(result.get("choices") or ()), result):
+        for tokens in (choice.get("logprobs") or (), choice.get("prompt_logprobs") or ()):
+            values += sum(1 + len(token.get("top_logprobs") or ()) for token in tokens)
     return values > LARGE_VALUES
 
 

@@ -1,4 +1,7 @@
-"""The OpenAI routes: chat, completions, embeddings and models, for stock clients with a changed base URL."""
+"""The OpenAI routes for embeddings and models, and one submitted request of any.
+
+Those for text stand in `text_routes`, those for responses in `response_routes`.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,7 @@ from penstock.gateway.service.brought_images import BroughtImage, with_inputs
 from penstock.gateway.service.model_states import find_one
 from penstock.gateway.service.models import of_task
 from penstock.gateway.service.service import GatewayService
+from penstock.gateway.service.submitting import Accepted, Checked
 from penstock.gateway.service.subscriptions import Stopping, Subscription
 from penstock.gateway.view.outputs import json_bytes, on_output_thread
 from penstock.schemas.errors import InvalidRequest, PenstockError
@@ -45,18 +49,6 @@ Task = Annotated[
     str | None,
     Query(description="Models for this task, or `all`. Without it: all but those that do `image_processing` alone."),
 ]
-
-
-@router.post("/chat/completions", summary="Chat, as OpenAI's API has it")
-async def create_chat_completion(body: shapes.ChatCompletionBody, request: Request) -> Response:
-    """Plain or streamed. A client that disconnects cancels."""
-    return await _text_answer(request, body, endpoints.CHAT)
-
-
-@router.post("/completions", summary="Text completion, as OpenAI's API has it")
-async def create_completion(body: shapes.CompletionBody, request: Request) -> Response:
-    """Plain or streamed. A client that disconnects cancels."""
-    return await _text_answer(request, body, endpoints.COMPLETION)
 
 
 @router.post("/embeddings", summary="Embeddings, as OpenAI's API has them")
@@ -73,23 +65,6 @@ async def list_models(request: Request, task: Task = None) -> dict[str, Any]:
 @router.get("/models/{model_id:path}", summary="One model, by its id or an alias")
 async def retrieve_model(model_id: str, request: Request, pool: str | None = None) -> dict[str, Any]:
     return find_one(service_of(request).facts.public_models(), model_id, pool)
-
-
-async def _text_answer(
-    request: Request, body: shapes.ChatCompletionBody | shapes.CompletionBody, endpoint: Endpoint
-) -> Response:
-    exchange = await Exchange.of(request, body, endpoint)
-    if exchange.streams:
-        writer = answers.ChunkWriter(
-            exchange.request_id,
-            exchange.created,
-            exchange.model,
-            chat=endpoint is endpoints.CHAT,
-            includes_usage=body.includes_usage,
-            tier=body.service_tier,
-        )
-        return exchange.stream(writer)
-    return await exchange.answer(body)
 
 
 def unknown_fields(request: Request) -> UnknownFields:
@@ -154,17 +129,28 @@ class Exchange:
         Raises as `Submitter.check` and `Submitter.submit`.
         """
         service, key = service_of(request), request.headers.get("idempotency-key")
-        try:
-            checked = await service.submitting.check(caller_of(request), asked)
-        except InvalidRequest as error:
-            raise shapes.in_openai_words(error, words=endpoint.words) from None
+        checked = await cls.check(request, asked, endpoint)
         checked, keep = with_inputs(checked, images, context_of(request).allowances, service)
         accepted = await service.submitting.submit(
             checked, idempotency_key=key, traceparent=request.headers.get("traceparent"), keep=keep
         )
-        exchange = cls(request, service, asked, checked.model or asked.model or "default", endpoint)
-        exchange.comes_back = key is not None
-        exchange.request_id = request.state.request_id = accepted.request_id
+        request.state.request_id = accepted.request_id
+        return cls.submitted(request, checked, accepted, endpoint)
+
+    @staticmethod
+    async def check(request: Request, asked: InferenceRequest, endpoint: Endpoint) -> Checked:
+        """Raises as `Submitter.check`, in the words of the endpoint."""
+        try:
+            return await service_of(request).submitting.check(caller_of(request), asked)
+        except InvalidRequest as error:
+            raise shapes.in_openai_words(error, words=endpoint.words) from None
+
+    @classmethod
+    def submitted(cls, request: Request, checked: Checked, accepted: Accepted, endpoint: Endpoint) -> Exchange:
+        model = checked.model or checked.request.model or "default"
+        exchange = cls(request, service_of(request), checked.request, model, endpoint)
+        exchange.comes_back = request.headers.get("idempotency-key") is not None
+        exchange.request_id = accepted.request_id
         return exchange
 
     @property
@@ -178,7 +164,10 @@ class Exchange:
 
     async def answer(self, body: shapes.OpenAIBody) -> Response:
         """The plain answer to a body. Raises as `result`."""
-        result = await self.result()
+        return await self.respond(body, await self.result())
+
+    async def respond(self, body: shapes.OpenAIBody, result: answers.Json) -> Response:
+        """The plain answer with a result."""
 
         def shape(result: answers.Json) -> answers.Json:
             return self._endpoint.answer(body, self.made, result)
@@ -187,18 +176,19 @@ class Exchange:
 
     async def result(self) -> answers.Json:
         """The whole result. Raises FinalFailure; a client that went away leaves a cancelled request."""
+        try:
+            return await unless_gone(self._request.receive, self.whole_outcome())
+        except (ClientGone, Stopping):
+            # The edge knows whether its client left, or its key was taken back. A client that is told to come again
+            # would send a new request.
+            self.abandon()
+            raise
+
+    async def whole_outcome(self) -> answers.Json:
+        """The whole result. Raises FinalFailure, and what ends a subscription."""
         frames = self._service.subscriptions.await_outcome(self._tenant, self.request_id, resumes=False)
         try:
-            result = await unless_gone(self._request.receive, outcome(frames, self._words))
-            return await self._whole(result)
-        except ClientGone:  # the edge knows whether its client left, or its key was taken back
-            frames.close()
-            self._abandoned()
-            raise
-        except Stopping:  # told to come again, the client would send a new request
-            frames.close()
-            self._abandoned()
-            raise
+            return await self._whole(await outcome(frames, self._words))
         finally:
             frames.close()
 
@@ -208,9 +198,15 @@ class Exchange:
 
     def stream(self, writer: EventWriter) -> Response:
         """The answer as `writer` has it."""
-        return self.stream_of(
-            lambda frames: stream_events(frames, writer, whole=self._whole, words=self._words), writer.failure
-        )
+        return self.stream_of(lambda frames: self.events(frames, writer), writer.failure)
+
+    def events(self, frames: Subscription, writer: EventWriter) -> AsyncGenerator[bytes]:
+        """The events that `writer` makes of the request's frames."""
+        return stream_events(frames, writer, whole=self._whole, words=self._words)
+
+    def follow(self) -> Subscription:
+        """The request's frames."""
+        return self._service.subscriptions.subscribe(self._tenant, self.request_id, resumes=False)
 
     def failure_event(self, error: PenstockError) -> bytes:
         """What ends a stream that cannot be carried on, where its protocol has no event for that."""
@@ -222,18 +218,18 @@ class Exchange:
         failure: Callable[[PenstockError], bytes],
     ) -> Response:
         """Events made of the request's frames; `failure` makes the one for what comes in between."""
-        frames = self._service.subscriptions.subscribe(self._tenant, self.request_id, resumes=False)
+        frames = self.follow()
         events = events_of(frames)
 
         def abandoned() -> None:
             frames.close()
-            self._abandoned()
+            self.abandon()
 
         answer = AnswerStream(events, self.request_id, failure=failure, abandoned=abandoned, close=frames.close)
         answer.headers.update(self.headers)
         return answer
 
-    def _abandoned(self) -> None:
+    def abandon(self) -> None:
         """Cancel what nobody can ask for any more; docs/decisions/0020 tells why not what has a key."""
         if self.comes_back or self._service.subscriptions.followed(self._tenant, self.request_id):
             return

@@ -53,10 +53,19 @@ class ChatCompletion(Answer):
     system_fingerprint: str | None = None
 
 
+class CompletionLogprobs(Answer):
+    """A value for each token. The first token of a prompt has no log probability."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float | None] | None]
+    text_offset: list[int]
+
+
 class CompletionChoice(Answer):
     index: int
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: str
 
 

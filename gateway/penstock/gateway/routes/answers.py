@@ -142,6 +142,15 @@ class Logprob(LogprobCandidate):
     top_logprobs: list[LogprobCandidate] | None = None
 
 
+class PromptLogprob(Answer):
+    """A token of the prompt with the logarithm of its probability; the first has none."""
+
+    token: str
+    logprob: float | None
+    bytes: list[int] | None = None
+    top_logprobs: list[LogprobCandidate] | None = None
+
+
 class TextChoice(Answer):
     """One of several answers."""
 
@@ -169,6 +178,7 @@ class Result(Answer):
     text: str | None = None
     tool_calls: list[ToolCall] | None = None
     logprobs: list[Logprob] | None = None
+    prompt_logprobs: list[PromptLogprob] | None = None
     choices: Annotated[list[TextChoice] | None, Field(description="All answers when n was above 1.")] = None
     embeddings: list[list[float]] | None = None
     dimensions: int | None = None

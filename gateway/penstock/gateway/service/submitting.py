@@ -151,11 +151,46 @@ class Submitter:
         is sent; what it raises refuses the request.
         Raises TenantLimit, Overloaded, BrokerUnavailable, TooLarge, IdempotencyKeyReused.
         """
-        request = checked.request
         with self._outstanding(checked):
-            if idempotency_key is not None:
-                return await self._submit_once(request, idempotency_key, traceparent, keep)
-            return await self._submit_new(checked, traceparent, on_id, keep)
+            return await self._submit(checked, idempotency_key, traceparent, on_id, keep)
+
+    async def _submit(
+        self,
+        checked: Checked,
+        idempotency_key: str | None,
+        traceparent: str | None,
+        on_id: Callable[[str], None] = lambda _: None,
+        keep: Keep | None = None,
+    ) -> Accepted:
+        if idempotency_key is not None:
+            return await self._submit_once(checked.request, idempotency_key, traceparent, keep)
+        return await self._submit_new(checked, traceparent, on_id, keep)
+
+    async def submit_parts(
+        self,
+        parts: Sequence[tuple[Checked, Keep | None]],
+        *,
+        idempotency_key: str | None,
+        traceparent: str | None,
+    ) -> list[Accepted | BaseException]:
+        """Submit the requests that one call consists of, each with what stores its inputs.
+
+        Gives of each what `submit` gives or raises.
+
+        None is sent where one of them has no room. Raises TenantLimit, Overloaded, TooLarge.
+        """
+        with ExitStack() as outstanding:
+            for checked, _ in parts:
+                outstanding.enter_context(self._outstanding(checked))
+                self._check_room(checked.request)
+                self._check_size(self._record(checked.request, None))
+            key = idempotency_key
+            keys = [None if key is None else f"{key}#{at}" if at else key for at in range(len(parts))]
+            works = [
+                self._submit(checked, key, traceparent, keep=keep)
+                for (checked, keep), key in zip(parts, keys, strict=True)
+            ]
+            return await asyncio.gather(*works, return_exceptions=True)
 
     async def submit_once(self, checked: Checked, traceparent: str | None) -> Accepted:
         """Put a request on its topic, unless one of its id stands there: the id follows from what it is made of.

@@ -22,12 +22,15 @@ from penstock.schemas.times import rfc3339
 
 LARGE_BYTES = 16_384
 """The output of a record over this size is decoded and encoded on a thread, when somebody asks for it."""
-LEFT_OUT = ("embedding", "text_generation.logprobs", "text_generation.choices", "text_generation.tool_calls")
+LEFT_OUT = (
+    "embedding",
+    *(f"text_generation.{name}" for name in ("logprobs", "prompt_logprobs", "choices", "tool_calls")),
+)
 """What takes much more memory and time decoded than encoded; the text itself is needed by streams."""
 
 VECTOR_BYTES, NUMBER_BYTES = 128, 32
 """What a vector takes at least, and what each of its numbers takes: it is an object, and has a place in the list."""
-DECODED_TIMES = {"logprobs": 24, "choices": 24, "tool_calls": 32}
+DECODED_TIMES = {"logprobs": 24, "prompt_logprobs": 24, "choices": 24, "tool_calls": 32}
 """So many times its bytes in the record takes what is made of many small texts and dictionaries."""
 LONG_LIST = 16
 """Each item of a longer list is encoded in one step: it is a small part of the whole."""

@@ -73,6 +73,9 @@ class BatchingLoop(ContinuousBatchingManager):
         search: Callable[[str, list[int]], int] = cache.search_prefix_match
 
         def search_and_count(request_id: str, prompt_ids: list[int]) -> int:
+            control = self.controls.get(request_id)
+            if control is not None and control.options.prompt_logprobs is not None:
+                return 0  # what the cache holds has no logits
             found = search(request_id, prompt_ids)
             self._reused[request_id] = min(found, len(prompt_ids) - 1)  # the last one is always computed
             return found

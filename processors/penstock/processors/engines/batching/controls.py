@@ -33,6 +33,10 @@ class Control:
         self.tokens: list[int] = []
         """Those that were made before the run was given to the loop included."""
         self.logprobs: list[Logprob] = []
+        self.prompt_tokens = 0
+        """The length of the run's own prompt."""
+        self.prompt_logprobs: dict[int, Logprob] = {}
+        """By place in the prompt. The first token has none."""
         self.counts: dict[int, int] = {}
         self.prompt: frozenset[int] = frozenset()
         """The tokens of the prompt, for a repetition penalty."""
@@ -59,9 +63,12 @@ class Control:
         return len(self.tokens) < self.options.min_tokens and bool(self.end_ids)
 
     def _draws(self) -> Random | None:
-        """Answers of one request draw differently, and each the same numbers every time."""
+        """Answers of one request draw differently, and each the same numbers every time.
+
+        A gateway that asks for each answer of a stream by itself counts the seed up in the same way.
+        """
         seed = self.options.seed
-        return None if seed is None else Random(f"{seed}/{self._index}")
+        return None if seed is None else Random(seed + self._index)
 
     def draw(self) -> float | None:
         """The next number of this run, 0 ≤ number < 1; None when it has no seed."""
@@ -76,6 +83,10 @@ class Control:
             return self.failure()
         self.matcher.consume_token(token)
         return self.failure()
+
+    def keep_prompt(self, first: int, logprobs: Sequence[Logprob]) -> None:
+        """Those of the prompt's tokens from `first` on."""
+        self.prompt_logprobs.update(enumerate(logprobs, first))
 
     def failure(self) -> PenstockError | None:
         """What the grammar fails of: as a rule a limit of llguidance that the schema is too complex for."""

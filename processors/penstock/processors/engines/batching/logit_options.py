@@ -20,10 +20,10 @@ MAX_TOKENS = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogitOptions:
-    """`top_logprobs`: None when no log probabilities are wanted. `bias`: added to the logits of these tokens.
+    """`top_logprobs`: None when no log probabilities are wanted; `prompt_logprobs`: the same for the prompt.
 
-    `repetition_penalty` divides the logits of tokens of the prompt and of the text so far. `min_tokens`: how many come
-    before the text may end.
+    `bias`: added to the logits of these tokens. `repetition_penalty` divides the logits of tokens of the prompt and of
+    the text so far. `min_tokens`: how many come before the text may end.
     """
 
     presence_penalty: float = 0.0
@@ -31,6 +31,7 @@ class LogitOptions:
     min_p: float = 0.0
     seed: int | None = None
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
     bias: Mapping[int, float] = field(default_factory=dict[int, float])
     repetition_penalty: float = 1.0
     min_tokens: int = 0
@@ -50,6 +51,7 @@ def logit_options_of(
         min_p=0.0 if greedy else _within(params, "min_p", 0, 1),
         seed=None if greedy or seed is None else int(seed),
         top_logprobs=int(params.get("top_logprobs") or 0) if params.get("logprobs") else None,
+        prompt_logprobs=params.get("prompt_logprobs"),
         bias=_bias(extra["logit_bias"], vocabulary) if "logit_bias" in extra else {},
         repetition_penalty=float(passed_number(extra, "repetition_penalty", 0.1, 10) or 1.0),
         min_tokens=int(passed_number(extra, "min_tokens", 0, MAX_TOKENS, whole=True) or 0),

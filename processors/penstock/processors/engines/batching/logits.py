@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -19,6 +19,7 @@ from llguidance import LLExecutor
 from transformers.generation.continuous_batching.model_runner import ModelRunner
 
 from penstock.processors.engines.batching.controls import Control, Logprob
+from penstock.processors.engines.batching.prompt_logits import HiddenStates, PromptPart, parts_of
 from penstock.schemas.errors import EngineFailed, PenstockError
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ Fail = Callable[[str, PenstockError], None]
 class ControlledRunner(ModelRunner):
     """Runs the model as the loop's own runner does. `fail(run_id, error)` ends one run."""
 
-    def __init__(self, runner: ModelRunner, controls: Mapping[str, Control], fail: Fail, *, threads: int) -> None:
+    def __init__(self, runner: ModelRunner, controls: dict[str, Control], fail: Fail, *, threads: int) -> None:
         super().__init__(
             logit_processor=runner.logit_processor,
             cb_config=runner.cb_config,
@@ -42,6 +43,7 @@ class ControlledRunner(ModelRunner):
         self._controls = controls
         self._fail = fail
         self._rows: list[Row] = []
+        self._parts: list[PromptPart] = []
         self._raw: torch.Tensor | None = None
         self._masks = Masks(threads)
         self.logit_processor = _Around(runner.logit_processor, self)
@@ -52,15 +54,21 @@ class ControlledRunner(ModelRunner):
         return self._rows
 
     def compute_batch(self, model: Any, batch_data: dict[str, Any]) -> None:
-        self._rows = self._controlled() if self._controls else []
+        futures = self._futures() if self._controls else []
+        self._rows = self._controlled(futures)
+        self._parts = parts_of(futures, self._controls)
         super().compute_batch(model, batch_data)
 
-    def _controlled(self) -> list[Row]:
-        """The rows of logits that belong to requests with a control."""
+    def _futures(self) -> list[Any]:
+        """The requests of the step, in the order of their tokens."""
         ios: Any = self.inputs_and_outputs
         if hasattr(ios, "io_pairs"):  # asynchronous batching has two of them
             ios = ios.io_pairs[ios.current_pair].host_io
-        states = [future.state for future in ios.requests_in_batch if future.has_new_token]
+        return ios.requests_in_batch
+
+    def _controlled(self, futures: list[Any]) -> list[Row]:
+        """The rows of logits that belong to requests with a control."""
+        states = [future.state for future in futures if future.has_new_token]
         rows: list[Row] = []
         for row, state in enumerate(states):
             control = self._controls.get(state.request_id)
@@ -72,9 +80,18 @@ class ControlledRunner(ModelRunner):
         return rows
 
     def _get_forward_fn(self, use_block_table: bool) -> tuple[Callable[..., None], bool]:
+        if self._parts:
+            return self._forward_with_prompts, False
         if self._rows:  # what is done to these rows is no part of a graph
             return self._forward_process_and_sample, False
         return super()._get_forward_fn(use_block_table)
+
+    def _forward_with_prompts(self, model: Any, batch_data: dict[str, Any], *arguments: Any) -> None:
+        """The loop's own step, then the log probabilities of prompts from the same hidden states."""
+        hidden = HiddenStates(model)
+        with hidden.kept():
+            self._forward_process_and_sample(model, batch_data, *arguments)
+        hidden.keep_logprobs(self._parts, batch_data)
 
     # -- around the loop's own processors: scores are [rows, vocabulary], float32
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transformers.utils.chat_template_utils import _get_template_variables  # pyright: ignore[reportPrivateUsage]
 
 from penstock.processors.engines.base import RunSpec
-from penstock.processors.engines.batching.controls import Control
+from penstock.processors.engines.batching.controls import Control, Logprob
 from penstock.processors.engines.batching.logit_options import NONE, LogitOptions, logit_options_of
 from penstock.processors.engines.guidance import dialects
 from penstock.processors.engines.guidance.calls import CallReader
@@ -71,7 +71,9 @@ class Plan:
         if self.options == NONE and self.matcher is None:
             return None
         matcher = None if self.matcher is None else self.matcher.deep_copy()
-        control = Control(self.options, matcher=matcher, index=index, param=self.param)
+        # All answers have one prompt: its log probabilities are made with the first.
+        options = self.options if index == 0 else replace(self.options, prompt_logprobs=None)
+        control = Control(options, matcher=matcher, index=index, param=self.param)
         control.prompt, control.end_ids = frozenset(prompt) if control.repeats else frozenset(), end_ids
         return control
 
@@ -192,13 +194,16 @@ class Guidance:
 
     def told_logprobs(self, control: Control, count: int) -> list[Json]:
         """The log probabilities of the first tokens of a run, in the records' form."""
-        return [
-            {
-                **self._candidate(one.token, one.value),
-                **({"top_logprobs": [self._candidate(*pair) for pair in one.top]} if one.top else {}),
-            }
-            for one in control.logprobs[:count]
-        ]
+        return list(map(self._told, control.logprobs[:count]))
+
+    def prompt_logprobs(self, control: Control, prompt: Sequence[int]) -> list[Json]:
+        """The log probabilities of a prompt, in the records' form. Its first token has none."""
+        first = {**self._candidate(prompt[0], 0.0), "logprob": None}
+        return [first, *map(self._told, map(control.prompt_logprobs.__getitem__, range(1, len(prompt))))]
+
+    def _told(self, one: Logprob) -> Json:
+        told = self._candidate(one.token, one.value)
+        return {**told, "top_logprobs": [self._candidate(*pair) for pair in one.top]} if one.top else told
 
     def _candidate(self, token: int, value: float) -> Json:
         written = self._grammars.token_bytes(token)

@@ -311,7 +311,8 @@ def _not_prepared(error: Exception) -> PenstockError:
 
 def size_of(spec: RunSpec) -> int:
     """Characters of all texts of a spec, and bytes of its images. What has to be compiled counts as long."""
-    if spec.params.get("response_format") or spec.params.get("tools") or spec.params.get("logprobs"):
+    params = spec.params
+    if params.get("response_format") or params.get("tools") or params.get("logprobs") or "prompt_logprobs" in params:
         return INLINE_CHARS + 1
     texts = [message.get("content") for message in (*(spec.history or ()), *(spec.messages or ()))]
     return _image_bytes(spec) + sum(

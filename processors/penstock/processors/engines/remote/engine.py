@@ -40,6 +40,7 @@ from penstock.processors.engines.base import (
 )
 from penstock.processors.engines.context import build_context
 from penstock.processors.engines.remote.concurrency import RemoteGate
+from penstock.processors.engines.remote.echoed import without_prompt
 from penstock.processors.engines.remote.http import lines_of, message_of, request_headers, typed
 from penstock.processors.engines.remote.prefix import (
     PREFIX,
@@ -273,7 +274,8 @@ class RemoteEngine:
             body = rest
         else:
             before = None
-        answer = Answer(chat=prepared.messages is not None)
+        of_prompt = spec.params.get("prompt_logprobs") is not None
+        answer = Answer(chat=prepared.messages is not None, echoes=of_prompt)
         shown = Shown(spec.run_id, sink, holds_space=self._trial is not None)
         async for event in self._events(path, body):
             shown.show(answer.feed(event), answer.take_pieces())
@@ -282,6 +284,9 @@ class RemoteEngine:
         shown.end(answer.flush())
         pieces, output = answer.pieces, answer.output()
         usage = answer.usage or {"prompt_tokens": 0, "completion_tokens": pieces, "total_tokens": pieces}
+        if of_prompt:
+            wanted = bool(spec.params.get("logprobs"))
+            output = without_prompt(output, spec.prompt, usage["prompt_tokens"], has_logprobs=wanted)
         if before is not None:
             usage, output["text"] = before.usage(usage), before.text + output["text"]
         return finished_run(spec.run_id, output, answer.reason, usage)

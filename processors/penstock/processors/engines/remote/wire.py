@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.processors.engines.base import Message, Prepared, RunSpec
 from penstock.processors.engines.encodable import EncodableStream, encodable
+from penstock.processors.engines.remote.echoed import LEAST_LOGPROB, tokens_of, with_logprobs
 from penstock.schemas.bodies import EmbeddingPayload, TextPayload
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
 from penstock.schemas.finite_json import loads_finite
@@ -17,8 +18,6 @@ from penstock.schemas.finite_json import loads_finite
 Json = dict[str, Any]
 
 MOST_TOKENS = 1 << 40
-LEAST_LOGPROB = -9999.0
-"""What stands for the logarithm of 0, as OpenAI writes it."""
 MOST_CALLS = 1_000
 RESERVED = frozenset(
     {
@@ -39,9 +38,12 @@ def check_passable(spec: RunSpec) -> None:
         if name in RESERVED:
             raise InvalidRequest(f"extra.{name} cannot be passed on", param=f"extra.{name}")
     if spec.messages is None:
-        for name in ("logprobs", "tools", "response_format"):
+        for name in ("tools", "response_format"):
             if spec.params.get(name):
                 raise UnsupportedParameter(f"payload.{name} goes with messages only", param=f"payload.{name}")
+    elif spec.params.get("prompt_logprobs") is not None:
+        param = "payload.prompt_logprobs"
+        raise UnsupportedParameter(f"{param} goes with prompts only at remote servers", param=param)
 
 
 def text_body(spec: RunSpec, prepared: Prepared, model: str) -> tuple[str, Json]:
@@ -50,7 +52,7 @@ def text_body(spec: RunSpec, prepared: Prepared, model: str) -> tuple[str, Json]
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     ids = body.pop("prompt_token_ids", None)
     if prepared.messages is None:
-        return "/completions", {**body, "prompt": spec.prompt if ids is None else ids}
+        return "/completions", {**with_logprobs(body), "prompt": spec.prompt if ids is None else ids}
     if "tools" in body:
         body["tools"] = [_tool(tool) for tool in body["tools"]]
     if "tool_choice" in body:
@@ -127,8 +129,10 @@ class _Choice:
 class Answer:
     """Collects the events of a stream. What a server says may be of any shape: what cannot be read raises."""
 
-    def __init__(self, *, chat: bool) -> None:
+    def __init__(self, *, chat: bool, echoes: bool = False) -> None:
+        """`echoes`: the answer begins with its prompt; none of its text is told before all has come."""
         self._chat = chat
+        self._echoes = echoes
         self._choices: dict[int, _Choice] = {0: _Choice()}
         self.usage: dict[str, int] = {}
         self.thinks = False
@@ -149,10 +153,10 @@ class Answer:
             new = choice.add(choice.pieces.feed((delta.get("content") or "") + (delta.get("refusal") or "")))
             text += new if index == 0 else ""
             _add_calls(choice.calls, delta.get("tool_calls") or [])
-            content = (said.get("logprobs") or {}).get("content") if self._chat else None
-            if content is not None:
-                choice.logprobs = [*(choice.logprobs or []), *map(_logprob, content)]
-        return text
+            if (logprobs := said.get("logprobs")) is not None:
+                tokens = map(_logprob, logprobs.get("content") or []) if self._chat else tokens_of(logprobs)
+                choice.logprobs = [*(choice.logprobs or []), *tokens]
+        return "" if self._echoes else text
 
     def take_pieces(self) -> list[Json]:
         """What is new of the first answer's calls: {index, id, name, arguments, offset}, in the order of `output`."""
@@ -174,7 +178,7 @@ class Answer:
     def flush(self) -> str:
         """The text that waited for the rest of a character."""
         rests = {index: choice.add(choice.pieces.flush()) for index, choice in self._choices.items()}
-        return rests[0]
+        return "" if self._echoes else rests[0]
 
     @property
     def reason(self) -> str | None:

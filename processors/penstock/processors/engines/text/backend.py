@@ -46,7 +46,13 @@ from penstock.processors.engines.text.detokenise import Detokeniser, with_marker
 from penstock.processors.engines.text.prompt_options import PromptOptions, prompt_options_of
 from penstock.processors.engines.text.run import TextRun
 from penstock.processors.engines.text.warm_up import warm_up
-from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest, PenstockError
+from penstock.schemas.errors import (
+    ContextLengthExceeded,
+    EngineFailed,
+    InvalidRequest,
+    PenstockError,
+    UnsupportedParameter,
+)
 from penstock.schemas.texts import shortened
 
 if TYPE_CHECKING:
@@ -97,6 +103,7 @@ class TextBackend:
         self._tokenizer: Any = None
         self._decode: Callable[[Sequence[int]], str] = lambda ids: ""
         self._context_free = False
+        self._gives_hidden_states = False
         self._eos: frozenset[int] = frozenset()
         self._all_eos: frozenset[int] = frozenset()
         self._guidance: Guidance
@@ -109,6 +116,8 @@ class TextBackend:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from transformers.utils.logging import disable_progress_bar
+
+        from penstock.processors.engines.batching.prompt_logits import gives_hidden_states
 
         torch.set_num_threads(int(self._options.get("threads", 1)))
         disable_progress_bar()
@@ -123,6 +132,7 @@ class TextBackend:
         self._all_eos = _eos_ids(self._model.generation_config, self._tokenizer)
         if not self._options.get("ignore_eos", False):  # for benchmarks, which want answers of one length
             self._eos = self._all_eos
+        self._gives_hidden_states = gives_hidden_states(self._model)
         self._decode, self._context_free = _decoder(self._tokenizer)
         self._guidance = self._make_guidance()
         # One block is left out: a prompt with its answer must never fill the whole cache.
@@ -205,6 +215,8 @@ class TextBackend:
         """
         refuse_images(spec)
         refuse_unsupported(spec, "text")
+        if spec.params.get("prompt_logprobs") is not None and not self._gives_hidden_states:
+            raise UnsupportedParameter("this model gives no prompt_logprobs", param="payload.prompt_logprobs")
         plan = self._guidance.plan(spec, greedy=self._sampling(spec.params) == GREEDY)
         wanted = None if "max_tokens" in spec.defaulted else spec.params.get("max_tokens")
         reserve = int(wanted) if wanted is not None else min(64, self._window // 4)
@@ -347,6 +359,10 @@ class TextBackend:
         told_logprobs = None
         if control is not None and plan.options.top_logprobs is not None:
             told_logprobs = partial(self._guidance.told_logprobs, control)
+        prompt_logprobs = None
+        if control is not None and control.options.prompt_logprobs is not None:
+            control.prompt_tokens = len(prompt.ids)
+            prompt_logprobs = partial(self._guidance.prompt_logprobs, control, prompt.ids)
         run = TextRun(
             spec,
             len(prompt.ids),
@@ -356,6 +372,7 @@ class TextBackend:
             run_id=run_id,
             calls=plan.reader(f"{spec.request_id or spec.run_id}/{index}"),
             told_logprobs=told_logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
         run.control, run.min_tokens = control, plan.options.min_tokens
         return run

@@ -41,7 +41,7 @@ class Choices:
         first = answers[0]
         made = sum(answer.completion_tokens for answer in answers)
         choices: list[dict[str, Any]] = [
-            {"index": index, "finish_reason": answer.finish_reason, **answer.output}
+            {"index": index, "finish_reason": answer.finish_reason, **_of_answer(answer.output)}
             for index, answer in enumerate(answers)
         ]
         usage = {
@@ -58,3 +58,8 @@ class Choices:
             usage=usage,
             completion_tokens=made,
         )
+
+
+def _of_answer(output: dict[str, Any]) -> dict[str, Any]:
+    """An output without what is the same for all answers."""
+    return {name: value for name, value in output.items() if name != "prompt_logprobs"}

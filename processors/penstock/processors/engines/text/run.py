@@ -29,6 +29,7 @@ class TextRun:
         run_id: str | None = None,
         calls: CallReader | None = None,
         told_logprobs: Callable[[int], list[dict[str, Any]]] | None = None,
+        prompt_logprobs: Callable[[], list[dict[str, Any]]] | None = None,
     ) -> None:
         """`run_id` is that of one answer of several; `told_logprobs` gives those of the first so many tokens."""
         self.run_id = run_id or spec.run_id
@@ -53,7 +54,9 @@ class TextRun:
         self._is_end = is_end
         self._emit = emit
         self._calls = calls
+        self._is_chat = spec.messages is not None
         self._told_logprobs = told_logprobs
+        self._prompt_logprobs = prompt_logprobs
         self._text: list[str] = []
         self._ids: Sequence[int] = ()
         self._told = 0
@@ -146,7 +149,10 @@ class TextRun:
             output["tool_calls"] = self._calls.calls
             reason = "tool_calls" if at_end else reason
         if self._told_logprobs is not None:
-            output["logprobs"] = self._told_logprobs(made - 1 if ended else made)
+            # The token that ends a chat is no part of it. That of a plain prompt is told, as other servers do.
+            output["logprobs"] = self._told_logprobs(made - 1 if ended and self._is_chat else made)
+        if self._prompt_logprobs is not None:
+            output["prompt_logprobs"] = self._prompt_logprobs()
         finished = Finished(
             run_id=self.run_id,
             output=output,

@@ -290,8 +290,60 @@ async def test_a_long_answer_is_the_servers_to_refuse_while_its_window_is_not_kn
 
 async def test_what_goes_with_messages_only() -> None:
     async with serving(lambda _: chat_answer("x")) as engine:
-        with pytest.raises(UnsupportedParameter, match=r"payload\.logprobs"):
-            await engine.prepare(spec(messages=None, prompt="a", params={"logprobs": True}))
+        with pytest.raises(UnsupportedParameter, match=r"payload\.tools"):
+            await engine.prepare(spec(messages=None, prompt="a", params={"tools": [TOOL]}))
+        with pytest.raises(UnsupportedParameter, match="goes with prompts only"):
+            await engine.prepare(spec(params={"prompt_logprobs": 1}))
+
+
+def lists(tokens: dict[str, float | None]) -> dict[str, Any]:
+    tops = [None if value is None else {"x": float("-inf"), name: value} for name, value in tokens.items()]
+    return {"tokens": [*tokens], "token_logprobs": [*tokens.values()], "top_logprobs": tops, "text_offset": []}
+
+
+COUNTS: dict[str, Any] = {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}}
+ECHO: list[dict[str, Any]] = [
+    {"choices": [{"index": 0, "text": "Hi you", "logprobs": lists({"Hi": None, " you": -2.0})}]},
+    {"choices": [{"index": 0, "text": "!", "logprobs": lists({"!": -0.5}), "finish_reason": "stop"}]},
+    COUNTS,
+]
+
+
+@pytest.mark.parametrize("prompt", ["Hi you", None])
+@pytest.mark.parametrize("logprobs", [True, False])
+async def test_log_probabilities_of_a_prompt_come_from_its_echo(prompt: str | None, logprobs: bool) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(json.loads(request.content))
+        return sse(*ECHO)
+
+    params: dict[str, Any] = {"logprobs": logprobs, "prompt_logprobs": 1, "max_tokens": 1}
+    if prompt is None:
+        params["prompt_token_ids"] = [4, 5]
+    async with serving(handler) as engine:
+        sink, found = await run(engine, spec(messages=None, prompt=prompt, params=params))
+    assert isinstance(found, Finished), found
+    assert [(body["echo"], body["logprobs"], body["prompt"]) for body in seen] == [(True, 1, prompt or [4, 5])]
+    assert not {"prompt_logprobs", "top_logprobs", "prompt_token_ids"} & seen[0].keys()
+    assert "".join(delta.text for delta in sink.deltas) in ("", "!"), "the prompt is no part of the answer"
+    top = [{"token": " you", "logprob": -2.0}, {"token": "x", "logprob": -9999.0}]
+    assert found.output["prompt_logprobs"] == [
+        {"token": "Hi", "logprob": None},
+        {"token": " you", "logprob": -2.0, "top_logprobs": top},
+    ]
+    assert found.output["text"] == "!"
+    assert [one["logprob"] for one in found.output.get("logprobs", [])] == ([-0.5] if logprobs else [])
+    CODEC.encode(terminal(found.output))
+
+
+@pytest.mark.parametrize("events", [[{"choices": [{"text": "!", "finish_reason": "stop"}]}, COUNTS], [*ECHO[1:]]])
+async def test_a_server_that_ignores_echo_is_not_believed(events: list[dict[str, Any]]) -> None:
+    async with serving(lambda _: sse(*events)) as engine:
+        asked = spec(messages=None, prompt="Hi you", params={"prompt_logprobs": 0})
+        _, found = await run(engine, asked)
+    assert isinstance(found, RunFailed)
+    assert isinstance(found.error, UnsupportedParameter)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,288 @@
+"""/v1/completions: echoes, log probabilities as lists, and calls that several requests answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from penstock.gateway.edge.event_stream import KEEPALIVE
+from penstock.gateway.limits.callers import Caller
+from penstock.gateway.openai.chat_bodies import ChatCompletionBody, CompletionBody, completion_request
+from penstock.gateway.openai.completion_answers import CompletionWriter, Shape, completion, logprob_lists
+from penstock.gateway.openai.several import (
+    MOST_REQUESTS,
+    PART,
+    PartWriter,
+    UsageSum,
+    all_or_nothing,
+    at_prompt,
+    bodies_of,
+    merged,
+    merged_events,
+)
+from penstock.schemas.errors import ContextLengthExceeded, Expired, InvalidRequest, PenstockError, UnsupportedParameter
+
+Json = dict[str, Any]
+
+
+def body_of(prompt: Any = "Hi there", **fields: Any) -> CompletionBody:
+    return CompletionBody.model_validate({"prompt": prompt, **fields})
+
+
+def payload_of(prompt: Any = "Hi there", **fields: Any) -> Json:
+    return completion_request(body_of(prompt, **fields), Caller(tenant="default"), 1).payload
+
+
+def token(text: str | bytes, logprob: float | None, *top: tuple[str, float]) -> Json:
+    written = text if isinstance(text, bytes) else text.encode()
+    made: Json = {"token": written.decode(errors="replace"), "logprob": logprob, "bytes": list(written)}
+    if top:
+        made["top_logprobs"] = [{"token": name, "logprob": value, "bytes": None} for name, value in top]
+    return made
+
+
+PROMPT = [token("Hi", None), token(" there", -2.0, (" you", -0.5))]
+RESULT: Json = {
+    "text": "!",
+    "finish_reason": "stop",
+    "usage": {"prompt_tokens": 2, "completion_tokens": 1},
+    "logprobs": [token("!", -0.25, ("!", -0.25))],
+    "prompt_logprobs": PROMPT,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "payload"),
+    [
+        ({}, {"prompt": "Hi there", "max_tokens": 16}),
+        ({"prompt": [1, 2]}, {"prompt_token_ids": [1, 2], "max_tokens": 16}),
+        ({"prompt": [[1, 2]], "echo": True}, {"prompt_token_ids": [1, 2], "max_tokens": 16, "prompt_logprobs": 0}),
+        ({"echo": True, "best_of": 1}, {"prompt": "Hi there", "max_tokens": 16}),
+        ({"n": 2, "best_of": 2}, {"prompt": "Hi there", "max_tokens": 16, "n": 2}),
+        ({"logprobs": 0}, {"prompt": "Hi there", "max_tokens": 16, "logprobs": True, "top_logprobs": 0}),
+        (
+            {"echo": True, "logprobs": 3, "max_tokens": 0},
+            {"prompt": "Hi there", "max_tokens": 1, "logprobs": True, "top_logprobs": 3, "prompt_logprobs": 3},
+        ),
+    ],
+)
+def test_a_body_becomes_a_payload(fields: Json, payload: Json) -> None:
+    assert payload_of(**fields) == payload
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "param"),
+    [
+        ({"prompt": []}, InvalidRequest, "prompt"),
+        ({"prompt": ["a", 1]}, InvalidRequest, "prompt[1]"),
+        ({"prompt": ["a", "b"]}, UnsupportedParameter, "prompt"),
+        ({"max_tokens": 0}, InvalidRequest, "max_tokens"),
+        ({"logprobs": 21}, InvalidRequest, "logprobs"),
+        ({"best_of": 3, "n": 2}, UnsupportedParameter, "best_of"),
+        ({"prompt": [-1]}, InvalidRequest, "prompt[0]"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_the_field_that_the_caller_wrote(
+    fields: Json, kind: type[PenstockError], param: str
+) -> None:
+    with pytest.raises(kind) as refused:
+        payload_of(**fields)
+    assert refused.value.param == param
+
+
+def test_log_probabilities_stand_in_four_lists() -> None:
+    answer = completion("r", 1, "m", RESULT, Shape.of(body_of(echo=True, logprobs=1)), None)
+    assert answer["choices"] == [
+        {
+            "index": 0,
+            "text": "Hi there!",
+            "finish_reason": "stop",
+            "logprobs": {
+                "tokens": ["Hi", " there", "!"],
+                "token_logprobs": [None, -2.0, -0.25],
+                "top_logprobs": [None, {" you": -0.5, " there": -2.0}, {"!": -0.25}],
+                "text_offset": [0, 2, 8],
+            },
+        }
+    ]
+    assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
+
+
+def test_a_call_that_wants_no_token_shows_none() -> None:
+    shape = Shape.of(body_of([5, 6], echo=True, logprobs=0, max_tokens=0))
+    answer = completion("r", 1, "m", RESULT, shape, None)
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("Hi there", "length")
+    assert choice["logprobs"]["token_logprobs"] == [None, -2.0]
+    assert answer["usage"]["completion_tokens"] == 0
+    bare = completion("r", 1, "m", RESULT, Shape.of(body_of(logprobs=1)), None)["choices"][0]
+    assert (bare["text"], bare["logprobs"]["tokens"], bare["logprobs"]["text_offset"]) == ("!", ["!"], [0])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text", "names", "offsets"),
+    [
+        ([b"<s>", b" Hi", b" you"], "Hi you", ["<s>", " Hi", " you"], [0, 0, 2]),
+        (
+            [b"a", b"\xf0\x9f", b"\x90\xb6", b"b"],
+            "a🐶b",
+            ["a", r"bytes:\xf0\x9f", r"bytes:\x90\xb6", "b"],
+            [0, 1, 1, 2],
+        ),
+        ([b"a", b"<end>"], "a", ["a", "<end>"], [0, 1]),
+    ],
+)
+def test_offsets_count_characters_and_pass_over_what_is_no_text(
+    tokens: list[bytes], text: str, names: list[str], offsets: list[int]
+) -> None:
+    lists = logprob_lists([token(one, -1.0) for one in tokens], text)
+    assert (lists["tokens"], lists["text_offset"]) == (names, offsets)
+    assert lists["top_logprobs"] == [None] * len(tokens)
+
+
+def shown(events: list[Json]) -> list[tuple[str, list[str] | None, str | None]]:
+    choices = [event["choices"][0] for event in events if event["choices"]]
+    return [(one["text"], one["logprobs"] and one["logprobs"]["tokens"], one["finish_reason"]) for one in choices]
+
+
+@pytest.mark.parametrize(
+    ("fields", "events"),
+    [
+        ({"echo": True}, [("Hi there", None, None), ("!", None, None), ("", None, "stop")]),
+        ({"logprobs": 1}, [("!", None, None), ("", ["!"], None), ("", None, "stop")]),
+        ({"echo": True, "logprobs": 1}, [("Hi there!", ["Hi", " there", "!"], None), ("", None, "stop")]),
+        ({"echo": True, "prompt": [1, 2]}, [("Hi there!", None, None), ("", None, "stop")]),
+        ({"echo": True, "max_tokens": 0}, [("Hi there", None, None), ("", None, "length")]),
+    ],
+)
+def test_a_stream_has_what_a_plain_answer_has(fields: Json, events: list[Any]) -> None:
+    body = body_of(**fields)
+    writer = CompletionWriter("r", 1, "m", shape=Shape.of(body), includes_usage=True, tier=None, first_index=4)
+    made = [*writer.opening(), *writer.text("!"), *writer.ending(RESULT)]
+    assert shown(made) == events
+    assert {event["choices"][0]["index"] for event in made[:-1]} == {4}
+    assert made[-1]["usage"]["completion_tokens"] == (0 if body.only_prompt else 1)
+
+
+def test_each_prompt_is_a_request_and_answers_of_a_stream_are_too() -> None:
+    plain = bodies_of(body_of(["a", [1, 2]], n=3, seed=7, metadata={"k": "v"}), may_split_answers=True)
+    assert [(one.prompt, one.n, one.seed) for one in plain if isinstance(one, CompletionBody)] == [
+        ("a", 3, 7),
+        ([1, 2], 3, 7),
+    ]
+    assert [one.metadata for one in plain] == [{"k": "v", PART: "1/2"}, {"k": "v", PART: "2/2"}]
+    streamed = bodies_of(body_of(["a", "b"], n=2, seed=7, stream=True), may_split_answers=True)
+    assert [(one.prompt, one.n, one.seed) for one in streamed if isinstance(one, CompletionBody)] == [
+        ("a", 1, 7),
+        ("a", 1, 8),
+        ("b", 1, 7),
+        ("b", 1, 8),
+    ]
+    chat: Json = {"messages": [{"role": "user", "content": "hi"}], "n": 2, "stream": True}
+    split = ChatCompletionBody.model_validate(chat)
+    assert [one.n for one in bodies_of(split, may_split_answers=True)] == [1, 1]
+    turn = ChatCompletionBody.model_validate({**chat, "penstock": {"conversation_id": "c"}})
+    for whole, may in ((split, False), (turn, True)):
+        assert bodies_of(whole, may_split_answers=may) == [whole], "two answers would be two turns"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "answers", "param"), [(MOST_REQUESTS + 1, 1, "prompt"), (1, MOST_REQUESTS + 1, "n")]
+)
+def test_a_call_has_a_bound(prompts: int, answers: int, param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        bodies_of(body_of(["a"] * prompts, n=answers, stream=True), may_split_answers=True)
+    assert refused.value.param == param
+
+
+def test_results_are_one_and_a_prompt_counts_once() -> None:
+    several = {**RESULT, "choices": [{"index": 0, "text": "!"}, {"index": 1, "text": "?"}]}
+    whole = merged([several, {**several, "prompt_logprobs": [token("Yo", None)]}], 2)
+    shape = Shape.of(body_of(["Hi there", "Yo"], n=2, echo=True))
+    answer = completion("r", 1, "m", whole, shape, None)
+    assert [(one["index"], one["text"]) for one in answer["choices"]] == [
+        (0, "Hi there!"),
+        (1, "Hi there?"),
+        (2, "Yo!"),
+        (3, "Yo?"),
+    ]
+    assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6}
+
+
+def test_a_refused_prompt_is_named_by_its_place() -> None:
+    refused = at_prompt(ContextLengthExceeded("prompt is too long", param="prompt"), 3)
+    assert isinstance(refused, ContextLengthExceeded)
+    assert (refused.message, refused.param) == ("prompt[3] is too long", "prompt[3]")
+    other = InvalidRequest("n is wrong", param="n")
+    assert at_prompt(other, 3) is other
+
+
+async def test_the_first_failure_ends_the_others() -> None:
+    ended: list[str] = []
+
+    async def slow() -> int:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("slow")
+        return 1
+
+    async def failing() -> int:
+        raise Expired("too late")
+
+    with pytest.raises(Expired):
+        await asyncio.wait_for(all_or_nothing([slow(), failing()]), 10)
+    assert ended == ["slow"]
+    assert await all_or_nothing([asyncio.sleep(0, result=number) for number in range(3)]) == [0, 1, 2]
+
+
+async def stream(
+    *events: bytes, then: Exception | None = None, wait: asyncio.Event | None = None
+) -> AsyncGenerator[bytes]:
+    for event in events:
+        yield event
+    if wait is not None:
+        await wait.wait()
+    if then is not None:
+        raise then
+
+
+async def test_streams_are_one_stream_with_one_end() -> None:
+    usage = UsageSum()
+    parts: list[AsyncGenerator[bytes]] = []
+    for copy in range(2):
+        writer = CompletionWriter(
+            "r", 1, "m", shape=Shape.of(body_of()), includes_usage=True, tier=None, first_index=copy
+        )
+        part = PartWriter(writer, usage, counts_prompt=copy == 0)
+        assert part.last == b""
+        parts.append(stream(part.encoded(part.text("!")), KEEPALIVE, part.encoded(part.ending(RESULT))))
+    text = b"".join([event async for event in merged_events(parts, lambda: json.dumps(usage.counts).encode())])
+    assert KEEPALIVE not in text
+    assert text.count(b'"index":0') == text.count(b'"index":1') == 2
+    assert text.endswith(b'{"completion_tokens": 2, "prompt_tokens": 2}')
+
+
+async def test_a_stream_that_fails_or_is_left_ends_all() -> None:
+    never = asyncio.Event()
+    before = asyncio.all_tasks()
+    events = merged_events([stream(b"a", wait=never), stream(b"b", then=Expired("too late"))], lambda: b"end")
+    assert {await anext(events), await anext(events)} == {b"a", b"b"}
+    with pytest.raises(Expired):
+        await anext(events)
+    assert asyncio.all_tasks() == before
+    left = merged_events([stream(b"a", wait=never)] * 1, lambda: b"end")
+    assert await anext(left) == b"a"
+    await left.aclose()
+    assert asyncio.all_tasks() == before
+
+
+async def test_one_word_of_all_that_wait_is_enough() -> None:
+    events = merged_events([stream(KEEPALIVE), stream(KEEPALIVE)], lambda: b"end", keepalive_s=0)
+    assert [event async for event in events].count(KEEPALIVE) == 2
+    events = merged_events([stream(KEEPALIVE), stream(KEEPALIVE)], lambda: b"end", keepalive_s=60)
+    assert [event async for event in events] == [b"end"]
