@@ -205,16 +205,16 @@ async def test_what_is_submitted_together_is_refused_one_by_one() -> None:
 
 async def test_the_parts_of_a_call_are_sent_together_or_not_at_all() -> None:
     gateway = Gateway(Allowances(defaults=Limits(outstanding=2)))
-    checked = [await gateway.submitter.check(ANYBODY, asked(f"{number}")) for number in range(3)]
+    parts = [(await gateway.submitter.check(ANYBODY, asked(f"{number}")), None) for number in range(3)]
     with pytest.raises(TenantLimit):
-        await gateway.submitter.submit_parts(checked, idempotency_key=None, traceparent=None)
+        await gateway.submitter.submit_parts(parts, idempotency_key=None, traceparent=None)
     assert gateway.written == []
     for _ in range(2):  # sent again under the same key, each part is the same request
-        accepted = await gateway.submitter.submit_parts(checked[:2], idempotency_key="k", traceparent=None)
+        accepted = await gateway.submitter.submit_parts(parts[:2], idempotency_key="k", traceparent=None)
     assert [one.replayed for one in accepted if isinstance(one, Accepted)] == [True, True]
     assert gateway.written == [idempotent_request_id("default", key) for key in ("k", "k#1")]
     gateway.away = True
-    failed = await gateway.submitter.submit_parts(checked[2:], idempotency_key=None, traceparent=None)
+    failed = await gateway.submitter.submit_parts(parts[2:], idempotency_key=None, traceparent=None)
     assert isinstance(failed[0], BrokerUnavailable)
 
 
