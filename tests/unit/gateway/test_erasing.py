@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway_parts import service_with
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.routes import native
 
@@ -26,8 +27,7 @@ async def test_letters_go_first(monkeypatch: pytest.MonkeyPatch, done: bool, ste
         async def erase(self, tenant: str, request_id: str) -> None:
             found.append(f"erase {request_id}")
 
-    one = Service()
-    service = SimpleNamespace(lookups=one, redriving=one, control=one)
+    service = service_with(Service())
     monkeypatch.setattr(native, "service_of", lambda _: service)
     monkeypatch.setattr(native, "caller_of", lambda _: Caller(tenant="t"))
     request: Any = None
