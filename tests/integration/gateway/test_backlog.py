@@ -55,6 +55,16 @@ def test_a_backlog_stops_nobody_and_nothing_of_it_is_lost(own_place: Any) -> Non
     gateway.wait_for(urgent, "completed")
     assert inflight(gateway) == BACKLOG
 
+    counts: list[int] = []
+    more = True
+    while more:
+        body = {"class": "low", "priority": "medium", "limit": 600}
+        moved = gateway.http.post("/v1/requests/reprioritize", json=body, timeout=60).json()
+        counts, more = [*counts, moved["count"]], moved["has_more"]
+    assert (sum(counts), len(counts)) == (BACKLOG, 3)
+    assert gateway.get(f"/v1/requests/{ids[0]}").json()["priority"] == 5
+    wait_until(lambda: known.held_live_count <= HELD, 20, lambda: f"{known.held_live_count} are in memory")
+
     cancelled = gateway.http.post("/v1/requests/cancel", json={"status": "accepted"}).json()
     assert cancelled["count"] == BACKLOG
     gateway.stop()

@@ -52,7 +52,7 @@ def test_a_lifted_request_is_next_after_its_worker_was_killed(make_system: Calla
     system = make_system(models=[MODEL])
     gateway = system.gateway().wait_ready()
     first = system.worker().wait_ready()
-    runs = submit(gateway, priority=1, tokens=400)
+    runs = submit(gateway, priority=1, tokens=300)
     eventually(lambda: shown(gateway, runs)["status"] == "running", 30, first.tail)
     low = [submit(gateway, priority=9) for _ in range(WAITING)]
     eventually(lambda: shown(gateway, low[-1])["status"] == "queued", 30, first.tail)
