@@ -186,9 +186,9 @@ def test_ctrl_c_ends_the_wait_and_says_how_to_go_on(gateway: Scripted, arguments
         [sys.executable, "-m", "penstock.cli.main", "submit", *arguments, "--url", url],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    wait_until(lambda: any(path.startswith("/v1/requests/r") for path, _ in gateway.asked), 20, "it waits")
+    wait_until(lambda: any(path.startswith("/v1/requests/r") for path, _ in gateway.asked), 60, "it waits")
     process.send_signal(signal.SIGINT)
-    out, said = process.communicate(timeout=20)
+    out, said = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
     assert f"\nstill running: penstock watch r --url {url}\n" in said
     assert said.endswith(f"penstock requests cancel r --url {url}\n")

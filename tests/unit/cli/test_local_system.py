@@ -76,6 +76,7 @@ def test_the_card_tells_what_is_served_now(tmp_path: Path, broker: Broker) -> No
     """It listed models that were removed, omitted those that were added, and said that nothing processed images."""
     system = LocalSystem(Options(data_dir=tmp_path), print)
     imaging = {"id": "imaging", "source": "pillow", "engine": "imaging"}
+    system.worker_port = free_port()  # and not where another Penstock of this machine may have its worker
     system.models = [entry("gone"), entry("stays"), imaging]
     broker.order("gone", "remove")
     broker.order("new", "add", entry=json.dumps(entry("new", tasks=["summarization"])))
