@@ -7,7 +7,7 @@ positions of a step at once could take gigabytes. Imported in an engine's proces
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +60,7 @@ class HiddenStates:
         self._given: Any = None
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def kept(self) -> Generator[None]:
         """While the step runs."""
 
         def keep(module: Any, arguments: Any, output: Any) -> None:
@@ -77,7 +77,7 @@ class HiddenStates:
         base = self._model.base_model
         former = base.__dict__.get("forward")
         # The model's own forward makes the logits: it may scale or cap what its head gives.
-        base.forward = lambda *_, **__: self._given
+        base.forward = self._give
         try:
             for part in parts:
                 self._keep_part(part, batch_data)
@@ -86,6 +86,9 @@ class HiddenStates:
             if former is not None:
                 base.forward = former
             self._given = None
+
+    def _give(self, *arguments: Any, **options: Any) -> Any:
+        return self._given
 
     def _keep_part(self, part: PromptPart, batch_data: dict[str, Any]) -> None:
         device = batch_data["input_ids"].device

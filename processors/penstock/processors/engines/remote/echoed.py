@@ -30,7 +30,7 @@ def tokens_of(lists: Json) -> list[Json]:
     tops: Sequence[Json | None] = lists.get("top_logprobs") or [None] * len(names)
     tokens: list[Json] = []
     for name, value, top in zip(names, values, tops, strict=True):
-        token = {"token": encodable(name), "logprob": None if value is None else _finite(value)}
+        token: Json = {"token": encodable(name), "logprob": None if value is None else _finite(value)}
         if top:
             candidates = sorted(top.items(), key=lambda one: -one[1])
             token["top_logprobs"] = [{"token": encodable(one), "logprob": _finite(least)} for one, least in candidates]
