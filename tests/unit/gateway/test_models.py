@@ -302,8 +302,13 @@ def test_what_a_model_does_not_know_is_refused_by_name() -> None:
         check_abilities(served, asked(name, tools=tools))
     check_abilities(served, asked("noop", tools=[], n=1, presence_penalty=0))
     with pytest.raises(UnsupportedParameter, match="not supported by smol") as caught:
-        check_abilities(served, replace(asked("smol"), extra={"reasoning_effort": '"high"'}))
-    assert caught.value.param == "extra.reasoning_effort"
+        check_abilities(served, replace(asked("smol"), extra={"verbosity": '"low"'}))
+    assert caught.value.param == "extra.verbosity"
+    others = {"reasoning_effort": '"high"', "min_tokens": "3"}
+    check_abilities(served, replace(asked("smol"), extra=others))
+    with pytest.raises(UnsupportedParameter, match="not supported by noop") as caught:
+        check_abilities(served, replace(asked("noop"), extra={"min_tokens": "3"}))
+    assert caught.value.param == "extra.min_tokens"
 
 
 @pytest.mark.parametrize("task", ["image_generation", "image_editing"])
