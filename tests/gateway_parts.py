@@ -40,6 +40,7 @@ def service_with(part: Any, artifacts: Any = None, dependencies: Dependencies | 
         records=part,
         subscriptions=part,
         control=part,
+        bulk_commands=part,
         model_orders=part,
         sweeps=part,
         ending_lost=part,

@@ -203,6 +203,6 @@ def test_routes_of_all_pages_exist(routes: set[Route], pages: list[Page]) -> Non
 
     named = {(page.name, *route) for page in pages for route in named_routes(page)}
     assert {route for route in named if not known(route[1], route[2])} == set()
-    url = re.compile(r"(?:http|ws)://127\.0\.0\.1:8000(/[\w/]+)")
+    url = re.compile(r"(?:http|ws)://127\.0\.0\.1:8000(/[\w/$]+)")
     urls = {(page.name, path) for page in pages for path in url.findall(page.text)}
     assert {(name, path) for name, path in urls if path not in ("/v1", "/registry") and not known(None, path)} == set()

@@ -47,7 +47,7 @@ async def test_every_route_refuses_a_parameter_that_it_does_not_have(app: FastAP
     ("method", "path", "known"),
     [
         ("POST", "/v1/requests?dryrun=true", "this route has dry_run, wait"),
-        ("GET", "/v1/requests?stauts=queued", "this route has after, conversation_id, limit, order, status"),
+        ("GET", "/v1/requests?stauts=queued", "this route has after, class, conversation_id, correlation_id"),
         ("GET", "/v1/requests/r?Wait=3", "this route has wait"),
         ("GET", "/readyz?requires=workers", "this route has require"),
         ("GET", CONTENT + "?tickets=1", "this route has ticket"),

@@ -184,7 +184,7 @@ BAD: list[tuple[dict[str, Any], type[PenstockError], str]] = [
         "payload.messages[0].reasoning_content",
     ),
     (
-        messages({"role": "assistant", "content": "a", "reasoning_content": "ä" * 250_001}),
+        messages({"role": "assistant", "content": "a", "reasoning_content": "ä" * 2_000_001}),
         TooLarge,
         "payload.messages[0].reasoning_content",
     ),

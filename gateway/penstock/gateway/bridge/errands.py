@@ -25,6 +25,7 @@ from penstock.gateway.edge.errors import FinalFailure, invalid_from_validation, 
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai import chat_answers as answers
 from penstock.gateway.openai import chat_bodies as bodies
+from penstock.gateway.openai.completion_answers import Shape, completion
 from penstock.gateway.openai.large_answers import beside_the_loop, whole_result
 from penstock.gateway.queues.formats import (
     BadMessage,
@@ -177,7 +178,8 @@ class Errands:
                 case "chat":
                     answer = answers.chat_completion(request_id, created, model, result, None)
                 case "completion":
-                    answer = answers.completion(request_id, created, model, result, None)
+                    shape = Shape.of(bodies.CompletionBody.model_validate(message.body))
+                    answer = completion(request_id, created, model, result, shape, None)
                 case "embedding":
                     answer = answers.embedding_list(model, result, message.body.get("encoding_format"))
             return answered(message.id, message.form, answer)

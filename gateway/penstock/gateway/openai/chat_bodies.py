@@ -56,7 +56,7 @@ HARMLESS_CHAT: Harmless = {
     "web_search_options": (),
 }
 HARMLESS_COMPLETION: Harmless = {
-    **_HARMLESS,
+    **{name: values for name, values in _HARMLESS.items() if name not in ("best_of", "echo")},
     "add_special_tokens": (True,),
     "suffix": ("",),
 }
