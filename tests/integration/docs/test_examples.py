@@ -34,6 +34,8 @@ ELSEWHERE = {
     "Serve through an OpenAI-compatible server": "tests/integration/engines serve through one",
     "Give hosts different models": "tests/integration/worker/test_pools.py has pools",
     "Use an existing Kafka": "its brokers are the reader's; tests/integration/cli/test_topics_command.py has one",
+    "Send messages as other services write them, and read results as JSON": "test_foreign_messages.py sends some",
+    "Send requests with a stock Avro producer": "test_foreign_messages.py of stock runs examples/avro_request.py",
     "Merge the queues of other systems": "tests/integration/gateway/test_queues.py merges some",
 }
 LACKING = ("standardwebhooks import",)
@@ -66,10 +68,20 @@ BEFORE = {
     "Run a batch": A_REQUEST + "cp request.json requests.ndjson",
     "Run dead letters again": """
 echo '{"task": "no such task"}' | kcat -P -b 127.0.0.1:9092 -t inference.request.low
-until penstock dlq list --json | grep -q bad_; do sleep 0.2; done
+until [ -n "$(penstock dlq list --json)" ]; do sleep 0.2; done
+""",
+    "Set priorities": """
+curl() { command curl "$@"; }  # the request has begun when it gets its second priority: 409
+penstock models pause --class low --wait
+id=$(penstock submit --no-wait --priority 9 "Later")
+""",
+    "Submit from the command line": """
+for name in question page report; do echo 'What is a dam?' > $name.txt; done
+penstock submit -c trip "Hello"
 """,
 }
-AFTER = {"Change models while they run": "penstock models resume --class low --wait"}
+RESUME = "penstock models resume --class low --wait"
+AFTER = {"Change models while they run": RESUME, "Set priorities": RESUME}
 
 
 @dataclass
@@ -112,10 +124,10 @@ def script_of(block: Block) -> str:
     if any(words in text for words in LACKING):
         return ""
     if block.language in SHELL:
-        return "\n".join(line for line in text.splitlines() if not line.startswith(("make ", "pip ")))
+        return "\n".join(line for line in text.splitlines() if not line.startswith(("make ", "pip ", "uv ")))
     if block.language != "python":
         return ""
-    given = "" if "client =" in text.partition("\n")[0] or "import" in text.partition("\n")[0] else OPENAI
+    given = "" if "import" in text.partition("\n")[0] else OPENAI
     run = f"python -u - <<'END_OF_PYTHON'\n{given}{text}END_OF_PYTHON"
     if "while True" in text:  # until it has said something
         return run.replace("python -u", "timeout 60 python -u").replace("\n", " | grep -m 1 .\n", 1)
@@ -155,6 +167,8 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         "127.0.0.1:8002": f"127.0.0.1:{worker}",
         "127.0.0.1:9000": f"127.0.0.1:{hook}",
         "http://registry:8081": f"http://127.0.0.1:{port}/registry",
+        "http://gateway:8000": f"http://127.0.0.1:{port}",
+        "--strength 0.6 ": "",  # the tiny models edit by instructions
         "REQUEST_ID": "$id",
         "CURSOR'": "'$cursor",
         "CURSOR": "$cursor",

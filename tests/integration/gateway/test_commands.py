@@ -141,7 +141,7 @@ def test_many_are_chosen_by_a_filter(own_place: Any) -> None:
         seen += part["request_ids"]
         assert part["has_more"] is left
     assert sorted(seen) == sorted(low)
-    assert {priority_of(gateway, one) for one in low} == {5}
+    wait_until(lambda: {priority_of(gateway, one) for one in low} == {5}, describe="the last command is read")
     assert call("cancel", task="embedding")["count"] == 0
     assert call("cancel", **{"class": "high"}, model="a")["request_ids"] == high
     seen = []

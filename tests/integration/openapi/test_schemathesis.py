@@ -99,7 +99,9 @@ def known(url: str) -> dict[str, Any]:
     file = ("lines.jsonl", json.dumps(line).encode())
     file_id = httpx.post(f"{url}/v1/files", data={"purpose": "batch"}, files={"file": file}).json()["id"]
     batch = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
+    response = httpx.post(f"{url}/v1/responses", json={"model": "noop", "input": "hello"}, timeout=60).json()["id"]
     return {
+        "response_id": response,
         "file_id": file_id,
         "batch_id": httpx.post(f"{url}/v1/batches", json=batch).json()["id"],
         "letter_id": "0/0",

@@ -59,7 +59,7 @@ def devices(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) ->
     Example: penstock devices --json
     """
     with Gateway(url, key) as gateway:
-        found = list(gateway.pages("/v1/admin/devices", limit=10_000))
+        found = gateway.call("GET", "/v1/admin/devices")["data"]
     if as_json:
         for device in found:
             print_json(device)

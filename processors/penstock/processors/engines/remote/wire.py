@@ -14,6 +14,7 @@ from penstock.processors.engines.remote.echoed import LEAST_LOGPROB, tokens_of, 
 from penstock.schemas.bodies import EmbeddingPayload, TextPayload
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
 from penstock.schemas.finite_json import loads_finite
+from penstock.schemas.payloads import OF_OTHER_SERVERS
 
 Json = dict[str, Any]
 
@@ -28,6 +29,7 @@ RESERVED = frozenset(
         *TextPayload.__annotations__,
         *EmbeddingPayload.__annotations__,
     }
+    - OF_OTHER_SERVERS
 )
 """What `extra` may not set: the request has fields for it, or it is not the caller's to say."""
 
