@@ -79,6 +79,6 @@ def test_answers_of_a_stream_come_side_by_side(client: openai.OpenAI, server: Se
 def test_a_prompt_that_is_refused_is_named_and_none_is_sent(client: openai.OpenAI, server: Server) -> None:
     before = len(server.service.requests)
     with pytest.raises(openai.APIStatusError) as refused:
-        client.completions.create(model="smol", prompt=["say a", "x" * 4_100_000])
+        client.completions.create(model="smol", prompt=[[1, 2], [-1]])
     assert refused.value.param == "prompt[1]"
     assert len(server.service.requests) == before
