@@ -15,7 +15,8 @@ from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.routes.multipart import read_json
 from penstock.gateway.routes.native import check_status
 from penstock.gateway.service.bulk_commands import Bulk, BulkDone, Chosen
-from penstock.gateway.service.request_filter import RequestFilter
+from penstock.gateway.service.selection import Selection
+from penstock.gateway.view.filters import RequestFilter
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.ids import check_conversation_id
 from penstock.schemas.topics import CLASS_PRIORITIES, MOST_PRIORITY, priority_class
@@ -25,6 +26,7 @@ router = APIRouter(prefix="/v1", tags=["requests"])
 MOST_IDS = 1_000
 MOST_AGE_S = 10 * 24 * 3_600
 Class = Literal["high", "medium", "low"]
+NO_FILTER = {"ids", "limit", "dry_run"}
 
 
 def _checked(value: Any) -> Any:
@@ -56,6 +58,9 @@ class ManyBody(BaseModel):
     ids: Annotated[list[str] | None, Field(max_length=MOST_IDS)] = None
     status: str | None = None
     conversation_id: str | int | None = None
+    user_id: str | None = None
+    session_id: str | None = None
+    correlation_id: Annotated[str | None, Field(description="That of the requests' metadata.")] = None
     task: str | None = None
     model: Annotated[str | None, Field(description="That was asked for, or chosen.")] = None
     class_: Annotated[Class | None, Field(alias="class", description="Of its priority, as it is now.")] = None
@@ -77,19 +82,27 @@ class ManyBody(BaseModel):
         fields = {name: value for name, value in fields.items() if value is not None}
         named = fields.keys() - {"limit", "dry_run"}
         if not named:
-            text = "give ids, or a filter: status, conversation_id, task, model, class, older_than_s or tenant"
-            raise InvalidRequest(text)
+            names = sorted(
+                field.alias or name for name, field in ManyBody.model_fields.items() if name not in NO_FILTER
+            )
+            raise InvalidRequest(f"give ids, or a filter: {', '.join(names)}")
         if self.ids is not None:
             if len(named) > 1:
                 raise InvalidRequest("give either ids or a filter", param="ids")
             return tuple(self.ids)
-        return RequestFilter(
-            tenant=self.tenant,
+        where = RequestFilter(
             status=check_status(self.status),
             conversation_id=None if self.conversation_id is None else check_conversation_id(self.conversation_id),
+            user_id=self.user_id,
+            session_id=self.session_id,
+            correlation_id=self.correlation_id,
             task=self.task,
             model=self.model,
             klass=self.class_,
+        )
+        return Selection(
+            where=where,
+            tenant=self.tenant,
             older_than_ms=None if self.older_than_s is None else round(self.older_than_s * 1000),
         )
 

@@ -12,14 +12,14 @@ from penstock.gateway.limits.callers import Caller
 from penstock.gateway.service.control import AT_ONCE, Control
 from penstock.gateway.service.lookups import PEEKED_AT_ONCE, Lookups
 from penstock.gateway.service.moving_turns import in_line, moved_turns
-from penstock.gateway.service.request_filter import ALL_TENANTS, RequestFilter
+from penstock.gateway.service.selection import ALL_TENANTS, Selection
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.request_state import Key
 from penstock.gateway.view.view import View
 
 FIRST_IDS = 1_000
-Chosen = RequestFilter | tuple[str, ...]
-"""A filter, or ids."""
+Chosen = Selection | tuple[str, ...]
+"""By a filter, or by ids."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,10 +106,10 @@ class BulkCommands:
     async def _chosen(self, caller: Caller, chosen: Chosen) -> AsyncIterator[Entry]:
         """Requests that have not ended, as they are now; some may come twice. Unknown and foreign ids are left out."""
         is_chosen = _is_chosen(chosen)
-        if isinstance(chosen, RequestFilter):
+        if isinstance(chosen, Selection):
             tenants = self._tenants(caller, chosen.tenant)
             await self._lookups.catch_up()
-            async for entry in self._lookups.live(tenants, chosen.klass):
+            async for entry in self._lookups.live(tenants, chosen.where.klass):
                 if is_chosen(entry):
                     yield entry
             return
@@ -130,7 +130,7 @@ class BulkCommands:
 
 
 def _is_chosen(chosen: Chosen) -> Callable[[Entry], bool]:
-    if isinstance(chosen, RequestFilter):
+    if isinstance(chosen, Selection):
         at_ms = now_ms()
         return lambda entry: chosen.meets(entry, at_ms)
     ids = frozenset(chosen)

@@ -1,0 +1,25 @@
+"""Which requests that have not ended a command for many is about. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.filters import ALL, RequestFilter
+
+ALL_TENANTS = "*"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selection:
+    """Those that `where` matches, of a tenant and an age. What is None is any."""
+
+    where: RequestFilter = ALL
+    tenant: str | None = None
+    """None: the caller's own; `ALL_TENANTS`: of all."""
+    older_than_ms: int | None = None
+
+    def meets(self, entry: Entry, now_ms: int) -> bool:
+        """Whether it is one of them."""
+        is_old = self.older_than_ms is None or entry.accepted_ms <= now_ms - self.older_than_ms
+        return not entry.done and not entry.erased and is_old and self.where.matches(entry)
