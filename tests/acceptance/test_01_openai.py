@@ -105,7 +105,7 @@ BAD: list[tuple[str, dict[str, Any], int, str | None]] = [
         400,
         "context_length_exceeded",
     ),
-    ("what only remote models know", {"reasoning_effort": "high"}, 400, "unsupported_parameter"),
+    ("what only remote models know", {"verbosity": "low"}, 400, "unsupported_parameter"),
     ("a chat template", {"extra_body": {"chat_template": "{{ x }}"}}, 400, "unsupported_parameter"),
 ]
 

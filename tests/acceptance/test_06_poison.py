@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 
 from system import System, eventually
 
-LONG = b'{"task":"text_generation","payload":{"prompt":"' + b"x" * 600_000 + b'"}}'
+LONG = b'{"task":"text_generation","payload":{"prompt":"x","stop":["' + b"x" * 600_000 + b'"]}}'
 POISON = {
     "bytes": b"\x01\x02\xff not a record",
     "wrong magic": b"\x07\x50\x4e\x00\x00abc",

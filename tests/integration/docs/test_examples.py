@@ -169,6 +169,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         "http://registry:8081": f"http://127.0.0.1:{port}/registry",
         "http://gateway:8000": f"http://127.0.0.1:{port}",
         "--strength 0.6 ": "",  # the tiny models edit by instructions
+        ", strength=0.6": "",
         "REQUEST_ID": "$id",
         "CURSOR'": "'$cursor",
         "CURSOR": "$cursor",

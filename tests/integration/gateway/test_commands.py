@@ -44,7 +44,7 @@ def test_a_request_gets_another_priority(own_place: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [{}, {"priority": -1}, {"priority": 1_001}, {"priority": True}, {"priority": "urgent"}]
+    "body", [{}, {"priority": -1}, {"priority": 1_001}, {"priority": True}, {"priority": "urgent"}, {"priority": {}}]
 )
 def test_priorities_that_there_are_not(gateway: Any, body: dict[str, Any]) -> None:
     answer = gateway.http.post(f"/v1/requests/{gateway.submit()}/reprioritize", json=body)

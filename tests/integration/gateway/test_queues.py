@@ -175,9 +175,10 @@ def test_requests_of_ours_are_answered_as_http_would(merged: Merged) -> None:
     merged.put("own", merged.own("mine"), b'{"task": "text_generation", "request_id": "bad"}')
     merged.bridge()
     merged.work(lambda request: ("completed", "yes"), 1)
-    wait_until(lambda: merged.answers("own"), DEADLINE_S, "the answer")
-    answer = merged.answers("own")[0]
-    assert (answer["request_id"], answer["status"], answer["result"]["text"]) == ("mine", "completed", "yes")
+    wait_until(lambda: len(merged.answers("own")) == 2, DEADLINE_S, "the answers")
+    answers = {answer["request_id"]: answer for answer in merged.answers("own")}
+    assert (answers["mine"]["status"], answers["mine"]["result"]["text"]) == ("completed", "yes")
+    assert answers["bad"]["error"]["code"] == "invalid"
     assert [request.tenant for request in merged.requests()] == ["other"]
 
 

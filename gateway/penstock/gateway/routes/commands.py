@@ -31,7 +31,7 @@ NO_FILTER = {"ids", "limit", "dry_run"}
 
 def _checked(value: Any) -> Any:
     is_number = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_PRIORITY
-    if not is_number and value not in CLASS_PRIORITIES:
+    if not is_number and not (isinstance(value, str) and value in CLASS_PRIORITIES):
         raise PydanticCustomError("priority", "must be 0 to {most}, or high, medium or low", {"most": MOST_PRIORITY})
     return value
 
