@@ -97,6 +97,18 @@ def test_an_erased_request_leaves_no_text_in_the_store(system: System) -> None:
     wait_until(lambda: not kept(), 30, lambda: str(kept()))
 
 
+def test_the_input_of_a_stored_response_is_shown_from_the_store(system: System) -> None:
+    client = openai.OpenAI(base_url=url_of(system) + "/v1", api_key="none", max_retries=0, timeout=60)
+    text = "word " * (INLINE_BYTES // 5 + 1)
+    made = client.responses.create(model="noop", instructions="Be brief.", input=text)
+    (item,) = client.responses.input_items.list(made.id).data
+    assert item.type == "message"
+    assert [part.text for part in item.content if part.type == "input_text"] == [text]
+    client.responses.delete(made.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.input_items.list(made.id)
+
+
 def test_a_picture_of_megabytes_comes_as_json_and_one_too_large_hears_the_way(system: System) -> None:
     picture = io.BytesIO()
     Image.frombytes("RGB", (1_300, 1_300), random.Random(7).randbytes(1_300 * 1_300 * 3)).save(picture, "PNG")

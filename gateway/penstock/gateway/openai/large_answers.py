@@ -11,6 +11,8 @@ from typing import Any, Protocol, TypeVar
 
 from penstock.common.artifacts import ArtifactStore
 from penstock.gateway.view.outputs import on_output_thread
+from penstock.schemas.large_inputs import put_text_back
+from penstock.schemas.records import InferenceRequest
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -41,6 +43,17 @@ async def whole_result(reads: StoreReads, tenant: str, result: Json) -> Json:
         tenant, lambda store: store.get(tenant, artifact["artifact_id"], sha256=artifact["sha256"])
     )
     return await on_output_thread(lambda: {**result, **decode_json(content.decode())})
+
+
+async def whole_request(reads: StoreReads, request: InferenceRequest) -> InferenceRequest:
+    """The request with the text that its record left in the store. Raises as `ArtifactStore.get`."""
+    text = request.input_artifact
+    if text is None:
+        return request
+    content = await reads.stored(
+        request.tenant, lambda store: store.get(request.tenant, text.artifact_id, sha256=text.sha256)
+    )
+    return await on_output_thread(lambda: put_text_back(request, content))
 
 
 def is_large(result: Json) -> bool:

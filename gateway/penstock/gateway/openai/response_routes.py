@@ -14,7 +14,7 @@ from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.openai import endpoints
 from penstock.gateway.openai.exchange import AnswerStream, completed
 from penstock.gateway.openai.item_references import put_items_in
-from penstock.gateway.openai.large_answers import whole_result
+from penstock.gateway.openai.large_answers import whole_request, whole_result
 from penstock.gateway.openai.responses_answers import Asked, Json, ResponseWriter, ended_otherwise, response
 from penstock.gateway.openai.responses_bodies import WORDS, ResponsesBody
 from penstock.gateway.openai.responses_streams import FIRST_DELTA, BackgroundWriter, background_events
@@ -107,8 +107,9 @@ async def list_input_items(
     include: Include = None,
 ) -> dict[str, Any]:
     """Messages, calls and their outputs, as the model was given them, without the instructions."""
-    found = await _find(service_of(request), caller_of(request).tenant, response_id)
-    items = input_items(found.request, found.asked)
+    service, tenant = service_of(request), caller_of(request).tenant
+    found = await _find(service, tenant, response_id)
+    items = input_items(await whole_request(service, found.request), found.asked)
     if order == "desc":
         items.reverse()
     if after is not None:
