@@ -11,9 +11,7 @@ from starlette.testclient import TestClient
 from penstock.gateway.app import create_app
 from penstock.gateway.document.described_routes import DOCUMENTED
 from penstock.gateway.document.unknown_paths import near_paths
-from penstock.gateway.routes.native import check_status
 from penstock.gateway.settings import GatewaySettings
-from penstock.schemas.errors import InvalidRequest
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +55,3 @@ def test_what_is_near_nothing_is_told_where_the_routes_are(client: TestClient) -
     assert error["message"].endswith("GET /docs lists the routes")
     assert len(error["message"]) < 300
     assert near_paths("/v1", [path for _, path in DOCUMENTED]) == []
-
-
-def test_a_status_that_no_request_has_is_refused() -> None:
-    """Issue 8, defect 19: it gave an empty list."""
-    assert check_status(None) is None
-    assert check_status("running") == "running"
-    for wrong in ("done", "UNKNOWN", 1, []):
-        with pytest.raises(InvalidRequest) as caught:
-            check_status(wrong)
-        assert caught.value.param == "status"

@@ -13,7 +13,7 @@ from penstock.gateway.context import service_of
 from penstock.gateway.edge.errors import invalid_from_validation
 from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.routes.multipart import read_json
-from penstock.gateway.routes.native import check_status
+from penstock.gateway.routes.request_filters import checked
 from penstock.gateway.service.bulk_commands import Bulk, BulkDone, Chosen
 from penstock.gateway.service.selection import Selection
 from penstock.gateway.view.filters import RequestFilter
@@ -78,9 +78,7 @@ class ManyBody(BaseModel):
         return Bulk(chosen=self._chosen(), limit=self.limit, dry_run=self.dry_run)
 
     def _chosen(self) -> Chosen:
-        fields = {name: getattr(self, name) for name in ManyBody.model_fields}
-        fields = {name: value for name, value in fields.items() if value is not None}
-        named = fields.keys() - {"limit", "dry_run"}
+        named = {name for name in ManyBody.model_fields if getattr(self, name) is not None} - {"limit", "dry_run"}
         if not named:
             names = sorted(
                 field.alias or name for name, field in ManyBody.model_fields.items() if name not in NO_FILTER
@@ -91,7 +89,7 @@ class ManyBody(BaseModel):
                 raise InvalidRequest("give either ids or a filter", param="ids")
             return tuple(self.ids)
         where = RequestFilter(
-            status=check_status(self.status),
+            status=self.status,
             conversation_id=None if self.conversation_id is None else check_conversation_id(self.conversation_id),
             user_id=self.user_id,
             session_id=self.session_id,
@@ -101,7 +99,7 @@ class ManyBody(BaseModel):
             klass=self.class_,
         )
         return Selection(
-            where=where,
+            where=checked(where),
             tenant=self.tenant,
             older_than_ms=None if self.older_than_s is None else round(self.older_than_s * 1000),
         )

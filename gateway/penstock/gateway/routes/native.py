@@ -13,6 +13,7 @@ from penstock.gateway.edge.disconnects import unless_gone
 from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.routes.multipart import submitted_body
 from penstock.gateway.routes.paging import After, Limit, Order, page
+from penstock.gateway.routes.request_filters import queried
 from penstock.gateway.routes.sse import events
 from penstock.gateway.service.brought_images import take_images, with_inputs
 from penstock.gateway.service.service import GatewayService
@@ -21,9 +22,8 @@ from penstock.gateway.view.outputs import on_output_thread
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InvalidRequest, PenstockError, UnsupportedParameter
 from penstock.schemas.ids import new_request_id
-from penstock.schemas.records import PAYLOAD_FIELDS, STATUS_RANKS, InferenceRequest
+from penstock.schemas.records import InferenceRequest
 from penstock.schemas.requests import parse_request
-from penstock.schemas.topics import CLASSES
 
 router = APIRouter(prefix="/v1", tags=["requests"])
 
@@ -110,37 +110,10 @@ async def _waited(service: GatewayService, tenant: str, request_id: str, wait_s:
     return Response(body, 200 if entry.done else 202, {"content-type": "application/json", **headers})
 
 
-def request_filter(
-    status: str | None = None,
-    conversation_id: str | None = None,
-    user_id: str | None = None,
-    session_id: str | None = None,
-    correlation_id: Annotated[str | None, Query(description="That of the requests' metadata.")] = None,
-    task: str | None = None,
-    model: Annotated[str | None, Query(description="As the requests show it.")] = None,
-    klass: Annotated[str | None, Query(alias="class", description="high, medium or low, by priority.")] = None,
-) -> RequestFilter:
-    """Which requests a call means. Raises InvalidRequest for what no request ever has."""
-    check_status(status)
-    for name, value, known in (("task", task, PAYLOAD_FIELDS), ("class", klass, CLASSES)):
-        if value is not None and value not in known:
-            raise InvalidRequest(f"{name} must be one of {', '.join(known)}", param=name)
-    return RequestFilter(
-        status=status,
-        conversation_id=conversation_id,
-        user_id=user_id,
-        session_id=session_id,
-        correlation_id=correlation_id,
-        task=task,
-        model=model,
-        klass=klass,
-    )
-
-
 @router.get("/requests", summary="The caller's requests")
 async def list_requests(
     request: Request,
-    where: Annotated[RequestFilter, Depends(request_filter)],
+    where: Annotated[RequestFilter, Depends(queried)],
     after: After = None,
     limit: Limit = 20,
     order: Order = "desc",
@@ -204,13 +177,6 @@ async def cancel(request: Request, request_id: str) -> Response:
     """202: its end was asked for. 200 with the request when it has ended already."""
     entry, asked = await service_of(request).control.cancel(caller_of(request), request_id)
     return JSONResponse(entry.to_json(), 202 if asked else 200, {"x-request-id": request_id})
-
-
-def check_status(value: Any) -> str | None:
-    """A status to choose requests by. Raises InvalidRequest for one that no request ever has."""
-    if value is not None and (not isinstance(value, str) or value not in STATUS_RANKS):
-        raise InvalidRequest(f"status must be one of {', '.join(STATUS_RANKS)}", param="status")
-    return value
 
 
 @router.delete("/requests/{request_id}", summary="Erase an ended request")

@@ -1,0 +1,49 @@
+"""Which requests a call means, by the values that callers give."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query
+
+from penstock.gateway.view.filters import RequestFilter
+from penstock.schemas.errors import InvalidRequest
+from penstock.schemas.records import PAYLOAD_FIELDS, STATUS_RANKS
+from penstock.schemas.topics import CLASSES
+
+
+def checked(where: RequestFilter) -> RequestFilter:
+    """The filter itself. Raises InvalidRequest for a status, task or class that no request ever has."""
+    for name, value, known in (
+        ("status", where.status, STATUS_RANKS),
+        ("task", where.task, PAYLOAD_FIELDS),
+        ("class", where.klass, CLASSES),
+    ):
+        if value is not None and value not in known:
+            raise InvalidRequest(f"{name} must be one of {', '.join(known)}", param=name)
+    return where
+
+
+def queried(
+    status: str | None = None,
+    conversation_id: str | None = None,
+    user_id: str | None = None,
+    session_id: str | None = None,
+    correlation_id: Annotated[str | None, Query(description="That of the requests' metadata.")] = None,
+    task: str | None = None,
+    model: Annotated[str | None, Query(description="As the requests show it.")] = None,
+    klass: Annotated[str | None, Query(alias="class", description="high, medium or low, by priority.")] = None,
+) -> RequestFilter:
+    """Of a query string. Raises as `checked`."""
+    return checked(
+        RequestFilter(
+            status=status,
+            conversation_id=conversation_id,
+            user_id=user_id,
+            session_id=session_id,
+            correlation_id=correlation_id,
+            task=task,
+            model=model,
+            klass=klass,
+        )
+    )
