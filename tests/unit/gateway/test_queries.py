@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_type_hints
 
 import httpx
 import pytest
 from fastapi import FastAPI
+from openai.types import batch_list_params, file_list_params
+from openai.types.conversations import item_list_params
+from openai.types.responses import input_item_list_params, response_retrieve_params
 
 from gateway_parts import service_with
 from penstock.gateway.app import create_app
@@ -41,6 +44,24 @@ async def test_every_route_refuses_a_parameter_that_it_does_not_have(app: FastAP
     error = await refusal(app, method, re.sub(r"\{[^}]*\}", "1", path) + "?api-version=1&n%6f_such=1")
     assert (error["code"], error["param"]) == ("unsupported_parameter", "no_such")
     assert "`no_such`" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "parameters"),
+    [
+        ("/v1/files", file_list_params.FileListParams),
+        ("/v1/batches", batch_list_params.BatchListParams),
+        ("/v1/responses/r", response_retrieve_params.ResponseRetrieveParamsStreaming),
+        ("/v1/responses/r/input_items", input_item_list_params.InputItemListParams),
+        ("/v1/conversations/c/items", item_list_params.ItemListParams),
+    ],
+)
+async def test_the_parameters_of_the_stock_client_are_known(app: FastAPI, path: str, parameters: type) -> None:
+    query = "&".join("include[]=x" if name == "include" else f"{name}=1" for name in get_type_hints(parameters))
+    error = await refusal(app, "GET", f"{path}?no_such=1&{query}")
+    assert (error["code"], error["param"]) == ("unsupported_parameter", "no_such")
+    known = error["message"].partition("this route has ")[2].split(", ")
+    assert {part.partition("=")[0] for part in query.split("&")} <= set(known)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from penstock.gateway.openai.responses_bodies import WORDS, ResponsesBody
 from penstock.gateway.openai.responses_streams import FIRST_DELTA, BackgroundWriter, background_events
 from penstock.gateway.openai.routes import Exchange, shaped
 from penstock.gateway.openai.stored_responses import asked_of, input_items, request_id_of, unfinished
-from penstock.gateway.routes.paging import After, Limit, Order, page
+from penstock.gateway.routes.paging import After, Include, Limit, Order, first_page
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.view.entries import Entry
 from penstock.schemas.errors import Gone, InvalidRequest, NotFound
@@ -30,7 +30,6 @@ router = APIRouter(prefix="/v1", tags=["openai"])
 
 CANCELLED_S = 5.0
 """So long a cancel waits for the end. Without a worker it comes later."""
-Include = Annotated[list[str] | None, Query(alias="include[]", description="Accepted; everything is there.")]
 
 
 @router.post("/responses", summary="Responses, as OpenAI's API has them")
@@ -117,7 +116,7 @@ async def list_input_items(
         if after not in ids:
             raise InvalidRequest("after names no item of this response", param="after")
         items = items[ids.index(after) + 1 :]
-    return page(items[:limit], has_more=len(items) > limit)
+    return first_page(items, limit=limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +130,15 @@ class Found:
 
 async def _find(service: GatewayService, tenant: str, response_id: str) -> Found:
     """Raises NotFound for one that is unknown, foreign, not stored, deleted or too old; as `RequestRecords.of`."""
+    request_id = request_id_of(response_id)
     try:
-        entry = await service.lookups.find(tenant, request_id_of(response_id))
+        entry = await service.lookups.find(tenant, request_id)
         if entry.first_record is None:  # the broker did not say where it stands; its topic does
             await service.lookups.catch_up()
-            entry = await service.lookups.find(tenant, entry.request_id)
+            entry = await service.lookups.find(tenant, request_id)
         request = await service.records.of(entry)
+    except NotFound:
+        raise NotFound("there is no such response") from None
     except Gone as error:
         raise NotFound(f"{error.message}: there is no such response") from None
     return Found(entry, request, asked_of(request, entry.accepted_ms, entry.model))

@@ -16,7 +16,7 @@ from penstock.common.settings import KafkaSettings
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.multipart import read_json
-from penstock.gateway.routes.paging import After, Limit, Order, first_page
+from penstock.gateway.routes.paging import After, Include, Limit, Order, first_page
 from penstock.gateway.settings import GatewaySettings
 from penstock.schemas.errors import (
     BrokerUnavailable,
@@ -142,7 +142,12 @@ async def _release_artifacts(request: Request, tenant: str, conversation_id: str
 
 @router.get("/{conversation_id}/items", summary="The messages that count, as items")
 async def items(
-    request: Request, conversation_id: str, after: After = None, limit: Limit = 20, order: Order = "desc"
+    request: Request,
+    conversation_id: str,
+    after: After = None,
+    limit: Limit = 20,
+    order: Order = "desc",
+    include: Include = None,
 ) -> dict[str, Any]:
     behind = None if after is None else _offset_of(after)
     conversations = service_of(request).conversations

@@ -9,6 +9,8 @@ from fastapi import Query
 
 Limit = Annotated[int, Query(ge=1, le=100, description="Items on a page.")]
 After = Annotated[str | None, Query(description="The `last_id` of the page before.")]
+Include = Annotated[list[str] | None, Query(alias="include[]", description="Accepted; everything is there.")]
+"""What stock clients of OpenAI ask to have shown of the items of a list."""
 Order = Annotated[Literal["asc", "desc"], Query(description="Oldest or newest first.")]
 
 
