@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 
 from penstock.schemas.errors import InvalidRequest, PenstockError
 from penstock.schemas.labels import CORRELATION_ID, LABEL_CHARS, Labels, label
+from penstock.schemas.topics import CLASS_PRIORITIES
 
 Json = dict[str, Any]
 Path = tuple[str, ...]
@@ -31,8 +32,7 @@ TASK_NAMES: dict[str, str] = {
     "image_processing": "image_processing",
     **dict.fromkeys(("summary", "summarize", "summarization"), "summarization"),
 }
-PRIORITY_NAMES = {"high": 2, "medium": 5, "normal": 5, "low": 8}
-"""One priority of each class, as `service_tier` has them."""
+PRIORITY_NAMES = {**CLASS_PRIORITIES, "normal": CLASS_PRIORITIES["medium"]}
 
 _UNITS = {"": 1, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
