@@ -29,7 +29,8 @@ TEXTS = [" ".join([str(number), *[WORD] * 9])[:1_000] for number in range(1_000)
 def system(kafka: Any, minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     prefix = f"li{uuid.uuid4().hex[:6]}-"
     small = {"id": "minilm", "source": str(minilm), "engine": "embedding", "tasks": ["embedding"], "device": "cpu"}
-    made = System(kafka.bootstrap_servers, prefix, tmp_path_factory.mktemp("large"), models=[small, NOOP, IMAGES])
+    noop = {**NOOP, "tasks": ["text_generation", "summarization"]}
+    made = System(kafka.bootstrap_servers, prefix, tmp_path_factory.mktemp("large"), models=[small, noop, IMAGES])
     with running(made) as started:
         started.worker().wait_ready()
         started.gateway().wait_ready()
@@ -80,10 +81,20 @@ def test_a_large_batch_of_texts_is_embedded_over_a_worker_that_is_killed(system:
     assert (again.json()["request_id"], again.headers["idempotency-replayed"]) == (request_id, "true")
 
 
-def test_an_erased_request_leaves_no_text_in_the_store(system: System) -> None:
-    """And an engine that counts no prompts gets the text too."""
-    text = "secret " * (INLINE_BYTES // 5)
-    body = {"task": "text_generation", "model": "noop", "payload": {"messages": [{"role": "user", "content": text}]}}
+SECRET = "secret " * (INLINE_BYTES // 5)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # An engine that counts no prompts gets the text too.
+        {"task": "text_generation", "model": "noop", "payload": {"messages": [{"role": "user", "content": SECRET}]}},
+        {"task": "embedding", "model": "minilm", "payload": {"input": SECRET, "truncate_prompt_tokens": 8}},
+        {"task": "summarization", "model": "noop", "payload": {"text": SECRET}},
+    ],
+    ids=["text", "embedding", "summary"],
+)
+def test_an_erased_request_leaves_no_text_in_the_store(system: System, body: dict[str, Any]) -> None:
     done = httpx.post(url_of(system) + "/v1/requests?wait=60", json=body, timeout=90)
     assert (done.status_code, done.json()["status"]) == (200, "completed"), done.text
     store = system.folder / "artifacts"

@@ -59,9 +59,10 @@ async def test_whether_an_end_was_asked_for_is_decided_when_it_is_asked(ended: b
     assert worker.commands == (0 if ended else 1)
 
 
+@pytest.mark.parametrize(("task", "stored_text"), [("image_editing", False), ("embedding", True)])
 @pytest.mark.parametrize("calls", range(12))
 async def test_a_request_is_erased_with_its_artifacts_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int, task: str, stored_text: bool
 ) -> None:
     """With the store away it was 503, the repeat was 410, and the images stayed for ever."""
     store = ArtifactStore(tmp_path)
@@ -70,7 +71,8 @@ async def test_a_request_is_erased_with_its_artifacts_or_not_at_all(
     entry = SimpleNamespace(
         request_id="r",
         tenant="t",
-        task="image_editing",
+        task=task,
+        stored_text=stored_text,
         done=True,
         origin=ORIGIN,
         conversation_id=None,
@@ -100,9 +102,16 @@ async def test_a_request_is_erased_with_its_artifacts_or_not_at_all(
     assert list(store.places[None].items("t")) == []
 
 
-async def test_a_request_without_images_is_erased_while_the_store_is_away() -> None:
+async def test_a_request_without_stored_inputs_is_erased_while_the_store_is_away() -> None:
     entry = SimpleNamespace(
-        request_id="r", tenant="t", task="embedding", done=True, origin=ORIGIN, conversation_id=None, artifact_ids=()
+        request_id="r",
+        tenant="t",
+        task="embedding",
+        stored_text=False,
+        done=True,
+        origin=ORIGIN,
+        conversation_id=None,
+        artifact_ids=(),
     )
     log, unused = Log(), None
 

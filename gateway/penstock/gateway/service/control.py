@@ -39,7 +39,7 @@ LOOK_AGAIN_S = 0.02
 MOST_TURNS = 100
 """Turns in the view's file that are looked at in one go."""
 WITHOUT_IMAGES = frozenset({"embedding", "image_generation", "summarization"})
-"""Requests of these tasks have no images as inputs: erasing one does not need the artifact store."""
+"""Requests of these tasks have no images as inputs: erasing one whose text stands in its record needs no store."""
 
 
 class Control:
@@ -130,7 +130,7 @@ class Control:
         # The artifacts first: once it is erased nobody can find them by it, and a store that is away would keep them.
         for artifact_id in entry.artifact_ids:
             await self._threads.artifacts.run_for(tenant, self._artifacts.delete, tenant, artifact_id, even_held=True)
-        if entry.task not in WITHOUT_IMAGES:
+        if entry.stored_text or entry.task not in WITHOUT_IMAGES:
             await self._threads.artifacts.run_for(
                 tenant, erase_inputs, self._artifacts, tenant, request_id, entry.conversation_id
             )

@@ -52,6 +52,8 @@ class RequestState:
     stream: bool = False
     metadata: dict[str, str] = field(default_factory=dict[str, str])
     labels: Labels = NO_LABELS
+    stored_text: bool = False
+    """Whether its text lies in the store of artifacts: the record only refers to it."""
     content: str = ""
     """Hash of what was asked for, where it can matter; empty until the request itself was seen."""
     origin: Origin | None = None
@@ -199,6 +201,7 @@ class RequestState:
         self.model = self.model or request.model
         self.conversation_id, self.stream = request.conversation_id, request.stream
         self.redriven_from, self.labels = request.redriven_from, labels_of(request)
+        self.stored_text = request.input_artifact is not None
         if request.metadata or self.metadata:
             self.kept_bytes += metadata_bytes(request.metadata) - metadata_bytes(self.metadata)
             self.metadata = request.metadata

@@ -34,6 +34,7 @@ _FACTS = (
     "redriven_from",
     "changed_priority",
     "labels",
+    "stored_text",
 )
 
 
@@ -92,6 +93,7 @@ def snapshot(entry: Entry) -> Snapshot:
             entry.redriven_from,
             entry.changed_priority,
             entry.labels,
+            entry.stored_text,
         ),
         entry.place,
         entry.origin,
