@@ -81,7 +81,7 @@ def bridge(config: Config = None, bootstrap_servers: Bootstrap = None) -> None:
 
 
 def webhooks(config: Config = None, bootstrap_servers: Bootstrap = None) -> None:
-    """Run one sender of webhooks: calls the callback_url of requests that have ended.
+    """Run one sender of webhooks: calls the callback_url of requests with outcomes, and with statuses where asked.
 
     Example:  penstock webhooks --config penstock.toml
 

@@ -120,6 +120,7 @@ NAMES: tuple[Alias, ...] = (
     Alias("payload.conversation_id", "conversation_id"),
     Alias("streamResponse", "stream"),
     Alias("callbackUrl", "callback_url"),
+    Alias("callbackStatuses", "callback_statuses"),
     Alias("timestamp", "created_at", _time_ms),
     Alias("submitted_at", "created_at", _time_ms),
     Alias("correlation_id", "metadata.correlation_id", _label),

@@ -241,6 +241,7 @@ class RequestFields(TypedDict, total=False):
     requirements: RequirementsBody | None
     output: Annotated[Output | None, Field(description="Of images: where they go, and in which form.")]
     callback_url: Annotated[str | None, Field(min_length=1, max_length=2_000, description="Called with the outcome.")]
+    callback_statuses: Annotated[bool | None, Field(description="Whether it is called with statuses too.")]
     metadata: Annotated[dict[str, str] | None, Field(description="Echoed in the outcome.")]
 
 

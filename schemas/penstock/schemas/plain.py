@@ -35,6 +35,7 @@ def is_plain(request: InferenceRequest, limits: Limits) -> bool:
             and request.summarization is None
             and request.input_artifact is None
             and request.callback_url is None
+            and request.callback_statuses is None
             and request.output is None
             and request.context is None
             and request.requirements is None

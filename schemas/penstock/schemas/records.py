@@ -285,6 +285,7 @@ class InferenceRequest(Record):
     requirements: Requirements | None = None
     output: OutputSpec | None = None
     callback_url: str | None = None
+    callback_statuses: bool | None = None
     metadata: dict[str, str] = field(default_factory=dict[str, str])
     redriven_from: str | None = None
     """The request whose dead letter was run again as this one."""

@@ -238,6 +238,8 @@ def _map_too_large(param: str, limits: Limits) -> TooLarge:
 def _across_fields(request: InferenceRequest) -> None:
     if request.callback_url is not None:
         check_callback_url(request.callback_url)
+    elif request.callback_statuses:
+        raise InvalidRequest("callback_statuses needs a callback_url", param="callback_statuses")
     if request.output is not None:
         _output_fits(request.task, request.output)
     if request.conversation_id is not None and not TASKS[request.task].in_conversation:

@@ -15,7 +15,7 @@ HEADER_ORIGIN = "penstock-origin"
 HEADER_TRACEPARENT = "traceparent"
 HEADER_CONTENT_TYPE = "content-type"
 HEADER_CALLBACK = "penstock-callback"
-"""On results of a request with a `callback_url`: that URL."""
+"""On results of a request with a `callback_url`, and on statuses if it has `callback_statuses`: that URL."""
 
 TP = tuple[str, int]
 """(topic, partition)"""

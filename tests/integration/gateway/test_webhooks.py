@@ -444,3 +444,41 @@ def test_an_erased_request_is_told_to_nobody(kafka: Any, tmp_path: Path, receive
         calls_of(receiver, other, here, 2)
         assert len(receiver.of(request_id)) == before
         assert here.system.dead_letters() == []
+
+
+def test_statuses_are_told_too_where_they_are_asked_for(kafka: Any, tmp_path: Path, receiver: Receiver) -> None:
+    """Why it waits, that it runs, its outcome; also when the sender is killed in between."""
+
+    def kinds(request_id: str) -> list[str]:
+        return [call.json["type"] for call in receiver.of(request_id)]
+
+    def until_told(request_id: str, kind: str) -> Call:
+        def told() -> Call | None:
+            return next((call for call in receiver.of(request_id) if call.json["type"] == kind), None)
+
+        return wait_until(told, DEADLINE_S, lambda: f"{kinds(request_id)}\n{here.system.logs(30)}")
+
+    with site(kafka, tmp_path, receiver, sender=False) as here, here.client as client:
+        first = here.system.webhooks("h1").wait_ready()
+        assert client.post("/v1/admin/models/slow/pause", json={}).status_code == 202
+        body = {"model": "slow", "metadata": {"order": "9"}}
+        told = here.submit(receiver.url, callback_statuses=True, **body)
+        untold = here.submit(receiver.url, **body)
+        said = until_told(told, "request.queued").verified()
+        assert said["data"]["waiting_for"]["reason"] == "paused"
+        assert (said["data"]["metadata"], said["data"]["done"]) == ({"order": "9"}, False)
+        pid = first.popen.pid
+        first.kill9()
+        assert not alive(pid)
+        assert client.post("/v1/admin/models/slow/resume", json={}).status_code == 202
+        here.system.webhooks("h2").wait_ready()
+        until_told(told, "request.running")
+        for request_id in (told, untold):
+            assert client.post(f"/v1/requests/{request_id}/cancel").status_code == 202
+        until_told(told, "request.cancelled")
+        until_told(untold, "request.cancelled")
+        assert kinds(untold) == ["request.cancelled"]
+        by_id = {call.headers["webhook-id"]: call.json["type"] for call in receiver.of(told)}
+        assert sorted(by_id.values()) == ["request.cancelled", "request.queued", "request.running"]
+        none = {"task": "text_generation", "payload": {"prompt": "x"}, "callback_statuses": True}
+        assert client.post("/v1/requests", json=none).json()["error"]["param"] == "callback_statuses"

@@ -144,6 +144,7 @@ class PenstockOptions(BaseModel):
     requirements: Any = None
     session_id: Any = None
     callback_url: Any = Field(None, description="called with the outcome")
+    callback_statuses: Any = Field(None, description="whether it is called with statuses too")
     extra: Any = Field(None, description="texts passed on to a remote engine")
     top_k: Any = None
     min_p: Any = None

@@ -13,11 +13,13 @@ from penstock.common.group_consumer import GroupConsumer
 from penstock.common.transport import AsyncTransport, Transport
 from penstock.gateway.callbacks import Callbacks
 from penstock.gateway.health_server import HealthServer
+from penstock.gateway.webhooks.deliveries import Key
 from penstock.gateway.webhooks.dispatcher import Dispatcher, Tools
 from penstock.gateway.webhooks.metrics import WebhookMetrics
 from penstock.gateway.webhooks.records import Erasures, LogRecords
 from penstock.gateway.webhooks.sender import Sender
 from penstock.gateway.webhooks.settings import WebhooksSettings
+from penstock.gateway.webhooks.status_calls import StatusCalls
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.registry import registry_codecs
 
@@ -76,11 +78,15 @@ class WebhookProcess:
             load=lambda partitions: read_deliveries(kafka, codecs.blocking, partitions, LOAD_S),
         )
         self._dispatcher = Dispatcher(tools, section)
-        self._erasures = Erasures(kafka, codecs.blocking, self._dispatcher.erased)
+        group = f"{section.group_id}-statuses"
+        self._statuses = StatusCalls(
+            tools, section, lambda listener: GroupConsumer(kafka, [kafka.names.status], group, listener)
+        )
+        self._erasures = Erasures(kafka, codecs.blocking, self._erased)
         self._health = HealthServer(
             section.health_host,
             section.health_port,
-            waits_for=lambda: self._dispatcher.waits_for,
+            waits_for=lambda: self._dispatcher.waits_for or self._statuses.waits_for,
             metrics=metrics.render,
         )
         self._main: asyncio.Task[None] | None = None
@@ -103,12 +109,12 @@ class WebhookProcess:
         if self._main is not None:
             self._main.cancel()
             await asyncio.gather(self._main, return_exceptions=True)
-        await self._dispatcher.cancel()
+        await asyncio.gather(self._dispatcher.cancel(), self._statuses.cancel())
         self._sender.close()
         # 2. What is on its way to the delivery topic is acknowledged.
         await asyncio.to_thread(self._transport.close, FLUSH_S)
         # 3. Only then others get the partitions.
-        await self._dispatcher.leave()
+        await asyncio.gather(self._dispatcher.leave(), self._statuses.leave())
         await self._records.stop()
         await asyncio.to_thread(self._erasures.stop)
         await self._health.stop()
@@ -124,14 +130,15 @@ class WebhookProcess:
                 await asyncio.sleep(AGAIN_S)
             self._records.start()
             self._dispatcher.start()
+            self._statuses.start()
             logger.info("webhooks.started")
-            over = self._dispatcher.over
-            while not over.done():
+            over = {self._dispatcher.over, self._statuses.over}
+            while not any(one.done() for one in over):
                 if self._erasures.failure is not None:  # whoever is erased from now on would be called
                     self._fail(f"erasures are not followed: {self._erasures.failure!r}")
                     return
-                await asyncio.wait({over}, timeout=AGAIN_S)
-            self._fail(over.result())
+                await asyncio.wait(over, timeout=AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
+            self._fail(next(one.result() for one in over if one.done()))
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -142,7 +149,8 @@ class WebhookProcess:
         names = self._kafka.names
         try:
             counts = await asyncio.to_thread(admin.partition_counts, self._kafka, None, ASK_S)
-            missing = [one for one in (names.result, names.delivery, names.control, names.dlq) if one not in counts]
+            needed = (names.result, names.status, names.delivery, names.control, names.dlq)
+            missing = [one for one in needed if one not in counts]
             if missing:
                 return f"missing topics: {', '.join(missing)}; create them with `penstock topics create`"
             if counts[names.delivery] < counts[names.result]:
@@ -151,6 +159,10 @@ class WebhookProcess:
         except PenstockError as error:
             return str(error)
         return None
+
+    def _erased(self, key: Key, at_ms: int) -> None:
+        self._dispatcher.erased(key, at_ms)
+        self._statuses.erased(key)
 
     def _finish(self, code: int) -> None:
         if not self._over.done():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -26,13 +26,13 @@ from penstock.gateway.webhooks.deliveries import Deliveries, Key, Room, key_of, 
 from penstock.gateway.webhooks.metrics import WebhookMetrics
 from penstock.gateway.webhooks.policy import DELIVERED, FAILED, WAITING, Answer, RetryRules, decide
 from penstock.gateway.webhooks.records import LogRecords
+from penstock.gateway.webhooks.registry import when_there
 from penstock.gateway.webhooks.results import ResultLog
 from penstock.gateway.webhooks.sender import Sender
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import (
     DecodeError,
     PenstockError,
-    RegistryUnavailable,
     WebhookUndeliverable,
     to_error_record,
 )
@@ -238,23 +238,12 @@ class Dispatcher:
             return self._tools.prompt.decode(read.value or b"", ResultEvent)
 
         try:
-            return await self._registered(decode)
+            return await when_there(decode, self._waits)
         except DecodeError:
             return None
 
-    async def _registered(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do what needs the schema registry. While it is away everything here waits."""
-        waited = False
-        while True:
-            try:
-                found = await work()
-            except RegistryUnavailable as error:
-                self.waits_for, waited = str(error), True
-                await asyncio.sleep(AGAIN_S)
-            else:
-                if waited:
-                    self.waits_for = None
-                return found
+    def _waits(self, reason: str | None) -> None:
+        self.waits_for = reason
 
     async def _passed(self, offsets: Mapping[TP, int]) -> None:
         for tp, offset in offsets.items():
@@ -373,7 +362,9 @@ class Dispatcher:
             return Answer(error="the outcome is not on the result topic any more", final=True)
         origin = event.origin
         request = await tools.records.read((origin.topic, origin.partition), origin.offset)
-        body = await self._registered(lambda: asyncio.to_thread(webhook_body, outcome, event, request, tools.codec))
+        body = await when_there(
+            lambda: asyncio.to_thread(webhook_body, delivery.place, event, request, tools.codec), self._waits
+        )
         headers = signed_headers(delivery.webhook_id, body, secrets, self._now_ms())
         if key_of(delivery) in self._erased:
             return None
@@ -382,8 +373,8 @@ class Dispatcher:
     async def _event_of(self, outcome: RawMessage, delivery: WebhookDelivery) -> ResultEvent | None:
         """The event, if the log still holds this one there: the topic may have been made anew."""
         try:
-            event = await self._registered(
-                lambda: asyncio.to_thread(self._tools.codec.decode, outcome.value or b"", ResultEvent)
+            event = await when_there(
+                lambda: asyncio.to_thread(self._tools.codec.decode, outcome.value or b"", ResultEvent), self._waits
             )
         except DecodeError:
             return None

@@ -20,6 +20,12 @@ class WebhookMetrics:
         self._ended = Counter(
             "penstock_webhooks", "Webhooks by what became of them.", ["state"], registry=self.registry
         )
+        self._statuses = Counter(
+            "penstock_webhook_statuses",
+            "Statuses that receivers were to hear of, by what became of them.",
+            ["state"],
+            registry=self.registry,
+        )
         self._seconds = Histogram(
             "penstock_webhook_seconds", "How long a receiver took to answer.", registry=self.registry
         )
@@ -37,6 +43,10 @@ class WebhookMetrics:
     def on_end(self, state: str) -> None:
         """Count a webhook that is delivered, failed or dropped."""
         self._ended.labels(state=state).inc()
+
+    def on_status(self, state: str) -> None:
+        """Count a status that is delivered, has failed or was dropped: the next one came, or there was no room."""
+        self._statuses.labels(state=state).inc()
 
     def watch(
         self, waiting: Callable[[], float], in_flight: Callable[[], float], oldest_s: Callable[[], float]

@@ -47,6 +47,11 @@ def result_headers(subject: Subject) -> Headers | None:
     return trace if url is None else [*(trace or ()), (HEADER_CALLBACK, url.encode())]
 
 
+def status_headers(subject: Subject) -> Headers | None:
+    """Of what goes to the status topic: as `result_headers`, if the request wants its statuses told."""
+    return result_headers(subject) if subject.request.callback_statuses else trace_of(subject)
+
+
 class Outcomes:
     """Builds the events of effects and hands them to the publisher."""
 
@@ -92,7 +97,7 @@ class Outcomes:
                 history=subject.history,
                 **subject.labels._asdict(),
             ),
-            headers=trace_of(subject),
+            headers=status_headers(subject),
         )
 
     def _on_the_way(self, subject: Subject, kind: str, **values: Any) -> ResultEvent:

@@ -6,10 +6,9 @@ import json
 
 import pytest
 
-from penstock.common.reader import RawMessage
 from penstock.gateway.webhooks.bodies import webhook_body
 from penstock.schemas.codec import default_codec
-from penstock.schemas.records import Origin, ResultEvent
+from penstock.schemas.records import Origin, Place, ResultEvent
 
 ORIGIN = Origin(topic="inference.request.medium", partition=0, offset=1, append_time_ms=1)
 
@@ -29,7 +28,7 @@ def body(number: float, note: str = "é") -> bytes:
         embedding={"embeddings": [[number]], "dimensions": 1},
         metadata={"note": note},
     )
-    return webhook_body(RawMessage("inference.result", 0, 1, 1, b"r", b""), event, None, default_codec())
+    return webhook_body(Place(topic="inference.result", partition=0, offset=1), event, None, default_codec())
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

@@ -16,7 +16,7 @@ from penstock.common.group_consumer import Read
 from penstock.common.reader import RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.callbacks import Callbacks, WebhooksSection
-from penstock.gateway.webhooks import dispatcher, records
+from penstock.gateway.webhooks import records, registry
 from penstock.gateway.webhooks.bodies import webhook_body
 from penstock.gateway.webhooks.dispatcher import ERASED_MS, Dispatcher, Tools
 from penstock.gateway.webhooks.metrics import WebhookMetrics
@@ -235,7 +235,7 @@ class Registry:
 @pytest.mark.parametrize("away", [1, 4])
 async def test_a_registry_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyPatch, away: int) -> None:
     """It ended the process, or the webhook said nothing of its request."""
-    monkeypatch.setattr(dispatcher, "AGAIN_S", 0.01)
+    monkeypatch.setattr(registry, "AGAIN_S", 0.01)
     world = World(Answer(status_code=200))
     rig = Rig(world, Registry(away).codec())
     rig.it.waits_for = None
@@ -247,7 +247,7 @@ async def test_a_registry_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyP
 def test_a_request_that_cannot_be_decoded_now_makes_no_body_without_it() -> None:
     message = RawMessage("inference.request.medium", 0, 1, 1, b"r", b"...")
     with pytest.raises(RegistryUnavailable):
-        webhook_body(message, outcome("r"), message, Registry(1).codec())
+        webhook_body(delivery(1).place, outcome("r"), message, Registry(1).codec())
 
 
 async def test_erasures_wait_for_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:

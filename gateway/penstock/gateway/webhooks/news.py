@@ -1,0 +1,188 @@
+"""Statuses that receivers are to hear of: of each request the newest, while it is news. Pure; times in ms.
+
+An outcome is told until somebody takes it. A status is worth nothing once the next one is there, so a newer one takes
+the place of one that waits, and what became of these calls is kept nowhere. The offset stays before the first status
+that is still to be told: whoever gets its partition tells it again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
+
+from penstock.gateway.webhooks.bodies import type_of, webhook_id
+from penstock.gateway.webhooks.deliveries import Deliveries, Key, Room, key_of, partition_of
+from penstock.gateway.webhooks.policy import DELIVERED, FAILED, WAITING, Answer, RetryRules, decide
+from penstock.schemas.fold import StatusFold
+from penstock.schemas.records import DeliveryAttempt, Place, StatusEvent, WebhookDelivery
+from penstock.schemas.topics import TP
+
+DROPPED = "dropped"
+NEWS_S = 300.0
+"""So long a status is tried, and so old one may be when it is read."""
+FOLLOWED = 100_000
+"""Requests whose last status is remembered, so that a repeat is known."""
+
+
+@dataclass(slots=True)
+class _Partition:
+    position: int = -1
+    committed: int = -1
+    untold: dict[int, None] = field(default_factory=dict[int, None])
+    """Offsets of statuses that are still to be told, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class _News:
+    delivery: WebhookDelivery
+    event: StatusEvent
+
+
+class StatusNews:
+    """The statuses of the partitions that this process owns."""
+
+    def __init__(self, room: Room, rules: RetryRules) -> None:
+        self._rules = replace(rules, give_up_s=min(rules.give_up_s, NEWS_S))
+        self._deliveries = Deliveries(replace(room, ended=0))
+        self._partitions: dict[TP, _Partition] = {}
+        self._folds = OrderedDict[Key, StatusFold]()
+        self._held: dict[Key, _News] = {}
+        self._next: dict[Key, _News] = {}
+        """What came while the status before it was being sent."""
+
+    def __contains__(self, tp: TP) -> bool:
+        return tp in self._partitions
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def assign(self, tp: TP) -> None:
+        self._partitions.setdefault(tp, _Partition())
+
+    def revoke(self, tp: TP) -> None:
+        """Another process has it now, and tells what was not told here."""
+        self._partitions.pop(tp, None)
+        self._deliveries.revoke([tp])
+        for waiting in (self._held, self._next):
+            for key in [key for key, one in waiting.items() if partition_of(one.delivery) == tp]:
+                del waiting[key]
+
+    def on_status(self, tp: TP, offset: int, event: StatusEvent, url: str, now_ms: int) -> str | None:
+        """Take the next status of the topic; DROPPED when there is no room to tell it."""
+        key = (event.tenant, event.request_id)
+        if not self._is_another(key, event):
+            return None
+        if event.done:
+            self.drop(key)
+            self._folds.pop(key, None)
+            return None
+        if event.created_at < now_ms - 1000 * self._rules.give_up_s:
+            return None
+        delivery = WebhookDelivery(
+            webhook_id=webhook_id(event),
+            request_id=event.request_id,
+            tenant=event.tenant,
+            type=type_of(event),
+            url=url,
+            state=WAITING,
+            place=Place(topic=tp[0], partition=tp[1], offset=offset),
+            created_at=event.created_at,
+            updated_at=now_ms,
+            next_at=now_ms,
+        )
+        self._partitions[tp].untold[offset] = None
+        news = _News(delivery, event)
+        if self._deliveries.flies(key):
+            self._settle(self._next.pop(key, None))
+            self._next[key] = news
+            return None
+        self._settle(self._take(key))
+        return self._hold(key, news)
+
+    def passed(self, tp: TP, position: int) -> None:
+        """All before `position` was read."""
+        if (partition := self._partitions.get(tp)) is not None:
+            partition.position = max(partition.position, position)
+
+    def begin(self, now_ms: int) -> list[tuple[WebhookDelivery, StatusEvent]]:
+        """Those to send now: tenants and hosts in turn, within the bounds."""
+        return [(one, self._held[key_of(one)].event) for one in self._deliveries.begin(now_ms)]
+
+    def ended(self, delivery: WebhookDelivery, answer: Answer, now_ms: int, chance: float) -> str | None:
+        """A call of `begin` has ended so. What became of the status; None while it is still to be told, or nobody's."""
+        if not self.holds(delivery):
+            return None
+        key = key_of(delivery)
+        held = self._held[key]
+        number = len(delivery.attempts) + 1
+        state, next_at = decide(answer, number, now_ms, delivery.created_at, self._rules, chance)
+        newer = self._next.pop(key, None)
+        if state == WAITING and newer is None:
+            attempt = DeliveryAttempt(attempt=number, at=now_ms, duration_ms=0)
+            tried = replace(delivery, attempts=[*delivery.attempts, attempt], next_at=next_at)
+            self._held[key] = _News(tried, held.event)
+            self._deliveries.wait(tried)
+            return None
+        self._settle(self._take(key))
+        if newer is not None:
+            self._hold(key, newer)
+        return DELIVERED if state == DELIVERED else DROPPED if state == WAITING else FAILED
+
+    def holds(self, delivery: WebhookDelivery) -> bool:
+        """Whether this one is still to be told: meanwhile its request may have ended, or its partition gone."""
+        held = self._held.get(key_of(delivery))
+        return held is not None and held.delivery is delivery
+
+    def drop(self, key: Key) -> None:
+        """Nobody is to hear of its statuses any more: it has ended, or was erased."""
+        self._settle(self._next.pop(key, None))
+        self._settle(self._take(key))
+
+    def next_ms(self) -> int | None:
+        """When the next retry is due."""
+        return self._deliveries.next_ms()
+
+    def commits(self) -> dict[TP, int]:
+        """What may be committed and was not said yet."""
+        due: dict[TP, int] = {}
+        for tp, partition in self._partitions.items():
+            offset = next(iter(partition.untold), partition.position)
+            if offset > partition.committed:
+                partition.committed = due[tp] = offset
+        return due
+
+    def _is_another(self, key: Key, event: StatusEvent) -> bool:
+        """Whether it is another status than the one before, not its place or step alone."""
+        fold = self._folds.get(key)
+        if fold is None:
+            fold = self._folds[key] = StatusFold(event.request_id, event.tenant)
+            if len(self._folds) > FOLLOWED:
+                self._folds.popitem(last=False)
+        else:
+            self._folds.move_to_end(key)
+        before = fold.latest
+        if not fold.apply(event):
+            return False
+        return before is None or (before.status, before.attempt, before.epoch) != (
+            event.status,
+            event.attempt,
+            event.epoch,
+        )
+
+    def _hold(self, key: Key, news: _News) -> str | None:
+        if self._deliveries.add(news.delivery):
+            self._held[key] = news
+            return None
+        self._settle(news)
+        return DROPPED
+
+    def _take(self, key: Key) -> _News | None:
+        news = self._held.pop(key, None)
+        if news is not None:
+            self._deliveries.end(news.delivery)
+        return news
+
+    def _settle(self, news: _News | None) -> None:
+        """It is told, or never will be."""
+        if news is not None and (partition := self._partitions.get(partition_of(news.delivery))) is not None:
+            partition.untold.pop(news.delivery.place.offset, None)

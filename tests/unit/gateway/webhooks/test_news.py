@@ -1,0 +1,178 @@
+"""Which statuses receivers hear of, and how far the offset may go."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.webhooks.deliveries import Room
+from penstock.gateway.webhooks.news import DROPPED, NEWS_S, StatusNews
+from penstock.gateway.webhooks.policy import DELIVERED, FAILED, Answer, RetryRules
+from penstock.schemas.records import STATUS_RANKS, Origin, StatusEvent, WebhookDelivery
+
+TP = ("inference.status", 0)
+OK, DOWN, GONE = Answer(status_code=200), Answer(status_code=500), Answer(status_code=410)
+RULES = RetryRules(first_retry_s=1, give_up_s=86_400)
+URL = "http://h/hook"
+
+
+def status(name: str, what: str, *, attempt: int = 1, epoch: int = 1, at: int = 0, done: bool = False) -> StatusEvent:
+    return StatusEvent(
+        request_id=name,
+        tenant="t",
+        status=what,
+        done=done,
+        rank=STATUS_RANKS[what],
+        attempt=attempt,
+        epoch=epoch,
+        origin=Origin(topic="inference.request.medium", partition=0, offset=1, append_time_ms=1),
+        worker_id="w",
+        created_at=at,
+    )
+
+
+class Topic:
+    """A partition of the status topic and what is told of it."""
+
+    def __init__(self, room: Room | None = None) -> None:
+        self.news = StatusNews(room or Room(in_flight=16), RULES)
+        self.news.assign(TP)
+        self.offset = 0
+
+    def comes(self, event: StatusEvent, now_ms: int = 0) -> str | None:
+        said = self.news.on_status(TP, self.offset, event, URL, now_ms)
+        self.offset += 1
+        self.news.passed(TP, self.offset)
+        return said
+
+    def begun(self, now_ms: int = 0) -> list[str]:
+        self.flying = self.news.begin(now_ms)
+        return [event.status for _, event in self.flying]
+
+    def ends(self, answer: Answer, now_ms: int = 0) -> str | None:
+        (flown,) = self.flying
+        return self.news.ended(flown[0], answer, now_ms, 0.0)
+
+
+def test_each_status_is_told_once_and_its_place_is_no_news() -> None:
+    topic = Topic()
+    topic.comes(status("a", "queued"))
+    assert topic.begun() == ["queued"]
+    assert topic.news.commits() == {TP: 0}, "it is not told yet"
+    assert topic.ends(OK) == DELIVERED
+    assert topic.news.commits() == {TP: 1}
+    topic.comes(status("a", "queued"))
+    assert topic.begun() == []
+    topic.comes(status("a", "running"))
+    assert topic.begun() == ["running"]
+    assert topic.ends(OK) == DELIVERED
+    assert topic.news.commits() == {TP: 3}
+    topic.comes(status("a", "running", attempt=2))
+    assert topic.begun() == ["running"], "another attempt is news"
+
+
+def test_a_newer_status_takes_the_place_of_one_that_waits() -> None:
+    topic = Topic()
+    topic.comes(status("a", "queued"))
+    topic.comes(status("a", "running"))
+    assert topic.begun() == ["running"]
+    assert topic.ends(DOWN) is None
+    assert topic.begun(500) == []
+    assert topic.begun(1_000) == ["running"], "it is tried again"
+    topic.comes(status("a", "retrying"))
+    assert topic.ends(DOWN, 1_100) == DROPPED, "while it flew it became old"
+    assert topic.begun(1_100) == ["retrying"]
+    assert topic.ends(OK, 1_200) == DELIVERED
+    assert topic.news.commits() == {TP: 3}
+
+
+def test_the_end_is_told_by_the_outcome_alone() -> None:
+    topic = Topic()
+    topic.comes(status("a", "running"))
+    (flown,) = topic.news.begin(0)
+    topic.comes(status("a", "completed", done=True))
+    assert not topic.news.holds(flown[0])
+    assert topic.news.ended(flown[0], OK, 0, 0.0) is None
+    topic.comes(status("b", "running"))
+    topic.comes(status("b", "failed", done=True))
+    assert topic.begun() == []
+    assert topic.news.commits() == {TP: 4}
+
+
+def test_old_news_and_receivers_that_are_gone() -> None:
+    topic = Topic()
+    late = int(1000 * NEWS_S) + 1
+    topic.comes(status("a", "running"), now_ms=late)
+    assert topic.begun(late) == [], "whoever was away for long hears of the outcome alone"
+    topic.comes(status("b", "running", at=late), now_ms=late)
+    topic.begun(late)
+    assert topic.ends(GONE, late) == FAILED
+    topic.comes(status("c", "running", at=late), now_ms=late)
+    at, calls = late, 0
+    while topic.begun(at):
+        calls += 1
+        if topic.ends(DOWN, at) == FAILED:
+            break
+        at = topic.news.next_ms() or at
+    assert at <= late + 1000 * NEWS_S
+    assert calls > 5
+    assert topic.news.commits() == {TP: 3}
+
+
+def test_without_room_it_is_dropped_and_holds_up_no_offset() -> None:
+    topic = Topic(Room(in_flight=16, held_per_group=1))
+    assert topic.comes(status("a", "running")) is None
+    assert topic.comes(status("b", "running")) == DROPPED
+    assert topic.begun() == ["running"]
+    topic.ends(OK)
+    assert topic.news.commits() == {TP: 2}
+
+
+def test_a_partition_that_goes_takes_its_news_along() -> None:
+    topic = Topic()
+    topic.comes(status("a", "queued"))
+    (flown,) = topic.news.begin(0)
+    topic.comes(status("a", "running"))
+    topic.news.revoke(TP)
+    assert topic.news.ended(flown[0], OK, 0, 0.0) is None
+    assert (len(topic.news), topic.news.begin(0), topic.news.commits()) == (0, [], {})
+    topic.news.assign(TP)
+    topic.offset = 0
+    topic.comes(status("b", "queued"))
+    assert topic.begun() == ["queued"]
+
+
+NAMES, STATES = st.sampled_from("abc"), st.sampled_from(["queued", "loading_model", "running", "retrying"])
+STEPS = st.one_of(
+    st.tuples(st.just("comes"), NAMES, STATES, st.integers(1, 3), st.booleans()),
+    st.tuples(st.just("ends"), st.sampled_from([OK, DOWN, GONE])),
+    st.tuples(st.just("drop"), NAMES),
+)
+
+
+@given(st.lists(STEPS, max_size=60))
+def test_in_the_end_all_is_told_or_given_up_and_the_offset_is_at_the_end(steps: list[tuple[object, ...]]) -> None:
+    """Whatever comes: nothing stays behind that holds up the offset, and no request is sent twice at once."""
+    topic, now, flying = Topic(), 0, list[tuple[WebhookDelivery, StatusEvent]]()
+    for step in steps:
+        now += 400
+        match step:
+            case ("comes", str(name), str(what), int(attempt), bool(done)):
+                topic.comes(status(name, "completed" if done else what, attempt=attempt, at=now, done=done), now)
+            case ("drop", str(name)):
+                topic.news.drop(("t", name))
+            case ("ends", Answer() as answer) if flying:
+                topic.news.ended(flying.pop(0)[0], answer, now, 0.5)
+            case _:
+                pass
+        flying += topic.news.begin(now)
+        held = [event.request_id for delivery, event in flying if topic.news.holds(delivery)]
+        assert len(held) == len(set(held))
+    while flying or len(topic.news):
+        now += 1_000
+        flying += topic.news.begin(now)
+        while flying:
+            topic.news.ended(flying.pop(0)[0], OK, now, 0.5)
+    topic.news.passed(TP, topic.offset)
+    due = topic.news.commits()
+    assert due.get(TP, topic.offset) == topic.offset
