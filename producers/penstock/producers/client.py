@@ -42,7 +42,7 @@ class Client:
 
         Raises InvalidRequest (with `param`), TooLarge (naming the limit), Overloaded, NotFound for a missing topic, and
         BrokerUnavailable: then the request may or may not be on the topic, and sending it again with the same
-        `request_id` is safe.
+        `request_id` is safe. With `artifacts=` a text over 256 KiB goes there; then StoreUnavailable too.
         """
         return self.send(self._core.request(task, payload, fields), traceparent=traceparent)
 

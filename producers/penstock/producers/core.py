@@ -16,9 +16,10 @@ from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar
 
 from penstock.common import admin
 from penstock.common.artifacts import ArtifactStore, TenantArtifacts
+from penstock.common.artifacts.inputs import keep_input
 from penstock.common.clock import now_ms
 from penstock.common.conversations import ConversationRecord, Turn, fold_messages, read_conversation
-from penstock.common.kafka_errors import missing_topic
+from penstock.common.kafka_errors import missing_topic, too_large
 from penstock.common.model_pools import ModelPools
 from penstock.common.outgoing import Outgoing, control_record, request_record
 from penstock.common.settings import KafkaSettings
@@ -27,8 +28,9 @@ from penstock.producers.events import Event, EventFold
 from penstock.producers.follow import Follow
 from penstock.producers.follower import Follower
 from penstock.schemas.codec import Codec, default_codec
-from penstock.schemas.errors import BrokerUnavailable, InternalError, InvalidRequest
+from penstock.schemas.errors import BrokerUnavailable, InternalError, InvalidRequest, TooLarge
 from penstock.schemas.ids import DEFAULT_TENANT, check_request_id, check_tenant
+from penstock.schemas.large_inputs import MEDIA_TYPE, take_text
 from penstock.schemas.records import PAYLOAD_FIELDS, ControlCommand, InferenceRequest, ResultEvent
 from penstock.schemas.requests import parse_request
 from penstock.schemas.topics import MOST_PRIORITY, TP, partition_for
@@ -76,7 +78,8 @@ class ClientOptions(TypedDict, total=False):
     timeout_s: float
     """Bounds every wait for the broker (10); waits for outcomes have their own."""
     artifacts: ArtifactStore | str | Path | None
-    """Where artifacts lie, as the worker's `[artifacts]` says: a folder, a URL, or a store (`configured_store()`)."""
+    """Where artifacts lie, as the worker's `[artifacts]` says: a folder, a URL, or a store (`configured_store()`).
+    Texts and outputs over 256 KiB lie there."""
     codec: Codec | None
     """Another than the package's, to write or read ids of a registry."""
     max_follows: int
@@ -161,17 +164,39 @@ class ClientCore:
 
     @naming_kafka
     def outgoing(self, request: InferenceRequest, traceparent: str | None, headers: Headers = ()) -> Outgoing:
-        """The record of a request, on a topic that exists: of its pool, else of its model's. Raises NotFound,
-        BrokerUnavailable, and InvalidRequest for a request of another tenant."""
+        """The record of a request, on a topic that exists: of its pool, else of its model's. A text over 256 KiB is put
+        among the artifacts, if the client has a place for them.
+
+        Raises NotFound, BrokerUnavailable, InvalidRequest for a request of another tenant, and as the store.
+        """
         if request.tenant != self.tenant:
             raise InvalidRequest(f"this client is the tenant {self.tenant}'s", param="tenant")
+        if self._artifacts is not None:
+            request = self._with_text_stored(request)
         if request.pool is None and request.model is not None:
             request = replace(request, pool=self._pools.of(request.task, request.model))
         record = request_record(
             request, self._names, self._codec, source=self.settings.client_id, traceparent=traceparent
         )
+        if self._artifacts is None and len(record.value) > self.settings.max_record_bytes:
+            error = too_large(record.topic, len(record.value), self.settings.max_record_bytes)
+            hint = "; a client with `artifacts=` puts large texts there"
+            raise TooLarge(error.message + hint, details=error.details)
         self._count(record.topic)
         return replace(record, headers=[*record.headers, *headers])
+
+    def _with_text_stored(self, request: InferenceRequest) -> InferenceRequest:
+        left, text = take_text(request)
+        if text is not None and left.input_artifact is not None:
+            keep_input(
+                self._store(),
+                self.tenant,
+                request.request_id,
+                text,
+                artifact_id=left.input_artifact.artifact_id,
+                media_type=MEDIA_TYPE,
+            )
+        return left
 
     def cancelling(self, request_id: str, reason: str | None) -> Outgoing:
         """The record that cancels a request of this tenant."""
@@ -271,12 +296,15 @@ class ClientCore:
 
     def artifacts(self) -> TenantArtifacts:
         """Raises InvalidRequest when the client was made without a place for artifacts."""
+        return TenantArtifacts(self._store(), self.tenant)
+
+    def _store(self) -> ArtifactStore:
         with self._lock:
             if self._artifacts is None:
                 raise InvalidRequest("this client was made without `artifacts=`, a folder or an s3:// URL")
             if not isinstance(self._artifacts, ArtifactStore):
                 self._artifacts = ArtifactStore(self._artifacts)
-            return TenantArtifacts(self._artifacts, self.tenant)
+            return self._artifacts
 
     def with_output(self, outcome: ResultEvent) -> ResultEvent:
         """A completed outcome with its output, fetched when it is kept as an artifact. Raises as `Client.result`."""

@@ -15,6 +15,8 @@ import openai
 import pytest
 from PIL import Image
 
+from penstock.common.settings import KafkaSettings
+from penstock.producers import Client, TooLarge
 from penstock.schemas.large_inputs import INLINE_BYTES
 from support import wait_until
 from system import NOOP, System, running
@@ -84,6 +86,11 @@ def test_a_large_batch_of_texts_is_embedded_over_a_worker_that_is_killed(system:
 SECRET = "secret " * (INLINE_BYTES // 5)
 
 
+def kept_texts(system: System) -> list[Path]:
+    store = system.folder / "artifacts"
+    return [one for one in store.rglob("*") if one.is_file() and b"secret secret" in one.read_bytes()]
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -97,15 +104,28 @@ SECRET = "secret " * (INLINE_BYTES // 5)
 def test_an_erased_request_leaves_no_text_in_the_store(system: System, body: dict[str, Any]) -> None:
     done = httpx.post(url_of(system) + "/v1/requests?wait=60", json=body, timeout=90)
     assert (done.status_code, done.json()["status"]) == (200, "completed"), done.text
-    store = system.folder / "artifacts"
+    assert len(kept_texts(system)) == 1
+    erase(system, done.json()["request_id"])
 
-    def kept() -> list[Path]:
-        return [one for one in store.rglob("*") if one.is_file() and b"secret secret" in one.read_bytes()]
 
-    assert len(kept()) == 1
-    erased = httpx.delete(f"{url_of(system)}/v1/requests/{done.json()['request_id']}", timeout=60)
+def erase(system: System, request_id: str) -> None:
+    erased = httpx.delete(f"{url_of(system)}/v1/requests/{request_id}", timeout=60)
     assert erased.status_code == 200, erased.text
-    wait_until(lambda: not kept(), 30, lambda: str(kept()))
+    wait_until(lambda: not kept_texts(system), 30, lambda: str(kept_texts(system)))
+
+
+def test_a_client_of_kafka_puts_a_large_text_into_the_store(system: System) -> None:
+    kafka = KafkaSettings(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix)
+    asked: dict[str, Any] = {"task": "summarization", "model": "noop", "payload": {"text": 4 * SECRET}}
+    with Client(kafka) as client, pytest.raises(TooLarge, match="`artifacts=`"):
+        client.submit(**asked)
+    with Client(kafka, artifacts=system.folder / "artifacts") as client:
+        submitted = client.submit(**asked)
+        assert client.result(submitted, timeout=60).status == "completed"
+    sizes = {message.key(): len(message.value() or b"") for message in system.read(submitted.topic)}
+    assert sizes[submitted.request_id.encode()] < 2_000
+    assert len(kept_texts(system)) == 1
+    erase(system, submitted.request_id)
 
 
 def test_the_input_of_a_stored_response_is_shown_from_the_store(system: System) -> None:
