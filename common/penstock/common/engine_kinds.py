@@ -47,7 +47,9 @@ class EngineKind:
 
     name: str
     tasks: tuple[str, ...]
-    """The tasks that it can serve; the first is what an entry serves that names none."""
+    """The tasks that it can serve."""
+    usual: int = 1
+    """So many of them, from the first on, are served by an entry that names none."""
     slots: int
     """Runs that are together on one engine, where an entry does not say it."""
     options: Options
@@ -86,6 +88,7 @@ KINDS: dict[str, EngineKind] = {
         EngineKind(
             name="text",
             tasks=("text_generation", "summarization"),
+            usual=2,
             slots=64,
             on_card=True,
             backend="penstock.processors.engines.text.backend:TextBackend",

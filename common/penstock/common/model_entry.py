@@ -90,8 +90,8 @@ class ModelEntry(Section):
     engine: str
     """What runs it: text, embedding, diffusers, remote, managed or noop."""
     tasks: list[str] = Field(default_factory=list[str])
-    """The tasks that it serves, of those that its engine can; none: the first of them. text_generation, embedding,
-    image_generation, image_editing."""
+    """The tasks that it serves, of those that its engine can; none: the first of them, and of `text` summarization
+    too. text_generation, summarization, embedding, image_generation, image_editing, image_to_text, image_processing."""
     aliases: list[str] = Field(default_factory=list[str])
     """Other names for it."""
     pool: str | None = Field(default=None, pattern="^[A-Za-z0-9_-]{1,63}$")
@@ -158,12 +158,14 @@ class ModelEntry(Section):
     @model_validator(mode="before")
     @classmethod
     def _tasks_of_its_engine(cls, value: Any) -> Any:
-        """An entry without tasks serves the first one of its engine."""
+        """An entry without tasks serves the usual ones of its engine."""
         if not isinstance(value, dict):
             return value
         fields = cast("dict[str, Any]", value)
         kind = KINDS.get(str(fields.get("engine")))
-        return {**fields, "tasks": [kind.tasks[0]]} if kind is not None and not fields.get("tasks") else fields
+        if kind is None or fields.get("tasks"):
+            return fields
+        return {**fields, "tasks": [*kind.tasks[: kind.usual]]}
 
     @field_validator("id")
     @classmethod

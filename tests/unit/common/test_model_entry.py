@@ -65,7 +65,7 @@ def test_defaults_are_in_the_normal_form_of_payloads() -> None:
         ({"tasks": ["painting"]}, "tasks", "no engine serves the task painting"),
         ({"aliases": ["m"]}, None, "two models are called m"),
         ({"id": "a@b"}, "id", "without @"),
-        ({"defaults": {"dimensions": 3}}, "defaults.dimensions", "text_generation know"),
+        ({"defaults": {"dimensions": 3}}, "defaults.dimensions", "text_generation and summarization know"),
         ({"defaults": {"temperature": "hot"}}, "defaults.temperature", "must be"),
         ({"defaults": {"max_tokens": 0}}, "defaults.max_tokens", "at least 1"),
         ({"engine": "noop", "defaults": {"n": 2}}, "defaults.n", "known only to remote and managed models"),

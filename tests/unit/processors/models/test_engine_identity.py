@@ -43,7 +43,7 @@ OF_ENTRY: dict[str, tuple[Any, bool]] = {
     "id": ("other", False),
     "source": ("/other", True),
     "engine": ("noop", True),
-    "tasks": (["text_generation", "summarization"], True),
+    "tasks": (["summarization"], True),
     "aliases": (["default"], False),
     "pool": ("p", False),
     "revision": ("v2", True),
