@@ -73,6 +73,8 @@ class EngineKind:
     """Whether it passes on whatever OpenAI's protocol has."""
     abilities: frozenset[str] = frozenset()
     """What it can do beyond its tasks (`penstock.schemas.abilities`)."""
+    built_in: bool = False
+    """Whether each worker has one by itself: no entry names it, and no listing shows it."""
     opens_images: bool = False
     """Whether it opens images itself, under guard: it is given files as they came, else pixels."""
 
@@ -187,6 +189,15 @@ KINDS: dict[str, EngineKind] = {
                 "devices": whole(1),
                 "grace_s": NUMBER,
             },
+        ),
+        EngineKind(
+            name="items",
+            tasks=("conversation_items",),
+            slots=256,
+            local=False,
+            built_in=True,
+            maker=f"{_FACTORY}:make_items",
+            options={},
         ),
         EngineKind(
             name="noop",

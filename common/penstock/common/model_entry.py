@@ -175,8 +175,9 @@ class ModelEntry(Section):
     @field_validator("engine")
     @classmethod
     def _known_engine(cls, value: str) -> str:
-        if value not in KINDS:
-            raise ValueError(f"there is no engine {value}; there are {', '.join(KINDS)}")
+        known = [kind.name for kind in KINDS.values() if not kind.built_in]
+        if value not in known:
+            raise ValueError(f"there is no engine {value}; there are {', '.join(known)}")
         return value
 
     @field_validator("tasks")

@@ -305,8 +305,8 @@ class WorkerApp:
             "state": self._state,
             "generation": -1 if parts is None else parts.membership.generation,
             "assigned": 0 if parts is None else len(parts.membership.partitions),
-            "models": {} if parts is None else {name: parts.flow.lane(name).state for name in parts.serving.models},
-            "devices": {} if parts is None else {name: parts.serving.devices(name) for name in parts.serving.models},
+            "models": {} if parts is None else {name: parts.flow.lane(name).state for name in parts.serving.shown},
+            "devices": {} if parts is None else {name: parts.serving.devices(name) for name in parts.serving.shown},
         }
 
     def _refresh_gauges(self) -> None:

@@ -37,7 +37,14 @@ from penstock.processors.metrics import Metrics
 from penstock.processors.outputs import INLINE_BYTES, Outputs, bytes_of, has_images, pixels_of, size_of
 from penstock.processors.run_images import Gathered, Images, RunImages
 from penstock.processors.spool import Spool, Spooled
-from penstock.schemas.errors import Expired, InternalError, NotFound, PenstockError, StoreUnavailable
+from penstock.schemas.errors import (
+    Expired,
+    InternalError,
+    NotFound,
+    PenstockError,
+    StoreUnavailable,
+    conversation_deleted,
+)
 from penstock.schemas.payloads import NEUTRAL
 from penstock.schemas.records import ArtifactRef, ConversationMessage, InferenceRequest
 from penstock.schemas.records import Preview as Kept
@@ -51,6 +58,7 @@ STORE_S = 60.0
 """So long at least an output may take to be stored, also when its request's deadline is near or has passed."""
 _AS_FIELDS = frozenset({"text_generation", "embedding"})
 """Tasks whose payload a run's spec has as fields of its own."""
+ITEMS = "conversation_items"
 _NONE = frozenset[str]()
 _PARAMS = frozenset({"max_tokens", "temperature", "top_p", "top_k", "stop", "seed", "dimensions", *NEUTRAL})
 
@@ -269,6 +277,9 @@ class Execution:
             held = effect.finished
             finished = await held.read() if isinstance(held, Spooled) else held
             topic_id, another = effect.topic_id, effect.another
+            if subject.task == ITEMS and topic_id is not None:
+                finished = held = replace(finished, output=await self._items(subject))
+                topic_id = None
             try:
                 stored = await _in_time(self._outputs.keep(subject, finished.output), effect.deadline_ms)
                 if topic_id is not None:
@@ -314,6 +325,15 @@ class Execution:
             return None
         return await self._standing(finished.run_id, winner)
 
+    async def _items(self, subject: Subject) -> dict[str, Any]:
+        """Where the items of a request stand. Raises Cancelled when their conversation was deleted meanwhile."""
+        offsets = await self._turns.appended(
+            subject.request, partial(self._flow.endings.awaits, subject, Stage.KEEPING)
+        )
+        if offsets is None:
+            raise conversation_deleted()
+        return {"offsets": offsets}
+
     async def _standing(self, run_id: str, answer: ConversationMessage) -> Finished:
         """An answer that stands in a conversation, in the form in which an engine gives it. Raises NotFound."""
         output: dict[str, Any] = {"text": answer.content}
@@ -353,8 +373,12 @@ class Execution:
         finished = None
         try:
             looks = partial(self._flow.endings.awaits, subject, Stage.LOOKING)
-            answer = await self._turns.answer(subject.request, looks)
-            if answer is not None:
+            if subject.task == ITEMS:
+                offsets = await self._turns.appended(subject.request, looks)
+                finished = (
+                    None if offsets is None else Finished(run_id="", output={"offsets": offsets}, finish_reason=None)
+                )
+            elif (answer := await self._turns.answer(subject.request, looks)) is not None:
                 finished = await self._standing("", answer)
         except LostOwnership:
             return

@@ -288,6 +288,31 @@ class SummarizationRequest(RequestFields, total=False):
     summarization: SummarizationPayload | None
 
 
+class ItemsPayload(TypedDict, total=False):
+    """The payload of conversation_items: messages, or a summary of older turns."""
+
+    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
+
+    messages: Annotated[
+        ListOf[Message] | None, Field(min_length=1, description="Appended in order, without an answer.")
+    ]
+    summary: Annotated[str | None, Field(min_length=1, description="A text that stands in for older turns.")]
+    covers_through: Annotated[
+        int | None, Field(ge=0, le=LONG, description="With summary: offset of the last record that it stands in for.")
+    ]
+
+
+class ItemsRequest(RequestFields, total=False):
+    """A request to append to a conversation. The payload may stand under `payload` or, as in Avro, under the task's
+    name."""
+
+    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
+
+    task: Required[Literal["conversation_items"]]
+    payload: ItemsPayload | None
+    conversation_items: ItemsPayload | None
+
+
 @cache
 def request_type(task: str) -> Any:
     """The body of a request of a task that is built."""

@@ -99,6 +99,7 @@ _BY_TASK: dict[str, Callable[[Payload], int]] = {
     "image_to_text": _of_reading,
     "image_processing": _of_processing,
     "summarization": _of_summary,
+    "conversation_items": lambda payload: 1,
 }
 
 

@@ -86,6 +86,19 @@ def summarization_payload(payload: Payload, limits: Limits) -> Payload:
     return payload
 
 
+def items_payload(payload: Payload, limits: Limits) -> Payload:
+    """The same for conversation_items."""
+    if ("messages" in payload) + ("summary" in payload) != 1:
+        raise InvalidRequest("payload needs messages or summary, one of the two", param="payload.messages")
+    if ("summary" in payload) != ("covers_through" in payload):
+        raise InvalidRequest("payload.summary and payload.covers_through go together", param="payload.covers_through")
+    if "messages" in payload:
+        payload["messages"] = _messages(payload["messages"], limits)
+    else:
+        size_within(payload["summary"], "payload.summary", limits)
+    return payload
+
+
 def size_within(text: str, param: str, limits: Limits) -> int:
     """Its bytes. Raises TooLarge, and InvalidRequest for what is no text."""
     try:

@@ -33,6 +33,7 @@ def is_plain(request: InferenceRequest, limits: Limits) -> bool:
             and request.image_to_text is None
             and request.image_processing is None
             and request.summarization is None
+            and request.conversation_items is None
             and request.input_artifact is None
             and request.callback_url is None
             and request.callback_statuses is None

@@ -22,6 +22,7 @@ class Task(StrEnum):
     IMAGE_TO_TEXT = "image_to_text"
     IMAGE_PROCESSING = "image_processing"
     SUMMARIZATION = "summarization"
+    CONVERSATION_ITEMS = "conversation_items"
     UNKNOWN = "UNKNOWN"
 
 
@@ -275,6 +276,7 @@ class InferenceRequest(Record):
     image_to_text: dict[str, Any] | None = None
     image_processing: dict[str, Any] | None = None
     summarization: dict[str, Any] | None = None
+    conversation_items: dict[str, Any] | None = None
     extra: dict[str, str] = field(default_factory=dict[str, str])
     stream: bool = False
     created_at: int
@@ -358,6 +360,7 @@ class ResultEvent(Record):
     image_to_text: dict[str, Any] | None = None
     image_processing: dict[str, Any] | None = None
     summarization: dict[str, Any] | None = None
+    conversation_items: dict[str, Any] | None = None
     output_artifact: ArtifactRef | None = None
     finish_reason: str | None = None
     usage: Usage | None = None

@@ -244,6 +244,8 @@ def _across_fields(request: InferenceRequest) -> None:
         _output_fits(request.task, request.output)
     if request.conversation_id is not None and not TASKS[request.task].in_conversation:
         raise UnsupportedParameter(f"conversation_id does not go with {request.task}", param="conversation_id")
+    if request.conversation_id is None and request.task == "conversation_items":
+        raise InvalidRequest("conversation_items needs a conversation_id", param="conversation_id")
     if request.context is not None and request.conversation_id is None:
         raise InvalidRequest("context needs a conversation_id", param="context")
     if request.context is not None and request.task != "text_generation":

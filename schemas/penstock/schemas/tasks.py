@@ -23,6 +23,7 @@ from penstock.schemas.payloads import (
     TEXT_DEFAULTS,
     Payload,
     embedding_payload,
+    items_payload,
     summarization_payload,
     text_payload,
 )
@@ -38,7 +39,7 @@ class TaskSpec:
 
     topic: Literal["text", "image", "embedding"]
     """Text topics are chosen by priority; on the other two the scheduler looks at the record's."""
-    output: Literal["text", "images", "embeddings"]
+    output: Literal["text", "images", "embeddings", "offsets"]
     normal_form: NormalForm | None = None
     body: str = ""
     """The type of its requests' bodies, as module:Class; nobody loads it before the first body comes."""
@@ -46,6 +47,8 @@ class TaskSpec:
     """The fields of a payload for which a model may have a default."""
     example: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The smallest payload."""
+    needs_model: bool = True
+    """Whether a model runs it; else any worker of its pool does it by itself."""
     in_conversation: bool = False
     """Whether a request may be a turn of a conversation."""
 
@@ -111,6 +114,15 @@ TASKS: Mapping[str, TaskSpec] = MappingProxyType(
             normal_form=summarization_payload,
             body="penstock.schemas.bodies:SummarizationRequest",
             example={"text": "x"},
+        ),
+        "conversation_items": TaskSpec(
+            topic="text",
+            output="offsets",
+            normal_form=items_payload,
+            body="penstock.schemas.bodies:ItemsRequest",
+            example={"messages": [{"role": "user", "content": "x"}]},
+            needs_model=False,
+            in_conversation=True,
         ),
     }
 )

@@ -191,6 +191,13 @@ class Turns:
         """The answer that stands already, appending nothing and making no topic."""
         return (await self.read(request, mine)).answer
 
+    async def appended(self, request: InferenceRequest, mine: Callable[[], bool]) -> list[int] | None:
+        """The offsets of the request's own input, in order; None while some of it is missing. Writes nothing."""
+        topic, count = self._topic(request), len(input_messages(request, 0, 0))
+        log = await self._patiently(topic, mine, lambda within_s: self._run(lambda: self._refreshed(topic, within_s)))
+        own = log.inputs(request.request_id)
+        return [own[index] for index in range(count)] if len(own) == count else None
+
     async def finish(self, answer: ConversationMessage, mine: Callable[[], bool], topic_id: str) -> ConversationMessage:
         """Append the answer unless one stands there, and return the one that counts. Raises LostOwnership.
 

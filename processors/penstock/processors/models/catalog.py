@@ -126,6 +126,10 @@ def engine_identity(config: ModelConfig) -> str:
     return json.dumps({name: getattr(config, name) for name in _OF_THE_ENGINE}, sort_keys=True, default=str)
 
 
+ITEMS = ModelConfig(id="conversation-items", source="", engine="items", tasks=("conversation_items",))
+"""Appends to conversations, in each worker."""
+
+
 class Catalog:
     """The models that this worker serves, by id and alias."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.common.engine_kinds import load
 from penstock.processors.engines.base import Engine
+from penstock.processors.engines.items import ItemsEngine
 from penstock.processors.engines.noop import NoopEngine
 from penstock.processors.engines.process.loading import device_name
 from penstock.processors.engines.text.summarizing import TASK as SUMMARIZATION
@@ -71,6 +72,10 @@ def make_engine(
 
 def make_noop(making: Making) -> Engine:
     return NoopEngine(making.config.id, making.options)
+
+
+def make_items(making: Making) -> Engine:
+    return ItemsEngine(making.config.id)
 
 
 def make_remote(making: Making) -> Engine:

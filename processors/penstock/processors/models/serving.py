@@ -20,7 +20,7 @@ from penstock.processors.engines.process.loading import dtype_name
 from penstock.processors.hardware.simulated import KIND as SIMULATED
 from penstock.processors.models.auto_device import AutoDevice, torch_has_cuda
 from penstock.processors.models.calibration import Calibration
-from penstock.processors.models.catalog import Catalog, ModelConfig, engine_identity
+from penstock.processors.models.catalog import ITEMS, Catalog, ModelConfig, engine_identity
 from penstock.processors.models.factory import make_engine
 from penstock.processors.models.machine import Machine, Resident
 from penstock.processors.models.manager import ModelManager, Reports
@@ -68,7 +68,8 @@ class Serving:
             gpu_reserve_bytes=memory.gpu_reserve_bytes,
         )
         self._auto_device = AutoDevice(self.machine.capacities, has_cuda=torch_has_cuda())
-        self._configured = [ModelConfig.of(entry) for entry in served_by(settings.models, settings.worker.pool)]
+        entries = served_by(settings.models, settings.worker.pool)
+        self._configured = [*map(ModelConfig.of, entries), ITEMS]
         """As their entries have them; the catalog has them with the devices that were chosen."""
         self.catalog = Catalog(self._auto_device.place(config) for config in self._configured)
         make = partial(make_engine, facts=self.machine.facts, logs=settings.worker.data_dir / "logs")
@@ -96,6 +97,16 @@ class Serving:
     def models(self) -> list[str]:
         """In the order they are configured."""
         return [config.id for config in self.catalog]
+
+    @property
+    def _shown(self) -> list[ModelConfig]:
+        """Those that reports have: what each worker has by itself concerns nobody."""
+        return [config for config in self.catalog if not config.kind.built_in]
+
+    @property
+    def shown(self) -> list[str]:
+        """The models that reports name."""
+        return [config.id for config in self._shown]
 
     def specs(self) -> dict[str, ModelSpec]:
         """The configured models as the flow takes them."""
@@ -157,9 +168,9 @@ class Serving:
 
     def configure(self, models: Sequence[ModelConfig]) -> None:
         """Serve these models from now on; those that are gone leave the listing too."""
-        gone = set(self.models) - {config.id for config in models}
-        self._configured = list(models)
-        placed = [self._auto_device.place(config) for config in models]
+        self._configured = [*(config for config in models if not config.kind.built_in), ITEMS]
+        gone = set(self.models) - {config.id for config in self._configured}
+        placed = [self._auto_device.place(config) for config in self._configured]
         self.catalog.replace(placed)
         self.manager.configure(placed)
         self._flow.orders.configure(self.specs(), self._clock())
@@ -258,7 +269,7 @@ class Serving:
     def model_states(self) -> list[ModelState]:
         """One for each replica, and one for each model that has none."""
         states: list[ModelState] = []
-        for config in self.catalog:
+        for config in self._shown:
             lane = self._flow.lane(config.id)
             queued = sum(self._flow.scheduler.fronts.depth(lane.name, klass) for klass in CLASSES)
             replicas: list[Replica | None] = list(lane.replicas.values()) or [None]
@@ -312,7 +323,7 @@ class Serving:
 
     def publish_models(self) -> None:
         """Tell every model's facts; the topic is compacted, the latest of each counts."""
-        for config in self.catalog:
+        for config in self._shown:
             engine, lane = self.engine(config.id), self._flow.lane(config.id)
             info = EngineInfo() if engine is None else engine.info()
             record = ModelInfo(
