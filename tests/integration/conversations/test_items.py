@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from system import NOOP, System, running
@@ -56,3 +57,64 @@ def test_items_are_appended_in_order_and_read_by_the_next_turn(client: httpx.Cli
     assert answer.json()["result"]["offsets"] == [0, 1, 2]
     told = context_of(client, "imported", "And a penstock?")
     assert told == [*[(one["role"], one["content"]) for one in items], ("user", "And a penstock?")]
+
+
+ITEMS: list[dict[str, Any]] = [
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Is the gate shut?"}]},
+    {"type": "function_call", "call_id": "c1", "name": "gate", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c1", "output": "shut"},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "It is shut."}]},
+]
+
+
+def test_the_stock_client_creates_conversations_with_items_and_appends_more(client: httpx.Client) -> None:
+    stock = openai.OpenAI(base_url=str(client.base_url) + "/v1", api_key="none", max_retries=0)
+    begun: Any = stock.conversations.create(items=ITEMS)  # pyright: ignore[reportArgumentType]
+    more = [{"type": "message", "role": "user", "content": "And the valve?"}]
+    made: Any = stock.conversations.items.create(begun.id, items=more)  # pyright: ignore[reportArgumentType]
+    assert [(one.role, one.content[0].text) for one in made.data] == [("user", "And the valve?")]
+    listed = list(stock.conversations.items.list(begun.id, order="asc", limit=2))
+    assert [one.type for one in listed] == [*(one["type"] for one in ITEMS), "message"]
+    call: Any = stock.conversations.items.retrieve(listed[1].id, conversation_id=begun.id)  # pyright: ignore
+    assert (call.type, call.name, call.call_id) == ("function_call", "gate", "c1")
+    told = context_of(client, begun.id, "?")
+    assert told[-3:] == [("assistant", "It is shut."), ("user", "And the valve?"), ("user", "?")]
+    with pytest.raises(openai.BadRequestError) as refused:
+        stock.conversations.items.create(begun.id, items=[{"type": "file_search_call"}])  # pyright: ignore
+    assert refused.value.param == "items[0]"
+    with pytest.raises(openai.NotFoundError):
+        stock.conversations.items.retrieve("msg_99", conversation_id=begun.id)
+
+
+def test_items_stand_in_order_with_turns_and_once_over_a_kill(system: System, client: httpx.Client) -> None:
+    """Twenty submissions, turns and items by turns, and the worker is killed among them."""
+    kinds = ["text_generation", "conversation_items"] * 10
+    ids: list[str] = []
+    for number, task in enumerate(kinds):
+        payload = {"messages": [{"role": "user", "content": f"message {number}"}]}
+        answer = client.post("/v1/requests", json={"task": task, "conversation_id": "line", "payload": payload})
+        ids.append(answer.json()["request_id"])
+        if number == 9:
+            worker = next(one for one in system.processes if one.name == "w1")
+            worker.kill9()
+            assert not worker.alive()
+    system.worker("w2").wait_ready()
+    for request_id in ids:
+        done = client.get(f"/v1/requests/{request_id}?wait=60").json()
+        assert done["status"] == "completed", done
+    listed = client.get("/v1/conversations/line/items?limit=100&order=asc").json()["data"]
+    asked = [one["content"][0]["text"] for one in listed if one["role"] == "user"]
+    assert asked == [f"message {number}" for number in range(20)]
+    assert [one["request_id"] for one in listed if one["role"] == "user"] == ids
+    assert sum(one["role"] == "assistant" for one in listed) == 10
+
+
+def test_a_deleted_conversation_takes_items_along_that_wait(client: httpx.Client) -> None:
+    assert client.post("/v1/conversations", json={"id": "gone"}).status_code == 200
+    items = [{"type": "message", "role": "user", "content": "x"}]
+    made = client.post("/v1/conversations/gone/items", json={"items": items}).json()
+    assert [one["offset"] for one in made["data"]] == [0]
+    assert client.delete("/v1/conversations/gone").status_code == 200
+    assert client.get("/v1/conversations/gone/items").status_code == 404
+    again = client.post("/v1/conversations/gone/items", json={"items": items}).json()
+    assert [one["offset"] for one in again["data"]] == [0], "it begins anew"

@@ -244,6 +244,17 @@ ROUTES: dict[RouteKey, Declared] = {
     ("GET", "/v1/conversations/{conversation_id}/items"): Declared(
         READ, Documented(responses=_json(Page[conversation_answers.ConversationItem]), errors=OF_ONE)
     ),
+    ("POST", "/v1/conversations/{conversation_id}/items"): Declared(
+        _rules("submit", Takes.LARGE_JSON),
+        Documented(
+            responses=_json(Page[conversation_answers.ConversationItem]),
+            body=conversation_answers.NewItems,
+            errors=(*ANY_ROUTE, 422),
+        ),
+    ),
+    ("GET", "/v1/conversations/{conversation_id}/items/{item_id}"): Declared(
+        READ, Documented(responses=_json(conversation_answers.ConversationItem), errors=OF_ONE)
+    ),
     ("GET", "/v1/conversations/{conversation_id}/replay"): Declared(
         READ, Documented(responses=_json(conversation_answers.Replay), errors=OF_ONE)
     ),

@@ -106,7 +106,7 @@ def responses_request(body: ResponsesBody, caller: Caller, now_ms: int) -> Infer
         )
     if body.background and body.store is False:
         raise InvalidRequest("background: true needs store: true, which is the default", param="background")
-    messages = list(_messages(body.input))
+    messages = item_messages(body.input, "input")
     if body.instructions is not None:
         messages.insert(0, {"role": "system", "content": body.instructions})
     payload: Json = {
@@ -152,13 +152,17 @@ def _logprobs(body: ResponsesBody) -> Json:
     return {"logprobs": True, "top_logprobs": body.top_logprobs}
 
 
-def _messages(given: str | list[dict[str, Any]]) -> list[Json]:
+def item_messages(given: str | list[Any], name: str) -> list[Json]:
+    """Items as messages. `name`: the field that they stand in. Raises InvalidRequest, UnsupportedParameter."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     messages: list[Json] = []
     thoughts: Json = {}  # of the assistant's message that follows
     for number, item in enumerate(given):
-        where = f"input[{number}]"
+        where = f"{name}[{number}]"
+        if not isinstance(item, dict):
+            raise InvalidRequest(f"{where} must be an object", param=where)
+        item = cast("Json", item)
         match item.get("type") or "message":
             case "reasoning":
                 thoughts = {"reasoning_content": text} if (text := thoughts_of(item)) else {}

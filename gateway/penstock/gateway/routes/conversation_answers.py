@@ -16,6 +16,7 @@ class NewConversation(Answer):
 
     id: Annotated[str | int | None, Field(description="[A-Za-z0-9_-]{1,128}; without one it is made.")] = None
     metadata: Annotated[Json | None, Field(description="Only empty.")] = None
+    items: Annotated[list[Json] | None, Field(description="Items to begin with.")] = None
 
 
 class Conversation(Answer):
@@ -31,20 +32,27 @@ class ConversationDeleted(Answer):
     deleted: Literal[True]
 
 
-class ItemPart(Answer):
-    type: Literal["input_text", "output_text"]
-    text: str
+class NewItems(Answer):
+    """Items to append: messages, calls of tools and their answers, as `/v1/responses` takes them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    items: Annotated[list[Json], Field(min_length=1)]
 
 
 class ConversationItem(Answer):
-    """A message that counts."""
+    """A message that counts, a call of a tool in it, or the answer of a tool."""
 
     object: Literal["conversation.item"]
-    type: Literal["message"]
+    type: Literal["message", "function_call", "function_call_output"]
     id: str
-    role: str
     status: Literal["completed"]
-    content: list[ItemPart]
+    role: str | None = None
+    content: list[Json] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | None = None
     created_at: Annotated[int, Field(description="Unix seconds.")]
     request_id: str | None
     offset: int

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import Callable
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 from fastapi import APIRouter, Query, Request
 
 from penstock.common import admin
-from penstock.common.conversations import ConversationRecord, Turn
+from penstock.common.conversations import ConversationRecord
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.limits.callers import caller_of
-from penstock.gateway.routes.multipart import read_json
-from penstock.gateway.routes.paging import After, Include, Limit, Order, first_page
+from penstock.gateway.routes.paging import After, Limit, Order, first_page
 from penstock.gateway.settings import GatewaySettings
 from penstock.schemas.errors import (
     BrokerUnavailable,
     InsufficientCapacity,
-    InvalidRequest,
     NotFound,
     PenstockError,
-    UnsupportedParameter,
 )
 from penstock.schemas.ids import check_conversation_id
-from penstock.schemas.records import ArtifactRef
 from penstock.schemas.times import rfc3339
 
 logger = logging.getLogger(__name__)
@@ -47,18 +42,9 @@ def conversation_json(conversation_id: str, created_ms: int | None = None) -> di
     return {"object": "conversation", "id": conversation_id, "created_at": created_at, "metadata": {}}
 
 
-@router.post("", summary="Create a conversation")
-async def create(request: Request) -> dict[str, Any]:
-    """Body, all optional: {"id": …}. Turns come with requests that name it; the first would create it as well."""
-    caller = caller_of(request)
-    body = await read_json(request) if await request.body() else {}
-    if not isinstance(body, dict):
-        raise InvalidRequest("the body must be a JSON object")
-    for name in body:
-        if name != "id" and not (name == "metadata" and not body[name]):
-            raise UnsupportedParameter(f"{name} is not supported", param=name)
-    conversation_id = check_conversation_id(body.get("id") or f"conv_{uuid.uuid4().hex}")
-    service, allowances = service_of(request), context_of(request).allowances
+async def create_conversation(request: Request, conversation_id: str) -> dict[str, Any]:
+    """Make the topic of a conversation, unless it is there. Raises TenantLimit, InsufficientCapacity."""
+    caller, service, allowances = caller_of(request), service_of(request), context_of(request).allowances
     allowances.check_conversation(caller, conversation_id)
     threads = service.threads.conversations
     await threads.run_for(caller.tenant, _create, service.settings, caller.tenant, conversation_id)
@@ -97,7 +83,7 @@ async def list_conversations(
 @router.get("/{conversation_id}", summary="One conversation")
 async def retrieve(request: Request, conversation_id: str) -> dict[str, Any]:
     conversations = service_of(request).conversations
-    created_ms = await _read(request, conversations.created_ms, conversation_id)
+    created_ms = await read_conversation(request, conversations.created_ms, conversation_id)
     return conversation_json(conversation_id, created_ms)
 
 
@@ -140,62 +126,6 @@ async def _release_artifacts(request: Request, tenant: str, conversation_id: str
         logger.warning("conversation.artifacts_still_held error=%s", error.code)
 
 
-@router.get("/{conversation_id}/items", summary="The messages that count, as items")
-async def items(
-    request: Request,
-    conversation_id: str,
-    after: After = None,
-    limit: Limit = 20,
-    order: Order = "desc",
-    include: Include = None,
-) -> dict[str, Any]:
-    behind = None if after is None else _offset_of(after)
-    conversations = service_of(request).conversations
-    turns = await _read(
-        request, conversations.turns, conversation_id, limit + 1, after=behind, newest_first=order == "desc"
-    )
-    return first_page([item_json(turn) for turn in turns], limit=limit)
-
-
-def _offset_of(item_id: str) -> int:
-    """Raises InvalidRequest for what is no item's id."""
-    number = item_id.removeprefix("msg_")
-    if number == item_id or not number.isdecimal():
-        raise InvalidRequest("after must be the id of an item", param="after")
-    return int(number)
-
-
-def item_json(turn: Turn) -> dict[str, Any]:
-    """A message as OpenAI's conversation item; the offset is where it stands in the topic."""
-    message = turn.message
-    kind = "output_text" if message.direction == "out" else "input_text"
-    content: list[dict[str, Any]] = [{"type": kind, "text": message.content}]
-    if message.artifacts:
-        content = [*map(_image_json, message.artifacts), *(content if message.content else ())]
-    return {
-        "object": "conversation.item",
-        "type": "message",
-        "id": f"msg_{turn.offset}",
-        "role": message.role,
-        "status": "completed",
-        "content": content,
-        "created_at": message.created_at // 1000,
-        "request_id": message.request_id,
-        "offset": turn.offset,
-    }
-
-
-def _image_json(artifact: ArtifactRef) -> dict[str, Any]:
-    """An image of a message, whoever showed it: OpenAI's protocol has one type for it."""
-    return {
-        "type": "input_image",
-        "image_url": f"/v1/artifacts/{artifact.artifact_id}/content",
-        "detail": "auto",
-        "artifact_id": artifact.artifact_id,
-        "media_type": artifact.media_type,
-    }
-
-
 @router.get("/{conversation_id}/replay", summary="Every record of the topic, with its offset")
 async def replay(
     request: Request,
@@ -208,7 +138,9 @@ async def replay(
     Of what was erased only the place is shown, also while the log still has it.
     """
     conversations = service_of(request).conversations
-    records = await _read(request, conversations.records, conversation_id, limit + 1, from_offset=from_offset)
+    records = await read_conversation(
+        request, conversations.records, conversation_id, limit + 1, from_offset=from_offset
+    )
     chosen = records[:limit]
     return {
         "object": "list",
@@ -226,7 +158,7 @@ def _record_json(record: ConversationRecord) -> dict[str, Any]:
     return {"offset": record.offset, "key": record.key, "time": rfc3339(record.timestamp_ms), "message": told}
 
 
-async def _read(
+async def read_conversation(
     request: Request,
     read: Callable[Concatenate[str, str, P], T],
     conversation_id: str,
