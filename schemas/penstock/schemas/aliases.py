@@ -31,6 +31,7 @@ TASK_NAMES: dict[str, str] = {
     **dict.fromkeys(("caption", "image_caption", "image_captioning", "image_to_text"), "image_to_text"),
     "image_processing": "image_processing",
     **dict.fromkeys(("summary", "summarize", "summarization"), "summarization"),
+    **dict.fromkeys(("items", "conversation_items"), "conversation_items"),
 }
 PRIORITY_NAMES = {**CLASS_PRIORITIES, "normal": CLASS_PRIORITIES["medium"]}
 

@@ -289,17 +289,11 @@ class SummarizationRequest(RequestFields, total=False):
 
 
 class ItemsPayload(TypedDict, total=False):
-    """The payload of conversation_items: messages, or a summary of older turns."""
+    """The payload of conversation_items: messages that are appended without an answer."""
 
     __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
 
-    messages: Annotated[
-        ListOf[Message] | None, Field(min_length=1, description="Appended in order, without an answer.")
-    ]
-    summary: Annotated[str | None, Field(min_length=1, description="A text that stands in for older turns.")]
-    covers_through: Annotated[
-        int | None, Field(ge=0, le=LONG, description="With summary: offset of the last record that it stands in for.")
-    ]
+    messages: Annotated[ListOf[Message] | None, Field(min_length=1, description="In their order.")]
 
 
 class ItemsRequest(RequestFields, total=False):

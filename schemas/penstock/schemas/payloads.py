@@ -88,14 +88,9 @@ def summarization_payload(payload: Payload, limits: Limits) -> Payload:
 
 def items_payload(payload: Payload, limits: Limits) -> Payload:
     """The same for conversation_items."""
-    if ("messages" in payload) + ("summary" in payload) != 1:
-        raise InvalidRequest("payload needs messages or summary, one of the two", param="payload.messages")
-    if ("summary" in payload) != ("covers_through" in payload):
-        raise InvalidRequest("payload.summary and payload.covers_through go together", param="payload.covers_through")
-    if "messages" in payload:
-        payload["messages"] = _messages(payload["messages"], limits)
-    else:
-        size_within(payload["summary"], "payload.summary", limits)
+    if not payload.get("messages"):
+        raise InvalidRequest("payload needs messages", param="payload.messages")
+    payload["messages"] = _messages(payload["messages"], limits)
     return payload
 
 

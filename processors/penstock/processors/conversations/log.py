@@ -71,7 +71,7 @@ class ConversationLog:
         """Index → lowest offset of this request's own messages."""
         offsets: dict[int, int] = {}
         for entry in self._by_request.get(request_id, ()):
-            if entry.message.direction != "out":
+            if entry.message.direction == "in":
                 offsets.setdefault(entry.message.index, entry.offset)
         return offsets
 

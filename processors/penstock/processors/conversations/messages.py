@@ -20,17 +20,14 @@ def input_messages(
     """The request's own messages as conversation records. A request about images has one: its prompt."""
     payload = request.payload or {}
     messages: list[dict[str, Any]] = payload.get("messages") or []
-    covers_through: int | None = payload.get("covers_through")
-    if covers_through is not None:
-        messages = [{"role": "system", "content": payload.get("summary") or ""}]
-    elif not messages:
+    if not messages:
         messages = [{"role": "user", "content": payload.get("prompt") or ""}]
     return [
         ConversationMessage(
             request_id=request.request_id,
             tenant=request.tenant,
             conversation_id=request.conversation_id or "",
-            direction="in" if covers_through is None else "summary",
+            direction="in",
             index=index,
             epoch=epoch,
             attempt=1,
@@ -43,7 +40,6 @@ def input_messages(
             tool_call_id=message.get("tool_call_id"),
             artifacts=list((shown or {}).get(index, ())),
             reasoning_content=message.get("reasoning_content"),
-            covers_through=covers_through,
         )
         for index, message in enumerate(messages)
     ]
