@@ -43,7 +43,8 @@ class Shell(LanesWorld):
 
     def make(self, config: ModelConfig, size: ModelSize, devices: tuple[str, ...], granted_bytes: int) -> Any:
         engine = ScriptedEngine(device=devices[0] if devices else "", error=self.error)
-        self.engines.append(engine)
+        if not config.kind.built_in:
+            self.engines.append(engine)
         return engine
 
     async def find_size(self, config: ModelConfig, on_progress: Any) -> ModelSize:
