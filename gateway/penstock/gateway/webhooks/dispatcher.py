@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 from penstock.common.clock import now_ms
 from penstock.common.deliveries import delivery_key
 from penstock.common.group_consumer import Listener, Read
+from penstock.common.log_records import LogRecords
 from penstock.common.reader import Headers, RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import AsyncTransport
@@ -25,7 +26,6 @@ from penstock.gateway.webhooks.bodies import signed_headers, type_of, webhook_bo
 from penstock.gateway.webhooks.deliveries import Deliveries, Key, Room, key_of, partition_of
 from penstock.gateway.webhooks.metrics import WebhookMetrics
 from penstock.gateway.webhooks.policy import DELIVERED, FAILED, WAITING, Answer, RetryRules, decide
-from penstock.gateway.webhooks.records import LogRecords
 from penstock.gateway.webhooks.results import ResultLog
 from penstock.gateway.webhooks.sender import Sender
 from penstock.schemas.codec import Codec
