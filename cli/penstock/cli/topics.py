@@ -6,12 +6,11 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.config import ClusterSettings, load, use_config
+from penstock.cli.config import ClusterSettings, ConfigFile, load, use_config
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.option_groups import App
 from penstock.cli.paths import Progress, default_data_dir, silent
@@ -52,9 +51,7 @@ class Cluster:
     topic_prefix: Annotated[
         str | None, typer.Option("--topic-prefix", help="Prefix of the names (default: [kafka], else none).")
     ] = None
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="penstock.toml (default: PENSTOCK_CONFIG, ./penstock.toml).")
-    ] = None
+    config: ConfigFile = None
 
     @property
     def is_given(self) -> bool:
