@@ -45,13 +45,14 @@ def with_fields(function: Callable[..., Any]) -> Callable[..., Any]:
         place += [
             Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name])
             for field in fields(one.annotation)
+            if field.init
         ]
 
     @wraps(function)
     def command(**given: Any) -> Any:
         with ExitStack() as opened:
             for name, group in groups.items():
-                made = group(**{field.name: given.pop(field.name) for field in fields(group)})
+                made = group(**{field.name: given.pop(field.name) for field in fields(group) if field.init})
                 given[name] = opened.enter_context(made) if hasattr(made, "__exit__") else made
             return function(**given)
 
