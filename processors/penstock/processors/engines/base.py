@@ -186,6 +186,10 @@ class Sink(Protocol):
     def on_failed(self, failed: RunFailed) -> None: ...
 
 
+def _unheard(*_: object) -> None:
+    """News to which nobody listens."""
+
+
 class Engine(Protocol):
     """One loaded model. All methods are called on the event loop. It never starts itself again.
 
@@ -195,13 +199,13 @@ class Engine(Protocol):
     model: str
     prepares_inline: bool
     """`prepare` never awaits."""
-    on_died: Callable[[int], None] = staticmethod(lambda code: None)
+    on_died: Callable[[int], None] = staticmethod(_unheard)
     """Told the exit code, once, when the engine's process, if it has one, has ended unasked after it was ready."""
-    on_busy: Callable[[float], None] = staticmethod(lambda seconds: None)
+    on_busy: Callable[[float], None] = staticmethod(_unheard)
     """Told for how many seconds the engine should get no new runs."""
-    on_limits: Callable[[Limits], None] = staticmethod(lambda limits: None)
+    on_limits: Callable[[Limits], None] = staticmethod(_unheard)
     """Told its limits when they have changed since `start`."""
-    on_out_of_memory: Callable[[], None] = staticmethod(lambda: None)
+    on_out_of_memory: Callable[[], None] = staticmethod(_unheard)
     """Told when memory ran out in a batch that it went on without: it needs more than it was granted."""
 
     @property
