@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.common.desired import DesiredRecord
 from penstock.processors.core import effects as ask
-from penstock.processors.core.commit.gate import DuplicateNotDelivered, GapInDelivery
+from penstock.processors.core.commit.gate import DuplicateNotDelivered
+from penstock.processors.core.commit.span import GapInDelivery
 from penstock.processors.core.composition import new_flow
 from penstock.processors.core.fleet.residents import Needs
 from penstock.processors.core.requests.arrivals import Poison

@@ -14,3 +14,15 @@ class Check:
     state: Literal["ok", "warn", "fail"]
     detail: str
     cure: str | None = None
+
+    @classmethod
+    def ok(cls, name: str, detail: str) -> Check:
+        return cls(name=name, state="ok", detail=detail)
+
+    @classmethod
+    def warn(cls, name: str, detail: str, cure: str) -> Check:
+        return cls(name=name, state="warn", detail=detail, cure=cure)
+
+    @classmethod
+    def fail(cls, name: str, detail: str, cure: str) -> Check:
+        return cls(name=name, state="fail", detail=detail, cure=cure)

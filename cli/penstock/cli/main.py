@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from penstock.cli.failures import CliFailure, ExitCode, failure_of
+from penstock.cli.option_groups import App
 from penstock.schemas.errors import BrokerUnavailable, ExecutionTimeout, Expired, PenstockError, RegistryUnavailable
 
 
@@ -128,7 +129,7 @@ def load(name: str, command: Command) -> Any:
     """Import a command's module and build the command that Typer runs."""
     module = import_module(command.module)
     # Rich would take `[kafka]` in a help text for markup and leave it out.
-    parent = typer.Typer(add_completion=False, rich_markup_mode=None)
+    parent = App(add_completion=False, rich_markup_mode=None)
     if command.function is None:
         module.app.rich_markup_mode = None
         parent.add_typer(module.app, name=name)

@@ -4,65 +4,70 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
-from pathlib import Path
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.config import load, use_config
+from penstock.cli.config import ConfigFile, load, use_config
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.installs import install_command
 from penstock.cli.logs import set_up_logging
 
-Config = Annotated[
-    Path | None, typer.Option("--config", "-c", help="penstock.toml (default: PENSTOCK_CONFIG, ./penstock.toml).")
-]
 
-Bootstrap = Annotated[
-    str | None, typer.Option("--bootstrap-servers", "-b", help="Kafka (default: [kafka], else 127.0.0.1:9092).")
-]
+@dataclass
+class Started:
+    """How a process is started."""
+
+    config: ConfigFile = None
+    bootstrap_servers: Annotated[
+        str | None, typer.Option("--bootstrap-servers", "-b", help="Kafka (default: [kafka], else 127.0.0.1:9092).")
+    ] = None
+
+    @contextmanager
+    def importing(self, room: str) -> Generator[None]:
+        """Around the imports of a room, which may not be installed: logging and settings are set up before.
+
+        An option goes before the file: by its variable, which does too.
+        """
+        set_up_logging()
+        use_config(self.config)
+        if self.bootstrap_servers is not None:
+            os.environ["PENSTOCK_KAFKA__BOOTSTRAP_SERVERS"] = self.bootstrap_servers
+        try:
+            yield
+        except ModuleNotFoundError as error:
+            text = f"the {room} is not installed here (no module {error.name}): {install_command(room)}"
+            raise CliFailure(text, exit_code=ExitCode.USAGE) from error
 
 
-def prepare(config: Path | None, servers: str | None) -> None:
-    """Logging and settings of a process. An option goes before the file: by its variable, which does too."""
-    set_up_logging()
-    use_config(config)
-    if servers is not None:
-        os.environ["PENSTOCK_KAFKA__BOOTSTRAP_SERVERS"] = servers
-
-
-def worker(config: Config = None, bootstrap_servers: Bootstrap = None) -> None:
+def worker(started: Started) -> None:
     """Run one worker: takes requests from Kafka and runs them on its models.
 
     Example:  penstock worker --config penstock.toml
 
     Start as many as you like, on as many machines; they share the work as one consumer group.
     """
-    prepare(config, bootstrap_servers)
-    try:
+    with started.importing("worker"):
         from penstock.processors.app import run_worker
         from penstock.processors.settings import WorkerSettings
-    except ModuleNotFoundError as error:
-        raise not_installed(error, "worker") from error
     finish(run_worker(load(WorkerSettings)))
 
 
-def gateway(config: Config = None, bootstrap_servers: Bootstrap = None) -> None:
+def gateway(started: Started) -> None:
     """Run one gateway: HTTP, WebSocket and OpenAI routes in front of Kafka.
 
     Example:  PENSTOCK_GATEWAY__PORT=8080 penstock gateway --config penstock.toml
     """
-    prepare(config, bootstrap_servers)
-    try:
+    with started.importing("gateway"):
         from penstock.gateway.app import run_gateway
         from penstock.gateway.settings import GatewaySettings
-    except ModuleNotFoundError as error:
-        raise not_installed(error, "gateway") from error
     finish(run_gateway(load(GatewaySettings)), new_loop=fast_loop())
 
 
-def bridge(config: Config = None, bootstrap_servers: Bootstrap = None) -> None:
+def bridge(started: Started) -> None:
     """Run one bridge: reads the topics of other systems that [[queues]] names, and writes the answers back.
 
     Example:  penstock bridge --config penstock.toml
@@ -71,16 +76,13 @@ def bridge(config: Config = None, bootstrap_servers: Bootstrap = None) -> None:
     as you like: they share the queues as one consumer group, and one that is killed is followed by another within
     ten seconds. Its port, bridge.health_port, has /healthz, /readyz and /metrics.
     """
-    prepare(config, bootstrap_servers)
-    try:
+    with started.importing("gateway"):
         from penstock.gateway.bridge.app import run_bridge
         from penstock.gateway.bridge.settings import BridgeSettings
-    except ModuleNotFoundError as error:
-        raise not_installed(error, "gateway") from error
     finish(run_bridge(load(BridgeSettings)))
 
 
-def webhooks(config: Config = None, bootstrap_servers: Bootstrap = None) -> None:
+def webhooks(started: Started) -> None:
     """Run one sender of webhooks: calls the callback_url of requests with outcomes, and with statuses where asked.
 
     Example:  penstock webhooks --config penstock.toml
@@ -89,20 +91,10 @@ def webhooks(config: Config = None, bootstrap_servers: Bootstrap = None) -> None
     many as you like: they share the work as one consumer group, and one that is killed is followed by another within
     ten seconds. Its port, webhooks.health_port, has /healthz, /readyz and /metrics.
     """
-    prepare(config, bootstrap_servers)
-    try:
+    with started.importing("gateway"):
         from penstock.gateway.webhooks.app import run_webhooks
         from penstock.gateway.webhooks.settings import WebhooksSettings
-    except ModuleNotFoundError as error:
-        raise not_installed(error, "gateway") from error
     finish(run_webhooks(load(WebhooksSettings)))
-
-
-def not_installed(error: ModuleNotFoundError, extra: str) -> CliFailure:
-    return CliFailure(
-        f"the {extra} is not installed here (no module {error.name}): {install_command(extra)}",
-        exit_code=ExitCode.USAGE,
-    )
 
 
 def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.config import ClusterSettings, load, use_config
+from penstock.cli.config import ClusterSettings, ConfigFile, load, use_config
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.option_groups import App
 from penstock.cli.paths import Progress, default_data_dir, silent
 from penstock.cli.reaching import require_kafka
 from penstock.cli.state import Home
@@ -23,7 +23,7 @@ from penstock.schemas.topics import HORIZON_MS, TopicNames, TopicSpec, topic_spe
 if TYPE_CHECKING:
     from penstock.common.admin import TopicReport
 
-app = typer.Typer(no_args_is_help=True, help="Create, list and check the topics of Penstock.")
+app = App(no_args_is_help=True, help="Create, list and check the topics of Penstock.")
 
 # Kafka allows 249; the longest of ours is a conversation's: `conversations.{63}.{128}`.
 MAX_PREFIX = 40
@@ -35,26 +35,41 @@ FLUSH_GROUPS = (
 )
 CURES = {"partitions": "make the topic anew", "replication": "raise it with kafka-reassign-partitions.sh"}
 
-Config = Annotated[
-    Path | None, typer.Option("--config", "-c", help="penstock.toml (default: PENSTOCK_CONFIG, ./penstock.toml).")
-]
-Bootstrap = Annotated[
-    str | None,
-    typer.Option(
-        "--bootstrap-servers",
-        "-b",
-        help="Kafka (default: [kafka], else that of the running `penstock up`, else 127.0.0.1:9092).",
-    ),
-]
-Prefix = Annotated[
-    str | None, typer.Option("--topic-prefix", help="Prefix of the names (default: [kafka], else none).")
-]
+
+@dataclass
+class Cluster:
+    """Which Kafka a command is about."""
+
+    bootstrap_servers: Annotated[
+        str | None,
+        typer.Option(
+            "--bootstrap-servers",
+            "-b",
+            help="Kafka (default: [kafka], else that of the running `penstock up`, else 127.0.0.1:9092).",
+        ),
+    ] = None
+    topic_prefix: Annotated[
+        str | None, typer.Option("--topic-prefix", help="Prefix of the names (default: [kafka], else none).")
+    ] = None
+    config: ConfigFile = None
+
+    @property
+    def is_given(self) -> bool:
+        return self != Cluster()
+
+    def load(self) -> tuple[ClusterSettings, KafkaSettings]:
+        """The settings, and the cluster, which answers. Raises CliFailure."""
+        use_config(self.config)
+        settings = load(ClusterSettings)
+        return settings, require_kafka(kafka_settings(settings, self.bootstrap_servers, self.topic_prefix))
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
 def create(
-    bootstrap_servers: Bootstrap = None,
+    cluster: Cluster,
     partitions: Annotated[
         int | None,
         typer.Option(min=1, help="Partitions of each request and result topic (default: [topics], else 64)."),
@@ -66,8 +81,6 @@ def create(
     alter: Annotated[
         bool, typer.Option("--alter", help="Set what the invariants and --durability need on topics that exist.")
     ] = False,
-    topic_prefix: Prefix = None,
-    config: Config = None,
     as_json: AsJson = False,
 ) -> None:
     """Create what is missing and say what differs. Without --alter nothing that exists is changed.
@@ -78,9 +91,7 @@ def create(
 
       penstock topics create --durability fsync --alter
     """
-    use_config(config)
-    settings = load(ClusterSettings)
-    kafka = require_kafka(kafka_settings(settings, bootstrap_servers, topic_prefix))
+    settings, kafka = cluster.load()
     reports = create_topics(
         kafka,
         partitions=partitions or settings.topics.partitions,
@@ -99,10 +110,8 @@ def create(
 
 @app.command("list")
 def list_topics(
-    bootstrap_servers: Bootstrap = None,
+    cluster: Cluster,
     conversations: Annotated[bool, typer.Option(help="Conversation topics too; there may be thousands.")] = False,
-    topic_prefix: Prefix = None,
-    config: Config = None,
     as_json: AsJson = False,
 ) -> None:
     """List Penstock's topics with their partitions.
@@ -111,8 +120,7 @@ def list_topics(
     """
     from penstock.common.admin import partition_counts
 
-    use_config(config)
-    settings = require_kafka(kafka_settings(load(ClusterSettings), bootstrap_servers, topic_prefix))
+    _, settings = cluster.load()
     names = settings.names
     counts = partition_counts(settings)
     talks = {topic for topic in counts if names.parse_conversation(topic) is not None}
@@ -127,21 +135,13 @@ def list_topics(
 
 
 @app.command()
-def check(
-    bootstrap_servers: Bootstrap = None,
-    topic_prefix: Prefix = None,
-    config: Config = None,
-    as_json: AsJson = False,
-) -> None:
+def check(cluster: Cluster, as_json: AsJson = False) -> None:
     """Say whether the topics are there and what the invariants need; 1 when not.
 
     Example:  penstock topics check --bootstrap-servers kafka:9092
     """
-    use_config(config)
-    settings = load(ClusterSettings)
-    problems = findings(
-        require_kafka(kafka_settings(settings, bootstrap_servers, topic_prefix)), settings.topics.durability
-    )
+    settings, kafka = cluster.load()
+    problems = findings(kafka, settings.topics.durability)
     if as_json:
         typer.echo(json.dumps({"ok": not problems, "problems": problems}))
     else:

@@ -62,11 +62,10 @@ def read_conversation(
     conversation_id: str | int,
     from_offset: int = 0,
     *,
-    most: int | None = None,
     codec: Codec | None = None,
     deadline_s: float = 10.0,
 ) -> list[ConversationRecord]:
-    """The records from `from_offset` to the end that the topic has now, or the first `most` of them.
+    """The records from `from_offset` to the end that the topic has now.
 
     What does not decode is left out.
     `codec` is that of the installation: with a registry its ids may stand in the topic (`schemas.registry`).
@@ -75,14 +74,8 @@ def read_conversation(
     """
     topic = settings.names.conversation(check_tenant(tenant), check_conversation_id(conversation_id))
     try:
-        found = list[ConversationRecord]()
-        while True:
-            left = None if most is None else most - len(found)
-            messages = read_to_end(settings, topic, from_offset, partition=0, most=left, deadline_s=deadline_s)
-            found += decoded(codec or default_codec(), messages)
-            if most is None or len(found) >= most or not messages:
-                return found
-            from_offset = messages[-1].offset + 1
+        messages = read_to_end(settings, topic, from_offset, partition=0, deadline_s=deadline_s)
+        return list(decoded(codec or default_codec(), messages))
     except NotFound as error:
         raise NotFound(f"conversation {conversation_id} does not exist", param="conversation_id") from error
 

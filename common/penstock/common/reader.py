@@ -6,7 +6,6 @@ The thread waits in `on_batch`: a callback that blocks slows the reading, and li
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import operator
 import threading
@@ -14,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -26,9 +25,6 @@ from penstock.schemas.topics import TP
 
 logger = logging.getLogger(__name__)
 
-
-Start = Literal["beginning", "end"] | int
-"""Where to begin: at one of the ends, or at the first record not older than a time in ms since the epoch."""
 
 _PARTITION_EOF = KafkaError._PARTITION_EOF  # pyright: ignore[reportPrivateUsage]
 
@@ -60,7 +56,6 @@ class RawMessage:
     headers_readable: bool = True
 
 
-OnBatch = Callable[[Sequence[RawMessage]], None]
 Select = Callable[[Sequence[Message]], Sequence[RawMessage]]
 """What `on_batch` is told of some messages of librdkafka, which are no errors."""
 
@@ -98,21 +93,8 @@ def make_consumer(
         raise wrong_configuration(error) from error
 
 
-def resolve_start(
-    settings: KafkaSettings, partitions: Iterable[TP], start: Start, timeout_s: float = 10.0
-) -> dict[TP, int]:
-    """The offset of each partition where `start` is."""
-    match start:
-        case "beginning":
-            return admin.begin_offsets(settings, partitions, timeout_s)
-        case "end":
-            return admin.end_offsets(settings, partitions, timeout_s)
-        case time_ms:
-            return admin.offsets_at(settings, partitions, time_ms, timeout_s)
-
-
 class PartitionReader:
-    """Reads all partitions of `topics` from `start`; `offsets` says where else, partition by partition.
+    """Reads all partitions of `topics` from their beginning.
 
     `topics` may instead map (topic, partition) to the offset to begin at. `on_batch` runs on the reader's thread with
     up to `batch_size` records. When it raises, reading ends and `failure` says why. Without `tells_ends` it costs less,
@@ -125,10 +107,8 @@ class PartitionReader:
         self,
         settings: KafkaSettings,
         topics: Sequence[str] | Mapping[TP, int],
-        start: Start,
-        on_batch: OnBatch,
+        on_batch: Callable[[Sequence[RawMessage]], None],
         *,
-        offsets: Mapping[TP, int] | None = None,
         batch_size: int = 500,
         fetch_wait_ms: int = 100,
         poll_s: float = 0.1,
@@ -140,10 +120,8 @@ class PartitionReader:
         self._select: Select = select or raw_messages
         self._settings = settings
         self._topics = topics
-        self._start: Start = start
         self._on_batch = on_batch
         self._on_idle = on_idle
-        self._offsets = dict(offsets or {})
         self._batch_size = batch_size
         self._poll_s = poll_s
         self._tells_ends = tells_ends
@@ -203,12 +181,6 @@ class PartitionReader:
         with self._lock:
             return dict(self._positions)
 
-    def lag(self, timeout_s: float = 10.0) -> dict[TP, int]:
-        """How many offsets each partition's end is ahead of `positions`."""
-        positions = self.positions()
-        end = admin.end_offsets(self._settings, positions, timeout_s)
-        return {tp: max(0, end[tp] - position) for tp, position in positions.items()}
-
     def wait_until_caught_up(self, deadline_s: float, *, partitions: Iterable[TP] | None = None) -> None:
         """Wait until all that stood on the topics when this was called went through `on_batch`.
 
@@ -256,10 +228,7 @@ class PartitionReader:
             if topic not in counts:
                 raise missing_topic(topic)
         partitions = [(topic, number) for topic in topics for number in range(counts[topic])]
-        unknown = [tp for tp in partitions if tp not in self._offsets]
-        return {tp: self._offsets[tp] for tp in partitions if tp in self._offsets} | resolve_start(
-            self._settings, unknown, self._start, timeout_s
-        )
+        return admin.begin_offsets(self._settings, partitions, timeout_s)
 
     def _add(self, begin: Mapping[TP, int]) -> None:
         if not begin:
@@ -349,40 +318,25 @@ def raw_messages(messages: Sequence[Message]) -> list[RawMessage]:
 
 
 class BatchQueue:
-    """Carries batches from a reader's thread to an event loop. At most `limit` batches wait; then the reader waits.
+    """Carries batches from a reader's thread to an event loop. At most `limit` batches wait; then the reader waits."""
 
-    With `urgency` (of a topic; lower is more urgent) each batch is divided by it, and of what waits the most urgent is
-    handed on first. The records of one topic stay in order.
-    """
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        limit: int = 8,
-        *,
-        urgency: Callable[[str], int] = lambda _: 0,
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, limit: int = 8) -> None:
         self._loop = loop
         self._room = threading.Semaphore(limit)
-        self._urgency = urgency
-        self._count = itertools.count()
-        self._queue: asyncio.PriorityQueue[tuple[int, int, Sequence[RawMessage]]] = asyncio.PriorityQueue()
+        self._queue: asyncio.Queue[Sequence[RawMessage]] = asyncio.Queue()
         self._closed = False
 
     def put(self, batch: Sequence[RawMessage]) -> None:
         """For `on_batch`: hand over, waiting for room."""
-        urgencies = {topic: self._urgency(topic) for topic in {message.topic for message in batch}}
-        for urgency in sorted(set(urgencies.values())):
-            part = batch if len(urgencies) == 1 else [m for m in batch if urgencies[m.topic] == urgency]
-            while not self._room.acquire(timeout=0.2):
-                if self._closed:
-                    return
-            if not self._closed:
-                self._loop.call_soon_threadsafe(self._queue.put_nowait, (urgency, next(self._count), part))
+        while not self._room.acquire(timeout=0.2):
+            if self._closed:
+                return
+        if not self._closed:
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, batch)
 
     async def get(self) -> Sequence[RawMessage]:
-        """The next batch: the most urgent that waits, the oldest of those."""
-        _, _, batch = await self._queue.get()
+        """The oldest batch that waits."""
+        batch = await self._queue.get()
         self._room.release()
         return batch
 
@@ -397,10 +351,9 @@ def read_to_end(
     from_offset: int = 0,
     *,
     partition: int | None = None,
-    most: int | None = None,
     deadline_s: float = 10.0,
 ) -> list[RawMessage]:
-    """The records from `from_offset` to the end that the topic has now, partition by partition; `most` of each at most.
+    """The records from `from_offset` to the end that the topic has now, partition by partition.
 
     Raises NotFound when the topic does not exist, BrokerUnavailable when reading takes longer than `deadline_s`.
     """
@@ -411,7 +364,7 @@ def read_to_end(
     partitions = [(topic, n) for n in (range(count) if partition is None else [partition])]
     first = admin.begin_offsets(settings, partitions, deadline_s)
     end = admin.end_offsets(settings, partitions, deadline_s)
-    return read_ranges(settings, {tp: (max(from_offset, first[tp]), end[tp]) for tp in partitions}, give_up, most)
+    return read_ranges(settings, {tp: (max(from_offset, first[tp]), end[tp]) for tp in partitions}, give_up)
 
 
 def read_ranges(
@@ -510,23 +463,3 @@ def _read_up_to(
         if reached >= left.get(tp, reached + 1) or (tp in left and most is not None and len(found[tp]) >= most):
             del left[tp]
     return [message for tp in found for message in found[tp]]
-
-
-__all__ = [
-    "STANDSTILL_S",
-    "TP",
-    "BatchQueue",
-    "Headers",
-    "OnBatch",
-    "PartitionReader",
-    "RawMessage",
-    "Start",
-    "empty_ranges",
-    "make_consumer",
-    "message_headers",
-    "raw_message",
-    "read_ranges",
-    "read_to_end",
-    "read_with",
-    "resolve_start",
-]

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from penstock.common.reader import TP, RawMessage, make_consumer, raw_message
+from penstock.common.reader import RawMessage, make_consumer, raw_message
 from penstock.common.refetch_parts import ActiveRange, Handle, KeptRecords, Outcome, RefetchStats
 from penstock.common.refetch_plan import Wants
 from penstock.common.settings import KafkaSettings
+from penstock.schemas.topics import TP
 
 logger = logging.getLogger(__name__)
 

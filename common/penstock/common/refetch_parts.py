@@ -9,8 +9,9 @@ from typing import Any, cast
 
 from confluent_kafka import Consumer, Message
 
-from penstock.common.reader import TP, RawMessage
+from penstock.common.reader import RawMessage
 from penstock.common.refetch_plan import Range
+from penstock.schemas.topics import TP
 
 MESSAGE_OVERHEAD_BYTES = 300
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.processors.kafka.membership import Batch
+from penstock.processors.kafka.batches import Batch
 
 TP = tuple[str, int]
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.01, 0.1

@@ -26,9 +26,9 @@ from penstock.processors.core.requests.work import Body, Subject
 from penstock.processors.execution import Execution
 from penstock.processors.faults import Faults
 from penstock.processors.inbox import LONG, Inbox
+from penstock.processors.kafka.batches import Assignment, Batch, Delivered
 from penstock.processors.kafka.intake import Intake
 from penstock.processors.kafka.journal import CrashJournal
-from penstock.processors.kafka.membership import Assignment, Batch, Delivered
 from penstock.processors.kafka.outcomes import Outcomes
 from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.lanes import Lanes

@@ -15,11 +15,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from penstock.common.forking import keep_in_children
-from penstock.common.reader import TP, PartitionReader, RawMessage
+from penstock.common.reader import PartitionReader, RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.producers.catchup import CatchUp
 from penstock.producers.follow import Follow
 from penstock.schemas.errors import InternalError, Overloaded
+from penstock.schemas.topics import TP
 
 BACK_RECORDS = 200
 """So far back the shared reader goes for one follow; reading so many again delays the others by some milliseconds."""
@@ -35,7 +36,7 @@ class Follower:
         self._buffer_records = buffer_records
         # Partitions come and go with the follows: short waits, so that a new one is not held up by an open fetch.
         self._reader = PartitionReader(
-            settings, {}, "end", self._on_batch, fetch_wait_ms=10, poll_s=0.01, name="penstock-follower"
+            settings, {}, self._on_batch, fetch_wait_ms=10, poll_s=0.01, name="penstock-follower"
         )
         self._catch_up = CatchUp(settings, self._caught_up)
         self._reader.start()

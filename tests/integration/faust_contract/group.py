@@ -16,15 +16,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from penstock.common.settings import KafkaSettings
-from penstock.processors.kafka.membership import (
-    TP,
-    Assignment,
-    Batch,
-    Committed,
-    Delivered,
-    GroupSettings,
-    Membership,
-)
+from penstock.processors.kafka.batches import Assignment, Batch, Committed, Delivered
+from penstock.processors.kafka.membership import TP, GroupSettings, Membership
 from support import committed_offsets, wait_until_async
 
 

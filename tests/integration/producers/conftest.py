@@ -22,7 +22,7 @@ class Worker:
         self.transport = Transport(settings)
         self.script: Callable[[Worker, InferenceRequest, Origin], None] = echo
         self.seen: list[InferenceRequest] = []
-        self._reader = PartitionReader(settings, settings.names.request_topics(), "beginning", self._on_batch)
+        self._reader = PartitionReader(settings, settings.names.request_topics(), self._on_batch)
 
     def start(self) -> None:
         self._reader.start()

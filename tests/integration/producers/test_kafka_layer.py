@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -19,7 +18,7 @@ from penstock.common.reader import BatchQueue, PartitionReader, RawMessage, read
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import AsyncTransport, Delivery, Transport
 from penstock.schemas.errors import BrokerUnavailable, InternalError, NotFound, TooLarge
-from penstock.schemas.topics import TopicSpec, partition_for, topic_specs
+from penstock.schemas.topics import TP, TopicSpec, partition_for, topic_specs
 from support import wait_until
 
 
@@ -84,11 +83,10 @@ def collect(into: list[RawMessage]) -> Callable[[Sequence[RawMessage]], None]:
 def test_a_reader_catches_up_and_goes_on(settings: KafkaSettings) -> None:
     topic, got = settings.names.result, list[RawMessage]()
     write(settings, topic, 300)
-    reader = PartitionReader(settings, [topic], "beginning", collect(got))
+    reader = PartitionReader(settings, [topic], collect(got))
     reader.start()
     reader.wait_until_caught_up(10)
     assert len(got) == 300
-    assert sum(reader.lag().values()) == 0
     write(settings, topic, 10)
     reader.wait_until_caught_up(10)
     assert len(got) == 310
@@ -105,28 +103,26 @@ def test_a_reader_begins_where_it_is_told(settings: KafkaSettings) -> None:
     time_ms = read_to_end(settings, topic)[-1].timestamp_ms + 1
     wait_until(lambda: time.time() * 1000 > time_ms)
     write(settings, topic, 5)
-    begins: list[tuple[Any, dict[str, Any], int]] = [
-        (([topic], "beginning"), {}, 0),
-        (([topic], "end"), {}, 15),
-        (([topic], time_ms), {}, 10),
-        (([topic], time_ms + 3_600_000), {}, 15),
-        (([topic], "beginning"), {"offsets": {(topic, 0): 12}}, 12),
-        (({(topic, 0): 7}, "beginning"), {}, 7),
+    begins: list[tuple[list[str] | dict[TP, int], int]] = [
+        ([topic], 0),
+        (admin.offsets_at(settings, [(topic, 0)], time_ms), 10),
+        (admin.offsets_at(settings, [(topic, 0)], time_ms + 3_600_000), 15),
+        ({(topic, 0): 7}, 7),
     ]
-    for arguments, options, begin in begins:
+    for topics, begin in begins:
         got = list[RawMessage]()
-        reader = PartitionReader(settings, *arguments, collect(got), **options)
+        reader = PartitionReader(settings, topics, collect(got))
         reader.start()
         reader.wait_until_caught_up(10)
         reader.stop()
-        assert [message.offset for message in got] == list(range(begin, 15)), arguments
+        assert [message.offset for message in got] == list(range(begin, 15)), topics
 
 
 def test_partitions_can_be_added_and_partitions_read_again(settings: KafkaSettings) -> None:
     got, names = list[RawMessage](), settings.names
     write(settings, names.control, 5)
     write(settings, names.model, 5)
-    reader = PartitionReader(settings, [names.control], "beginning", collect(got))
+    reader = PartitionReader(settings, [names.control], collect(got))
     reader.start()
     reader.wait_until_caught_up(10)
     reader.add_partitions({(names.control, 0): 0, (names.model, 0): 0})
@@ -148,7 +144,7 @@ def test_a_callback_that_raises_ends_the_reader_with_its_reason(settings: KafkaS
         raise ValueError("ours")
 
     write(settings, settings.names.control, 1)
-    reader = PartitionReader(settings, [settings.names.control], "beginning", fails)
+    reader = PartitionReader(settings, [settings.names.control], fails)
     reader.start()
     with pytest.raises(InternalError, match="ours"):
         reader.wait_until_caught_up(10)
@@ -158,7 +154,7 @@ def test_a_callback_that_raises_ends_the_reader_with_its_reason(settings: KafkaS
 def test_a_blocked_callback_is_a_missed_deadline_not_a_hang(settings: KafkaSettings) -> None:
     free = threading.Event()
     write(settings, settings.names.control, 1)
-    reader = PartitionReader(settings, [settings.names.control], "beginning", lambda _: free.wait(20) and None)
+    reader = PartitionReader(settings, [settings.names.control], lambda _: free.wait(20) and None)
     reader.start()
     with pytest.raises(BrokerUnavailable, match="within"):
         reader.wait_until_caught_up(0.2)
@@ -169,7 +165,7 @@ def test_a_blocked_callback_is_a_missed_deadline_not_a_hang(settings: KafkaSetti
 async def test_a_queue_carries_batches_to_the_loop_and_slows_the_reader(settings: KafkaSettings) -> None:
     topic, queue = settings.names.control, BatchQueue(asyncio.get_running_loop(), limit=2)
     write(settings, topic, 100)
-    reader = PartitionReader(settings, [topic], "beginning", queue.put, batch_size=5)
+    reader = PartitionReader(settings, [topic], queue.put, batch_size=5)
     await asyncio.to_thread(reader.start)
     offsets: list[int] = []
     async with asyncio.timeout(20):

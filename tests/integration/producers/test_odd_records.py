@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 
 from odd_records import CODECS, OddProducer, write_odd_records
 from penstock.common import admin
-from penstock.common.reader import BatchQueue, PartitionReader, RawMessage, read_to_end
+from penstock.common.reader import PartitionReader, RawMessage, read_to_end
 from penstock.common.settings import KafkaSettings
 from penstock.processors.kafka.control import ControlFollower
 from penstock.producers.client import Client
@@ -28,7 +28,7 @@ SEED = 7
 
 @contextmanager
 def reading(settings: KafkaSettings, topic: str, got: list[RawMessage], **options: Any) -> Iterator[PartitionReader]:
-    reader = PartitionReader(settings, [topic], "beginning", got.extend, **options)
+    reader = PartitionReader(settings, [topic], got.extend, **options)
     reader.start()
     try:
         yield reader
@@ -152,17 +152,3 @@ async def test_the_control_follower_goes_on(settings: KafkaSettings) -> None:
     assert follower.alive
     assert got[-1].request_id == "r"
     await follower.stop()
-
-
-async def test_a_queue_hands_on_more_urgent_topics_first(settings: KafkaSettings) -> None:
-    names = settings.names
-    urgencies = {names.result: 0, names.status: 1, names.control: 2}
-    queue = BatchQueue(asyncio.get_running_loop(), urgency=urgencies.__getitem__)
-    batch = [RawMessage(topic, 0, n, 0, None, None) for n in range(3) for topic in reversed(urgencies)]
-    await asyncio.to_thread(queue.put, batch)
-    await asyncio.to_thread(queue.put, [RawMessage(names.result, 0, 3, 0, None, None)])
-    got: list[tuple[str, int]] = []
-    while len(got) < 10:
-        got += [(message.topic, message.offset) for message in await queue.get()]
-    rest = [(topic, n) for topic in (names.status, names.control) for n in range(3)]
-    assert got == [(names.result, n) for n in range(4)] + rest

@@ -14,10 +14,11 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from odd_records import OddProducer, write_odd_records
-from penstock.common.reader import TP, RawMessage
+from penstock.common.reader import RawMessage
 from penstock.common.refetch import Refetcher
 from penstock.common.refetch_parts import RefetchStats
 from penstock.common.settings import KafkaSettings
+from penstock.schemas.topics import TP
 from support import wait_until_async
 
 

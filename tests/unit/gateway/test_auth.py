@@ -13,16 +13,11 @@ from starlette.websockets import WebSocketDisconnect
 
 from gateway_parts import edge_of, routes_with
 from penstock.gateway.context import GatewayContext, put_context
-from penstock.gateway.edge.auth import (
-    AuthPolicy,
-    UnsafeBind,
-    caller_of,
-    check_bind,
-)
+from penstock.gateway.edge.auth import AuthPolicy, UnsafeBind, check_bind
 from penstock.gateway.edge.edge import install_edge
 from penstock.gateway.edge.keys import create_key, list_keys, revoke_key
 from penstock.gateway.edge.rules import Rules, Scope
-from penstock.gateway.limits.callers import Caller
+from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.routes.tickets import router as tickets_router
 from penstock.gateway.settings import GatewaySettings
 from penstock.schemas.errors import Forbidden

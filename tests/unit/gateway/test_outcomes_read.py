@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from penstock.common import log_records
 from penstock.common.reader import RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.service.lookups import Lookups
@@ -157,7 +158,7 @@ async def test_a_fault_of_ours_keeps_nobody_waiting(site: Site) -> None:
 async def test_what_is_asked_for_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the broker is away every look adds one."""
     monkeypatch.setattr(outcomes_module, "MOST_WANTED", 2)
-    monkeypatch.setattr(outcomes_module, "Refetcher", SilentRefetcher)
+    monkeypatch.setattr(log_records, "Refetcher", SilentRefetcher)
     with_view = Site(tmp_path / "view.sqlite")
     outcomes = Outcomes(KafkaSettings(), default_codec(), with_view.view)
     for offset in range(2):
@@ -167,7 +168,7 @@ async def test_what_is_asked_for_is_bounded(tmp_path: Path, monkeypatch: pytest.
         await outcomes._fetch((NAMES.result, 0), 1, 0.01)
     with pytest.raises(Overloaded):
         await outcomes._fetch((NAMES.result, 0), 2, 0.01)
-    outcomes._on_gone((NAMES.result, 0), [0])
+    outcomes._records._on_gone((NAMES.result, 0), [0])
     with pytest.raises(BrokerUnavailable):
         await outcomes._fetch((NAMES.result, 0), 2, 0.01)
     with_view.threads.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.processors.inbox import FIRST_WAIT_S, LONG, LONGEST_WAIT_S, Inbox
-from penstock.processors.kafka.membership import Batch, Delivered
+from penstock.processors.kafka.batches import Batch, Delivered
 
 URGENCY = {"high": 0, "medium": 1, "low": 2}
 

@@ -19,9 +19,9 @@ from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.settings import FlowSettings
 from penstock.processors.execution import Execution
 from penstock.processors.faults import Faults
+from penstock.processors.kafka.batches import Assignment, Batch, Delivered
 from penstock.processors.kafka.intake import Intake
 from penstock.processors.kafka.journal import CrashJournal
-from penstock.processors.kafka.membership import Assignment, Batch, Delivered
 from penstock.processors.kafka.outcomes import Outcomes
 from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.metrics import Metrics

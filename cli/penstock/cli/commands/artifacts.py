@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -14,57 +15,40 @@ import httpx
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from penstock.cli.commands.common import (
-    DEFAULT_URL,
-    AsJson,
-    Gateway,
-    Key,
-    Url,
-    errors,
-    print_json,
-    print_table,
-    raise_for_error,
-    unreachable,
-)
+from penstock.cli.commands.common import ARTIFACTS, AsJson, Gateway, errors, print_json, print_list, print_table
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.option_groups import App
 
-app = typer.Typer(no_args_is_help=True, help="Artifacts: uploads, images and outputs too large for Kafka.")
+app = App(no_args_is_help=True, help="Artifacts: uploads, images and outputs too large for Kafka.")
 ArtifactId = Annotated[str, typer.Argument(metavar="ARTIFACT", help="The artifact's id.")]
 
-PATH = "/v1/artifacts"
 PIECE_BYTES = 256 * 1024
 TRANSFER = httpx.Timeout(30, read=120)
 
 
 @app.command("list")
 def list_artifacts(
+    gateway: Gateway,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """The caller's artifacts, newest first.
 
     Example:  penstock artifacts list --limit 10 --json
     """
-    with Gateway(url, key) as gateway:
-        found = list(gateway.pages(PATH, limit))
-    if as_json:
-        for item in found:
-            print_json(item)
-        return
-    rows = [[one["id"], one["media_type"], one["bytes"], one["created_at"], one["expires_at"]] for one in found]
-    print_table(["artifact", "type", "bytes", "created", "expires"], rows, "no artifacts")
+    found = list(gateway.pages(ARTIFACTS, limit))
+    columns = ["artifact", "type", "bytes", "created", "expires"]
+    row = itemgetter("id", "media_type", "bytes", "created_at", "expires_at")
+    print_list(found, as_json=as_json, columns=columns, row=row, empty="no artifacts")
 
 
 @app.command()
-def show(artifact: ArtifactId, url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
+def show(artifact: ArtifactId, gateway: Gateway, as_json: AsJson = False) -> None:
     """What is known of one: type, bytes, digest, size and seed of an image, when it expires.
 
     Example:  penstock artifacts show 0b7e8f6c-0f43-4d6e-9c35-1c6bb2d8f7a1
     """
-    with Gateway(url, key) as gateway:
-        found = gateway.call("GET", f"{PATH}/{artifact}")
+    found = gateway.call("GET", f"{ARTIFACTS}/{artifact}")
     if as_json:
         print_json(found)
         return
@@ -74,23 +58,21 @@ def show(artifact: ArtifactId, url: Url = DEFAULT_URL, key: Key = None, as_json:
 
 @app.command()
 def get(
+    gateway: Gateway,
     artifact: ArtifactId,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The file to write; - for standard output.")
     ] = None,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
 ) -> None:
     """Fetch an artifact's bytes into a file, by default one that is named after it.
 
     Example:  penstock artifacts get 0b7e8f6c-0f43-4d6e-9c35-1c6bb2d8f7a1 -o cat.png
     """
-    with Gateway(url, key) as gateway:
-        facts = gateway.call("GET", f"{PATH}/{artifact}")
-        suffix = mimetypes.guess_extension(facts["media_type"]) or ".bin"
-        file = output or Path(f"{facts['id']}{suffix}")
-        with gateway.stream("GET", f"{PATH}/{artifact}/content", timeout=TRANSFER) as answer:
-            _save(answer.iter_bytes(PIECE_BYTES), file, facts["bytes"])
+    facts = gateway.call("GET", f"{ARTIFACTS}/{artifact}")
+    suffix = mimetypes.guess_extension(facts["media_type"]) or ".bin"
+    file = output or Path(f"{facts['id']}{suffix}")
+    with gateway.stream("GET", f"{ARTIFACTS}/{artifact}/content", timeout=TRANSFER) as answer:
+        _save(answer.iter_bytes(PIECE_BYTES), file, facts["bytes"])
     if str(file) != "-":
         typer.echo(str(file))
 
@@ -116,11 +98,10 @@ def _save(pieces: Iterator[bytes], file: Path, size_bytes: int) -> None:
 
 @app.command()
 def put(
+    gateway: Gateway,
     file: Annotated[Path, typer.Argument(help="The file to upload.")],
     media_type: Annotated[str | None, typer.Option(help="Its type; by default guessed from its name.")] = None,
     ttl_s: Annotated[float | None, typer.Option("--ttl", min=1, help="Seconds for which it is kept.")] = None,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Upload a file; prints the id by which requests refer to it.
@@ -134,19 +115,8 @@ def put(
         raise CliFailure(f"{file} cannot be read: {error.strerror}", exit_code=ExitCode.USAGE) from error
     size = os.fstat(content.fileno()).st_size
     headers = {"content-type": kind, "content-length": str(size)}
-    with content, Gateway(url, key) as gateway, _progress(file.name, size) as advance:
-        try:
-            answer = gateway.http.post(
-                PATH,
-                content=_pieces(content, advance),
-                headers=headers,
-                params={} if ttl_s is None else {"ttl_s": ttl_s},
-                timeout=TRANSFER,
-            )
-        except httpx.HTTPError as error:
-            raise unreachable(gateway.url, error) from error
-        raise_for_error(answer)
-        made: dict[str, Any] = answer.json()
+    with content, _progress(file.name, size) as advance:
+        made: dict[str, Any] = gateway.upload(_pieces(content, advance), headers, TRANSFER, ttl_s=ttl_s)
     if as_json:
         print_json(made)
     else:
@@ -155,10 +125,9 @@ def put(
 
 @app.command()
 def delete(
+    gateway: Gateway,
     artifacts: Annotated[list[str], typer.Argument(metavar="ARTIFACT...", help="Ids of artifacts.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
 ) -> None:
     """Delete artifacts. One that a conversation refers to lives as long as the conversation.
 
@@ -166,17 +135,15 @@ def delete(
     """
     if not yes:
         typer.confirm(f"Delete {len(artifacts)} artifact{'s' * (len(artifacts) > 1)}?", abort=True)
-    with Gateway(url, key) as gateway:
-        for artifact in artifacts:
-            gateway.call("DELETE", f"{PATH}/{artifact}")
-            typer.echo(f"{artifact} deleted")
+    for artifact in artifacts:
+        gateway.call("DELETE", f"{ARTIFACTS}/{artifact}")
+        typer.echo(f"{artifact} deleted")
 
 
 @app.command()
 def sweep(
+    gateway: Gateway,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be taken away.")] = False,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Take away, of all tenants, what expired, outputs whose worker died before its event, and broken uploads.
@@ -185,9 +152,8 @@ def sweep(
 
     Example:  penstock artifacts sweep --dry-run
     """
-    with Gateway(url, key) as gateway:
-        query = {"dry_run": "true"} if dry_run else {}
-        swept = gateway.call("POST", "/v1/admin/artifacts/sweep", timeout_s=600, **query)
+    query = {"dry_run": "true"} if dry_run else {}
+    swept = gateway.call("POST", "/v1/admin/artifacts/sweep", timeout_s=600, **query)
     if as_json:
         print_json(swept)
         return

@@ -9,7 +9,7 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,12 +18,9 @@ import typer
 from rich.progress import Progress
 
 from penstock.cli.commands.common import (
-    DEFAULT_URL,
     AsJson,
     BuiltTask,
     Gateway,
-    Key,
-    Url,
     auth_headers,
     errors,
     print_json,
@@ -32,6 +29,7 @@ from penstock.cli.commands.common import (
 from penstock.cli.commands.fault_table import faults
 from penstock.cli.commands.schedule import schedule
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.option_groups import with_fields
 from penstock.schemas.topics import priority_class
 
 CLASSES = ("high", "medium", "low")
@@ -55,20 +53,23 @@ class Sample:
 class Load:
     """What to send and how; the same seed sends the same mix."""
 
-    task: BuiltTask
-    model: str | None
-    prompt: str
-    max_tokens: int
-    priorities: Sequence[tuple[int, float]]
-    duration_s: float
-    rate: float | None
-    concurrency: int
-    wait_s: float
-    samples: list[Sample] = field(default_factory=list[Sample])
-    random: random.Random = field(default_factory=lambda: random.Random(0))
+    rate: Annotated[float | None, typer.Option(help="Requests per second, open loop; without it --concurrency.")] = None
+    concurrency: Annotated[int, typer.Option(min=1, help="Clients that each wait for their answer.")] = 8
+    duration: Annotated[float, typer.Option(min=0.1, help="Seconds of sending.")] = 10
+    task: Annotated[BuiltTask, typer.Option(help="What to ask for.")] = BuiltTask.TEXT_GENERATION
+    model: Annotated[str | None, typer.Option(help="Model id or alias; without it the best for the task.")] = None
+    prompt: Annotated[str, typer.Option(help="What each request says.")] = "Say a word about rivers."
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 16
+    priorities: Annotated[str, typer.Option(help="Mix of priorities with shares.")] = "1:1,5:1,9:1"
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for each outcome.")] = 300
+
+    def __post_init__(self) -> None:
+        self.mix = parse_priorities(self.priorities)
+        self.samples: list[Sample] = []
+        self.random = random.Random(0)
 
     def body(self) -> tuple[str, dict[str, Any]]:
-        numbers, weights = zip(*self.priorities, strict=True)
+        numbers, weights = zip(*self.mix, strict=True)
         priority = self.random.choices(numbers, weights)[0]
         payload: dict[str, Any] = (
             {"input": self.prompt}
@@ -97,7 +98,7 @@ async def one(load: Load, http: httpx.AsyncClient, began: float) -> None:
     try:
         accepted = await http.post("/v1/requests", json=body)
         status = "refused" if accepted.is_error else "accepted"
-        give_up = time.perf_counter() + load.wait_s
+        give_up = time.perf_counter() + load.timeout
         while status not in ("completed", "failed", "cancelled", "expired", "dead_lettered", "refused"):
             if time.perf_counter() > give_up:
                 status = "timed_out"
@@ -114,25 +115,25 @@ async def one(load: Load, http: httpx.AsyncClient, began: float) -> None:
 
 async def generate(load: Load, url: str, headers: dict[str, str], progress: Progress) -> float:
     """Runs the load to its end; returns the seconds that it took until the last outcome."""
-    bar = progress.add_task("sending", total=load.duration_s)
+    bar = progress.add_task("sending", total=load.duration)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60, limits=limits, trust_env=False) as http:
         began = time.perf_counter()
 
         def elapsed() -> float:
             now = time.perf_counter() - began
-            progress.update(bar, completed=min(now, load.duration_s), description=f"{len(load.samples)} done")
+            progress.update(bar, completed=min(now, load.duration), description=f"{len(load.samples)} done")
             return now
 
         async def closed_loop() -> None:
-            while elapsed() < load.duration_s:
+            while elapsed() < load.duration:
                 await one(load, http, began)
 
         if load.rate is None:
             await asyncio.gather(*(closed_loop() for _ in range(load.concurrency)))
         else:  # open loop: a slow answer does not hold back the next request, so that waiting shows in the figures
             tasks: list[asyncio.Task[None]] = []
-            for number in range(int(load.rate * load.duration_s)):
+            for number in range(int(load.rate * load.duration)):
                 await asyncio.sleep(max(0.0, began + number / load.rate - time.perf_counter()))
                 tasks.append(asyncio.create_task(one(load, http, began)))
                 elapsed()
@@ -188,22 +189,12 @@ def plot(samples: Sequence[Sample], path: Path) -> None:
 
 
 @app.callback(invoke_without_command=True)
+@with_fields
 def bench(
     context: typer.Context,
-    rate: Annotated[
-        float | None, typer.Option(help="Requests per second, open loop; without it --concurrency.")
-    ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Clients that each wait for their answer.")] = 8,
-    duration: Annotated[float, typer.Option(min=0.1, help="Seconds of sending.")] = 10,
-    task: Annotated[BuiltTask, typer.Option(help="What to ask for.")] = BuiltTask.TEXT_GENERATION,
-    model: Annotated[str | None, typer.Option(help="Model id or alias; without it the best for the task.")] = None,
-    prompt: Annotated[str, typer.Option(help="What each request says.")] = "Say a word about rivers.",
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 16,
-    priorities: Annotated[str, typer.Option(help="Mix of priorities with shares.")] = "1:1,5:1,9:1",
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for each outcome.")] = 300,
+    load: Load,
+    gateway: Gateway,
     png: Annotated[Path | None, typer.Option("--plot", help="Write a PNG of the latencies by class.")] = None,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Send load to a running gateway and print latencies by class.
@@ -212,22 +203,9 @@ def bench(
     """
     if context.invoked_subcommand is not None:
         return
-    load = Load(
-        task=task,
-        model=model,
-        prompt=prompt,
-        max_tokens=max_tokens,
-        priorities=parse_priorities(priorities),
-        duration_s=duration,
-        rate=rate,
-        concurrency=concurrency,
-        wait_s=timeout,
-    )
-    with Gateway(url, key) as gateway:
-        gateway.call("GET", "/healthz")  # one clear line now rather than thousands of failed requests
-    headers = auth_headers(key)
+    gateway.call("GET", "/healthz")  # one clear line now rather than thousands of failed requests
     with Progress(console=errors, transient=True) as progress:
-        elapsed_s = asyncio.run(generate(load, url, headers, progress))
+        elapsed_s = asyncio.run(generate(load, gateway.url, auth_headers(gateway.key), progress))
     rows = summarize(load.samples, elapsed_s)
     if as_json:
         print_json({"elapsed_s": round(elapsed_s, 2), "classes": rows})

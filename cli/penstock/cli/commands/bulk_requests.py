@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -22,15 +24,6 @@ class PriorityClass(StrEnum):
     LOW = "low"
 
 
-Model = Annotated[str | None, typer.Option(help="Those for this model.")]
-Class = Annotated[PriorityClass | None, typer.Option("--class", help="Those of this class, as it is now.")]
-Task = Annotated[str | None, typer.Option(help="Those of this task.")]
-Status = Annotated[str | None, typer.Option(help="Those in this status, e.g. queued.")]
-OlderThan = Annotated[str | None, typer.Option(help="Those accepted so long ago: 30s, 10m, 2h or 1d.")]
-Tenant = Annotated[str | None, typer.Option(help="Those of this tenant, or * for all; needs the scope admin.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count them.")]
-
-
 def seconds_of(age: str) -> int:
     """Raises CliFailure (usage)."""
     found = re.fullmatch(r"(\d+)\s*([smhd]?)", age.strip())
@@ -39,30 +32,63 @@ def seconds_of(age: str) -> int:
     return int(found[1]) * _SECONDS[found[2]]
 
 
-def chosen(
-    request_ids: list[str] | None,
+@dataclass(kw_only=True)
+class Chosen:
+    """Which requests a command is about: those that are named, or all that the options choose."""
+
+    request_ids: Annotated[list[str] | None, typer.Argument(help="Ids of requests.")] = None
+    model: Annotated[str | None, typer.Option(help="Those for this model.")] = None
+    class_: Annotated[PriorityClass | None, typer.Option("--class", help="Those of this class, as it is now.")] = None
+    task: Annotated[str | None, typer.Option(help="Those of this task.")] = None
+    status: Annotated[str | None, typer.Option(help="Those in this status, e.g. queued.")] = None
+    older_than: Annotated[str | None, typer.Option(help="Those accepted so long ago: 30s, 10m, 2h or 1d.")] = None
+    tenant: Annotated[str | None, typer.Option(help="Those of this tenant, or * for all; needs the scope admin.")] = (
+        None
+    )
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count them.")] = False
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of a filter; empty if ids are named. Raises CliFailure (usage) if neither or both are."""
+        fields = {
+            "model": self.model,
+            "class": self.class_,
+            "task": self.task,
+            "status": self.status,
+            "older_than_s": None if self.older_than is None else seconds_of(self.older_than),
+            "tenant": self.tenant,
+        }
+        fields = {name: value for name, value in fields.items() if value is not None}
+        if bool(self.request_ids) == bool(fields):
+            text = "name the ids of requests, or choose them: --model, --class, --task, --status, --older-than"
+            raise CliFailure(text, exit_code=ExitCode.USAGE)
+        return fields
+
+
+def command(
+    gateway: Gateway,
+    chosen: Chosen,
+    action: str,
+    done: str,
+    text: Callable[[dict[str, Any]], str],
     *,
-    model: str | None,
-    class_: PriorityClass | None,
-    task: str | None,
-    status: str | None,
-    older_than: str | None,
-    tenant: str | None,
-) -> dict[str, Any]:
-    """The fields of a filter; empty if ids are named. Raises CliFailure (usage) if neither or both are."""
-    fields = {
-        "model": model,
-        "class": class_,
-        "task": task,
-        "status": status,
-        "older_than_s": None if older_than is None else seconds_of(older_than),
-        "tenant": tenant,
-    }
-    fields = {name: value for name, value in fields.items() if value is not None}
-    if bool(request_ids) == bool(fields):
-        text = "name the ids of requests, or choose them: --model, --class, --task, --status, --older-than"
-        raise CliFailure(text, exit_code=ExitCode.USAGE)
-    return fields
+    as_json: bool,
+    **more: Any,
+) -> None:
+    """Command requests one by one where they are named, else all at once. `text`: what is said of one.
+
+    `done`: what is said of all of them. `more`: fields of the command.
+    """
+    fields = chosen.fields()
+    if fields or chosen.dry_run:
+        body = {**(fields or {"ids": chosen.request_ids}), **more}
+        command_all(gateway, f"/v1/requests/{action}", body, done, dry_run=chosen.dry_run, as_json=as_json)
+        return
+    for request_id in chosen.request_ids or ():
+        found = gateway.call("POST", f"/v1/requests/{request_id}/{action}", body=more or None)
+        if as_json:
+            print_json(found)
+        else:
+            typer.echo(f"{request_id} {text(found)}")
 
 
 def command_all(gateway: Gateway, path: str, body: dict[str, Any], done: str, *, dry_run: bool, as_json: bool) -> None:

@@ -13,18 +13,7 @@ from rich.prompt import Prompt
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 from websockets.sync.client import ClientConnection, connect
 
-from penstock.cli.commands.common import (
-    DEFAULT_URL,
-    Gateway,
-    Key,
-    Url,
-    auth_headers,
-    checked_url,
-    console,
-    errors,
-    no_gateway,
-    waiting_text,
-)
+from penstock.cli.commands.common import Gateway, auth_headers, console, errors, no_gateway, waiting_text
 from penstock.cli.commands.conversations import item_text
 from penstock.cli.failures import CliFailure, ExitCode
 
@@ -65,10 +54,10 @@ class Waiting:
 class ChatSocket:
     """One WebSocket for a whole chat; it is dialled again, with the last cursor, when it drops in mid-answer."""
 
-    def __init__(self, url: str, key: str | None) -> None:
-        self.gateway = checked_url(url)
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway.url
         self.url = self.gateway.replace("http", "ws", 1) + "/v1/ws"
-        self.headers = auth_headers(key)
+        self.headers = auth_headers(gateway.key)
         self.socket: ClientConnection | None = None
         self._opened = ExitStack()
 
@@ -223,21 +212,19 @@ def show(frame: dict[str, Any], waiting: Any) -> bool:
     return False
 
 
-def print_history(url: str, key: str | None, conversation: str) -> None:
-    with Gateway(url, key) as gateway:
-        for item in gateway.pages(f"/v1/conversations/{conversation}/items", 1000, order="asc"):
-            console.print(f"[bold]{item['role']}[/bold]: ", end="")
-            console.print(item_text(item), markup=False, highlight=False)
+def print_history(gateway: Gateway, conversation: str) -> None:
+    for item in gateway.pages(f"/v1/conversations/{conversation}/items", 1000, order="asc"):
+        console.print(f"[bold]{item['role']}[/bold]: ", end="")
+        console.print(item_text(item), markup=False, highlight=False)
 
 
 def chat(
+    gateway: Gateway,
     conversation: Annotated[str | None, typer.Option("--conversation", "-c", help="Go on with this one.")] = None,
     model: Annotated[str | None, typer.Option(help="Default: the best for text.")] = None,
     system: Annotated[str | None, typer.Option(help="A system prompt for a new conversation.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 256,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
 ) -> None:
     """Chat with a model; the conversation is kept on its topic and can be resumed by its id.
 
@@ -246,7 +233,7 @@ def chat(
     conversation = conversation or f"chat-{uuid.uuid4().hex[:8]}"
     fresh, last = system, ""
     interactive = console.is_terminal
-    socket = ChatSocket(url, key)
+    socket = ChatSocket(gateway)
     socket.connect()  # before anything is typed
     if interactive:
         console.print(f"conversation [bold]{conversation}[/bold]. {HELP}", style="dim")
@@ -269,7 +256,7 @@ def chat(
                     console.print(f"conversation [bold]{conversation}[/bold]", style="dim")
                     continue
                 case "/history":
-                    print_history(url, key, conversation)
+                    print_history(gateway, conversation)
                     continue
                 case "/retry" if last:
                     line = last

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ from penstock.schemas.sse import DONE, SseLines, field_value
 from penstock.schemas.texts import shortened
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+ARTIFACTS = "/v1/artifacts"
 
 Url = Annotated[str, typer.Option("--url", envvar="PENSTOCK_URL", help="The gateway.")]
 Key = Annotated[
@@ -35,18 +37,28 @@ class BuiltTask(StrEnum):
     EMBEDDING = "embedding"
 
 
+Row = Callable[[Any], Sequence[Any]]
+"""The cells of one item."""
+
 console = Console()
 PIPED_WIDTH = 100_000
 errors = Console(stderr=True)
 
 
+@dataclass
 class Gateway:
-    """A gateway over HTTP; every failure becomes one line and the exit code that DESIGN gives it."""
+    """A gateway over HTTP; every failure becomes one line and the exit code that DESIGN gives it.
 
-    def __init__(self, url: str, key: str | None = None, timeout_s: float = 30) -> None:
-        self.url = checked_url(url)
+    As a parameter of a command it is the options --url and --key.
+    """
+
+    url: Url = DEFAULT_URL
+    key: Key = None
+
+    def __post_init__(self) -> None:
+        self.url = checked_url(self.url)
         # A proxy of the environment is for the outside; what it would do to streams on loopback is not wanted.
-        self.http = httpx.Client(base_url=self.url, headers=auth_headers(key), timeout=timeout_s, trust_env=False)
+        self.http = httpx.Client(base_url=self.url, headers=auth_headers(self.key), timeout=30, trust_env=False)
 
     def __enter__(self) -> Gateway:
         return self
@@ -56,11 +68,18 @@ class Gateway:
 
     def call(self, method: str, path: str, *, body: Any = None, timeout_s: float | None = None, **query: Any) -> Any:
         """The decoded answer, or None for an empty one. Raises CliFailure."""
+        return self._request(method, path, query, json=body, timeout=timeout_s or httpx.USE_CLIENT_DEFAULT)
+
+    def upload(
+        self, content: bytes | Iterator[bytes], headers: Mapping[str, str], timeout: httpx.Timeout, **query: Any
+    ) -> Any:
+        """The artifact that is made of the content. Raises CliFailure."""
+        return self._request("POST", ARTIFACTS, query, content=content, headers=headers, timeout=timeout)
+
+    def _request(self, method: str, path: str, query: Mapping[str, Any], **options: Any) -> Any:
         params = {name: value for name, value in query.items() if value is not None}
         try:
-            answer = self.http.request(
-                method, path, json=body, params=params, timeout=timeout_s or httpx.USE_CLIENT_DEFAULT
-            )
+            answer = self.http.request(method, path, params=params, **options)
         except httpx.HTTPError as error:
             raise unreachable(self.url, error) from error
         raise_for_error(answer)
@@ -173,6 +192,15 @@ def outcome_text(outcome: Mapping[str, Any]) -> str:
 def print_json(value: Any, *, indented: bool = False) -> None:
     """One line for programs; `indented` for people."""
     typer.echo(json.dumps(value, ensure_ascii=False, indent=2 if indented else None))
+
+
+def print_list(items: Iterable[Any], *, as_json: bool, columns: Sequence[str], row: Row, empty: str) -> None:
+    """A line of JSON for each item, or a table with a `row` for each."""
+    if as_json:
+        for item in items:
+            print_json(item)
+    else:
+        print_table(columns, [row(item) for item in items], empty)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], empty: str) -> None:

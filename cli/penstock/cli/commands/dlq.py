@@ -6,16 +6,15 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.commands.common import DEFAULT_URL, AsJson, Gateway, Key, Url, print_json, print_table
-from penstock.cli.config import ClusterSettings, load, use_config
+from penstock.cli.commands.common import AsJson, Gateway, print_json, print_list
 from penstock.cli.failures import CliFailure, ExitCode
-from penstock.cli.reaching import require_kafka
-from penstock.cli.topics import Bootstrap, Config, Prefix, kafka_settings
+from penstock.cli.option_groups import App
+from penstock.cli.topics import Cluster
 from penstock.common import admin
 from penstock.common.kafka_errors import missing_topic
 from penstock.common.reader import RawMessage, read_ranges
@@ -28,15 +27,14 @@ from penstock.schemas.registry import reading_codec
 from penstock.schemas.texts import shortened
 from penstock.schemas.topics import TP
 
-app = typer.Typer(no_args_is_help=True, help="List, show, redrive and purge dead letters.")
+app = App(no_args_is_help=True, help="List, show, redrive and purge dead letters.")
 READ_S, CALL_S = 60.0, 60.0
 
 
-def cluster(bootstrap: str | None, prefix: str | None, config: Path | None) -> tuple[KafkaSettings, Codec]:
+def read_from(cluster: Cluster) -> tuple[KafkaSettings, Codec]:
     """The cluster, and what reads its records: workers may write a registry's ids."""
-    use_config(config)
-    settings = load(ClusterSettings)
-    return require_kafka(kafka_settings(settings, bootstrap, prefix)), reading_codec(settings.schema_registry.url)
+    settings, kafka = cluster.load()
+    return kafka, reading_codec(settings.schema_registry.url)
 
 
 def newest(settings: KafkaSettings, codec: Codec, limit: int) -> list[tuple[RawMessage, DeadLetter]]:
@@ -96,47 +94,52 @@ def as_json(message: RawMessage, letter: DeadLetter, codec: Codec) -> dict[str, 
 
 
 def print_letters(letters: Sequence[dict[str, Any]], *, as_lines: bool) -> None:
-    if as_lines:
-        for letter in letters:
-            print_json(letter)
-        return
-    rows = [
-        [
-            letter["id"],
-            (letter["created_at"] or "")[:19],
-            letter["reason"],
-            letter["tenant"],
-            letter["model"],
-            letter["request_id"],
-            letter["redriven_as"] or ("" if letter["redrivable"] else "holds no request"),
-            shortened(letter["error"], 80),
-        ]
-        for letter in letters
+    columns = ["id", "time", "reason", "tenant", "model", "request", "redriven as", "error"]
+    print_list(letters, as_json=as_lines, columns=columns, row=_row, empty="no dead letters")
+
+
+def _row(letter: dict[str, Any]) -> list[Any]:
+    return [
+        letter["id"],
+        (letter["created_at"] or "")[:19],
+        *(letter[name] for name in ("reason", "tenant", "model", "request_id")),
+        letter["redriven_as"] or ("" if letter["redrivable"] else "holds no request"),
+        shortened(letter["error"], 80),
     ]
-    print_table(["id", "time", "reason", "tenant", "model", "request", "redriven as", "error"], rows, "no dead letters")
 
 
-Reason = Annotated[str | None, typer.Option(help="Only those with this code, e.g. engine_failed.")]
-Model = Annotated[str | None, typer.Option(help="Only those of this model.")]
-Tenant = Annotated[str | None, typer.Option(help="Only those of this tenant.")]
-OfRequest = Annotated[str | None, typer.Option("--request", help="Only those of this request.")]
-Since = Annotated[str | None, typer.Option(help="Only those from this time on: RFC 3339, or Unix seconds.")]
-Until = Annotated[str | None, typer.Option(help="Only those before this time.")]
-Ids = Annotated[list[str] | None, typer.Argument(help="Ids, as `penstock dlq list` shows them.")]
-All = Annotated[bool, typer.Option("--all", help="All letters, where neither ids nor a filter are given.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Do nothing: say what would be done.")]
+@dataclass(kw_only=True)
+class Filter:
+    """Letters by what they say."""
+
+    reason: Annotated[str | None, typer.Option(help="Only those with this code, e.g. engine_failed.")] = None
+    model: Annotated[str | None, typer.Option(help="Only those of this model.")] = None
+    tenant: Annotated[str | None, typer.Option(help="Only those of this tenant.")] = None
+    request: Annotated[str | None, typer.Option("--request", help="Only those of this request.")] = None
+    since: Annotated[str | None, typer.Option(help="Only those from this time on: RFC 3339, or Unix seconds.")] = None
+    until: Annotated[str | None, typer.Option(help="Only those before this time.")] = None
+
+    def asked(self) -> dict[str, str]:
+        names = ("reason", "model", "tenant", "request", "since", "until")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {"request_id" if name == "request" else name: value for name, value in given.items()}
 
 
-def filter_of(**asked: str | None) -> dict[str, str]:
-    return {name: value for name, value in asked.items() if value is not None}
+@dataclass(kw_only=True)
+class Letters(Filter):
+    """The letters that a command is about."""
 
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids, as `penstock dlq list` shows them.")] = None
+    every: Annotated[bool, typer.Option("--all", help="All letters, where neither ids nor a filter are given.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Do nothing: say what would be done.")] = False
 
-def chosen(ids: list[str] | None, asked: dict[str, str], every: bool) -> dict[str, Any]:
-    """The letters that a call means. Raises CliFailure (usage)."""
-    if bool(ids) + bool(asked) + every != 1:
-        text = "name letters by ids, or by a filter such as --reason, or all by --all"
-        raise CliFailure(text, exit_code=ExitCode.USAGE)
-    return {"ids": ids} if ids else {"filter": asked}
+    def body(self) -> dict[str, Any]:
+        """As the gateway takes them. Raises CliFailure (usage)."""
+        asked = self.asked()
+        if bool(self.ids) + bool(asked) + self.every != 1:
+            text = "name letters by ids, or by a filter such as --reason, or all by --all"
+            raise CliFailure(text, exit_code=ExitCode.USAGE)
+        return {**({"ids": self.ids} if self.ids else {"filter": asked}), "dry_run": self.dry_run}
 
 
 def call_until_done(gateway: Gateway, path: str, body: dict[str, Any], count: str) -> Iterator[dict[str, Any]]:
@@ -157,55 +160,42 @@ def call_until_done(gateway: Gateway, path: str, body: dict[str, Any], count: st
 
 @app.command("list")
 def list_letters(
+    gateway: Gateway,
+    wanted: Filter,
+    cluster: Cluster,
     limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 50,
-    reason: Reason = None,
-    model: Model = None,
-    tenant: Tenant = None,
-    request: OfRequest = None,
-    since: Since = None,
-    until: Until = None,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    bootstrap_servers: Bootstrap = None,
-    topic_prefix: Prefix = None,
-    config: Config = None,
     json_lines: AsJson = False,
 ) -> None:
     """Dead letters with their reasons, the newest last. With --bootstrap-servers they are read without a gateway.
 
     Example: penstock dlq list --reason engine_failed --json
     """
-    asked = filter_of(reason=reason, model=model, tenant=tenant, request_id=request, since=since, until=until)
-    if bootstrap_servers is None and topic_prefix is None and config is None:
-        with Gateway(url, key) as gateway:
-            found = list(gateway.pages("/v1/admin/dlq", limit, order="desc", **asked))[::-1]
+    asked = wanted.asked()
+    if not cluster.is_given:
+        found = list(gateway.pages("/v1/admin/dlq", limit, order="desc", **asked))[::-1]
     elif asked:
         text = "filters are the gateway's: leave --bootstrap-servers, --topic-prefix and --config out"
         raise CliFailure(text, exit_code=ExitCode.USAGE)
     else:
-        settings, codec = cluster(bootstrap_servers, topic_prefix, config)
+        settings, codec = read_from(cluster)
         found = [as_json(message, letter, codec) for message, letter in newest(settings, codec, limit)]
     print_letters(found, as_lines=json_lines)
 
 
 @app.command()
 def show(
+    gateway: Gateway,
+    cluster: Cluster,
     letter_id: Annotated[str, typer.Argument(help="As `penstock dlq list` shows it: partition/offset.")],
     raw: Annotated[bool, typer.Option("--raw", help="Only the original bytes, as they were.")] = False,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    bootstrap_servers: Bootstrap = None,
-    topic_prefix: Prefix = None,
-    config: Config = None,
     json_lines: AsJson = False,
 ) -> None:
     """One dead letter, with its original if the key may read it. Example: penstock dlq show 2/17 --raw > record.bin"""
     partition, offset = place_of(letter_id)
-    if bootstrap_servers is None and topic_prefix is None and config is None:
-        with Gateway(url, key) as gateway:
-            letter = gateway.call("GET", f"/v1/admin/dlq/{partition}/{offset}")
+    if not cluster.is_given:
+        letter = gateway.call("GET", f"/v1/admin/dlq/{partition}/{offset}")
     else:
-        settings, codec = cluster(bootstrap_servers, topic_prefix, config)
+        settings, codec = read_from(cluster)
         letter = as_json(*read_one(settings, codec, partition, offset), codec)
     if not raw:
         print_json(letter, indented=not json_lines)
@@ -219,19 +209,10 @@ def show(
 
 @app.command()
 def redrive(
-    ids: Ids = None,
-    reason: Reason = None,
-    model: Model = None,
-    tenant: Tenant = None,
-    request: OfRequest = None,
-    since: Since = None,
-    until: Until = None,
-    every: All = False,
+    gateway: Gateway,
+    letters: Letters,
     rate: Annotated[float | None, typer.Option(min=0.1, help="Letters a second, at most.")] = None,
-    dry_run: DryRun = False,
     again: Annotated[bool, typer.Option("--again", help="Those too that were run again before.")] = False,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
     json_lines: AsJson = False,
 ) -> None:
     """Run dead letters again, each as a new request. Repeated, also after a failure, it runs nothing twice.
@@ -240,54 +221,36 @@ def redrive(
 
     penstock dlq redrive --reason engine_failed --since 2026-01-31T10:00:00Z --rate 5 --dry-run
     """
-    asked = filter_of(reason=reason, model=model, tenant=tenant, request_id=request, since=since, until=until)
-    body = {**chosen(ids, asked, every), "rate": rate, "dry_run": dry_run, "again": again}
+    body = {**letters.body(), "rate": rate, "again": again}
     count = skipped = 0
-    with Gateway(url, key) as gateway:
-        for answer in call_until_done(gateway, "/v1/admin/dlq/redrive", body, "redriven"):
-            count, skipped = count + answer["redriven"], skipped + len(answer["skipped"])
-            if json_lines:
-                print_json(answer)
-                continue
-            for request_id in answer["request_ids"]:
-                typer.echo(request_id)
-            for one in answer["skipped"]:
-                typer.echo(f"{one['id']} skipped: {one['message']}", err=True)
+    for answer in call_until_done(gateway, "/v1/admin/dlq/redrive", body, "redriven"):
+        count, skipped = count + answer["redriven"], skipped + len(answer["skipped"])
+        if json_lines:
+            print_json(answer)
+            continue
+        for request_id in answer["request_ids"]:
+            typer.echo(request_id)
+        for one in answer["skipped"]:
+            typer.echo(f"{one['id']} skipped: {one['message']}", err=True)
     if not json_lines:
-        typer.echo(f"{count} {'would be ' if dry_run else ''}redriven, {skipped} skipped", err=True)
+        typer.echo(f"{count} {'would be ' if letters.dry_run else ''}redriven, {skipped} skipped", err=True)
     if skipped and not count:
         raise typer.Exit(ExitCode.FAILED)
 
 
 @app.command()
-def purge(
-    ids: Ids = None,
-    reason: Reason = None,
-    model: Model = None,
-    tenant: Tenant = None,
-    request: OfRequest = None,
-    since: Since = None,
-    until: Until = None,
-    every: All = False,
-    dry_run: DryRun = False,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    json_lines: AsJson = False,
-) -> None:
+def purge(gateway: Gateway, letters: Letters, json_lines: AsJson = False) -> None:
     """Take dead letters away for good.
 
     Examples: penstock dlq purge 2/17
 
     penstock dlq purge --reason bad_json --dry-run
     """
-    asked = filter_of(reason=reason, model=model, tenant=tenant, request_id=request, since=since, until=until)
-    body = {**chosen(ids, asked, every), "dry_run": dry_run}
-    with Gateway(url, key) as gateway:
-        answers = list(call_until_done(gateway, "/v1/admin/dlq/purge", body, "purged"))
+    answers = list(call_until_done(gateway, "/v1/admin/dlq/purge", letters.body(), "purged"))
     if json_lines:
         for answer in answers:
             print_json(answer)
     else:
-        typer.echo(f"{sum(answer['purged'] for answer in answers)} {'would be ' if dry_run else ''}purged")
+        typer.echo(f"{sum(answer['purged'] for answer in answers)} {'would be ' if letters.dry_run else ''}purged")
     if not any(answer["purged"] for answer in answers) and any(answer["skipped"] for answer in answers):
         raise typer.Exit(ExitCode.FAILED)

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from penstock.cli.commands.common import Gateway, raise_for_error, unreachable
+from penstock.cli.commands.common import Gateway
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.schemas.image_formats import MEDIA_TYPES, sniff
 
@@ -28,13 +28,8 @@ def image_input(gateway: Gateway, source: str) -> dict[str, str]:
     if found is None:
         known = ", ".join(MEDIA_TYPES)
         raise CliFailure(f"{source} is not an image of a known format ({known})", exit_code=ExitCode.USAGE)
-    headers = {"content-type": MEDIA_TYPES[found]}
-    try:
-        answer = gateway.http.post("/v1/artifacts", content=data, headers=headers, timeout=UPLOAD_S)
-    except httpx.HTTPError as error:
-        raise unreachable(gateway.url, error) from error
-    raise_for_error(answer)
-    return {"artifact_id": answer.json()["id"]}
+    made = gateway.upload(data, {"content-type": MEDIA_TYPES[found]}, httpx.Timeout(UPLOAD_S))
+    return {"artifact_id": made["id"]}
 
 
 def save_images(gateway: Gateway, request_id: str, images: Sequence[dict[str, Any]], out: Path) -> list[Path]:

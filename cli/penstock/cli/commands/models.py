@@ -4,38 +4,24 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, cast
 from urllib.parse import quote
 
 import typer
 
-from penstock.cli.commands.common import (
-    DEFAULT_URL,
-    AsJson,
-    Gateway,
-    Key,
-    Url,
-    errors,
-    print_json,
-    print_table,
-)
-from penstock.cli.commands.order_waits import (
-    ROOT,
-    WAIT_S,
-    OrderWait,
-    Reached,
-    path_of,
-    reason_text,
-    state_text,
-)
+from penstock.cli.commands.common import AsJson, Gateway, errors, print_json, print_list, print_table
+from penstock.cli.commands.order_waits import ROOT, WAIT_S, OrderWait, Reached, path_of, reason_text, state_text
 from penstock.cli.config import find_config, read_toml
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.option_groups import App
 from penstock.common.engine_kinds import KINDS
 from penstock.common.model_entry import parse_entry
 from penstock.schemas.errors import InvalidRequest
 
-app = typer.Typer(
+app = App(
     no_args_is_help=True,
     help="The models: list, add, remove, load, unload, pin, pause. Needs a key with the scope admin.",
 )
@@ -44,10 +30,16 @@ Json = dict[str, Any]
 ORDERS = "/v1/admin/orders"
 Name = Annotated[str, typer.Argument(help="The model's id, or an alias.")]
 Pool = Annotated[str | None, typer.Option("--pool", help="Its pool, when several have a model of that name.")]
-Wait = Annotated[
-    bool, typer.Option("--wait", help="Until all workers of the pool have observed it and it is so, with progress.")
-]
-Timeout = Annotated[float, typer.Option("--timeout", min=0, help="With --wait: seconds, at most.")]
+
+
+@dataclass
+class Waiting:
+    """Whether a command waits for what it has ordered."""
+
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Until all workers of the pool have observed it and it is so, with progress.")
+    ] = False
+    timeout: Annotated[float, typer.Option("--timeout", min=0, help="With --wait: seconds, at most.")] = WAIT_S
 
 
 def size_text(size_bytes: int | None) -> str | None:
@@ -55,12 +47,11 @@ def size_text(size_bytes: int | None) -> str | None:
 
 
 @app.command("list")
-def list_models(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
+def list_models(gateway: Gateway, as_json: AsJson = False) -> None:
     """Each engine of each model, on each worker. Example: penstock models list --json"""
-    with Gateway(url, key) as gateway:
-        models = gateway.call("GET", ROOT)["data"]
-        told = all(model["paused"] is not None for model in models)
-        orders = gateway.call("GET", ORDERS)["data"] if told else []
+    models = gateway.call("GET", ROOT)["data"]
+    told = all(model["paused"] is not None for model in models)
+    orders = gateway.call("GET", ORDERS)["data"] if told else []
     if as_json:
         for model in models:
             print_json(model)
@@ -94,11 +85,10 @@ def _by(order: Json) -> str:
 
 @app.command()
 def diff(
+    gateway: Gateway,
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="penstock.toml (default: as elsewhere).")
     ] = None,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """What was ordered that the file does not say: by whom, and since when. Ends with 1 if there is anything.
@@ -107,15 +97,11 @@ def diff(
     """
     found = find_config(config)
     entries = [] if found is None else read_toml(found).get("models", [])
-    with Gateway(url, key) as gateway:
-        orders = gateway.call("GET", ORDERS)["data"]
+    orders = gateway.call("GET", ORDERS)["data"]
     rows = [row for order in orders for row in differences(order, entries)]
-    if as_json:
-        for row in rows:
-            print_json(row)
-    else:
-        columns = ["kind", "name", "pool", "field", "file", "ordered", "since", "by"]
-        print_table(columns, [[row[column] for column in columns] for row in rows], "all is as the file says")
+    columns = ["kind", "name", "pool", "field", "file", "ordered", "since", "by"]
+    row_of = itemgetter(*columns)
+    print_list(rows, as_json=as_json, columns=columns, row=row_of, empty="all is as the file says")
     if rows:
         raise typer.Exit(int(ExitCode.FAILED))
 
@@ -174,14 +160,15 @@ def _rows(model: Json) -> list[list[Any]]:
 
 
 @app.command()
-def show(name: Name, pool: Pool = None, url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
+def show(name: Name, pool: Pool = None, *, gateway: Gateway, as_json: AsJson = False) -> None:
     """All about one model. Example: penstock models show chat"""
-    with Gateway(url, key) as gateway:
-        print_json(gateway.call("GET", path_of(name), pool=pool), indented=not as_json)
+    print_json(gateway.call("GET", path_of(name), pool=pool), indented=not as_json)
 
 
 @app.command()
 def add(
+    gateway: Gateway,
+    waiting: Waiting,
     name: Annotated[str | None, typer.Argument(help="Its id; may stand in the file.")] = None,
     source: Annotated[str | None, typer.Option(help="A hub id, folder, .gguf file, or URL.")] = None,
     engine: Annotated[str | None, typer.Option(help=f"{', '.join(KINDS)}.")] = None,
@@ -198,10 +185,6 @@ def add(
     ] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="A TOML or JSON file of one entry.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Change a model that there is.")] = False,
-    wait: Wait = False,
-    timeout: Timeout = WAIT_S,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Serve one more model. Example: penstock models add chat --source owner/name --engine text --set keep_alive=5m"""
@@ -209,9 +192,8 @@ def add(
     given |= {"device": device, "pinned": pinned or None}
     entry = {} if file is None else read_entry(file)
     entry |= {field: value for field, value in given.items() if value is not None} | set_fields(field or [])
-    with Gateway(url, key) as gateway:
-        order = gateway.call("POST", ROOT, body=entry, replace="true" if replace else None)
-        _answer(gateway, order, as_json, timeout if wait else None, _loaded_if_kept)
+    order = gateway.call("POST", ROOT, body=entry, replace="true" if replace else None)
+    _answer(gateway, order, waiting, as_json, _loaded_if_kept)
 
 
 def _loaded_if_kept(model: Json) -> bool:
@@ -259,51 +241,24 @@ def set_fields(pairs: list[str]) -> Json:
 
 
 @app.command()
-def remove(
-    name: Name,
-    pool: Pool = None,
-    wait: Wait = False,
-    timeout: Timeout = WAIT_S,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    as_json: AsJson = False,
-) -> None:
+def remove(name: Name, pool: Pool = None, *, waiting: Waiting, gateway: Gateway, as_json: AsJson = False) -> None:
     """Serve a model no more; requests for it fail. Example: penstock models remove chat --wait"""
-    with Gateway(url, key) as gateway:
-        order = gateway.call("DELETE", path_of(name), pool=pool)
-        _answer(gateway, order, as_json, timeout if wait else None)
+    order = gateway.call("DELETE", path_of(name), pool=pool)
+    _answer(gateway, order, waiting, as_json)
 
 
 @app.command()
-def load(
-    name: Name,
-    pool: Pool = None,
-    wait: Wait = False,
-    timeout: Timeout = WAIT_S,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    as_json: AsJson = False,
-) -> None:
+def load(name: Name, pool: Pool = None, *, waiting: Waiting, gateway: Gateway, as_json: AsJson = False) -> None:
     """Load a model and keep it loaded, also after a restart. Example: penstock models load chat --wait"""
-    with Gateway(url, key) as gateway:
-        order = gateway.call("POST", path_of(name, "load"), pool=pool)
-        _answer(gateway, order, as_json, timeout if wait else None, _is_ready)
+    order = gateway.call("POST", path_of(name, "load"), pool=pool)
+    _answer(gateway, order, waiting, as_json, _is_ready)
 
 
 @app.command()
-def unload(
-    name: Name,
-    pool: Pool = None,
-    wait: Wait = False,
-    timeout: Timeout = WAIT_S,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    as_json: AsJson = False,
-) -> None:
+def unload(name: Name, pool: Pool = None, *, waiting: Waiting, gateway: Gateway, as_json: AsJson = False) -> None:
     """Free its memory until somebody asks for the model again. Example: penstock models unload chat --wait"""
-    with Gateway(url, key) as gateway:
-        order = gateway.call("POST", path_of(name, "unload"), pool=pool)
-        _answer(gateway, order, as_json, timeout if wait else None, _is_unloaded)
+    order = gateway.call("POST", path_of(name, "unload"), pool=pool)
+    _answer(gateway, order, waiting, as_json, _is_unloaded)
 
 
 def _is_ready(model: Json) -> bool:
@@ -315,88 +270,54 @@ def _is_unloaded(model: Json) -> bool:
 
 
 @app.command()
-def pin(
-    name: Name,
-    pool: Pool = None,
-    wait: Wait = False,
-    timeout: Timeout = WAIT_S,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    as_json: AsJson = False,
-) -> None:
+def pin(name: Name, pool: Pool = None, *, waiting: Waiting, gateway: Gateway, as_json: AsJson = False) -> None:
     """Never unload it for another model. Example: penstock models pin chat"""
-    with Gateway(url, key) as gateway:
-        order = gateway.call("POST", path_of(name, "pin"), pool=pool)
-        _answer(gateway, order, as_json, timeout if wait else None)
+    order = gateway.call("POST", path_of(name, "pin"), pool=pool)
+    _answer(gateway, order, waiting, as_json)
 
 
 @app.command()
-def unpin(
-    name: Name,
-    pool: Pool = None,
-    wait: Wait = False,
-    timeout: Timeout = WAIT_S,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    as_json: AsJson = False,
-) -> None:
+def unpin(name: Name, pool: Pool = None, *, waiting: Waiting, gateway: Gateway, as_json: AsJson = False) -> None:
     """Let it be unloaded for others again. Example: penstock models unpin chat"""
-    with Gateway(url, key) as gateway:
-        order = gateway.call("POST", path_of(name, "unpin"), pool=pool)
-        _answer(gateway, order, as_json, timeout if wait else None)
+    order = gateway.call("POST", path_of(name, "unpin"), pool=pool)
+    _answer(gateway, order, waiting, as_json)
 
 
-OneClass = Annotated[str | None, typer.Option("--class", help="In place of a model: high, medium or low.")]
-OneName = Annotated[str | None, typer.Argument(help="The model's id, or an alias.")]
+@dataclass
+class Paused:
+    """The model, or the class, that nothing of is to start."""
+
+    name: Annotated[str | None, typer.Argument(help="The model's id, or an alias.")] = None
+    one_class: Annotated[str | None, typer.Option("--class", help="In place of a model: high, medium or low.")] = None
+    pool: Pool = None
+
+    def path(self, action: str) -> str:
+        if (self.name is None) == (self.one_class is None):
+            raise CliFailure(f"name a model or a --class to {action}, one of the two", exit_code=ExitCode.USAGE)
+        if self.name is not None:
+            return path_of(self.name, action)
+        return f"/v1/admin/classes/{quote(self.one_class or '')}/{action}"
 
 
 @app.command()
-def pause(
-    name: OneName = None,
-    one_class: OneClass = None,
-    pool: Pool = None,
-    wait: Wait = False,
-    timeout: Timeout = WAIT_S,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    as_json: AsJson = False,
-) -> None:
+def pause(paused: Paused, waiting: Waiting, gateway: Gateway, as_json: AsJson = False) -> None:
     """Let nothing of a model, or of a class, start; it waits. Example: penstock models pause --class low"""
-    with Gateway(url, key) as gateway:
-        order = gateway.call("POST", _model_or_class(name, one_class, "pause"), pool=pool)
-        _answer(gateway, order, as_json, timeout if wait else None)
+    _answer(gateway, gateway.call("POST", paused.path("pause"), pool=paused.pool), waiting, as_json)
 
 
 @app.command()
-def resume(
-    name: OneName = None,
-    one_class: OneClass = None,
-    pool: Pool = None,
-    wait: Wait = False,
-    timeout: Timeout = WAIT_S,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    as_json: AsJson = False,
-) -> None:
+def resume(paused: Paused, waiting: Waiting, gateway: Gateway, as_json: AsJson = False) -> None:
     """Let it start again. Example: penstock models resume chat"""
-    with Gateway(url, key) as gateway:
-        order = gateway.call("POST", _model_or_class(name, one_class, "resume"), pool=pool)
-        _answer(gateway, order, as_json, timeout if wait else None)
+    _answer(gateway, gateway.call("POST", paused.path("resume"), pool=paused.pool), waiting, as_json)
 
 
-def _model_or_class(name: str | None, one_class: str | None, action: str) -> str:
-    if (name is None) == (one_class is None):
-        raise CliFailure(f"name a model or a --class to {action}, one of the two", exit_code=ExitCode.USAGE)
-    return path_of(name, action) if name is not None else f"/v1/admin/classes/{quote(one_class or '')}/{action}"
-
-
-def _answer(gateway: Gateway, order: Json, as_json: bool, wait_s: float | None, reached: Reached | None = None) -> None:
-    """Print what was ordered; with `wait_s` once it was observed, and the model stands as it is to be."""
+def _answer(gateway: Gateway, order: Json, to_wait: Waiting, as_json: bool, reached: Reached | None = None) -> None:
+    """Print what was ordered; if it is waited for, once it was observed and the model stands as it is to be."""
     subject = f"{order['action']} {order['kind']} {order['name']}"
     subject += f" in the pool {order['pool']}" if order["pool"] else ""
     shown, text = order, f"{subject}: ordered; its workers follow it, later ones too"
-    if wait_s is not None:
-        waiting = OrderWait(gateway, order, wait_s)
+    if to_wait.wait:
+        waiting = OrderWait(gateway, order, to_wait.timeout)
         waiting.until_observed()
         text = f"{subject}: all its workers have observed it"
         if reached is not None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from operator import itemgetter
+from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.commands.common import AsJson, print_json, print_table
+from penstock.cli.commands.common import AsJson, print_json, print_list
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.schemas.codec import SCHEMA_IDS, schema_text
 
@@ -16,12 +17,14 @@ app = typer.Typer(no_args_is_help=True, help="List, show, check and register the
 @app.command("list")
 def list_schemas(as_json: AsJson = False) -> None:
     """The records with their schema ids."""
-    rows = [[name, len(ids), ids[-1], f"0x{ids[-1]:08X}"] for name, ids in SCHEMA_IDS.items()]
-    if as_json:
-        for name, ids in SCHEMA_IDS.items():
-            print_json({"record": name, "versions": len(ids), "ids": list(ids)})
-        return
-    print_table(["record", "version", "id", "hex"], rows, "no schemas")
+    found = [{"record": name, "versions": len(ids), "ids": list(ids)} for name, ids in SCHEMA_IDS.items()]
+    columns = ["record", "version", "id", "hex"]
+    print_list(found, as_json=as_json, columns=columns, row=_row, empty="no schemas")
+
+
+def _row(schema: dict[str, Any]) -> list[Any]:
+    newest = schema["ids"][-1]
+    return [schema["record"], schema["versions"], newest, f"0x{newest:08X}"]
 
 
 @app.command()
@@ -60,9 +63,7 @@ def register(
     from penstock.schemas.registry import RegistryClient
 
     client = RegistryClient(url)
-    rows = [[name, client.register(f"penstock.v1.{name}", schema_text(name))] for name in SCHEMA_IDS]
-    if as_json:
-        for name, schema_id in rows:
-            print_json({"record": name, "id": schema_id})
-        return
-    print_table(["record", "id there"], rows, "nothing to register")
+    there = {name: client.register(f"penstock.v1.{name}", schema_text(name)) for name in SCHEMA_IDS}
+    found = [{"record": name, "id": schema_id} for name, schema_id in there.items()]
+    columns, row = ["record", "id there"], itemgetter("record", "id")
+    print_list(found, as_json=as_json, columns=columns, row=row, empty="nothing to register")

@@ -7,24 +7,24 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.commands.common import DEFAULT_URL, AsJson, Gateway, Key, Url, print_json, print_table
+from penstock.cli.commands.common import AsJson, Gateway, print_json, print_list, print_table
 from penstock.cli.commands.models import size_text
+
+MEMORY = ("limit", "reserved", "measured", "foreign")
 
 
 def stats(
+    gateway: Gateway,
     everybody: Annotated[
         bool, typer.Option("--all", help="Of all tenants, with queues and workers; the key needs the scope admin.")
     ] = False,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """What the caller has under way, how its requests ended, and its limits. Rates are means over the last minute.
 
     Example: penstock stats --all
     """
-    with Gateway(url, key) as gateway:
-        found = gateway.call("GET", "/v1/admin/stats" if everybody else "/v1/stats")
+    found = gateway.call("GET", "/v1/admin/stats" if everybody else "/v1/stats")
     if as_json:
         print_json(found)
         return
@@ -51,26 +51,21 @@ def facts(found: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [*rows, *((f"limit {name}", value) for name, value in limits.items() if not isinstance(value, Mapping))]
 
 
-def devices(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
+def devices(gateway: Gateway, as_json: AsJson = False) -> None:
     """The devices of all workers: what may be granted, what is, and which models hold it.
 
     The key needs the scope admin.
 
     Example: penstock devices --json
     """
-    with Gateway(url, key) as gateway:
-        found = gateway.call("GET", "/v1/admin/devices")["data"]
-    if as_json:
-        for device in found:
-            print_json(device)
-        return
-    columns = ["limit", "reserved", "measured", "foreign"]
-    rows = [
-        [
-            f"{device['worker_id']} {device['device']}",
-            *(size_text(device[f"{name}_bytes"]) for name in columns),
-            ", ".join(f"{one['model']} {size_text(one['bytes'])}" for one in device["holders"] or []),
-        ]
-        for device in found
+    found = gateway.call("GET", "/v1/admin/devices")["data"]
+    columns = ["device", *MEMORY, "models"]
+    print_list(found, as_json=as_json, columns=columns, row=_device_row, empty="no worker is there")
+
+
+def _device_row(device: Mapping[str, Any]) -> list[str | None]:
+    return [
+        f"{device['worker_id']} {device['device']}",
+        *(size_text(device[f"{name}_bytes"]) for name in MEMORY),
+        ", ".join(f"{one['model']} {size_text(one['bytes'])}" for one in device["holders"] or []),
     ]
-    print_table(["device", *columns, "models"], rows, "no worker is there")

@@ -11,10 +11,11 @@ import typer
 from typer.core import TyperGroup
 
 from penstock.cli.commands import submit_image, submit_texts
-from penstock.cli.commands.common import DEFAULT_URL, AsJson, BuiltTask, Gateway, Key, Url
+from penstock.cli.commands.common import AsJson, BuiltTask, Gateway
 from penstock.cli.commands.submit_words import DEFAULT, with_command
-from penstock.cli.commands.submitting import Model, Priority, Timeout, Wait, run, text_of
+from penstock.cli.commands.submitting import Sent, Timeout, Wait, given, run, text_of
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.option_groups import App
 
 
 class SubmitGroup(TyperGroup):
@@ -26,7 +27,7 @@ class SubmitGroup(TyperGroup):
         return super().parse_args(ctx, with_command(args, self.commands))
 
 
-app = typer.Typer(
+app = App(
     cls=SubmitGroup,
     no_args_is_help=True,
     help="""Submit one request and wait for its outcome. What names no command below is a prompt for `text`.
@@ -79,19 +80,17 @@ def request_body(prompt: str | None, file: Path | None, task: BuiltTask) -> dict
 
 @app.command("text")
 def submit(
+    gateway: Gateway,
+    sent: Sent,
     prompt: Annotated[str | None, typer.Argument(help="The text; - reads it from stdin. Or use --file.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="A request in its JSON form; - for stdin.")] = None,
     task: Annotated[BuiltTask, typer.Option(help="What to do with the prompt.")] = BuiltTask.TEXT_GENERATION,
-    model: Model = None,
-    priority: Priority = None,
     conversation: Annotated[str | None, typer.Option("--conversation", "-c", help="The conversation's id.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
     idempotency_key: Annotated[str | None, typer.Option(help="A repeat with this key is the same request.")] = None,
     stream: Annotated[bool, typer.Option("--stream", help="Print the text as it comes.")] = False,
     wait: Wait = True,
     timeout: Timeout = 300,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Submit one request.
@@ -107,11 +106,10 @@ def submit(
       penstock submit --no-wait --priority 9 -f request.json
     """
     body = request_body(prompt, file, task)
-    chosen = {"model": model, "priority": priority, "conversation_id": conversation, "stream": stream or None}
-    body |= {name: value for name, value in chosen.items() if value is not None}
+    chosen = {"model": sent.model, "priority": sent.priority, "conversation_id": conversation}
+    body |= given({**chosen, "stream": stream or None})
     if max_tokens is not None:
         body.setdefault("payload", {})["max_tokens"] = max_tokens
-    with Gateway(url, key) as gateway:
-        if idempotency_key:
-            gateway.http.headers["idempotency-key"] = idempotency_key
-        run(gateway, body, timeout_s=timeout, wait=wait, stream=stream, as_json=as_json)
+    if idempotency_key:
+        gateway.http.headers["idempotency-key"] = idempotency_key
+    run(gateway, body, timeout_s=timeout, wait=wait, stream=stream, as_json=as_json)

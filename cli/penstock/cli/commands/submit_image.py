@@ -3,40 +3,51 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from penstock.cli.commands.common import (
-    DEFAULT_URL,
-    AsJson,
-    Gateway,
-    Key,
-    Url,
-    errors,
-    print_json,
-    waiting_text,
-)
+from penstock.cli.commands.common import AsJson, Gateway, errors, print_json, waiting_text
 from penstock.cli.commands.following import follow
 from penstock.cli.commands.image_files import image_input, save_images
-from penstock.cli.commands.submitting import Model, Priority, Timeout, left_running, require_completed
+from penstock.cli.commands.submitting import Sent, Timeout, left_running, require_completed
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.option_groups import App
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="A folder for the images, or the file of a single one.")]
-Size = Annotated[str | None, typer.Option(help="Width x height in pixels, as 512x512.")]
-Steps = Annotated[int | None, typer.Option(help="Denoising steps.")]
-Guidance = Annotated[float | None, typer.Option(help="How strictly the image follows the prompt.")]
-Seed = Annotated[int | None, typer.Option(help="The same seed gives the same image.")]
-Count = Annotated[int | None, typer.Option("-n", help="How many images.")]
 Format = Annotated[str | None, typer.Option("--format", help="png, jpeg or webp.")]
-Negative = Annotated[str | None, typer.Option("--negative", help="What not to draw.")]
 Source = Annotated[str, typer.Argument(help="A file, or a URL that the worker may fetch.")]
 Shown = Annotated[str, typer.Argument(help="A file or a URL; - for the newest image of the conversation.")]
 Conversation = Annotated[str | None, typer.Option("--conversation", "-c", help="Make it a turn of this conversation.")]
 
-app = typer.Typer(
+
+@dataclass(kw_only=True)
+class Drawing:
+    """How images are drawn."""
+
+    negative: Annotated[str | None, typer.Option("--negative", help="What not to draw.")] = None
+    size: Annotated[str | None, typer.Option(help="Width x height in pixels, as 512x512.")] = None
+    steps: Annotated[int | None, typer.Option(help="Denoising steps.")] = None
+    guidance: Annotated[float | None, typer.Option(help="How strictly the image follows the prompt.")] = None
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same image.")] = None
+    n: Annotated[int | None, typer.Option("-n", help="How many images.")] = None
+
+    def fields(self) -> dict[str, Any]:
+        """Those of a payload."""
+        return {
+            "negative_prompt": self.negative,
+            **sides(self.size),
+            "inference_steps": self.steps,
+            "guidance_scale": self.guidance,
+            "seed": self.seed,
+            "n": self.n,
+        }
+
+
+app = App(
     no_args_is_help=True,
     help="""Make, change, describe or process images. Files are uploaded first; what is made is saved.
 
@@ -54,22 +65,15 @@ Examples:
 
 @app.command()
 def generate(
+    gateway: Gateway,
+    drawing: Drawing,
+    sent: Sent,
     prompt: Annotated[str, typer.Argument(help="What to draw.")],
-    negative: Negative = None,
-    size: Size = None,
-    steps: Steps = None,
-    guidance: Guidance = None,
-    seed: Seed = None,
-    n: Count = None,
     sampler: Annotated[str | None, typer.Option(help="As euler, ddim or unipc.")] = None,
     image_format: Format = None,
     out: Out = Path(),
-    model: Model = None,
     conversation: Conversation = None,
-    priority: Priority = None,
     timeout: Timeout = 900,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Make images from a prompt.
@@ -78,32 +82,24 @@ def generate(
 
       penstock submit image generate "a dam at dawn" --size 512x512 -n 2 -o pictures/
     """
-    payload = {"prompt": prompt, "sampler": sampler, **_drawing(negative, size, steps, guidance, seed, n)}
-    with Gateway(url, key) as gateway:
-        body = _body("image_generation", payload, model, priority, image_format, conversation)
-        _run(gateway, body, out, timeout, as_json=as_json)
+    payload = {"prompt": prompt, "sampler": sampler, **drawing.fields()}
+    body = _body(sent, "image_generation", payload, image_format, conversation)
+    _run(gateway, body, out, timeout, as_json=as_json)
 
 
 @app.command()
 def edit(
+    gateway: Gateway,
+    drawing: Drawing,
+    sent: Sent,
     source: Shown,
     prompt: Annotated[str, typer.Argument(help="What to change, or what to draw.")],
     mask: Annotated[str | None, typer.Option(help="A file or URL; white where the image may change.")] = None,
     strength: Annotated[float | None, typer.Option(help="How far it may go from the image, above 0 to 1.")] = None,
-    negative: Negative = None,
-    size: Size = None,
-    steps: Steps = None,
-    guidance: Guidance = None,
-    seed: Seed = None,
-    n: Count = None,
     image_format: Format = None,
     out: Out = Path(),
-    model: Model = None,
     conversation: Conversation = None,
-    priority: Priority = None,
     timeout: Timeout = 900,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Change an image by a prompt.
@@ -114,26 +110,22 @@ def edit(
 
       penstock submit image edit - "and now in blue" --conversation trip
     """
-    payload: dict[str, Any] = {"prompt": prompt, "strength": strength}
-    payload |= _drawing(negative, size, steps, guidance, seed, n)
-    with Gateway(url, key) as gateway:
-        payload["image"] = _shown(gateway, source, conversation)
-        payload["mask"] = None if mask is None else image_input(gateway, mask)
-        body = _body("image_editing", payload, model, priority, image_format, conversation)
-        _run(gateway, body, out, timeout, as_json=as_json)
+    payload: dict[str, Any] = {"prompt": prompt, "strength": strength, **drawing.fields()}
+    payload["image"] = _shown(gateway, source, conversation)
+    payload["mask"] = None if mask is None else image_input(gateway, mask)
+    body = _body(sent, "image_editing", payload, image_format, conversation)
+    _run(gateway, body, out, timeout, as_json=as_json)
 
 
 @app.command()
 def caption(
+    gateway: Gateway,
+    sent: Sent,
     source: Shown,
     question: Annotated[str | None, typer.Argument(help="What to ask of it; without one it is described.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
-    model: Model = None,
     conversation: Conversation = None,
-    priority: Priority = None,
     timeout: Timeout = 300,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Describe an image, or answer a question about it.
@@ -142,23 +134,19 @@ def caption(
 
       penstock submit caption dam.png "What is in the foreground?"
     """
-    with Gateway(url, key) as gateway:
-        payload = {"image": _shown(gateway, source, conversation), "prompt": question, "max_tokens": max_tokens}
-        body = _body("image_to_text", payload, model, priority, None, conversation)
-        _run(gateway, body, None, timeout, as_json=as_json)
+    payload = {"image": _shown(gateway, source, conversation), "prompt": question, "max_tokens": max_tokens}
+    _run(gateway, _body(sent, "image_to_text", payload, None, conversation), None, timeout, as_json=as_json)
 
 
 @app.command()
 def process(
+    gateway: Gateway,
+    sent: Sent,
     source: Source,
     op: Annotated[list[str], typer.Option("--op", help="An operation, as resize:width=640,fit=contain; in order.")],
     image_format: Format = None,
     out: Out = Path(),
-    model: Model = None,
-    priority: Priority = None,
     timeout: Timeout = 300,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Process an image by operations, one after the other.
@@ -168,12 +156,11 @@ def process(
       penstock submit image process dam.png --op crop:left=0,top=0,width=64,height=64 --op flip:axis=horizontal
     """
     operations = [operation(text) for text in op]
-    with Gateway(url, key) as gateway:
-        for one in operations:
-            if isinstance(one.get("image"), str):
-                one["image"] = image_input(gateway, one["image"])
-        payload = {"image": image_input(gateway, source), "operations": operations}
-        _run(gateway, _body("image_processing", payload, model, priority, image_format), out, timeout, as_json=as_json)
+    for one in operations:
+        if isinstance(one.get("image"), str):
+            one["image"] = image_input(gateway, one["image"])
+    payload = {"image": image_input(gateway, source), "operations": operations}
+    _run(gateway, _body(sent, "image_processing", payload, image_format), out, timeout, as_json=as_json)
 
 
 def operation(text: str) -> dict[str, Any]:
@@ -201,31 +188,11 @@ def sides(size: str | None) -> dict[str, int]:
     return {"width": int(width), "height": int(height)}
 
 
-def _drawing(
-    negative: str | None, size: str | None, steps: int | None, guidance: float | None, seed: int | None, n: int | None
-) -> dict[str, Any]:
-    return {
-        "negative_prompt": negative,
-        **sides(size),
-        "inference_steps": steps,
-        "guidance_scale": guidance,
-        "seed": seed,
-        "n": n,
-    }
-
-
 def _body(
-    task: str,
-    payload: dict[str, Any],
-    model: str | None,
-    priority: int | None,
-    image_format: str | None = None,
-    conversation: str | None = None,
+    sent: Sent, task: str, payload: dict[str, Any], image_format: str | None, conversation: str | None = None
 ) -> dict[str, Any]:
     output = None if image_format is None else {"format": "jpeg" if image_format == "jpg" else image_format}
-    body = {"task": task, "model": model, "priority": priority, "output": output, "conversation_id": conversation}
-    given = {name: value for name, value in body.items() if value is not None}
-    return {**given, "payload": {name: value for name, value in payload.items() if value is not None}}
+    return sent.body(task, payload, output=output, conversation_id=conversation)
 
 
 def _shown(gateway: Gateway, source: str, conversation: str | None) -> dict[str, str] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -13,10 +14,28 @@ from penstock.cli.commands.common import Gateway, outcome_text, print_json, wait
 from penstock.cli.commands.following import command_at, follow, wait_for
 from penstock.cli.failures import CliFailure, ExitCode
 
-Model = Annotated[str | None, typer.Option(help="Default: the best for the task.")]
-Priority = Annotated[int | None, typer.Option(min=0, help="0 the most urgent; 0-3 high, 4-7 medium, 8 and up low.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the outcome.")]
 Timeout = Annotated[float, typer.Option(help="Seconds to wait for the outcome.")]
+
+
+@dataclass(kw_only=True)
+class Sent:
+    """To whom a request goes, and how urgent it is."""
+
+    model: Annotated[str | None, typer.Option(help="Default: the best for the task.")] = None
+    priority: Annotated[
+        int | None, typer.Option(min=0, help="0 the most urgent; 0-3 high, 4-7 medium, 8 and up low.")
+    ] = None
+
+    def body(self, task: str, payload: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+        """A request of what was given: the gateway fills in the rest."""
+        fields = {"task": task, "model": self.model, "priority": self.priority, **more}
+        return {**given(fields), "payload": given(payload)}
+
+
+def given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def text_of(argument: str) -> str:

@@ -6,16 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.commands.common import DEFAULT_URL, AsJson, Gateway, Key, Url, outcome_text, print_json, waiting_text
+from penstock.cli.commands.common import AsJson, Gateway, outcome_text, print_json, waiting_text
 from penstock.cli.commands.following import follow
 from penstock.cli.failures import CliFailure, ExitCode
 
 
 def watch(
+    gateway: Gateway,
     request_id: Annotated[str, typer.Argument(help="As `penstock submit --no-wait` printed it.")],
     after: Annotated[str | None, typer.Option(help="A cursor: go on behind it.")] = None,
-    url: Url = DEFAULT_URL,
-    key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Follow a request to its outcome: statuses on stderr, text on stdout; --json prints every frame as a line.
@@ -25,9 +24,8 @@ def watch(
     Example: penstock watch 3f0c… --json
     """
     watched = Watched(as_json=as_json, fresh=after is None)
-    with Gateway(url, key) as gateway:
-        for frame in follow(gateway, request_id, after=after):
-            watched.show(frame)
+    for frame in follow(gateway, request_id, after=after):
+        watched.show(frame)
     if not as_json:
         typer.echo(f"\n[{watched.status}]", err=True)
     if watched.status != "completed":

@@ -29,6 +29,7 @@ from penstock.cli.faults.strikes import strike, strike_bystander
 from penstock.cli.faults.stubs import Outside, outside
 from penstock.cli.faults.topic_reader import TopicReader
 from penstock.common.artifacts import ArtifactStore
+from penstock.schemas.errors import PenstockError
 
 SETTLED_S = 240.0
 """So long after the fault every request may take to its outcome."""
@@ -213,7 +214,7 @@ def _look_at_the_end(scene: Scene, reader: TopicReader) -> None:
         time.sleep(0.1)
     try:
         reader.finish(READ_S)
-    except TimeoutError as error:
+    except PenstockError as error:
         history.note("not_settled", how=str(error))
     store = ArtifactStore(str(scene.site.artifacts))
     for request_id, (tenant, kept) in reader.artifacts.items():

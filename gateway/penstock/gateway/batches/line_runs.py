@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urljoin
 
-from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
 from penstock.common.clock import now_ms
 from penstock.gateway.batches.checking import parse_line
 from penstock.gateway.batches.records import NOT_RUN, Batch, Counts, Stop
-from penstock.gateway.edge.errors import FinalFailure, invalid_from_validation
+from penstock.gateway.edge.errors import FinalFailure, validated
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai import endpoints
@@ -154,10 +153,7 @@ class LineRuns:
 
     def _read(self, run: _Run) -> None:
         """Its body, and the images that it brings. Raises as the endpoint."""
-        try:
-            run.body = self._endpoint.body.model_validate(run.asked.pop("body"))
-        except ValidationError as error:
-            raise invalid_from_validation(error) from None
+        run.body = validated(self._endpoint.body, run.asked.pop("body"))
         self._endpoint.set_aside(run.body, self._service.settings.gateway.unknown_fields)
         run.images = self._endpoint.images(run.body, self._caller())
 

@@ -13,15 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
-
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.clock import now_ms
 from penstock.common.group_consumer import Read
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import AsyncTransport
 from penstock.gateway.bridge.requests import Accepted, Outcome, Requests
-from penstock.gateway.edge.errors import FinalFailure, invalid_from_validation, outcome_error
+from penstock.gateway.edge.errors import FinalFailure, outcome_error, validated
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai import chat_answers as answers
 from penstock.gateway.openai import chat_bodies as bodies
@@ -148,19 +146,16 @@ class Errands:
             if left_ms <= 0:
                 raise Expired("deadline exceeded")
         caller = Caller(tenant=queue.tenant)
-        try:
-            match message.kind:
-                case "chat":
-                    body = bodies.ChatCompletionBody.model_validate(message.body)
-                    request = bodies.chat_request(body, caller, now_ms())
-                case "completion":
-                    body = bodies.CompletionBody.model_validate(message.body)
-                    request = bodies.completion_request(body, caller, now_ms())
-                case "embedding":
-                    body = bodies.EmbeddingBody.model_validate(message.body)
-                    request = bodies.embedding_request(body, caller, now_ms())
-        except ValidationError as error:
-            raise invalid_from_validation(error) from None
+        match message.kind:
+            case "chat":
+                body = validated(bodies.ChatCompletionBody, message.body)
+                request = bodies.chat_request(body, caller, now_ms())
+            case "completion":
+                body = validated(bodies.CompletionBody, message.body)
+                request = bodies.completion_request(body, caller, now_ms())
+            case "embedding":
+                body = validated(bodies.EmbeddingBody, message.body)
+                request = bodies.embedding_request(body, caller, now_ms())
         chosen = body.penstock is not None and body.penstock.priority is not None
         named_tier = getattr(body, "service_tier", None) is not None
         return dataclasses.replace(

@@ -186,7 +186,7 @@ class Known:
         requests = _partitions(counts)
         begin = admin.offsets_at(self._kafka, requests, now_ms() - KNOWN_MS)
         begin |= admin.begin_offsets(self._kafka, [(self._kafka.names.model, 0)])
-        reader = PartitionReader(self._kafka, begin, "beginning", self._on_batch, name="penstock-known")
+        reader = PartitionReader(self._kafka, begin, self._on_batch, name="penstock-known")
         reader.start()
         return reader
 

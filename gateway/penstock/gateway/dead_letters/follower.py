@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from penstock.common import admin
 from penstock.common.labels import BoundedLabel
-from penstock.common.reader import PartitionReader, RawMessage, make_consumer, raw_message, read_with
+from penstock.common.reader import PartitionReader, RawMessage, make_consumer, read_with
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.dead_letters.index import LetterIndex
 from penstock.gateway.dead_letters.letters import HEADER_KIND, PURGED, REDRIVEN, LetterFacts, Place, facts_of
@@ -60,11 +60,9 @@ class LetterFollower:
         self._reader = PartitionReader(
             self._kafka,
             begin,
-            "beginning",
             self._on_batch,
             poll_s=0.5,
             tells_ends=False,
-            select=lambda messages: [raw_message(message) for message in messages],
             on_idle=self._on_idle,
             name="penstock-dead-letters",
         )

@@ -17,10 +17,8 @@ from starlette.types import Scope
 
 from penstock.gateway.edge.keys import KeyRecord, KeyRing
 from penstock.gateway.edge.tickets import TicketOffice
-from penstock.gateway.limits.callers import ANYBODY, Caller, caller_of
+from penstock.gateway.limits.callers import ANYBODY, Caller
 from penstock.schemas.errors import Forbidden, Unauthenticated
-
-__all__ = ["ANYBODY", "AuthPolicy", "Caller", "caller_of", "check_bind"]
 
 _CONTENT = re.compile(r"/v1/artifacts/([^/]+)/content")
 

@@ -8,11 +8,11 @@ import math
 import traceback
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -31,6 +31,8 @@ from penstock.schemas.errors import (
 )
 
 logger = logging.getLogger(__name__)
+
+M = TypeVar("M", bound=BaseModel)
 
 CLOSE_UNAUTHENTICATED = 4401
 CLOSE_FORBIDDEN = 4403
@@ -93,6 +95,14 @@ def invalid_from_validation(error: RequestValidationError | ValidationError) -> 
     if not where:
         return InvalidRequest(f"the body is not a valid JSON object (is content-type: application/json set?): {reason}")
     return InvalidRequest(f"{param}: {reason}", param=param)
+
+
+def validated(kind: type[M], value: Any) -> M:
+    """The value as this model. Raises InvalidRequest."""
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise invalid_from_validation(error) from None
 
 
 def error_response(error: PenstockError, *, request_id: str | None = None, final: bool = False) -> JSONResponse:

@@ -7,14 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import JSONResponse, Response
 
 from penstock.common.clock import now_ms
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.edge.bodies import discard_body, is_multipart
-from penstock.gateway.edge.errors import invalid_from_validation
+from penstock.gateway.edge.errors import validated
 from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.openai import endpoints
 from penstock.gateway.openai.chat_bodies import in_openai_words
@@ -68,10 +67,7 @@ async def _edit_of(form: FormData, caller: Caller) -> tuple[ImageBody, Json, lis
     """(the fields, references to the images, what becomes artifacts). Raises InvalidRequest, UnsupportedParameter."""
     texts = [(name, part) for name, part in form.multi_items() if isinstance(part, str)]
     files = [(name, part) for name, part in form.multi_items() if isinstance(part, UploadFile)]
-    try:
-        body = ImageBody.model_validate(form_fields(texts))
-    except ValidationError as error:
-        raise invalid_from_validation(error) from None
+    body = validated(ImageBody, form_fields(texts))
     only_image(sum(name in IMAGE_NAMES for name, _ in files), "image", needed=not body.in_conversation)
     only_image(sum(name == "mask" for name, _ in files), "mask", needed=False)
     contents: dict[str, bytes] = {}

@@ -125,11 +125,6 @@ class QueueBook:
         """Queues of which no more is to be read for now."""
         return {number for number, buffer in enumerate(self._buffered) if len(buffer) >= 2 * self._window}
 
-    @property
-    def unsettled(self) -> int:
-        """Messages that were read and are not settled."""
-        return sum(map(len, self._open.values()))
-
     def buffered(self) -> Sequence[int]:
         """By queue, what was read and not begun."""
         return [len(buffer) for buffer in self._buffered]

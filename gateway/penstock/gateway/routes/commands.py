@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 from starlette.responses import JSONResponse, Response
 
 from penstock.gateway.context import service_of
-from penstock.gateway.edge.errors import invalid_from_validation
+from penstock.gateway.edge.errors import validated
 from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.routes.multipart import read_json
 from penstock.gateway.routes.request_filters import checked
@@ -39,7 +39,6 @@ def _checked(value: Any) -> Any:
 Priority = Annotated[
     int | Class, BeforeValidator(_checked), Field(description="0 the most urgent; or a class: high, medium or low.")
 ]
-B = TypeVar("B", bound=BaseModel)
 
 
 class PriorityBody(BaseModel):
@@ -115,7 +114,7 @@ class ReprioritizeManyBody(ManyBody):
 async def reprioritize(request: Request, request_id: str) -> Response:
     """202 with the request as it is then. 409 when it has ended or runs: then nothing is changed."""
     caller = caller_of(request)
-    priority = _priority((await _body(request, PriorityBody)).priority, caller)
+    priority = _priority(validated(PriorityBody, await read_json(request)).priority, caller)
     entry = await service_of(request).control.reprioritize(caller, request_id, priority)
     return JSONResponse(entry.to_json(), 202, {"x-request-id": request_id})
 
@@ -123,7 +122,7 @@ async def reprioritize(request: Request, request_id: str) -> Response:
 @router.post("/requests/cancel", status_code=202, summary="Cancel several requests, by ids or by filter")
 async def cancel_many(request: Request) -> dict[str, Any]:
     """Answers how many were asked to end, and the first 1,000 of them."""
-    bulk = (await _body(request, ManyBody)).bulk()
+    bulk = validated(ManyBody, await read_json(request)).bulk()
     done = await service_of(request).bulk_commands.cancel(caller_of(request), bulk)
     return {"object": "cancellation", **_facts(bulk, done)}
 
@@ -132,7 +131,7 @@ async def cancel_many(request: Request) -> dict[str, Any]:
 async def reprioritize_many(request: Request) -> dict[str, Any]:
     """Those that run stay as they are. Answers how many were moved, and the first 1,000 of them."""
     caller = caller_of(request)
-    body = await _body(request, ReprioritizeManyBody)
+    body = validated(ReprioritizeManyBody, await read_json(request))
     bulk, priority = body.bulk(), _priority(body.priority, caller)
     done = await service_of(request).bulk_commands.reprioritize(caller, bulk, priority)
     return {"object": "reprioritization", "priority": priority, **_facts(bulk, done)}
@@ -154,10 +153,3 @@ def _priority(asked: int | str, caller: Caller) -> int:
     number = CLASS_PRIORITIES[asked]
     allowed = max(number, caller.max_priority)
     return allowed if priority_class(allowed) == asked else caller.priority(number)
-
-
-async def _body(request: Request, kind: type[B]) -> B:
-    try:
-        return kind.model_validate(await read_json(request))
-    except ValidationError as error:
-        raise invalid_from_validation(error) from error

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.gateway.context import service_of
 from penstock.gateway.dead_letters.index import LetterFilter
-from penstock.gateway.edge.errors import invalid_from_validation
+from penstock.gateway.edge.errors import validated
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.multipart import read_json
 from penstock.gateway.routes.paging import page
@@ -18,7 +18,6 @@ from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.times import time_ms
 
 router = APIRouter(prefix="/v1/admin/dlq", tags=["operations"])
-B = TypeVar("B", bound=BaseModel)
 Time = Annotated[str | None, Field(description="RFC 3339, or Unix seconds.")]
 
 
@@ -76,13 +75,6 @@ class RedriveBody(PurgeBody):
     again: Annotated[bool, Field(description="Those too that were run again before.")] = False
 
 
-async def _body(request: Request, kind: type[B]) -> B:
-    try:
-        return kind.model_validate(await read_json(request))
-    except ValidationError as error:
-        raise invalid_from_validation(error) from error
-
-
 @router.get("", summary="Dead letters of all tenants, newest first")
 async def list_letters(request: Request, query: Annotated[ListQuery, Query()]) -> dict[str, Any]:
     """Facts alone; `GET` one for its payload. A purged letter is in no list."""
@@ -96,7 +88,7 @@ async def list_letters(request: Request, query: Annotated[ListQuery, Query()]) -
 @router.post("/redrive", summary="Run dead letters again, each as a new request")
 async def redrive(request: Request) -> dict[str, Any]:
     """A call handles 1,000 letters at most, in about 10 s. A repeat runs nothing twice, unless `again` is set."""
-    body = await _body(request, RedriveBody)
+    body = validated(RedriveBody, await read_json(request))
     done = await service_of(request).redriving.redrive(
         caller_of(request), body.chosen(), rate=body.rate, dry_run=body.dry_run, again=body.again
     )
@@ -114,7 +106,7 @@ async def redrive(request: Request) -> dict[str, Any]:
 @router.post("/purge", summary="Take dead letters away")
 async def purge(request: Request) -> dict[str, Any]:
     """Nobody sees them from then on. The bytes of the oldest are deleted at once, others go with retention."""
-    body = await _body(request, PurgeBody)
+    body = validated(PurgeBody, await read_json(request))
     done = await service_of(request).redriving.purge(caller_of(request), body.chosen(), dry_run=body.dry_run)
     return {
         "object": "dead_letter.purge",

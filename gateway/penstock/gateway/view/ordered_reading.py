@@ -36,7 +36,6 @@ class OrderedReading:
         self.reader = PartitionReader(
             settings,
             begin,
-            "beginning",
             self._on_batch,
             tells_ends=False,
             select=select,

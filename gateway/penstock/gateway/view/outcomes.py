@@ -10,22 +10,15 @@ import logging
 import time
 from collections.abc import Sequence
 
+from penstock.common.log_records import LogRecords
 from penstock.common.reader import RawMessage
-from penstock.common.refetch import Refetcher
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.outputs import LargeOutput, OutcomeReader
 from penstock.gateway.view.request_state import Key
 from penstock.gateway.view.view import View
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import (
-    BrokerUnavailable,
-    Gone,
-    InternalError,
-    Overloaded,
-    PenstockError,
-    RegistryUnavailable,
-)
+from penstock.schemas.errors import BrokerUnavailable, Gone, InternalError, PenstockError, RegistryUnavailable
 from penstock.schemas.records import ResultEvent
 from penstock.schemas.topics import TP
 
@@ -48,18 +41,19 @@ class Outcomes:
         self._settings = settings
         self._view = view
         self._read_outcome = OutcomeReader(codec)
-        self._refetcher: Refetcher | None = None
-        self._wanted: dict[tuple[TP, int], asyncio.Future[RawMessage | None]] = {}
+        self._records = LogRecords(settings, MOST_WANTED)
         self._tasks: set[asyncio.Task[None]] = set()
-        self.read = 0
-        """Outcomes that were read again."""
         view.streams.load = self._load
 
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
-        if self._refetcher is not None:
-            await self._refetcher.stop()
+        await self._records.stop()
+
+    @property
+    def read(self) -> int:
+        """Records that were read again."""
+        return self._records.fetched
 
     async def whole(self, entry: Entry, patience_s: float = PATIENCE_S) -> Entry:
         """The entry with its outcome, if it has ended and is not erased.
@@ -125,37 +119,10 @@ class Outcomes:
         return shown
 
     async def _fetch(self, tp: TP, offset: int, patience_s: float) -> RawMessage | None:
-        wanted = self._wanted.get((tp, offset))
-        if wanted is None:
-            if len(self._wanted) >= MOST_WANTED:
-                raise Overloaded("as many outcomes as may be are asked for; try again", retry_after_s=1)
-            wanted = self._wanted[tp, offset] = asyncio.get_running_loop().create_future()
-            self._started().request(tp, (offset,))
         try:
-            return await asyncio.wait_for(asyncio.shield(wanted), patience_s)
+            return await asyncio.wait_for(self._records.read(tp, offset), patience_s)
         except TimeoutError as error:
             raise BrokerUnavailable("the broker does not give this outcome; try again", retry_after_s=1) from error
-
-    def _started(self) -> Refetcher:
-        if self._refetcher is None:
-            loop = asyncio.get_running_loop()
-            self._refetcher = Refetcher(self._settings, loop, self._on_fetched, self._on_gone)
-            self._refetcher.start()
-        return self._refetcher
-
-    def _on_fetched(self, tp: TP, messages: Sequence[RawMessage]) -> None:
-        self.read += len(messages)
-        for message in messages:
-            self._told(tp, message.offset, message)
-
-    def _on_gone(self, tp: TP, offsets: Sequence[int]) -> None:
-        for offset in offsets:
-            self._told(tp, offset, None)
-
-    def _told(self, tp: TP, offset: int, message: RawMessage | None) -> None:
-        wanted = self._wanted.pop((tp, offset), None)
-        if wanted is not None and not wanted.done():
-            wanted.set_result(message)
 
     async def _decode(self, message: RawMessage, give_up: float) -> tuple[ResultEvent, LargeOutput | None, int] | None:
         """None for what is no record of ours: the topic was made anew."""

@@ -71,7 +71,6 @@ class View:
         self.tenants.clear()
         self._hub = hub
         self.streams = Streams(hub)
-        self._names = names
         self._partitions = result_partitions
         self._on_outcome = on_outcome
         self._tell_request = on_request

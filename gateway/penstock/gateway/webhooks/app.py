@@ -10,13 +10,14 @@ import sys
 from penstock.common import admin
 from penstock.common.deliveries import read_deliveries
 from penstock.common.group_consumer import GroupConsumer
+from penstock.common.log_records import LogRecords
 from penstock.common.transport import AsyncTransport, Transport
 from penstock.gateway.callbacks import Callbacks
 from penstock.gateway.health_server import HealthServer
 from penstock.gateway.webhooks.deliveries import Key
 from penstock.gateway.webhooks.dispatcher import Dispatcher, Tools
 from penstock.gateway.webhooks.metrics import WebhookMetrics
-from penstock.gateway.webhooks.records import Erasures, LogRecords
+from penstock.gateway.webhooks.records import Erasures
 from penstock.gateway.webhooks.sender import Sender
 from penstock.gateway.webhooks.settings import WebhooksSettings
 from penstock.gateway.webhooks.status_calls import StatusCalls
@@ -128,7 +129,6 @@ class WebhookProcess:
                     logger.error("webhooks.waiting reason=%s", reason)
                     self._dispatcher.waits_for = reason
                 await asyncio.sleep(AGAIN_S)
-            self._records.start()
             self._dispatcher.start()
             self._statuses.start()
             logger.info("webhooks.started")

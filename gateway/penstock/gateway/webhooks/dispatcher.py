@@ -12,11 +12,12 @@ import logging
 import random
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from penstock.common.clock import now_ms
 from penstock.common.deliveries import delivery_key
 from penstock.common.group_consumer import Listener, Read
+from penstock.common.log_records import LogRecords
 from penstock.common.reader import Headers, RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import AsyncTransport
@@ -25,7 +26,6 @@ from penstock.gateway.webhooks.bodies import signed_headers, type_of, webhook_bo
 from penstock.gateway.webhooks.deliveries import Deliveries, Key, Room, key_of, partition_of
 from penstock.gateway.webhooks.metrics import WebhookMetrics
 from penstock.gateway.webhooks.policy import DELIVERED, FAILED, WAITING, Answer, RetryRules, decide
-from penstock.gateway.webhooks.records import LogRecords
 from penstock.gateway.webhooks.registry import when_there
 from penstock.gateway.webhooks.results import ResultLog
 from penstock.gateway.webhooks.sender import Sender
@@ -41,7 +41,6 @@ from penstock.schemas.topics import CONTROL_DAYS, HEADER_CALLBACK, TP
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
 DROPPED = "dropped"
 ERASED_MS = CONTROL_DAYS * 24 * 3_600_000

@@ -1,4 +1,4 @@
-"""Records of the topics that are read again by offset, and the erasures that are followed."""
+"""The erasures that are followed: whoever was erased is not called any more."""
 
 from __future__ import annotations
 
@@ -8,52 +8,15 @@ import threading
 from collections.abc import Callable, Sequence
 
 from penstock.common.reader import PartitionReader, RawMessage
-from penstock.common.refetch import Refetcher
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import DecodeError, RegistryUnavailable
 from penstock.schemas.records import ControlCommand
-from penstock.schemas.topics import TP
 
 logger = logging.getLogger(__name__)
 
 READ_S = 60.0
 AGAIN_S = 1.0
-
-
-class LogRecords:
-    """Single records by their places. On one event loop; a broker that is away is waited for."""
-
-    def __init__(self, kafka: KafkaSettings) -> None:
-        self._wanted: dict[tuple[TP, int], asyncio.Future[RawMessage | None]] = {}
-        self._refetcher = Refetcher(kafka, asyncio.get_running_loop(), self._fetched, self._gone)
-
-    def start(self) -> None:
-        self._refetcher.start()
-
-    async def stop(self) -> None:
-        await self._refetcher.stop()
-
-    async def read(self, tp: TP, offset: int) -> RawMessage | None:
-        """None when it is not on its topic any more."""
-        wanted = self._wanted.get((tp, offset))
-        if wanted is None:
-            wanted = self._wanted[tp, offset] = asyncio.get_running_loop().create_future()
-            self._refetcher.request(tp, (offset,))
-        return await asyncio.shield(wanted)
-
-    def _fetched(self, tp: TP, messages: Sequence[RawMessage]) -> None:
-        for message in messages:
-            self._tell(tp, message.offset, message)
-
-    def _gone(self, tp: TP, offsets: Sequence[int]) -> None:
-        for offset in offsets:
-            self._tell(tp, offset, None)
-
-    def _tell(self, tp: TP, offset: int, message: RawMessage | None) -> None:
-        wanted = self._wanted.pop((tp, offset), None)
-        if wanted is not None and not wanted.done():
-            wanted.set_result(message)
 
 
 class Erasures:
@@ -77,7 +40,7 @@ class Erasures:
         self.stop()
         self._stopping.clear()
         topic = self._kafka.names.control
-        self._reader = PartitionReader(self._kafka, [topic], "beginning", self._on_batch, name="penstock-erasures")
+        self._reader = PartitionReader(self._kafka, [topic], self._on_batch, name="penstock-erasures")
         self._reader.start()
         self._reader.wait_until_caught_up(READ_S)
 

@@ -186,19 +186,26 @@ class Sink(Protocol):
     def on_failed(self, failed: RunFailed) -> None: ...
 
 
+def _unheard(*_: object) -> None:
+    """News to which nobody listens."""
+
+
 class Engine(Protocol):
-    """One loaded model. All methods are called on the event loop. It never starts itself again."""
+    """One loaded model. All methods are called on the event loop. It never starts itself again.
+
+    Its own default is an engine without a process, whose memory nobody measures and to whose news nobody listens.
+    """
 
     model: str
     prepares_inline: bool
     """`prepare` never awaits."""
-    on_died: Callable[[int], None]
+    on_died: Callable[[int], None] = staticmethod(_unheard)
     """Told the exit code, once, when the engine's process, if it has one, has ended unasked after it was ready."""
-    on_busy: Callable[[float], None]
+    on_busy: Callable[[float], None] = staticmethod(_unheard)
     """Told for how many seconds the engine should get no new runs."""
-    on_limits: Callable[[Limits], None]
+    on_limits: Callable[[Limits], None] = staticmethod(_unheard)
     """Told its limits when they have changed since `start`."""
-    on_out_of_memory: Callable[[], None]
+    on_out_of_memory: Callable[[], None] = staticmethod(_unheard)
     """Told when memory ran out in a batch that it went on without: it needs more than it was granted."""
 
     @property
@@ -207,7 +214,7 @@ class Engine(Protocol):
     @property
     def pid(self) -> int | None:
         """The root of its tree of processes; None when it has none of its own."""
-        ...
+        return None
 
     async def start(self) -> None:
         """Load the model. Raises PenstockError. Cancelling it ends what it began."""
@@ -235,13 +242,19 @@ class Engine(Protocol):
 
     def measured_memory(self) -> int | None:
         """Bytes that it really holds, when measured."""
-        ...
+        return None
 
     def peak_memory(self) -> int | None:
         """The most bytes that it has held since it was started, when measured."""
-        ...
+        return None
 
     def info(self) -> EngineInfo: ...
+
+
+def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    """The counts of a run that has ended."""
+    total = prompt_tokens + completion_tokens
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
 
 
 def refuse_unsupported(spec: RunSpec, engine: str = "") -> None:

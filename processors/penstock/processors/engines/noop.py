@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from penstock.processors.core.requests.told import Told
 from penstock.processors.engines.base import (
     Delta,
+    Engine,
     EngineInfo,
     EngineState,
     Finished,
@@ -28,6 +29,7 @@ from penstock.processors.engines.base import (
     Sink,
     refuse_images,
     refuse_unsupported,
+    usage_of,
 )
 from penstock.processors.engines.context import build_context
 from penstock.processors.engines.encodable import encodable
@@ -40,7 +42,7 @@ logger = logging.getLogger(__name__)
 WINDOW = 100_000
 
 
-class NoopEngine:
+class NoopEngine(Engine):
     """Runs on the event loop itself; without a delay a run is over before `run` returns."""
 
     prepares_inline = True
@@ -51,10 +53,6 @@ class NoopEngine:
         self._delay_s = float(options.get("delay_ms", 0)) / 1000
         self._first_delay_s = float(options.get("first_delay_ms", 0)) / 1000
         self._load_s = float(options.get("load_ms", 0)) / 1000
-        self.on_died: Callable[[int], None] = lambda code: None
-        self.on_busy: Callable[[float], None] = lambda seconds: None
-        self.on_limits: Callable[[Limits], None] = lambda limits: None
-        self.on_out_of_memory: Callable[[], None] = lambda: None
         self._slots = int(options.get("slots", 256))
         self._echo = bool(options.get("echo", False))
         self._chars = int(options.get("chars", 0))
@@ -66,10 +64,6 @@ class NoopEngine:
     @property
     def state(self) -> EngineState:
         return self._state
-
-    @property
-    def pid(self) -> int | None:
-        return None
 
     async def start(self) -> None:
         """Raises EngineFailed if `stop` is called before the load has ended."""
@@ -247,11 +241,7 @@ class _Script:
                 run_id=self.run_id,
                 output=output,
                 finish_reason="stop" if stopped else "length",
-                usage={
-                    "prompt_tokens": prompt_tokens,
-                    "completion_tokens": self._at,
-                    "total_tokens": prompt_tokens + self._at,
-                },
+                usage=usage_of(prompt_tokens, self._at),
                 prompt_tokens=prompt_tokens,
                 completion_tokens=self._at,
             )

@@ -8,9 +8,7 @@ from pathlib import Path
 import psutil
 
 from penstock.processors.hardware.probe import DeviceFacts, Reading
-from penstock.processors.hardware.processes import OwnBytes, own_bytes
-
-__all__ = ["NAME", "CpuProbe", "own_bytes", "total_bytes", "used_bytes"]
+from penstock.processors.hardware.processes import OwnBytes
 
 NAME = "cpu"
 _MOUNT = Path("/sys/fs/cgroup")

@@ -78,7 +78,7 @@ class Decoders:
         self.limits = limits = limits or DecodeLimits()
         self._free = asyncio.Semaphore(processes)
         self._numbers = itertools.count()
-        self._pool = GuardedPool(_PROGRAM, (limits.address_space, limits.max_pixels, limits.max_side, limits.cpu_s))
+        self.pool = GuardedPool(_PROGRAM, (limits.address_space, limits.max_pixels, limits.max_side, limits.cpu_s))
         self.deaths = 0
         """Decoders that ended while they had an image."""
 
@@ -94,18 +94,9 @@ class Decoders:
         """The image as it came, with the size that it has. Raises as `decode`, as far as its beginning shows it."""
         return await self._asked(data, param, only_look=True, answer=self._looked_at)
 
-    def pids(self) -> set[int]:
-        """The processes that run now."""
-        return self._pool.pids()
-
-    @property
-    def busy(self) -> int:
-        """How many decode now."""
-        return len(self._pool.at_work())
-
     def close(self) -> None:
         """End them all."""
-        self._pool.close()
+        self.pool.close()
 
     async def _asked(
         self, data: bytes, param: str, *, only_look: bool, answer: Callable[[bytes, str, BinaryIO], T]
@@ -116,7 +107,7 @@ class Decoders:
         async with self._free:
             try:
                 # A caller who is cancelled leaves a process at work: the pool ends it.
-                with self._pool.process(f"{next(self._numbers)}") as process:
+                with self.pool.process(f"{next(self._numbers)}") as process:
                     return await in_daemon_thread(process.ask, job, [data], self.limits.cpu_s, read)
             except Refusal as error:
                 raise refused_as(error, param, format_name) from None

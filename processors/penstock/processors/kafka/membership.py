@@ -22,7 +22,7 @@ from penstock.common import admin
 from penstock.common.settings import KafkaSettings
 from penstock.common.threads import in_daemon_thread
 from penstock.processors.kafka import rdkafka_transport
-from penstock.processors.kafka.batches import TP, Assignment, Batch, Committed, Delivered, Progress
+from penstock.processors.kafka.batches import TP, Assignment, Batch, Committed, Progress
 from penstock.processors.kafka.lost_logs import LostLogs, OnLostLog
 from penstock.processors.kafka.poll_thread import PollThread
 from penstock.schemas.errors import PenstockError
@@ -315,15 +315,3 @@ class Membership:
     def _fail(self, where: str) -> None:
         logger.exception("group.callback_failed callback=%s", where)
         self._failed = True
-
-
-__all__ = [
-    "TP",
-    "Assignment",
-    "Batch",
-    "Committed",
-    "Delivered",
-    "GroupSettings",
-    "Membership",
-    "Progress",
-]

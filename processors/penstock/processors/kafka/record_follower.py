@@ -69,7 +69,7 @@ class RecordFollower(Generic[T]):
         self._reader = self._new_reader()
 
     def _new_reader(self) -> PartitionReader:
-        return PartitionReader(self._settings, [self._topic], "beginning", self._on_batch, fetch_wait_ms=FETCH_WAIT_MS)
+        return PartitionReader(self._settings, [self._topic], self._on_batch, fetch_wait_ms=FETCH_WAIT_MS)
 
     def key_of(self, record: T) -> str | None:
         """The key of the state that the record holds; None for one that is no state."""

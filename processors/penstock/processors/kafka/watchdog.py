@@ -10,23 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
+from penstock.processors.kafka.batches import Progress
 from penstock.schemas.topics import TP
 
 ASLEEP_S = 5.0
 """Looked at every second, so after such a gap this process (or its machine) was stopped, or very busy."""
-
-
-class Seen(Protocol):
-    """What is known of one partition's intake: offsets. `highwater` is None while the broker does not tell it."""
-
-    @property
-    def position(self) -> int: ...
-    @property
-    def highwater(self) -> int | None: ...
-    @property
-    def paused(self) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -44,7 +33,7 @@ class StallWatch:
         self._looked_at = float("-inf")
         self.stalled: frozenset[TP] = frozenset()
 
-    def look(self, seen: Mapping[TP, Seen], *, room: bool, now: float) -> frozenset[TP]:
+    def look(self, seen: Mapping[TP, Progress], *, room: bool, now: float) -> frozenset[TP]:
         """Note the positions now. `room` is whether intake would take more; seconds are monotonic."""
         if now - self._looked_at > ASLEEP_S:
             self._watched.clear()

@@ -179,9 +179,9 @@ async def test_flipped_bytes_give_an_image_or_a_clear_error(decoders: Decoders) 
 async def test_a_decoder_that_was_killed_while_idle_harms_no_image(decoders: Decoders) -> None:
     data = picture(random.Random(2))
     await decoders.decode(data, param=PARAM)
-    (pid,) = decoders.pids()
+    (pid,) = decoders.pool.pids()
     os.kill(pid, signal.SIGKILL)
-    await wait_until_async(lambda: pid not in decoders.pids(), describe="the killed decoder to be noticed")
+    await wait_until_async(lambda: pid not in decoders.pool.pids(), describe="the killed decoder to be noticed")
     assert (await decoders.decode(data, param=PARAM)).pixels
     assert decoders.deaths == 0
 
@@ -190,11 +190,11 @@ async def test_a_decoder_that_is_killed_at_work_fails_its_image_alone() -> None:
     decoders = Decoders(processes=1)
     try:
         await decoders.decode(picture(random.Random(2)), param=PARAM)
-        (pid,) = decoders.pids()
+        (pid,) = decoders.pool.pids()
         os.kill(pid, signal.SIGSTOP)  # so that it is at work for as long as the test needs
         working = asyncio.create_task(decoders.decode(picture(random.Random(3)), param=PARAM))
         waiting = asyncio.create_task(decoders.decode(picture(random.Random(4)), param=PARAM))
-        await wait_until_async(lambda: decoders.busy == 1)
+        await wait_until_async(lambda: len(decoders.pool.at_work()) == 1)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(InvalidRequest, match="ended its decoder"):
             await working
@@ -218,15 +218,15 @@ async def test_memory_is_limited_by_the_kernel() -> None:
 async def test_a_caller_who_leaves_and_a_close_leave_no_process() -> None:
     decoders = Decoders(processes=2)
     await decoders.decode(picture(random.Random(2)), param=PARAM)
-    (pid,) = decoders.pids()
+    (pid,) = decoders.pool.pids()
     os.kill(pid, signal.SIGSTOP)
     task = asyncio.create_task(decoders.decode(picture(random.Random(3)), param=PARAM))
-    await wait_until_async(lambda: decoders.busy == 1)
+    await wait_until_async(lambda: len(decoders.pool.at_work()) == 1)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await wait_until_async(lambda: not alive(pid), describe="the cancelled image's decoder to end")
     await decoders.decode(picture(random.Random(2)), param=PARAM)
-    (other,) = decoders.pids()
+    (other,) = decoders.pool.pids()
     decoders.close()
     await wait_until_async(lambda: not alive(other), describe="the idle decoder to end")
     with pytest.raises(InternalError, match="stops"):
@@ -238,7 +238,7 @@ async def test_a_decoder_has_nothing_of_the_workers_environment(
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of the worker")
     await decoders.decode(picture(random.Random(2)), param=PARAM)
-    (pid,) = decoders.pids()
+    (pid,) = decoders.pool.pids()
     environment = Path(f"/proc/{pid}/environ").read_bytes()  # noqa: ASYNC240  (no disk is read)
     names = {entry.partition(b"=")[0] for entry in environment.split(b"\0") if entry}
     assert names == {b"PYTHONPATH"}

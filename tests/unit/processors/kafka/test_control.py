@@ -143,7 +143,7 @@ class FakeReader:
     """Stands for the PartitionReader: the test calls `on_batch` on a thread, as the reader does."""
 
     def __init__(
-        self, _settings: Any, _topics: Any, _start: Any, on_batch: Callable[[list[RawMessage]], None], **_options: Any
+        self, _settings: Any, _topics: Any, on_batch: Callable[[list[RawMessage]], None], **_options: Any
     ) -> None:
         self.on_batch = on_batch
         self.failure: BaseException | None = None

@@ -11,18 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from penstock.processors.core.commit.span import GapInDelivery, Span, mark_of
+from penstock.processors.core.commit.span import Span, mark_of
 from penstock.schemas.topics import TP
-
-__all__ = [
-    "TP",
-    "Arrival",
-    "CommitGate",
-    "DuplicateNotDelivered",
-    "GapInDelivery",
-    "Revocation",
-    "WorkKey",
-]
 
 WorkKey = tuple[str, int, int]
 

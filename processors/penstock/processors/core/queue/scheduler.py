@@ -14,12 +14,10 @@ from typing import Generic
 
 from penstock.processors.core.queue.census import Census
 from penstock.processors.core.queue.fronts import Fronts
-from penstock.processors.core.queue.lane_queues import Item, ItemT, LaneQueues, QueuedItem
+from penstock.processors.core.queue.lane_queues import ItemT, LaneQueues, QueuedItem
 from penstock.processors.core.queue.slack import Slack, SlackSettings
 from penstock.processors.core.queue.turns import Turns
 from penstock.schemas.topics import CLASSES, RANKS
-
-__all__ = ["CLASSES", "Item", "Scheduler"]
 
 LOW = CLASSES[-1]
 AGED_TRIED = 4

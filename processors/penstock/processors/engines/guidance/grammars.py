@@ -98,7 +98,7 @@ class Grammars:
 
     def pids(self) -> set[int]:
         """The processes in which grammars are tried now."""
-        return self._trials.pids() if self._trials is not None else set()
+        return self._trials.pool.pids() if self._trials is not None else set()
 
     def close(self) -> None:
         """End the processes in which grammars are tried."""

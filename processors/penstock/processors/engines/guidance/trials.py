@@ -36,7 +36,7 @@ class Trials:
         self._file = os.memfd_create("tokenizer")
         with open(self._file, "wb", closefd=False) as file:
             file.write(json.dumps(asdict(facts)).encode())
-        self._pool = GuardedPool(_PROGRAM, (_MEMORY_BYTES, self._file), files=(self._file,))
+        self.pool = GuardedPool(_PROGRAM, (_MEMORY_BYTES, self._file), files=(self._file,))
         self._free = asyncio.Semaphore(PROCESSES)
         self._numbers = itertools.count()
         self._waiting = 0
@@ -55,20 +55,16 @@ class Trials:
         finally:
             self._free.release()
 
-    def pids(self) -> set[int]:
-        """The processes that run now."""
-        return self._pool.pids()
-
     def close(self) -> None:
         """End all processes."""
-        self._pool.close()
+        self.pool.close()
         os.close(self._file)
 
     async def _tried(self, grammar: bytes) -> str | None:
         job = {"size": len(grammar), "cpu_s": COMPILE_CPU_S}
         try:
             # A caller who is cancelled leaves a process at work: the pool ends it.
-            with self._pool.process(f"{next(self._numbers)}") as process:
+            with self.pool.process(f"{next(self._numbers)}") as process:
                 return await in_daemon_thread(process.ask, job, [grammar], COMPILE_CPU_S, _error)
         except Ended as error:
             if error.not_started is not None:

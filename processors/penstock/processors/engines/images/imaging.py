@@ -21,38 +21,26 @@ class ImagingBackend(ImageWork):
 
     def __init__(self, source: str, options: Mapping[str, Any], emit: Emit) -> None:
         super().__init__(source, options, emit)
-        self._processors = ImageProcessors(max_pixels=self._max_pixels)
+        self.processors = ImageProcessors(max_pixels=self._max_pixels)
 
     def load(self) -> EngineInfo:
-        self._processors.start(self.threads())
+        self.processors.start(self.threads())
         return super().load()
 
     def compute(self, run_id: str, job: Job) -> Encoded:
         about = ImageJob(images=job.files, operations=job.operations, form=job.form, quality=job.quality)
         try:
-            return self._processors.process(run_id, about)
+            return self.processors.process(run_id, about)
         finally:
             self._done += 1
 
     def cancel(self, run_id: str) -> None:
         super().cancel(run_id)
-        self._processors.pool.stop(run_id)
+        self.processors.pool.stop(run_id)
 
     def progress(self) -> int | None:
         """Its processes have limits of their own: what hangs is ended there."""
         return None
 
-    def pids(self) -> set[int]:
-        """Its processes."""
-        return self._processors.pool.pids()
-
-    def at_work(self) -> set[str]:
-        """The runs that a process works on."""
-        return self._processors.pool.at_work()
-
-    def close(self) -> None:
-        """End its processes; they end with this one too."""
-        self._processors.pool.close()
-
     def measured_memory(self) -> int:
-        return super().measured_memory() + sum(own_bytes(pid) or 0 for pid in self.pids())
+        return super().measured_memory() + sum(own_bytes(pid) or 0 for pid in self.processors.pool.pids())

@@ -25,15 +25,13 @@ import httpx
 from penstock.processors.background import BackgroundTasks
 from penstock.processors.core.fleet.ledger import CannotLoad
 from penstock.processors.engines.base import (
-    Delta,
+    Engine,
     EngineGone,
     EngineInfo,
     EngineState,
     Finished,
     Limits,
     Prepared,
-    Preview,
-    Progress,
     RunFailed,
     RunSpec,
     Sink,
@@ -64,7 +62,7 @@ DEATH_S = 1.0
 NOT_EXECUTABLE = 127
 
 
-class ManagedEngine:
+class ManagedEngine(Engine):
     """A server in a tree of processes of its own. `on_progress` is told what it says while it loads."""
 
     prepares_inline = True
@@ -88,10 +86,6 @@ class ManagedEngine:
         Raises InvalidRequest.
         """
         self.model = model
-        self.on_died: Callable[[int], None] = lambda code: None
-        self.on_busy: Callable[[float], None] = lambda seconds: None
-        self.on_limits: Callable[[Limits], None] = lambda limits: None
-        self.on_out_of_memory: Callable[[], None] = lambda: None
         self.on_progress: Callable[[str], None] = lambda line: None
         self._conf: ManagedOptions = read_options(model, source, options)
         if len(devices) != self._conf.devices:
@@ -354,15 +348,7 @@ class _RunSink:
 
     def __init__(self, engine: ManagedEngine, run_id: str, sink: Sink) -> None:
         self._engine, self._run_id, self._sink = engine, run_id, sink
-
-    def on_delta(self, delta: Delta) -> None:
-        self._sink.on_delta(delta)
-
-    def on_progress(self, progress: Progress) -> None:
-        self._sink.on_progress(progress)
-
-    def on_preview(self, preview: Preview) -> None:
-        self._sink.on_preview(preview)
+        self.on_delta, self.on_progress, self.on_preview = sink.on_delta, sink.on_progress, sink.on_preview
 
     def on_finished(self, finished: Finished) -> None:
         if self._engine.over(self._run_id):

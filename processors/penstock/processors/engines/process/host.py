@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from penstock.processors.background import BackgroundTasks, reporting
 from penstock.processors.engines.base import (
     Delta,
+    Engine,
     EngineGone,
     EngineInfo,
     EngineState,
@@ -33,7 +34,7 @@ CHARS_PER_TOKEN_AT_MOST = 32
 """No tokenizer puts more text than this into a token, on an average over a window: what lies beyond is not sent."""
 
 
-class ChildEngine:
+class ChildEngine(Engine):
     """An Engine in a process of its own.
 
     One that gives no sign of life for `silent_s` is taken for stuck and killed: signs come from the thread that
@@ -54,10 +55,6 @@ class ChildEngine:
         silent_s: float = 60,
     ) -> None:
         self.model = model
-        self.on_died: Callable[[int], None] = lambda code: None
-        self.on_busy: Callable[[float], None] = lambda seconds: None
-        self.on_limits: Callable[[Limits], None] = lambda limits: None
-        self.on_out_of_memory: Callable[[], None] = lambda: None
         self._backend, self._source, self._options = backend, source, dict(options)
         self._limits = limits
         self._load_timeout_s = load_timeout_s

@@ -18,13 +18,14 @@ import json
 import logging
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import httpx
 
 from penstock.processors.background import BackgroundTasks
 from penstock.processors.engines.base import (
+    Engine,
     EngineGone,
     EngineInfo,
     EngineState,
@@ -37,6 +38,7 @@ from penstock.processors.engines.base import (
     Sink,
     TurnedAway,
     refuse_images,
+    usage_of,
 )
 from penstock.processors.engines.context import build_context
 from penstock.processors.engines.remote.concurrency import RemoteGate
@@ -71,7 +73,7 @@ ANSWER_TOKENS = 256
 """What an answer whose length nobody bounded costs of the budget, until it has ended."""
 
 
-class RemoteEngine:
+class RemoteEngine(Engine):
     """Chat, completions and embeddings over HTTP, streamed; a cancelled run closes its connection."""
 
     prepares_inline = True
@@ -90,10 +92,6 @@ class RemoteEngine:
             self._url += "/v1"
         self._name = str(options.get("remote_model", model))
         self._window = int(options.get("window", DEFAULT_WINDOW))
-        self.on_died: Callable[[int], None] = lambda code: None
-        self.on_busy: Callable[[float], None] = lambda seconds: None
-        self.on_limits: Callable[[Limits], None] = lambda limits: None
-        self.on_out_of_memory: Callable[[], None] = lambda: None
         self._slots = int(options.get("slots", 8))
         self._timeout_s = float(options.get("timeout_s", 600))
         budget = options.get("tokens_per_minute")
@@ -116,10 +114,6 @@ class RemoteEngine:
     @property
     def state(self) -> EngineState:
         return self._state
-
-    @property
-    def pid(self) -> int | None:
-        return None
 
     async def start(self) -> None:
         """Raises InvalidRequest; EngineFailed if `stop` is called before the server was tried."""
@@ -283,7 +277,7 @@ class RemoteEngine:
             raise EngineFailed(f"the server of {self.model} ended its stream without a finish_reason")
         shown.end(answer.flush())
         pieces, output = answer.pieces, answer.output()
-        usage = answer.usage or {"prompt_tokens": 0, "completion_tokens": pieces, "total_tokens": pieces}
+        usage = answer.usage or usage_of(0, pieces)
         if of_prompt:
             wanted = bool(spec.params.get("logprobs"))
             output = without_prompt(output, spec.prompt, usage["prompt_tokens"], has_logprobs=wanted)
@@ -346,7 +340,7 @@ class RemoteEngine:
             run_id=spec.run_id,
             output={"embeddings": vectors, "dimensions": len(vectors[0])},
             finish_reason=None,
-            usage={"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0} | usage,
+            usage=usage_of(0, 0) | usage,
             prompt_tokens=usage.get("prompt_tokens", 0),
         )
 
@@ -369,12 +363,6 @@ class RemoteEngine:
         await self._background.cancel()
         if self._http is not None:
             await self._http.aclose()
-
-    def measured_memory(self) -> int | None:
-        return None
-
-    def peak_memory(self) -> int | None:
-        return None
 
     def info(self) -> EngineInfo:
         window = None if self._window == DEFAULT_WINDOW else self._window

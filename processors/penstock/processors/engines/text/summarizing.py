@@ -27,6 +27,7 @@ from penstock.processors.engines.base import (
     RunFailed,
     RunSpec,
     Sink,
+    usage_of,
 )
 from penstock.processors.engines.sinks import GuardedSink
 from penstock.processors.engines.text.summary_parts import (
@@ -51,7 +52,7 @@ PARALLEL = 4
 """Parts that are summed up together, where the engine's tokens allow it."""
 
 
-class SummarizingEngine:
+class SummarizingEngine(Engine):
     """An engine of text that serves summarization too; all else is passed on to it."""
 
     prepares_inline = False
@@ -59,10 +60,6 @@ class SummarizingEngine:
 
     def __init__(self, inner: Engine) -> None:
         self.model = inner.model
-        self.on_died: Callable[[int], None] = lambda code: None
-        self.on_busy: Callable[[float], None] = lambda seconds: None
-        self.on_limits: Callable[[Limits], None] = lambda limits: None
-        self.on_out_of_memory: Callable[[], None] = lambda: None
         self._inner = inner
         inner.on_died = self._died
         inner.on_busy = lambda seconds: self.on_busy(seconds)
@@ -256,16 +253,11 @@ class _Summary:
         self._steps = max(self._steps, 1)
         answer = await self._answer(prompt, self._sizes.summary_tokens, stream=self._spec.stream)
         self._done()
-        usage = {
-            "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": self._completion_tokens,
-            "total_tokens": self._prompt_tokens + self._completion_tokens,
-        }
         return Finished(
             run_id=self._spec.run_id,
             output={"text": answer.output["text"]},
             finish_reason=answer.finish_reason,
-            usage=usage,
+            usage=usage_of(self._prompt_tokens, self._completion_tokens),
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._completion_tokens,
         )

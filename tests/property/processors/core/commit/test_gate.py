@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.processors.core.commit import span as span_module
 from penstock.processors.core.commit.donemap import decode
-from penstock.processors.core.commit.gate import TP, Arrival, CommitGate, DuplicateNotDelivered, GapInDelivery
+from penstock.processors.core.commit.gate import TP, Arrival, CommitGate, DuplicateNotDelivered
+from penstock.processors.core.commit.span import GapInDelivery
 
 TPS: tuple[TP, ...] = (("high", 0), ("high", 1), ("low", 0))
 SPAN = 6

@@ -55,7 +55,7 @@ def no_process_stays() -> Iterator[None]:
     yield
     while benches:
         if isinstance(backend := benches.pop().backend, ImagingBackend):
-            backend.close()
+            backend.processors.pool.close()
 
 
 class Bench:
@@ -154,13 +154,13 @@ async def test_an_image_beyond_the_engines_limit_is_refused_before_it_runs() -> 
 async def test_a_cancelled_run_gives_its_place_to_the_next_and_tells_nothing() -> None:
     bench = Bench(threads=1)
     await bench.image(spec(1, {"op": "flip", "axis": "vertical"}, images=[noise(4, 4)]))
-    (pid,) = bench.backend.pids()
+    (pid,) = bench.backend.processors.pool.pids()
     os.kill(pid, signal.SIGSTOP)  # so that it is at work for as long as the test needs
     resize = {"op": "resize", "width": 9, "height": 9}
     bench.begin(spec(2, resize, images=[noise(40, 30)]))
     bench.begin(spec(3, resize, images=[noise(40, 30)]))
     bench.begin(spec(4, resize, images=[noise(40, 30)]))
-    await wait_until_async(lambda: bench.backend.at_work() == {"run-2"})
+    await wait_until_async(lambda: bench.backend.processors.pool.at_work() == {"run-2"})
     bench.backend.cancel("run-2")
     bench.backend.cancel("run-3")  # waits for the thread
     assert (await bench.ended("run-4")).size == (9, 9)
@@ -185,7 +185,7 @@ async def test_a_process_that_is_killed_at_work_fails_its_run_which_may_be_tried
     files = {"image": file(noise(3000, 3000), "BMP")}
     turns = [{"op": "rotate", "degrees": 33, "expand": False}] * 16
     bench.begin(spec(1, *turns, images=[noise(4, 4)], files=files))
-    (pid,) = bench.backend.pids()
+    (pid,) = bench.backend.processors.pool.pids()
     process = psutil.Process(pid)
     # Starting and decoding take a quarter of a second of the processor, the turns many seconds.
     await wait_until_async(lambda: process.cpu_times().user > 1, 60, lambda: str(process.cpu_times()))
