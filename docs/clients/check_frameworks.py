@@ -1,82 +1,40 @@
-"""Checks of LangChain, LlamaIndex, LiteLLM and Instructor."""
+"""Checks of LlamaIndex, LiteLLM, Haystack and Instructor."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
-from checks import ASKED, FORCED, HELLO, IGNORED, LENIENT, LONG, TOOL, WHIM, City, embedding, of, text
-
-
-def langchain() -> None:
-    from langchain_openai import ChatOpenAI, OpenAIEmbeddings
-
-    name = "LangChain"
-
-    def model(where: str, **options: Any) -> Any:
-        return ChatOpenAI(model=text(where), **{"max_tokens": 60, "temperature": 0, "max_retries": 0, **options})
-
-    def streamed(where: str) -> Any:
-        bound = model(where).bind_tools([TOOL], tool_choice="weather")
-        whole, pieces = None, 0
-        for piece in bound.stream("The weather in Paris?"):
-            pieces += bool(piece.tool_call_chunks)
-            whole = piece if whole is None else whole + piece
-        return pieces > 1 and whole.tool_calls[0]["args"]
-
-    def called(where: str) -> Any:
-        from langchain_core.messages import HumanMessage, ToolMessage
-
-        asked = [HumanMessage("The weather in Paris?")]
-        answer = model(where).bind_tools([TOOL], tool_choice="weather").invoke(asked)
-        told = ToolMessage("sunny", tool_call_id=answer.tool_calls[0]["id"])
-        return model(where).bind_tools([TOOL]).invoke([*asked, answer, told]).usage_metadata["output_tokens"]
-
-    def turns(where: str, **options: Any) -> Any:
-        from langchain_core.messages import HumanMessage, ToolMessage
-
-        said: list[Any] = [HumanMessage("The weather in Paris?")]
-        for _ in "ab":
-            said.append(model(where, **options).bind_tools([TOOL], tool_choice="weather").invoke(said))
-            said += [ToolMessage("sunny", tool_call_id=call["id"]) for call in said[-1].tool_calls]
-        return model(where, **options).invoke(said).usage_metadata["output_tokens"]
-
-    def unknown(where: str) -> Any:
-        import openai
-
-        try:
-            model(where, extra_body=WHIM).invoke("Hello")
-        except openai.BadRequestError as error:
-            lenient = model(where, extra_body=WHIM, base_url=os.environ[LENIENT], include_response_headers=True)
-            return error.param == "use_beam_search" and lenient.invoke("Hello").response_metadata["headers"][IGNORED]
-
-    def responses(where: str) -> Any:
-        return model(where, use_responses_api=True, max_tokens=LONG)
-
-    def embedded(where: str) -> Any:
-        client = OpenAIEmbeddings(model=embedding(where), check_embedding_ctx_length=False)
-        return client.embed_documents(["a", "b"])[1]
-
-    of(name, "chat")(lambda w: model(w).invoke("Hello").content)
-    of(name, "stream")(lambda w: "".join(one.content for one in model(w).stream("Hello")))
-    of(name, "tools")(called)
-    of(name, "tools, three turns")(lambda w: turns(w) and turns(w, use_responses_api=True, max_tokens=LONG))
-    of(name, "unknown fields, both modes")(unknown)
-    of(name, "tools, streamed")(streamed)
-    of(name, "JSON schema")(lambda w: isinstance(model(w).with_structured_output(City).invoke("Hello"), City))
-    of(name, "n, logprobs")(lambda w: model(w, logprobs=True).invoke("Hello").response_metadata["logprobs"]["content"])
-    of(name, "responses")(lambda w: responses(w).invoke("Hello").content)
-    of(name, "responses, streamed")(lambda w: [one.content for one in responses(w).stream("Hello") if one.content])
-    of(name, "embeddings")(embedded)
+from checks import (
+    AGENT,
+    ASKED,
+    BATCHES,
+    CITY,
+    FORCED,
+    HELLO,
+    LONG,
+    PICTURES,
+    TEXTS,
+    TOOL,
+    UNKNOWN,
+    WHIM,
+    City,
+    both_modes,
+    data_url,
+    embedding,
+    here,
+    of,
+    text,
+)
 
 
 def llama_index() -> None:
-    from llama_index.core.llms import ChatMessage
+    from llama_index.core.llms import ChatMessage, ImageBlock, TextBlock
     from llama_index.core.tools import FunctionTool
     from llama_index.embeddings.openai_like import OpenAILikeEmbedding
     from llama_index.llms.openai_like import OpenAILike
 
-    name, hello = "LlamaIndex", [ChatMessage(role="user", content="The weather in Paris?")]
+    name, hello = "LlamaIndex", ChatMessage(role="user", content="The weather in Paris?")
     url = os.environ["OPENAI_BASE_URL"]
 
     def weather(city: str) -> str:
@@ -84,21 +42,47 @@ def llama_index() -> None:
         return city
 
     def model(where: str, **options: Any) -> Any:
-        given = {"is_chat_model": True, "max_tokens": 60, "max_retries": 0, **options}
-        return OpenAILike(model=text(where), api_base=url, api_key="x", **given)
+        given = {
+            "is_chat_model": True,
+            "max_tokens": 60,
+            "temperature": 0,
+            "max_retries": 0,
+            "api_base": url,
+            **options,
+        }
+        return OpenAILike(model=text(where), api_key="x", is_function_calling_model=True, **given)
 
-    def tools(where: str) -> Any:
-        asked = model(where, is_function_calling_model=True)
-        answer = asked.chat_with_tools([FunctionTool.from_defaults(weather)], "Paris?", tool_required=True)
-        return asked.get_tool_calls_from_response(answer)[0].tool_name == "weather"
+    def turns(where: str, calls: int) -> Any:
+        asked, said, tools = model(where), [hello], [FunctionTool.from_defaults(weather)]
+        for _ in range(calls):
+            answer = asked.chat_with_tools(tools, chat_history=said, tool_required=True)
+            said.append(answer.message)
+            for call in asked.get_tool_calls_from_response(answer):
+                told = {"tool_call_id": call.tool_id}
+                said.append(ChatMessage(role="tool", content="sunny", additional_kwargs=told))
+        return asked.chat(said, max_tokens=8).raw.usage.completion_tokens
 
-    def embedded(where: str) -> Any:
-        return OpenAILikeEmbedding(model_name=embedding(where), api_base=url, api_key="x").get_text_embedding("a")
+    def unknown(where: str, base: str) -> Any:
+        return model(where, api_base=base, additional_kwargs={"extra_body": WHIM}).chat([hello]).message.content
 
-    of(name, "chat")(lambda w: model(w).chat(hello).message.content)
-    of(name, "stream")(lambda w: [one.delta for one in model(w).stream_chat(hello) if one.delta])
-    of(name, "tools")(tools)
-    of(name, "embeddings")(embedded)
+    def seen(picture: bytes) -> Any:
+        blocks = [TextBlock(text="What is this?"), ImageBlock(image=picture, image_mimetype="image/png")]
+        asked = [ChatMessage(role="user", blocks=blocks)]
+        return model("tiny-image-to-text", max_tokens=8).chat(asked).raw.usage.completion_tokens
+
+    def embedded(where: str, texts: list[str]) -> Any:
+        client = OpenAILikeEmbedding(model_name=embedding(where), api_base=url, api_key="x")
+        return len(client.get_text_embedding_batch(texts)) == len(texts)
+
+    of(name, "chat")(lambda w: model(w).chat([hello]).message.content)
+    of(name, "stream")(lambda w: [one.delta for one in model(w).stream_chat([hello]) if one.delta])
+    of(name, "tools")(lambda w: turns(w, 1))
+    of(name, AGENT)(lambda w: turns(w, 2))
+    of(name, UNKNOWN)(lambda w: both_modes(lambda base: unknown(w, base)))
+    of(name, "embeddings")(lambda w: embedded(w, ["a"]))
+    of(name, BATCHES)(lambda w: embedded(w, TEXTS))
+    for feature, picture in PICTURES.items():
+        of(name, feature)(here(lambda picture=picture: seen(picture)))
 
 
 def litellm() -> None:
@@ -108,15 +92,27 @@ def litellm() -> None:
     name, url = "LiteLLM", os.environ["OPENAI_BASE_URL"]
 
     def ask(where: str, **options: Any) -> Any:
-        given = {"messages": HELLO, "max_tokens": 60, "temperature": 0, "num_retries": 0, **options}
-        return litellm.completion(model=f"openai/{text(where)}", api_base=url, **given)
+        given = {"messages": HELLO, "max_tokens": 60, "temperature": 0, "num_retries": 0, "api_base": url, **options}
+        return litellm.completion(model=f"openai/{text(where)}", **given)
 
-    def answered(where: str) -> Any:
-        options = {"api_base": url, "max_output_tokens": LONG}
-        return litellm.responses(model=f"openai/{text(where)}", input="Hello", **options).output
+    def answered(where: str, **options: Any) -> Any:
+        options |= {"api_base": url, "max_output_tokens": LONG, "temperature": 0}
+        return litellm.responses(model=f"openai/{text(where)}", input="Hello", **options)
 
-    def embedded(where: str) -> Any:
-        return litellm.embedding(model=f"openai/{embedding(where)}", input=["a"], api_base=url).data
+    def background(where: str) -> Any:
+        told: dict[str, Any] = {"api_base": url, "custom_llm_provider": "openai"}
+        number = answered(where, background=True).id
+        *_, last = litellm.get_responses(number, stream=True, **told)
+        litellm.delete_responses(number, **told)
+        return last.response.output
+
+    def embedded(where: str, texts: list[str]) -> Any:
+        return len(litellm.embedding(model=f"openai/{embedding(where)}", input=texts, api_base=url).data) == len(texts)
+
+    def prompts(where: str) -> Any:
+        asked: Any = {"prompt": ["The sky is", "Two and two"], "max_tokens": 4, "echo": True, "logprobs": 2}
+        found = litellm.text_completion(model=f"text-completion-openai/{text(where)}", api_base=url, **asked).choices
+        return found[1].text.startswith("Two and two") and found[1].logprobs
 
     def schema(where: str) -> Any:
         return City.model_validate_json(ask(where, response_format=City).choices[0].message.content)
@@ -134,40 +130,111 @@ def litellm() -> None:
             ]
         return ask(where, messages=said, max_tokens=8).usage.completion_tokens
 
-    def unknown(where: str) -> Any:
-        try:
-            ask(where, extra_body=WHIM)
-        except litellm.BadRequestError as error:
-            asked: Any = {"model": f"openai/{text(where)}", "messages": HELLO, "max_tokens": 8, "extra_body": WHIM}
-            return "use_beam_search" in str(error) and litellm.completion(api_base=os.environ[LENIENT], **asked)
-
     def pieces(where: str) -> Any:
         options = {"tools": [TOOL], "tool_choice": FORCED, "stream": True}
         chunks = list(ask(where, messages=ASKED, **options))
         whole: Any = litellm.stream_chunk_builder(chunks)
         return sum(bool(one.choices[0].delta.tool_calls) for one in chunks) > 2 and whole.choices[0].message.tool_calls
 
+    def seen(picture: bytes) -> Any:
+        shown = {"type": "image_url", "image_url": {"url": data_url(picture)}}
+        asked = [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, shown]}]
+        return ask("tiny-image-to-text", messages=asked, max_tokens=8).usage.completion_tokens
+
     of(name, "chat")(lambda w: ask(w).choices[0].message.content)
     of(name, "stream")(lambda w: [one for one in ask(w, stream=True) if one.choices[0].delta.content])
     of(name, "tools")(called)
-    of(name, "tools, three turns")(turns)
-    of(name, "unknown fields, both modes")(unknown)
+    of(name, AGENT)(turns)
+    of(name, UNKNOWN)(lambda w: both_modes(lambda base: ask(w, extra_body=WHIM, max_tokens=8, api_base=base)))
     of(name, "tools, streamed")(pieces)
     of(name, "JSON schema")(schema)
     of(name, "n, logprobs")(lambda w: ask(w, n=2, logprobs=True).choices[1].logprobs)
-    of(name, "responses")(answered)
-    of(name, "embeddings")(embedded)
+    of(name, "responses")(lambda w: answered(w).output)
+    of(name, "background")(background)
+    of(name, "prompt lists, echo, logprobs")(prompts)
+    of(name, "embeddings")(lambda w: embedded(w, ["a"]))
+    of(name, BATCHES)(lambda w: embedded(w, TEXTS))
+    for feature, picture in PICTURES.items():
+        of(name, feature)(here(lambda picture=picture: seen(picture)))
+
+
+def haystack() -> None:
+    from haystack import Document
+    from haystack.components.embedders import OpenAIDocumentEmbedder
+    from haystack.components.generators import OpenAIImageGenerator
+    from haystack.components.generators.chat import OpenAIChatGenerator, OpenAIResponsesChatGenerator
+    from haystack.dataclasses import ChatMessage, ImageContent
+    from haystack.tools import Tool
+
+    name, hello = "Haystack", ChatMessage.from_user("The weather in Paris?")
+    weather = Tool(name="weather", description="The weather", parameters=CITY, function=lambda city: f"sunny in {city}")
+
+    def ask(
+        where: str, said: list[Any], made: Any = OpenAIChatGenerator, base: str | None = None, **options: Any
+    ) -> Any:
+        given: dict[str, Any] = {"max_retries": 0, "api_base_url": base or os.environ["OPENAI_BASE_URL"]}
+        kept = {key: options.pop(key) for key in ("streaming_callback", "tools") if key in options}
+        limit = {"max_output_tokens": LONG} if made is OpenAIResponsesChatGenerator else {"max_tokens": 60}
+        return made(model=text(where), generation_kwargs={"temperature": 0, **limit, **options}, **given, **kept).run(
+            said
+        )["replies"][0]
+
+    def streamed(where: str, made: Any = OpenAIChatGenerator, **options: Any) -> Any:
+        pieces: list[Any] = []
+        return ask(where, [hello], made, streaming_callback=pieces.append, **options) and len(pieces) > 2 and pieces
+
+    def turns(where: str, calls: int) -> Any:
+        said: list[Any] = [hello]
+        for _ in range(calls):
+            said.append(ask(where, said, tools=[weather], tool_choice="required"))
+            said += [ChatMessage.from_tool("sunny", origin=call) for call in said[-1].tool_calls]
+        return (
+            len(said) > 2 * calls and ask(where, said, tools=[weather], max_tokens=8).meta["usage"]["completion_tokens"]
+        )
+
+    def embedded(where: str, texts: list[str]) -> Any:
+        client = OpenAIDocumentEmbedder(
+            model=embedding(where), progress_bar=False, max_retries=0, raise_on_failure=True
+        )
+        found = client.run([Document(content=one) for one in texts])["documents"]
+        return len(found) == len(texts) and all(one.embedding for one in found)
+
+    def seen(picture: bytes) -> Any:
+        image = ImageContent(base64_image=data_url(picture).split(",")[1], mime_type="image/png")
+        asked = ChatMessage.from_user(content_parts=["What is this?", image])
+        return ask("tiny-image-to-text", [asked], max_tokens=8).meta["usage"]["completion_tokens"]
+
+    def drawn() -> Any:
+        return OpenAIImageGenerator(model="tiny-image-generation", size="64x64").run("a red square")["images"]  # pyright: ignore
+
+    responses = OpenAIResponsesChatGenerator
+    of(name, "chat")(lambda w: ask(w, [hello]).text)
+    of(name, "stream")(streamed)
+    of(name, "tools")(lambda w: turns(w, 1))
+    of(name, AGENT)(lambda w: turns(w, 2))
+    of(name, "tools, streamed")(lambda w: streamed(w, tools=[weather], tool_choice="required"))
+    of(name, "JSON schema")(lambda w: City.model_validate_json(ask(w, [hello], response_format=City).text))
+    of(name, UNKNOWN)(lambda w: both_modes(lambda base: ask(w, [hello], base=base, extra_body=WHIM).text))
+    of(name, "responses")(lambda w: ask(w, [hello], responses).text)
+    of(name, "responses, streamed")(lambda w: streamed(w, responses))
+    of(name, "embeddings")(lambda w: embedded(w, ["a"]))
+    of(name, BATCHES)(lambda w: embedded(w, TEXTS))
+    of(name, "images")(here(drawn))
+    for feature, picture in PICTURES.items():
+        of(name, feature)(here(lambda picture=picture: seen(picture)))
 
 
 def instructor() -> None:
     import instructor
     from openai import OpenAI
 
-    def ask(where: str, mode: Any) -> Any:
-        client = instructor.from_openai(OpenAI(max_retries=0), mode=mode)
-        options: Any = {"response_model": City, "max_retries": 0, "max_tokens": 60, "temperature": 0}
-        return client.chat.completions.create(model=text(where), messages=HELLO, **options)
+    def ask(where: str, mode: Any, base: str | None = None, **options: Any) -> Any:
+        client = instructor.from_openai(OpenAI(max_retries=0, base_url=base), mode=mode)
+        options = {"response_model": City, "max_retries": 0, "max_tokens": 60, "temperature": 0, **options}
+        return isinstance(client.chat.completions.create(model=text(where), messages=HELLO, **options), City)
 
-    of("Instructor", "tools")(lambda w: isinstance(ask(w, instructor.Mode.TOOLS), City))
-    of("Instructor", "JSON schema")(lambda w: isinstance(ask(w, instructor.Mode.JSON_SCHEMA), City))
-    of("Instructor", "tools, strict")(lambda w: isinstance(ask(w, instructor.Mode.TOOLS_STRICT), City))
+    modes = instructor.Mode
+    of("Instructor", "tools")(lambda w: ask(w, modes.TOOLS))
+    of("Instructor", "JSON schema")(lambda w: ask(w, modes.JSON_SCHEMA))
+    of("Instructor", "tools, strict")(lambda w: ask(w, modes.TOOLS_STRICT))
+    of("Instructor", UNKNOWN)(lambda w: both_modes(lambda base: ask(w, modes.JSON_SCHEMA, base, extra_body=WHIM)))

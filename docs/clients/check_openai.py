@@ -4,32 +4,33 @@ from __future__ import annotations
 
 import base64
 import io
-import os
-import subprocess
-from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 from checks import (
+    AGENT,
     ASKED,
+    BATCHES,
     FORCED,
     HELLO,
-    HERE_ONLY,
     IGNORED,
-    LENIENT,
     LONG,
+    PICTURES,
+    TEXTS,
     TOOL,
+    UNKNOWN,
     WHIM,
-    Check,
     City,
+    both_modes,
+    data_url,
     embedding,
-    image_url,
+    here,
     of,
     png,
     text,
 )
 
-NAME, NODE = "openai (Python)", "openai (Node)"
+NAME = "openai (Python)"
 
 
 def python() -> None:
@@ -38,7 +39,8 @@ def python() -> None:
     client = openai.OpenAI(max_retries=0)
     _chat(client)
     _tools(client)
-    _other(client)
+    _responses(client)
+    _completions_and_embeddings(client)
     _images(client)
 
 
@@ -110,107 +112,111 @@ def _tools(client: Any) -> None:
             said += [{"role": "tool", "tool_call_id": one.id, "content": "sunny"} for one in message.tool_calls]
         return chat.create(model=text(where), messages=said, max_tokens=8).usage.completion_tokens
 
-    def unknown(where: str) -> Any:
+    def unknown(where: str, url: str) -> Any:
         import openai
 
+        lenient = openai.OpenAI(base_url=url, max_retries=0).chat.completions.with_raw_response
         asked: Any = {"model": text(where), "messages": HELLO, "max_tokens": 8, "extra_body": WHIM}
-        try:
-            chat.create(**asked)
-        except openai.BadRequestError as error:
-            lenient = openai.OpenAI(base_url=os.environ[LENIENT], max_retries=0).chat.completions.with_raw_response
-            return error.param == "use_beam_search" and "whim" in lenient.create(**asked).headers[IGNORED]
+        return "whim" in lenient.create(**asked).headers[IGNORED]
 
     of(NAME, "tools")(answered)
-    of(NAME, "tools, three turns")(turns)
-    of(NAME, "unknown fields, both modes")(unknown)
+    of(NAME, AGENT)(turns)
+    of(NAME, UNKNOWN)(lambda w: both_modes(lambda url: unknown(w, url)))
     of(NAME, "tools, streamed")(streamed)
     of(NAME, "tools, strict")(strict)
 
 
-def _other(client: Any) -> None:
+def _responses(client: Any) -> None:
+    brief: Any = {"max_output_tokens": LONG, "temperature": 0}
+
     def streamed(where: str) -> Any:
-        with client.responses.stream(model=text(where), input="Hello", max_output_tokens=LONG) as stream:
+        with client.responses.stream(model=text(where), input="Hello", **brief) as stream:
             return stream.get_final_response().output_text
 
     def called(where: str) -> Any:
         tool = {"type": "function", **TOOL["function"]}
         choice = {"type": "function", "name": "weather"}  # `required` would let a small model call again and again
-        options = {"tools": [tool], "tool_choice": choice, "max_output_tokens": LONG}
-        with client.responses.stream(model=text(where), input="The weather in Paris?", **options) as stream:
-            kinds = [event.type for event in stream]
-            output = stream.get_final_response().output
-        return "response.function_call_arguments.delta" in kinds and output[0].arguments
+        kinds: set[str] = set()
+        said: list[Any] = [{"role": "user", "content": "The weather in Paris?"}]
+        for _ in "ab":
+            options = {"tools": [tool], "tool_choice": choice, **brief}
+            with client.responses.stream(model=text(where), input=said, **options) as stream:
+                kinds |= {event.type for event in stream}
+                said += stream.get_final_response().output
+            said.append({"type": "function_call_output", "call_id": said[-1].call_id, "output": "sunny"})
+        last = client.responses.create(model=text(where), input=said, tools=[tool], **brief)
+        return "response.function_call_arguments.delta" in kinds and last.output
 
     def parsed(where: str) -> Any:
         options = {"text_format": City, "max_output_tokens": 60}
         return client.responses.parse(model=text(where), input="Hello", **options).output_parsed
 
     def answered(where: str) -> Any:
-        return client.responses.create(model=text(where), input="Hello", max_output_tokens=LONG).output_text
+        return client.responses.create(model=text(where), input="Hello", **brief).output_text
+
+    def background(where: str) -> Any:
+        options: Any = {"model": text(where), "input": "Hello", "background": True, **brief}
+        with client.responses.create(**options, stream=True) as events:
+            first = next(iter(events))
+        number, behind = first.response.id, first.sequence_number
+        *_, last = client.responses.retrieve(number, stream=True, starting_after=behind)
+        whole = client.responses.retrieve(number).output_text
+        items = client.responses.input_items.list(number).data
+        client.responses.delete(number)
+        ended = client.responses.cancel(client.responses.create(**options).id).status
+        return whole and last.response.output_text == whole and len(items) == 1 and ended == "cancelled"
 
     of(NAME, "responses")(answered)
     of(NAME, "responses, streamed")(streamed)
     of(NAME, "responses, tools")(called)
     of(NAME, "responses, JSON schema")(parsed)
-    of(NAME, "embeddings")(lambda w: client.embeddings.create(model=embedding(w), input=["a", "b"]).data[1].embedding)
+    of(NAME, "background")(background)
+
+
+def _completions_and_embeddings(client: Any) -> None:
+    def prompts(where: str) -> Any:
+        asked: Any = {"model": text(where), "prompt": ["The sky is", "Two and two"], "max_tokens": 4}
+        found = client.completions.create(**asked, echo=True, logprobs=2).choices
+        pieces = [one.choices[0].index for one in client.completions.create(**asked, stream=True, logprobs=2)]
+        echoed = [one.text.startswith(prompt) for one, prompt in zip(found, asked["prompt"], strict=True)]
+        return all(echoed) and set(pieces) == {0, 1} and found[1].logprobs.token_logprobs[0] is None
+
+    def embedded(where: str, texts: list[str]) -> Any:
+        found = client.embeddings.create(model=embedding(where), input=texts).data
+        return len(found) == len(texts) and found[-1].embedding
+
+    of(NAME, "prompt lists, echo, logprobs")(prompts)
+    of(NAME, "embeddings")(lambda w: embedded(w, ["a", "b"]))
+    of(NAME, BATCHES)(lambda w: embedded(w, TEXTS))
 
 
 def _images(client: Any) -> None:
     """Only this gateway makes images: no server that is asked remotely does, as far as Penstock knows them."""
+    drawn: Any = {"model": "tiny-image-generation", "prompt": "a red square", "size": "64x64"}
 
-    def generated(where: str) -> Any:
-        options = {"model": "tiny-image-generation", "prompt": "a red square", "size": "64x64"}
-        if where == "remote":
-            return HERE_ONLY
-        found = client.images.generate(**options, response_format="b64_json")
-        linked = client.images.generate(**options, response_format="url")
+    def generated() -> Any:
+        found = client.images.generate(**drawn, response_format="b64_json")
+        linked = client.images.generate(**drawn, response_format="url")
         return base64.b64decode(found.data[0].b64_json)[:4] == b"\x89PNG" and urlopen(linked.data[0].url).read()
 
-    def edited(where: str) -> Any:
-        if where == "remote":
-            return HERE_ONLY
-        image = ("a.png", io.BytesIO(png(64)), "image/png")
-        return client.images.edit(model="tiny-image-editing", image=image, prompt="make it blue").data
+    def edited(picture: bytes) -> Any:
+        image = ("a.png", io.BytesIO(picture), "image/png")
+        return client.images.edit(model="tiny-image-editing", image=image, prompt="make it blue", size="64x64").data
 
-    def seen(where: str) -> Any:
-        if where == "remote":
-            return HERE_ONLY
-        content = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": image_url()}}]
-        asked: Any = [{"role": "user", "content": content}]
+    def seen(picture: bytes) -> Any:
+        shown = {"type": "image_url", "image_url": {"url": data_url(picture)}}
+        asked: Any = [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, shown]}]
         found = client.chat.completions.create(model="tiny-image-to-text", messages=asked, max_tokens=8)
         return found.usage.completion_tokens
 
-    def streamed(where: str) -> Any:
-        if where == "remote":
-            return HERE_ONLY
-        options = {"model": "tiny-image-generation", "prompt": "a red square", "size": "64x64"}
-        with client.images.generate(**options, stream=True, partial_images=1) as stream:
+    def streamed() -> Any:
+        with client.images.generate(**drawn, stream=True, partial_images=1) as stream:
             kinds = [event.type for event in stream]
         return kinds == ["image_generation.partial_image", "image_generation.completed"]
 
-    of(NAME, "images")(generated)
-    of(NAME, "images, streamed")(streamed)
-    of(NAME, "image edits")(edited)
-    of(NAME, "chat with images")(seen)
-
-
-def node(url: str, folder: Path) -> None:
-    script = Path(__file__).with_name("check.mjs")
-
-    def check(feature: str) -> Check:
-        def run(where: str) -> str:
-            asked = [feature, embedding(where) if feature == "embeddings" else text(where), where]
-            command = ["node", str(script), url, *asked]
-            env = {**os.environ, "PICTURE": image_url()}
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=env)
-            if done.returncode:
-                raise RuntimeError(done.stderr[-300:])
-            return done.stdout.strip()
-
-        return run
-
-    for feature in (
-        "chat", "stream", "tools", "tools, streamed", "JSON schema", "n, logprobs", "responses", "responses, streamed",
-        "embeddings", "images", "image edits", "chat with images",
-    ):  # fmt: skip
-        of(NODE, feature)(check(feature))
+    of(NAME, "images")(here(generated))
+    of(NAME, "images, streamed")(here(streamed))
+    of(NAME, "image edits")(here(lambda: edited(png(64))))
+    of(NAME, "chat with images")(here(lambda: seen(png())))
+    large = PICTURES["image of 5 MB"]
+    of(NAME, "image of 5 MB")(here(lambda: seen(large) and edited(large)))

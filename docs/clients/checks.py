@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import os
+import random
 import struct
 import zlib
 from collections.abc import Callable
-from typing import Any
+from functools import cache
+from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 Check = Callable[[str], Any]
 """Takes `local` or `remote`, gives something true when it worked."""
@@ -31,10 +34,14 @@ TOOL: Any = {"type": "function", "function": {"name": "weather", "description": 
 FORCED: Any = {"type": "function", "function": {"name": "weather"}}
 
 
+Name = Annotated[str, Field(max_length=12)]
+
+
 class City(BaseModel):
     """A form that any model fills within few tokens."""
 
-    city: str = Field(max_length=12)
+    model_config = ConfigDict(extra="forbid")
+    city: Name
     people: int = Field(ge=0, le=99_999)
 
 
@@ -43,6 +50,11 @@ LENIENT = "LENIENT_URL"
 IGNORED = "penstock-ignored-fields"
 WHIM = {"use_beam_search": True, "whim": 1}
 """Fields that are refused by default."""
+UNKNOWN = "unknown fields, both modes"
+AGENT = "tools, three turns"
+BATCHES = "embeddings, default batches"
+TEXTS = [f"{number} {'x' * 1_000}"[:1_000] for number in range(1_000)]
+"""A megabyte of texts. A tokenizer takes the long word as one unknown token, so that they cost little to embed."""
 
 
 def text(where: str) -> str:
@@ -63,16 +75,38 @@ def of(client: str, feature: str) -> Callable[[Check], Check]:
     return keep
 
 
-def png(side: int = 32) -> bytes:
-    """A small picture, made without a library."""
+def both_modes(ask: Callable[[str], Any]) -> Any:
+    """`ask` sends WHIM to the address that it gets. One gateway refuses it by name, the other answers."""
+    try:
+        ask(os.environ["OPENAI_BASE_URL"])
+    except Exception as error:
+        return "use_beam_search" in str(error) and ask(os.environ[LENIENT])
+    return False
+
+
+def here(check: Callable[[], Any]) -> Check:
+    """A check of what only the local models do."""
+    return lambda where: HERE_ONLY if where == "remote" else check()
+
+
+@cache
+def png(side: int = 32, *, noise: bool = False) -> bytes:
+    """A picture, made without a library. Noise cannot be compressed: 1,300 pixels a side are 5 MB."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack("!I", len(data)) + kind + data + struct.pack("!I", zlib.crc32(kind + data))
 
-    rows = b"".join(b"\0" + bytes((7 * x + 3 * y) % 256 for x in range(side) for _ in range(3)) for y in range(side))
+    def row(y: int) -> bytes:
+        return dice.randbytes(3 * side) if noise else bytes((7 * (x // 3) + 3 * y) % 256 for x in range(3 * side))
+
+    dice = random.Random(0)
+    rows = b"".join(b"\0" + row(y) for y in range(side))
     head = struct.pack("!IIBBBBB", side, side, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
-def image_url() -> str:
-    return "data:image/png;base64," + base64.b64encode(png()).decode()
+PICTURES = {"chat with images": png(), "image of 5 MB": png(1_300, noise=True)}
+
+
+def data_url(picture: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(picture).decode()

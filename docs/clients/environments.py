@@ -16,8 +16,15 @@ PYTHON: dict[str, tuple[str, ...]] = {
     "LangChain": ("langchain-openai",),
     "LlamaIndex": ("llama-index-llms-openai-like", "llama-index-embeddings-openai-like"),
     "LiteLLM": ("litellm", "mcp"),
+    "Haystack": ("haystack-ai",),
     "Instructor": ("instructor",),
     "openai-agents": ("openai-agents",),
+    "pydantic-ai": ("pydantic-ai-slim[openai]",),
+    "smolagents": ("smolagents[openai]",),
+    "CrewAI": ("crewai",),
+    "DSPy": ("dspy[numpy]",),
+    "aider": ("aider-chat",),
+    "llm": ("llm",),
 }
 NODE = ("openai", "zod")
 
