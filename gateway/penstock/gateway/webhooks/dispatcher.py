@@ -25,7 +25,7 @@ from penstock.gateway.callbacks import Callbacks, WebhooksSection
 from penstock.gateway.webhooks.bodies import signed_headers, type_of, webhook_body, webhook_id
 from penstock.gateway.webhooks.deliveries import Deliveries, Key, Room, key_of, partition_of
 from penstock.gateway.webhooks.metrics import WebhookMetrics
-from penstock.gateway.webhooks.policy import DELIVERED, FAILED, WAITING, Answer, RetryRules, decide
+from penstock.gateway.webhooks.policy import DELIVERED, DROPPED, FAILED, WAITING, Answer, RetryRules, decide
 from penstock.gateway.webhooks.registry import when_there
 from penstock.gateway.webhooks.results import ResultLog
 from penstock.gateway.webhooks.sender import Sender
@@ -42,7 +42,6 @@ from penstock.schemas.topics import CONTROL_DAYS, HEADER_CALLBACK, TP
 logger = logging.getLogger(__name__)
 
 
-DROPPED = "dropped"
 ERASED_MS = CONTROL_DAYS * 24 * 3_600_000
 """So long an erasure is remembered."""
 IDLE_S = 0.5

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field, replace
 
 from penstock.gateway.webhooks.bodies import type_of, webhook_id
 from penstock.gateway.webhooks.deliveries import Deliveries, Key, Room, key_of, partition_of
-from penstock.gateway.webhooks.policy import DELIVERED, FAILED, WAITING, Answer, RetryRules, decide
+from penstock.gateway.webhooks.policy import DELIVERED, DROPPED, FAILED, WAITING, Answer, RetryRules, decide
 from penstock.schemas.fold import StatusFold
 from penstock.schemas.records import DeliveryAttempt, Place, StatusEvent, WebhookDelivery
 from penstock.schemas.topics import TP
 
-DROPPED = "dropped"
 NEWS_S = 300.0
 """So long a status is tried, and so old one may be when it is read."""
 FOLLOWED = 100_000

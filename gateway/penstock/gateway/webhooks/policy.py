@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-DELIVERED, WAITING, FAILED = "delivered", "waiting", "failed"
+DELIVERED, WAITING, FAILED, DROPPED = "delivered", "waiting", "failed", "dropped"
 MAX_WAIT_S = 3_600.0
 
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.webhooks.deliveries import Room
-from penstock.gateway.webhooks.news import DROPPED, NEWS_S, StatusNews
-from penstock.gateway.webhooks.policy import DELIVERED, FAILED, Answer, RetryRules
+from penstock.gateway.webhooks.news import NEWS_S, StatusNews
+from penstock.gateway.webhooks.policy import DELIVERED, DROPPED, FAILED, Answer, RetryRules
 from penstock.schemas.records import STATUS_RANKS, Origin, StatusEvent, WebhookDelivery
 
 TP = ("inference.status", 0)
