@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -40,6 +41,7 @@ def worker(config: Config = None, bootstrap_servers: Bootstrap = None) -> None:
     Start as many as you like, on as many machines; they share the work as one consumer group.
     """
     prepare(config, bootstrap_servers)
+    gc.set_threshold(50_000, 20, 50)  # nearly all that is made until it runs stays
     try:
         from penstock.processors.app import run_worker
         from penstock.processors.settings import WorkerSettings
