@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Generator, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import httpx
 import pytest
+from httpx._transports import default as httpx_transport
 from hypothesis import HealthCheck, settings
 
 from penstock.cli.embedded_kafka import EmbeddedKafka
@@ -26,6 +28,9 @@ BROKERS: list[EmbeddedKafka] = []
 # The machine's processor is stolen in waves: no example fails for the time it took.
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("penstock")
+
+# Every client reads the certificates of all authorities: 50 ms of processor time, for each look at /readyz too.
+httpx_transport.create_ssl_context = cache(httpx.create_ssl_context)
 
 
 @pytest.hookimpl(wrapper=True)

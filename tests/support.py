@@ -145,8 +145,3 @@ def committed_offsets(bootstrap: str, group: str, partitions: Iterable[tuple[str
 def partitions_of(consumer: Consumer, topic: str) -> list[int]:
     """The numbers of a topic's partitions."""
     return sorted(ask_broker(lambda: consumer.list_topics(topic, 10).topics[topic].partitions))
-
-
-def watermarks(consumer: Consumer, topic: str, number: int) -> tuple[int, int]:
-    """The first offset of a partition and the one after its last."""
-    return ask_broker(lambda: consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=10))

@@ -16,14 +16,15 @@ from typing import Any
 
 import httpx
 import psutil
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from penstock.cli.paths import free_port
 from penstock.schemas.codec import default_codec
 from penstock.schemas.fold import ResultFold
 from penstock.schemas.records import DeadLetter, ResultEvent
 from penstock.schemas.topics import TopicNames
-from support import committed_offsets, create_topics, partitions_of, wait_until, watermarks
+from support import ask_broker, committed_offsets, create_topics, partitions_of, wait_until
 
 NOOP = {"id": "noop", "source": "noop", "engine": "noop", "tasks": ["text_generation"], "options": {"tokens": 4}}
 
@@ -197,29 +198,25 @@ class System:
 
     def read(self, topic: str, deadline_s: float = 30) -> list[Message]:
         """All records of a topic, from its start to the end it has now, by a stock consumer."""
-        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "reader", "enable.auto.commit": False})
+        # Tests call this again and again while they wait: no request more than it takes.
+        settings = {"enable.auto.commit": False, "enable.partition.eof": True, "fetch.wait.max.ms": 10}
+        consumer = Consumer(
+            {"bootstrap.servers": self.bootstrap, "group.id": "reader", "auto.offset.reset": "earliest", **settings}
+        )
         try:
-            partitions = partitions_of(consumer, topic)
-            ends: dict[int, int] = {}
-            for number in partitions:
-                low, high = watermarks(consumer, topic, number)
-                if high > low:
-                    ends[number] = high
-            consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+            unread = set(partitions_of(consumer, topic))
+            consumer.assign([TopicPartition(topic, number, 0) for number in unread])
             messages: list[Message] = []
             give_up = time.monotonic() + deadline_s
-            while ends:
-                assert time.monotonic() < give_up, f"{topic} was not read to its end: {ends} left"
+            while unread:
+                assert time.monotonic() < give_up, f"{topic} was not read to its end: {unread} left"
                 message = consumer.poll(0.1)
-                if message is None:  # the last offset may be that of a transaction's marker
-                    for position in consumer.position([TopicPartition(topic, number) for number in ends]):
-                        if position.offset >= ends[position.partition]:
-                            del ends[position.partition]
-                elif message.error() is None:
+                if message is None:
+                    continue
+                if (error := message.error()) is None:
                     messages.append(message)
-                    number, offset = message.partition() or 0, message.offset() or 0
-                    if offset + 1 >= ends.get(number, offset + 2):
-                        del ends[number]
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    unread.discard(message.partition())
             return messages
         finally:
             consumer.close()
@@ -253,15 +250,15 @@ class System:
         return {(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
 
     def ends(self, topics: Sequence[str]) -> dict[tuple[str, int], int]:
-        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "reader"})
-        try:
-            found: dict[tuple[str, int], int] = {}
-            for topic in topics:
-                for number in partitions_of(consumer, topic):
-                    found[(topic, number)] = watermarks(consumer, topic, number)[1]
-            return found
-        finally:
-            consumer.close()
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+
+        def ask() -> dict[tuple[str, int], int]:
+            numbers = {topic: admin.list_topics(topic, 10).topics[topic].partitions for topic in topics}
+            places = [TopicPartition(topic, number) for topic in topics for number in numbers[topic]]
+            answers = admin.list_offsets(dict.fromkeys(places, OffsetSpec.latest()), request_timeout=10)
+            return {(place.topic, place.partition): answer.result(10).offset for place, answer in answers.items()}
+
+        return ask_broker(ask)
 
     def lag(self) -> int:
         committed = self.committed()

@@ -10,7 +10,8 @@ from confluent_kafka import Producer
 
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import ControlCommand, ConversationMessage, ResultEvent, StatusEvent
-from system import NOOP, System, eventually
+from support import wait_until
+from system import NOOP, System
 
 
 def engine(**options: Any) -> dict[str, Any]:
@@ -38,8 +39,7 @@ def command(system: System, kind: str, request_id: str, **fields: Any) -> None:
 
 
 def outcome(system: System, request_id: str, deadline_s: float = 30) -> ResultEvent:
-    eventually(lambda: request_id in system.outcomes(), deadline_s, system.processes[-1].tail)
-    return system.outcomes()[request_id]
+    return wait_until(lambda: system.outcomes().get(request_id), deadline_s, system.processes[-1].tail)
 
 
 def statuses(system: System, request_id: str) -> list[str]:

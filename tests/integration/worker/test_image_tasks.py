@@ -136,7 +136,8 @@ def test_a_killed_engine_of_images_gives_one_outcome_each(make_system: Callable[
     assert {made(system, one).size for one in ids} == {(20, 19)}
     ends = [event.request_id for event in system.results() if event.request_id in ids and event.is_terminal]
     assert sorted(ends) == sorted(ids)
-    again = [one for one in ids if system.outcomes()[one].attempt == 2]
+    outcomes = system.outcomes()
+    again = [one for one in ids if outcomes[one].attempt == 2]
     assert again, "all runs were over before the engine was killed"
     assert "retrying" in statuses(system, again[0])
     assert worker.stop() == 0, worker.tail()

@@ -124,7 +124,8 @@ def _goes_on(system: System, worker: Process, sent: list[str]) -> bool:
     given_up = evictions(worker)
     if min(given_up["chat"], given_up["painter"]) >= TURNS:
         return True
-    under_way = [one for one in sent if one not in system.outcomes()]
+    done = system.outcomes()
+    under_way = [one for one in sent if one not in done]
     for kind in ("text", "image"):
         for _ in range(2 - sum(one.startswith(kind) for one in under_way)):
             request_id = f"{kind}{len(sent)}"
