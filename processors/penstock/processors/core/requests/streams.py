@@ -28,8 +28,9 @@ class Streams:
         token_ids: list[int],
         now: float,
         calls: Sequence[dict[str, Any]] = (),
+        logprobs: Sequence[dict[str, Any]] = (),
     ) -> None:
-        """New text of a run, with its tokens; or pieces of the calls that it makes."""
+        """New text of a run, with its tokens and their log probabilities; or pieces of the calls that it makes."""
         if run.first_token_at is None:
             run.first_token_at = now
         run.text.append(text)
@@ -38,6 +39,8 @@ class Streams:
             return
         for piece in calls:
             _add_piece(run.calls, piece)
+        if logprobs:
+            run.logprobs.extend(logprobs)
         if run.sent_pieces == 0 and (text or calls):
             self.flush(work, run)
         elif run.buffered_at is None:
@@ -52,10 +55,14 @@ class Streams:
         calls, run.calls = run.calls, []
         if not (text or tokens or calls):
             return
-        chunk = Chunk(work.subject, text, tokens, run.sent_tokens, run.sent_chars, calls, run.since)
+        logprobs, first_logprob = run.logprobs[run.sent_logprobs :], run.sent_logprobs
+        chunk = Chunk(
+            work.subject, text, tokens, run.sent_tokens, run.sent_chars, calls, run.since, logprobs, first_logprob
+        )
         run.sent_pieces = len(run.text)
         run.sent_chars += len(text)
         run.sent_tokens += len(tokens)
+        run.sent_logprobs += len(logprobs)
         count_calls(run.sent_calls, calls)
         self._emit(chunk)
 
@@ -64,6 +71,7 @@ class Streams:
         """The run begins behind what earlier ones have published."""
         run.text, run.tokens, run.sent_calls = [told.text], [*told.token_ids], [*told.call_chars]
         run.sent_pieces, run.sent_chars, run.sent_tokens = 1, len(told.text), len(told.token_ids)
+        run.logprobs, run.sent_logprobs = [*told.logprobs], len(told.logprobs)
         run.since = told.since
 
     def remember(self, work: Work) -> None:
@@ -74,7 +82,8 @@ class Streams:
         self.flush(work, run)
         if run.sent_chars or run.sent_tokens or run.sent_calls:
             since = run.since or (work.epoch, work.attempt)
-            work.told = Told(work.lane, "".join(run.text), tuple(run.tokens), tuple(run.sent_calls), since)
+            text, tokens, calls = "".join(run.text), tuple(run.tokens), tuple(run.sent_calls)
+            work.told = Told(work.lane, text, tokens, calls, since, tuple(run.logprobs))
 
     def tick(self, now: float) -> None:
         """Publish what has gathered for the linger."""

@@ -13,7 +13,8 @@ class Told:
     """What earlier attempts have published of a stream, from the (epoch, attempt) `since` on: all of it stands.
 
     `model` made it. `token_ids` are all that were made for it, also those whose text was held back; none are known of a
-    remote model. `call_chars` has the characters of the arguments of each call of a tool.
+    remote model. `call_chars` has the characters of the arguments of each call of a tool, `logprobs` the log
+    probabilities of the tokens, where they were asked for.
     """
 
     model: str
@@ -21,6 +22,7 @@ class Told:
     token_ids: tuple[int, ...]
     call_chars: tuple[int, ...]
     since: tuple[int, int]
+    logprobs: tuple[dict[str, Any], ...] = ()
 
 
 def count_calls(chars: list[int], pieces: Iterable[dict[str, Any]]) -> None:

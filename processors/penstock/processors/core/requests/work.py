@@ -111,9 +111,12 @@ class Run:
     steps: int = 0
     step_told_at: float | None = None
     step_due: bool = False
+    logprobs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """Of its tokens, where they were asked for."""
     sent_pieces: int = 0
     sent_chars: int = 0
     sent_tokens: int = 0
+    sent_logprobs: int = 0
     sent_calls: list[int] = field(default_factory=list[int])
     """Characters of each call's arguments that were sent."""
     since: tuple[int, int] | None = None
