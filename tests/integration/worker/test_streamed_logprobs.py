@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from streamed import Chat
+from support import engine_processes
 from system import System
 
 Json = dict[str, Any]
@@ -91,7 +92,8 @@ def test_chunks_have_together_what_a_plain_answer_has(make_system: Callable[...,
 
 
 @pytest.mark.slow
-def test_they_go_on_after_a_kill(make_system: Callable[..., System], tiny_lm: Path) -> None:
+@pytest.mark.parametrize("victim", ["engine", "worker"])
+def test_they_go_on_after_a_kill(make_system: Callable[..., System], tiny_lm: Path, victim: str) -> None:
     """Also in several answers of one stream, each of which is a request."""
     system = make_system(models=[tiny(tiny_lm)])
     worker, gateway = system.worker().wait_ready(), system.gateway().wait_ready()
@@ -99,9 +101,16 @@ def test_they_go_on_after_a_kill(make_system: Callable[..., System], tiny_lm: Pa
     expected = stream(gateway.url, "chat/completions", ask)
     chat = Chat(gateway.url, ask)
     chat.read(8)
-    worker.kill9()
-    assert not worker.alive()
-    worker = system.worker("w2").wait_ready()
+    if victim == "engine":
+        engines = engine_processes(worker.popen.pid)
+        assert engines
+        for process in engines:
+            process.kill()
+            process.wait(20)
+    else:
+        worker.kill9()
+        assert not worker.alive()
+        worker = system.worker("w2").wait_ready()
     chat.whole()
     for index in (0, 1):
         text, wanted = (
