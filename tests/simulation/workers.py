@@ -353,7 +353,7 @@ class Life(Actor):
             if fold.place != (event.epoch, event.attempt) or fold.terminal is not None or fold.gap or not fold.text:
                 return None
             tokens = tuple(range(fold.token_count))
-            logprobs = () if fold.logprobs is None else tuple(fold.logprobs.tokens)
+            logprobs = None if fold.logprobs is None else fold.logprobs.copy()
             return Told(subject.lane, fold.text, tokens, fold.call_chars, fold.since, logprobs)
 
         def found(told: Told | None) -> None:

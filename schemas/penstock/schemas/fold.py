@@ -276,7 +276,7 @@ class ResultFold:
             self._length += len(new)
             self._ends.append(self._length)
             if self.logprobs is not None:
-                self.logprobs.ends[self._length] = len(self.logprobs.tokens)
+                self.logprobs.ends[self._length] = self.logprobs.count
         self.token_count = (event.first_token_index or 0) + len(event.token_ids or ())
         self.offset = offset
         return Chunk(
@@ -287,7 +287,7 @@ class ResultFold:
             restarted=restarted,
             calls=calls,
             logprobs=logprobs,
-            logprobs_offset=0 if self.logprobs is None else len(self.logprobs.tokens) - len(logprobs),
+            logprobs_offset=0 if self.logprobs is None else self.logprobs.count - len(logprobs),
         )
 
     def _new_logprobs(self, event: ResultEvent) -> Sequence[dict[str, Any]]:

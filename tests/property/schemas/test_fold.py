@@ -328,7 +328,7 @@ def test_log_probabilities_come_once_each_and_behind_no_gap() -> None:
     assert told("z", 2, "z", 9, 3) == ("", 2)
     assert fold.gap
     assert other.logprobs is not None
-    assert [one["token"] for one in other.logprobs.tokens] == [*"abcde"]
+    assert [one["token"] for one in other.logprobs.tokens()] == [*"abcde"]
 
 
 def test_of_two_copies_that_run_in_one_place_the_first_worker_counts() -> None:

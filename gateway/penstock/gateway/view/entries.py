@@ -216,7 +216,7 @@ class Entry(RequestState):
         frame.ends = self.fold.piece_ends
         if logprobs is not None:
             known = logprobs.count_at(offset)
-            frame.logprobs, frame.logprobs_offset = logprobs.tokens[known:], known
+            frame.logprobs, frame.logprobs_offset = logprobs.tokens(known), known
             frame.logprob_ends = {**logprobs.ends}
         return frame
 

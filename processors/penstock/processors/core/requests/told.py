@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from penstock.schemas.fixed import fixed
+from penstock.schemas.told_logprobs import ToldLogprobs
 
 
 @fixed
@@ -22,7 +23,7 @@ class Told:
     token_ids: tuple[int, ...]
     call_chars: tuple[int, ...]
     since: tuple[int, int]
-    logprobs: tuple[dict[str, Any], ...] = ()
+    logprobs: ToldLogprobs | None = None
 
 
 def count_calls(chars: list[int], pieces: Iterable[dict[str, Any]]) -> None:

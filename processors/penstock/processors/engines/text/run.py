@@ -13,6 +13,7 @@ from penstock.processors.engines.guidance.calls import CallReader
 from penstock.processors.engines.stops import StopMatcher
 from penstock.processors.engines.text.detokenise import Detokeniser
 from penstock.schemas.fold import new_pieces
+from penstock.schemas.told_logprobs import ToldLogprobs
 
 
 class TextRun:
@@ -56,8 +57,7 @@ class TextRun:
         self._calls = calls
         self._is_chat = spec.messages is not None
         self._logprobs_of = logprobs
-        self._logprobs: list[dict[str, Any]] = []
-        """Those that were told."""
+        self._logprobs = ToldLogprobs()
         self._prompt_logprobs = prompt_logprobs
         self._text: list[str] = []
         self._ids: Sequence[int] = ()
@@ -89,13 +89,15 @@ class TextRun:
         self._emit, logprobs_of = made_here.append, self._logprobs_of
         self._logprobs_of = None
         self.take(told.token_ids)
-        self._logprobs_of, self._logprobs = logprobs_of, [*told.logprobs]
+        self._logprobs_of = logprobs_of
+        if told.logprobs is not None:
+            self._logprobs = told.logprobs.copy()
         self._emit = emit
         text, known = "".join(self._text), [*told.call_chars]
         pieces, _ = new_pieces(known, (piece for event in made_here for piece in event[5]))
         made = [0] * len(known) if self._calls is None else self._calls.made_chars
         same = text.startswith(told.text) and known == made
-        if logprobs_of is not None and len(told.logprobs) != self._count_logprobs(told.token_ids):
+        if logprobs_of is not None and self._logprobs.count != self._count_logprobs(told.token_ids):
             return False
         if not same or (self.control is not None and not self.control.begin_with(told.token_ids)):
             return False
@@ -141,8 +143,9 @@ class TextRun:
         """Those that were not told yet, where they are wanted."""
         if self._logprobs_of is None:
             return ()
-        new = self._logprobs_of(len(self._logprobs), self._count_logprobs(self._ids))
-        self._logprobs += new
+        first = self._logprobs.count
+        new = self._logprobs_of(first, self._count_logprobs(self._ids))
+        self._logprobs.add(new, first)
         return new
 
     def _count_logprobs(self, ids: Sequence[int]) -> int:
@@ -169,7 +172,7 @@ class TextRun:
             reason = "tool_calls" if at_end else reason
         if self._logprobs_of is not None:
             self._take_logprobs()
-            output["logprobs"] = self._logprobs
+            output["logprobs"] = self._logprobs.tokens()
         if self._prompt_logprobs is not None:
             output["prompt_logprobs"] = self._prompt_logprobs()
         finished = Finished(
