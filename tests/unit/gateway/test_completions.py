@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -149,24 +150,30 @@ def test_offsets_count_characters_and_pass_over_what_is_no_text(
 WORDS = ["<s>", " Hi", " you", "a", "🐶", "ab", " ", "<end>"]
 
 
-@given(words=st.lists(st.sampled_from(WORDS), max_size=8), data=st.data())
-def test_tokens_and_text_that_come_in_pieces_have_the_same_places(words: list[str], data: st.DataObject) -> None:
+@given(
+    words=st.lists(st.sampled_from(WORDS), max_size=8),
+    widths=st.lists(st.integers(1, 5), min_size=1, max_size=6),
+    cuts=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), max_size=8),
+)
+def test_tokens_and_text_that_come_in_pieces_have_the_same_places(
+    words: list[str], widths: list[int], cuts: list[tuple[int, int]]
+) -> None:
     """Text may come before its tokens or behind them, and a token may be a part of a character."""
     written = "".join(words).encode()
     text = "".join(word for word in words if not word.startswith("<")).lstrip()
     tokens, at = list[Json](), 0
-    while at < len(written):
-        width = data.draw(st.integers(1, 5))
+    for width in cycle(widths):
+        if at >= len(written):
+            break
         tokens.append(token(written[at : at + width], -1.0))
         at += width
     whole = logprob_lists(tokens, text)
     places, made = PlacedTokens(), list[Json]()
     left, rest = tokens, text
-    while left or rest:
-        some, few = data.draw(st.integers(0, len(left))), data.draw(st.integers(0, len(rest)))
+    for some, few in cuts:
         made.append(places.take(left[:some], rest[:few]) or {})
         left, rest = left[some:], rest[few:]
-    made.append(places.take([], "", final=True) or {})
+    made += [places.take(left, rest) or {}, places.take([], "", final=True) or {}]
     assert {name: [value for one in made for value in one.get(name, [])] for name in whole} == whole
 
 
