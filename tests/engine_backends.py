@@ -35,7 +35,7 @@ class Plain:
         return Prepared(run_id=spec.run_id, prompt_tokens=tokens, need_tokens=0), spec.prompt
 
     def run(self, spec: RunSpec, prompt: Any) -> None:
-        self.emit(("delta", spec.run_id, prompt, [1], 0))
+        self.emit(("delta", spec.run_id, prompt, [1], 0, (), ()))
         self.emit(("finished", Finished(run_id=spec.run_id, output={"text": prompt}, finish_reason="stop")))
 
     def cancel(self, run_id: str) -> None:
@@ -72,7 +72,7 @@ class Unsendable(Plain):
     """What it gives cannot be pickled."""
 
     def run(self, spec: RunSpec, prompt: Any) -> None:
-        self.emit(("delta", spec.run_id, threading.Lock(), [1], 0))
+        self.emit(("delta", spec.run_id, threading.Lock(), [1], 0, (), ()))
 
 
 class PreparesNonsense(Plain):

@@ -39,6 +39,8 @@ def chunk(effect: Chunk, worker: str, now_ms: int) -> ResultEvent:
         token_ids=effect.token_ids,
         first_token_index=effect.first_token_index,
         text_offset=effect.text_offset,
+        token_logprobs=effect.logprobs or None,
+        first_logprob_index=effect.first_logprob_index,
         **since_fields(effect.since),
     )
 

@@ -48,6 +48,9 @@ class Readers:
         """What is shown is a beginning of what one run produced, and only grows or is said to begin anew."""
         if not step.restarted and not fold.text.startswith(before):
             raise Violation(f"seam: the text of {subject} did not grow")
+        tokens = [] if fold.logprobs is None else fold.logprobs.tokens()
+        if "".join(one["token"] for one in tokens) != fold.text:
+            raise Violation(f"seam: {subject} reads {fold.text!r} with the tokens {tokens}")
         runs = self._cluster.truth.runs_at(subject, (fold.epoch, fold.attempt))
         if fold.text and not any(run.text.startswith(fold.text) for run in runs):
             raise Violation(

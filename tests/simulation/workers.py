@@ -354,7 +354,8 @@ class Life(Actor):
             if fold.place != (event.epoch, event.attempt) or fold.terminal is not None or fold.gap or not fold.text:
                 return None
             tokens = tuple(range(fold.token_count))
-            return Told(subject.lane, fold.text, tokens, fold.call_chars, fold.since)
+            logprobs = None if fold.logprobs is None else fold.logprobs.copy()
+            return Told(subject.lane, fold.text, tokens, fold.call_chars, fold.since, logprobs)
 
         def found(told: Told | None) -> None:
             if run is None or work.run is not run:
@@ -426,7 +427,8 @@ class Life(Actor):
             self.flow.attempts.not_started(work.subject, run.run_id, self.world.now)
 
     def delta(self, work: Work, run_id: str, word: str, token: int) -> None:
-        self.flow.attempts.delta(work.subject, run_id, word, [token], self.world.now)
+        logprobs = [{"token": word}]
+        self.flow.attempts.delta(work.subject, run_id, word, [token], self.world.now, logprobs=logprobs)
 
     def finished(self, work: Work, run_id: str, output: Output) -> None:
         self.flow.attempts.finished(

@@ -392,7 +392,9 @@ class Execution:
 
     def delta(self, subject: Subject, run_id: str, delta: Delta) -> None:
         text, token_ids = delta.text, delta.token_ids
-        first_s = self._flow.attempts.delta(subject, run_id, text, token_ids, self._clock(), delta.calls)
+        first_s = self._flow.attempts.delta(
+            subject, run_id, text, token_ids, self._clock(), delta.calls, delta.logprobs
+        )
         if first_s is not None:
             self._metrics.first_token.observe(first_s)
         self._changed()

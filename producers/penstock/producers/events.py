@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.common.reader import RawMessage
@@ -68,12 +68,14 @@ class Chunk:
     """New text; `text_offset` characters came before it in this attempt.
 
     `tool_calls`: pieces of calls of tools, {index, id, name, arguments, offset} each; id and name with the first piece.
+    `logprobs`: the next tokens with their log probabilities, where they were asked for, as in the outcome.
     """
 
     text: str
     text_offset: int
     attempt: int
     tool_calls: Sequence[Mapping[str, Any]] = ()
+    logprobs: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,10 +170,16 @@ class EventFold:
                 return []
             case FoldedChunk() as chunk:
                 begun = [Restarted(attempt=chunk.attempt)] if chunk.restarted else []
-                if not (chunk.text or chunk.calls):
+                if not (chunk.text or chunk.calls or chunk.logprobs):
                     return [*begun]
-                told = Chunk(text=chunk.text, text_offset=chunk.text_offset, attempt=chunk.attempt)
-                return [*begun, replace(told, tool_calls=chunk.calls) if chunk.calls else told]
+                told = Chunk(
+                    text=chunk.text,
+                    text_offset=chunk.text_offset,
+                    attempt=chunk.attempt,
+                    tool_calls=chunk.calls,
+                    logprobs=chunk.logprobs,
+                )
+                return [*begun, told]
             case Previewed(restarted=restarted):
                 return [*([Restarted(attempt=event.attempt)] if restarted else []), *_preview(event)]
             case Terminal():

@@ -13,11 +13,12 @@ and the first chunk with text says whether their text stands.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.schemas.records import Origin, ResultEvent, StatusEvent
+from penstock.schemas.told_logprobs import ToldLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class Ignored:
 class Chunk:
     """New text. `restarted`: what was seen before is void, the text begins anew (text_offset 0).
 
-    `calls`: new pieces of calls of tools, each as the record's ToolCallPiece.
+    `calls`: new pieces of calls of tools, each as the record's ToolCallPiece. `logprobs`: new tokens with their log
+    probabilities, each as the record's TokenLogprob; `logprobs_offset` came before them.
     """
 
     text: str
@@ -38,6 +40,8 @@ class Chunk:
     epoch: int
     restarted: bool
     calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    logprobs: Sequence[dict[str, Any]] = ()
+    logprobs_offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,7 @@ class ResultFold:
         "attempt",
         "epoch",
         "gap",
+        "logprobs",
         "offset",
         "origin",
         "request_id",
@@ -109,7 +114,10 @@ class ResultFold:
         self.restarts = 0
         self.terminal: ResultEvent | None = None
         self.gap = False
-        """Whether text, or a piece of a call, of the current (epoch, attempt) is missing before a later one."""
+        """Whether text, a piece of a call or a log probability of the current (epoch, attempt) is missing before a
+        later one."""
+        self.logprobs: ToldLogprobs | None = None
+        """Of the tokens of the text, where they were asked for."""
         self._parts: list[str] = []
         self._length = 0
         self._ends: list[int] = []
@@ -146,7 +154,7 @@ class ResultFold:
         self.since = self.text_place = self.place
         self._parts, self._length, self.token_count = ([text] if text else []), len(text), token_count
         self._ends = [len(text)] if text else []
-        self._calls, self.worker_id, self.gap = None, None, False
+        self._calls, self.worker_id, self.gap, self.logprobs = None, None, False, None
 
     def hold_text_of(self, other: ResultFold) -> None:
         """Take the text that another fold of the same request made of the current (epoch, attempt).
@@ -158,7 +166,7 @@ class ResultFold:
         if other.place != self.place and not goes_on:
             self.restarts += other.text_length > 0
             return
-        self._ends = list(other._ends)
+        self._ends, self.logprobs = list(other._ends), None if other.logprobs is None else other.logprobs.copy()
         self._parts, self._length, self.token_count = [other.text], other.text_length, other.token_count
         self.gap, self.worker_id, self.since, self.text_place = (
             other.gap,
@@ -191,6 +199,7 @@ class ResultFold:
     def forget_text(self) -> None:
         """Of a request that has ended: the outcome holds the text, or refers to it."""
         self._parts, self._length, self._ends, self._calls, self.gap = [], 0, [], None, False
+        self.logprobs = None
 
     def pass_over(self, event: ResultEvent) -> bool:
         """Take the place of a piece without its text; whether it began a newer (epoch, attempt).
@@ -220,7 +229,7 @@ class ResultFold:
         self.epoch, self.attempt = event.epoch, event.attempt
         self.since = self.text_place = self.place
         self._parts, self._length, self.token_count, self._calls, self.gap = [], 0, 0, None, False
-        self._ends = []
+        self._ends, self.logprobs = [], None
 
     def _enter(self, event: ResultEvent, at: int) -> bool:
         """An (epoch, attempt) tells its first text, at `at`; whether that voids what older ones have told."""
@@ -258,18 +267,36 @@ class ResultFold:
             )
         new = text[self._length - at :]
         calls = [] if event.tool_call_pieces is None else self._new_pieces(event.tool_call_pieces)
-        if not new and not calls and not restarted:
+        logprobs = () if event.token_logprobs is None else self._new_logprobs(event)
+        if not new and not calls and not logprobs and not restarted:
             return IGNORED
         start = self._length
         if new:
             self._parts.append(new)
             self._length += len(new)
             self._ends.append(self._length)
+            if self.logprobs is not None:
+                self.logprobs.ends[self._length] = self.logprobs.count
         self.token_count = (event.first_token_index or 0) + len(event.token_ids or ())
         self.offset = offset
         return Chunk(
-            text=new, text_offset=start, attempt=self.attempt, epoch=self.epoch, restarted=restarted, calls=calls
+            text=new,
+            text_offset=start,
+            attempt=self.attempt,
+            epoch=self.epoch,
+            restarted=restarted,
+            calls=calls,
+            logprobs=logprobs,
+            logprobs_offset=0 if self.logprobs is None else self.logprobs.count - len(logprobs),
         )
+
+    def _new_logprobs(self, event: ResultEvent) -> Sequence[dict[str, Any]]:
+        """Log probabilities without gap and repeat, as of text: what is missing comes with the terminal event."""
+        if self.logprobs is None:
+            self.logprobs = ToldLogprobs()
+        new = self.logprobs.add(event.token_logprobs or (), event.first_logprob_index or 0)
+        self.gap = self.gap or new is None
+        return new or ()
 
     def _new_pieces(self, pieces: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         """Pieces of calls without gap and repeat, as of text: what is missing comes with the terminal event."""

@@ -379,6 +379,8 @@ class ResultEvent(Record):
     user_id: str | None = None
     session_id: str | None = None
     correlation_id: str | None = None
+    token_logprobs: list[dict[str, Any]] | None = None
+    first_logprob_index: int | None = None
 
     @property
     def since(self) -> tuple[int, int] | None:

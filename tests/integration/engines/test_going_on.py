@@ -11,6 +11,7 @@ import pytest
 
 from penstock.processors.core.requests.told import Told, count_calls
 from penstock.processors.engines.base import Delta
+from penstock.schemas.told_logprobs import ToldLogprobs
 
 from .conftest import Run, Runner, StartEngine
 
@@ -28,6 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "plain": {"temperature": 0},
     "seeded": {"temperature": 1.0, "seed": 7},
     "penalties": {"temperature": 0, "frequency_penalty": 0.8, "presence_penalty": 0.4},
+    "logprobs": {"temperature": 1.0, "seed": 8, "logprobs": True, "top_logprobs": 2},
     "guided": {"temperature": 0.9, "seed": 3, "response_format": FORM},
     "forced call": {"temperature": 0.9, "seed": 5, "tools": [TOOL], "tool_choice": "required"},
     "tools": {"temperature": 1.2, "seed": 6, "tools": [TOOL]},
@@ -39,7 +41,15 @@ def told_by(deltas: list[Delta]) -> Told:
     for delta in deltas:
         count_calls(chars, delta.calls)
     text = "".join(delta.text for delta in deltas)
-    return Told("m", text, tuple(token for delta in deltas for token in delta.token_ids), tuple(chars), (1, 1))
+    tokens = tuple(token for delta in deltas for token in delta.token_ids)
+    logprobs = ToldLogprobs()
+    for delta in deltas:
+        logprobs.add(delta.logprobs, logprobs.count)
+    return Told("m", text, tokens, tuple(chars), (1, 1), logprobs)
+
+
+def without_scores(output: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in output.items() if name != "logprobs"}
 
 
 async def begin(runner: Runner, params: dict[str, Any], told: Told | None = None) -> Run:
@@ -65,7 +75,13 @@ async def check_place(runner: Runner, params: dict[str, Any], whole: Run, count:
     assert run.prepared.goes_on, (count, told)
     again = await run.finished()
     assert told.text + run.text == whole.text == finished.output["text"]
-    assert again.output == finished.output
+    assert without_scores(again.output) == without_scores(finished.output)
+    for one, other in zip(again.output.get("logprobs", ()), finished.output.get("logprobs", ()), strict=True):
+        assert one["token"] == other["token"]
+        assert one["logprob"] == pytest.approx(other["logprob"], abs=1e-4), "a prefill differs from steps in rounding"
+    scores = [*(told.logprobs or ToldLogprobs()).tokens(), *(one for delta in run.deltas for one in delta.logprobs)]
+    assert scores == again.output.get("logprobs", [])[: len(scores)]
+    assert len(scores) == len(told.token_ids) + sum(len(d.token_ids) for d in run.deltas) or not scores
     assert (again.finish_reason, again.completion_tokens) == (finished.finish_reason, finished.completion_tokens)
     assert again.prompt_tokens == finished.prompt_tokens
     tokens = [token for delta in run.deltas for token in delta.token_ids]
@@ -114,7 +130,7 @@ async def test_what_cannot_go_on_says_so_and_begins_anew(start_engine: StartEngi
         await run.finished()
         assert run.text == whole.text
         assert run.deltas[0].first_token_index == 0
-    for more in ({"n": 2}, {"logprobs": True}):
+    for more in ({"n": 2}, {"logprobs": True}):  # an earlier build has told no log probabilities
         run = await begin(runner, {**params, **more}, told)
         assert not run.prepared.goes_on
         await run.finished()

@@ -299,6 +299,38 @@ def test_pieces_of_calls_come_once_each_and_behind_no_gap() -> None:
     assert told(1, piece(0, "{b", 0)) == []
 
 
+def test_log_probabilities_come_once_each_and_behind_no_gap() -> None:
+    fold = ResultFold("r", "default")
+
+    def told(text: str, at: int, names: str, first: int, attempt: int = 1, **since: int) -> tuple[str, int]:
+        tokens = [{"token": name, "logprob": -1.0, "bytes": None, "top_logprobs": None} for name in names]
+        values = {"text": text, "text_offset": at, "token_logprobs": tokens, "first_logprob_index": first, **since}
+        step = fold.apply(event("chunk", ORIGIN, 1, attempt, **values))
+        assert isinstance(step, Chunk)
+        return "".join(one["token"] for one in step.logprobs), step.logprobs_offset
+
+    def known() -> list[int]:
+        assert fold.logprobs is not None
+        return [fold.logprobs.count_at(length) for length in range(fold.text_length + 1)]
+
+    assert told("ab", 0, "ab", 0) == ("ab", 0)
+    assert told("", 2, "c", 2) == ("c", 2)
+    assert told("de", 2, "cde", 2) == ("de", 3)
+    assert known() == [0, 0, 2, 2, 5]
+    other = ResultFold("r", "default")
+    other.epoch, other.attempt = fold.place
+    other.hold_text_of(fold)
+    # Another attempt goes on, and one begins anew.
+    assert told("f", 4, "f", 5, 2, since_epoch=1, since_attempt=1) == ("f", 5)
+    assert not fold.gap
+    assert told("xy", 0, "xy", 0, 3) == ("xy", 0)
+    assert known() == [0, 0, 2]
+    assert told("z", 2, "z", 9, 3) == ("", 2)
+    assert fold.gap
+    assert other.logprobs is not None
+    assert [one["token"] for one in other.logprobs.tokens()] == [*"abcde"]
+
+
 def test_of_two_copies_that_run_in_one_place_the_first_worker_counts() -> None:
     """Found by the simulator (seed 13342): the texts of two workers were read as one."""
     fold = ResultFold("r", "default")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from itertools import cycle
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.gateway.edge.event_stream import KEEPALIVE
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai.chat_bodies import ChatCompletionBody, CompletionBody, completion_request
-from penstock.gateway.openai.completion_answers import CompletionWriter, Shape, completion, logprob_lists
+from penstock.gateway.openai.completion_answers import CompletionWriter, PlacedTokens, Shape, completion, logprob_lists
 from penstock.gateway.openai.several import (
     MOST_REQUESTS,
     PART,
@@ -144,6 +147,36 @@ def test_offsets_count_characters_and_pass_over_what_is_no_text(
     assert lists["top_logprobs"] == [None] * len(tokens)
 
 
+WORDS = ["<s>", " Hi", " you", "a", "🐶", "ab", " ", "<end>"]
+
+
+@given(
+    words=st.lists(st.sampled_from(WORDS), max_size=8),
+    widths=st.lists(st.integers(1, 5), min_size=1, max_size=6),
+    cuts=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), max_size=8),
+)
+def test_tokens_and_text_that_come_in_pieces_have_the_same_places(
+    words: list[str], widths: list[int], cuts: list[tuple[int, int]]
+) -> None:
+    """Text may come before its tokens or behind them, and a token may be a part of a character."""
+    written = "".join(words).encode()
+    text = "".join(word for word in words if not word.startswith("<")).lstrip()
+    tokens, at = list[Json](), 0
+    for width in cycle(widths):
+        if at >= len(written):
+            break
+        tokens.append(token(written[at : at + width], -1.0))
+        at += width
+    whole = logprob_lists(tokens, text)
+    places, made = PlacedTokens(), list[Json]()
+    left, rest = tokens, text
+    for some, few in cuts:
+        made.append(places.take(left[:some], rest[:few]) or {})
+        left, rest = left[some:], rest[few:]
+    made += [places.take(left, rest) or {}, places.take([], "", final=True) or {}]
+    assert {name: [value for one in made for value in one.get(name, [])] for name in whole} == whole
+
+
 def shown(events: list[Json]) -> list[tuple[str, list[str] | None, str | None]]:
     choices = [event["choices"][0] for event in events if event["choices"]]
     return [(one["text"], one["logprobs"] and one["logprobs"]["tokens"], one["finish_reason"]) for one in choices]
@@ -153,7 +186,7 @@ def shown(events: list[Json]) -> list[tuple[str, list[str] | None, str | None]]:
     ("fields", "events"),
     [
         ({"echo": True}, [("Hi there", None, None), ("!", None, None), ("", None, "stop")]),
-        ({"logprobs": 1}, [("!", None, None), ("", ["!"], None), ("", None, "stop")]),
+        ({"logprobs": 1}, [("!", ["!"], None), ("", None, "stop")]),
         ({"echo": True, "logprobs": 1}, [("Hi there!", ["Hi", " there", "!"], None), ("", None, "stop")]),
         ({"echo": True, "prompt": [1, 2]}, [("Hi there!", None, None), ("", None, "stop")]),
         ({"echo": True, "max_tokens": 0}, [("Hi there", None, None), ("", None, "length")]),
@@ -162,7 +195,7 @@ def shown(events: list[Json]) -> list[tuple[str, list[str] | None, str | None]]:
 def test_a_stream_has_what_a_plain_answer_has(fields: Json, events: list[Any]) -> None:
     body = body_of(**fields)
     writer = CompletionWriter("r", 1, "m", shape=Shape.of(body), includes_usage=True, tier=None, first_index=4)
-    made = [*writer.opening(), *writer.text("!"), *writer.ending(RESULT)]
+    made = [*writer.opening(), *writer.text("!", RESULT["logprobs"]), *writer.ending(RESULT)]
     assert shown(made) == events
     assert {event["choices"][0]["index"] for event in made[:-1]} == {4}
     assert made[-1]["usage"]["completion_tokens"] == (0 if body.only_prompt else 1)
@@ -260,7 +293,7 @@ async def test_streams_are_one_stream_with_one_end() -> None:
         )
         part = PartWriter(writer, usage, counts_prompt=copy == 0)
         assert part.last == b""
-        parts.append(stream(part.encoded(part.text("!")), KEEPALIVE, part.encoded(part.ending(RESULT))))
+        parts.append(stream(part.encoded(part.text("!", [])), KEEPALIVE, part.encoded(part.ending(RESULT))))
     text = b"".join([event async for event in merged_events(parts, lambda: json.dumps(usage.counts).encode())])
     assert KEEPALIVE not in text
     assert text.count(b'"index":0') == text.count(b'"index":1') == 2

@@ -309,6 +309,29 @@ def test_a_cursor_of_another_request_is_refused() -> None:
         entry.check_cursor(Cursor(partition=2, offset=1, epoch=1, attempt=1, text_length=0))
 
 
+def test_who_resumes_is_told_the_log_probabilities_that_he_may_lack() -> None:
+    entry = new_entry()
+
+    def scored(text: str, at: int, names: str, first: int) -> ResultEvent:
+        tokens = [{"token": name, "logprob": -1.0, "bytes": None, "top_logprobs": None} for name in names]
+        return replace(chunk(text, at), token_logprobs=tokens, first_logprob_index=first)
+
+    def told(frame: Frame) -> tuple[str, str, int]:
+        assert isinstance(frame, ChunkFrame)
+        shown = frame.to_json()
+        tokens = "".join(one["token"] for one in shown.get("logprobs", ()))
+        return shown["text"], tokens, shown.get("logprobs_offset", 0)
+
+    (first,) = entry.frames_of(entry.on_result(scored("ab", 0, "ab", 0), 10))
+    (second,) = entry.frames_of(entry.on_result(scored("", 2, "c", 2), 11))
+    entry.frames_of(entry.on_result(scored("cd", 2, "d", 3), 12))
+    assert [told(first), told(second)] == [("ab", "ab", 0), ("", "c", 2)]
+    assert told(entry.opening(None)[-1]) == ("abcd", "abcd", 0)
+    for frame in (first, second):  # their cursors say how much of the text is known
+        assert told(entry.opening(decode_cursor(frame.cursor or ""))[-1]) == ("cd", "cd", 2)
+    assert "logprobs" not in entry.chunk_frame("x", 4).to_json()
+
+
 def test_who_knows_a_text_that_went_on_is_told_the_rest_also_after_the_end() -> None:
     entry = new_entry()
     (first,) = entry.frames_of(entry.on_result(chunk("Hello wor", 0), 10))

@@ -85,6 +85,30 @@ async def test_frames_become_one_text() -> None:
     assert await texts(*sequence, chat=False) == ["ab", "c", "d", "e", "f", ""]
 
 
+async def test_log_probabilities_come_with_their_text_and_the_rest_with_the_outcome() -> None:
+    made = [{"token": letter, "logprob": -0.5, "bytes": None, "top_logprobs": None} for letter in "abcd"]
+
+    def scored(text: str, offset: int, count: int) -> ChunkFrame:
+        told = made[offset : offset + count]
+        return ChunkFrame(request_id="r1", text=text, offset=offset, cursor="c", logprobs=told, logprobs_offset=offset)
+
+    ended = result("abc")
+    assert ended.result is not None
+    ended.result["logprobs"] = made
+    restarted = RestartedFrame(request_id="r1", attempt=2, cursor="c")
+    events = await events_of(scored("a", 0, 1), scored("", 1, 1), restarted, scored("ab", 0, 2), ended)
+    lines = [line for event in events for line in event.decode().split("\n\n") if line.startswith("data: {")]
+    told: list[tuple[str, str]] = []
+    for line in lines:
+        (choice,) = json.loads(line[6:])["choices"]
+        if choice["logprobs"] is not None:
+            tokens = choice["logprobs"]["content"]
+            assert {one["logprob"] for one in tokens} == {-0.5}
+            assert [one["top_logprobs"] for one in tokens] == [[]] * len(tokens)
+            told.append((choice["delta"]["content"], "".join(one["token"] for one in tokens)))
+    assert told == [("a", "a"), ("", "b"), ("c", "cd")]
+
+
 async def test_nothing_is_sent_after_a_contradiction() -> None:
     restarted = RestartedFrame(request_id="r1", attempt=2, cursor="c")
     async with followed(chunk("ab", 0), restarted, chunk("xy", 0), result("xy")) as subscription:

@@ -35,9 +35,21 @@ def test_an_answer_that_was_cut_is_incomplete() -> None:
     assert (made["status"], made["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert made["usage"]["total_tokens"] == 3
     writer = ResponseWriter(asked())
-    told = events(writer.encoded([*writer.opening(), *writer.text("abc"), *writer.ending(result)]))
+    told = events(writer.encoded([*writer.opening(), *writer.text("abc", []), *writer.ending(result)]))
     assert told[-1]["type"] == "response.incomplete"
     assert told[-1]["response"]["output"] == made["output"]
+
+
+def test_log_probabilities_come_with_the_text_behind_them_and_all_at_the_end() -> None:
+    first, rest = ([{"token": letter, "logprob": -0.5, "bytes": None, "top_logprobs": None}] for letter in "ab")
+    writer = ResponseWriter(asked())
+    made = [*writer.opening(), *writer.text("", first), *writer.text("a", []), *writer.text("b", rest)]
+    told = events(writer.encoded([*made, *writer.ending({"text": "ab", "logprobs": [*first, *rest]})]))
+    deltas = [event["logprobs"] for event in told if event["type"] == "response.output_text.delta"]
+    shown = [{**one, "bytes": [], "top_logprobs": []} for one in (*first, *rest)]
+    assert deltas == [shown[:1], shown[1:]]
+    (done,) = (event["logprobs"] for event in told if event["type"] == "response.output_text.done")
+    assert done == shown == told[-1]["response"]["output"][0]["content"][0]["logprobs"]
 
 
 def test_text_and_calls_have_places_of_their_own() -> None:
@@ -45,7 +57,7 @@ def test_text_and_calls_have_places_of_their_own() -> None:
     writer = ResponseWriter(asked())
     begun = CallSplice().finish([CALL, {**CALL, "id": "c2"}])
     told = events(
-        writer.encoded([*writer.opening(), *writer.text("abc"), *writer.calls(begun), *writer.ending(result)])
+        writer.encoded([*writer.opening(), *writer.text("abc", []), *writer.calls(begun), *writer.ending(result)])
     )
     added = [(event["output_index"], event["item"]["type"]) for event in told if event["type"].endswith("item.added")]
     assert added == [(0, "message"), (1, "function_call"), (2, "function_call")]
@@ -59,7 +71,7 @@ def test_a_call_comes_in_pieces_and_items_stand_in_the_order_in_which_they_began
     more = {"index": 0, "id": None, "name": None, "arguments": '{"a"', "offset": 0}
     rest = {**more, "arguments": ": 1}", "offset": 4}
     call = {**CALL, "function": {"name": "f", "arguments": '{"a": 1}'}}
-    said = [*writer.opening(), *writer.calls([first]), *writer.calls([more, rest]), *writer.text("so")]
+    said = [*writer.opening(), *writer.calls([first]), *writer.calls([more, rest]), *writer.text("so", [])]
     told = events(writer.encoded([*said, *writer.ending({"text": "so", "tool_calls": [call]})]))
     deltas = [event["delta"] for event in told if event["type"] == "response.function_call_arguments.delta"]
     assert deltas == ['{"a"', ": 1}"]

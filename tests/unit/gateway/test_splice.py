@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.openai.splice import CallSplice, StreamSplice
+from penstock.gateway.openai.splice import CallSplice, LogprobSplice, StreamSplice
 from penstock.schemas.errors import StreamRestarted
 
 TEXT = st.text(alphabet="abé🙂", max_size=20)
@@ -82,6 +82,37 @@ def test_a_snapshot_stands_for_the_text_so_far() -> None:
     assert splice.chunk("de", 3) == "e"
     with pytest.raises(StreamRestarted):
         splice.snapshot("xbcd")
+
+
+def tokens(text: str) -> list[dict[str, Any]]:
+    return [{"token": letter, "logprob": -1.0} for letter in text]
+
+
+@given(st.data(), st.lists(st.integers(0, 9), max_size=3), st.sampled_from(["abcdefgh", "abcdxfgh"]))
+def test_log_probabilities_are_told_once_and_of_the_same_tokens(
+    data: st.DataObject, deaths: list[int], last: str
+) -> None:
+    splice, told = LogprobSplice(), ""
+    for count in deaths:
+        for offset, part in cut(data, "abcdefgh")[:count]:
+            told += "".join(one["token"] for one in splice.pieces(tokens(part), offset))
+        splice.restart()
+    assert "abcdefgh".startswith(told)
+    try:
+        for offset, part in cut(data, last)[: data.draw(st.integers(0, 9))]:
+            told += "".join(one["token"] for one in splice.pieces(tokens(part), offset))
+        told += "".join(one["token"] for one in splice.finish(tokens(last)))
+    except StreamRestarted:
+        assert not last.startswith(told)
+    else:
+        assert told == last
+
+
+def test_log_probabilities_behind_a_gap_come_with_the_outcome() -> None:
+    splice = LogprobSplice()
+    assert len(splice.pieces(tokens("ab"), 0)) == 2
+    assert splice.pieces(tokens("e"), 4) == []
+    assert splice.finish(tokens("abcde")) == tokens("cde")
 
 
 CALLS: list[dict[str, Any]] = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -529,15 +529,34 @@ def pieces_of(subscription: Subscription) -> list[tuple[str, int]]:
     frames: list[Any] = []
     while told := subscription.take_nowait():
         frames += told
-    return [one for frame in frames if isinstance(frame, ChunkFrame) for one in frame.pieces()]
+    return [one for frame in frames if isinstance(frame, ChunkFrame) for one in _told(frame)]
+
+
+def _told(frame: ChunkFrame) -> list[tuple[str, int]]:
+    """Its pieces. Where the tokens have log probabilities, each piece of the text has those of its characters."""
+    pieces = [*frame.pieces()]
+    for one in pieces:
+        if frame.logprobs:
+            assert [token["token"] for token in one.logprobs] == [*one.text]
+            assert one.logprobs_offset == one.offset
+    return [(one.text, one.offset) for one in pieces]
 
 
 PIECES = [("a", 0), ("bb", 1), ("c", 3), ("ddd", 4)]
 
 
+def scored(text: str, at: int) -> ResultEvent:
+    """A piece whose characters are tokens with log probabilities."""
+    tokens = [{"token": letter, "logprob": -1.0, "bytes": None, "top_logprobs": None} for letter in text]
+    return piece(text, at, token_logprobs=tokens, first_logprob_index=at)
+
+
 @pytest.mark.parametrize("before", range(5))
 @pytest.mark.parametrize("filled", [True, False])
-def test_the_pieces_are_the_same_for_whoever_comes_when(gateway: Gateway, before: int, filled: bool) -> None:
+@pytest.mark.parametrize("piece", [piece, scored])
+def test_the_pieces_are_the_same_for_whoever_comes_when(
+    gateway: Gateway, before: int, filled: bool, piece: Callable[[str, int], ResultEvent]
+) -> None:
     """A client comes after so many pieces; what it lacks is read again before the outcome, or after it."""
     gateway.request()
     gateway.read(*(piece(*one) for one in PIECES[:before]))

@@ -102,6 +102,13 @@ def test_a_status_never_goes_back() -> None:
     assert kinds(fold(status("running", 40), status("queued", 10))) == ["Status"]
 
 
+def test_log_probabilities_come_with_their_text() -> None:
+    tokens = [{"token": "He", "logprob": -0.5, "bytes": None, "top_logprobs": None}]
+    (event,) = fold(dataclasses.replace(chunk("He", 0), token_logprobs=tokens, first_logprob_index=0))
+    assert isinstance(event, Chunk)
+    assert event.logprobs == tokens
+
+
 def test_a_new_attempt_says_restarted() -> None:
     events = fold(chunk("old", 0), chunk("new", 0, attempt=2), outcome("new text", attempt=2))
     assert kinds(events) == ["Chunk", "Restarted", "Chunk", "Chunk", "Result"]

@@ -69,8 +69,8 @@ def answer(
 class ChunkWriter:
     """Makes the chunk objects of one stream, chat or completion.
 
-    Text and calls of the first answer come as they are made. Log probabilities and further answers come with the
-    outcome, in OpenAI's deltas.
+    Text, log probabilities and calls of the first answer come as they are made. Further answers come with the outcome,
+    in OpenAI's deltas.
     """
 
     last = server_sent("[DONE]")
@@ -113,8 +113,9 @@ class ChunkWriter:
         """What comes before any text: the role, on chat."""
         return [self._opening(0)] if self._chat else []
 
-    def text(self, text: str) -> list[Json]:
-        return [self._chunk(self._delta(text), None)]
+    def text(self, text: str, logprobs: list[Json]) -> list[Json]:
+        """New text, new log probabilities, or both."""
+        return [self._chunk(self._delta(text), None, logprobs=_logprobs({"logprobs": logprobs or None}))]
 
     def calls(self, pieces: list[Json], index: int = 0) -> list[Json]:
         """Pieces of calls of one answer: id and name first, then parts of the arguments."""
@@ -125,15 +126,15 @@ class ChunkWriter:
     def ending(self, result: Json) -> list[Json]:
         """What the outcome adds, the finish reasons, then the usage if it was asked for."""
         first, *others = choices_of(result)
-        chunks = list(self._end_of({**first, "index": 0}))
+        chunks = [self._end_of({**first, "index": 0})]
         for choice in others:
             index = choice["index"]
             if self._chat:
                 chunks.append(self._opening(index))
-            if choice.get("text"):
-                chunks.append(self._chunk(self._delta(choice["text"]), None, index))
+            if choice.get("text") or choice.get("logprobs"):
+                chunks.append(self._chunk(self._delta(choice.get("text") or ""), None, index, _logprobs(choice)))
             chunks += self.calls(CallSplice().finish(choice.get("tool_calls") or []), index)
-            chunks += self._end_of(choice)
+            chunks.append(self._end_of(choice))
         return chunks + self.usage_chunks(self.usage_of(result))
 
     def usage_of(self, result: Json) -> Json:
@@ -146,13 +147,8 @@ class ChunkWriter:
             return []
         return [{**self._head, "choices": [], "usage": text_usage({"usage": usage})}]
 
-    def _end_of(self, choice: Json) -> Iterator[Json]:
-        index = choice["index"]
-        if self._chat and (logprobs := _logprobs(choice)) is not None:
-            chunk = self._chunk({"content": ""}, None, index)
-            chunk["choices"][0]["logprobs"] = logprobs
-            yield chunk
-        yield self._chunk({} if self._chat else "", finish_reason(choice), index)
+    def _end_of(self, choice: Json) -> Json:
+        return self._chunk({} if self._chat else "", finish_reason(choice), choice["index"])
 
     def _opening(self, index: int) -> Json:
         return self._chunk({"role": "assistant", "content": "", "refusal": None}, None, index)
@@ -160,11 +156,11 @@ class ChunkWriter:
     def _delta(self, text: str) -> Json | str:
         return {"content": text} if self._chat else text
 
-    def _chunk(self, content: Json | str, reason: str | None, index: int = 0) -> Json:
+    def _chunk(self, content: Json | str, reason: str | None, index: int = 0, logprobs: Json | None = None) -> Json:
         choice: Json = {
             "index": self._first_index + index,
             "delta" if self._chat else "text": content,
-            "logprobs": None,
+            "logprobs": logprobs,
         }
         choice["finish_reason"] = reason
         chunk: Json = {**self._head, "choices": [choice]}

@@ -70,12 +70,16 @@ def completion(request_id: str, created: int, model: str, result: Json, shape: S
 
 def logprob_lists(tokens: Sequence[Json], text: str) -> Json:
     """Log probabilities in four lists. `text_offset` is the place of each token in `text`, in characters."""
+    return PlacedTokens().take(tokens, text, final=True) or _lists([], [])
+
+
+def _lists(tokens: Sequence[Json], offsets: list[int]) -> Json:
     names = [_name(one) for one in tokens]
     return {
         "tokens": names,
         "token_logprobs": [one["logprob"] for one in tokens],
         "top_logprobs": [_candidates(name, one) for name, one in zip(names, tokens, strict=True)],
-        "text_offset": _offsets(tokens, text),
+        "text_offset": offsets,
     }
 
 
@@ -103,23 +107,40 @@ def _text_of(tokens: Sequence[Json]) -> str:
     return b"".join(map(_bytes, tokens)).decode(errors="replace")
 
 
-def _offsets(tokens: Sequence[Json], text: str) -> list[int]:
-    """A token that is no part of the text, as the one that begins a prompt, has no width."""
-    offsets: list[int] = []
-    place, rest = 0, b""
-    for one in tokens:
-        offsets.append(place)
-        rest += _bytes(one)
-        try:
-            written = rest.decode()
-        except UnicodeDecodeError:
-            continue  # of a character that its next tokens complete
-        rest = b""
-        for form in (written, written.lstrip()):  # tokenizers may put a space before a text
-            if text.startswith(form, place):
-                place += len(form)
+class PlacedTokens:
+    """The place of each token in a text, in characters, where both come in pieces.
+
+    A token that is no part of the text, as the one that begins a prompt, has no width.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[Json] = []
+        """Tokens whose text may still come, with those behind them."""
+        self._left = ""
+        """The text behind the tokens that have their places."""
+        self._place = 0
+        self._begun = b""
+        """Of a character that the next tokens complete."""
+
+    def take(self, tokens: Sequence[Json], text: str, *, final: bool = False) -> Json | None:
+        """The four lists of the tokens whose places are known now; None if there are none. `final`: nothing follows."""
+        left, at = self._left + text, 0
+        self._waiting += tokens
+        offsets: list[int] = []
+        for one in self._waiting:
+            begun = self._begun + _bytes(one)
+            try:
+                forms = (written := begun.decode(), written.lstrip())  # tokenizers may put a space before a text
+            except UnicodeDecodeError:
+                forms = ()
+            if not final and any(len(left) - at < len(form) and form.startswith(left[at:]) for form in forms):
                 break
-    return offsets
+            offsets.append(self._place + at)
+            self._begun = b"" if forms else begun
+            at += next((len(form) for form in forms if left.startswith(form, at)), 0)
+        self._place, self._left = self._place + at, left[at:]
+        placed, self._waiting = self._waiting[: len(offsets)], self._waiting[len(offsets) :]
+        return _lists(placed, offsets) if placed else None
 
 
 class CompletionWriter(ChunkWriter):
@@ -128,6 +149,7 @@ class CompletionWriter(ChunkWriter):
     def __init__(self, *arguments: Any, shape: Shape, **options: Any) -> None:
         super().__init__(*arguments, chat=False, **options)
         self._shape = shape
+        self._tokens = PlacedTokens()
 
     def opening(self) -> list[Json]:
         if not self._shape.echo or self._shape.waits_for_outcome:
@@ -135,18 +157,21 @@ class CompletionWriter(ChunkWriter):
         prompt = self._shape.prompts[0]
         return [self._chunk(prompt, None)] if isinstance(prompt, str) and prompt else []
 
-    def text(self, text: str) -> list[Json]:
-        return [] if self._shape.waits_for_outcome or self._shape.only_prompt else super().text(text)
+    def text(self, text: str, logprobs: list[Json]) -> list[Json]:
+        if self._shape.waits_for_outcome or self._shape.only_prompt:
+            return []
+        lists = self._tokens.take(logprobs, text) if self._shape.has_logprobs else None
+        return [self._chunk(text, None, logprobs=lists)] if text or lists else []
 
     def ending(self, result: Json) -> list[Json]:
         chunks: list[Json] = []
         for number, choice in enumerate(choices_of(result)):
             text, logprobs = self._shape.text_and_logprobs(choice, result)
             told = number == 0 and not self._shape.waits_for_outcome
+            if told:
+                text, logprobs = "", self._tokens.take([], "", final=True)
             if not told or logprobs is not None:
-                chunk = self._chunk("" if told else text, None, number)
-                chunk["choices"][0]["logprobs"] = logprobs
-                chunks.append(chunk)
+                chunks.append(self._chunk(text, None, number, logprobs))
             chunks.append(self._chunk("", self._shape.reason(choice), number))
         return chunks + self.usage_chunks(self.usage_of(result))
 

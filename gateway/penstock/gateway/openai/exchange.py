@@ -15,10 +15,10 @@ from starlette.types import Receive, Scope, Send
 from penstock.gateway.edge.disconnects import ClientGone, unless_gone
 from penstock.gateway.edge.errors import FinalFailure, error_response, log_unexpected, outcome_error
 from penstock.gateway.edge.event_stream import KEEPALIVE, KEEPALIVE_S
-from penstock.gateway.openai.chat_answers import Json
+from penstock.gateway.openai.chat_answers import Json, choices_of
 from penstock.gateway.openai.chat_bodies import Words, in_openai_words
 from penstock.gateway.openai.large_answers import beside_the_loop
-from penstock.gateway.openai.splice import CallSplice, StreamSplice
+from penstock.gateway.openai.splice import CallSplice, LogprobSplice, StreamSplice
 from penstock.gateway.service.control import Control
 from penstock.gateway.service.subscriptions import SlowConsumer, Subscription
 from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame, StatusFrame
@@ -44,10 +44,13 @@ class EventWriter(Protocol):
     def encoded(self, events: list[Json], dumps: Callable[[Json], str] = ...) -> bytes: ...
     def failure(self, error: PenstockError) -> bytes: ...
     def opening(self) -> list[Json]: ...
-    def text(self, text: str) -> list[Json]: ...
+    def text(self, text: str, logprobs: list[Json]) -> list[Json]:
+        """New text, new log probabilities of tokens, or both. Tokens may come before or behind their text."""
+        ...
+
     def calls(self, pieces: list[Json]) -> list[Json]: ...
     def ending(self, result: Json) -> list[Json]:
-        """After all text and all pieces of the first answer."""
+        """After all text, log probabilities and pieces of calls of the first answer."""
         ...
 
 
@@ -173,6 +176,7 @@ class _StreamTurn:
         self._resumes = resumes
         self._splice = StreamSplice()
         self._calls = CallSplice()
+        self._logprobs = LogprobSplice()
         self._opened = False
 
     async def on_frames(self, frames: Iterable[Frame]) -> tuple[list[Json], PenstockError | FinalFailure | None]:
@@ -190,9 +194,9 @@ class _StreamTurn:
     async def _on_frame(self, frame: Frame) -> list[Json]:
         match frame:
             case ChunkFrame() if self._resumes:
-                return [event for piece in frame.pieces() for event in self._text(self._splice.chunk(*piece))]
+                return [event for piece in frame.pieces() for event in self._chunk(piece)]
             case ChunkFrame():
-                text = self._text(self._splice.chunk(frame.text, frame.offset))
+                text = self._chunk(frame)
                 return [*text, *self._pieces(self._calls.pieces(frame.tool_calls))] if frame.tool_calls else text
             case SnapshotFrame():
                 return self._text(self._splice.snapshot(frame.text))
@@ -201,11 +205,14 @@ class _StreamTurn:
             case RestartedFrame():
                 self._splice.restart()
                 self._calls.restart()
+                self._logprobs.restart()
             case ResultFrame():
                 result = completed(frame, self._words)
                 if "artifact" in result and self._whole is not None:
                     result = await self._whole(result)
-                text = self._text(self._splice.finish(result.get("text") or ""))
+                first = choices_of(result)[0]
+                logprobs = self._logprobs.finish(first.get("logprobs") or [])
+                text = self._text(self._splice.finish(result.get("text") or ""), logprobs)
                 calls = self._pieces(self._calls.finish(result.get("tool_calls") or []))
                 self.result = result
                 return [*text, *calls, *self._open()]
@@ -213,8 +220,12 @@ class _StreamTurn:
                 pass
         return []
 
-    def _text(self, text: str) -> list[Json]:
-        return [*self._open(), *self._writer.text(text)] if text else []
+    def _chunk(self, frame: ChunkFrame) -> list[Json]:
+        logprobs = self._logprobs.pieces(frame.logprobs, frame.logprobs_offset) if frame.logprobs else []
+        return self._text(self._splice.chunk(frame.text, frame.offset), logprobs)
+
+    def _text(self, text: str, logprobs: list[Json] | None = None) -> list[Json]:
+        return [*self._open(), *self._writer.text(text, logprobs or [])] if text or logprobs else []
 
     def _pieces(self, pieces: list[Json]) -> list[Json]:
         return [*self._open(), *self._writer.calls(pieces)] if pieces else []

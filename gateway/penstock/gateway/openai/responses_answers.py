@@ -146,6 +146,8 @@ class ResponseWriter:
         self._asked = asked
         self._number = 0
         self._texts: list[str] = []
+        self._logprobs: list[Json] = []
+        """Told before their text: they go with the next one."""
         self._places: list[str] = []
 
     def encoded(self, events: list[Json], dumps: Callable[[Json], str] = compact_json) -> bytes:
@@ -166,10 +168,15 @@ class ResponseWriter:
         begun = self._asked.response("in_progress", [])
         return [{"type": f"response.{name}", "response": begun} for name in ("created", "in_progress")]
 
-    def text(self, text: str) -> list[Json]:
+    def text(self, text: str, logprobs: list[Json]) -> list[Json]:
+        """Each piece of the text is one event. Log probabilities behind the last one come with the end of the text."""
+        self._logprobs += logprobs
+        if not text:
+            return []
         events = [] if self._texts else self._begin_message()
         self._texts.append(text)
-        return [*events, self._of_text("response.output_text.delta", delta=text, logprobs=[])]
+        told, self._logprobs = _logprobs({"logprobs": self._logprobs}), []
+        return [*events, self._of_text("response.output_text.delta", delta=text, logprobs=told)]
 
     def _begin_message(self) -> list[Json]:
         item = _message(self._asked.request_id, "in_progress", [])

@@ -69,6 +69,44 @@ class StreamSplice:
         return text
 
 
+class LogprobSplice:
+    """Log probabilities of the tokens of one stream, over any number of attempts, each token once.
+
+    A text that was begun anew must have the same tokens. What is missing behind a gap is brought by `finish`.
+    """
+
+    def __init__(self) -> None:
+        self._sent: list[str] = []
+        """The tokens that were handed out."""
+        self._position = 0
+        """How far the present attempt's tokens have come, without a gap."""
+
+    def restart(self) -> None:
+        """A new attempt begins: its tokens start again."""
+        self._position = 0
+
+    def pieces(self, tokens: Sequence[Json], offset: int) -> list[Json]:
+        """Those to be sent now, of tokens behind `offset` others. Raises StreamRestarted if they contradict."""
+        if offset > self._position:
+            return []
+        fresh = tokens[self._position - offset :]
+        start, self._position = self._position, max(self._position, offset + len(tokens))
+        known = max(0, len(self._sent) - start)
+        if self._sent[start : start + len(fresh)] != [one["token"] for one in fresh[:known]]:
+            raise StreamRestarted("the answer was begun anew with other tokens than were sent")
+        return self._send(fresh[known:])
+
+    def finish(self, tokens: Sequence[Json]) -> list[Json]:
+        """The rest of the outcome's tokens. Raises StreamRestarted if they are others than were sent."""
+        if [one["token"] for one in tokens[: len(self._sent)]] != self._sent:
+            raise StreamRestarted("the final answer has other tokens than were sent")
+        return self._send(tokens[len(self._sent) :])
+
+    def _send(self, tokens: Sequence[Json]) -> list[Json]:
+        self._sent += [one["token"] for one in tokens]
+        return [*tokens]
+
+
 class CallSplice:
     """The calls of tools of one stream, over any number of attempts, as `StreamSplice` does it for the text.
 

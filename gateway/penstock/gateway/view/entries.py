@@ -69,8 +69,10 @@ class Entry(RequestState):
             frames: list[Frame] = []
             if step.restarted:
                 frames.append(self.restarted_frame())
-            if step.text or step.calls:
-                frames.append(self.chunk_frame(step.text, step.text_offset, step.calls))
+            if step.text or step.calls or step.logprobs:
+                frame = self.chunk_frame(step.text, step.text_offset, step.calls)
+                frame.logprobs, frame.logprobs_offset = step.logprobs, step.logprobs_offset
+                frames.append(frame)
             return frames
         if isinstance(step, Previewed):
             return [*([self.restarted_frame()] if step.restarted else []), *self._preview()]
@@ -120,8 +122,8 @@ class Entry(RequestState):
             return [self._text_frame(rest, after.text_length)] if rest else []
         if place < self.fold.text_place:
             if after.text_length == 0:
-                return [self.chunk_frame(text, 0)] if text else []
-            return [self.restarted_frame(), *([self.chunk_frame(text, 0)] if text else [])]
+                return [self._text_frame(text, 0)] if text else []
+            return [self.restarted_frame(), *([self._text_frame(text, 0)] if text else [])]
         return [SnapshotFrame(request_id=self.request_id, cursor=self.cursor(), text=text)]
 
     def _rest(self) -> list[Frame]:
@@ -210,8 +212,12 @@ class Entry(RequestState):
 
     def _text_frame(self, text: str, offset: int) -> ChunkFrame:
         """All text from there on, as one frame."""
-        frame = self.chunk_frame(text, offset)
+        frame, logprobs = self.chunk_frame(text, offset), self.fold.logprobs
         frame.ends = self.fold.piece_ends
+        if logprobs is not None:
+            known = logprobs.count_at(offset)
+            frame.logprobs, frame.logprobs_offset = logprobs.tokens(known), known
+            frame.logprob_ends = {**logprobs.ends}
         return frame
 
     def chunk_frame(self, text: str, offset: int, calls: Sequence[dict[str, Any]] = ()) -> ChunkFrame:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from pydantic_core import to_json
@@ -73,7 +73,10 @@ class ChunkFrame(Frame):
     """New text; `offset` counts the characters before it.
 
     `tool_calls`: pieces of calls of tools, {index, id, name, arguments, offset} each; id and name with the first one.
+    `logprobs`: log probabilities of tokens, as in a result; so many came before them as `logprobs_offset` says. A
+    reader who resumes may be told some of them again.
     `ends`: where the pieces end of which the text is made, counted as `offset`; empty if it is one piece.
+    `logprob_ends`: how many log probabilities had come where such a piece ends.
     """
 
     type: ClassVar[str] = "chunk"
@@ -81,20 +84,36 @@ class ChunkFrame(Frame):
     text: str
     offset: int
     tool_calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    logprobs: Sequence[dict[str, Any]] = ()
+    logprobs_offset: int = 0
     ends: Sequence[int] = field(default=(), repr=False, compare=False)
+    logprob_ends: Mapping[int, int] | None = field(default=None, repr=False, compare=False)
 
-    def pieces(self) -> Iterator[tuple[str, int]]:
-        """Each piece of the text, with its offset."""
-        begin, end = self.offset, self.offset + len(self.text)
+    def pieces(self) -> Iterator[ChunkFrame]:
+        """Each piece of the text as a frame of its own; this frame, if it is one piece or has no text."""
+        if not self.ends:
+            yield self
+            return
+        begin, end, first = self.offset, self.offset + len(self.text), self.logprobs_offset
+        logprob_ends = self.logprob_ends or {}
         for piece_end in (*self.ends, end):
             if begin < piece_end <= end:
-                yield self.text[begin - self.offset : piece_end - self.offset], begin
-                begin = piece_end
+                next_first = logprob_ends.get(piece_end, first)
+                yield replace(
+                    self,
+                    text=self.text[begin - self.offset : piece_end - self.offset],
+                    offset=begin,
+                    logprobs=self.logprobs[first - self.logprobs_offset : next_first - self.logprobs_offset],
+                    logprobs_offset=first,
+                )
+                begin, first = piece_end, next_first
 
     def body(self) -> dict[str, Any]:
         told: dict[str, Any] = {"text": self.text, "offset": self.offset}
         if self.tool_calls:
             told["tool_calls"] = [{k: v for k, v in piece.items() if v is not None} for piece in self.tool_calls]
+        if self.logprobs:
+            told |= {"logprobs": self.logprobs, "logprobs_offset": self.logprobs_offset}
         return told
 
 

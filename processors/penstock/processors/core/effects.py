@@ -134,6 +134,8 @@ class Chunk:
     """Pieces of calls of tools."""
     since: tuple[int, int] | None = None
     """The (epoch, attempt) in which its text began, if that was an earlier one."""
+    logprobs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    first_logprob_index: int = 0
 
 
 @fixed

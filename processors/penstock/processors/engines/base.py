@@ -99,7 +99,8 @@ class Delta:
     """New text with its tokens; `first_token_index` counts the tokens of the run before it.
 
     `calls`: pieces of calls of tools, each {index, id, name, arguments, offset}: id and name come with the first piece
-    of a call, `offset` counts the characters of its arguments before this piece.
+    of a call, `offset` counts the characters of its arguments before this piece. `logprobs`: the log probabilities of
+    the run's next tokens, as its output has them, where they were asked for.
     """
 
     run_id: str
@@ -107,6 +108,7 @@ class Delta:
     token_ids: list[int]
     first_token_index: int
     calls: Sequence[dict[str, Any]] = ()
+    logprobs: Sequence[dict[str, Any]] = ()
 
 
 @record

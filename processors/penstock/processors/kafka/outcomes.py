@@ -128,6 +128,8 @@ class Outcomes:
             first_token_index=effect.first_token_index,
             text_offset=effect.text_offset,
             tool_call_pieces=effect.calls or None,
+            token_logprobs=effect.logprobs or None,
+            first_logprob_index=effect.first_logprob_index if effect.logprobs else None,
             **since_fields(effect.since),
         )
         try:

@@ -335,6 +335,8 @@ def small_failure(event: ResultEvent, error: PenstockError) -> ResultEvent:
         first_token_index=None,
         text_offset=None,
         tool_call_pieces=None,
+        token_logprobs=None,
+        first_logprob_index=None,
         cached_tokens=None,
         **dict.fromkeys(PAYLOAD_FIELDS),
         output_artifact=None,

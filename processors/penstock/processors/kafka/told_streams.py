@@ -205,7 +205,7 @@ class StreamSoFar:
         whole = not (self.is_cut or fold.gap) and fold.terminal is None
         if not whole or not (self._tokens or fold.text) or fold.place != (subject.epoch, subject.attempt):
             return None
-        return Told(subject.lane, fold.text, tuple(self._tokens), fold.call_chars, fold.since)
+        return Told(subject.lane, fold.text, tuple(self._tokens), fold.call_chars, fold.since, fold.logprobs)
 
 
 def _has_failed(future: asyncio.Future[Any]) -> bool:

@@ -128,8 +128,9 @@ class Attempts:
         token_ids: list[int],
         now: float,
         calls: Sequence[dict[str, Any]] = (),
+        logprobs: Sequence[dict[str, Any]] = (),
     ) -> float | None:
-        """New text of a run, with its tokens; or pieces of the calls that it makes.
+        """As `Streams.delta`.
 
         Returns the seconds from the request's arrival to the first token of the run, if it came with this.
         """
@@ -137,7 +138,7 @@ class Attempts:
         if work is None or (run := work.run) is None:
             return None
         first = run.first_token_at is None
-        self._streams.delta(work, run, text, token_ids, now, calls)
+        self._streams.delta(work, run, text, token_ids, now, calls, logprobs)
         return now - work.arrived_at if first else None
 
     def stepped(self, subject: Subject, run_id: str, step: int, steps: int, now: float) -> None:

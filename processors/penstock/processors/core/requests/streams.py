@@ -10,6 +10,7 @@ from penstock.processors.core.effects import Chunk
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.told import Told, count_calls
 from penstock.processors.core.requests.work import Run, Work
+from penstock.schemas.told_logprobs import ToldLogprobs
 
 
 class Streams:
@@ -28,8 +29,9 @@ class Streams:
         token_ids: list[int],
         now: float,
         calls: Sequence[dict[str, Any]] = (),
+        logprobs: Sequence[dict[str, Any]] = (),
     ) -> None:
-        """New text of a run, with its tokens; or pieces of the calls that it makes."""
+        """New text of a run, with its tokens and their log probabilities; or pieces of the calls that it makes."""
         if run.first_token_at is None:
             run.first_token_at = now
         run.text.append(text)
@@ -38,6 +40,8 @@ class Streams:
             return
         for piece in calls:
             _add_piece(run.calls, piece)
+        if logprobs:
+            run.logprobs.extend(logprobs)
         if run.sent_pieces == 0 and (text or calls):
             self.flush(work, run)
         elif run.buffered_at is None:
@@ -52,7 +56,10 @@ class Streams:
         calls, run.calls = run.calls, []
         if not (text or tokens or calls):
             return
-        chunk = Chunk(work.subject, text, tokens, run.sent_tokens, run.sent_chars, calls, run.since)
+        logprobs, first_logprob = _take_logprobs(run)
+        chunk = Chunk(
+            work.subject, text, tokens, run.sent_tokens, run.sent_chars, calls, run.since, logprobs, first_logprob
+        )
         run.sent_pieces = len(run.text)
         run.sent_chars += len(text)
         run.sent_tokens += len(tokens)
@@ -64,6 +71,7 @@ class Streams:
         """The run begins behind what earlier ones have published."""
         run.text, run.tokens, run.sent_calls = [told.text], [*told.token_ids], [*told.call_chars]
         run.sent_pieces, run.sent_chars, run.sent_tokens = 1, len(told.text), len(told.token_ids)
+        run.sent_logprobs = None if told.logprobs is None else told.logprobs.copy()
         run.since = told.since
 
     def remember(self, work: Work) -> None:
@@ -74,7 +82,8 @@ class Streams:
         self.flush(work, run)
         if run.sent_chars or run.sent_tokens or run.sent_calls:
             since = run.since or (work.epoch, work.attempt)
-            work.told = Told(work.lane, "".join(run.text), tuple(run.tokens), tuple(run.sent_calls), since)
+            text, tokens, calls = "".join(run.text), tuple(run.tokens), tuple(run.sent_calls)
+            work.told = Told(work.lane, text, tokens, calls, since, run.sent_logprobs)
 
     def tick(self, now: float) -> None:
         """Publish what has gathered for the linger."""
@@ -95,6 +104,17 @@ class Streams:
             return None
         at = self._gathering[0][1].buffered_at
         return None if at is None else at + self._linger_s
+
+
+def _take_logprobs(run: Run) -> tuple[list[dict[str, Any]], int]:
+    """Those to be sent, and how many were sent before."""
+    if not run.logprobs:
+        return [], 0
+    logprobs, run.logprobs = run.logprobs, []
+    run.sent_logprobs = run.sent_logprobs or ToldLogprobs()
+    first = run.sent_logprobs.count
+    run.sent_logprobs.add(logprobs, first)
+    return logprobs, first
 
 
 def _add_piece(gathered: list[dict[str, Any]], piece: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from penstock.schemas.fixed import fixed
+from penstock.schemas.told_logprobs import ToldLogprobs
 
 
 @fixed
@@ -13,7 +14,8 @@ class Told:
     """What earlier attempts have published of a stream, from the (epoch, attempt) `since` on: all of it stands.
 
     `model` made it. `token_ids` are all that were made for it, also those whose text was held back; none are known of a
-    remote model. `call_chars` has the characters of the arguments of each call of a tool.
+    remote model. `call_chars` has the characters of the arguments of each call of a tool, `logprobs` the log
+    probabilities of the tokens, where they were asked for.
     """
 
     model: str
@@ -21,6 +23,7 @@ class Told:
     token_ids: tuple[int, ...]
     call_chars: tuple[int, ...]
     since: tuple[int, int]
+    logprobs: ToldLogprobs | None = None
 
 
 def count_calls(chars: list[int], pieces: Iterable[dict[str, Any]]) -> None:

@@ -15,6 +15,7 @@ from penstock.schemas.errors import PenstockError
 from penstock.schemas.fixed import fixed
 from penstock.schemas.labels import NO_LABELS, Labels
 from penstock.schemas.records import AttemptHistory, InferenceRequest, Origin, Timings
+from penstock.schemas.told_logprobs import ToldLogprobs
 from penstock.schemas.topics import conversation_of
 
 WorkKey = tuple[str, int, int]
@@ -111,9 +112,12 @@ class Run:
     steps: int = 0
     step_told_at: float | None = None
     step_due: bool = False
+    logprobs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """Of its tokens, where they were asked for; those that are still to be sent."""
     sent_pieces: int = 0
     sent_chars: int = 0
     sent_tokens: int = 0
+    sent_logprobs: ToldLogprobs | None = None
     sent_calls: list[int] = field(default_factory=list[int])
     """Characters of each call's arguments that were sent."""
     since: tuple[int, int] | None = None

@@ -33,6 +33,9 @@ class Control:
         self.tokens: list[int] = []
         """Those that were made before the run was given to the loop included."""
         self.logprobs: list[Logprob] = []
+        """Of the tokens behind the first `begun_with`."""
+        self.begun_with = 0
+        """So many tokens were made by an earlier run."""
         self.prompt_tokens = 0
         """The length of the run's own prompt."""
         self.prompt_logprobs: dict[int, Logprob] = {}
@@ -102,7 +105,7 @@ class Control:
             self.draw()
             if self.take(token) is not None:
                 return False
-        self._before = len(tokens)
+        self._before = self.begun_with = len(tokens)
         return True
 
     def go_on_behind(self, count: int) -> None:
@@ -116,7 +119,7 @@ class Control:
         lost = len(self.tokens) - made
         if lost <= 0:
             return
-        del self.tokens[made:], self.logprobs[made:]
+        del self.tokens[made:], self.logprobs[made - self.begun_with :]
         self.counts = {}
         for token in self.tokens if self.penalises else ():
             self.counts[token] = self.counts.get(token, 0) + 1

@@ -192,9 +192,10 @@ class Guidance:
         )
         return list(rendered["input_ids"])
 
-    def told_logprobs(self, control: Control, count: int) -> list[Json]:
-        """The log probabilities of the first tokens of a run, in the records' form."""
-        return list(map(self._told, control.logprobs[:count]))
+    def logprobs(self, control: Control, begin: int, end: int) -> list[Json]:
+        """The log probabilities of some tokens of a run, in the records' form. None of them is of an earlier run."""
+        before = control.begun_with
+        return list(map(self._told, control.logprobs[begin - before : end - before]))
 
     def prompt_logprobs(self, control: Control, prompt: Sequence[int]) -> list[Json]:
         """The log probabilities of a prompt, in the records' form. Its first token has none."""

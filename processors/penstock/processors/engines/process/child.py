@@ -3,9 +3,10 @@
 It is forked from a server with torch imported. Messages to it: ("prepare", number, spec), ("run", run_id) for what was
 prepared, ("run_anew", spec) for what it has forgotten, ("cancel", run_id), ("stop",). From it come lists of ("ready",
 EngineInfo, bytes, peak bytes), ("refused", error), ("prepared", number, Prepared | error), ("forgotten", run_id),
-("delta", run_id, text, token_ids, first_token_index), ("progress", Progress), ("preview", Preview), ("finished",
-Finished), ("failed", RunFailed), ("beat", bytes, peak bytes), ("out_of_memory", slots or None): batches are smaller
-from now on, ("limits", slots): and larger again, ("batches", most): a batch holds at most so much from now on.
+("delta", run_id, text, token_ids, first_token_index, calls, logprobs), ("progress", Progress), ("preview", Preview),
+("finished", Finished), ("failed", RunFailed), ("beat", bytes, peak bytes), ("out_of_memory", slots or None): batches
+are smaller from now on, ("limits", slots): and larger again, ("batches", most): a batch holds at most so much from now
+on.
 
 A beat says that the thread which computes moves, or has nothing to do. It carries the measured memory and its peak.
 """

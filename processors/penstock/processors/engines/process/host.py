@@ -193,11 +193,17 @@ class ChildEngine(Engine):
 
     def _handle(self, event: tuple[Any, ...]) -> None:
         match event:
-            case ("delta", run_id, text, token_ids, first, *calls):  # a plain tuple: they are many
+            case ("delta", run_id, text, token_ids, first, calls, logprobs):  # a plain tuple: they are many
                 run = self._runs.get(run_id)
-                if run is not None and not run[1].delta(
-                    Delta(run_id=run_id, text=text, token_ids=token_ids, first_token_index=first, calls=calls)
-                ):
+                delta = Delta(
+                    run_id=run_id,
+                    text=text,
+                    token_ids=token_ids,
+                    first_token_index=first,
+                    calls=calls,
+                    logprobs=logprobs,
+                )
+                if run is not None and not run[1].delta(delta):
                     self.cancel(run_id)
             case ("progress", progress):
                 run = self._runs.get(progress.run_id)

@@ -272,7 +272,7 @@ class RemoteEngine(Engine):
         answer = Answer(chat=prepared.messages is not None, echoes=of_prompt)
         shown = Shown(spec.run_id, sink, holds_space=self._trial is not None)
         async for event in self._events(path, body):
-            shown.show(answer.feed(event), answer.take_pieces())
+            shown.show(answer.feed(event), answer.take_pieces(), answer.take_logprobs())
         if answer.reason is None:  # the connection ended without saying so; what came is no answer
             raise EngineFailed(f"the server of {self.model} ended its stream without a finish_reason")
         shown.end(answer.flush())

@@ -113,6 +113,7 @@ class _Choice:
     told: dict[int, int] = field(default_factory=dict[int, int])
     """Of the calls that have begun, how many characters of their arguments were told."""
     logprobs: list[Json] | None = None
+    told_logprobs: int = 0
 
     def add(self, text: str) -> str:
         if text:
@@ -157,7 +158,8 @@ class Answer:
             _add_calls(choice.calls, delta.get("tool_calls") or [])
             if (logprobs := said.get("logprobs")) is not None:
                 tokens = map(_logprob, logprobs.get("content") or []) if self._chat else tokens_of(logprobs)
-                choice.logprobs = [*(choice.logprobs or []), *tokens]
+                choice.logprobs = choice.logprobs or []
+                choice.logprobs += tokens
         return "" if self._echoes else text
 
     def take_pieces(self) -> list[Json]:
@@ -176,6 +178,15 @@ class Answer:
             pieces.append({"index": index, **named, "arguments": arguments[place:], "offset": place})
             choice.told[number] = len(arguments)
         return pieces
+
+    def take_logprobs(self) -> list[Json]:
+        """What is new of the first answer's log probabilities. None are told of a prompt, which come first."""
+        choice = self._choices[0]
+        if choice.logprobs is None or self._echoes:
+            return []
+        new = choice.logprobs[choice.told_logprobs :]
+        choice.told_logprobs += len(new)
+        return new
 
     def flush(self) -> str:
         """The text that waited for the rest of a character."""

@@ -266,12 +266,12 @@ class TextBackend:
     def _goes_on(self, spec: RunSpec, prompt: Prompt) -> bool:
         """Whether the tokens that were told make here what was told. It is tried with a run that is thrown away.
 
-        Of several answers the others are on no log, and no log has the log probabilities of what was told.
+        Of several answers the others are on no log.
         """
         told, plan = spec.told, prompt.plan
         if told is None or len(told.token_ids) > prompt.new_tokens:
             return False
-        if plan is not None and (plan.answers > 1 or plan.options.top_logprobs is not None):
+        if plan is not None and plan.answers > 1:
             return False
         if any(not 0 <= token < self._vocabulary for token in told.token_ids):
             return False
@@ -356,9 +356,9 @@ class TextBackend:
     ) -> TextRun:
         """Of a request that wants more than plain text."""
         control = plan.control(index, prompt.ids, sorted(ends))
-        told_logprobs = None
+        logprobs = None
         if control is not None and plan.options.top_logprobs is not None:
-            told_logprobs = partial(self._guidance.told_logprobs, control)
+            logprobs = partial(self._guidance.logprobs, control)
         prompt_logprobs = None
         if control is not None and control.options.prompt_logprobs is not None:
             control.prompt_tokens = len(prompt.ids)
@@ -371,7 +371,7 @@ class TextBackend:
             emit,
             run_id=run_id,
             calls=plan.reader(f"{spec.request_id or spec.run_id}/{index}"),
-            told_logprobs=told_logprobs,
+            logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )
         run.control, run.min_tokens = control, plan.options.min_tokens

@@ -13,6 +13,7 @@ from penstock.processors.engines.guidance.calls import CallReader
 from penstock.processors.engines.stops import StopMatcher
 from penstock.processors.engines.text.detokenise import Detokeniser
 from penstock.schemas.fold import new_pieces
+from penstock.schemas.told_logprobs import ToldLogprobs
 
 
 class TextRun:
@@ -28,10 +29,10 @@ class TextRun:
         *,
         run_id: str | None = None,
         calls: CallReader | None = None,
-        told_logprobs: Callable[[int], list[dict[str, Any]]] | None = None,
+        logprobs: Callable[[int, int], list[dict[str, Any]]] | None = None,
         prompt_logprobs: Callable[[], list[dict[str, Any]]] | None = None,
     ) -> None:
-        """`run_id` is that of one answer of several; `told_logprobs` gives those of the first so many tokens."""
+        """`run_id` is that of one answer of several; `logprobs(begin, end)` gives those of its tokens in that range."""
         self.run_id = run_id or spec.run_id
         self.params = spec.params
         self.prompt: Sequence[int] = ()
@@ -55,7 +56,8 @@ class TextRun:
         self._emit = emit
         self._calls = calls
         self._is_chat = spec.messages is not None
-        self._told_logprobs = told_logprobs
+        self._logprobs_of = logprobs
+        self._logprobs = ToldLogprobs()
         self._prompt_logprobs = prompt_logprobs
         self._text: list[str] = []
         self._ids: Sequence[int] = ()
@@ -84,18 +86,24 @@ class TextRun:
         False when they do not make that text, or those calls: then the run cannot go on, and is of no use any more.
         """
         emit, made_here = self._emit, list[Event]()
-        self._emit = made_here.append
+        self._emit, logprobs_of = made_here.append, self._logprobs_of
+        self._logprobs_of = None
         self.take(told.token_ids)
+        self._logprobs_of = logprobs_of
+        if told.logprobs is not None:
+            self._logprobs = told.logprobs.copy()
         self._emit = emit
         text, known = "".join(self._text), [*told.call_chars]
-        pieces, _ = new_pieces(known, (piece for event in made_here for piece in event[5:]))
+        pieces, _ = new_pieces(known, (piece for event in made_here for piece in event[5]))
         made = [0] * len(known) if self._calls is None else self._calls.made_chars
         same = text.startswith(told.text) and known == made
+        if logprobs_of is not None and self._logprobs.count != self._count_logprobs(told.token_ids):
+            return False
         if not same or (self.control is not None and not self.control.begin_with(told.token_ids)):
             return False
         self.before = told.token_ids
         if pieces or text != told.text:
-            self._emit(("delta", self.run_id, text[len(told.text) :], [], len(self.before), *pieces))
+            self._emit(("delta", self.run_id, text[len(told.text) :], [], len(self.before), pieces, ()))
         return True
 
     @property
@@ -127,8 +135,22 @@ class TextRun:
         if text:
             self._text.append(text)
         if self.streams:
-            self._emit(("delta", self.run_id, text, list(self._ids[self._told :]), self._told, *pieces))
+            logprobs = self._take_logprobs()
+            self._emit(("delta", self.run_id, text, list(self._ids[self._told :]), self._told, pieces, logprobs))
         self._told = len(self._ids)
+
+    def _take_logprobs(self) -> Sequence[dict[str, Any]]:
+        """Those that were not told yet, where they are wanted."""
+        if self._logprobs_of is None:
+            return ()
+        first = self._logprobs.count
+        new = self._logprobs_of(first, self._count_logprobs(self._ids))
+        self._logprobs.add(new, first)
+        return new
+
+    def _count_logprobs(self, ids: Sequence[int]) -> int:
+        """The token that ends a chat is no part of it. That of a plain prompt is told, as other servers do."""
+        return len(ids) - (self._is_chat and len(ids) > 0 and self._is_end(ids[-1]))
 
     def finish(self) -> None:
         if self._calls is not None:
@@ -148,9 +170,9 @@ class TextRun:
         if self._calls is not None and self._calls.calls:
             output["tool_calls"] = self._calls.calls
             reason = "tool_calls" if at_end else reason
-        if self._told_logprobs is not None:
-            # The token that ends a chat is no part of it. That of a plain prompt is told, as other servers do.
-            output["logprobs"] = self._told_logprobs(made - 1 if ended and self._is_chat else made)
+        if self._logprobs_of is not None:
+            self._take_logprobs()
+            output["logprobs"] = self._logprobs.tokens()
         if self._prompt_logprobs is not None:
             output["prompt_logprobs"] = self._prompt_logprobs()
         finished = Finished(

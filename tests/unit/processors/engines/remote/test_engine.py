@@ -252,6 +252,8 @@ async def test_several_answers_and_their_logprobs() -> None:
     assert "".join(delta.text for delta in sink.deltas) == "ac" == found.output["text"]
     assert [(one["text"], one["finish_reason"]) for one in found.output["choices"]] == [("ac", "stop"), ("b", "length")]
     assert [one["logprob"] for one in found.output["logprobs"]] == [-0.5, -0.25]
+    assert [one for delta in sink.deltas for one in delta.logprobs] == found.output["logprobs"]
+    assert len(sink.deltas[0].logprobs) == 1, "they come with their text"
     assert found.output["choices"][1]["logprobs"][0]["logprob"] == -9999.0
     assert found.output["logprobs"][0]["top_logprobs"] == [{"token": "x", "logprob": -1.0}]
     CODEC.encode(terminal(found.output))
