@@ -43,7 +43,7 @@ from penstock.schemas.records import (
     Requirements,
     fields_of,
 )
-from penstock.schemas.tasks import BUILT_TASKS, TASKS
+from penstock.schemas.tasks import BUILT_TASKS, TASKS, needs_model
 
 __all__ = [
     "BUILT_TASKS",
@@ -246,6 +246,8 @@ def _across_fields(request: InferenceRequest) -> None:
         raise UnsupportedParameter(f"conversation_id does not go with {request.task}", param="conversation_id")
     if request.conversation_id is None and request.task == "conversation_items":
         raise InvalidRequest("conversation_items needs a conversation_id", param="conversation_id")
+    if request.model is not None and not needs_model(request.task):
+        raise UnsupportedParameter(f"model does not go with {request.task}: no model is asked", param="model")
     if request.context is not None and request.conversation_id is None:
         raise InvalidRequest("context needs a conversation_id", param="context")
     if request.context is not None and request.task != "text_generation":

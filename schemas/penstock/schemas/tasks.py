@@ -137,6 +137,12 @@ def topic_of(task: str) -> str:
     return "text" if spec is None else spec.topic
 
 
+def needs_model(task: str) -> bool:
+    """Whether a model runs it; true for a task of a newer release."""
+    spec = TASKS.get(task)
+    return spec is None or spec.needs_model
+
+
 def default_fields(task: str) -> frozenset[str]:
     """The fields of its payload for which a model may have a default."""
     spec = TASKS.get(task)

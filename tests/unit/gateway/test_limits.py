@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -180,6 +181,7 @@ def test_what_it_may_ask_for_passes() -> None:
     Allowances().check(caller, ask(model="a", pool="p", requirements=Requirements(vram_bytes=9)), None)
     Allowances().check(caller, ask(model="alias"), "a")
     Allowances().check(caller, ask(), "a")
+    Allowances().check(caller, replace(ask(), task="conversation_items"), None)  # no model is asked
 
 
 def test_an_address_takes_its_share_of_the_public_slots() -> None:

@@ -530,3 +530,22 @@ def test_a_conversation_that_went_through_avro_is_valid() -> None:
     with_name = parse_request(messages({"role": "user", "content": "hi", "name": "n"}), request_id="r", now_ms=NOW_MS)
     read = default_codec().decode(default_codec().encode(with_name), InferenceRequest)
     validate_request(read)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"conversation_id": "c", "payload": {}}, "payload.messages"),
+        ({"conversation_id": "c", "payload": {"messages": []}}, "payload.messages"),
+        ({"payload": {"messages": [{"role": "user", "content": "x"}]}}, "conversation_id"),
+        ({"conversation_id": "c", "model": "m", "payload": {"messages": [{"role": "user", "content": "x"}]}}, "model"),
+        (
+            {"conversation_id": "c", "payload": {"messages": [{"role": "none", "content": "x"}]}},
+            "payload.messages[0].role",
+        ),
+    ],
+)
+def test_items_of_a_conversation_are_messages_and_ask_no_model(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_request({"task": "conversation_items", **fields}, now_ms=NOW_MS)
+    assert caught.value.param == param

@@ -7,6 +7,7 @@ from collections.abc import Sequence, Set
 from penstock.gateway.limits.limits import Limits
 from penstock.schemas.errors import Forbidden
 from penstock.schemas.records import InferenceRequest
+from penstock.schemas.tasks import needs_model
 
 
 def check_asked(holder: str, limits: Limits, request: InferenceRequest, model: str | None) -> None:
@@ -14,7 +15,7 @@ def check_asked(holder: str, limits: Limits, request: InferenceRequest, model: s
 
     `model` is the id that the request's model stands for, if it is known.
     """
-    if limits.models is not None:
+    if limits.models is not None and needs_model(request.task):
         _check_model(holder, limits.models, {request.model, model} - {None})
     _check_pool(holder, limits, request)
     if request.priority < limits.max_priority:

@@ -12,7 +12,7 @@ from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest, Model
 from penstock.schemas.message_parts import image_parts
 from penstock.schemas.payloads import only_remote
 from penstock.schemas.records import InferenceRequest, ModelInfo, WorkerState
-from penstock.schemas.tasks import BUILT_TASKS, TASKS
+from penstock.schemas.tasks import BUILT_TASKS, needs_model
 
 ALL_TASKS = "all"
 TOOL_TASKS = frozenset({"image_processing"})
@@ -27,7 +27,7 @@ def model_or_refusal(models: Iterable[ModelInfo], request: InferenceRequest) -> 
     A caller who may not ask is refused before anything of what there is: so the refusal is raised later.
     """
     try:
-        if request.task in TASKS and not TASKS[request.task].needs_model:
+        if not needs_model(request.task):
             return None, None
         return find_model(models, request.task, request.model, request.pool), None
     except ModelNotFound as error:
