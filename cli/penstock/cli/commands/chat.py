@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from websockets.sync.client import ClientConnection, connect
 
 from penstock.cli.commands.common import Gateway, auth_headers, console, errors, no_gateway, waiting_text
-from penstock.cli.commands.conversations import item_text
+from penstock.cli.commands.conversations import item_role, item_text
 from penstock.cli.failures import CliFailure, ExitCode
 
 HELP = (
@@ -214,7 +214,7 @@ def show(frame: dict[str, Any], waiting: Any) -> bool:
 
 def print_history(gateway: Gateway, conversation: str) -> None:
     for item in gateway.pages(f"/v1/conversations/{conversation}/items", 1000, order="asc"):
-        console.print(f"[bold]{item['role']}[/bold]: ", end="")
+        console.print(f"[bold]{item_role(item)}[/bold]: ", end="")
         console.print(item_text(item), markup=False, highlight=False)
 
 

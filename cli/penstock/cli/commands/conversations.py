@@ -27,10 +27,17 @@ def list_conversations(
 
 def item_text(item: dict[str, Any]) -> str:
     """The text of an item; an image stands as the path at which the gateway gives it."""
-    content = item.get("content")
+    if item["type"] == "function_call":
+        return f"{item['name']}({item['arguments']})"
+    content = item["output"] if item["type"] == "function_call_output" else item.get("content")
     if isinstance(content, str):
         return content
     return " ".join(filter(None, (part.get("text") or part.get("image_url") for part in content or [])))
+
+
+def item_role(item: dict[str, Any]) -> str:
+    """Who said it: calls of tools are an assistant's."""
+    return item.get("role") or ("tool" if item["type"] == "function_call_output" else "assistant")
 
 
 @app.command()
@@ -45,7 +52,7 @@ def show(
         if as_json:
             print_json(item)
         else:
-            console.print(f"[bold]{item['role']}[/bold]", highlight=False)
+            console.print(f"[bold]{item_role(item)}[/bold]", highlight=False)
             console.print(item_text(item), markup=False, highlight=False)
 
 

@@ -72,8 +72,9 @@ async def items(
         after=behind,
         newest_first=order == "desc",
     )
-    page = first_page([item for turn in turns[:limit] for item in items_of_turn(turn)], limit=len(turns) * 1_000)
-    return {**page, "has_more": len(turns) > limit}
+    step = 1 if order == "asc" else -1
+    found = [item for turn in turns[:limit] for item in items_of_turn(turn)[::step]]
+    return {**first_page(found, limit=len(found)), "has_more": len(turns) > limit}
 
 
 @router.post("/{conversation_id}/items", summary="Append items")
