@@ -39,7 +39,7 @@ BEGIN_AT = {
     "duplicate_not_held": 21,
     "vanished_without_outcome": 20,
     "ended_without_look_up": 28,
-    "suspect_stops_worker": 106,
+    "suspect_stops_worker": 476,
     "kept_without_reopen": 33,
     "checksum_ignored": 60,
 }

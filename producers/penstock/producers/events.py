@@ -176,7 +176,7 @@ class EventFold:
                     text=chunk.text,
                     text_offset=chunk.text_offset,
                     attempt=chunk.attempt,
-                    tool_calls=chunk.calls,
+                    tool_calls=chunk.calls or (),
                     logprobs=chunk.logprobs,
                 )
                 return [*begun, told]

@@ -196,8 +196,7 @@ def test_detached_and_killed_nothing_outlives_it(up: Up) -> None:
     started = up.command("up", "--detach", *up.options())
     assert started.returncode == 0, started.stderr
     assert "Penstock is up" in started.stderr
-    state = up.status()
-    assert state["ready"]
+    state = wait_until(lambda: found if (found := up.status())["ready"] else None, 30, up.status)
     pids = list(up.pids().values())
     assert "broker" in up.command("logs", "-n", "1").stdout
 

@@ -107,6 +107,7 @@ def known(url: str) -> dict[str, Any]:
         "letter_id": "0/0",
         "request_id": request,
         "conversation_id": "c1",
+        "item_id": "msg_0",
         "artifact_id": httpx.post(f"{url}/v1/artifacts", content=b"bytes").json()["id"],
         "model_id": "noop",
         "class_name": "low",
