@@ -72,8 +72,6 @@ group.initial.rebalance.delay.ms=0
 # After a crash the new broker waits for the old one's session to end: 9 s by default.
 broker.session.timeout.ms=4000
 broker.heartbeat.interval.ms=1000
-# Idle, the controller writes a record that does nothing each 500 ms by default.
-metadata.max.idle.interval.ms=10000
 # The default of 128 MB is half of this heap.
 log.cleaner.dedupe.buffer.size=16777216
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
@@ -51,7 +50,6 @@ def worker(started: Started) -> None:
 
     Start as many as you like, on as many machines; they share the work as one consumer group.
     """
-    gc.set_threshold(50_000, 20, 50)  # nearly all that is made until it runs stays
     with started.importing("worker"):
         from penstock.processors.app import run_worker
         from penstock.processors.settings import WorkerSettings
