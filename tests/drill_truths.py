@@ -15,8 +15,8 @@ STATES = ("idle", "waiting", "running", "loading", "turns")
 FOLLOWERS = ("nothing", "worker restart", "gateway restart")
 
 TOKEN_MS = 50
-LONG, SHORT = 300, 4
-"""Tokens of a run that outlasts the setup (15 s), and of one that does not."""
+LONG, SHORT = 500, 4
+"""Tokens of a run that outlasts the setup on a slow machine (25 s), and of one that does not."""
 LOAD_MS = 10_000
 """So long a load takes in the state `loading`."""
 

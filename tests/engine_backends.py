@@ -121,10 +121,17 @@ class PoisonedText(TextBackend):
             self._batching.add_request(out_of_vocabulary, request_id="poison", max_new_tokens=2, eos_token_id=[-1])
 
 
+def steps_in(file: Path) -> int:
+    try:
+        return int(file.read_text() or 0)
+    except FileNotFoundError:
+        return 0
+
+
 class StarvedText(TextBackend):
     """A text engine whose device, once it is warm, has memory for no more than `most_tokens` tokens in a step.
 
-    With `hungry` only while that file is there.
+    With `hungry` only once that file is there, and for as many steps as it says.
     """
 
     def warm_up(self) -> None:
@@ -132,12 +139,15 @@ class StarvedText(TextBackend):
         model: Any = self._model
         forward = model.forward
         most, hungry = int(self._options["most_tokens"]), self._options.get("hungry")
+        refused = 0
 
         def forward_within_memory(*arguments: Any, **named: Any) -> Any:
             import torch
 
+            nonlocal refused
             tokens = named["input_ids"] if "input_ids" in named else arguments[0]
-            if tokens.numel() > most and (hungry is None or Path(hungry).exists()):
+            if tokens.numel() > most and (hungry is None or refused < steps_in(Path(hungry))):
+                refused += 1
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
             return forward(*arguments, **named)
 

@@ -110,9 +110,7 @@ def test_without_a_deadline_it_is_asked_for_ever() -> None:
 
 def test_a_cancel_ends_what_waits_for_the_store() -> None:
     world = up()
-    work = finished(world)
-    world.cancel("r")
-    assert work.stage is Stage.KEEPING, "the store may be taking it now"
+    finished(world)
     refuse(world)
     world.cancel("r")
     assert world.ended == [("r", "cancelled")]
@@ -120,16 +118,43 @@ def test_a_cancel_ends_what_waits_for_the_store() -> None:
     assert not world.asked
 
 
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_cancel_while_the_store_is_asked_counts_unless_the_store_takes_it(taken: bool) -> None:
+    world = up()
+    work = finished(world)
+    refuse(world)
+    world.pass_time(1.0)
+    world.cancel("r")
+    assert work.stage is Stage.KEEPING
+    world.release(ask.Keep) if taken else refuse(world)
+    assert world.ended == [("r", "completed" if taken else "cancelled")]
+    world.pass_time(20.0)
+    assert not world.asked
+
+
+def test_a_cancel_while_the_store_is_asked_first_counts_when_it_refuses() -> None:
+    world = up()
+    finished(world)
+    world.cancel("r")
+    assert not world.ended, "the store may be taking it now"
+    refuse(world)
+    assert world.ended == [("r", "cancelled")]
+
+
+@pytest.mark.parametrize("asked", [True, False])
 @pytest.mark.parametrize("appended", [True, False])
-def test_a_turn_is_cancelled_only_while_its_answer_does_not_stand(appended: bool) -> None:
+def test_a_turn_is_cancelled_only_while_its_answer_does_not_stand(appended: bool, asked: bool) -> None:
     world = up()
     finished(world, line="c")
     (keep,) = world.asked
     assert keep.topic_id == "topic"
     if appended:
         world.asked = [ask.Keep(keep.subject, keep.finished, None, keep.deadline_ms)]
+    if asked:
+        world.delete_conversation("c")
     refuse(world)
-    world.delete_conversation("c")
+    if not asked:
+        world.delete_conversation("c")
     assert world.ended == ([] if appended else [("r", "cancelled")])
 
 

@@ -105,7 +105,7 @@ class Commanding:
             self._endings.end_waiting(work, "cancel", error, now)
         elif work.stage in ON_LANE:
             self._endings.end_running(work, "cancel", error, now)
-        elif work.stage is Stage.UNKEPT:
+        elif work.stage in (Stage.KEEPING, Stage.UNKEPT):
             self._unkept.cancel(work, error, now)
 
     def _reprioritize(self, work: Work, priority: int, now: float) -> None:

@@ -60,6 +60,8 @@ class Unkept:
         self._registry.transition(work, "not_kept", Stage.UNKEPT)
         self._registry.hold_output(work, output_bytes)
         heapq.heappush(self._queue, (min(now + tries.delay_s, tries.until), work.seq, work))
+        if isinstance(work.end_with, Cancelled):
+            self.cancel(work, work.end_with, now)
 
     def tick(self, now: float) -> None:
         """Ask again for what is due, and end what has waited until its deadline."""
@@ -78,7 +80,13 @@ class Unkept:
                 self._emit(tries.keep)
 
     def cancel(self, work: Work, error: Cancelled, now: float) -> None:
-        """End one that waits, unless its answer stands in its conversation already: that is its outcome."""
+        """End one that waits, unless its answer stands in its conversation already: that is its outcome.
+
+        One that the store is being asked for ends when the store does not take it.
+        """
+        if work.stage is Stage.KEEPING:
+            work.end_with = error
+            return
         tries: _Tries | None = work.unkept
         if tries is not None and (work.line is None or tries.keep.topic_id is not None):
             self._endings.settle(work, "cancel", now, error=error)

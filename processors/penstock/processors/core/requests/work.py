@@ -211,7 +211,7 @@ class Work:
     ttl_ms: int | None = None
     """Its time to live when this worker chose one, milliseconds after its log append time."""
     end_with: PenstockError | None = None
-    """It shall end with this as soon as its bytes are here."""
+    """It shall end with this as soon as its bytes are here, or the store does not take its output."""
     repeats: list[Origin] = field(default_factory=list[Origin])
     """Where else the same request stands: readers may follow any of them, so each has its outcome."""
     output_bytes: int = 0
