@@ -32,7 +32,7 @@ from penstock.common.desired import Desired
 from penstock.common.model_entry import PRIORITY, ModelEntry, parse_entry, served_by
 from penstock.common.orders import effective_entries
 from penstock.schemas.desired import MODEL, desired_key
-from penstock.schemas.tasks import BUILT_TASKS
+from penstock.schemas.tasks import BUILT_TASKS, needs_model
 
 DEFAULT_CHAT = "smollm2-135m"
 DEFAULT_EMBEDDING = "all-minilm-l6-v2"
@@ -512,7 +512,7 @@ def _webhooks_line(system: LocalSystem) -> str:
 def _without_model(system: LocalSystem, entries: Sequence[ModelEntry]) -> str:
     """A line that says for which tasks there is no model, if there are such."""
     served = {task for entry in entries for task in entry.tasks}
-    lacking = [task for task in BUILT_TASKS if task not in served]
+    lacking = [task for task in BUILT_TASKS if needs_model(task) and task not in served]
     if not lacking or system.options.remote is not None:
         return ""
     cure = (
