@@ -28,6 +28,7 @@ class Clients:
         self._hunger = cluster.world.stream("clients' hunger")
         self._others = cluster.world.stream("another producer")
         self._extra = cluster.world.stream("clients of the extra model")
+        self._summing = cluster.world.stream("clients that sum up")
         self._strays = cluster.world.stream("clients of an unknown pool")
         self._killers = cluster.world.stream("clients that kill workers")
         self._heavy = cluster.world.stream("clients' weight").random() < 0.25
@@ -132,6 +133,14 @@ class Clients:
         )
         if (request.execution_timeout_ms is not None or script.get("hang")) and not kills:
             request.max_attempts = request.max_attempts or 3  # each of its attempts may take too long
+        if plan.has("summary") and line is not None and self._summing.random() < 0.25:
+            return replace(
+                request,
+                task="summarization",
+                text_generation=None,
+                summarization={"max_tokens": 16},
+                metadata={"script": text},
+            )
         return request
 
     def _model(self, rng: Random) -> str | None:

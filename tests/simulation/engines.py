@@ -32,6 +32,8 @@ LARGE_OUTPUT_BYTES = 1_000
 def script_of(request: InferenceRequest) -> dict[str, Any]:
     """What the request's prompt tells the engine to do."""
     payload = request.payload
+    if (told := request.metadata.get("script")) is not None:  # of a summary, which has no prompt
+        return json.loads(told)
     text = payload["messages"][-1]["content"] if "messages" in payload else payload["input"][0]
     return json.loads(text)
 

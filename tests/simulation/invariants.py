@@ -130,6 +130,8 @@ class Checks:
             raise Violation(f"dropped_publishes: {effect.status} for {work}, which was let go of")
         elif isinstance(effect, ask.Terminal) and work.line is not None:
             self._answer(work, effect)
+        elif isinstance(effect, ask.Terminal) and work.conversation_id is not None and effect.status == "completed":
+            self._cluster.talks.sums_up(work, effect.finished.text)
 
     def _answer(self, work: Work, effect: ask.Terminal) -> None:
         """An answer that stood in the conversation when its worker looked last is the outcome."""

@@ -318,6 +318,10 @@ def _with_operators(plan: Plan, without: Collection[str]) -> Plan:
         settings = replace(settings, slack=SlackSettings(half_life_s=rng.choice([0.3, 1.0])))
     if "standing_orders" in operators:  # what is kept paused must not fill a partition, which would hide what is not
         settings = replace(settings, commit_span=50_000, intake_bytes=4 << 20)
+    kinds = kinds if operators else plan.kinds
+    reads_first = not any(lane.inline for lane in (*plan.lanes, *variants))
+    if "line" in kinds and reads_first and Random(f"{plan.seed}/summaries").random() < 0.5:
+        kinds |= {"summary"}
     return replace(
         plan,
         operators=frozenset(operators),
@@ -325,7 +329,7 @@ def _with_operators(plan: Plan, without: Collection[str]) -> Plan:
         on_lost_log=Random(f"{plan.seed}/on_lost_log").choice(get_args(OnLostLog)),
         settings=settings,
         faults=faults if operators else plan.faults,
-        kinds=kinds if operators else plan.kinds,
+        kinds=kinds,
     )
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.processors.conversations.log import ConversationLog
-from penstock.processors.conversations.messages import answer_message, input_messages
+from penstock.processors.conversations.messages import answer_message, input_messages, summary_message
 from penstock.processors.core.requests.states import OVER, Stage
 from penstock.processors.core.requests.work import Run, Work
 from penstock.schemas.records import ConversationMessage, conversation_message_key
+from penstock.schemas.topics import conversation_key
 from simulation.truth import Violation
 
 if TYPE_CHECKING:
@@ -24,6 +25,12 @@ AGAIN_S = 0.05
 NO_LOOK = "looks at its topic"
 """What is asked for after an append: the topic's id alone, not whether an answer stands."""
 """After an append to a topic that was deleted meanwhile."""
+
+
+class ToSumUp(NamedTuple):
+    topic_id: str
+    through: int
+    standing: str | None
 
 
 class Talks:
@@ -37,6 +44,8 @@ class Talks:
         self._after_question: set[tuple[str, str]] = set()
         """Requests of which an answer was appended to a topic that holds the question, or held it before an erasure."""
         self._erased: set[tuple[str, str]] = set()
+        self._summed: dict[tuple[str, str], str] = {}
+        """The summary of a request that was appended first, as far as it stands."""
         self.looked: dict[Work, float] = {}
         """When a worker last looked for the answer of a request, and heard what stands."""
 
@@ -83,6 +92,8 @@ class Talks:
                 self._answered.setdefault(known, now)
                 if self._stands_asked(line, known[1]):
                     self._after_question.add(known)
+            elif message.direction == "summary":
+                self._summed.setdefault(known, message.content)
         topic.extend((conversation_message_key(message).encode(), message) for message in messages)
         return True
 
@@ -93,6 +104,8 @@ class Talks:
     def take_back(self, line: str, request_id: str) -> None:
         """Write tombstones for all messages of a request."""
         self._answered.pop((line, request_id), None)
+        if (line, request_id) not in self._erased:
+            self._summed.pop((line, request_id), None)
         for key in self.log(line).keys_of(request_id):
             self.topics[line].append((key, None))
 
@@ -102,6 +115,12 @@ class Talks:
         """A turn's outcome is an answer that was written where its question stood."""
         if (work.line or "", work.request_id) not in self._after_question:
             raise Violation(f"question: {work} is completed, and its answer was never written behind its question")
+
+    def sums_up(self, work: Work, text: str) -> None:
+        """The outcome of a summary is the first that its request has added to the conversation."""
+        added = self._summed.get((_line(work), work.request_id))
+        if added != text:
+            raise Violation(f"summary: {work} is completed with {text!r}, and its conversation has {added!r}")
 
     def at_end(self) -> None:
         """Each answer stands where its question does."""
@@ -140,7 +159,7 @@ class Turns:
                 talks.looked[work] = found[0]
             then(found[1])
 
-        self._life.network.ask(f"turns {work.line}", f"{label} {work.request_id}", look, told)
+        self._life.network.ask(f"turns {_line(work)}", f"{label} {work.request_id}", look, told)
 
     def read(self, work: Work, run: Run, then: Callable[[str | None, Any], None]) -> None:
         """`then` is told the answer that stands, or the mark of the history."""
@@ -241,7 +260,7 @@ class Turns:
         again: Callable[[], None],
     ) -> None:
         """`then` is told the log as it was behind the append; `again` follows when the topic was deleted."""
-        line = work.line or ""
+        line = _line(work)
 
         def append() -> ConversationLog | None:
             written = self._talks.append(line, messages, self._life.world.now)
@@ -327,9 +346,79 @@ class Turns:
 
         self._ask(work, "looks for an answer", lambda: self._standing(line, request_id), told)
 
+    # -- summaries: of no turn
+
+    def to_sum_up(self, work: Work, run: Run, then: Callable[[ToSumUp | None], None]) -> None:
+        """`then` is told what there is to sum up, and the summary that the request has added; None: nothing."""
+        line, request_id = _line(work), work.request_id
+
+        def look() -> ToSumUp | None:
+            log = self._talks.log(line)
+            found = log.through(None)
+            if log.topic_id is None or not found:
+                return None
+            standing = log.summary_by(request_id)
+            return ToSumUp(log.topic_id, found[-1].offset, None if standing is None else standing.content)
+
+        def told(found: ToSumUp | None) -> None:
+            if _goes_on(work, run):
+                then(found)
+
+        self._ask(work, "reads what to sum up", look, told)
+
+    def add_summary(
+        self,
+        work: Work,
+        text: str,
+        topic_id: str,
+        through: int,
+        then: Callable[[str], None],
+        deleted: Callable[[], None],
+    ) -> None:
+        """Append the summary unless the request has added one; `then` is told the one that counts."""
+        line, request_id = _line(work), work.request_id
+        summary = summary_message(
+            work.request,
+            text,
+            covers_through=through,
+            epoch=work.epoch,
+            attempt=work.attempt,
+            model=work.lane,
+            usage=None,
+            now_ms=0,
+        )
+
+        def keeps() -> bool:
+            return work.stage is Stage.KEEPING
+
+        def attempt() -> None:
+            if keeps():
+                self._ask(work, "adds its summary", look, told)
+
+        def look() -> tuple[bool, ConversationMessage | None]:
+            current = self._is_current(work, topic_id)
+            return current, self._talks.log(line).summary_by(request_id) if current else None
+
+        def told(found: tuple[bool, ConversationMessage | None]) -> None:
+            current, standing = found
+            if not keeps():
+                return
+            if not current:
+                deleted()
+            elif standing is not None:
+                then(standing.content)
+            else:
+                self._append(work, topic_id, [summary], keeps, appended, attempt)
+
+        def appended(log: ConversationLog) -> None:
+            winner = log.summary_by(request_id)
+            then(text if winner is None else winner.content)
+
+        attempt()
+
     def _is_current(self, work: Work, topic_id: str | None) -> bool:
         """Whether the topic is the one that the turn has seen. What of the turn came into another is taken back."""
-        line = work.line or ""
+        line = _line(work)
         if topic_id is None or self._talks.topic_id(line) == topic_id:
             return True
         self._talks.take_back(line, work.request_id)
@@ -338,6 +427,11 @@ class Turns:
     def _standing(self, line: str, request_id: str) -> str | None:
         answer = self._talks.log(line).answer(request_id)
         return None if answer is None else answer.content
+
+
+def _line(work: Work) -> str:
+    """The key of its conversation, also of what is no turn of it."""
+    return work.line or conversation_key(work.tenant, work.conversation_id or "")
 
 
 def _goes_on(work: Work, run: Run) -> bool:

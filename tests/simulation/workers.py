@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.common.desired import DesiredRecord
@@ -26,6 +27,7 @@ from penstock.schemas.errors import (
     EngineFailed,
     InternalError,
     InvalidRequest,
+    NotFound,
     Overloaded,
     PenstockError,
     StoreUnavailable,
@@ -42,7 +44,7 @@ from simulation.membership import Membership
 from simulation.network import Network
 from simulation.orders import Told as ToldByOrders
 from simulation.orders import configured, follow
-from simulation.talks import Turns
+from simulation.talks import ToSumUp, Turns
 from simulation.world import Actor
 
 if TYPE_CHECKING:
@@ -96,6 +98,7 @@ class Life(Actor):
         self._registry_until = 0.0
         self._never_stored: set[Work] = set()
         self._told: dict[str, Told | None] = {}
+        self._summing: dict[str, ToSumUp] = {}
         """By run: what other workers have told of its stream."""
         self.engines: dict[tuple[str, int], Engine] = {}
         self.stopping = False
@@ -336,10 +339,16 @@ class Life(Actor):
             return
         if effect.looks:
             self._claim(effect, work)
-        elif work.line is None:
-            self._count(work, run_id, None)
         else:
+            self._read_first(work, run, run_id)
+
+    def _read_first(self, work: Work, run: Run, run_id: str) -> None:
+        if work.line is not None:
             self._read_turn(work, run, run_id)
+        elif work.conversation_id is not None:
+            self._read_to_sum_up(work, run, run_id)
+        else:
+            self._count(work, run_id, None)
 
     def _claim(self, effect: ask.Prepare, work: Work) -> None:
         """Publish a claim where something was told of its stream; what stands before it then stays as it is."""
@@ -361,10 +370,7 @@ class Life(Actor):
             if run is None or work.run is not run:
                 return
             self._told[effect.run_id] = told
-            if work.line is None:
-                self._count(work, effect.run_id, None)
-            else:
-                self._read_turn(work, run, effect.run_id)
+            self._read_first(work, run, effect.run_id)
 
         label = f"claim {event.request_id} {event.epoch}.{event.attempt}"
         self.network.ask("result", label, stands, found)
@@ -379,13 +385,30 @@ class Life(Actor):
 
         self.turns.read(work, run, told)
 
+    def _read_to_sum_up(self, work: Work, run: Run, run_id: str) -> None:
+        def told(found: ToSumUp | None) -> None:
+            if found is None:
+                self.refused(work, run_id, NotFound("the conversation holds nothing"), False)
+            elif found.standing is not None:
+                output = Output(found.standing)
+                self.flow.attempts.answer_stands(work.subject, run_id, output, self.world.now, large=_large(work))
+            else:
+                self._summing[run_id] = found
+                self._count(work, run_id, None)
+
+        self.turns.to_sum_up(work, run, told)
+
     def _count(self, work: Work, run_id: str, mark: Any) -> None:
         engine = self.engine_of(work)
         if engine is not None and engine.alive:
             engine.prepare(work, run_id, mark)
 
     def prepared(self, work: Work, run_id: str, need: int, mark: Any, memory: int) -> None:
-        self.flow.attempts.prepared(work.subject, run_id, need, "prepared", self.world.now, mark, memory_bytes=memory)
+        told = self._summing.get(run_id)
+        topic_id = None if told is None else told.topic_id
+        self.flow.attempts.prepared(
+            work.subject, run_id, need, "prepared", self.world.now, mark, memory_bytes=memory, topic_id=topic_id
+        )
 
     def refused(self, work: Work, run_id: str, error: PenstockError, again: bool) -> None:
         self.cluster.truth.told_failures[work] += again and not isinstance(error, StoreUnavailable)
@@ -455,7 +478,12 @@ class Life(Actor):
                 self.flow.endings.kept(work.subject, told, None, self.world.now, another=told is not output)
 
         def append() -> None:
-            if effect.topic_id is not None:
+            if effect.topic_id is not None and work.line is None:
+                assert work.run is not None
+                through = self._summing[work.run.run_id].through
+                gone = partial(self._keep_failed, work, conversation_deleted())
+                self.turns.add_summary(work, output.text, effect.topic_id, through, kept, gone)
+            elif effect.topic_id is not None:
                 self.turns.finish(work, output.text, kept, lambda: self._keep_failed(work, conversation_deleted()))
             else:
                 kept(output.text)

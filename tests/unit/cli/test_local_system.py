@@ -84,7 +84,9 @@ def test_the_card_tells_what_is_served_now(tmp_path: Path, broker: Broker) -> No
     assert "models  stays, imaging, new" in text
     assert '"model":"stays"' in text
     (lacking,) = re.findall("no model for (.*) \\(", text)
-    assert {"image_processing", "summarization", "text_generation", "conversation_items"}.isdisjoint(lacking.split(", "))
+    assert {"image_processing", "summarization", "text_generation", "conversation_items"}.isdisjoint(
+        lacking.split(", ")
+    )
 
 
 def test_a_hub_id_a_folder_and_nonsense(tmp_path: Path) -> None:
