@@ -426,6 +426,17 @@ def unloaded_for_ever() -> list[Patch]:
     return [_wrap(Views, "model", make)]
 
 
+@plant_for("summary")
+def summary_added_nowhere() -> list[Patch]:
+    """What takes no turn has its outcome, and its conversation nothing of it."""
+    prepared = Attempts.prepared
+
+    def prepared_without_topic(self: Attempts, *facts: Any, topic_id: str | None = None, **named: Any) -> None:
+        prepared(self, *facts, **named)
+
+    return [(Attempts, "prepared", prepared_without_topic)]
+
+
 @plant_for("pause_suspects")
 def suspect_stops_worker() -> list[Patch]:
     """Who must run alone keeps all others waiting, also while its model is paused or takes nothing (W2)."""

@@ -27,6 +27,7 @@ QUICK_WITH_NEEDS = {
     "false_reason": "reason",
     "ended_without_look_up": "answer",
     "suspect_stops_worker": "reason",
+    "summary_added_nowhere": "summary",
     "kept_without_reopen": "open",
     "checksum_ignored": "commit_before_outcome",
 }
@@ -40,6 +41,7 @@ BEGIN_AT = {
     "vanished_without_outcome": 20,
     "ended_without_look_up": 28,
     "suspect_stops_worker": 476,
+    "summary_added_nowhere": 44,
     "kept_without_reopen": 33,
     "checksum_ignored": 60,
 }
