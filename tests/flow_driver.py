@@ -95,8 +95,8 @@ class World:
         self.need: Callable[[Work], int] = lambda work: 0
         self.memory: Callable[[Work], int] = lambda work: 0
         self.hold_answers: set[type] = set()
-        self.topic_id: str | None = None
-        """Of the conversation to which what takes no turn appends its output."""
+        self.appends: str | None = None
+        """Where what takes no turn appends its output."""
         self.offsets: dict[tuple[str, int], int] = {}
         self.bodies: dict[tuple[str, int, int], tuple[Taken, Body]] = {}
         self.flow.assigned(
@@ -287,8 +287,9 @@ class World:
                 work = flow.registry.of(subject)
                 if work is not None:
                     need, memory = self.need(work), self.memory(work)
+                    appends, to = self.appends is not None, self.appends
                     flow.attempts.prepared(
-                        subject, run_id, need, None, self.now, memory_bytes=memory, topic_id=self.topic_id
+                        subject, run_id, need, None, self.now, to, memory_bytes=memory, appends=appends
                     )
             case ask.Begin(subject, run_id):
                 flow.attempts.begun(subject, run_id, self.now, "topic")

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.processors.conversations.log import HistoryMark
+from penstock.processors.conversations.log import HistoryMark, SummaryMark
 from penstock.processors.conversations.messages import Shown
 from penstock.processors.conversations.turns import ToSumUp, TurnStart
 from penstock.processors.engines.base import (
@@ -166,12 +166,16 @@ class ScriptedTurns:
         if not self.history:
             return None
         standing = self.stands if isinstance(self.stands, ConversationMessage) else None
-        return ToSumUp(past=Past(messages=self.history), through=through or 9, topic_id="topic-1", standing=standing)
+        mark = SummaryMark("topic-1", through or 9, 0, None)
+        return ToSumUp(past=Past(messages=self.history), through=mark.through, mark=mark, standing=standing)
+
+    async def summary(self, request: InferenceRequest, mine: Callable[[], bool]) -> ConversationMessage | None:
+        return self.stands if isinstance(self.stands, ConversationMessage) else None
 
     async def add_summary(
-        self, summary: ConversationMessage, mine: Callable[[], bool], topic_id: str
+        self, summary: ConversationMessage, mine: Callable[[], bool], made_of: SummaryMark
     ) -> ConversationMessage:
-        return await self.finish(summary, mine, topic_id)
+        return await self.finish(summary, mine, made_of.topic_id or "")
 
     async def begin(
         self,

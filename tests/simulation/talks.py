@@ -9,10 +9,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.processors.conversations.log import ConversationLog
+from penstock.processors.conversations.log import ConversationLog, SummaryMark
 from penstock.processors.conversations.messages import answer_message, input_messages, summary_message
 from penstock.processors.core.requests.states import OVER, Stage
 from penstock.processors.core.requests.work import Run, Work
+from penstock.schemas.errors import Conflict, PenstockError, conversation_deleted
 from penstock.schemas.records import ConversationMessage, conversation_message_key
 from penstock.schemas.topics import conversation_key
 from simulation.truth import Violation
@@ -28,8 +29,7 @@ NO_LOOK = "looks at its topic"
 
 
 class ToSumUp(NamedTuple):
-    topic_id: str
-    through: int
+    mark: SummaryMark
     standing: str | None
 
 
@@ -338,13 +338,19 @@ class Turns:
         attempt()
 
     def answer(self, work: Work, then: Callable[[str | None], None]) -> None:
-        line, request_id = work.line or "", work.request_id
+        line, request_id = _line(work), work.request_id
 
         def told(standing: str | None) -> None:
             if work.stage is Stage.LOOKING:
                 then(standing)
 
-        self._ask(work, "looks for an answer", lambda: self._standing(line, request_id), told)
+        def look() -> str | None:
+            if work.line is not None:
+                return self._standing(line, request_id)
+            summary = self._talks.log(line).summary_by(request_id)
+            return None if summary is None else summary.content
+
+        self._ask(work, "looks for an answer", look, told)
 
     # -- summaries: of no turn
 
@@ -358,7 +364,8 @@ class Turns:
             if log.topic_id is None or not found:
                 return None
             standing = log.summary_by(request_id)
-            return ToSumUp(log.topic_id, found[-1].offset, None if standing is None else standing.content)
+            mark = log.summary_mark(found[-1].offset)
+            return ToSumUp(mark, None if standing is None else standing.content)
 
         def told(found: ToSumUp | None) -> None:
             if _goes_on(work, run):
@@ -370,20 +377,20 @@ class Turns:
         self,
         work: Work,
         text: str,
-        topic_id: str,
-        through: int,
+        made_of: SummaryMark,
         then: Callable[[str], None],
-        deleted: Callable[[], None],
+        failed: Callable[[PenstockError], None],
     ) -> None:
         """Append the summary unless the request has added one; `then` is told the one that counts."""
         line, request_id = _line(work), work.request_id
         summary = summary_message(
             work.request,
             text,
-            covers_through=through,
+            covers_through=made_of.through,
             epoch=work.epoch,
             attempt=work.attempt,
             model=work.lane,
+            finish_reason="stop",
             usage=None,
             now_ms=0,
         )
@@ -395,24 +402,28 @@ class Turns:
             if keeps():
                 self._ask(work, "adds its summary", look, told)
 
-        def look() -> tuple[bool, ConversationMessage | None]:
-            current = self._is_current(work, topic_id)
-            return current, self._talks.log(line).summary_by(request_id) if current else None
+        def look() -> ConversationLog | None:
+            return self._talks.log(line) if self._is_current(work, made_of.topic_id) else None
 
-        def told(found: tuple[bool, ConversationMessage | None]) -> None:
-            current, standing = found
+        def told(log: ConversationLog | None) -> None:
             if not keeps():
                 return
-            if not current:
-                deleted()
-            elif standing is not None:
+            if log is None:
+                failed(conversation_deleted())
+            elif (standing := log.summary_by(request_id)) is not None:
                 then(standing.content)
+            elif log.has(made_of):
+                self._append(work, made_of.topic_id or "", [summary], keeps, appended, attempt)
             else:
-                self._append(work, topic_id, [summary], keeps, appended, attempt)
+                failed(Conflict("erased"))
 
         def appended(log: ConversationLog) -> None:
-            winner = log.summary_by(request_id)
-            then(text if winner is None else winner.content)
+            if log.has(made_of):
+                winner = log.summary_by(request_id)
+                then(text if winner is None else winner.content)
+            else:
+                self._talks.take_back(line, request_id)
+                failed(Conflict("erased"))
 
         attempt()
 

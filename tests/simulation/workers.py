@@ -405,9 +405,10 @@ class Life(Actor):
 
     def prepared(self, work: Work, run_id: str, need: int, mark: Any, memory: int) -> None:
         told = self._summing.get(run_id)
-        topic_id = None if told is None else told.topic_id
+        if told is not None:
+            mark = told.mark
         self.flow.attempts.prepared(
-            work.subject, run_id, need, "prepared", self.world.now, mark, memory_bytes=memory, topic_id=topic_id
+            work.subject, run_id, need, "prepared", self.world.now, mark, memory_bytes=memory, appends=told is not None
         )
 
     def refused(self, work: Work, run_id: str, error: PenstockError, again: bool) -> None:
@@ -478,17 +479,14 @@ class Life(Actor):
                 self.flow.endings.kept(work.subject, told, None, self.world.now, another=told is not output)
 
         def append() -> None:
-            if effect.topic_id is not None and work.line is None:
-                assert work.run is not None
-                through = self._summing[work.run.run_id].through
-                gone = partial(self._keep_failed, work, conversation_deleted())
-                self.turns.add_summary(work, output.text, effect.topic_id, through, kept, gone)
-            elif effect.topic_id is not None:
+            if effect.to is not None and work.line is None:
+                self.turns.add_summary(work, output.text, effect.to, kept, partial(self._keep_failed, work))
+            elif effect.to is not None:
                 self.turns.finish(work, output.text, kept, lambda: self._keep_failed(work, conversation_deleted()))
             else:
                 kept(output.text)
 
-        if output.large or effect.topic_id is None:
+        if output.large or effect.to is None:
             self._store(work, effect, append)
         else:
             append()

@@ -39,6 +39,7 @@ from penstock.processors.preparation import Preparation
 from penstock.processors.run_images import Gathered, Images, RunImages
 from penstock.processors.spool import Spool, Spooled
 from penstock.schemas.errors import (
+    EngineFailed,
     Expired,
     InternalError,
     NotFound,
@@ -158,13 +159,14 @@ class Execution:
                     return
             request = await self._outputs.whole(subject.request)
             images = await self._images.of(subject, turn)
-            told_of = None
+            mark, appends = None if turn is None else turn.mark, False
             if (conversation_id := _summarized(subject)) is not None:
                 told_of = await self._to_sum_up(subject, conversation_id, goes_on)
                 if told_of.standing is not None:
                     self._stands(subject, run_id, await self._standing(run_id, told_of.standing))
                     return
                 images = replace(images, past=told_of.past, payload={"covers_through": told_of.through})
+                mark, appends = told_of.mark, subject.request.conversation_id is not None
             engine = self._engine(subject.lane, effect.replica)
             if engine is None or not goes_on():
                 return  # the replica is down: the flow has been told
@@ -179,9 +181,9 @@ class Execution:
                 prepared.need_tokens,
                 Preparation(spec, prepared, images.shown),
                 self._clock(),
-                None if turn is None else turn.mark,
+                mark,
                 memory_bytes=prepared.memory_bytes,
-                topic_id=told_of.topic_id if told_of is not None and subject.request.conversation_id else None,
+                appends=appends,
             )
 
     def _stands(self, subject: Subject, run_id: str, finished: Finished) -> None:
@@ -277,22 +279,22 @@ class Execution:
         with self._reports("run.keep", "the output was kept", subject, failed):
             held = effect.finished
             finished = await held.read() if isinstance(held, Spooled) else held
-            topic_id, another = effect.topic_id, effect.another
-            if subject.task == ITEMS and topic_id is not None:
+            to, another = effect.to, effect.another
+            if subject.task == ITEMS and to is not None:
                 finished = held = replace(finished, output=await self._items(subject))
-                topic_id = None
+                to = None
             try:
                 stored = await _in_time(self._outputs.keep(subject, finished.output), effect.deadline_ms)
-                if topic_id is not None:
-                    answer = await self._append_answer(subject, topic_id, finished, stored.images)
-                    topic_id = None  # an answer stands from here on
+                if to is not None:
+                    answer = await self._append(subject, to, finished, stored.images)
+                    to = None  # an answer stands from here on
                     if answer is not None:
                         held, finished, another = answer, answer, True
                         stored = await _in_time(self._outputs.keep(subject, finished.output), effect.deadline_ms)
             except StoreUnavailable as error:
                 logger.warning("output.not_stored request=%s error=%s", subject.request_id, error.message)
                 held = held if isinstance(held, Spooled) else (await self._spool.put(finished)) or finished
-                again = replace(effect, finished=held, topic_id=topic_id, another=another)
+                again = replace(effect, finished=held, to=to, another=another)
                 size = 0 if isinstance(held, Spooled) else bytes_of(finished.output)
                 # Its traceback holds the output.
                 untraced = StoreUnavailable(error.message)
@@ -303,39 +305,30 @@ class Execution:
                 subject, left, stored.artifact, self._clock(), another=another, output_bytes=size_of(stored.output)
             )
 
-    async def _append_answer(
-        self, subject: Subject, topic_id: str, finished: Finished, references: Sequence[ArtifactRef]
+    async def _append(
+        self, subject: Subject, to: Any, finished: Finished, references: Sequence[ArtifactRef]
     ) -> Finished | None:
-        """Append the answer. None when it is the one that counts in the log, else the earlier one that does."""
+        """Append the answer, or the summary. None when it is what counts in the log, else the earlier one that does."""
         keeps = partial(self._flow.endings.awaits, subject, Stage.KEEPING)
-        text, usage = str(finished.output.get("text") or ""), usage_of(finished)
+        about: dict[str, Any] = {
+            "epoch": subject.epoch,
+            "attempt": subject.attempt,
+            "model": subject.lane,
+            "finish_reason": finished.finish_reason,
+            "usage": usage_of(finished),
+            "now_ms": now_ms(),
+        }
+        text, output = str(finished.output.get("text") or ""), finished.output
         if subject.task == SUMMARY:
-            summary = summary_message(
-                subject.request,
-                text,
-                covers_through=finished.output["covers_through"],
-                epoch=subject.epoch,
-                attempt=subject.attempt,
-                model=subject.lane,
-                usage=usage,
-                now_ms=now_ms(),
-            )
-            winner = await self._turns.add_summary(summary, keeps, topic_id)
-            return None if winner is summary else await self._standing(finished.run_id, winner)
-        answer = answer_message(
-            subject.request,
-            text,
-            epoch=subject.epoch,
-            attempt=subject.attempt,
-            model=subject.lane,
-            finish_reason=finished.finish_reason,
-            usage=usage,
-            now_ms=now_ms(),
-            tool_calls=finished.output.get("tool_calls"),
-            artifacts=references,
-        )
-        winner = await self._turns.finish(answer, keeps, topic_id)
-        if winner is answer or _said(winner) == _said(answer):
+            if not text.strip():
+                raise EngineFailed("the model gave no summary")
+            record = summary_message(subject.request, text, covers_through=output["covers_through"], **about)
+            winner = await self._turns.add_summary(record, keeps, to)
+        else:
+            calls = output.get("tool_calls")
+            record = answer_message(subject.request, text, tool_calls=calls, artifacts=references, **about)
+            winner = await self._turns.finish(record, keeps, to)
+        if winner is record or _said(winner) == _said(record):
             return None
         return await self._standing(finished.run_id, winner)
 
@@ -394,8 +387,10 @@ class Execution:
                 finished = (
                     None if offsets is None else Finished(run_id="", output={"offsets": offsets}, finish_reason=None)
                 )
-            elif (answer := await self._turns.answer(subject.request, looks)) is not None:
-                finished = await self._standing("", answer)
+            else:
+                look = self._turns.summary if subject.task == SUMMARY else self._turns.answer
+                if (answer := await look(subject.request, looks)) is not None:
+                    finished = await self._standing("", answer)
         except LostOwnership:
             return
         except Exception:

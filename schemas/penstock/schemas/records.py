@@ -528,12 +528,10 @@ class ConversationMessage(Record):
 
 
 def conversation_message_key(message: ConversationMessage) -> str:
-    """`{request_id}/in/{n}/{epoch}`, `{request_id}/out/{epoch}` (never rewritten) or `summary/{covers_through}`."""
+    """`{request_id}/in/{n}/{epoch}`, `{request_id}/out/{epoch}` or `{request_id}/summary/{epoch}`: never rewritten."""
     if message.direction == "in":
         return f"{message.request_id}/in/{message.index}/{message.epoch}"
-    if message.direction == "out":
-        return f"{message.request_id}/out/{message.epoch}"
-    return f"summary/{message.covers_through}"
+    return f"{message.request_id}/{message.direction}/{message.epoch}"
 
 
 @record

@@ -788,6 +788,26 @@ async def test_the_summary_that_another_attempt_has_added_is_the_outcome(shell: 
     assert terminal.finished.output == {"text": "short", "covers_through": 7}
 
 
+async def test_a_summary_without_a_word_is_not_kept(shell: Shell) -> None:
+    """It would stand for all that it covers."""
+    shell.submit("r", **SUMMING)
+    await shell.until_running()
+    shell.the_engine().finish_with({"text": " \n", "covers_through": 7})
+    terminal = await shell.until_ended()
+    assert (terminal.status, terminal.error.code if terminal.error else None) == ("failed", "engine_failed")
+    assert shell.turns.finished == []
+
+
+async def test_a_cancelled_summary_that_stands_is_the_outcome(shell: Shell) -> None:
+    """Another worker has added it, and died before it could say so."""
+    shell.up(slots=0)
+    shell.turns.stands = STANDS
+    shell.submit("r", **SUMMING)
+    shell.cancel("r")
+    terminal = await shell.until_ended()
+    assert (terminal.status, terminal.finished.output) == ("completed", {"text": "short", "covers_through": 7})
+
+
 async def test_a_summary_of_a_conversation_that_is_only_read_is_added_nowhere(shell: Shell) -> None:
     shell.submit("r", task="summarization", payload={"conversation_id": "c"})
     await shell.until_running()

@@ -30,7 +30,7 @@ async def summarize(
     """Body, all optional: `max_tokens`, `through_offset` (the last record to sum up), and what a request of any task
     has: `model`, `priority`, `ttl_ms`, `metadata`, `callback_url` …
 
-    202: the request. Its summary stands for all turns that it covers; turns go on meanwhile.
+    202: the request. Later prompts have its summary in place of older turns; turns go on meanwhile.
     """
     body: Any = await read_json(request) if await request.body() else {}
     if not isinstance(body, dict):

@@ -157,7 +157,7 @@ class Facts:
         return sum(
             state.klass == klass or state.kind is None
             for state in [*held, *(state for _, state in aside)]
-            if state.kind is None or state.kind[0] != "summarization"  # it only reads its conversation
+            if state.kind is None or state.kind[0] != "summarization"  # it is no turn
         )
 
     def gauges(self) -> Gauges:

@@ -16,7 +16,7 @@ StateT = TypeVar("StateT", bound=RequestState)
 
 
 def in_line(entry: RequestState) -> bool:
-    """Whether its conversation has an order that it must keep. A summary only reads its conversation."""
+    """Whether its conversation has an order that it must keep. A summary is no turn."""
     return entry.conversation_id is not None and entry.task != "summarization"
 
 

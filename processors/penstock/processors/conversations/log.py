@@ -32,6 +32,16 @@ class HistoryMark:
     fingerprint: int
 
 
+@dataclass(frozen=True, slots=True)
+class SummaryMark:
+    """What a summary is made of: the messages up to `through`, and the summary at the offset `base` if there is one."""
+
+    topic_id: str | None
+    through: int
+    fingerprint: int
+    base: int | None
+
+
 class ConversationLog:
     """Everything below `next_offset` of the topic with this Kafka id; None stands for a topic that does not exist."""
 
@@ -82,37 +92,49 @@ class ConversationLog:
         return [entry.message for entry in self._in_front(request_id)]
 
     def through(self, offset: int | None, *, after: int = -1) -> list[Entry]:
-        """What counts up to an offset, with it (None: all), and stands behind another."""
+        """The messages that count up to an offset, with it (None: all), and stand behind another."""
         return [
             entry for entry in self._counting if entry.offset > after and (offset is None or entry.offset <= offset)
         ]
 
-    def summary_for(self, request_id: str) -> ConversationMessage | None:
+    def summary_for(self, request_id: str) -> Entry | None:
         """The summary that covers most, of those in front of this request's own input; of two alike the newer."""
         own = self.inputs(request_id)
         before = min(own.values()) if own else self.next_offset
         return self._widest(lambda entry: entry.offset < before)
 
-    def summary_below(self, offset: int) -> ConversationMessage | None:
+    def summary_below(self, offset: int) -> Entry | None:
         """The summary that covers most of those that end before an offset."""
-        return self._widest(lambda entry: _covers(entry) < offset)
+        return self._widest(lambda entry: covers(entry) < offset)
 
     def summary_by(self, request_id: str) -> ConversationMessage | None:
         """The summary that a request has added."""
-        return next(
-            (entry.message for entry in self._by_request.get(request_id, ()) if entry.message.direction == "summary"),
-            None,
-        )
+        found = (entry.message for entry in self._summaries if entry.message.request_id == request_id)
+        return next(found, None)
 
-    def covered_by(self, summary: ConversationMessage, request_id: str) -> int:
+    def covered_by(self, summary: Entry, request_id: str) -> int:
         """How many of the messages in `history` it stands for."""
-        through = -1 if summary.covers_through is None else summary.covers_through
-        return bisect_right(self._in_front(request_id), through, key=lambda entry: entry.offset)
+        return bisect_right(self._in_front(request_id), covers(summary), key=lambda entry: entry.offset)
+
+    def summary_mark(self, through: int) -> SummaryMark:
+        """The mark of what a summary through an offset is made of now."""
+        before = self.summary_below(through)
+        base = None if before is None else before.offset
+        return SummaryMark(self.topic_id, through, self._told_through(through), base)
+
+    def has(self, mark: SummaryMark) -> bool:
+        """Whether nothing of what a summary was made of has gone."""
+        base_stands = mark.base is None or any(entry.offset == mark.base for entry in self._summaries)
+        return base_stands and self.topic_id == mark.topic_id and self._told_through(mark.through) == mark.fingerprint
+
+    def _told_through(self, offset: int) -> int:
+        return hash(tuple(entry.offset for entry in self.through(offset)))
 
     def mark(self, request_id: str) -> HistoryMark:
         """The mark of `history`."""
-        entries = self._in_front(request_id)
-        return HistoryMark(self.topic_id, len(entries), hash(tuple(entry.offset for entry in entries)))
+        entries, summary = self._in_front(request_id), self.summary_for(request_id)
+        offsets = (None if summary is None else summary.offset, *(entry.offset for entry in entries))
+        return HistoryMark(self.topic_id, len(entries), hash(offsets))
 
     def agrees(self, mark: HistoryMark, request_id: str) -> bool:
         """Whether the history is still the one that `mark` was made of. A topic made since then has to be empty."""
@@ -139,15 +161,17 @@ class ConversationLog:
         }
 
     def keys_of(self, request_id: str) -> list[bytes]:
-        """Keys of its own records, and of the summaries into which they went."""
+        """Keys of its own records, and of the summaries into which they went.
+
+        The oldest of its own comes last: as long as that stands, the summaries are found.
+        """
         own = self._by_request.get(request_id, ())
         first = min((entry.offset for entry in own if entry.message.direction != "summary"), default=None)
-        told = [] if first is None else [entry for entry in self._summaries if _covers(entry) >= first]
-        return list(dict.fromkeys(entry.key for entry in (*own, *told)))
+        told = [] if first is None else [entry for entry in self._summaries if covers(entry) >= first]
+        return list(dict.fromkeys(entry.key for entry in (*told, *reversed(own))))
 
-    def _widest(self, counts: Callable[[Entry], bool]) -> ConversationMessage | None:
-        found = max(filter(counts, self._summaries), key=lambda entry: (_covers(entry), entry.offset), default=None)
-        return None if found is None else found.message
+    def _widest(self, counts: Callable[[Entry], bool]) -> Entry | None:
+        return max(filter(counts, self._summaries), key=lambda entry: (covers(entry), entry.offset), default=None)
 
     def _in_front(self, request_id: str) -> list[Entry]:
         own = self.inputs(request_id)
@@ -161,12 +185,9 @@ class ConversationLog:
         self._by_request.setdefault(message.request_id, []).append(entry)
         self.size_bytes += entry.size_bytes
         identity = (message.request_id, message.direction, message.index)
-        if message.direction == "summary":
-            if message.covers_through is not None:
-                self._summaries.append(entry)
-        elif identity not in self._identities:
+        if identity not in self._identities:
             self._identities.add(identity)
-            self._counting.append(entry)
+            (self._summaries if message.direction == "summary" else self._counting).append(entry)
 
     def _remove(self, key: bytes) -> None:
         """Build the rest anew: a later record of the same identity may count now."""
@@ -180,6 +201,7 @@ class ConversationLog:
             self._add(entry)
 
 
-def _covers(entry: Entry) -> int:
+def covers(entry: Entry) -> int:
+    """Up to which offset a summary tells."""
     through = entry.message.covers_through
     return -1 if through is None else through

@@ -88,6 +88,7 @@ def summary_message(
     epoch: int,
     attempt: int,
     model: str | None,
+    finish_reason: str | None,
     usage: Usage | None,
     now_ms: int,
 ) -> ConversationMessage:
@@ -103,6 +104,7 @@ def summary_message(
         content=text,
         created_at=now_ms,
         model=model,
+        finish_reason=finish_reason,
         usage=usage,
         covers_through=covers_through,
         metadata=dict(request.metadata),

@@ -24,13 +24,14 @@ from weakref import WeakValueDictionary
 
 from penstock.common.threads import DaemonThreads
 from penstock.processors.conversations.cache import LogCache
-from penstock.processors.conversations.log import ConversationLog, HistoryMark
+from penstock.processors.conversations.log import ConversationLog, HistoryMark, SummaryMark, covers
 from penstock.processors.conversations.messages import Shown, as_chat, input_messages
 from penstock.processors.kafka.broker_watch import BrokerWatch
 from penstock.processors.past import Past, Summary, whole_turns
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import (
     BrokerUnavailable,
+    Conflict,
     DecodeError,
     NotFound,
     Overloaded,
@@ -72,11 +73,11 @@ class TurnStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToSumUp:
-    """What a summary is to be made of: `past`, up to the record at `through`. `topic_id` is Kafka's."""
+    """What a summary is to be made of: `past`, up to the record at `through`."""
 
     past: Past
     through: int
-    topic_id: str
+    mark: SummaryMark
     standing: ConversationMessage | None
     """The summary that the request has added already."""
 
@@ -165,36 +166,39 @@ class Turns:
         A request that adds to the conversation goes on from the last summary, which stands for what it covers.
         """
         topic = self._topic_of(request.tenant, conversation_id)
+        adds = request.request_id if request.conversation_id is not None else None
+        read = partial(self._to_sum_up, topic, adds, through)
+        return await self._patiently(topic, mine, lambda within_s: self._run(lambda: read(within_s)))
+
+    async def summary(self, request: InferenceRequest, mine: Callable[[], bool]) -> ConversationMessage | None:
+        """The summary that the request has added already."""
+        topic, request_id = self._topic(request), request.request_id
         log = await self._patiently(topic, mine, lambda within_s: self._run(lambda: self._refreshed(topic, within_s)))
-        found = log.through(through)
-        if log.topic_id is None or not found:
-            return None
-        last, standing, summary = found[-1].offset, None, None
-        if request.conversation_id is not None:
-            standing = log.summary_by(request.request_id)
-            if (before := log.summary_below(last)) is not None and before.covers_through is not None:
-                found = log.through(through, after=before.covers_through)
-                summary = Summary(text=before.content, through=before.covers_through, turns=0)
-        past = Past(messages=[as_chat(entry.message) for entry in found], summary=summary)
-        return ToSumUp(past=past, through=last, topic_id=log.topic_id, standing=standing)
+        return log.summary_by(request_id)
 
     async def add_summary(
-        self, summary: ConversationMessage, mine: Callable[[], bool], topic_id: str
+        self, summary: ConversationMessage, mine: Callable[[], bool], made_of: SummaryMark
     ) -> ConversationMessage:
-        """Append a summary to the topic with this id, unless its request has added one; the one that counts.
+        """Append a summary, unless its request has added one; the one that counts.
 
-        Raises Cancelled when that topic was deleted, LostOwnership.
+        Raises Cancelled when the topic was deleted, Conflict when something of what it was made of was erased,
+        LostOwnership.
         """
         topic, request_id = self._topic_of(summary.tenant, summary.conversation_id), summary.request_id or ""
 
         async def attempt(within_s: float) -> ConversationMessage:
-            log = await self._current(topic, topic_id, request_id, within_s)
+            log = await self._current(topic, made_of.topic_id, request_id, within_s)
             if log is None:
                 raise conversation_deleted()
-            if log.summary_by(request_id) is None:
+            if (standing := log.summary_by(request_id)) is not None:
+                return standing
+            if log.has(made_of):
                 await self._append(topic, log, [summary], mine)
                 self._after_append()
-            return log.summary_by(request_id) or summary
+                if log.has(made_of):  # an append may have waited for Kafka
+                    return log.summary_by(request_id) or summary
+                await self._log.append(topic, [(key, None) for key in log.keys_of(request_id)])
+            raise Conflict("something of the conversation was erased while it was summed up")
 
         return await self._patiently(topic, mine, attempt)
 
@@ -453,6 +457,21 @@ class Turns:
             shown=log.shown_by(request_id),
         )
 
+    def _to_sum_up(self, topic: str, adds: str | None, through: int | None, within_s: float) -> ToSumUp | None:
+        """`adds`: the request that adds its summary, if one does."""
+        log = self._refreshed(topic, within_s)
+        found = log.through(through)
+        if not found:
+            return None
+        last, standing, summary = found[-1].offset, None, None
+        if adds is not None:
+            standing = log.summary_by(adds)
+            if (before := log.summary_below(last)) is not None:
+                found = log.through(last, after=covers(before))
+                summary = Summary(text=before.message.content, through=covers(before), turns=0)
+        past = Past(messages=[as_chat(entry.message) for entry in found], summary=summary)
+        return ToSumUp(past=past, through=last, mark=log.summary_mark(last), standing=standing)
+
     def _refreshed(self, topic: str, within_s: float) -> ConversationLog:
         """The topic to its end: the cached part, if it is of the same Kafka topic, and the unseen tail."""
         return self._log_of(topic, self._log.find(topic, within_s), within_s)
@@ -496,10 +515,10 @@ class Turns:
 
 def _past(log: ConversationLog, request_id: str, messages: list[dict[str, Any]]) -> Past:
     told = log.summary_for(request_id)
-    if told is None or told.covers_through is None:
+    if told is None:
         return Past(messages=messages)
     turns = whole_turns(messages, log.covered_by(told, request_id))
-    return Past(messages=messages, summary=Summary(text=told.content, through=told.covers_through, turns=turns))
+    return Past(messages=messages, summary=Summary(text=told.message.content, through=covers(told), turns=turns))
 
 
 def _is_open(log: ConversationLog, mark: HistoryMark, request_id: str) -> bool:

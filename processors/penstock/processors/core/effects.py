@@ -81,8 +81,9 @@ class Keep:
 
     subject: Subject
     finished: Any
-    topic_id: str | None
-    """Of the conversation's topic; None where the output goes to no conversation."""
+    to: Any
+    """Kafka's id of the conversation's topic that holds its input; of what takes no turn, `mark` as `prepared` gave it.
+    None where the output goes to no conversation."""
     deadline_ms: int | None = None
     """The request's, in wall-clock time: a store of artifacts is not waited for much longer."""
     another: bool = False

@@ -24,6 +24,9 @@ MESSAGE_CHARS = 16
 """What a message adds to its text in a template, in characters: foretelling needs no more than a guess."""
 FIRST_TOKENS_PER_CHAR = 0.35
 """Before anything is counted. English has 0.25; a guess that is too low costs more than one that is too high."""
+RECENT_TURNS = 4
+"""So many of the newest turns stand in the prompt if they fit, also where a summary tells of them: what is asked now is
+about what was said last."""
 SUMMARY_IS = "Summary of the conversation so far:"
 
 
@@ -162,7 +165,7 @@ def build_context(
         if summary is None or limits.summary is False or plain.held.turns >= min(most, all_turns):
             return plain
     assert summary is not None
-    after = max(0, all_turns - summary.turns)
+    after = max(RECENT_TURNS, all_turns - summary.turns)
     summed = [_with_summary(system, summary.text)]
     try:
         context = _fitted(history, summed, fresh, room, min(most, after, history.turns), count)
@@ -170,10 +173,12 @@ def build_context(
         if plain is None:
             raise
         return plain
+    left_out = all_turns - context.held.turns
+    summarized = min(summary.turns, left_out)
     held = replace(
         context.held,
-        summarized_turns=all_turns - after,
-        dropped_turns=after - context.held.turns,
+        summarized_turns=summarized,
+        dropped_turns=left_out - summarized,
         summary_through=summary.through,
     )
     return replace(context, held=held)

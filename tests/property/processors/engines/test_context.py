@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.processors.engines.context import MESSAGE_CHARS, SUMMARY_IS, build_context, recent_past
+from penstock.processors.engines.context import MESSAGE_CHARS, RECENT_TURNS, SUMMARY_IS, build_context, recent_past
 from penstock.processors.past import Message, Past, Summary, turn_begins, whole_turns
 from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest
 from penstock.schemas.records import ContextHeld, ContextLimits
@@ -163,15 +163,16 @@ def test_a_summary_stands_for_what_does_not_fit(
         held = ContextHeld(turns=found[1], dropped_turns=turns_of_all - found[1])
     if summary is not None and limits.summary is not False and (limits.summary or (found and found[1] < wanted)):
         told = "\n\n".join([*(m["content"] for m in system), f"{SUMMARY_IS}\n{summary.text}"])
-        after = max(0, turns_of_all - summary.turns)
+        after = max(RECENT_TURNS, turns_of_all - summary.turns)
         summed = best([{"role": "system", "content": told}], min(wanted, after, len(turns)))
         if summed is not None or limits.summary:
             found = summed
         if summed is not None:
+            told = min(summary.turns, turns_of_all - summed[1])
             held = ContextHeld(
                 turns=summed[1],
-                summarized_turns=turns_of_all - after,
-                dropped_turns=after - summed[1],
+                summarized_turns=told,
+                dropped_turns=turns_of_all - summed[1] - told,
                 summary_through=summary.through,
             )
     if found is None:
@@ -198,7 +199,7 @@ def test_a_past_that_is_cut_for_an_engine_is_known_to_be_cut() -> None:
     assert (len(past.messages), past.omitted_turns) == (6, 3)
     new = [{"role": "user", "content": "And now?"}]
     context = build_context(past, new, window_tokens=10_000, max_output_tokens=1, limits=None, count=count)
-    assert context.held == ContextHeld(turns=2, summarized_turns=4, dropped_turns=0, summary_through=9)
+    assert context.held == ContextHeld(turns=3, summarized_turns=3, dropped_turns=0, summary_through=9)
     assert context.messages[0] == {"role": "system", "content": f"{SUMMARY_IS}\nlong ago"}
 
 

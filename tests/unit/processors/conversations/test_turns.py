@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterable, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from penstock.processors.conversations.turns import LostOwnership, Turns, TurnSt
 from penstock.processors.kafka.broker_watch import BrokerWatch
 from penstock.processors.past import Summary
 from penstock.schemas.codec import default_codec
-from penstock.schemas.errors import BrokerUnavailable, Cancelled, NotFound, Overloaded
+from penstock.schemas.errors import BrokerUnavailable, Cancelled, Conflict, NotFound, Overloaded
 from penstock.schemas.records import ArtifactRef, ConversationMessage, InferenceRequest, conversation_message_key
 from penstock.schemas.topics import TopicNames
 from support import wait_until_async
@@ -730,7 +731,9 @@ def summing(request_id: str, *, conversation_id: str | None = "c1") -> Inference
 
 
 def summary_of(of: InferenceRequest, text: str, through: int) -> ConversationMessage:
-    return summary_message(of, text, covers_through=through, epoch=1, attempt=1, model="m", usage=None, now_ms=0)
+    return summary_message(
+        of, text, covers_through=through, epoch=1, attempt=1, model="m", finish_reason="stop", usage=None, now_ms=0
+    )
 
 
 async def add(turns: Turns, request_id: str, through: int | None = None) -> ConversationMessage:
@@ -739,7 +742,7 @@ async def add(turns: Turns, request_id: str, through: int | None = None) -> Conv
     told = await turns.to_sum_up(of, "c1", through, mine)
     assert told is not None
     text = f"{request_id}: " + " ".join(contents(told.past.messages))
-    return await turns.add_summary(summary_of(of, text, told.through), mine, told.topic_id)
+    return await turns.add_summary(summary_of(of, text, told.through), mine, told.mark)
 
 
 async def two_turns(turns: Turns) -> None:
@@ -754,7 +757,7 @@ async def test_a_summary_stands_for_the_turns_that_it_covers_wholly() -> None:
     turns = make(log)
     await two_turns(turns)
     made = await add(turns, "s1", through=2)  # the second question, and not its answer
-    assert (made.covers_through, log.keys()[-1]) == (2, "summary/2")
+    assert (made.covers_through, log.keys()[-1]) == (2, "s1/summary/1")
     for reader in (turns, make(log)):
         past = (await reader.read(request("r3", "c"), mine)).past
         assert contents(past.messages) == ["a", "A", "b", "B"], "it is no message"
@@ -809,7 +812,7 @@ async def test_a_request_adds_one_summary() -> None:
     assert told.standing == first
     log.lose_answers = 1
     await add(turns, "s2")
-    assert sum(key.startswith(b"summary/") for _, key, _ in log.records) == 2
+    assert sum(b"/summary/" in key for _, key, _ in log.records) == 2
 
 
 async def test_nothing_is_summed_up_of_what_is_not_there() -> None:
@@ -831,7 +834,7 @@ async def test_a_summary_of_a_deleted_conversation_is_not_added_to_the_next() ->
     log.records.clear()
     log.topic_id = "second"
     with pytest.raises(Cancelled):
-        await turns.add_summary(summary_of(summing("s"), "x", 3), mine, told.topic_id)
+        await turns.add_summary(summary_of(summing("s"), "x", 3), mine, told.mark)
     assert not log.records
 
 
@@ -848,3 +851,85 @@ async def test_an_erasure_takes_the_summaries_along_into_which_the_turn_went() -
     assert past.summary.text == "s1: a A"
     assert await turns.erase("default", "c1", "s1") == 1
     assert (await make(log).read(request("r3", "c"), mine)).past.summary is None
+
+
+async def test_what_is_erased_while_it_is_summed_up_stays_erased() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    await two_turns(turns)
+    told = await turns.to_sum_up(summing("s"), "c1", None, mine)
+    assert told is not None
+    await turns.erase("default", "c1", "r1")
+    with pytest.raises(Conflict):
+        await turns.add_summary(summary_of(summing("s"), "a A b B", told.through), mine, told.mark)
+    assert not any(b"/summary/" in key for _, key, _ in log.records)
+
+
+async def test_a_summary_whose_base_is_erased_is_not_added_and_one_beside_others_is() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    await two_turns(turns)
+    await add(turns, "s1", through=1)
+    told = await turns.to_sum_up(summing("s2"), "c1", None, mine)
+    assert told is not None
+    beside = await add(turns, "s3", through=2)
+    made = await turns.add_summary(summary_of(summing("s2"), "x", told.through), mine, told.mark)
+    assert made.content == "x", "another summary came between, and nothing has gone"
+    assert beside.covers_through == 2
+    late = await turns.to_sum_up(summing("s4"), "c1", 2, mine)
+    assert late is not None
+    await turns.erase("default", "c1", "s1")
+    with pytest.raises(Conflict):
+        await turns.add_summary(summary_of(summing("s4"), "y", late.through), mine, late.mark)
+
+
+async def test_an_erasure_that_is_cut_off_finds_the_summaries_again() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    await two_turns(turns)
+    await add(turns, "s1")
+    keys = turns._refreshed(TOPIC, 1.0).keys_of("r2")  # pyright: ignore[reportPrivateUsage]
+    assert keys == [b"s1/summary/1", b"r2/out/1", b"r2/in/0/1"], "the oldest of its own last"
+    await log.append(TOPIC, [(key, None) for key in keys[:2]])
+    await log.append(TOPIC, [(b"s2/summary/1", CODEC.encode(summary_of(summing("s2"), "b B", 3)))])
+    assert await make(log).erase("default", "c1", "r2") == 2, "the question, and a summary that came meanwhile"
+    assert (await make(log).read(request("r9", "c"), mine)).past.summary is None
+
+
+async def test_a_summary_that_comes_while_a_turn_is_prepared_makes_it_prepare_again() -> None:
+    """Else its next attempt would have another prompt than the first."""
+    log = MemoryLog()
+    turns = make(log)
+    await two_turns(turns)
+    asked = request("r3", "c")
+    start = await turns.read(asked, mine)
+    await add(turns, "s1", through=1)
+    assert await turns.begin(asked, 1, 0, mine, start.mark) is None
+    again = await turns.read(asked, mine)
+    assert await turns.begin(asked, 1, 0, mine, again.mark)
+    assert (await make(log).read(asked, mine)).past == again.past
+
+
+async def test_two_copies_of_a_request_leave_one_summary_that_counts() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    await two_turns(turns)
+    first = summary_of(summing("s"), "first", 1)
+    second = replace(summary_of(summing("s"), "second", 3), epoch=2)
+    await log.append(TOPIC, [(conversation_message_key(one).encode(), CODEC.encode(one)) for one in (first, second)])
+    assert (await turns.summary(summing("s"), mine)) == first
+    summary = (await turns.read(request("r3", "c"), mine)).past.summary
+    assert summary is not None
+    assert summary.text == "first"
+
+
+async def test_an_erased_summary_leaves_that_of_another_request() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    await two_turns(turns)
+    await add(turns, "s1", through=1)
+    await add(turns, "s2", through=1)
+    assert await turns.erase("default", "c1", "s1") == 1
+    summary = (await make(log).read(request("r3", "c"), mine)).past.summary
+    assert summary is not None
+    assert summary.text == "s2: a A"

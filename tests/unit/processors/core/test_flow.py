@@ -363,11 +363,11 @@ def test_the_output_of_what_takes_no_turn_is_appended_where_its_topic_is_known()
     world = World()
     world.hold_answers = {ask.Keep}
     world.up(slots=4)
-    world.topic_id = "topic-7"
+    world.appends = "what was read"
     world.submit("summary", conversation_id="c", task="summarization")
     world.finish("summary")
     (keep,) = world.asked
-    assert keep.topic_id == "topic-7"
+    assert keep.to == "what was read"
     world.release(ask.Keep)
     assert world.ended == [("summary", "completed")]
 

@@ -29,7 +29,7 @@ def finished(world: World, request_id: str = "r", **fields: Any) -> Work:
 def refuse(world: World, error: StoreUnavailable = FULL, *, held: Any = None, output_bytes: int = MIB) -> None:
     """The store does not take what it was asked for last."""
     keep = world.asked.pop()
-    again = keep if held is None else ask.Keep(keep.subject, held, keep.topic_id, keep.deadline_ms)
+    again = keep if held is None else ask.Keep(keep.subject, held, keep.to, keep.deadline_ms)
     world.flow.unkept.not_kept(again, error, world.now, output_bytes=output_bytes)
     world.settle()
 
@@ -147,7 +147,7 @@ def test_a_turn_is_cancelled_only_while_its_answer_does_not_stand(appended: bool
     world = up()
     finished(world, line="c")
     (keep,) = world.asked
-    assert keep.topic_id == "topic"
+    assert keep.to == "topic"
     if appended:
         world.asked = [ask.Keep(keep.subject, keep.finished, None, keep.deadline_ms)]
     if asked:

@@ -65,11 +65,11 @@ class Attempts:
         mark: Any = None,
         *,
         memory_bytes: int = 0,
-        topic_id: str | None = None,
+        appends: bool = False,
     ) -> None:
         """Its conversation was read and its prompt counted: it needs so many tokens, and bytes of the device.
 
-        `topic_id`: of the conversation to which its output is appended, of one that takes no turn.
+        `appends`: its output is appended to its conversation, though it takes no turn.
         """
         work = self._current(subject, run_id, Stage.PREPARING)
         if work is None or (run := work.run) is None:
@@ -85,8 +85,9 @@ class Attempts:
         if (error := self._memory.never_runs(replica, memory_bytes)) is not None:
             self.attempt_failed(work, "refused", error, now, again=False)
             return
-        run.need_tokens, run.prepared, run.mark, run.topic_id = need_tokens, prepared, mark, topic_id
+        run.need_tokens, run.prepared, run.mark, run.appends = need_tokens, prepared, mark, appends
         work.memory_bytes = memory_bytes
+        work.begun = work.begun or appends  # it was looked for what its conversation has of it
         self._registry.transition(work, "prepared", Stage.READY)
         self._agenda.look_at(lane)
 
@@ -176,7 +177,7 @@ class Attempts:
             lane.remember_prefix(work.line, replica)
         self._holdings.give_back(work)
         clear_suspicion(work)
-        append = work.line is not None or run.topic_id is not None
+        append = work.line is not None or run.appends
         self._endings.completed(work, "finished", finished, now, append=append, large=large, output_bytes=output_bytes)
 
     def failed(self, subject: Subject, run_id: str, error: PenstockError, now: float, *, again: bool) -> None:

@@ -14,7 +14,7 @@ from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.statuses import status_event
 from penstock.processors.core.requests.streams import Streams
-from penstock.processors.core.requests.work import Subject, Work, WorkKey
+from penstock.processors.core.requests.work import Run, Subject, Work, WorkKey
 from penstock.schemas.errors import Expired, InternalError, InvalidRequest, PenstockError
 
 
@@ -138,8 +138,8 @@ class Endings:
         self._registry.hold_output(work, output_bytes)
         if append or large:
             self._registry.transition(work, event, Stage.KEEPING)
-            topic_id = work.run.topic_id if append and work.run is not None else None
-            self._emit(Keep(work.subject, finished, topic_id, work.deadline_ms))
+            to = _appended_to(work.run) if append and work.run is not None else None
+            self._emit(Keep(work.subject, finished, to, work.deadline_ms))
         else:
             self.settle(work, event, now, finished=finished)
 
@@ -183,11 +183,12 @@ class Endings:
         self._emit(work.outcome)
 
     def end(self, work: Work, event: str, error: PenstockError, now: float) -> None:
-        """End it without an output; a turn of which no run has begun here only if its conversation has no answer.
+        """End it without an output; a turn of which no run has begun here, and a summary, only if its conversation has
+        none.
 
         A worker that died, or lost its partition, may have appended one before it could say so.
         """
-        if work.line is None or work.begun:
+        if work.conversation_id is None or work.begun or work.stage is Stage.RUNNING:
             self.settle(work, event, now, error=error)
         else:
             work.end_with = error
@@ -196,7 +197,7 @@ class Endings:
     def letter(self, work: Work, event: str, error: PenstockError) -> None:
         """As `end`, with a dead letter where no answer stands."""
         work.error = error
-        if work.line is None or work.begun or work.stage is Stage.LOOKING:
+        if work.conversation_id is None or work.begun or work.stage in (Stage.RUNNING, Stage.LOOKING):
             self._registry.transition(work, event, Stage.LETTERING)
             self._emit(PublishDeadLetter(work.subject, error, nameless=not work.request_id))
         else:
@@ -245,3 +246,8 @@ class Endings:
 def status_of(error: PenstockError) -> str:
     """The status with which a request ends by this error."""
     return {"cancelled": "cancelled", "expired": "expired", "dead_lettered": "dead_lettered"}.get(error.code, "failed")
+
+
+def _appended_to(run: Run) -> Any:
+    """Where its output is to be appended, as its shell has said: the topic that holds its input, or what was read."""
+    return run.mark if run.appends else run.topic_id

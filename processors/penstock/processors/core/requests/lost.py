@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.processors.core.requests.work import Body, Work, WorkKey
 from penstock.schemas.records import ControlCommand, InferenceRequest, Origin
+from penstock.schemas.tasks import takes_turn
 from penstock.schemas.topics import conversation_key
 
 
@@ -23,6 +24,9 @@ def lost_work(command: ControlCommand, key: WorkKey, origin: Origin, *, epoch: i
         conversation_id=conversation_id,
         created_at=origin.append_time_ms,
     )
+    line = None
+    if conversation_id is not None and takes_turn(request.task):
+        line = conversation_key(command.tenant, conversation_id)
     return Work(
         key=key,
         request_id=command.request_id,
@@ -31,7 +35,7 @@ def lost_work(command: ControlCommand, key: WorkKey, origin: Origin, *, epoch: i
         klass="medium",
         priority=request.priority,
         lane="",
-        line=None if conversation_id is None else conversation_key(command.tenant, conversation_id),
+        line=line,
         conversation_id=conversation_id,
         deadline_ms=None,
         deadline=None,

@@ -88,7 +88,7 @@ class Unkept:
             work.end_with = error
             return
         tries: _Tries | None = work.unkept
-        if tries is not None and (work.line is None or tries.keep.topic_id is not None):
+        if tries is not None and (work.conversation_id is None or tries.keep.to is not None):
             self._endings.settle(work, "cancel", now, error=error)
 
     def next_due(self) -> float | None:

@@ -16,7 +16,6 @@ from penstock.schemas.fixed import fixed
 from penstock.schemas.labels import NO_LABELS, Labels
 from penstock.schemas.records import AttemptHistory, InferenceRequest, Origin, Timings
 from penstock.schemas.told_logprobs import ToldLogprobs
-from penstock.schemas.topics import conversation_of
 
 WorkKey = tuple[str, int, int]
 """(topic, partition, offset) of the record that this worker holds."""
@@ -61,6 +60,7 @@ class Subject:
     history: AttemptHistory | None = None
     """Its attempts so far, from the first that failed on."""
     labels: Labels = NO_LABELS
+    conversation_id: str | None = None
 
     @property
     def first_key(self) -> WorkKey:
@@ -76,7 +76,7 @@ class Subject:
             request_id=self.request_id,
             tenant=self.tenant,
             task=self.task,
-            conversation_id=None if self.line is None else conversation_of(self.tenant, self.line),
+            conversation_id=self.conversation_id,
             created_at=self.origin.append_time_ms,
         )
 
@@ -96,7 +96,9 @@ class Run:
     mark: Any = None
     """What the conversation's log looked like when it was read."""
     topic_id: str | None = None
-    """Kafka's id of the conversation's topic to which its output is appended."""
+    """Kafka's id of the conversation's topic that holds its input."""
+    appends: bool = False
+    """Whether its output is appended to its conversation, though it takes no turn."""
     preparing_since: float = 0.0
     """When it began to be prepared."""
     granted_at: float | None = None
@@ -147,9 +149,9 @@ class Work:
     cost: int
     seq: int
     ticket: int = 0
-    holds_line: bool = False
     conversation_id: str | None = None
     """Also of what is no turn of it."""
+    holds_line: bool = False
     """Its conversation waits for it: it was granted once."""
     begun: bool = False
     """A run of it has begun here: no answer stood in its conversation then."""
@@ -283,6 +285,7 @@ class Work:
                 self.body,
                 self.history,
                 self.labels,
+                self.conversation_id,
             )
         return known
 

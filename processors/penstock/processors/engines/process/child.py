@@ -316,7 +316,10 @@ def size_of(spec: RunSpec) -> int:
     params = spec.params
     if params.get("response_format") or params.get("tools") or params.get("logprobs") or "prompt_logprobs" in params:
         return INLINE_CHARS + 1
-    texts = [message.get("content") for message in (*(spec.history or NO_PAST).messages, *(spec.messages or ()))]
+    past = spec.history or NO_PAST
+    texts = [message.get("content") for message in (*past.messages, *(spec.messages or ()))]
+    if past.summary is not None:
+        texts.append(past.summary.text)
     return _image_bytes(spec) + sum(
         len(text) for text in (*texts, spec.prompt, *(spec.inputs or ())) if isinstance(text, str)
     )

@@ -84,20 +84,21 @@ def text_of(spec: RunSpec) -> str:
 def split(text: str, chars: int) -> list[str]:
     """Parts of at most so many characters that together are the text; they end at a paragraph, sentence or word."""
     parts: list[str] = []
-    while len(text) > chars:
-        end = _end(text, chars)
-        parts.append(text[:end])
-        text = text[end:]
-    return [*parts, text]
+    begin = 0
+    while len(text) - begin > chars:
+        end = _end(text, begin, chars)
+        parts.append(text[begin:end])
+        begin = end
+    return [*parts, text[begin:]]
 
 
-def _end(text: str, chars: int) -> int:
-    """The last good end in the second half of what fits; where there is none, what fits."""
+def _end(text: str, begin: int, chars: int) -> int:
+    """The last good end in the second half of what fits behind `begin`; where there is none, what fits."""
     for mark in _ENDS:
-        place = text.rfind(mark, chars // 2, chars - len(mark) + 1)
+        place = text.rfind(mark, begin + chars // 2, begin + chars - len(mark) + 1)
         if place >= 0:
             return place + len(mark)
-    return max(1, chars)
+    return begin + max(1, chars)
 
 
 def packed(texts: Sequence[str], chars: int) -> list[list[str]]:
