@@ -97,6 +97,12 @@ BAD: list[tuple[str, dict[str, Any], int, str | None]] = [
         400,
         "invalid",
     ),
+    (
+        "the same beside the type",
+        {"response_format": {"type": "json_object", "schema": {"not": {}}}},
+        400,
+        "invalid",
+    ),
     ("a call without tools", {"tool_choice": "required"}, 400, "invalid"),
     ("temperature 9", {"temperature": 9.0}, 400, None),
     (
@@ -161,6 +167,22 @@ def test_an_answer_is_parsed_into_the_class_that_was_asked_for(client: openai.Op
         model="smollm2-135m", messages=QUESTION, response_format=City, max_tokens=120, temperature=0
     )
     assert isinstance(answer.choices[0].message.parsed, City)
+
+
+@pytest.mark.parametrize("kind", ["json_object", "json_schema"])
+def test_a_schema_beside_the_type_is_obeyed(client: openai.OpenAI, kind: str) -> None:
+    form = {"type": kind, "schema": City.model_json_schema()}
+    answer = ask(client, response_format=form, max_tokens=120).choices[0]
+    assert answer.finish_reason == "stop"
+    City.model_validate_json(answer.message.content)
+
+
+def test_a_json_object_without_schema_is_any_object(client: openai.OpenAI) -> None:
+    # The longest answer is short: a small model may write members without an end.
+    answer = ask(client, response_format={"type": "json_object"}, max_tokens=40).choices[0]
+    assert answer.message.content.startswith("{")
+    if answer.finish_reason == "stop":
+        assert isinstance(json.loads(answer.message.content), dict)
 
 
 def test_a_call_of_a_tool_comes_plain_and_streamed_and_its_answer_goes_back(client: openai.OpenAI) -> None:

@@ -127,6 +127,10 @@ class ResponseFormat(TypedDict, total=False):
 
     type: Required[Literal["text", "json_object", "json_schema"]]
     json_schema: Annotated[JsonObject | None, Field(description="For json_schema: {name, schema, strict}.")]
+    schema: Annotated[
+        JsonObject | None,
+        Field(description="As llama.cpp has it, for json_object or json_schema: the same as json_schema.schema."),
+    ]
 
 
 class TextPayload(TypedDict, total=False):

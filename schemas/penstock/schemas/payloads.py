@@ -19,6 +19,8 @@ from penstock.schemas.plain import text_bytes
 Payload = dict[str, Any]
 
 CHOICES = frozenset({"none", "auto", "required"})
+SCHEMA_NAME = "response"
+"""What a schema is called that came without a name."""
 TOKEN_BYTES = 4
 """What a token id counts towards `max_text_bytes`."""
 
@@ -239,14 +241,26 @@ def _tool_choice(value: Any, param: str, limits: Limits) -> str:
 
 
 def _response_format(value: Payload, param: str, limits: Limits) -> Payload:
-    has_schema = value.get("json_schema") is not None
+    value = _with_json_schema(_without_nulls(value), param, limits)
+    has_schema = "json_schema" in value
     if has_schema != (value["type"] == "json_schema"):
         raise InvalidRequest(
             f"{param}.json_schema goes with type json_schema, and must be there", param=f"{param}.json_schema"
         )
     if has_schema:
         value["json_schema"] = _json_text(value["json_schema"], f"{param}.json_schema", limits)
-    return _without_nulls(value)
+    return value
+
+
+def _with_json_schema(value: Payload, param: str, limits: Limits) -> Payload:
+    """The same form as OpenAI writes it, if it has a `schema` of its own, as llama.cpp and others write it."""
+    if "schema" not in value:
+        return value
+    if value["type"] == "text" or "json_schema" in value:
+        text = f"{param}.schema goes with type json_object, or json_schema without {param}.json_schema"
+        raise InvalidRequest(text, param=f"{param}.schema")
+    schema = loads_finite(_json_text(value["schema"], f"{param}.schema", limits))
+    return {"type": "json_schema", "json_schema": {"name": SCHEMA_NAME, "schema": schema}}
 
 
 def _without_nulls(values: Payload) -> Payload:

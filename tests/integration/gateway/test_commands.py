@@ -6,7 +6,9 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from penstock.cli.main import app
 from penstock.common.reader import read_to_end
 from penstock.gateway.edge.keys import create_key
 from penstock.schemas.codec import default_codec
@@ -159,3 +161,23 @@ def test_many_are_chosen_by_a_filter(own_place: Any) -> None:
     ):
         for name in ("cancel", "reprioritize"):
             assert http.post(f"/v1/requests/{name}", json={**body, "priority": 1}).status_code == 400, body
+
+
+def test_the_command_line_chooses_by_user_session_and_correlation(own_place: Any) -> None:
+    gateway, scribe = own_place.gateway(), own_place.scribe
+    ours = [scribe.request(priority=9, user_id="u", metadata={"correlation_id": name}).id for name in "kl"]
+    in_session = scribe.request(priority=9, user_id="v", session_id="s").id
+    scribe.request(priority=9)
+
+    def requests(*arguments: str) -> str:
+        done = CliRunner().invoke(app, ["requests", *arguments, "--url", gateway.url])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    assert requests("cancel", "--user-id", "u", "--dry-run") == "2 requests match; nothing was done\n"
+    assert requests("cancel", "--user-id", "u", "--session-id", "s") == "0 requests: cancel requested\n"
+    assert requests("reprioritize", "--session-id", "s", "--to", "high") == "1 requests: priority high\n"
+    assert requests("cancel", "--correlation-id", "k") == "1 requests: cancel requested\n"
+    assert requests("cancel", "--user-id", "u", "--class", "low") == "1 requests: cancel requested\n"
+    assert [(one.request_id, one.priority) for one in commands(scribe)] == [(in_session, 2)]
+    assert [one.request_id for one in commands(scribe, "cancel")] == ours

@@ -233,6 +233,7 @@ TAKEN: list[dict[str, Any]] = [
     {"logprobs": True},
     {"presence_penalty": 0.1},
     {"response_format": {"type": "json_object"}},
+    {"response_format": {"type": "json_object", "schema": {"type": "object"}}},
     {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}], "tool_choice": "required"},
 ]
 

@@ -33,12 +33,21 @@ def body(request_id: str, **fields: Any) -> dict[str, Any]:
     return {"request_id": request_id, "task": "text_generation", "payload": {"prompt": "Grüße, 世界 " * 20}, **fields}
 
 
+def foreign(request_id: str) -> dict[str, Any]:
+    """A request under the names that other services use, with its id as what correlates it."""
+    payload = {"prompt": "Grüße, 世界 " * 20}
+    profile = {"modelName": "noop"}
+    ids = {"requestId": request_id, "correlationId": request_id, "userId": "u-1"}
+    return {**ids, "type": "completion", "modelProfile": profile, "payload": payload}
+
+
 def write_requests(folder: Path, name: str) -> list[Path]:
-    """Six requests in JSON and two in Avro, a file each; a file's name is its request's id."""
+    """Six requests in JSON, two under foreign names, and two in Avro; a file is named as its request's id."""
     files: list[Path] = []
     for number in range(6):
         path = folder / f"{name}-json-{number}.json"
-        path.write_text(json.dumps(body(path.stem), ensure_ascii=False))
+        value = foreign(path.stem) if number > 3 else body(path.stem)
+        path.write_text(json.dumps(value, ensure_ascii=False))
         files.append(path)
     for number in range(2):
         path = folder / f"{name}-avro-{number}.avro"
@@ -86,7 +95,10 @@ def test_each_client_with_each_codec(system: System, tmp_path: Path, client: Sto
     alive(system)
     files = write_requests(tmp_path, f"{client.name}-{codec}")
     client.send(system.bootstrap, topic_of(system), codec, files)
-    wait_outcomes(system, [path.stem for path in files])
+    ids = [path.stem for path in files]
+    wait_outcomes(system, ids)
+    correlated = {one: event.correlation_id for one, event in system.outcomes().items() if one in ids}
+    assert {one: said for one, said in correlated.items() if said} == {one: one for one in ids[4:6]}
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])

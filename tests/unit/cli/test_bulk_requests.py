@@ -56,6 +56,21 @@ def test_a_dry_run_counts(calls: Calls) -> None:
     assert calls.bodies == [{"tenant": "*", "priority": "high", "dry_run": True}]
 
 
+def test_labels_choose_too(calls: Calls) -> None:
+    labels = ["--user-id", "u1", "--session-id", "s1", "--correlation-id", "k1"]
+    done = CliRunner().invoke(app, ["requests", "cancel", *labels, "--dry-run"])
+    assert (done.exit_code, done.stdout) == (0, "12000 requests match; nothing was done\n")
+    assert calls.bodies == [{"user_id": "u1", "session_id": "s1", "correlation_id": "k1", "dry_run": True}]
+
+
+def test_who_names_none_is_told_the_options(calls: Calls) -> None:
+    done = CliRunner().invoke(app, ["requests", "cancel"])
+    wanted = "--model, --class, --task, --status, --user-id, --session-id, --correlation-id, --older-than, --tenant"
+    assert (done.exit_code, done.stderr) == (2, f"penstock: name the ids of requests, or choose them: {wanted}\n")
+    for option in wanted.split(", "):
+        assert option in CliRunner().invoke(app, ["requests", "cancel", "--help"]).output
+
+
 @pytest.mark.parametrize(("to", "asked"), [("high", "high"), ("3", 3)])
 def test_named_requests_get_a_class_or_a_number(calls: Calls, to: str, asked: Any) -> None:
     done = CliRunner().invoke(app, ["requests", "reprioritize", "r1", "--to", to])

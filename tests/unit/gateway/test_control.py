@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +13,15 @@ import pytest
 
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.inputs import keep_input
+from penstock.common.outgoing import Outgoing
+from penstock.common.transport import Delivery
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.service import control
 from penstock.gateway.service.control import Control
 from penstock.gateway.threads import Threads
 from penstock.schemas.codec import default_codec
-from penstock.schemas.errors import StoreUnavailable
+from penstock.schemas.errors import BrokerUnavailable, NotFound, PenstockError, StoreUnavailable
 from penstock.schemas.records import ControlCommand, Origin
 from penstock.schemas.topics import TopicNames
 from support import wait_until_async
@@ -139,6 +142,52 @@ class Log:
 
     async def reached(self, ends: Any, deadline_s: float) -> bool:
         return True
+
+
+class Broker:
+    """Acknowledges commands in their order, or refuses the one with this place."""
+
+    def __init__(self, refused: int = -1, error: PenstockError | None = None) -> None:
+        self.slices: list[list[str]] = []
+        self._sent = 0
+        self._refused, self._error = refused, error
+
+    async def produce_all(self, records: Sequence[Outgoing]) -> list[Delivery]:
+        told: list[Delivery] = []
+        for record in records:
+            error = self._error if self._sent == self._refused else None
+            offset = -1 if error else self._sent
+            told.append(Delivery(topic=record.topic, partition=0, offset=offset, timestamp_ms=1, error=error))
+            self._sent += 1
+        self.slices.append([default_codec().decode(one.value or b"", ControlCommand).request_id for one in records])
+        return told[::-1]
+
+
+def commanding(broker: Broker) -> Control:
+    parts: Any = (broker, None, None, None, default_codec(), TopicNames(), None, Allowances(), Threads())
+    return Control(*parts)
+
+
+def waiting(count: int) -> Any:
+    fields: dict[str, Any] = {"tenant": "t", "origin": ORIGIN, "conversation_id": None}
+    return [SimpleNamespace(request_id=f"r{number}", **fields) for number in range(count)]
+
+
+async def test_many_commands_are_sent_some_at_a_time_in_their_order() -> None:
+    broker, count = Broker(), 2 * control.AT_ONCE + 1
+    assert await commanding(broker).command_all("cancel", waiting(count)) == count - 1
+    assert [len(one) for one in broker.slices] == [control.AT_ONCE, control.AT_ONCE, 1]
+    assert [one for some in broker.slices for one in some] == [f"r{number}" for number in range(count)]
+    assert await commanding(broker).command_all("cancel", []) == -1
+
+
+@pytest.mark.parametrize("error", [NotFound("no topic"), BrokerUnavailable("no broker")])
+async def test_a_command_of_many_that_the_broker_refuses_ends_the_call(error: PenstockError) -> None:
+    """Also that there is no control topic: that a request was not found would be wrong."""
+    broker = Broker(control.AT_ONCE + 1, error)
+    with pytest.raises(BrokerUnavailable):
+        await commanding(broker).command_all("cancel", waiting(3 * control.AT_ONCE))
+    assert len(broker.slices) == 2
 
 
 def turn(request_id: str, append_time_ms: int | None) -> Any:

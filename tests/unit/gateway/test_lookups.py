@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +42,24 @@ class Follower:
 
 
 class Gateway:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, **options: Any) -> None:
         self.store = Store(path, "cluster")
         self.hub = Hub()
-        self.view = View(self.store, self.hub, TopicNames(), 1)
+        self.view = View(self.store, self.hub, TopicNames(), 1, **options)
         self.follower: Any = Follower()
         self.threads = Threads()
         outcomes = Outcomes(KafkaSettings(), default_codec(), self.view)
         self.lookups = Lookups(self.view, self.follower, self.hub, self.threads, outcomes)
+
+    def leave_all_to_the_file(self) -> None:
+        written = threading.Event()
+        assert self.view.flush(written)
+        assert written.wait(10)
+        self.view.put_aside(9)
+
+    def close(self) -> None:
+        self.threads.close()
+        self.store.close()
 
 
 @pytest.fixture
@@ -55,8 +67,7 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
     made = Gateway(tmp_path / "view.sqlite")
     made.view.accepted(REQUEST)
     yield made
-    made.threads.close()
-    made.store.close()
+    made.close()
 
 
 async def test_who_waits_while_the_gateway_stops_is_sent_to_another(gateway: Gateway) -> None:
@@ -82,6 +93,32 @@ async def test_a_view_that_stands_still_says_so(gateway: Gateway) -> None:
     gateway.follower.reason = "the view cannot be written"
     with pytest.raises(Overloaded, match="cannot be written"):
         await gateway.lookups.find("default", "r")
+
+
+async def test_news_that_is_written_while_rows_are_read_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows were old, and memory had the requests no more: they were commanded, and counted, twice."""
+    gateway = Gateway(tmp_path / "view.sqlite", held_live=0)
+    for request_id in "ab":
+        gateway.view.accepted(replace(REQUEST, request_id=request_id))
+    gateway.leave_all_to_the_file()
+    entry = gateway.view.find(("default", "a"))
+    assert entry is not None
+    entry.cancelled_ms = 5
+    gateway.view.known.touch(entry, 5)
+    read = gateway.view.live_of_tenant
+
+    def slow(*place: Any) -> Any:
+        rows = read(*place)
+        gateway.leave_all_to_the_file()
+        assert gateway.view.known.held_live_count == 0
+        return rows
+
+    monkeypatch.setattr(gateway.view, "live_of_tenant", slow)
+    told = [(one.request_id, one.cancelled_ms) async for one in gateway.lookups.live(["default"])]
+    assert {("a", 5), ("b", 0)} == {(request_id, cancelled_ms or 0) for request_id, cancelled_ms in told}
+    gateway.close()
 
 
 async def test_behind_an_unknown_request_there_is_no_page(gateway: Gateway) -> None:

@@ -168,6 +168,19 @@ BAD: list[tuple[dict[str, Any], type[PenstockError], str]] = [
     ),
     (chat(response_format={"type": "xml"}), InvalidRequest, "payload.response_format.type"),
     (chat(response_format={"type": "json_schema"}), InvalidRequest, "payload.response_format.json_schema"),
+    (chat(response_format={"type": "text", "schema": {}}), InvalidRequest, "payload.response_format.schema"),
+    (chat(response_format={"type": "json_object", "schema": []}), InvalidRequest, "payload.response_format.schema"),
+    (chat(response_format={"type": "json_object", "schema": "["}), InvalidRequest, "payload.response_format.schema"),
+    (
+        chat(response_format={"type": "json_schema", "json_schema": {"name": "s"}, "schema": {}}),
+        InvalidRequest,
+        "payload.response_format.schema",
+    ),
+    (
+        chat(response_format={"type": "json_object", "json_schema": {"name": "s"}}),
+        InvalidRequest,
+        "payload.response_format.json_schema",
+    ),
     (chat(n=1_001), InvalidRequest, "payload.n"),
     (chat(min_p=1.1), InvalidRequest, "payload.min_p"),
     (chat(presence_penalty=-2.1), InvalidRequest, "payload.presence_penalty"),
@@ -299,6 +312,19 @@ def test_tools_and_forms_of_answers_are_carried_as_avro_has_them() -> None:
         "payload.messages[1].tool_calls",
         "payload.messages[2].role",
     ]
+
+
+@pytest.mark.parametrize("kind", ["json_object", "json_schema"])
+@pytest.mark.parametrize("schema", [{"type": "object"}, '{"type":"object"}'])
+def test_a_schema_beside_the_type_is_read_as_openais_form(kind: str, schema: Any) -> None:
+    request = parse_request(chat(response_format={"type": kind, "schema": schema, "json_schema": None}), now_ms=1)
+    text = '{"name":"response","schema":{"type":"object"}}'
+    assert request.payload["response_format"] == {"type": "json_schema", "json_schema": text}
+
+
+def test_any_json_object_is_asked_for_without_a_schema() -> None:
+    request = parse_request(chat(response_format={"type": "json_object", "schema": None}), now_ms=1)
+    assert request.payload["response_format"] == {"type": "json_object"}
 
 
 def test_what_an_assistant_thought_goes_with_its_message_and_answers_may_be_without_text() -> None:

@@ -41,6 +41,9 @@ class Chosen:
     class_: Annotated[PriorityClass | None, typer.Option("--class", help="Those of this class, as it is now.")] = None
     task: Annotated[str | None, typer.Option(help="Those of this task.")] = None
     status: Annotated[str | None, typer.Option(help="Those in this status, e.g. queued.")] = None
+    user_id: Annotated[str | None, typer.Option(help="Those of this user.")] = None
+    session_id: Annotated[str | None, typer.Option(help="Those of this session.")] = None
+    correlation_id: Annotated[str | None, typer.Option(help="Those with this correlation_id.")] = None
     older_than: Annotated[str | None, typer.Option(help="Those accepted so long ago: 30s, 10m, 2h or 1d.")] = None
     tenant: Annotated[str | None, typer.Option(help="Those of this tenant, or * for all; needs the scope admin.")] = (
         None
@@ -54,14 +57,17 @@ class Chosen:
             "class": self.class_,
             "task": self.task,
             "status": self.status,
+            "user_id": self.user_id,
+            "session_id": self.session_id,
+            "correlation_id": self.correlation_id,
             "older_than_s": None if self.older_than is None else seconds_of(self.older_than),
             "tenant": self.tenant,
         }
-        fields = {name: value for name, value in fields.items() if value is not None}
-        if bool(self.request_ids) == bool(fields):
-            text = "name the ids of requests, or choose them: --model, --class, --task, --status, --older-than"
-            raise CliFailure(text, exit_code=ExitCode.USAGE)
-        return fields
+        given = {name: value for name, value in fields.items() if value is not None}
+        if bool(self.request_ids) == bool(given):
+            options = ", ".join(f"--{name.removesuffix('_s').replace('_', '-')}" for name in fields)
+            raise CliFailure(f"name the ids of requests, or choose them: {options}", exit_code=ExitCode.USAGE)
+        return given
 
 
 def command(

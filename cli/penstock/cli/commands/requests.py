@@ -54,7 +54,7 @@ def show(request_id: RequestId, gateway: Gateway, as_json: AsJson = False) -> No
 def cancel(chosen: Chosen, gateway: Gateway, as_json: AsJson = False) -> None:
     """Cancel requests, queued or running: those that are named, or all that the options choose.
 
-    One that has ended stays as it ended. Example: penstock requests cancel --model m --class low --older-than 10m
+    One that has ended stays as it ended. Example: penstock requests cancel --user-id u1 --class low --older-than 10m
     """
 
     def text(found: dict[str, Any]) -> str:
@@ -72,7 +72,7 @@ def reprioritize(
 ) -> None:
     """Give requests that wait another priority: those that are named, or all that the options choose.
 
-    Turns of a conversation keep their order. Example: penstock requests reprioritize 3f0c… --to high
+    Turns of a conversation keep their order. Example: penstock requests reprioritize --session-id s1 --to high
     """
 
     def text(found: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.inputs import erase_inputs
 from penstock.common.clock import now_ms
 from penstock.common.kafka_errors import unavailable
-from penstock.common.outgoing import control_record
+from penstock.common.outgoing import Outgoing, control_record
 from penstock.common.transport import AsyncTransport, Delivery
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
@@ -24,13 +24,13 @@ from penstock.gateway.view.follower import Follower
 from penstock.gateway.view.lost_requests import Overdue, end_command
 from penstock.gateway.view.view import View
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import Conflict, NotFound
+from penstock.schemas.errors import Conflict, NotFound, PenstockError
 from penstock.schemas.records import ControlCommand
 from penstock.schemas.times import rfc3339
 from penstock.schemas.topics import TopicNames
 
-AT_ONCE = 500
-"""Commands that are on their way to the broker at once."""
+AT_ONCE = 100
+"""Commands that are on their way to the broker at once. So many are made in one go, and others wait for the loop."""
 FOLLOWED_S = 2.0
 """So long a call waits for the view to have read its own command."""
 TURNS_END_S = 5.0
@@ -109,12 +109,18 @@ class Control:
         return self._view.find(entry.key) or entry
 
     async def command_all(self, kind: str, entries: Sequence[Entry], priority: int | None = None) -> int:
-        """Send a command about each of these, in their order, and return the offset of the last one; -1 for none."""
+        """Send a command about each of these, in their order, and return the offset of the last one; -1 for none.
+
+        Raises BrokerUnavailable; some may be sent by then.
+        """
         offset = -1
         for start in range(0, len(entries), AT_ONCE):
             some = entries[start : start + AT_ONCE]
-            sent = await asyncio.gather(*(self._command(kind, entry, None, priority) for entry in some))
-            offset = max(offset, *sent)
+            commands = [replace(_command_about(entry, kind), priority=priority) for entry in some]
+            for delivery in await self._transport.produce_all([self._record(command) for command in commands]):
+                if delivery.error is not None:
+                    raise _refused(delivery.error)
+                offset = max(offset, delivery.offset)
         return offset
 
     async def erase(self, tenant: str, request_id: str) -> None:
@@ -174,16 +180,24 @@ class Control:
         while one_lives() and time.monotonic() < give_up:
             await asyncio.sleep(LOOK_AGAIN_S)
 
-    async def _command(self, kind: str, entry: Entry, reason: str | None, priority: int | None = None) -> int:
-        return (await self._send(replace(_command_about(entry, kind), reason=reason, priority=priority))).offset
+    async def _command(self, kind: str, entry: Entry, reason: str | None) -> int:
+        return (await self._send(replace(_command_about(entry, kind), reason=reason))).offset
+
+    def _record(self, command: ControlCommand) -> Outgoing:
+        return control_record(command, self._names, self._codec, source=SOURCE)
 
     async def _send(self, command: ControlCommand) -> Delivery:
         """Raises BrokerUnavailable."""
-        record = control_record(command, self._names, self._codec, source=SOURCE)
+        record = self._record(command)
         try:
             return await self._transport.produce(record.topic, record.value, key=record.key, headers=record.headers)
         except NotFound as error:
-            raise unavailable(error) from error
+            raise _refused(error) from error
+
+
+def _refused(error: PenstockError) -> PenstockError:
+    """Without the control topic the broker is of no use; that no request was found would be wrong."""
+    return unavailable(error) if isinstance(error, NotFound) else error
 
 
 def _command_about(entry: Entry, kind: str) -> ControlCommand:

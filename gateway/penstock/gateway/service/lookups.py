@@ -151,9 +151,11 @@ class Lookups:
         """Those of a tenant that are counted as something that starts so."""
         after = (start, 0, "")
         while self._view.known.some_aside:
+            # What is written while rows are read may be old in them, and be in memory no more.
+            unwritten = self._view.known.unwritten.all_now()
             entries, after = await self._threads.lists.run(self._view.live_of_tenant, tenant, after, LIVE_AT_ONCE)
             for copy in entries:
-                yield self._view.in_memory(copy.key) or copy
+                yield self._view.in_memory(copy.key) or unwritten.get(copy.key) or copy
             if len(entries) < LIVE_AT_ONCE or not after[0].startswith(start):
                 return
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, deque
+from collections import ChainMap, OrderedDict, deque
 from collections.abc import Mapping
 
 from penstock.gateway.view.entries import Entry
@@ -52,6 +52,11 @@ class Unwritten:
         for _, entries in reversed(self._writing):
             entry = entry or entries.get(key)
         return entry
+
+    def all_now(self) -> Mapping[Key, Entry]:
+        """What the file does not hold now as it is. It stays there when it is written."""
+        self._settle()
+        return ChainMap(self._changed, *(entries for _, entries in reversed(self._writing)))
 
     def hand_over(self, offsets: Mapping[TP, int], written: threading.Event | None) -> bool:
         """Give the writer what changed, with the offsets that it reflects; False when the writer is behind.
