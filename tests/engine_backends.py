@@ -16,6 +16,8 @@ from penstock.processors.engines.images.diffusion import DiffusionBackend
 from penstock.processors.engines.images.vision import VisionBackend
 from penstock.processors.engines.text.backend import TextBackend
 from penstock.processors.engines.text.embedding import EmbeddingBackend
+from penstock.processors.past import NO_PAST
+from penstock.schemas.records import ContextHeld
 
 NO_MEMORY = "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"
 
@@ -31,8 +33,10 @@ class Plain:
 
     def prepare(self, spec: RunSpec) -> tuple[Prepared, Any]:
         # How many messages it was given is how the test sees them.
-        tokens = len(spec.prompt or "") + len(spec.history or ())
-        return Prepared(run_id=spec.run_id, prompt_tokens=tokens, need_tokens=0), spec.prompt
+        past = spec.history or NO_PAST
+        tokens = len(spec.prompt or "") + len(past.messages)
+        held = ContextHeld(turns=0, dropped_turns=past.omitted_turns)
+        return Prepared(run_id=spec.run_id, prompt_tokens=tokens, need_tokens=0, held=held), spec.prompt
 
     def run(self, spec: RunSpec, prompt: Any) -> None:
         self.emit(("delta", spec.run_id, prompt, [1], 0, (), ()))
