@@ -52,25 +52,26 @@ def kill_engines(worker: Process) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["engine", "worker"])
-def test_chats_go_on_after_a_kill(make_system: Callable[..., System], tiny_lm: Path, victim: str) -> None:
+def test_chats_go_on_after_a_kill(make_system: Callable[..., System], tiny_lm: Path) -> None:
+    """Of their engine; then, when the same are asked again, of their worker."""
     system = make_system(models=[tiny(tiny_lm)])
     worker, gateway = system.worker(), system.gateway().wait_ready()
     worker.wait_ready()
     expected = {name: Chat(gateway.url, chat).whole() for name, chat in CHATS.items()}
     assert expected["plain"][3]["completion_tokens"] == TOKENS
-    chats = {name: Chat(gateway.url, chat) for name, chat in CHATS.items()}
-    for chat in chats.values():
-        chat.read(3)
-    if victim == "engine":
-        kill_engines(worker)
-    else:
-        worker.kill9()
-        assert not worker.alive()
-        worker = system.worker("w2").wait_ready()
-    assert {name: chat.whole() for name, chat in chats.items()} == expected
-    later = [event for event in system.outcomes().values() if event.since is not None]
-    assert len(later) == len(chats), "they were over before the kill"
+    for gone_on, victim in ((len(CHATS), "engine"), (2 * len(CHATS), "worker")):
+        chats = {name: Chat(gateway.url, chat) for name, chat in CHATS.items()}
+        for chat in chats.values():
+            chat.read(3)
+        if victim == "engine":
+            kill_engines(worker)
+        else:
+            worker.kill9()
+            assert not worker.alive()
+            worker = system.worker("w2").wait_ready()
+        assert {name: chat.whole() for name, chat in chats.items()} == expected, victim
+        later = [event for event in system.outcomes().values() if event.since is not None]
+        assert len(later) == gone_on, f"they were over before the kill of the {victim}"
     assert worker.stop() == 0, worker.tail()
 
 

@@ -93,7 +93,7 @@ def test_a_retry_that_is_due_takes_the_next_slot(make_system: Make) -> None:
 @pytest.mark.alone
 @pytest.mark.slow
 def test_a_flood_of_poison_delays_high_work_little(make_system: Make) -> None:
-    """Behind a flood of undecodable records on medium, sent just before, high requests have their outcomes soon (#15)."""
+    """Behind a flood of undecodable records on medium, sent just before, high work has its outcomes soon (#15)."""
     system = make_system()
     worker = system.worker().wait_ready()
     producer = Producer({"bootstrap.servers": system.bootstrap, **FAST})
