@@ -35,7 +35,7 @@ from tiny_blip import make_blip
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MIB = 1 << 20
-REQUESTS = 42
+REQUESTS = 66
 COLOURS = ((220, 30, 30), (30, 180, 40), (30, 50, 220), (235, 220, 40), (15, 15, 15), (245, 245, 245))
 SUBJECTS = range(len(COLOURS))
 """Requests to one model differ by their subject: a seed, a colour, tokens."""
@@ -238,7 +238,7 @@ def _halve_and_grow_back(engines: Engines, pictures: list[str]) -> None:
         list(pool.map(engines.grow_back, small))
     ran_out = engines.counted("penstock_engine_out_of_memory_total")
     with engines.limited():
-        engines.completed(requests[: 3 * 8])
+        engines.completed(requests[: 3 * 12])
     engines.wait_until_memory_ran_out(before=ran_out)  # so batches of four were made again
     assert engines.all_live()
 
