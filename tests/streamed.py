@@ -3,14 +3,58 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import uuid
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 
 from penstock.schemas.fold import ResultFold
 from penstock.schemas.records import ResultEvent
-from system import System
+from support import engine_processes
+from system import Process, System, running
+
+
+@dataclass
+class Serving:
+    """A system that serves one model by one worker, which is another one after a kill."""
+
+    system: System
+    worker: Process
+    gateway: Process
+
+    def kill(self, victim: str) -> None:
+        """The `engine` of the model, or the `worker` with it."""
+        if victim == "engine":
+            engines = engine_processes(self.worker.popen.pid)
+            assert engines
+            for process in engines:
+                process.kill()
+            for process in engines:
+                process.wait(20)
+        else:
+            self.worker.kill9()
+            assert not self.worker.alive()
+            self.worker = self.system.worker(f"{self.worker.name}-next").wait_ready()
+
+    def gone_on(self) -> list[ResultEvent]:
+        """Outcomes that are not of one attempt alone."""
+        return [event for event in self.system.outcomes().values() if event.since is not None]
+
+
+@contextmanager
+def serving_tiny(kafka: Any, tiny_lm: Path, folder: Path) -> Generator[Serving]:
+    """The model `tiny`, with cache for all streams of a test. Its last worker ends in order."""
+    options = {"ignore_eos": True, "window": 4096, "cache_tokens": 16384}
+    tiny = {"id": "tiny", "source": str(tiny_lm), "engine": "text", "tasks": ["text_generation"], "options": options}
+    with running(System(kafka.bootstrap_servers, f"s{uuid.uuid4().hex[:6]}-", folder, models=[tiny])) as system:
+        worker, gateway = system.worker(), system.gateway()
+        serving = Serving(system, worker.wait_ready(), gateway.wait_ready())
+        yield serving
+        assert serving.worker.stop() == 0, serving.worker.tail()
 
 
 class Chat:

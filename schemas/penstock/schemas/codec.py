@@ -97,7 +97,7 @@ class Codec:
         `field.inner` is a field of a record within.
         """
         current = schema_text(record_type.__name__)
-        return self._reading(record_type, lambda text: make_decoder(text, current, record_type, without))
+        return self._reading(record_type, lambda text: make_decoder(text, current, record_type, tuple(without)))
 
     def head(self, record_type: type[Record], *names: str) -> Callable[[bytes], tuple[Any, ...]]:
         """What reads only these fields of a record. It raises as `decode`, but looks at nothing behind the last.

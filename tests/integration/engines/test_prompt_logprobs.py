@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from penstock.processors.engines.base import RunSpec
 from penstock.processors.engines.batching import prompt_logits
@@ -17,17 +15,23 @@ from support import wait_until_async
 
 from .conftest import StartEngine
 
+if TYPE_CHECKING:
+    from torch import Tensor  # importing it takes three seconds of each process that collects the tests
+
 LONG = "Once upon a time there was a dog who lived near the river. " * 4
 PROMPTS = ["The capital of France is Paris.", LONG, LONG + "It swam.", "Ünïcode: 日本 🐶 and x"]
 TOLERANCE = 2e-3
 """Sums are formed in another order when a prompt is computed beside others, and in parts."""
 
 
-def plain_pass(folder: Path, prompts: list[str]) -> list[tuple[list[int], torch.Tensor]]:
+def plain_pass(folder: Path, prompts: list[str]) -> list[tuple[list[int], Tensor]]:
     """For each prompt its tokens, and the log probabilities at each place, of one forward pass of it alone."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    found: list[tuple[list[int], torch.Tensor]] = []
+    found: list[tuple[list[int], Tensor]] = []
     with torch.no_grad():
         for prompt in prompts:
             ids = tokenizer(prompt)["input_ids"]
@@ -35,7 +39,7 @@ def plain_pass(folder: Path, prompts: list[str]) -> list[tuple[list[int], torch.
     return found
 
 
-def check(told: list[dict[str, Any]], ids: list[int], expected: torch.Tensor, top: int) -> None:
+def check(told: list[dict[str, Any]], ids: list[int], expected: Tensor, top: int) -> None:
     assert len(told) == len(ids)
     assert told[0]["logprob"] is None
     assert "top_logprobs" not in told[0]

@@ -83,7 +83,7 @@ def shape(number: int) -> dict[str, Any]:
 @pytest.mark.alone
 @pytest.mark.parametrize(
     ("name", "idle"),
-    [("tiny_lm", "15s"), pytest.param("smollm2", "45s", marks=pytest.mark.skipif(not LONG, reason="long"))],
+    [("tiny_lm", "8s"), pytest.param("smollm2", "45s", marks=pytest.mark.skipif(not LONG, reason="long"))],
 )
 def test_what_is_booked_is_what_the_engine_takes_and_all_of_it_comes_back(
     make_system: Callable[..., System], tmp_path: Path, request: pytest.FixtureRequest, name: str, idle: str

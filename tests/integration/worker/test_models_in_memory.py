@@ -22,8 +22,6 @@ from support import engine_processes
 from system import Process, System, eventually
 from worker_requests import outcome, send
 
-pytestmark = pytest.mark.alone
-
 LONG = bool(os.environ.get("PENSTOCK_TEST_LONG"))
 REQUESTS = 300 if LONG else 45
 RATE = 10.0

@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from support import wait_until
 from system import Process, System
 from worker_requests import outcome, send
-
-pytestmark = pytest.mark.alone
 
 GB = 10**9
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from streamed import Chat, began, folds, read_frames
-from support import engine_processes
-from system import Process, System, eventually, free_port
+from streamed import Chat, Serving, began, folds, read_frames, serving_tiny
+from system import System, eventually
 from worker_requests import engine, outcome, send
 
 SCHEMA = {
@@ -37,61 +36,40 @@ WORDS = 60
 SLOW = engine(tokens=WORDS, delay_ms=60, slots=64)
 
 
-def tiny(tiny_lm: Path) -> dict[str, Any]:
-    options = {"ignore_eos": True, "window": 4096, "cache_tokens": 16384}
-    return {"id": "tiny", "source": str(tiny_lm), "engine": "text", "tasks": ["text_generation"], "options": options}
-
-
-def kill_engines(worker: Process) -> None:
-    engines = engine_processes(worker.popen.pid)
-    assert engines
-    for process in engines:
-        process.kill()
-    for process in engines:
-        process.wait(20)
+@pytest.fixture(scope="module")
+def serving(kafka: Any, tiny_lm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with serving_tiny(kafka, tiny_lm, tmp_path_factory.mktemp("streams")) as started:
+        yield started
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["engine", "worker"])
-def test_chats_go_on_after_a_kill(make_system: Callable[..., System], tiny_lm: Path, victim: str) -> None:
-    system = make_system(models=[tiny(tiny_lm)])
-    worker, gateway = system.worker(), system.gateway().wait_ready()
-    worker.wait_ready()
-    expected = {name: Chat(gateway.url, chat).whole() for name, chat in CHATS.items()}
+def test_chats_go_on_after_a_kill(serving: Serving) -> None:
+    """Of their engine; then, when the same are asked again, of their worker."""
+    url = serving.gateway.url
+    expected = {name: Chat(url, chat).whole() for name, chat in CHATS.items()}
     assert expected["plain"][3]["completion_tokens"] == TOKENS
-    chats = {name: Chat(gateway.url, chat) for name, chat in CHATS.items()}
-    for chat in chats.values():
-        chat.read(3)
-    if victim == "engine":
-        kill_engines(worker)
-    else:
-        worker.kill9()
-        assert not worker.alive()
-        worker = system.worker("w2").wait_ready()
-    assert {name: chat.whole() for name, chat in chats.items()} == expected
-    later = [event for event in system.outcomes().values() if event.since is not None]
-    assert len(later) == len(chats), "they were over before the kill"
-    assert worker.stop() == 0, worker.tail()
+    for times, victim in enumerate(("engine", "worker"), 1):
+        chats = {name: Chat(url, chat) for name, chat in CHATS.items()}
+        for chat in chats.values():
+            chat.read(3)
+        serving.kill(victim)
+        assert {name: chat.whole() for name, chat in chats.items()} == expected, victim
+        assert len(serving.gone_on()) == times * len(chats), f"they were over before the kill of the {victim}"
 
 
 @pytest.mark.slow
-def test_a_text_goes_on_when_its_gateway_dies_in_the_same_second(
-    make_system: Callable[..., System], tiny_lm: Path
-) -> None:
-    system = make_system(models=[tiny(tiny_lm)])
-    port = free_port()
-    worker, gateway = system.worker(), system.gateway(port=port).wait_ready()
-    worker.wait_ready()
+def test_a_text_goes_on_when_its_gateway_dies_in_the_same_second(serving: Serving) -> None:
+    system, port = serving.system, serving.gateway.port
     payload = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 400, "temperature": 0}
     send(system, {"request_id": "whole", "payload": payload, "stream": True})
     whole = outcome(system, "whole", 90).output_text
     send(system, {"request_id": "cut", "payload": payload, "stream": True})
-    frames, cursor = read_frames(gateway.url, "cut", None, most=4)
-    worker.kill9()
-    gateway.kill9()
-    system.worker("w2")
-    gateway = system.gateway(port=port).wait_ready()
-    more, _ = read_frames(gateway.url, "cut", cursor)
+    frames, cursor = read_frames(serving.gateway.url, "cut", None, most=4)
+    serving.worker.kill9()
+    serving.gateway.kill9()
+    serving.worker = system.worker("last")
+    serving.gateway = system.gateway(port=port).wait_ready()
+    more, _ = read_frames(serving.gateway.url, "cut", cursor)
     types = [frame["type"] for frame in [*frames, *more]]
     assert "restarted" not in types
     assert types.count("result") == 1

@@ -117,7 +117,7 @@ def test_what_an_outcome_takes_in_memory_is_counted(task: str, output: dict[str,
     read = OutcomeReader(default_codec())
     read(record)
     tracemalloc.start()
-    held = [read(bytes(bytearray(record))) for _ in range(20)]
+    held = [read(bytes(bytearray(record))) for _ in range(4)]
     taken = tracemalloc.get_traced_memory()[0] / len(held)
     tracemalloc.stop()
     counted = ENTRY_BYTES + held_bytes(*held[0], len(record))
