@@ -111,7 +111,9 @@ class LocalSystem:
         self._check()
         # The broker boots while the models are prepared; both are long only the first time.
         broker = self._start_broker()
-        self.models = [*(self.models or self._models()), *self._of_the_hub(), *self._tiny_models()]
+        # Those of the hub go before the tiny ones, which stand in where there is no other.
+        hub = [model.entry() for model in self.options.hub_models]
+        self.models = [*(self.models or self._models()), *hub, *self._tiny_models()]
         environment = self._write_settings()
         if broker is not None:
             self.supervisor.wait_ready(broker, 90.0)
@@ -125,8 +127,8 @@ class LocalSystem:
         self.supervisor.wait_ready(worker, WORKER_READY_S)
         if self.has_queues:
             # It is not waited for: topics of other systems may be made later, on the broker that has just started.
-            self.supervisor.start(self._bridge(environment))
-        self.supervisor.start(self._webhooks(environment))
+            self.supervisor.start(self._command("bridge", f"http://127.0.0.1:{self.bridge_port}", 40.0, environment))
+        self.supervisor.start(self._command("webhooks", f"http://127.0.0.1:{self.webhooks_port}", 20.0, environment))
         self._await_model()
 
     def serves(self) -> None:
@@ -247,10 +249,6 @@ class LocalSystem:
             self._progress(f"going on without the upscaler: {failure}")
             return []
 
-    def _of_the_hub(self) -> list[dict[str, Any]]:
-        """Before the tiny ones, which stand in where there is no other."""
-        return [model.entry() for model in self.options.hub_models]
-
     def _tiny_models(self) -> list[dict[str, Any]]:
         """After all others, where a request names no model: one of them knows a few words of text too."""
         wanted = TINY_MODELS if self.options.tiny_models else ()
@@ -367,12 +365,6 @@ class LocalSystem:
         (self.home.data_dir / "gateway").mkdir(exist_ok=True)
         grace_s = load(DrainSettings).gateway.drain_s + 15
         return self._command("gateway", self.local_url, grace_s, environment)
-
-    def _bridge(self, environment: Mapping[str, str]) -> Part:
-        return self._command("bridge", f"http://127.0.0.1:{self.bridge_port}", 40.0, environment)
-
-    def _webhooks(self, environment: Mapping[str, str]) -> Part:
-        return self._command("webhooks", f"http://127.0.0.1:{self.webhooks_port}", 20.0, environment)
 
     @property
     def own_webhook_secret(self) -> Path | None:
