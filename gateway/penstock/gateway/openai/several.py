@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+from penstock.common.tasks import end_all
 from penstock.gateway.edge.event_stream import KEEPALIVE, KEEPALIVE_S
 from penstock.gateway.openai.chat_answers import ChunkWriter, choices_of
 from penstock.gateway.openai.chat_bodies import ChatCompletionBody, CompletionBody, prompts_of
@@ -98,9 +99,7 @@ async def all_or_nothing(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     try:
         return await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(tasks)
 
 
 class PartWriter:
@@ -149,6 +148,4 @@ async def merged_events(
                 pulse.told()
         yield last()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(tasks)

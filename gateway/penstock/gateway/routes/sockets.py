@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import APIRouter, WebSocket
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
+from penstock.common.tasks import end_all
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.edge.errors import CLOSE_INTERNAL, CLOSE_UNAUTHENTICATED, log_unexpected
 from penstock.gateway.edge.protocols import SEND_NOW, SharedText
@@ -83,9 +84,7 @@ class Session:
                     log_unexpected(error, "/v1/ws")
                     self._close_code = CLOSE_INTERNAL
         finally:
-            for task in (*tasks, *self._running):
-                task.cancel()
-            await asyncio.gather(*tasks, *self._running, return_exceptions=True)
+            await end_all((*tasks, *self._running))
             code = {Gone.SLOW: CLOSE_SLOW, Gone.STOPPING: CLOSE_RESTART}.get(
                 self._subscription.client.gone or Gone.CLOSED
             )
