@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from penstock.gateway.view.entries import Entry
@@ -147,23 +147,16 @@ class Subscription:
         self._hub.drop(self._client, Gone.CLOSED)
 
 
+@dataclass(eq=False)
 class Subscriptions:
     """Subscribes clients of the hub to requests and conversations of one tenant at a time."""
 
-    def __init__(
-        self,
-        view: View,
-        follower: Follower,
-        hub: Hub,
-        names: TopicNames,
-        waits_for_worker: Callable[[Entry], dict[str, Any]] = lambda entry: {},
-    ) -> None:
-        """`waits_for_worker`: fields of the status of a request that waits for want of a live worker."""
-        self._view = view
-        self._follower = follower
-        self._names = names
-        self._waits_for_worker = waits_for_worker
-        self.hub = hub
+    _view: View
+    _follower: Follower
+    hub: Hub
+    _names: TopicNames
+    _waits_for_worker: Callable[[Entry], dict[str, Any]] = lambda entry: {}
+    """Fields of the status of a request that waits for want of a live worker."""
 
     def open(self, most_frames: int | None = None) -> Subscription:
         """A subscription to nothing yet, for any number of requests and conversations.
