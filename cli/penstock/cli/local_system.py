@@ -111,9 +111,7 @@ class LocalSystem:
         self._check()
         # The broker boots while the models are prepared; both are long only the first time.
         broker = self._start_broker()
-        # Those of the hub go before the tiny ones, which stand in where there is no other.
-        hub = [model.entry() for model in self.options.hub_models]
-        self.models = [*(self.models or self._models()), *hub, *self._tiny_models()]
+        self.models = [*(self.models or self._models()), *self._of_the_hub(), *self._tiny_models()]
         environment = self._write_settings()
         if broker is not None:
             self.supervisor.wait_ready(broker, 90.0)
@@ -248,6 +246,10 @@ class LocalSystem:
         except CliFailure as failure:
             self._progress(f"going on without the upscaler: {failure}")
             return []
+
+    def _of_the_hub(self) -> list[dict[str, Any]]:
+        """Before the tiny ones, which stand in where there is no other."""
+        return [model.entry() for model in self.options.hub_models]
 
     def _tiny_models(self) -> list[dict[str, Any]]:
         """After all others, where a request names no model: one of them knows a few words of text too."""

@@ -35,7 +35,8 @@ def bodies_of(body: TextBody, *, may_split_answers: bool) -> Sequence[TextBody]:
     """
     prompts: Sequence[Any] = prompts_of(body) if isinstance(body, CompletionBody) else [None]
     answers = body.n or 1
-    splits = bool(may_split_answers and body.stream and answers > 1 and _conversation(body) is None)
+    in_conversation = body.penstock is not None and body.penstock.conversation_id is not None
+    splits = bool(may_split_answers and body.stream and answers > 1 and not in_conversation)
     copies = answers if splits else 1
     count = len(prompts) * copies
     if count == 1:
@@ -61,10 +62,6 @@ def at_prompt(error: PenstockError, place: int) -> PenstockError:
         return error
     message = error.message.replace("prompt", f"prompt[{place}]", 1)
     return type(error)(message, param=f"prompt[{place}]", details=error.details, retry_after_s=error.retry_after_s)
-
-
-def _conversation(body: TextBody) -> Any:
-    return None if body.penstock is None else body.penstock.conversation_id
 
 
 def merged(results: Sequence[Json], answers: int) -> Json:

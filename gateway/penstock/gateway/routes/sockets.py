@@ -26,6 +26,7 @@ from penstock.gateway.view.frames import Frame, ResultFrame
 from penstock.gateway.view.hub import Gone
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError, error_body
+from penstock.schemas.finite_json import no_constant
 from penstock.schemas.ids import check_conversation_id, idempotent_request_id
 
 logger = logging.getLogger(__name__)
@@ -149,7 +150,7 @@ class Session:
 
     async def _on_text(self, text: str) -> None:
         try:
-            frame: Any = json.loads(text, parse_constant=_refused)
+            frame: Any = json.loads(text, parse_constant=no_constant)
         except (ValueError, RecursionError):
             frame = None
         if not isinstance(frame, dict) or not isinstance(frame.get("type"), str):
@@ -269,11 +270,6 @@ def _shared(frame: Frame) -> SharedText:
     if not isinstance(frame.for_sockets, SharedText):
         frame.for_sockets = SharedText(frame.encoded())
     return frame.for_sockets
-
-
-def _refused(constant: str) -> None:
-    """NaN and Infinity are no JSON, and no other client could read them back."""
-    raise ValueError(constant)
 
 
 def _request_id(frame: dict[str, Any]) -> str:
