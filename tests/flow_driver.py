@@ -95,6 +95,8 @@ class World:
         self.need: Callable[[Work], int] = lambda work: 0
         self.memory: Callable[[Work], int] = lambda work: 0
         self.hold_answers: set[type] = set()
+        self.topic_id: str | None = None
+        """Of the conversation to which what takes no turn appends its output."""
         self.offsets: dict[tuple[str, int], int] = {}
         self.bodies: dict[tuple[str, int, int], tuple[Taken, Body]] = {}
         self.flow.assigned(
@@ -117,6 +119,7 @@ class World:
         model: str | None = None,
         tenant: str = "default",
         line: str | None = None,
+        conversation_id: str | None = None,
         ttl_ms: int | None = 3_600_000,
         cost: int = 1,
         stream: bool = False,
@@ -145,7 +148,7 @@ class World:
             task=task,
             priority=PRIORITY[klass],
             model=model,
-            conversation_id=line,
+            conversation_id=line or conversation_id,
             stream=stream,
             created_at=self.wall_ms,
             max_attempts=max_attempts,
@@ -284,7 +287,9 @@ class World:
                 work = flow.registry.of(subject)
                 if work is not None:
                     need, memory = self.need(work), self.memory(work)
-                    flow.attempts.prepared(subject, run_id, need, None, self.now, memory_bytes=memory)
+                    flow.attempts.prepared(
+                        subject, run_id, need, None, self.now, memory_bytes=memory, topic_id=self.topic_id
+                    )
             case ask.Begin(subject, run_id):
                 flow.attempts.begun(subject, run_id, self.now, "topic")
             case ask.Start(subject, run_id):

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.processors.conversations.log import HistoryMark
 from penstock.processors.conversations.messages import Shown
-from penstock.processors.conversations.turns import TurnStart
+from penstock.processors.conversations.turns import ToSumUp, TurnStart
 from penstock.processors.engines.base import (
     Delta,
     EngineInfo,
@@ -20,6 +20,7 @@ from penstock.processors.engines.base import (
     RunSpec,
     Sink,
 )
+from penstock.processors.past import Past
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.records import ConversationMessage, InferenceRequest
 
@@ -108,12 +109,15 @@ class ScriptedEngine:
         sink.on_delta(Delta(run_id=spec.run_id, text=text, token_ids=[1] * tokens, first_token_index=0))
 
     def finish(self, text: str = "done", **output: Any) -> None:
+        self.finish_with(output or {"text": text})
+
+    def finish_with(self, output: dict[str, Any]) -> None:
         spec, _, sink = self.only_run()
         del self.runs[spec.run_id]
         sink.on_finished(
             Finished(
                 run_id=spec.run_id,
-                output=output or {"text": text},
+                output=output,
                 finish_reason="stop",
                 prompt_tokens=3,
                 completion_tokens=2,
@@ -152,8 +156,22 @@ class ScriptedTurns:
         if isinstance(self.stands, BaseException):
             raise self.stands
         return TurnStart(
-            answer=self.stands, history=self.history, mark=MARK, pictured=self.pictured, shown=self.standing
+            answer=self.stands, past=Past(messages=self.history), mark=MARK, pictured=self.pictured, shown=self.standing
         )
+
+    async def to_sum_up(
+        self, request: InferenceRequest, conversation_id: str, through: int | None, mine: Callable[[], bool]
+    ) -> ToSumUp | None:
+        self.mine.append(mine)
+        if not self.history:
+            return None
+        standing = self.stands if isinstance(self.stands, ConversationMessage) else None
+        return ToSumUp(past=Past(messages=self.history), through=through or 9, topic_id="topic-1", standing=standing)
+
+    async def add_summary(
+        self, summary: ConversationMessage, mine: Callable[[], bool], topic_id: str
+    ) -> ConversationMessage:
+        return await self.finish(summary, mine, topic_id)
 
     async def begin(
         self,

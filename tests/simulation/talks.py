@@ -106,7 +106,7 @@ class Talks:
     def at_end(self) -> None:
         """Each answer stands where its question does."""
         for line in self.topics:
-            for message in self.log(line).through(None):
+            for message in (entry.message for entry in self.log(line).through(None)):
                 request_id = message.request_id or ""
                 if message.direction == "out" and not self._stands_asked(line, request_id):
                     raise Violation(f"question: {request_id} is answered in {line}, where its question is not")

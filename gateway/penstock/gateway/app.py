@@ -41,6 +41,7 @@ from penstock.gateway.routes import (
     health,
     native,
     sockets,
+    summaries,
 )
 from penstock.gateway.routes import registry as registry_routes
 from penstock.gateway.routes import tickets as ticket_routes
@@ -65,6 +66,7 @@ ROUTERS = tuple(
         commands,
         conversations,
         conversation_items,
+        summaries,
         artifacts,
         text_routes,
         openai_routes,

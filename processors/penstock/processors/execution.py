@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, 
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from penstock.common.clock import now_ms
 from penstock.processors.background import BackgroundTasks
-from penstock.processors.conversations.messages import Shown, answer_message
-from penstock.processors.conversations.turns import LostOwnership, Turns
+from penstock.processors.conversations.messages import answer_message, summary_message
+from penstock.processors.conversations.turns import LostOwnership, ToSumUp, Turns
 from penstock.processors.core.effects import Begin, Keep, LookUp, Prepare, ShowPreview, Start
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.requests.states import Stage
@@ -35,6 +35,7 @@ from penstock.processors.engines.base import (
 from penstock.processors.kafka.outcomes import usage_of
 from penstock.processors.metrics import Metrics
 from penstock.processors.outputs import INLINE_BYTES, Outputs, bytes_of, has_images, pixels_of, size_of
+from penstock.processors.preparation import Preparation
 from penstock.processors.run_images import Gathered, Images, RunImages
 from penstock.processors.spool import Spool, Spooled
 from penstock.schemas.errors import (
@@ -59,16 +60,9 @@ STORE_S = 60.0
 _AS_FIELDS = frozenset({"text_generation", "embedding"})
 """Tasks whose payload a run's spec has as fields of its own."""
 ITEMS = "conversation_items"
+SUMMARY = "summarization"
 _NONE = frozenset[str]()
 _PARAMS = frozenset({"max_tokens", "temperature", "top_p", "top_k", "stop", "seed", "dimensions", *NEUTRAL})
-
-
-class _Preparation(NamedTuple):
-    """What was made of a request before its run: for its engine, and for its conversation."""
-
-    spec: RunSpec
-    prepared: Prepared
-    shown: Shown | None = None
 
 
 class _Sink:
@@ -160,17 +154,17 @@ class Execution:
             if subject.line is not None:
                 turn = await self._turns.read(subject.request, goes_on)
                 if turn.answer is not None:
-                    finished = await self._standing(run_id, turn.answer)
-                    size = size_of(finished.output)
-                    large = size > INLINE_BYTES
-                    self._flow.attempts.answer_stands(
-                        subject, run_id, finished, self._clock(), large=large, output_bytes=size
-                    )
+                    self._stands(subject, run_id, await self._standing(run_id, turn.answer))
                     return
             request = await self._outputs.whole(subject.request)
             images = await self._images.of(subject, turn)
+            told_of = None
             if (conversation_id := _summarized(subject)) is not None:
-                images = replace(images, history=await self._conversation(subject, conversation_id, goes_on))
+                told_of = await self._to_sum_up(subject, conversation_id, goes_on)
+                if told_of.standing is not None:
+                    self._stands(subject, run_id, await self._standing(run_id, told_of.standing))
+                    return
+                images = replace(images, past=told_of.past, payload={"covers_through": told_of.through})
             engine = self._engine(subject.lane, effect.replica)
             if engine is None or not goes_on():
                 return  # the replica is down: the flow has been told
@@ -183,11 +177,18 @@ class Execution:
                 subject,
                 run_id,
                 prepared.need_tokens,
-                _Preparation(spec, prepared, images.shown),
+                Preparation(spec, prepared, images.shown),
                 self._clock(),
                 None if turn is None else turn.mark,
                 memory_bytes=prepared.memory_bytes,
+                topic_id=told_of.topic_id if told_of is not None and subject.request.conversation_id else None,
             )
+
+    def _stands(self, subject: Subject, run_id: str, finished: Finished) -> None:
+        """Its answer stands in its conversation: an attempt that died has appended it."""
+        size = size_of(finished.output)
+        large = size > INLINE_BYTES
+        self._flow.attempts.answer_stands(subject, run_id, finished, self._clock(), large=large, output_bytes=size)
 
     def begin(self, effect: Begin) -> None:
         """Append the input of a turn that was granted."""
@@ -238,10 +239,10 @@ class Execution:
             engine = self._engine(subject.lane, effect.replica)
             if engine is None:
                 raise EngineGone(f"{subject.lane} has no engine")
-            ready: _Preparation | None = effect.prepared
+            ready: Preparation | None = effect.prepared
             if ready is None:
                 spec = self._spec(effect, subject.request, Gathered(), effect.told)
-                ready = _Preparation(spec, _at_once(engine.prepare(spec)))
+                ready = Preparation(spec, _at_once(engine.prepare(spec)))
             if ready.prepared.goes_on and ready.spec.told is not None:
                 self._flow.attempts.goes_on_from(subject, run_id, ready.spec.told)
             engine.run(ready.spec, ready.prepared, _Sink(self, subject, run_id))
@@ -306,10 +307,24 @@ class Execution:
         self, subject: Subject, topic_id: str, finished: Finished, references: Sequence[ArtifactRef]
     ) -> Finished | None:
         """Append the answer. None when it is the one that counts in the log, else the earlier one that does."""
-        usage = usage_of(finished)
+        keeps = partial(self._flow.endings.awaits, subject, Stage.KEEPING)
+        text, usage = str(finished.output.get("text") or ""), usage_of(finished)
+        if subject.task == SUMMARY:
+            summary = summary_message(
+                subject.request,
+                text,
+                covers_through=finished.output["covers_through"],
+                epoch=subject.epoch,
+                attempt=subject.attempt,
+                model=subject.lane,
+                usage=usage,
+                now_ms=now_ms(),
+            )
+            winner = await self._turns.add_summary(summary, keeps, topic_id)
+            return None if winner is summary else await self._standing(finished.run_id, winner)
         answer = answer_message(
             subject.request,
-            str(finished.output.get("text") or ""),
+            text,
             epoch=subject.epoch,
             attempt=subject.attempt,
             model=subject.lane,
@@ -319,7 +334,6 @@ class Execution:
             tool_calls=finished.output.get("tool_calls"),
             artifacts=references,
         )
-        keeps = partial(self._flow.endings.awaits, subject, Stage.KEEPING)
         winner = await self._turns.finish(answer, keeps, topic_id)
         if winner is answer or _said(winner) == _said(answer):
             return None
@@ -337,6 +351,8 @@ class Execution:
     async def _standing(self, run_id: str, answer: ConversationMessage) -> Finished:
         """An answer that stands in a conversation, in the form in which an engine gives it. Raises NotFound."""
         output: dict[str, Any] = {"text": answer.content}
+        if answer.covers_through is not None:
+            output["covers_through"] = answer.covers_through
         if answer.artifacts:
             output = {"images": await self._outputs.images_of(answer.tenant, answer.artifacts)}
         if answer.tool_calls:
@@ -426,14 +442,13 @@ class Execution:
 
     # -- inside
 
-    async def _conversation(
-        self, subject: Subject, conversation_id: str, goes_on: Callable[[], bool]
-    ) -> list[dict[str, Any]]:
-        """The messages of a conversation that a request is about. Raises NotFound, LostOwnership."""
+    async def _to_sum_up(self, subject: Subject, conversation_id: str, goes_on: Callable[[], bool]) -> ToSumUp:
+        """What a summary is to be made of. Raises NotFound, LostOwnership."""
         through = subject.request.payload.get("through_offset")
-        found = await self._turns.messages(subject.tenant, conversation_id, through, goes_on)
-        if not found:
-            raise NotFound(f"the conversation {conversation_id} holds nothing", param="payload.conversation_id")
+        found = await self._turns.to_sum_up(subject.request, conversation_id, through, goes_on)
+        if found is None:
+            param = "payload.conversation_id" if subject.request.conversation_id is None else "conversation_id"
+            raise NotFound(f"the conversation {conversation_id} holds nothing", param=param)
         return found
 
     def _spec(self, effect: Prepare | Start, request: InferenceRequest, images: Gathered, told: Told | None) -> RunSpec:
@@ -456,7 +471,7 @@ class Execution:
             task=request.task,
             model=subject.lane,
             messages=_without_nulls(payload.get("messages")),
-            history=images.history,
+            history=images.past,
             prompt=payload.get("prompt"),
             inputs=[inputs] if isinstance(inputs, str) else inputs,
             params={**params, **filled} if filled else params,
@@ -486,7 +501,8 @@ async def _in_time(storing: Awaitable[T], deadline_ms: int | None) -> T:
 
 def _summarized(subject: Subject) -> str | None:
     """The conversation that a summary is to be made of; it is no turn of it."""
-    return subject.request.payload.get("conversation_id") if subject.task == "summarization" else None
+    request = subject.request
+    return (request.conversation_id or request.payload.get("conversation_id")) if subject.task == SUMMARY else None
 
 
 def _payload(payload: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from penstock.processors.conversations.messages import PICTURE, Shown, as_chat
@@ -12,6 +12,7 @@ from penstock.processors.conversations.turns import TurnStart
 from penstock.processors.core.requests.work import Subject
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.encoded import EncodedImage
+from penstock.processors.past import Past
 from penstock.schemas.errors import InvalidRequest, NotFound, UnsupportedParameter
 from penstock.schemas.image_payloads import image_references
 from penstock.schemas.records import ArtifactRef, ConversationMessage, InferenceRequest
@@ -49,7 +50,7 @@ class Gathered:
     images: dict[str, DecodedImage] = field(default_factory=dict[str, DecodedImage])
     files: dict[str, EncodedImage] = field(default_factory=dict[str, EncodedImage])
     shown: Shown = field(default_factory=dict[int, Sequence[ArtifactRef]])
-    history: list[dict[str, Any]] | None = None
+    past: Past | None = None
     payload: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -88,8 +89,7 @@ class RunImages:
             images["image"] = await self._fetch(subject, "image", _reference(newest))
         if request.task != "text_generation":  # such a model reads no history
             return Gathered(images=images, shown=shown, payload=extra)
-        history = await self._history(subject, turn, images)
-        return Gathered(images=images, shown=shown, history=history)
+        return Gathered(images=images, shown=shown, past=await self._past(subject, turn, images))
 
     async def _shown(
         self,
@@ -110,21 +110,19 @@ class RunImages:
         shown[number] = [*shown.get(number, ()), kept]
         return await self._fetch(subject, place, _reference(kept))
 
-    async def _history(
-        self, subject: Subject, turn: TurnStart, images: dict[str, DecodedImage]
-    ) -> list[dict[str, Any]]:
+    async def _past(self, subject: Subject, turn: TurnStart, images: dict[str, DecodedImage]) -> Past:
         """The history as chat. A model that reads images gets the newest of them among the messages.
 
         What an assistant made is shown with the words that asked for it: templates show no images of assistants.
         """
         if not turn.pictured or not self._sees(subject.lane):
-            return turn.history
+            return turn.past
         seen = {one.artifact_id: one for message in turn.pictured for one in message.artifacts}
         newest = dict(list(seen.items())[-SHOWN_OF_HISTORY:])
         decoded = await asyncio.gather(*(self._of_history(subject, one) for one in newest.values()))
         pixels = {key: image for key, image in zip(newest, decoded, strict=True) if image is not None}
         images |= {f"{HISTORY}/{key}": image for key, image in pixels.items()}
-        return _as_shown(turn.pictured, pixels.keys())
+        return replace(turn.past, messages=_as_shown(turn.pictured, pixels.keys()))
 
     async def _of_history(self, subject: Subject, one: ArtifactRef) -> DecodedImage | None:
         """None for one that is gone: the conversation goes on without it."""

@@ -161,7 +161,13 @@ class Context(TypedDict, total=False):
 
     max_tokens: Annotated[int | None, Field(ge=1, le=INT)]
     last_turns: Annotated[int | None, Field(ge=0, le=INT)]
-    summary: bool | None
+    summary: Annotated[
+        Literal["auto", "never", "required"] | bool | None,
+        Field(
+            description="auto, or null: a summary stands for older turns when not all fit; never, or false; required, "
+            "or true: it stands for them even if they would fit, and without one the request is refused."
+        ),
+    ]
 
 
 class RequirementsBody(TypedDict, total=False):
@@ -237,12 +243,16 @@ class EmbeddingRequest(RequestFields, total=False):
 
 
 class SummarizationPayload(TypedDict, total=False):
-    """The payload of summarization: a text, or a conversation as its topic has it."""
+    """The payload of summarization: a text, or a conversation as its topic has it.
+
+    Neither where the request itself names a conversation: its summary is added to that.
+    """
 
     text: Annotated[str | None, Field(description="The text; it may be longer than the model's window.")]
     conversation_id: Annotated[ConversationId, Field(description="The conversation; it is only read.")]
     through_offset: Annotated[
-        int | None, Field(ge=0, le=LONG, description="Offset of the last record to sum up; null: up to its end.")
+        int | None,
+        Field(ge=0, le=LONG, description="Offset of the conversation's last record to sum up; null: up to its end."),
     ]
     max_tokens: Annotated[int | None, Field(ge=1, le=INT, description="Longest summary, tokens.")]
 

@@ -71,7 +71,7 @@ def embedding_payload(payload: Payload, limits: Limits) -> Payload:
 
 def summarization_payload(payload: Payload, limits: Limits) -> Payload:
     """The same for summarization."""
-    if ("text" in payload) + ("conversation_id" in payload) != 1:
+    if "text" in payload and "conversation_id" in payload:
         raise InvalidRequest("payload needs text or conversation_id, one of the two", param="payload.text")
     if "text" in payload:
         size_within(payload["text"], "payload.text", limits)
@@ -79,7 +79,7 @@ def summarization_payload(payload: Payload, limits: Limits) -> Payload:
             raise InvalidRequest("payload.text is empty", param="payload.text")
         if "through_offset" in payload:
             raise InvalidRequest("payload.through_offset goes with conversation_id", param="payload.through_offset")
-    else:
+    elif "conversation_id" in payload:
         payload["conversation_id"] = check_conversation_id(payload["conversation_id"], "payload.conversation_id")
     if "max_tokens" in payload:
         at_most(payload, "max_tokens", limits.max_tokens, "payload.")

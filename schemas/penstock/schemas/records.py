@@ -210,11 +210,24 @@ class AttemptHistory(Record):
 
 @record
 class ContextLimits(Record):
-    """How much of a conversation goes into the prompt: tokens, turns."""
+    """How much of a conversation goes into the prompt: tokens, turns.
+
+    `summary`: null for auto (a summary stands in for turns that do not fit), false for never, true for required.
+    """
 
     max_tokens: int | None = None
     last_turns: int | None = None
     summary: bool | None = None
+
+
+@record
+class ContextHeld(Record):
+    """What of its conversation a turn's prompt held, in turns. `summary_through` is an offset."""
+
+    turns: int
+    summarized_turns: int = 0
+    dropped_turns: int = 0
+    summary_through: int | None = None
 
 
 @record
@@ -361,6 +374,7 @@ class ResultEvent(Record):
     correlation_id: str | None = None
     token_logprobs: list[dict[str, Any]] | None = None
     first_logprob_index: int | None = None
+    context: ContextHeld | None = None
 
     @property
     def since(self) -> tuple[int, int] | None:
@@ -482,7 +496,7 @@ class ConversationMessage(Record):
 
 
 def conversation_message_key(message: ConversationMessage) -> str:
-    """`{request_id}/in/{n}/{epoch}`, `{request_id}/out/{epoch}` or `summary/{covers_through}`: never rewritten."""
+    """`{request_id}/in/{n}/{epoch}`, `{request_id}/out/{epoch}` (never rewritten) or `summary/{covers_through}`."""
     if message.direction == "in":
         return f"{message.request_id}/in/{message.index}/{message.epoch}"
     if message.direction == "out":

@@ -64,6 +64,8 @@ MAX_LABEL_CHARS = 63
 _TASKS = frozenset(PAYLOAD_FIELDS)
 _OF_THE_RECORD = ("request_id", "tenant", "created_at")
 _MAPS = frozenset({"extra", "metadata"})
+SUMMARY_USES = {"auto": None, "never": False, "required": True}
+"""The words for `context.summary`, and how records have them."""
 _RECORDS: dict[str, type[Record]] = {"context": ContextLimits, "requirements": Requirements, "output": OutputSpec}
 
 
@@ -206,6 +208,8 @@ def _checked(task: str, fields: dict[str, Any], limits: Limits) -> dict[str, Any
         _map_within(values[name], name, limits)
     for name in values.keys() & _RECORDS.keys():
         given = {key: item for key, item in values[name].items() if item is not None}
+        if isinstance(use := given.get("summary"), str):
+            given["summary"] = SUMMARY_USES[use]
         values[name] = _RECORDS[name](**given)
     return values
 
@@ -252,8 +256,8 @@ def _across_fields(request: InferenceRequest) -> None:
         raise InvalidRequest("context needs a conversation_id", param="context")
     if request.context is not None and request.task != "text_generation":
         raise UnsupportedParameter(f"context does not go with {request.task}", param="context")
-    if request.context is not None and request.context.summary:
-        raise UnsupportedParameter("context.summary is not supported yet", param="context.summary")
+    if request.task == "summarization":
+        _about_one_text(request)
     if request.conversation_id is None and request.payload.get("image") == {}:
         raise InvalidRequest(
             "payload.image is missing: it must be an object; only in a conversation it may be left out",
@@ -261,6 +265,18 @@ def _across_fields(request: InferenceRequest) -> None:
         )
     if request.conversation_id is not None and request.task == "text_generation":
         _plain_turn(request.payload)
+
+
+def _about_one_text(request: InferenceRequest) -> None:
+    """A summary is of a text, of a conversation that it reads, or of the conversation to which it is added."""
+    named = [name for name in ("conversation_id", "text") if request.payload.get(name) is not None]
+    if request.conversation_id is None and not named and request.input_artifact is None:
+        raise InvalidRequest("payload needs text or conversation_id, one of the two", param="payload.text")
+    if request.conversation_id is not None and named:
+        raise InvalidRequest(
+            f"payload.{named[0]} does not go with conversation_id: the summary of that conversation is added to it",
+            param=f"payload.{named[0]}",
+        )
 
 
 def check_callback_url(url: str) -> None:

@@ -50,7 +50,9 @@ class TaskSpec:
     needs_model: bool = True
     """Whether a model runs it; else any worker of its pool does it by itself."""
     in_conversation: bool = False
-    """Whether a request may be a turn of a conversation."""
+    """Whether a request may name the conversation that it adds to."""
+    takes_turn: bool = True
+    """Whether what it adds is a turn: turns run one after the other. A summary stands beside them."""
 
 
 _IMAGE = {"image": {"artifact_id": "x"}}
@@ -114,6 +116,8 @@ TASKS: Mapping[str, TaskSpec] = MappingProxyType(
             normal_form=summarization_payload,
             body="penstock.schemas.bodies:SummarizationRequest",
             example={"text": "x"},
+            in_conversation=True,
+            takes_turn=False,
         ),
         "conversation_items": TaskSpec(
             topic="text",
@@ -141,6 +145,12 @@ def needs_model(task: str) -> bool:
     """Whether a model runs it; true for a task of a newer release."""
     spec = TASKS.get(task)
     return spec is None or spec.needs_model
+
+
+def takes_turn(task: str) -> bool:
+    """Whether a request that names a conversation is a turn of it; true for a task of a newer release."""
+    spec = TASKS.get(task)
+    return spec is None or spec.takes_turn
 
 
 def default_fields(task: str) -> frozenset[str]:

@@ -38,7 +38,9 @@ async def test_streams_go_on_where_they_were_when_memory_runs_out(
     runs = [await starved.chat(f"Story {n % 2}", max_tokens=150) for n in range(8)]
     await asyncio.wait_for(runs[7].first.wait(), 60)
     hungry.write_text("2")  # eight are in a step from here on, and memory is there for two
-    await wait_until_async(lambda: 2 in (limits.slots for limits in told if isinstance(limits, Limits)), 60, lambda: told)
+    await wait_until_async(
+        lambda: 2 in (limits.slots for limits in told if isinstance(limits, Limits)), 60, lambda: told
+    )
     for number, run in enumerate(runs):
         finished = await run.finished(120)
         assert finished.output["text"] == run.text == texts[number % 2]

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from penstock.processors.engines.base import Finished, Prepared, RunSpec
+from penstock.processors.past import Past
 from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest
-from penstock.schemas.records import ContextLimits
+from penstock.schemas.records import ContextHeld, ContextLimits
 
 from .conftest import Run, Runner, StartEngine, changed_copy
 
@@ -160,16 +161,20 @@ async def test_the_context_is_cut_by_whole_turns(start_engine: StartEngine, tiny
             {"role": "assistant", "content": f"Answer {number}."},
         ]
     new = [{"role": "user", "content": "My name is Ada."}]
-    cut = await runner.engine.prepare(runner.spec(messages=new, history=history, params={"max_tokens": 20}))
-    assert 0 < cut.dropped_turns < 20
-    assert cut.context_messages == 2 + 2 * (20 - cut.dropped_turns)
+    cut = await runner.engine.prepare(
+        runner.spec(messages=new, history=Past(messages=history), params={"max_tokens": 20})
+    )
+    assert cut.held is not None
+    assert 0 < cut.held.dropped_turns == 20 - cut.held.turns < 20
     assert cut.prompt_tokens <= 180
     one = await runner.engine.prepare(
-        runner.spec(messages=new, history=history, params={"max_tokens": 20}, context=ContextLimits(last_turns=1))
+        runner.spec(
+            messages=new, history=Past(messages=history), params={"max_tokens": 20}, context=ContextLimits(last_turns=1)
+        )
     )
-    assert (one.context_messages, one.dropped_turns) == (4, 19)
+    assert one.held == ContextHeld(turns=1, dropped_turns=19)
     # A prompt that was prepared long ago is prepared again when its run begins.
-    run = await runner.begin(messages=new, history=history, params={"max_tokens": 5, "temperature": 0})
+    run = await runner.begin(messages=new, history=Past(messages=history), params={"max_tokens": 5, "temperature": 0})
     assert (await run.finished()).prompt_tokens == run.prepared.prompt_tokens
 
 

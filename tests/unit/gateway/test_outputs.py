@@ -80,7 +80,12 @@ def test_of_a_large_text_the_text_alone_is_held() -> None:
     event = replace(EVENT, embedding=None, task="text_generation", text_generation=output)
     entry = entry_of(default_codec().encode(event))
     assert entry.terminal is not None
-    assert entry.terminal.text_generation == {**output, "logprobs": None, "prompt_logprobs": None}
+    assert entry.terminal.text_generation == {
+        **output,
+        "logprobs": None,
+        "prompt_logprobs": None,
+        "covers_through": None,
+    }
     assert entry.terminal.output_text == "x" * 20_000
     assert entry.to_json(whole=True)["result"] == result_json(event)
 

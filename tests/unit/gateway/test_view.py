@@ -82,7 +82,14 @@ CHUNK = ResultEvent(
     text_offset=0,
 )
 # As Avro gives it.
-OUTPUT = {"text": "secret", "tool_calls": None, "logprobs": None, "prompt_logprobs": None, "choices": None}
+OUTPUT = {
+    "text": "secret",
+    "tool_calls": None,
+    "logprobs": None,
+    "prompt_logprobs": None,
+    "covers_through": None,
+    "choices": None,
+}
 TERMINAL = replace(CHUNK, kind="terminal", text=None, status="completed", text_generation=OUTPUT)
 RUNNING = StatusEvent(
     request_id="r",

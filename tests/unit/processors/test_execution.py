@@ -411,7 +411,8 @@ async def test_a_turn_is_read_begun_run_and_kept(shell: Shell) -> None:
     shell.submit("r", line="c")
     await shell.until_running()
     spec, _, _ = shell.the_engine().only_run()
-    assert spec.history == shell.turns.history
+    assert spec.history is not None
+    assert spec.history.messages == shell.turns.history
     assert shell.turns.begun == [("r", MARK)], "with what was read"
     shell.the_engine().finish("hello")
     terminal = await shell.until_ended()
@@ -744,6 +745,63 @@ async def test_previews_are_kept_and_published_while_the_run_goes_on(shell: Shel
     await shell.until_ended()
     await shell.until_idle()
     assert len(shell.shown) == 1, "an ended run shows nothing"
+
+
+# -- summaries
+
+
+SUMMING = {"task": "summarization", "conversation_id": "c", "payload": {"through_offset": 7}}
+STANDS = replace(answer_of("r", "short"), direction="summary", role="system", covers_through=7, finish_reason=None)
+
+
+async def test_a_summary_is_added_to_its_conversation(shell: Shell) -> None:
+    shell.submit("r", **SUMMING)
+    await shell.until_running()
+    spec, _, _ = shell.the_engine().only_run()
+    assert spec.history is not None
+    assert spec.history.messages == shell.turns.history
+    assert spec.payload == {"through_offset": 7, "covers_through": 7}, "for the engine's output"
+    shell.the_engine().finish_with({"text": "short", "covers_through": 7})
+    terminal = await shell.until_ended()
+    assert (terminal.status, terminal.finished.output) == ("completed", {"text": "short", "covers_through": 7})
+    (added,) = shell.turns.finished
+    assert (added.direction, added.role, added.content, added.covers_through) == ("summary", "system", "short", 7)
+    assert (added.conversation_id, added.request_id, added.model) == ("c", "r", terminal.subject.lane)
+    assert shell.turns.begun == [], "it is no turn"
+
+
+async def test_a_summary_that_stands_is_the_outcome_and_nothing_runs(shell: Shell) -> None:
+    shell.turns.stands = STANDS
+    shell.submit("r", **SUMMING)
+    terminal = await shell.until_ended()
+    assert (terminal.status, terminal.finished.output) == ("completed", {"text": "short", "covers_through": 7})
+    assert shell.the_engine().runs == {}
+    assert shell.turns.finished == []
+
+
+async def test_the_summary_that_another_attempt_has_added_is_the_outcome(shell: Shell) -> None:
+    shell.submit("r", **SUMMING)
+    await shell.until_running()
+    shell.turns.winner = STANDS
+    shell.the_engine().finish_with({"text": "another", "covers_through": 7})
+    terminal = await shell.until_ended()
+    assert terminal.finished.output == {"text": "short", "covers_through": 7}
+
+
+async def test_a_summary_of_a_conversation_that_is_only_read_is_added_nowhere(shell: Shell) -> None:
+    shell.submit("r", task="summarization", payload={"conversation_id": "c"})
+    await shell.until_running()
+    shell.the_engine().finish_with({"text": "short", "covers_through": 9})
+    assert (await shell.until_ended()).status == "completed"
+    assert shell.turns.finished == []
+
+
+async def test_there_is_no_summary_of_nothing(shell: Shell) -> None:
+    shell.turns.history = []
+    shell.submit("r", **SUMMING)
+    terminal = await shell.until_ended()
+    assert terminal.error is not None
+    assert (terminal.error.code, terminal.error.param) == ("not_found", "conversation_id")
 
 
 # -- turns about images

@@ -15,6 +15,7 @@ from penstock.processors.conversations.turns import TurnStart
 from penstock.processors.core.requests.work import Work
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.encoded import EncodedImage
+from penstock.processors.past import Past
 from penstock.processors.run_images import SHOWN_OF_HISTORY, Gathered, RunImages
 from penstock.schemas.errors import InvalidRequest, NotFound, UnsupportedParameter
 from penstock.schemas.records import ArtifactRef, ConversationMessage
@@ -70,7 +71,9 @@ def message(role: str, content: str, *shown: str) -> ConversationMessage:
 def turn_after(*history: ConversationMessage, shown: Shown | None = None) -> TurnStart:
     pictured = list(history) if any(one.artifacts for one in history) else []
     chat = [as_chat(one) for one in history]
-    return TurnStart(answer=None, history=chat, mark=HistoryMark("t", 0, 0), pictured=pictured, shown=shown or {})
+    return TurnStart(
+        answer=None, past=Past(messages=chat), mark=HistoryMark("t", 0, 0), pictured=pictured, shown=shown or {}
+    )
 
 
 async def gathered(
@@ -91,7 +94,7 @@ async def test_an_edit_takes_the_newest_image_of_its_conversation() -> None:
     assert source.fetched == [{"artifact_id": "cat-2", "sha256": "sum of cat-2"}]
     assert found.images.keys() == {"image"}
     assert found.payload == {"image": {"artifact_id": "cat-2"}}
-    assert (found.shown, found.history) == ({}, None), "the conversation has it already"
+    assert (found.shown, found.past) == ({}, None), "the conversation has it already"
 
 
 async def test_a_later_upload_is_newer_than_what_was_drawn() -> None:
@@ -150,7 +153,8 @@ async def test_a_model_that_reads_text_alone_is_told_of_images_in_a_word() -> No
     history = [*CAT, message("user", "and this?", "dog")]
     found = await gathered(source, "text_generation", HELLO, turn_after(*history))
     assert source.fetched == []
-    assert found.history == [
+    assert found.past is not None
+    assert list(found.past.messages) == [
         {"role": "user", "content": "draw a cat"},
         {"role": "assistant", "content": "[image] [image]"},
         {"role": "user", "content": "[image]\nand this?"},
@@ -162,10 +166,10 @@ async def test_a_model_that_reads_images_is_shown_them_with_the_words_that_broug
     history = [*CAT, message("user", "and this?", "dog")]
     found = await gathered(source, "text_generation", HELLO, turn_after(*history), sees=True)
     assert found.images.keys() == {"history/cat-1", "history/cat-2", "history/dog"}
-    assert found.history is not None
-    shown = [[part.get("place") or part["text"] for part in one.get("parts", ())] for one in found.history]
+    assert found.past is not None
+    shown = [[part.get("place") or part["text"] for part in one.get("parts", ())] for one in found.past.messages]
     assert shown == [["history/cat-1", "history/cat-2", "draw a cat"], [], ["history/dog", "and this?"]]
-    assert found.history[1] == {"role": "assistant", "content": "[image] [image]"}
+    assert found.past.messages[1] == {"role": "assistant", "content": "[image] [image]"}
 
 
 async def test_only_the_newest_are_shown_and_one_that_is_gone_is_left_out() -> None:
@@ -174,15 +178,15 @@ async def test_only_the_newest_are_shown_and_one_that_is_gone_is_left_out() -> N
     history = [message("user", f"picture {n}", str(n)) for n in range(6)]
     found = await gathered(source, "text_generation", HELLO, turn_after(*history), sees=True)
     assert found.images.keys() == {f"history/{n}" for n in range(6 - SHOWN_OF_HISTORY, 5)}
-    assert found.history is not None
-    assert [bool(one.get("parts")) for one in found.history] == [False, False, True, True, True, False]
+    assert found.past is not None
+    assert [bool(one.get("parts")) for one in found.past.messages] == [False, False, True, True, True, False]
 
 
 async def test_without_a_conversation_images_are_as_the_payload_names_them() -> None:
     source = Source()
     found = await gathered(source, "image_to_text", {"image": {"url": "https://a/x.png"}}, None)
     assert source.fetched == [{"url": "https://a/x.png"}]
-    assert (found.shown, found.payload, found.history) == ({}, {}, None)
+    assert (found.shown, found.payload, found.past) == ({}, {}, None)
 
 
 async def test_a_worker_that_takes_no_images_says_so() -> None:

@@ -124,7 +124,18 @@ BAD: list[tuple[dict[str, Any], type[PenstockError], str]] = [
     ({**CHAT, "context": {"last_turns": 2}}, InvalidRequest, "context"),
     ({**CHAT, "conversation_id": "c", "context": {"last_turns": -1}}, InvalidRequest, "context.last_turns"),
     ({**CHAT, "conversation_id": "c", "context": {"max_tokens": 2**31}}, InvalidRequest, "context.max_tokens"),
-    ({**CHAT, "conversation_id": "c", "context": {"summary": True}}, UnsupportedParameter, "context.summary"),
+    ({**CHAT, "conversation_id": "c", "context": {"summary": "sometimes"}}, InvalidRequest, "context.summary"),
+    ({"task": "summarization", "payload": {}}, InvalidRequest, "payload.text"),
+    (
+        {"task": "summarization", "conversation_id": "c", "payload": {"text": "x"}},
+        InvalidRequest,
+        "payload.text",
+    ),
+    (
+        {"task": "summarization", "conversation_id": "c", "payload": {"conversation_id": "d"}},
+        InvalidRequest,
+        "payload.conversation_id",
+    ),
     (
         {"task": "text_generation", "payload": {"prompt": "a"}, "conversation_id": "c"},
         InvalidRequest,

@@ -1,4 +1,4 @@
-"""`penstock conversations`: list, show, replay and delete conversations."""
+"""`penstock conversations`: list, show, replay, sum up and delete conversations."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.commands.common import AsJson, Gateway, console, print_json, print_list
+from penstock.cli.commands.submitting import Sent, Timeout, Wait, given, run
 from penstock.cli.option_groups import App
 
-app = App(no_args_is_help=True, help="List, show, replay and delete conversations.")
+app = App(no_args_is_help=True, help="List, show, replay, sum up and delete conversations.")
 Conversation = Annotated[str, typer.Argument(help="The conversation's id.")]
 
 
@@ -74,6 +75,29 @@ def replay(
         if not page["has_more"]:
             return
         from_offset = page["next_offset"]
+
+
+@app.command()
+def summarize(
+    gateway: Gateway,
+    sent: Sent,
+    conversation: Conversation,
+    through_offset: Annotated[
+        int | None, typer.Option(min=0, help="Up to this offset of the topic. Default: its end.")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest summary.")] = None,
+    wait: Wait = True,
+    timeout: Timeout = 900,
+    as_json: AsJson = False,
+) -> None:
+    """Sum up a conversation and add the summary to it: it stands for older turns in later prompts.
+
+    Example: penstock conversations summarize trip --max-tokens 200
+    """
+    asked = {"model": sent.model, "priority": sent.priority}
+    body = given({**asked, "through_offset": through_offset, "max_tokens": max_tokens})
+    path = f"/v1/conversations/{conversation}/summarize"
+    run(gateway, body, timeout_s=timeout, wait=wait, as_json=as_json, path=path)
 
 
 @app.command()

@@ -60,9 +60,10 @@ def run(
     stream: bool = False,
     as_json: bool = False,
     text: Callable[[Mapping[str, Any]], str] = outcome_text,
+    path: str = "/v1/requests",
 ) -> None:
     """Submit, wait, print the output as `text` makes it of the outcome. Raises CliFailure unless it completed."""
-    accepted = gateway.call("POST", "/v1/requests", body=body)
+    accepted = gateway.call("POST", path, body=body)
     request_id = accepted["request_id"]
     if not wait:
         print_json(accepted) if as_json else typer.echo(request_id)

@@ -255,6 +255,15 @@ ROUTES: dict[RouteKey, Declared] = {
     ("GET", "/v1/conversations/{conversation_id}/items/{item_id}"): Declared(
         READ, Documented(responses=_json(conversation_answers.ConversationItem), errors=OF_ONE)
     ),
+    ("POST", "/v1/conversations/{conversation_id}/summarize"): Declared(
+        _rules("submit", Takes.JSON, Lasts.WAITING),
+        Documented(
+            responses={202: {JSON: [answers.Accepted, answers.RequestObject]}, 200: {JSON: answers.RequestObject}},
+            body=conversation_answers.NewSummary,
+            body_required=False,
+            errors=(*OF_ONE, 410, 422),
+        ),
+    ),
     ("GET", "/v1/conversations/{conversation_id}/replay"): Declared(
         READ, Documented(responses=_json(conversation_answers.Replay), errors=OF_ONE)
     ),

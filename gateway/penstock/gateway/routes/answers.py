@@ -172,6 +172,15 @@ class ArtifactReference(Answer):
     sha256: str
 
 
+class ContextHeld(Answer):
+    """What of its conversation a turn's prompt held, in turns."""
+
+    turns: Annotated[int, Field(description="Earlier turns that stood in the prompt.")]
+    summarized_turns: Annotated[int, Field(description="Earlier turns for which a summary stood there.")]
+    dropped_turns: Annotated[int, Field(description="Earlier turns that were left out.")]
+    summary_through: Annotated[int | None, Field(description="Offset of the last record that the summary stands for.")]
+
+
 class Result(Answer):
     """The output of a completed request: the fields of its task. A large one is an artifact."""
 
@@ -185,6 +194,10 @@ class Result(Answer):
     artifact: ArtifactReference | None = None
     finish_reason: str | None = None
     usage: UsageCounts | None = None
+    covers_through: Annotated[
+        int | None, Field(description="Of a conversation's summary: offset of the last record that it stands for.")
+    ] = None
+    context: Annotated[ContextHeld | None, Field(description="Of a turn of a conversation.")] = None
 
 
 class Timings(Answer):

@@ -40,6 +40,18 @@ class NewItems(Answer):
     items: Annotated[list[Json], Field(min_length=1)]
 
 
+class NewSummary(Answer):
+    """All optional; beside these what a request of any task has."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: Annotated[str | None, Field(description="Null: the best for summarization.")] = None
+    max_tokens: Annotated[int | None, Field(ge=1, description="Longest summary, tokens.")] = None
+    through_offset: Annotated[
+        int | None, Field(ge=0, description="Offset of the last record to sum up; null: up to its end.")
+    ] = None
+
+
 class ConversationItem(Answer):
     """A message that counts, a call of a tool in it, or the answer of a tool."""
 

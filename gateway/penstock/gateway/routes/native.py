@@ -17,6 +17,7 @@ from penstock.gateway.routes.request_filters import queried
 from penstock.gateway.routes.sse import events
 from penstock.gateway.service.brought_images import take_images, with_inputs
 from penstock.gateway.service.service import GatewayService
+from penstock.gateway.service.submitting import Checked, Keep
 from penstock.gateway.view.filters import RequestFilter
 from penstock.gateway.view.outputs import on_output_thread
 from penstock.schemas.cursor import decode_cursor
@@ -84,6 +85,14 @@ async def submit(
     if dry_run:
         service.submitting.check_room(checked)
         return JSONResponse(service.facts.plan(whole))
+    return await send(request, checked, keep, idempotency_key=idempotency_key, wait_s=wait)
+
+
+async def send(
+    request: Request, checked: Checked, keep: Keep | None, *, idempotency_key: str | None, wait_s: float
+) -> Response:
+    """Submit what was checked: 202 once it is accepted; after a wait the request, 200 when it is done."""
+    tenant, service = caller_of(request).tenant, service_of(request)
     accepted = await service.submitting.submit(
         checked,
         idempotency_key=idempotency_key,
@@ -93,11 +102,9 @@ async def submit(
     headers = {"location": f"/v1/requests/{accepted.request_id}", "x-request-id": accepted.request_id}
     if accepted.replayed:
         headers["idempotency-replayed"] = "true"
-    if wait:
+    if wait_s:
         try:
-            return await unless_gone(
-                request.receive, _waited(service, caller.tenant, accepted.request_id, wait, headers)
-            )
+            return await unless_gone(request.receive, _waited(service, tenant, accepted.request_id, wait_s, headers))
         except PenstockError:  # it is accepted all the same: whoever asks for it is told why it cannot be read
             pass
     return JSONResponse(accepted_json(accepted.request_id), 202, headers)

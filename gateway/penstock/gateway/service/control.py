@@ -137,7 +137,7 @@ class Control:
         return self._view.known.a_turn(tenant, conversation_id) is not None
 
     async def end_turns(self, tenant: str, conversation_id: str) -> None:
-        """Cancel all turns of a conversation that are on Kafka now, and wait a while until those have ended.
+        """Cancel what of a conversation is on Kafka now, and wait a while until it has ended.
 
         The command holds for turns that no view knows and for workers that start later.
         """

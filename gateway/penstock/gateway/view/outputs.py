@@ -108,6 +108,8 @@ def result_json(event: ResultEvent) -> dict[str, Any] | None:
     if event.finish_reason is not None:
         shown["finish_reason"] = event.finish_reason
     shown["usage"] = usage
+    if event.context is not None:
+        shown["context"] = event.context.to_dict()
     return shown
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.schemas.records import ArtifactRef, ConversationMessage
@@ -43,6 +44,7 @@ class ConversationLog:
         self._entries: list[Entry] = []
         self._by_request: dict[str | None, list[Entry]] = {}
         self._counting: list[Entry] = []
+        self._summaries: list[Entry] = []
         self._identities: set[tuple[str | None, str, int]] = set()
 
     def apply(self, offset: int, key: bytes, message: ConversationMessage | None, value_bytes: int = 0) -> None:
@@ -79,9 +81,33 @@ class ConversationLog:
         """The messages that count in front of this request's own input; all when its input is not here yet."""
         return [entry.message for entry in self._in_front(request_id)]
 
-    def through(self, offset: int | None) -> list[ConversationMessage]:
-        """The messages that count up to an offset, with it; all for None."""
-        return [entry.message for entry in self._counting if offset is None or entry.offset <= offset]
+    def through(self, offset: int | None, *, after: int = -1) -> list[Entry]:
+        """What counts up to an offset, with it (None: all), and stands behind another."""
+        return [
+            entry for entry in self._counting if entry.offset > after and (offset is None or entry.offset <= offset)
+        ]
+
+    def summary_for(self, request_id: str) -> ConversationMessage | None:
+        """The summary that covers most, of those in front of this request's own input; of two alike the newer."""
+        own = self.inputs(request_id)
+        before = min(own.values()) if own else self.next_offset
+        return self._widest(lambda entry: entry.offset < before)
+
+    def summary_below(self, offset: int) -> ConversationMessage | None:
+        """The summary that covers most of those that end before an offset."""
+        return self._widest(lambda entry: _covers(entry) < offset)
+
+    def summary_by(self, request_id: str) -> ConversationMessage | None:
+        """The summary that a request has added."""
+        return next(
+            (entry.message for entry in self._by_request.get(request_id, ()) if entry.message.direction == "summary"),
+            None,
+        )
+
+    def covered_by(self, summary: ConversationMessage, request_id: str) -> int:
+        """How many of the messages in `history` it stands for."""
+        through = -1 if summary.covers_through is None else summary.covers_through
+        return bisect_right(self._in_front(request_id), through, key=lambda entry: entry.offset)
 
     def mark(self, request_id: str) -> HistoryMark:
         """The mark of `history`."""
@@ -113,7 +139,15 @@ class ConversationLog:
         }
 
     def keys_of(self, request_id: str) -> list[bytes]:
-        return [entry.key for entry in self._by_request.get(request_id, ())]
+        """Keys of its own records, and of the summaries into which they went."""
+        own = self._by_request.get(request_id, ())
+        first = min((entry.offset for entry in own if entry.message.direction != "summary"), default=None)
+        told = [] if first is None else [entry for entry in self._summaries if _covers(entry) >= first]
+        return list(dict.fromkeys(entry.key for entry in (*own, *told)))
+
+    def _widest(self, counts: Callable[[Entry], bool]) -> ConversationMessage | None:
+        found = max(filter(counts, self._summaries), key=lambda entry: (_covers(entry), entry.offset), default=None)
+        return None if found is None else found.message
 
     def _in_front(self, request_id: str) -> list[Entry]:
         own = self.inputs(request_id)
@@ -127,7 +161,10 @@ class ConversationLog:
         self._by_request.setdefault(message.request_id, []).append(entry)
         self.size_bytes += entry.size_bytes
         identity = (message.request_id, message.direction, message.index)
-        if message.direction != "summary" and identity not in self._identities:
+        if message.direction == "summary":
+            if message.covers_through is not None:
+                self._summaries.append(entry)
+        elif identity not in self._identities:
             self._identities.add(identity)
             self._counting.append(entry)
 
@@ -137,6 +174,12 @@ class ConversationLog:
             return
         remaining = [entry for entry in self._entries if entry.key != key]
         self.size_bytes = ENTRY_OVERHEAD_BYTES
-        self._entries, self._by_request, self._counting, self._identities = [], {}, [], set()
+        self._entries, self._by_request, self._identities = [], {}, set()
+        self._counting, self._summaries = [], []
         for entry in remaining:
             self._add(entry)
+
+
+def _covers(entry: Entry) -> int:
+    through = entry.message.covers_through
+    return -1 if through is None else through

@@ -80,6 +80,35 @@ def answer_message(
     )
 
 
+def summary_message(
+    request: InferenceRequest,
+    text: str,
+    *,
+    covers_through: int,
+    epoch: int,
+    attempt: int,
+    model: str | None,
+    usage: Usage | None,
+    now_ms: int,
+) -> ConversationMessage:
+    """The record that stands for all messages up to an offset."""
+    return ConversationMessage(
+        request_id=request.request_id,
+        tenant=request.tenant,
+        conversation_id=request.conversation_id or "",
+        direction="summary",
+        epoch=epoch,
+        attempt=attempt,
+        role="system",
+        content=text,
+        created_at=now_ms,
+        model=model,
+        usage=usage,
+        covers_through=covers_through,
+        metadata=dict(request.metadata),
+    )
+
+
 def as_chat(message: ConversationMessage) -> dict[str, Any]:
     """The message as a chat template takes it; in place of each image a word that says so."""
     words = [PICTURE] * len(message.artifacts)

@@ -27,6 +27,7 @@ from penstock.processors.conversations.cache import LogCache
 from penstock.processors.conversations.log import ConversationLog, HistoryMark
 from penstock.processors.conversations.messages import Shown, as_chat, input_messages
 from penstock.processors.kafka.broker_watch import BrokerWatch
+from penstock.processors.past import Past, Summary, whole_turns
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import (
     BrokerUnavailable,
@@ -61,12 +62,23 @@ class TurnStart:
     """What the log says before the turn: the answer that stands already, or the history in front of its own input."""
 
     answer: ConversationMessage | None
-    history: list[dict[str, Any]]
+    past: Past
     mark: HistoryMark
     pictured: list[ConversationMessage] = field(default_factory=list[ConversationMessage])
     """The history as its records, if there are images in it; else nothing."""
     shown: Shown = field(default_factory=dict[int, Sequence[ArtifactRef]])
     """The images of its own input, where that stands there already: an earlier attempt wrote it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToSumUp:
+    """What a summary is to be made of: `past`, up to the record at `through`. `topic_id` is Kafka's."""
+
+    past: Past
+    through: int
+    topic_id: str
+    standing: ConversationMessage | None
+    """The summary that the request has added already."""
 
 
 class Log(Protocol):
@@ -145,13 +157,46 @@ class Turns:
             topic, mine, lambda within_s: self._run(lambda: self._turn_start(topic, request.request_id, within_s))
         )
 
-    async def messages(
-        self, tenant: str, conversation_id: str, through_offset: int | None, mine: Callable[[], bool]
-    ) -> list[dict[str, Any]] | None:
-        """The conversation up to an offset (None: as it is now), only read; None when there is no such conversation."""
-        topic = self._topic_of(tenant, conversation_id)
+    async def to_sum_up(
+        self, request: InferenceRequest, conversation_id: str, through: int | None, mine: Callable[[], bool]
+    ) -> ToSumUp | None:
+        """The conversation up to an offset (None: as it is now), only read; None when it holds nothing there.
+
+        A request that adds to the conversation goes on from the last summary, which stands for what it covers.
+        """
+        topic = self._topic_of(request.tenant, conversation_id)
         log = await self._patiently(topic, mine, lambda within_s: self._run(lambda: self._refreshed(topic, within_s)))
-        return None if log.topic_id is None else [as_chat(message) for message in log.through(through_offset)]
+        found = log.through(through)
+        if log.topic_id is None or not found:
+            return None
+        last, standing, summary = found[-1].offset, None, None
+        if request.conversation_id is not None:
+            standing = log.summary_by(request.request_id)
+            if (before := log.summary_below(last)) is not None and before.covers_through is not None:
+                found = log.through(through, after=before.covers_through)
+                summary = Summary(text=before.content, through=before.covers_through, turns=0)
+        past = Past(messages=[as_chat(entry.message) for entry in found], summary=summary)
+        return ToSumUp(past=past, through=last, topic_id=log.topic_id, standing=standing)
+
+    async def add_summary(
+        self, summary: ConversationMessage, mine: Callable[[], bool], topic_id: str
+    ) -> ConversationMessage:
+        """Append a summary to the topic with this id, unless its request has added one; the one that counts.
+
+        Raises Cancelled when that topic was deleted, LostOwnership.
+        """
+        topic, request_id = self._topic_of(summary.tenant, summary.conversation_id), summary.request_id or ""
+
+        async def attempt(within_s: float) -> ConversationMessage:
+            log = await self._current(topic, topic_id, request_id, within_s)
+            if log is None:
+                raise conversation_deleted()
+            if log.summary_by(request_id) is None:
+                await self._append(topic, log, [summary], mine)
+                self._after_append()
+            return log.summary_by(request_id) or summary
+
+        return await self._patiently(topic, mine, attempt)
 
     async def begin(
         self,
@@ -402,7 +447,7 @@ class Turns:
         messages = [] if answer is not None else log.history(request_id)
         return TurnStart(
             answer=answer,
-            history=[as_chat(message) for message in messages],
+            past=_past(log, request_id, [as_chat(message) for message in messages]),
             mark=log.mark(request_id),
             pictured=messages if any(message.artifacts for message in messages) else [],
             shown=log.shown_by(request_id),
@@ -447,6 +492,14 @@ class Turns:
     def _remember(self, topic: str, log: ConversationLog) -> None:
         with self._cache_lock:
             self._cache.put(topic, log)
+
+
+def _past(log: ConversationLog, request_id: str, messages: list[dict[str, Any]]) -> Past:
+    told = log.summary_for(request_id)
+    if told is None or told.covers_through is None:
+        return Past(messages=messages)
+    turns = whole_turns(messages, log.covered_by(told, request_id))
+    return Past(messages=messages, summary=Summary(text=told.content, through=told.covers_through, turns=turns))
 
 
 def _is_open(log: ConversationLog, mark: HistoryMark, request_id: str) -> bool:

@@ -82,7 +82,7 @@ class Keep:
     subject: Subject
     finished: Any
     topic_id: str | None
-    """Of the conversation's topic that holds its input; None where the answer goes to no conversation."""
+    """Of the conversation's topic; None where the output goes to no conversation."""
     deadline_ms: int | None = None
     """The request's, in wall-clock time: a store of artifacts is not waited for much longer."""
     another: bool = False
@@ -160,6 +160,8 @@ class Terminal:
     origin: Origin | None = None
     since: tuple[int, int] | None = None
     """As of Chunk."""
+    prepared: Any = None
+    """As `prepared` gave it, of the run whose output it has."""
 
 
 @fixed

@@ -15,12 +15,11 @@ from typing import Any, Protocol
 from penstock.processors.core.requests.told import Told
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.encoded import EncodedImage
+from penstock.processors.past import Message, Past
 from penstock.schemas.errors import EngineFailed, PenstockError, RetryKind, UnsupportedParameter
 from penstock.schemas.message_parts import image_parts
 from penstock.schemas.payloads import only_remote
-from penstock.schemas.records import ContextLimits, OutputSpec, record
-
-Message = dict[str, Any]
+from penstock.schemas.records import ContextHeld, ContextLimits, OutputSpec, record
 
 
 class EngineState(StrEnum):
@@ -51,7 +50,7 @@ class RunSpec:
     task: str
     model: str
     messages: list[Message] | None = None
-    history: list[Message] | None = None
+    history: Past | None = None
     prompt: str | None = None
     inputs: list[str] | None = None
     params: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -87,8 +86,8 @@ class Prepared:
     prompt_tokens: int
     need_tokens: int
     memory_bytes: int = 0
-    context_messages: int = 0
-    dropped_turns: int = 0
+    held: ContextHeld | None = None
+    """What of its conversation the prompt has; None where there is none."""
     messages: list[Message] | None = None
     goes_on: bool = False
     """Whether the run goes on from what the spec says was told; its deltas then begin behind that."""

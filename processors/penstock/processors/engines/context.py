@@ -1,7 +1,8 @@
 """The context of a turn: which of a conversation's messages go into the prompt.
 
 The system prompt is kept, the new messages are kept, and of the history the newest turns that fit, whole. A turn is a
-run of user messages with the answers that follow it.
+run of user messages with the answers that follow it. Where not all turns fit, a summary stands for the oldest, and the
+turns after it follow: that prompt begins alike from turn to turn, so that engines know its beginning already.
 
 The cost follows the window, not the history. Counting renders the model's template and tokenizes what it gives, so few
 candidates are counted, none of them much larger than what fits: the tokens of those counted before foretell those of
@@ -11,27 +12,27 @@ the next by their characters.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-from penstock.schemas.errors import ContextLengthExceeded
-from penstock.schemas.records import ContextLimits
+from penstock.processors.past import NO_PAST, Message, Past, turn_begins
+from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest
+from penstock.schemas.records import ContextHeld, ContextLimits
 
-Message = dict[str, Any]
 Count = Callable[[Sequence[Message]], int]
 
 MESSAGE_CHARS = 16
 """What a message adds to its text in a template, in characters: foretelling needs no more than a guess."""
 FIRST_TOKENS_PER_CHAR = 0.35
 """Before anything is counted. English has 0.25; a guess that is too low costs more than one that is too high."""
+SUMMARY_IS = "Summary of the conversation so far:"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Context:
-    """The messages in order, how many turns were dropped, and the prompt's length in tokens."""
+    """The messages in order, what they hold of the past, and the prompt's length in tokens."""
 
     messages: list[Message]
-    dropped_turns: int
+    held: ContextHeld
     prompt_tokens: int
 
 
@@ -40,7 +41,7 @@ class _History:
 
     def __init__(self, history: Sequence[Message]) -> None:
         self._history = history
-        self._begins = _turn_begins(history)
+        self._begins = turn_begins(history)
         self._chars = [0]
         """By number of turns, newest first: their characters together."""
 
@@ -79,39 +80,56 @@ class _History:
         return turns
 
 
-def _turn_begins(history: Sequence[Message]) -> list[int]:
-    """Where turns begin, oldest first: at questions that follow an answer, and at the first message of all."""
-    begins: list[int] = []
-    before: str | None = None
-    for number, message in enumerate(history):
-        role = message["role"]
-        if role == "system":
-            continue
-        if before is None or (role == "user" and before != "user"):
-            begins.append(number)
-        before = role
-    return begins
-
-
 def _chars_of(message: Message) -> int:
     content = message.get("content")
     return MESSAGE_CHARS + (len(content) if isinstance(content, str) else 0)
 
 
-def recent_history(history: Sequence[Message], *, chars: int) -> tuple[list[Message], int]:
-    """(the newest system message and the newest turns within so many characters, how many turns were left out).
+def recent_past(past: Past, *, chars: int) -> Past:
+    """The newest system message and the newest turns within so many characters, with the summary of older ones.
 
-    For histories that are handed on before anybody can count their tokens.
+    For a past that is handed on before anybody can count its tokens.
     """
-    told = _History(history)
+    told = _History(past.messages)
     kept = told.within(chars, 0, told.turns)
     if kept == told.turns:
-        return list(history), 0
-    return [*told.system(), *told.newest(kept)], told.turns - kept
+        return past
+    omitted = past.omitted_turns + told.turns - kept
+    return replace(past, messages=[*told.system(), *told.newest(kept)], omitted_turns=omitted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What a prompt may take, and how it is refused."""
+
+    window_tokens: int
+    max_output_tokens: int
+    limits: ContextLimits
+
+    @property
+    def budget(self) -> int:
+        room, most = self.window_tokens - self.max_output_tokens, self.limits.max_tokens
+        return room if most is None else min(room, most)
+
+    def check(self, least: int) -> None:
+        """Raises ContextLengthExceeded for a prompt that cannot be made shorter than `least`, in tokens."""
+        budget = self.budget
+        if least <= budget:
+            return
+        if (need := least + self.max_output_tokens) > self.window_tokens:
+            capacity = self.window_tokens
+            message = (
+                f"the prompt has {least} tokens and {self.max_output_tokens} shall follow; the window is {capacity}"
+            )
+        else:
+            need, capacity = least, max(0, budget)
+            message = f"the prompt has {least} tokens; context.max_tokens allows {capacity}"
+        details = {"need": need, "capacity": capacity, "unit": "tokens"}
+        raise ContextLengthExceeded(message, param="payload.messages", details=details)
 
 
 def build_context(
-    history: Sequence[Message],
+    past: Past | None,
     new: Sequence[Message],
     *,
     window_tokens: int,
@@ -123,39 +141,74 @@ def build_context(
 
     `count` gives the tokens of a list of messages as the model's template renders it; more turns never have fewer. A
     newer system message replaces older ones, and stands before the history; without a history all messages stay where
-    they are. Raises ContextLengthExceeded when the system prompt and the new messages alone do not fit.
+    they are. The summary stands with the system message.
+
+    Raises ContextLengthExceeded when the system prompt and the new messages alone do not fit, InvalidRequest when the
+    limits require a summary and there is none.
     """
-    past = _History(history)
-    system, fresh = _around(past, new) if history else ([], list(new))
-    budget = window_tokens - max_output_tokens
-    if limits is not None and limits.max_tokens is not None:
-        budget = min(budget, limits.max_tokens)
-    allowed = past.turns if limits is None or limits.last_turns is None else min(past.turns, limits.last_turns)
+    past, limits = past or NO_PAST, limits or ContextLimits()
+    history, summary = _History(past.messages), past.summary
+    room = _Room(window_tokens, max_output_tokens, limits)
+    if limits.summary and summary is None:
+        raise InvalidRequest("context.summary is required, and the conversation has none", param="context.summary")
+    system, fresh = _around(history, new) if past.messages or summary else ([], list(new))
+    all_turns = past.omitted_turns + history.turns
+    most = all_turns if limits.last_turns is None else limits.last_turns
+    plain = None
+    if not limits.summary:
+        plain = _fitted(history, system, fresh, room, min(most, history.turns), count)
+        dropped = all_turns - plain.held.turns
+        plain = replace(plain, held=replace(plain.held, dropped_turns=dropped))
+        if summary is None or limits.summary is False or plain.held.turns >= min(most, all_turns):
+            return plain
+    assert summary is not None
+    after = max(0, all_turns - summary.turns)
+    summed = [_with_summary(system, summary.text)]
+    try:
+        context = _fitted(history, summed, fresh, room, min(most, after, history.turns), count)
+    except ContextLengthExceeded:
+        if plain is None:
+            raise
+        return plain
+    held = replace(
+        context.held,
+        summarized_turns=all_turns - after,
+        dropped_turns=after - context.held.turns,
+        summary_through=summary.through,
+    )
+    return replace(context, held=held)
+
+
+def _fitted(
+    history: _History, system: list[Message], fresh: list[Message], room: _Room, most: int, count: Count
+) -> Context:
+    """The newest turns that fit between two lists of messages, `most` at most. Raises ContextLengthExceeded."""
 
     def assemble(kept: int) -> list[Message]:
-        return [*system, *past.newest(kept), *fresh]
+        return [*system, *history.newest(kept), *fresh]
 
     def tokens(kept: int) -> int:
         return count(assemble(kept))
 
-    least = tokens(0)
-    if least > budget:
-        if least + max_output_tokens > window_tokens:
-            message = (
-                f"the prompt has {least} tokens and {max_output_tokens} shall follow; the window is {window_tokens}"
-            )
-            details = {"need": least + max_output_tokens, "capacity": window_tokens, "unit": "tokens"}
-        else:
-            message = f"the prompt has {least} tokens; context.max_tokens allows {max(0, budget)}"
-            details = {"need": least, "capacity": max(0, budget), "unit": "tokens"}
-        raise ContextLengthExceeded(message, param="payload.messages", details=details)
-    kept, length = _most_that_fit(past, allowed, budget, tokens, least)
-    return Context(messages=assemble(kept), dropped_turns=past.turns - kept, prompt_tokens=length)
+    room.check(least := tokens(0))
+    kept, length = _most_that_fit(history, most, room.budget, tokens, least)
+    return Context(messages=assemble(kept), held=ContextHeld(turns=kept), prompt_tokens=length)
 
 
-def _around(past: _History, new: Sequence[Message]) -> tuple[list[Message], list[Message]]:
+def _with_summary(system: Sequence[Message], text: str) -> Message:
+    """One system message: templates allow a single one, at the beginning."""
+    told = "\n\n".join([*(str(message["content"]) for message in system), f"{SUMMARY_IS}\n{text}"])
+    return {"role": "system", "content": told}
+
+
+def identity(messages: Sequence[Message]) -> tuple[int, ...]:
+    """Tells lists of the same messages from others, while one context is built."""
+    return tuple(map(id, messages))
+
+
+def _around(history: _History, new: Sequence[Message]) -> tuple[list[Message], list[Message]]:
     """What stands before the turns of a history, and behind them."""
-    system = [message for message in new if message["role"] == "system"] or past.system()
+    system = [message for message in new if message["role"] == "system"] or history.system()
     return system, [message for message in new if message["role"] != "system"]
 
 

@@ -81,7 +81,7 @@ class NoopEngine(Engine):
             tokens = _words(spec.prompt or "".join(spec.inputs or []))
             return self._goes_on(spec, Prepared(run_id=spec.run_id, prompt_tokens=tokens, need_tokens=0))
         context = build_context(
-            spec.history or [],
+            spec.history,
             spec.messages,
             window_tokens=self._window,
             max_output_tokens=min(limit, self._window // 2),
@@ -92,8 +92,7 @@ class NoopEngine(Engine):
             run_id=spec.run_id,
             prompt_tokens=context.prompt_tokens,
             need_tokens=0,
-            context_messages=len(context.messages),
-            dropped_turns=context.dropped_turns,
+            held=context.held,
             messages=context.messages,
         )
         return self._goes_on(spec, prepared)

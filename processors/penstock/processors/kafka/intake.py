@@ -38,6 +38,7 @@ from penstock.schemas.requests import (
     prepare_validation,
     validate_request,
 )
+from penstock.schemas.tasks import takes_turn
 from penstock.schemas.topics import (
     HEADER_ATTEMPT,
     HEADER_ORIGIN,
@@ -171,8 +172,9 @@ class Intake:
         line = belongs_on = None
         pool = None if self._pools is None or error is not None else self._pools.other_pool(request)
         if request.conversation_id is not None and error is None:
-            line = conversation_key(request.tenant, request.conversation_id)
-            belongs_on = None if pool is not None else self._belongs_on(line, place, moved=origin is not place)
+            key = conversation_key(request.tenant, request.conversation_id)
+            belongs_on = None if pool is not None else self._belongs_on(key, place, moved=origin is not place)
+            line = key if takes_turn(request.task) else None
         ttl_ms = request.ttl_ms if request.ttl_ms is not None else self._limits.default_ttl_ms
         return Taken(
             request=request,
@@ -189,7 +191,7 @@ class Intake:
             names_deadline=request.ttl_ms is not None,
         )
 
-    def _belongs_on(self, line: str, place: Origin, *, moved: bool) -> int | None:
+    def _belongs_on(self, key: str, place: Origin, *, moved: bool) -> int | None:
         """The partition of its conversation, when that is another one and this worker knows it for sure.
 
         Workers learn of partitions that are added at different times. One that knows fewer would move a record back,
@@ -197,7 +199,7 @@ class Intake:
         that are newer than the record: those of the worker that moved it can be no newer.
         """
         count = self._partitions.get(place.topic, 1)
-        wanted = partition_for(line.encode(), count)
+        wanted = partition_for(key.encode(), count)
         if wanted == place.partition or place.partition >= count:
             return None
         if moved and self._counted_at_ms <= place.append_time_ms + CLOCKS_DIFFER_MS:

@@ -16,11 +16,12 @@ from penstock.processors.kafka.intake import origin_header
 from penstock.processors.kafka.pool_topics import PoolTopics
 from penstock.processors.kafka.publisher import Headers, Publisher
 from penstock.processors.outputs import pixels_of
+from penstock.processors.preparation import Preparation
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BadAvro, InvalidRequest, PenstockError, TooLarge, to_error_record
-from penstock.schemas.records import STATUS_RANKS, DeadLetter, Preview, ResultEvent, StatusEvent, Usage
+from penstock.schemas.records import STATUS_RANKS, ContextHeld, DeadLetter, Preview, ResultEvent, StatusEvent, Usage
 from penstock.schemas.texts import shortened
-from penstock.schemas.topics import HEADER_CALLBACK, HEADER_TRACEPARENT, TopicNames
+from penstock.schemas.topics import HEADER_CALLBACK, HEADER_TRACEPARENT, TopicNames, request_key
 
 logger = logging.getLogger(__name__)
 
@@ -185,6 +186,7 @@ class Outcomes:
             metadata=subject.request.metadata,
             **since_fields(effect.since),
             history=subject.history,
+            context=_held(effect),
             **subject.labels._asdict(),
             **output,
         )
@@ -240,7 +242,7 @@ class Outcomes:
             self._publisher.republish,
             topic,
             self._codec.encode(request),
-            key=(subject.line or subject.request_id).encode(),
+            key=request_key(request),
             headers=[*kept, (name, value)],
             partition=effect.partition,
             done=done,
@@ -279,3 +281,9 @@ def usage_of(finished: Finished) -> Usage:
         total_tokens=int(usage.get("total_tokens", prompt + completion)),
         pixels=pixels_of(finished.output),
     )
+
+
+def _held(effect: Terminal) -> ContextHeld | None:
+    """What a turn's prompt held of its conversation."""
+    prepared: Preparation | None = effect.prepared
+    return None if prepared is None or effect.subject.line is None else prepared.prepared.held

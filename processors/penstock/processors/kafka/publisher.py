@@ -338,6 +338,7 @@ def small_failure(event: ResultEvent, error: PenstockError) -> ResultEvent:
         token_logprobs=None,
         first_logprob_index=None,
         cached_tokens=None,
+        context=None,
         **dict.fromkeys(PAYLOAD_FIELDS),
         output_artifact=None,
         finish_reason=None,

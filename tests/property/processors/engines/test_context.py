@@ -8,16 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.processors.engines.context import MESSAGE_CHARS, Message, _turn_begins, build_context, recent_history
-from penstock.schemas.errors import ContextLengthExceeded
-from penstock.schemas.records import ContextLimits
+from penstock.processors.engines.context import MESSAGE_CHARS, SUMMARY_IS, build_context, recent_past
+from penstock.processors.past import Message, Past, Summary, turn_begins, whole_turns
+from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest
+from penstock.schemas.records import ContextHeld, ContextLimits
 
 PER_MESSAGE = 3
 
 
 def split_turns(history: Sequence[Message]) -> tuple[list[Message], list[list[Message]]]:
     """(system messages, turns oldest first) of a history."""
-    begins = _turn_begins(history)
+    begins = turn_begins(history)
     ends = [*begins[1:], len(history)] if begins else []
     turns = [
         [message for message in history[begin:end] if message["role"] != "system"]
@@ -80,7 +81,9 @@ def test_the_newest_turns_that_fit(
         return [*system, *(m for turn in turns[len(turns) - kept :] for m in turn), *fresh]
 
     def build():
-        return build_context(history, new, window_tokens=window, max_output_tokens=output, limits=limits, count=count)
+        return build_context(
+            Past(messages=history), new, window_tokens=window, max_output_tokens=output, limits=limits, count=count
+        )
 
     if count(prompt(0)) > budget:
         with pytest.raises(ContextLengthExceeded) as caught:
@@ -94,16 +97,109 @@ def test_the_newest_turns_that_fit(
     kept = max(n for n in range(most + 1) if count(prompt(n)) <= budget)
     assert context.messages == prompt(kept)
     assert context.prompt_tokens == count(context.messages) <= budget
-    assert context.dropped_turns == len(turns) - kept
+    assert context.held.dropped_turns == len(turns) - kept
 
 
 def test_without_a_history_the_messages_stay_in_their_order() -> None:
     """A system message in the middle speaks of what comes after it."""
     roles = ("system", "user", "assistant", "system", "user")
     new = [{"role": role, "content": str(number)} for number, role in enumerate(roles)]
-    context = build_context([], new, window_tokens=1_000, max_output_tokens=1, limits=None, count=count)
+    context = build_context(None, new, window_tokens=1_000, max_output_tokens=1, limits=None, count=count)
     assert context.messages == new
     assert context.prompt_tokens == count(new)
+
+
+# -- summaries
+
+
+SUMMARIES = st.none() | st.builds(
+    Summary, text=st.text("ab", max_size=30), through=st.integers(0, 99), turns=st.integers(0, 12)
+)
+USES = st.builds(
+    ContextLimits,
+    max_tokens=st.none() | st.integers(1, 200),
+    last_turns=st.none() | st.integers(0, 8),
+    summary=st.sampled_from([None, False, True]),
+)
+
+
+@given(
+    history=HISTORY.filter(bool),
+    new=NEW,
+    window=st.integers(1, 250),
+    limits=USES,
+    summary=SUMMARIES,
+    omitted=st.integers(0, 5),
+)
+def test_a_summary_stands_for_what_does_not_fit(
+    history: list[Message],
+    new: list[Message],
+    window: int,
+    limits: ContextLimits,
+    summary: Summary | None,
+    omitted: int,
+) -> None:
+    old_system, turns = split_turns(history)
+    system, fresh = system_and_fresh(old_system, history, new)
+    budget = window if limits.max_tokens is None else min(window, limits.max_tokens)
+    turns_of_all = omitted + len(turns)
+    wanted = turns_of_all if limits.last_turns is None else min(limits.last_turns, turns_of_all)
+    past = Past(messages=history, summary=summary, omitted_turns=omitted)
+
+    def best(head: list[Message], most: int) -> tuple[list[Message], int] | None:
+        prompts = [[*head, *(m for turn in turns[len(turns) - n :] for m in turn), *fresh] for n in range(most + 1)]
+        fitting = [n for n, prompt in enumerate(prompts) if count(prompt) <= budget]
+        return (prompts[max(fitting)], max(fitting)) if 0 in fitting else None
+
+    def build():
+        return build_context(past, new, window_tokens=window, max_output_tokens=0, limits=limits, count=count)
+
+    if limits.summary and summary is None:
+        with pytest.raises(InvalidRequest, match="the conversation has none"):
+            build()
+        return
+    found, held = best(system, min(wanted, len(turns))), None
+    if found is not None:
+        held = ContextHeld(turns=found[1], dropped_turns=turns_of_all - found[1])
+    if summary is not None and limits.summary is not False and (limits.summary or (found and found[1] < wanted)):
+        told = "\n\n".join([*(m["content"] for m in system), f"{SUMMARY_IS}\n{summary.text}"])
+        after = max(0, turns_of_all - summary.turns)
+        summed = best([{"role": "system", "content": told}], min(wanted, after, len(turns)))
+        if summed is not None or limits.summary:
+            found = summed
+        if summed is not None:
+            held = ContextHeld(
+                turns=summed[1],
+                summarized_turns=turns_of_all - after,
+                dropped_turns=after - summed[1],
+                summary_through=summary.through,
+            )
+    if found is None:
+        with pytest.raises(ContextLengthExceeded):
+            build()
+        return
+    context = build()
+    assert (context.messages, context.held) == (found[0], held)
+    assert context.prompt_tokens == count(context.messages) <= budget
+
+
+@given(history=HISTORY, cut=st.integers(0, 14))
+def test_a_turn_is_whole_once_the_next_begins(history: list[Message], cut: int) -> None:
+    cut = min(cut, len(history))
+    begins = turn_begins(history)
+    ends = [*begins[1:], len(history)] if begins else []
+    assert whole_turns(history, cut) == sum(end <= cut for end in ends)
+
+
+def test_a_past_that_is_cut_for_an_engine_is_known_to_be_cut() -> None:
+    """Nobody may take what was handed on for all there is: the summary stands for what was left out."""
+    summary = Summary(text="long ago", through=9, turns=4)
+    past = recent_past(Past(messages=conversation(6, (10,)), summary=summary), chars=2 * (10 + MESSAGE_CHARS) * 3)
+    assert (len(past.messages), past.omitted_turns) == (6, 3)
+    new = [{"role": "user", "content": "And now?"}]
+    context = build_context(past, new, window_tokens=10_000, max_output_tokens=1, limits=None, count=count)
+    assert context.held == ContextHeld(turns=2, summarized_turns=4, dropped_turns=0, summary_through=9)
+    assert context.messages[0] == {"role": "system", "content": f"{SUMMARY_IS}\nlong ago"}
 
 
 # -- what it costs, and that it gives what it gave before
@@ -152,7 +248,7 @@ def test_ordinary_histories_are_cut_as_before(
     most = min(most, len(turns))
     try:
         context = build_context(
-            history,
+            Past(messages=history),
             new,
             window_tokens=budget,
             max_output_tokens=0,
@@ -161,7 +257,7 @@ def test_ordinary_histories_are_cut_as_before(
         )
     except ContextLengthExceeded:
         return
-    assert len(turns) - context.dropped_turns == reference_kept(history, new, budget, most)
+    assert len(turns) - context.held.dropped_turns == reference_kept(history, new, budget, most)
 
 
 def conversation(turns: int, sizes: Sequence[int]) -> list[Message]:
@@ -187,10 +283,15 @@ def test_the_cost_follows_the_window_whatever_the_texts_are(
     new = [{"role": "user", "content": "And now?"}]
     counter = Counter(rates)
     context = build_context(
-        conversation(5000, sizes), new, window_tokens=window, max_output_tokens=64, limits=None, count=counter
+        Past(messages=conversation(5000, sizes)),
+        new,
+        window_tokens=window,
+        max_output_tokens=64,
+        limits=None,
+        count=counter,
     )
-    one_more = conversation(5000, sizes)[2 * (context.dropped_turns - 1) :]
-    assert context.dropped_turns > 0
+    one_more = conversation(5000, sizes)[2 * (context.held.dropped_turns - 1) :]
+    assert context.held.dropped_turns > 0
     assert context.prompt_tokens <= window - 64 < Counter(rates)([*one_more, *new])
     assert counter.calls <= 24
     largest_turn = 2 * (3000 * max(rates) + 4)
@@ -204,7 +305,7 @@ def test_five_thousand_turns_cost_like_fifty(rate: float) -> None:
     for turns in (50, 5000):
         counter = Counter((rate, rate * 0.9, rate * 1.1))
         build_context(
-            conversation(turns, (120, 480, 60, 900, 240)),
+            Past(messages=conversation(turns, (120, 480, 60, 900, 240))),
             new,
             window_tokens=2048,
             max_output_tokens=256,
@@ -219,7 +320,8 @@ def test_five_thousand_turns_cost_like_fifty(rate: float) -> None:
 
 @given(history=HISTORY, chars=st.integers(0, 600))
 def test_the_recent_history_is_the_newest_system_message_and_whole_turns(history: list[Message], chars: int) -> None:
-    recent, omitted = recent_history(history, chars=chars)
+    past = recent_past(Past(messages=history), chars=chars)
+    recent, omitted = list(past.messages), past.omitted_turns
     old_system, turns = split_turns(history)
     if omitted == 0:
         assert recent == history

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterable, Sequence, Set
+from typing import Any
 
 import pytest
 
-from penstock.processors.conversations.messages import answer_message, input_messages
+from penstock.processors.conversations.messages import answer_message, input_messages, summary_message
 from penstock.processors.conversations.turns import LostOwnership, Turns, TurnStart
 from penstock.processors.kafka.broker_watch import BrokerWatch
+from penstock.processors.past import Summary
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import BrokerUnavailable, Cancelled, NotFound, Overloaded
 from penstock.schemas.records import ArtifactRef, ConversationMessage, InferenceRequest, conversation_message_key
@@ -101,7 +103,7 @@ async def take(turns: Turns, of: InferenceRequest, epoch: int = 1) -> TurnStart:
     return start
 
 
-def contents(history: list[dict[str, str]]) -> list[str]:
+def contents(history: Sequence[dict[str, Any]]) -> list[str]:
     return [message["content"] for message in history]
 
 
@@ -109,14 +111,14 @@ async def test_a_turn_appends_its_input_once_and_sees_only_its_past() -> None:
     log = MemoryLog()
     turns = make(log)
     first, second = request("r1", "a", "b"), request("r2", "c")
-    assert (await take(turns, first)).history == []
+    assert (await take(turns, first)).past.messages == []
     await turns.finish(answer(first, "A"), mine, "first")
     start = await take(turns, second)
-    assert contents(start.history) == ["a", "b", "A"]
+    assert contents(start.past.messages) == ["a", "b", "A"]
     assert log.keys() == ["r1/in/0/1", "r1/in/1/1", "r1/out/1", "r2/in/0/1"]
     # Begun again in a later epoch, in another worker: nothing is appended twice, and the context is the same.
     again = await take(make(log), second, epoch=2)
-    assert contents(again.history) == ["a", "b", "A"]
+    assert contents(again.past.messages) == ["a", "b", "A"]
     assert len(log.records) == 4
 
 
@@ -124,7 +126,7 @@ async def test_reading_ahead_writes_nothing_and_makes_no_topic() -> None:
     log = MemoryLog()
     turns = make(log)
     start = await turns.read(request("r1", "a"), mine)
-    assert (start.answer, start.history) == (None, [])
+    assert (start.answer, start.past.messages) == (None, [])
     assert not log.made
     assert await turns.begin(request("r1", "a"), 1, 0, mine, start.mark)
     assert log.keys() == ["r1/in/0/1"]
@@ -140,7 +142,7 @@ async def test_a_log_that_moved_after_reading_is_read_again() -> None:
     assert not await turns.begin(second, 1, 0, mine, ahead.mark)
     assert log.keys()[-1] == "r1/out/1", "nothing was appended"
     again = await turns.read(second, mine)
-    assert contents(again.history) == ["a", "A"]
+    assert contents(again.past.messages) == ["a", "A"]
     assert await turns.begin(second, 1, 0, mine, again.mark)
 
 
@@ -170,7 +172,7 @@ async def test_a_rival_between_reading_and_appending_is_seen_after_the_append() 
     log.rival = [(b"r0/in/0/1", CODEC.encode(input_messages(rival, 1, 0)[0]))]
     assert not await turns.begin(request("r1", "a"), 1, 0, mine, start.mark)
     again = await turns.read(request("r1", "a"), mine)
-    assert contents(again.history) == ["first"]
+    assert contents(again.past.messages) == ["first"]
     assert await turns.begin(request("r1", "a"), 1, 0, mine, again.mark)
     assert log.keys() == ["r0/in/0/1", "r1/in/0/1"], "the input is appended once"
 
@@ -211,8 +213,8 @@ async def test_the_lowest_offset_of_an_input_counts() -> None:
     await take(make(log), asked)
     await take(make(log), other)
     log.records.append((2, b"r1/in/0/2", CODEC.encode(input_messages(asked, 2, 0)[0])))
-    assert (await make(log).read(asked, mine)).history == []
-    assert contents((await make(log).read(request("r3", "c"), mine)).history) == ["a", "b"]
+    assert (await make(log).read(asked, mine)).past.messages == []
+    assert contents((await make(log).read(request("r3", "c"), mine)).past.messages) == ["a", "b"]
 
 
 async def test_an_answer_that_stands_is_found() -> None:
@@ -269,7 +271,7 @@ async def test_a_reused_id_starts_empty() -> None:
     log.records.clear()
     log.topic_id = "second"
     assert not await turns.begin(request("r2", "b"), 1, 0, mine, ahead.mark)
-    assert (await turns.read(request("r2", "b"), mine)).history == []
+    assert (await turns.read(request("r2", "b"), mine)).past.messages == []
 
 
 async def test_a_lost_partition_writes_nothing() -> None:
@@ -292,7 +294,7 @@ async def test_erase_tombstones_every_record_of_the_request() -> None:
     await take(turns, request("r2", "c"))
     assert await turns.erase("default", "c1", "r1") == 3
     assert {key for _, key, value in log.records if value is None} == {b"r1/in/0/1", b"r1/in/1/1", b"r1/out/1"}
-    assert contents((await turns.read(request("r3", "d"), mine)).history) == ["c"]
+    assert contents((await turns.read(request("r3", "d"), mine)).past.messages) == ["c"]
     assert await turns.erase("default", "c1", "r1") == 0
 
 
@@ -327,7 +329,7 @@ async def test_turns_wait_for_kafka_and_go_on_when_it_is_back() -> None:
     assert not any(task.done() for task in reading)
     log.away = False
     starts = await asyncio.wait_for(asyncio.gather(*reading), 2)
-    assert [start.history for start in starts] == [[], [], []]
+    assert [start.past.messages for start in starts] == [[], [], []]
 
 
 async def test_who_waits_for_kafka_lets_go_when_the_work_is_lost() -> None:
@@ -393,7 +395,7 @@ async def test_calls_of_one_conversation_follow_each_other_and_a_cancelled_one_l
     await asyncio.sleep(0.05)
     assert not inside.is_set(), "the second must not be in the log while the first one's thread is"
     gate.set()
-    assert contents((await asyncio.wait_for(second, 5)).history) == ["a"]
+    assert contents((await asyncio.wait_for(second, 5)).past.messages) == ["a"]
     with pytest.raises(asyncio.CancelledError):
         await first
 
@@ -410,7 +412,7 @@ async def test_a_kafka_that_is_there_and_slow_is_given_longer() -> None:
         return find(topic, timeout_s)
 
     log.find = slow
-    assert (await asyncio.wait_for(turns.read(request("r1", "a"), mine), 10)).history == []
+    assert (await asyncio.wait_for(turns.read(request("r1", "a"), mine), 10)).past.messages == []
 
 
 # -- deleted conversations
@@ -511,7 +513,7 @@ async def test_a_turn_whose_topic_is_gone_is_read_again_and_makes_none_before() 
     assert await turns.begin(request("r2", "b"), 1, 0, mine, ahead.mark) is None
     assert not log.made
     start = await turns.read(request("r2", "b"), mine)
-    assert start.history == []
+    assert start.past.messages == []
     assert await turns.begin(request("r2", "b"), 1, 0, mine, start.mark) == "second"
 
 
@@ -536,7 +538,7 @@ async def test_an_answer_that_another_turn_s_reading_left_without_its_topic_is_n
     asked = request("r1", "a")
     await take(turns, asked)
     make_anew(log)
-    assert (await turns.read(request("r2", "b"), mine)).history == []
+    assert (await turns.read(request("r2", "b"), mine)).past.messages == []
     with pytest.raises(Cancelled, match="its conversation was deleted"):
         await turns.finish(answer(asked, "A"), mine, "first")
     assert log.records == []
@@ -712,3 +714,137 @@ async def test_an_erasure_keeps_only_what_other_turns_refer_to() -> None:
     assert (marks.held, marks.erased) == ({"both"}, "r1")
     assert await turns.erase("default", "c1", "r2") == 1
     assert marks.held == set()
+
+
+# -- summaries
+
+
+def summing(request_id: str, *, conversation_id: str | None = "c1") -> InferenceRequest:
+    return InferenceRequest(
+        request_id=request_id,
+        task="summarization",
+        conversation_id=conversation_id,
+        created_at=0,
+        summarization={} if conversation_id else {"conversation_id": "c1"},
+    )
+
+
+def summary_of(of: InferenceRequest, text: str, through: int) -> ConversationMessage:
+    return summary_message(of, text, covers_through=through, epoch=1, attempt=1, model="m", usage=None, now_ms=0)
+
+
+async def add(turns: Turns, request_id: str, through: int | None = None) -> ConversationMessage:
+    """A summary, from what is to be summed up to its record."""
+    of = summing(request_id)
+    told = await turns.to_sum_up(of, "c1", through, mine)
+    assert told is not None
+    text = f"{request_id}: " + " ".join(contents(told.past.messages))
+    return await turns.add_summary(summary_of(of, text, told.through), mine, told.topic_id)
+
+
+async def two_turns(turns: Turns) -> None:
+    for name, question in (("r1", "a"), ("r2", "b")):
+        of = request(name, question)
+        await take(turns, of)
+        await turns.finish(answer(of, question.upper()), mine, "first")
+
+
+async def test_a_summary_stands_for_the_turns_that_it_covers_wholly() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    await two_turns(turns)
+    made = await add(turns, "s1", through=2)  # the second question, and not its answer
+    assert (made.covers_through, log.keys()[-1]) == (2, "summary/2")
+    for reader in (turns, make(log)):
+        past = (await reader.read(request("r3", "c"), mine)).past
+        assert contents(past.messages) == ["a", "A", "b", "B"], "it is no message"
+        assert past.summary == Summary(text="s1: a A b", through=2, turns=1)
+
+
+async def test_a_turn_sees_only_summaries_that_stood_before_its_input() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    await two_turns(turns)
+    await take(turns, request("r3", "c"))
+    await add(turns, "s1", through=1)
+    assert (await turns.read(request("r3", "c"), mine)).past.summary is None, "as in its first attempt"
+    assert (await turns.read(request("r4", "d"), mine)).past.summary is not None
+
+
+async def test_the_summary_that_covers_most_counts_and_of_two_alike_the_newer() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    await two_turns(turns)
+    for name, through in (("s1", 3), ("s2", 1), ("s3", 3)):
+        await add(turns, name, through)
+    summary = (await turns.read(request("r3", "c"), mine)).past.summary
+    assert summary is not None
+    assert (summary.text.split(":")[0], summary.turns) == ("s3", 2)
+
+
+async def test_the_next_summary_goes_on_from_the_last() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    await two_turns(turns)
+    await add(turns, "s1", through=1)
+    told = await turns.to_sum_up(summing("s2"), "c1", None, mine)
+    assert told is not None
+    assert contents(told.past.messages) == ["b", "B"]
+    assert told.past.summary == Summary(text="s1: a A", through=1, turns=0)
+    again = await turns.to_sum_up(summing("s3"), "c1", 1, mine)
+    assert again is not None
+    assert (contents(again.past.messages), again.past.summary) == (["a", "A"], None), "made anew, not of itself"
+    read_only = await turns.to_sum_up(summing("s4", conversation_id=None), "c1", None, mine)
+    assert read_only is not None
+    assert contents(read_only.past.messages) == ["a", "A", "b", "B"]
+
+
+async def test_a_request_adds_one_summary() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    await two_turns(turns)
+    first = await add(turns, "s1", through=1)
+    told = await make(log).to_sum_up(summing("s1"), "c1", None, mine)
+    assert told is not None
+    assert told.standing == first
+    log.lose_answers = 1
+    await add(turns, "s2")
+    assert sum(key.startswith(b"summary/") for _, key, _ in log.records) == 2
+
+
+async def test_nothing_is_summed_up_of_what_is_not_there() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    assert await turns.to_sum_up(summing("s"), "c1", None, mine) is None
+    assert not log.made
+    await two_turns(turns)
+    log.records = [(offset + 5, key, value) for offset, key, value in log.records]
+    assert await make(log).to_sum_up(summing("s"), "c1", 4, mine) is None
+
+
+async def test_a_summary_of_a_deleted_conversation_is_not_added_to_the_next() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    await two_turns(turns)
+    told = await turns.to_sum_up(summing("s"), "c1", None, mine)
+    assert told is not None
+    log.records.clear()
+    log.topic_id = "second"
+    with pytest.raises(Cancelled):
+        await turns.add_summary(summary_of(summing("s"), "x", 3), mine, told.topic_id)
+    assert not log.records
+
+
+async def test_an_erasure_takes_the_summaries_along_into_which_the_turn_went() -> None:
+    log = MemoryLog()
+    turns = make(log)
+    await two_turns(turns)
+    await add(turns, "s1", through=1)
+    await add(turns, "s2")
+    assert await turns.erase("default", "c1", "r2") == 3, "its input, its answer, a summary"
+    past = (await turns.read(request("r3", "c"), mine)).past
+    assert contents(past.messages) == ["a", "A"]
+    assert past.summary is not None
+    assert past.summary.text == "s1: a A"
+    assert await turns.erase("default", "c1", "s1") == 1
+    assert (await make(log).read(request("r3", "c"), mine)).past.summary is None

@@ -348,6 +348,30 @@ def test_a_turn_that_was_sent_before_the_deletion_ends_when_it_arrives_later() -
     assert sorted(world.running) == ["after", "no turn of it"]
 
 
+def test_a_summary_ends_with_its_conversation_and_runs_beside_its_turns() -> None:
+    world = World()
+    world.up(slots=4)
+    world.submit("turn", line="c")
+    world.submit("summary", conversation_id="c", task="summarization")
+    assert world.started == ["turn", "summary"], "no turn holds it up"
+    world.submit("late", conversation_id="c", task="summarization", settle=False)
+    world.delete_conversation("c")
+    assert sorted(world.ended) == [("late", "cancelled"), ("summary", "cancelled"), ("turn", "cancelled")]
+
+
+def test_the_output_of_what_takes_no_turn_is_appended_where_its_topic_is_known() -> None:
+    world = World()
+    world.hold_answers = {ask.Keep}
+    world.up(slots=4)
+    world.topic_id = "topic-7"
+    world.submit("summary", conversation_id="c", task="summarization")
+    world.finish("summary")
+    (keep,) = world.asked
+    assert keep.topic_id == "topic-7"
+    world.release(ask.Keep)
+    assert world.ended == [("summary", "completed")]
+
+
 def test_a_parked_turn_of_a_deleted_conversation_is_read_again_to_end() -> None:
     world = World(intake_bytes=10_000)
     for number in range(200):

@@ -9,6 +9,7 @@ import pytest
 from penstock.processors.background import on_faults
 from penstock.processors.engines.base import Delta, EngineState, Finished, RunFailed, RunSpec
 from penstock.processors.engines.noop import NoopEngine
+from penstock.processors.past import Past
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed
 from penstock.schemas.records import ContextLimits
 from support import wait_until_async
@@ -69,7 +70,9 @@ async def test_echo_answers_with_the_context_it_was_given() -> None:
     await engine.start()
     history = [{"role": "user", "content": "old"}, {"role": "assistant", "content": "answer"}] * 2
     new = [{"role": "user", "content": "new"}]
-    _, found = await run(engine, spec(messages=new, history=history, context=ContextLimits(last_turns=1)))
+    _, found = await run(
+        engine, spec(messages=new, history=Past(messages=history), context=ContextLimits(last_turns=1))
+    )
     assert json.loads(found.output["text"]) == [*history[:2], *new]
 
 

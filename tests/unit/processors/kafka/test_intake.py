@@ -120,6 +120,15 @@ def test_a_conversation_belongs_on_the_partition_of_its_key() -> None:
     assert away.line == "acme.c1"
 
 
+def test_a_summary_goes_where_its_conversation_is_and_holds_up_no_turn() -> None:
+    home = partition_for(b"acme.c1", 4)
+    asked = InferenceRequest(
+        request_id="s", task="summarization", tenant="acme", conversation_id="c1", created_at=0, summarization={}
+    )
+    found = taken(default_codec().encode(asked), partition=(home + 1) % 4)
+    assert (found.belongs_on, found.line, found.error) == (home, None, None)
+
+
 DEEP = b'{"task": ' + b"[" * 100_000
 
 

@@ -162,6 +162,7 @@ class Arrivals:
             priority=request.priority,
             lane="",
             line=read.line,
+            conversation_id=request.conversation_id,
             deadline_ms=deadline_ms,
             deadline=deadline,
             arrived_at=now,

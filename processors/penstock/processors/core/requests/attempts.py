@@ -65,8 +65,12 @@ class Attempts:
         mark: Any = None,
         *,
         memory_bytes: int = 0,
+        topic_id: str | None = None,
     ) -> None:
-        """Its conversation was read and its prompt counted: it needs so many tokens, and bytes of the device."""
+        """Its conversation was read and its prompt counted: it needs so many tokens, and bytes of the device.
+
+        `topic_id`: of the conversation to which its output is appended, of one that takes no turn.
+        """
         work = self._current(subject, run_id, Stage.PREPARING)
         if work is None or (run := work.run) is None:
             return
@@ -81,7 +85,7 @@ class Attempts:
         if (error := self._memory.never_runs(replica, memory_bytes)) is not None:
             self.attempt_failed(work, "refused", error, now, again=False)
             return
-        run.need_tokens, run.prepared, run.mark = need_tokens, prepared, mark
+        run.need_tokens, run.prepared, run.mark, run.topic_id = need_tokens, prepared, mark, topic_id
         work.memory_bytes = memory_bytes
         self._registry.transition(work, "prepared", Stage.READY)
         self._agenda.look_at(lane)
@@ -172,7 +176,7 @@ class Attempts:
             lane.remember_prefix(work.line, replica)
         self._holdings.give_back(work)
         clear_suspicion(work)
-        append = work.line is not None
+        append = work.line is not None or run.topic_id is not None
         self._endings.completed(work, "finished", finished, now, append=append, large=large, output_bytes=output_bytes)
 
     def failed(self, subject: Subject, run_id: str, error: PenstockError, now: float, *, again: bool) -> None:

@@ -21,7 +21,7 @@ from penstock.processors.core.requests.work import Work
 from penstock.processors.core.settings import Commands
 from penstock.schemas.errors import Cancelled, Expired, conversation_deleted
 from penstock.schemas.records import ControlCommand
-from penstock.schemas.topics import conversation_key, priority_class
+from penstock.schemas.topics import priority_class
 
 MAY_WAIT = IN_SCHEDULER | ON_LANE | {Stage.RETRYING}
 """Its end is not decided: it waits for a grant, or will wait for one again if its run fails."""
@@ -94,9 +94,9 @@ class Commanding:
         self._endings.end(work, "arrive_ended", error, now)
 
     def _cancel_turns(self, command: ControlCommand, now: float) -> None:
-        """End the turns of a deleted conversation that were appended up to the command's time."""
-        line = conversation_key(command.tenant, command.conversation_id or "")
-        for work in [work for work in self._registry.works.values() if work.line == line]:
+        """End what belongs to a deleted conversation and was appended up to the command's time."""
+        named = (command.tenant, command.conversation_id)
+        for work in [work for work in self._registry.works.values() if (work.tenant, work.conversation_id) == named]:
             if work.first_place.append_time_ms <= command.created_at:
                 self._cancel(work, conversation_deleted(), now)
 

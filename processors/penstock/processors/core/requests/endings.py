@@ -168,7 +168,17 @@ class Endings:
         timings = work.timings(now)
         since = None if work.run is None or finished is None else work.run.since
         work.outcome = Terminal(
-            work.subject, status, work.klass, timings, ran_s, replica, error, finished, artifact, since=since
+            work.subject,
+            status,
+            work.klass,
+            timings,
+            ran_s,
+            replica,
+            error,
+            finished,
+            artifact,
+            since=since,
+            prepared=None if run is None or finished is None else run.prepared,
         )
         self._emit(work.outcome)
 

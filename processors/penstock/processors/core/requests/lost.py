@@ -32,6 +32,7 @@ def lost_work(command: ControlCommand, key: WorkKey, origin: Origin, *, epoch: i
         priority=request.priority,
         lane="",
         line=None if conversation_id is None else conversation_key(command.tenant, conversation_id),
+        conversation_id=conversation_id,
         deadline_ms=None,
         deadline=None,
         arrived_at=now,

@@ -33,7 +33,7 @@ class Screening:
         cancel = self._commands.cancelled(work.tenant, work.request_id)
         if cancel is not None:
             return Cancelled(cancel.reason or "cancelled before it ran")
-        if work.line is not None and self._conversation_was_deleted(read):
+        if work.conversation_id is not None and self._conversation_was_deleted(read):
             return conversation_deleted()
         if work.deadline_ms is not None and wall_ms >= work.deadline_ms:
             return Expired("its deadline passed before it was taken")

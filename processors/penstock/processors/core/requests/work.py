@@ -96,7 +96,7 @@ class Run:
     mark: Any = None
     """What the conversation's log looked like when it was read."""
     topic_id: str | None = None
-    """Kafka's id of the conversation's topic that holds its input."""
+    """Kafka's id of the conversation's topic to which its output is appended."""
     preparing_since: float = 0.0
     """When it began to be prepared."""
     granted_at: float | None = None
@@ -148,6 +148,8 @@ class Work:
     seq: int
     ticket: int = 0
     holds_line: bool = False
+    conversation_id: str | None = None
+    """Also of what is no turn of it."""
     """Its conversation waits for it: it was granted once."""
     begun: bool = False
     """A run of it has begun here: no answer stood in its conversation then."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from penstock.processors.engines.batching.alike import AlikeBatches
 from penstock.processors.engines.batching.batches import Batches
 from penstock.processors.engines.batching.limit import BatchLimit
 from penstock.processors.engines.batching.sampling import GREEDY, sampling_of
-from penstock.processors.engines.context import build_context
+from penstock.processors.engines.context import build_context, identity
 from penstock.processors.engines.process.loading import device_name, dtype_name, limit_device_memory
 from penstock.processors.engines.process.measuring import Meter
 from penstock.processors.engines.process.weights import load_weights
@@ -26,6 +27,7 @@ from penstock.processors.engines.text.detokenise import Detokeniser
 from penstock.processors.engines.text.run import TextRun
 from penstock.processors.images.pictures import opened
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest
+from penstock.schemas.records import ContextHeld
 
 if TYPE_CHECKING:
     from penstock.processors.engines.batching.rows import Row
@@ -116,45 +118,46 @@ class VisionBackend:
         if spec.task == "text_generation":
             sampling = sampling_of({**spec.params, "seed": None}, vocabulary=self._vocabulary)
         wanted = None if "max_tokens" in spec.defaulted else params.get("max_tokens")
-        inputs, messages, dropped = self._inputs(spec, 1 if wanted is None else int(wanted))
+        inputs, held = self._inputs(spec, 1 if wanted is None else int(wanted))
         tokens = int(inputs["input_ids"].shape[1]) if "input_ids" in inputs else 0
         new_tokens = self._fit(tokens, wanted, int(params.get("max_tokens") or DEFAULT_MAX_TOKENS))
         prepared = Prepared(
             run_id=spec.run_id,
             prompt_tokens=tokens,
             need_tokens=0,
-            context_messages=len(messages or ()),
-            dropped_turns=dropped,
+            held=held,
         )
         return prepared, Row(spec.run_id, self._on_device(inputs, "cpu"), new_tokens, sampling, seed)
 
-    def _inputs(self, spec: RunSpec, reserve: int) -> tuple[Inputs, list[Message] | None, int]:
-        """(the prompt as tensors, its messages, how many turns of the history were left out)"""
+    def _inputs(self, spec: RunSpec, reserve: int) -> tuple[Inputs, ContextHeld | None]:
+        """(the prompt as tensors, what it holds of its conversation)"""
         from penstock.processors.engines.images.vision_prompts import with_images
 
         if spec.task == "image_to_text":
             if "image" not in spec.images:
                 raise InvalidRequest("payload.image is missing", param="payload.image")
             image = opened(spec.images["image"]).convert("RGB")
-            return self._prompts.caption(image, spec.payload.get("prompt")), None, 0
+            return self._prompts.caption(image, spec.payload.get("prompt")), None
         if spec.messages is None:
-            messages: list[Message] = [{"role": "user", "content": spec.prompt or ""}]
-            return self._prompts.chat(messages), messages, 0
-        rendered: dict[int, Inputs] = {}  # by how many messages: one history is cut at different lengths
+            return self._prompts.chat([{"role": "user", "content": spec.prompt or ""}]), None
+        rendered: dict[tuple[int, ...], Inputs] = {}
 
         def count(chosen: Sequence[Message]) -> int:
-            inputs = rendered[len(chosen)] = self._prompts.chat(chosen)
+            inputs = rendered[identity(chosen)] = self._prompts.chat(chosen)
             return int(inputs["input_ids"].shape[1])
 
+        past = spec.history
+        if past is not None:
+            past = replace(past, messages=with_images(past.messages, spec))
         context = build_context(
-            with_images(spec.history, spec),
+            past,
             with_images(spec.messages, spec),
             window_tokens=self._window,
             max_output_tokens=reserve,
             limits=spec.context,
             count=count,
         )
-        return rendered[len(context.messages)], context.messages, context.dropped_turns
+        return rendered[identity(context.messages)], context.held
 
     def _fit(self, tokens: int, wanted: int | None, default: int) -> int:
         """How many tokens may follow: as asked, or what fits up to the default."""

@@ -46,6 +46,7 @@ from penstock.processors.engines.process.causes import cause_of, without_places
 from penstock.processors.engines.process.channel import Channel
 from penstock.processors.engines.process.openmp import without_openmp
 from penstock.processors.engines.process.out_of_memory import is_out_of_memory
+from penstock.processors.past import NO_PAST
 from penstock.schemas.errors import EngineFailed, InternalError, InvalidRequest, PenstockError
 from penstock.schemas.logs import log_to_stderr
 from penstock.schemas.texts import shortened
@@ -315,7 +316,7 @@ def size_of(spec: RunSpec) -> int:
     params = spec.params
     if params.get("response_format") or params.get("tools") or params.get("logprobs") or "prompt_logprobs" in params:
         return INLINE_CHARS + 1
-    texts = [message.get("content") for message in (*(spec.history or ()), *(spec.messages or ()))]
+    texts = [message.get("content") for message in (*(spec.history or NO_PAST).messages, *(spec.messages or ()))]
     return _image_bytes(spec) + sum(
         len(text) for text in (*texts, spec.prompt, *(spec.inputs or ())) if isinstance(text, str)
     )

@@ -21,7 +21,7 @@ from penstock.processors.engines.base import (
     RunSpec,
     Sink,
 )
-from penstock.processors.engines.context import recent_history
+from penstock.processors.engines.context import recent_past
 from penstock.processors.engines.process.engine_process import EngineProcess
 from penstock.processors.engines.sinks import GuardedSink
 from penstock.schemas.errors import EngineFailed, PenstockError
@@ -130,28 +130,26 @@ class ChildEngine(Engine):
 
     async def prepare(self, spec: RunSpec) -> Prepared:
         process = self._alive()
-        spec, omitted = self._without_far_history(spec)
+        spec = self._without_far_history(spec)
         self._number += 1
         number = self._number
         future: asyncio.Future[Prepared] = asyncio.get_running_loop().create_future()
         self._preparing[number] = future
         try:
             process.send(("prepare", number, spec))
-            prepared = await future
+            return await future
         except asyncio.CancelledError:
             process.send(("cancel", spec.run_id))
             raise
         finally:
             self._preparing.pop(number, None)
-        return replace(prepared, dropped_turns=prepared.dropped_turns + omitted) if omitted else prepared
 
-    def _without_far_history(self, spec: RunSpec) -> tuple[RunSpec, int]:
+    def _without_far_history(self, spec: RunSpec) -> RunSpec:
         """The spec with what may fit of its history: a long conversation costs its window, here and in the process."""
         window = self._info.context_window
-        if not spec.history or window is None:
-            return spec, 0
-        history, omitted = recent_history(spec.history, chars=window * CHARS_PER_TOKEN_AT_MOST)
-        return (replace(spec, history=history), omitted) if omitted else (spec, 0)
+        if spec.history is None or window is None:
+            return spec
+        return replace(spec, history=recent_past(spec.history, chars=window * CHARS_PER_TOKEN_AT_MOST))
 
     def run(self, spec: RunSpec, prepared: Prepared, sink: Sink) -> None:
         if self._state is EngineState.DEAD and self._death is not None:
@@ -221,7 +219,7 @@ class ChildEngine(Engine):
             case ("forgotten", run_id):
                 run = self._runs.get(run_id)
                 if run is not None and self._process is not None:
-                    self._process.send(("run_anew", self._without_far_history(run[0])[0]))
+                    self._process.send(("run_anew", self._without_far_history(run[0])))
             case ("beat", measured, peak):
                 self._last_beat, self._measured, self._peak = asyncio.get_running_loop().time(), measured, peak
             case ("out_of_memory", slots):

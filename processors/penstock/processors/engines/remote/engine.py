@@ -138,7 +138,7 @@ class RemoteEngine(Engine):
             return Prepared(run_id=spec.run_id, prompt_tokens=0, need_tokens=0, goes_on=goes_on)
         wanted = int(spec.params.get("max_tokens", 0))
         context = build_context(
-            spec.history or [],
+            spec.history,
             spec.messages,
             window_tokens=self._window,
             # Of a window that nobody told the server itself says what is too long.
@@ -150,8 +150,7 @@ class RemoteEngine(Engine):
             run_id=spec.run_id,
             prompt_tokens=0,
             need_tokens=0,
-            context_messages=len(context.messages),
-            dropped_turns=context.dropped_turns,
+            held=context.held,
             messages=context.messages,
             goes_on=self._goes_on(spec, context.messages),
         )

@@ -29,7 +29,7 @@ from penstock.processors.engines.base import (
     refuse_unsupported,
 )
 from penstock.processors.engines.batching.sampling import GREEDY, Sampling, sampling_of
-from penstock.processors.engines.context import build_context
+from penstock.processors.engines.context import build_context, identity
 from penstock.processors.engines.process.loading import (
     batch_tokens,
     block_size,
@@ -53,6 +53,7 @@ from penstock.schemas.errors import (
     PenstockError,
     UnsupportedParameter,
 )
+from penstock.schemas.records import ContextHeld
 from penstock.schemas.texts import shortened
 
 if TYPE_CHECKING:
@@ -217,25 +218,23 @@ class TextBackend:
         wanted = None if "max_tokens" in spec.defaulted else spec.params.get("max_tokens")
         reserve = int(wanted) if wanted is not None else min(64, self._window // 4)
         options = prompt_options_of(spec.extra, room=self._window - reserve)
-        messages: list[Message] | None = None
-        dropped = 0
+        held: ContextHeld | None = None
         if spec.messages is not None:
-            rendered: dict[int, list[int]] = {}  # by how many messages: one history is cut at different lengths
+            rendered: dict[tuple[int, ...], list[int]] = {}
 
             def count(chosen: Sequence[Message]) -> int:
-                ids = rendered[len(chosen)] = options.cut(self._render(chosen, plan, options.variables))
+                ids = rendered[identity(chosen)] = options.cut(self._render(chosen, plan, options.variables))
                 return len(ids)
 
             context = build_context(
-                spec.history or [],
+                spec.history,
                 spec.messages,
                 window_tokens=self._window,
                 max_output_tokens=reserve,
                 limits=spec.context,
                 count=count,
             )
-            messages, dropped = context.messages, context.dropped_turns
-            ids = rendered[len(messages)]
+            held, ids = context.held, rendered[identity(context.messages)]
         elif (given := spec.params.get("prompt_token_ids")) is not None:
             ids = options.cut(list(given))
         else:
@@ -253,8 +252,7 @@ class TextBackend:
             run_id=spec.run_id,
             prompt_tokens=len(ids),
             need_tokens=self._need(len(ids) + new_tokens, plan),
-            context_messages=len(messages or ()),
-            dropped_turns=dropped,
+            held=held,
             goes_on=told is not None,
         )
         return prepared, replace(prompt, told=told)

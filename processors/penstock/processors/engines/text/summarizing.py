@@ -178,6 +178,12 @@ class SummarizingEngine(Engine):
         )
 
 
+def _covers(spec: RunSpec) -> dict[str, int]:
+    """Of a conversation: up to which record its summary is."""
+    through = spec.payload.get("covers_through")
+    return {} if through is None else {"covers_through": through}
+
+
 class _PartFailed(Exception):
     """A run inside failed, in the engine's words."""
 
@@ -254,7 +260,7 @@ class _Summary:
         self._done()
         return Finished(
             run_id=self._spec.run_id,
-            output={"text": answer.output["text"]},
+            output={"text": answer.output["text"], **_covers(self._spec)},
             finish_reason=answer.finish_reason,
             usage=usage_of(self._prompt_tokens, self._completion_tokens),
             prompt_tokens=self._prompt_tokens,

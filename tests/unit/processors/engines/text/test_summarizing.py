@@ -27,6 +27,7 @@ from penstock.processors.engines.base import (
 )
 from penstock.processors.engines.text.summarizing import SummarizingEngine
 from penstock.processors.engines.text.summary_parts import packed, sizes_for, split
+from penstock.processors.past import Past
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest
 
 
@@ -228,7 +229,7 @@ async def test_a_part_that_is_denser_than_thought_is_cut_in_two() -> None:
 async def test_a_conversation_is_told_by_its_messages() -> None:
     reader = Reader()
     history = [{"role": "user", "content": "m1?"}, {"role": "assistant", "content": "m2!"}]
-    outcome, _, _ = await summary(reader, spec(history=history, params={"max_tokens": 20}))
+    outcome, _, _ = await summary(reader, spec(history=Past(messages=history), params={"max_tokens": 20}))
     assert outcome.output["text"] == "m1 m2"
     assert "user: m1?\nassistant: m2!" in reader.asked[0]
 
@@ -236,7 +237,7 @@ async def test_a_conversation_is_told_by_its_messages() -> None:
 async def test_refusals() -> None:
     engine = SummarizingEngine(Reader())
     with pytest.raises(InvalidRequest):
-        await engine.prepare(spec(history=[]))
+        await engine.prepare(spec(history=Past(messages=[])))
     with pytest.raises(ContextLengthExceeded) as caught:
         await engine.prepare(spec("m1", params={"max_tokens": 590}))
     assert caught.value.param == "payload.max_tokens"
