@@ -18,7 +18,6 @@ from penstock.gateway.routes import artifacts as artifact_routes
 from penstock.gateway.service.dependencies import Dependencies
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.settings import GatewaySettings
-from penstock.schemas.codec import default_codec
 
 
 def routes_with(own: dict[RouteKey, Rules]) -> RouteTable:
@@ -32,7 +31,6 @@ def service_with(part: Any, artifacts: Any = None, dependencies: Dependencies | 
         settings=settings,
         kafka=settings.kafka_settings(),
         artifacts=artifacts,
-        codec=default_codec(),
         facts=part,
         submitting=part,
         lookups=part,

@@ -665,7 +665,7 @@ class Life(Actor):
             self.flow.endings.lettered(work.subject, self.world.now)
             self.may_commit()
 
-        label = f"letter {work.origin.topic}/{work.origin.partition}/{work.origin.offset}"
+        label = f"letter {work.first_place.topic}/{work.first_place.partition}/{work.first_place.offset}"
         self.network.ask("dlq", label, lambda: self.cluster.on_letter(letter), acknowledged)
 
     def _republish(self, effect: ask.Republish) -> None:

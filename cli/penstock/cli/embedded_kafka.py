@@ -102,7 +102,8 @@ class EmbeddedKafka:
         self.log = self.data_dir / "broker.log"
         self._progress = progress
         self._jvm_options = jvm_options
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        """The child, while it was started and not stopped; it may have died by itself."""
         self._command: list[str] = []
 
     @property
@@ -110,13 +111,8 @@ class EmbeddedKafka:
         return f"127.0.0.1:{self.port}"
 
     @property
-    def process(self) -> subprocess.Popen[bytes] | None:
-        """The child, while it was started and not stopped; it may have died by itself."""
-        return self._process
-
-    @property
     def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self.process is not None and self.process.poll() is None
 
     def prepare(self) -> None:
         """Fetch the jars, write the settings and format the storage. Raises CliFailure with the cure."""
@@ -151,9 +147,9 @@ class EmbeddedKafka:
             )
         self.prepare()
         argv = [*self._command, "kafka.Kafka", str(self.data_dir / "server.properties")]
-        self._process = children.spawn(argv, log=self.log)
-        logger.info("broker.started pid=%d port=%d", self._process.pid, self.port)
-        return self._process
+        self.process = children.spawn(argv, log=self.log)
+        logger.info("broker.started pid=%d port=%d", self.process.pid, self.port)
+        return self.process
 
     def wait_until_answering(self, deadline_s: float = START_DEADLINE_S) -> None:
         give_up = time.monotonic() + deadline_s
@@ -167,15 +163,15 @@ class EmbeddedKafka:
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Let the broker close its logs and end; nothing happens when it is not running."""
-        if self._process is not None:
-            children.stop(self._process, grace_s=grace_s)
-            self._process = None
+        if self.process is not None:
+            children.stop(self.process, grace_s=grace_s)
+            self.process = None
 
     def kill(self) -> None:
         """End the broker as a crash would."""
-        if self._process is not None:
-            children.kill_group(self._process)
-            self._process = None
+        if self.process is not None:
+            children.kill_group(self.process)
+            self.process = None
 
     def restart(self) -> None:
         self.stop()

@@ -40,9 +40,6 @@ class HubModel:
             **({"options": self.options} if self.options else {}),
         }
 
-    def text(self) -> str:
-        return f"{self.source} ({', '.join(self.tasks)}): fetches {self.fetches}, takes {self.memory}; {self.licence}"
-
 
 BUNDLES: dict[str, tuple[HubModel, ...]] = {
     "images": (
@@ -84,7 +81,8 @@ def agree(models: Sequence[HubModel], *, yes: bool, say: Progress) -> None:
         return
     say("from the hub, when they are asked for first:")
     for model in models:
-        say(f"  {model.id}: {model.text()}")
+        tasks = ", ".join(model.tasks)
+        say(f"  {model.id}: {model.source} ({tasks}): fetches {model.fetches}, takes {model.memory}; {model.licence}")
     if yes:
         return
     if not sys.stdin.isatty():

@@ -125,8 +125,8 @@ class LocalSystem:
         self.supervisor.wait_ready(worker, WORKER_READY_S)
         if self.has_queues:
             # It is not waited for: topics of other systems may be made later, on the broker that has just started.
-            self.supervisor.start(self._bridge(environment))
-        self.supervisor.start(self._webhooks(environment))
+            self.supervisor.start(self._command("bridge", f"http://127.0.0.1:{self.bridge_port}", 40.0, environment))
+        self.supervisor.start(self._command("webhooks", f"http://127.0.0.1:{self.webhooks_port}", 20.0, environment))
         self._await_model()
 
     def serves(self) -> None:
@@ -367,12 +367,6 @@ class LocalSystem:
         (self.home.data_dir / "gateway").mkdir(exist_ok=True)
         grace_s = load(DrainSettings).gateway.drain_s + 15
         return self._command("gateway", self.local_url, grace_s, environment)
-
-    def _bridge(self, environment: Mapping[str, str]) -> Part:
-        return self._command("bridge", f"http://127.0.0.1:{self.bridge_port}", 40.0, environment)
-
-    def _webhooks(self, environment: Mapping[str, str]) -> Part:
-        return self._command("webhooks", f"http://127.0.0.1:{self.webhooks_port}", 20.0, environment)
 
     @property
     def own_webhook_secret(self) -> Path | None:

@@ -67,8 +67,6 @@ class EngineKind:
     """Finds out before it is loaded how much memory it takes."""
     files_need: str = f"{_SIZING}:weights_need"
     """Bytes that it takes with the files of a model, for the sizer `size_of_files`."""
-    estimate: str = f"{_SIZING}:slots_estimate"
-    """What its runs will need, before it is loaded."""
     openai: bool = False
     """Whether it passes on whatever OpenAI's protocol has."""
     abilities: frozenset[str] = frozenset()
@@ -95,8 +93,6 @@ KINDS: dict[str, EngineKind] = {
             on_card=True,
             backend="penstock.processors.engines.text.backend:TextBackend",
             sizer=f"{_SIZING}:size_of_files",
-            files_need=f"{_SIZING}:text_need",
-            estimate=f"{_SIZING}:text_estimate",
             options={
                 "cache_tokens": whole(1),
                 "block_size": whole(1),

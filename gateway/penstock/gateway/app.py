@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import uvicorn
 from fastapi import Depends, FastAPI
 
+from penstock.common.tasks import end_all
 from penstock.gateway.batches import batch_routes, file_routes
 from penstock.gateway.connecting import Connecting
 from penstock.gateway.context import GatewayContext, context_of_app, put_context
@@ -143,9 +144,7 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
         yield
     finally:
         # Who is left is told to come again; then nothing new is read, and what was read is written.
-        task.cancel()
-        keys.cancel()
-        await asyncio.gather(task, keys, return_exceptions=True)
+        await end_all((task, keys))
         context.prepare_stop()
         await connecting.close()
 

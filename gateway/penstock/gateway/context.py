@@ -44,7 +44,7 @@ class GatewayContext:
     connections: Connections = field(init=False)
 
     def __post_init__(self) -> None:
-        self.metrics = GatewayMetrics(self._gauges)
+        self.metrics = GatewayMetrics(lambda: Gauges() if self.connected is None else self.connected.facts.gauges())
         self.connections = Connections(self.policy.still_good)
 
     @property
@@ -58,9 +58,6 @@ class GatewayContext:
         if scope != "admin" and (reason := self.connected.facts.catching_up()) is not None:
             return Overloaded(f"this gateway is {reason}; come again, at any other at once", retry_after_s=1)
         return None
-
-    def _gauges(self) -> Gauges:
-        return Gauges() if self.connected is None else self.connected.facts.gauges()
 
     @property
     def service(self) -> GatewayService:

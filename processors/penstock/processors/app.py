@@ -17,6 +17,7 @@ from typing import Any
 
 from penstock.common import admin
 from penstock.common.clock import now_ms
+from penstock.common.tasks import end_all
 from penstock.processors.assembly import Hooks, Parts, assemble
 from penstock.processors.background import on_faults
 from penstock.processors.data_folder import claim
@@ -361,9 +362,7 @@ class WorkerApp:
         self._state = "stopping"
         if not self.failed_start:
             await self._drain(parts)
-        for task in parts.background:
-            task.cancel()
-        await asyncio.gather(*parts.background, return_exceptions=True)
+        await end_all(parts.background)
         await parts.erasing.close()
         if not self.failed_start:
             try:

@@ -27,7 +27,7 @@ from penstock.processors.erasing import Erasing
 from penstock.processors.execution import Execution
 from penstock.processors.faults import Faults
 from penstock.processors.health import HealthServer
-from penstock.processors.images.inputs import LazyImageInputs
+from penstock.processors.images.inputs import image_inputs
 from penstock.processors.kafka.broker_watch import BrokerWatch, metadata_probe
 from penstock.processors.kafka.control import ControlBook, ControlFollower
 from penstock.processors.kafka.desired import DesiredFollower
@@ -204,13 +204,15 @@ def assemble(
         clock=clock,
         changed=worker.changed,
         defaults=serving.defaults,
-        images=LazyImageInputs(settings.images, outputs.store, store_threads),
+        images=image_inputs(settings.images, outputs.store, store_threads),
         sees=serving.sees,
         opens=serving.opens,
         told=told.of,
     )
     refetcher = Refetcher(kafka, loop, worker.on_fetched, worker.on_gone)
-    intake = Intake(codecs.prompt, names, partitions, pools(settings))
+    # One file may describe the models of all pools.
+    pools = Pools.of(settings.worker.pool, ((model.pool, (model.id, *model.aliases)) for model in settings.models))
+    intake = Intake(codecs.prompt, names, partitions, pools)
     worker.connect(
         Rooms(
             flow=flow,
@@ -286,11 +288,6 @@ def flow_settings(settings: WorkerSettings) -> FlowSettings:
         if scheduler.dynamic_ttl
         else None,
     )
-
-
-def pools(settings: WorkerSettings) -> Pools:
-    """Which models other pools serve, as the configuration tells it: one file may describe all pools."""
-    return Pools.of(settings.worker.pool, ((model.pool, (model.id, *model.aliases)) for model in settings.models))
 
 
 def _turns(

@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, ParamSpec
 
+from penstock.common.tasks import end_all
+
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
@@ -33,10 +35,7 @@ class BackgroundTasks:
 
     async def cancel(self) -> None:
         """End all that are under way, and wait for that."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(self._tasks)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

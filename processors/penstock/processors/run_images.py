@@ -186,11 +186,7 @@ def _as_shown(history: Sequence[ConversationMessage], pixels: Set[str]) -> list[
             asked = chat[-1]
         for one in message.artifacts:
             if asked is not None and one.artifact_id in pixels:
-                words = {"type": "text", "text": _words(asked)}
+                words = {"type": "text", "text": str(asked["content"]).replace(PICTURE, "").strip()}
                 images = [part for part in asked.get("parts", ()) if part["type"] == "image"]
                 asked["parts"] = [*images, {"type": "image", "place": f"{HISTORY}/{one.artifact_id}"}, words]
     return chat
-
-
-def _words(message: Mapping[str, Any]) -> str:
-    return str(message["content"]).replace(PICTURE, "").strip()

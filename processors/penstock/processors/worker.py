@@ -110,7 +110,8 @@ class Worker:
         self._held: frozenset[TP] = frozenset()
         self._effects: deque[ask.Effect] = deque()
         self._turn_due = False
-        self._broken = False
+        self.broken = False
+        """Whether a fault of its own ended it. What ran then may be to blame for the fault."""
         self._holds_work = asyncio.Event()
         """Set when a turn leaves work: it wakes a ticker that found none."""
         self._rooms: Rooms
@@ -147,7 +148,7 @@ class Worker:
     def on_batch(self, batch: Batch) -> None:
         """Records of one partition. Never waits."""
         self._rooms.faults.hit("intake")
-        if self._rooms.flow.taking and not self._broken:
+        if self._rooms.flow.taking and not self.broken:
             self._inbox.put(batch)
             self.changed()
 
@@ -221,11 +222,11 @@ class Worker:
 
     def break_down(self) -> None:
         """A fault of ours: nothing more is taken or started, and what ran counts as having died with this worker."""
-        self._broken = True
+        self.broken = True
         self._on_broken()
 
     def _turn(self) -> None:
-        if self._broken:
+        if self.broken:
             return
         took = self._take_some()
         self._rooms.flow.step(self._clock())
@@ -373,7 +374,7 @@ class Worker:
         self.changed()
 
     def _run_ended(self, effect: ask.RunEnded) -> None:
-        if not self._broken:  # what ran when this worker broke may be what broke it
+        if not self.broken:  # what ran when this worker broke may be what broke it
             self._rooms.journal.ended(effect.key, effect.request_id)
 
     # -- time
@@ -428,11 +429,6 @@ class Worker:
     def has_room(self) -> bool:
         """Whether intake would take more: the stall watchdog counts only then."""
         return self._rooms.flow.taking
-
-    @property
-    def broken(self) -> bool:
-        """Whether a fault of its own ended it. What ran then may be to blame for the fault."""
-        return self._broken
 
     @property
     def registry_waits(self) -> bool:

@@ -21,12 +21,8 @@ class Follow:
         self._on_ready = on_ready
         self._lock = threading.Lock()
         self._buffer: deque[RawMessage] = deque()
-        self._parked = False
-
-    @property
-    def parked(self) -> bool:
+        self.parked = False
         """Whether records were left in Kafka because the buffer was full."""
-        return self._parked
 
     def next(self, tp: TP) -> int:
         """The offset from which on it wants the records of this partition."""
@@ -35,7 +31,7 @@ class Follow:
     def pass_to(self, tp: TP, offset: int) -> None:
         """Note that no record of its key stands before `offset`. Not while it is parked."""
         with self._lock:
-            if not self._parked:
+            if not self.parked:
                 self._next[tp] = max(self._next[tp], offset)
 
     def offer(self, message: RawMessage) -> bool:
@@ -44,8 +40,8 @@ class Follow:
         with self._lock:
             if message.offset < self._next.get(tp, 1 << 62):
                 return True
-            if self._parked or len(self._buffer) >= self._limit:
-                self._parked = True
+            if self.parked or len(self._buffer) >= self._limit:
+                self.parked = True
                 return False
             self._next[tp] = message.offset + 1
             self._buffer.append(message)
@@ -68,5 +64,5 @@ class Follow:
     def resume(self) -> dict[TP, int]:
         """Leave the parked state; where reading has to go on from."""
         with self._lock:
-            self._parked = False
+            self.parked = False
             return dict(self._next)

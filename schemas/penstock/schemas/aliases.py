@@ -40,10 +40,6 @@ _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(?:i?B)?", re.IGNORECAS
 LEAST_BYTES = 2**20
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
 def _task(value: Any) -> Any:
     known = TASK_NAMES.get(re.sub(r"[^a-z0-9]+", "_", value.lower())) if isinstance(value, str) else None
     if known is None:
@@ -103,7 +99,7 @@ class Alias(NamedTuple):
 
     name: str
     field: str
-    read: Callable[[Any], Any] = _same
+    read: Callable[[Any], Any] = lambda value: value
 
 
 NAMES: tuple[Alias, ...] = (

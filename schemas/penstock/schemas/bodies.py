@@ -20,6 +20,7 @@ from typing_extensions import TypedDict
 from penstock.schemas.tasks import TASKS
 
 INT, LONG = 2**31 - 1, 2**63 - 1  # the largest values of Avro's numbers
+# Types inside a body without a configuration of their own take that of the type around them.
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 OPEN = ConfigDict(extra="allow", strict=True)
 
@@ -49,16 +50,12 @@ class ContentPart(TypedDict, total=False):
 class FunctionCall(TypedDict):
     """What a model wants to have called."""
 
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
-
     name: Name200
     arguments: Annotated[str, Field(description="JSON text, as the model wrote it.")]
 
 
 class ToolCall(TypedDict):
     """A call that an assistant's message asks for."""
-
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
 
     id: Name200
     type: NotRequired[Literal["function"] | None]
@@ -68,16 +65,12 @@ class ToolCall(TypedDict):
 class ImageInput(TypedDict, total=False):
     """An image by reference, one of the two. Over HTTP it may also be `{data, media_type}`, its bytes in base64."""
 
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
-
     artifact_id: Annotated[Name200 | None, Field(description="An artifact of the same tenant.")]
     url: Annotated[str | None, Field(min_length=1, max_length=4_096, description="Where it lies, if that is allowed.")]
 
 
 class MessagePart(TypedDict, total=False):
     """A text or an image of a message, as the records carry it."""
-
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
 
     type: Required[Literal["text", "image"]]
     text: str | None
@@ -86,8 +79,6 @@ class MessagePart(TypedDict, total=False):
 
 class Message(TypedDict, total=False):
     """One message of a chat. `developer` is read as `system`."""
-
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
 
     role: Required[Role]
     content: Annotated[str | ListOf[ContentPart] | None, Field(description="Text, or parts: texts and images.")]
@@ -103,8 +94,6 @@ class Message(TypedDict, total=False):
 class FunctionDefinition(TypedDict, total=False):
     """A function that the model may ask for."""
 
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
-
     name: Required[Name64]
     description: str | None
     parameters: Annotated[JsonObject | None, Field(description="JSON Schema of its arguments, or its JSON text.")]
@@ -114,16 +103,12 @@ class FunctionDefinition(TypedDict, total=False):
 class Tool(TypedDict):
     """A tool that the model may ask for."""
 
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
-
     type: NotRequired[Literal["function"] | None]
     function: FunctionDefinition
 
 
 class ResponseFormat(TypedDict, total=False):
     """The form of the answer."""
-
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
 
     type: Required[Literal["text", "json_object", "json_schema"]]
     json_schema: Annotated[JsonObject | None, Field(description="For json_schema: {name, schema, strict}.")]
@@ -135,8 +120,6 @@ class ResponseFormat(TypedDict, total=False):
 
 class TextPayload(TypedDict, total=False):
     """The payload of text_generation: messages or prompt, one of the two."""
-
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
 
     messages: Annotated[
         ListOf[Message] | None, Field(min_length=1, description="With a conversation_id the new ones only.")
@@ -168,8 +151,6 @@ class TextPayload(TypedDict, total=False):
 class EmbeddingPayload(TypedDict, total=False):
     """The payload of embedding: texts, or texts as tokens."""
 
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
-
     input: Annotated[str | ListOf[str] | None, Field(description="Text or a list of at least one text.")]
     input_token_ids: Annotated[ListOf[TokenIds] | None, Field(min_length=1, description="The texts as tokens.")]
     dimensions: Annotated[int | None, Field(ge=1, le=65_536)]
@@ -181,8 +162,6 @@ class EmbeddingPayload(TypedDict, total=False):
 
 class Context(TypedDict, total=False):
     """How much of a conversation goes into the prompt."""
-
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
 
     max_tokens: Annotated[int | None, Field(ge=1, le=INT)]
     last_turns: Annotated[int | None, Field(ge=0, le=INT)]
@@ -198,16 +177,12 @@ class Context(TypedDict, total=False):
 class RequirementsBody(TypedDict, total=False):
     """Memory that the caller knows to be needed."""
 
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
-
     vram_bytes: Bytes | None
     cpu_memory_bytes: Bytes | None
 
 
 class Output(TypedDict, total=False):
     """Where artifacts go, and the form of the images that are made."""
-
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
 
     store: Annotated[str | None, Field(min_length=1, max_length=63, description="Name of a configured store.")]
     prefix: Name200 | None
@@ -258,8 +233,6 @@ class RequestFields(TypedDict, total=False):
 class TextRequest(RequestFields, total=False):
     """A request for text. The payload may stand under `payload` or, as in Avro, under the task's name."""
 
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
-
     task: Required[Literal["text_generation"]]
     payload: TextPayload | None
     text_generation: TextPayload | None
@@ -267,8 +240,6 @@ class TextRequest(RequestFields, total=False):
 
 class EmbeddingRequest(RequestFields, total=False):
     """A request for embeddings. The payload may stand under `payload` or, as in Avro, under the task's name."""
-
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
 
     task: Required[Literal["embedding"]]
     payload: EmbeddingPayload | None
@@ -280,8 +251,6 @@ class SummarizationPayload(TypedDict, total=False):
 
     Neither where the request itself names a conversation: its summary is added to that.
     """
-
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
 
     text: Annotated[str | None, Field(description="The text; it may be longer than the model's window.")]
     conversation_id: Annotated[ConversationId, Field(description="The conversation; it is only read.")]
@@ -295,8 +264,6 @@ class SummarizationPayload(TypedDict, total=False):
 class SummarizationRequest(RequestFields, total=False):
     """A request for a summary. The payload may stand under `payload` or, as in Avro, under the task's name."""
 
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
-
     task: Required[Literal["summarization"]]
     payload: SummarizationPayload | None
     summarization: SummarizationPayload | None
@@ -305,16 +272,12 @@ class SummarizationRequest(RequestFields, total=False):
 class ItemsPayload(TypedDict, total=False):
     """The payload of conversation_items: messages that are appended without an answer."""
 
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
-
     messages: Annotated[ListOf[Message] | None, Field(min_length=1, description="In their order.")]
 
 
 class ItemsRequest(RequestFields, total=False):
     """A request to append to a conversation. The payload may stand under `payload` or, as in Avro, under the task's
     name."""
-
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
 
     task: Required[Literal["conversation_items"]]
     payload: ItemsPayload | None

@@ -9,10 +9,11 @@ from typing import Any
 
 def loads_finite(text: str) -> Any:
     """As json.loads. Raises ValueError for NaN and infinities too, and for numbers that no float can hold (1e999)."""
-    return json.loads(text, parse_constant=_refused, parse_float=_finite)
+    return json.loads(text, parse_constant=no_constant, parse_float=_finite)
 
 
-def _refused(name: str) -> float:
+def no_constant(name: str) -> float:
+    """Of a JSON parser, for NaN and infinities. Raises ValueError."""
     raise ValueError(f"JSON has no {name}")
 
 

@@ -78,7 +78,6 @@ class ResultFold:
     __slots__ = (
         "_calls",
         "_ends",
-        "_length",
         "_parts",
         "attempt",
         "epoch",
@@ -91,6 +90,7 @@ class ResultFold:
         "since",
         "tenant",
         "terminal",
+        "text_length",
         "text_place",
         "token_count",
         "worker_id",
@@ -119,7 +119,7 @@ class ResultFold:
         self.logprobs: ToldLogprobs | None = None
         """Of the tokens of the text, where they were asked for."""
         self._parts: list[str] = []
-        self._length = 0
+        self.text_length = 0
         self._ends: list[int] = []
         self._calls: list[int] | None = None
 
@@ -135,10 +135,6 @@ class ResultFold:
         return self._parts[0] if self._parts else ""
 
     @property
-    def text_length(self) -> int:
-        return self._length
-
-    @property
     def piece_ends(self) -> tuple[int, ...]:
         """Where the pieces of the text end, in characters. Each reader of the same log finds the same pieces."""
         return tuple(self._ends)
@@ -152,7 +148,7 @@ class ResultFold:
         """Set the state that another fold of the same request had (a gateway's view after its restart)."""
         self.origin, self.epoch, self.attempt = origin, epoch, attempt
         self.since = self.text_place = self.place
-        self._parts, self._length, self.token_count = ([text] if text else []), len(text), token_count
+        self._parts, self.text_length, self.token_count = ([text] if text else []), len(text), token_count
         self._ends = [len(text)] if text else []
         self._calls, self.worker_id, self.gap, self.logprobs = None, None, False, None
 
@@ -167,7 +163,7 @@ class ResultFold:
             self.restarts += other.text_length > 0
             return
         self._ends, self.logprobs = list(other._ends), None if other.logprobs is None else other.logprobs.copy()
-        self._parts, self._length, self.token_count = [other.text], other.text_length, other.token_count
+        self._parts, self.text_length, self.token_count = [other.text], other.text_length, other.token_count
         self.gap, self.worker_id, self.since, self.text_place = (
             other.gap,
             other.worker_id,
@@ -198,7 +194,7 @@ class ResultFold:
 
     def forget_text(self) -> None:
         """Of a request that has ended: the outcome holds the text, or refers to it."""
-        self._parts, self._length, self._ends, self._calls, self.gap = [], 0, [], None, False
+        self._parts, self.text_length, self._ends, self._calls, self.gap = [], 0, [], None, False
         self.logprobs = None
 
     def pass_over(self, event: ResultEvent) -> bool:
@@ -228,13 +224,13 @@ class ResultFold:
         """What is held is void: the event's (epoch, attempt) begins."""
         self.epoch, self.attempt = event.epoch, event.attempt
         self.since = self.text_place = self.place
-        self._parts, self._length, self.token_count, self._calls, self.gap = [], 0, 0, None, False
+        self._parts, self.text_length, self.token_count, self._calls, self.gap = [], 0, 0, None, False
         self._ends, self.logprobs = [], None
 
     def _enter(self, event: ResultEvent, at: int) -> bool:
         """An (epoch, attempt) tells its first text, at `at`; whether that voids what older ones have told."""
-        told = self._length > 0 or bool(self._calls)
-        if event.since is None or (told and (event.since != self.since or at < self._length)):
+        told = self.text_length > 0 or bool(self._calls)
+        if event.since is None or (told and (event.since != self.since or at < self.text_length)):
             self._begin(event)
             return told
         self.epoch, self.attempt, self.since = event.epoch, event.attempt, event.since
@@ -258,25 +254,25 @@ class ResultFold:
             self.restarts += 1
         # A repeat brings nothing new, an overlap only its tail. A gap cannot be shown without breaking the sequence:
         # its text comes with the terminal event, which carries the whole.
-        if at > self._length:
+        if at > self.text_length:
             self.gap = True
             return (
                 Chunk(text="", text_offset=0, attempt=self.attempt, epoch=self.epoch, restarted=True)
                 if restarted
                 else IGNORED
             )
-        new = text[self._length - at :]
+        new = text[self.text_length - at :]
         calls = [] if event.tool_call_pieces is None else self._new_pieces(event.tool_call_pieces)
         logprobs = () if event.token_logprobs is None else self._new_logprobs(event)
         if not new and not calls and not logprobs and not restarted:
             return IGNORED
-        start = self._length
+        start = self.text_length
         if new:
             self._parts.append(new)
-            self._length += len(new)
-            self._ends.append(self._length)
+            self.text_length += len(new)
+            self._ends.append(self.text_length)
             if self.logprobs is not None:
-                self.logprobs.ends[self._length] = self.logprobs.count
+                self.logprobs.ends[self.text_length] = self.logprobs.count
         self.token_count = (event.first_token_index or 0) + len(event.token_ids or ())
         self.offset = offset
         return Chunk(

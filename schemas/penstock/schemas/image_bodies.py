@@ -7,15 +7,13 @@ from typing import Annotated, Literal, Required
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from penstock.schemas.bodies import INT, LONG, STRICT, ImageInput, Name64, RequestFields
+from penstock.schemas.bodies import INT, LONG, ImageInput, Name64, RequestFields
 
 MAX_SIDE = 65_536
 
 
 class ImageGenerationPayload(TypedDict, total=False):
     """The payload of image_generation."""
-
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
 
     prompt: Required[Annotated[str, Field(description="What to draw.")]]
     negative_prompt: Annotated[str | None, Field(description="What not to draw.")]
@@ -32,8 +30,6 @@ class ImageGenerationPayload(TypedDict, total=False):
 class ImageEditingPayload(ImageGenerationPayload, total=False):
     """The payload of image_editing: the same, with the image to change."""
 
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
-
     image: Annotated[ImageInput | None, Field(description="Left out in a conversation: its newest image.")]
     mask: Annotated[ImageInput | None, Field(description="White where the image may change.")]
     strength: Annotated[float | None, Field(gt=0, le=1, description="How far it may go from the image.")]
@@ -42,8 +38,6 @@ class ImageEditingPayload(ImageGenerationPayload, total=False):
 class ImageGenerationRequest(RequestFields, total=False):
     """A request for an image. The payload may stand under `payload` or, as in Avro, under the task's name."""
 
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
-
     task: Required[Literal["image_generation"]]
     payload: ImageGenerationPayload | None
     image_generation: ImageGenerationPayload | None
@@ -51,8 +45,6 @@ class ImageGenerationRequest(RequestFields, total=False):
 
 class ImageEditingRequest(RequestFields, total=False):
     """A request to change an image. The payload may stand under `payload` or, as in Avro, under the task's name."""
-
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
 
     task: Required[Literal["image_editing"]]
     payload: ImageEditingPayload | None

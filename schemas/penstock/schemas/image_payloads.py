@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from penstock.schemas.errors import InvalidRequest, TooLarge
+from penstock.schemas.image_operations import normal_operations
 from penstock.schemas.limits import Limits
 from penstock.schemas.payloads import Payload, at_most, size_within
 
@@ -47,6 +48,16 @@ def image_to_text_payload(payload: Payload, limits: Limits) -> Payload:
         size_within(payload["prompt"], "payload.prompt", limits)
     if "max_tokens" in payload:
         at_most(payload, "max_tokens", limits.max_tokens, "payload.")
+    return payload
+
+
+def processing_payload(payload: Payload, limits: Limits) -> Payload:
+    """The normal form of a valid payload of image_processing. Raises InvalidRequest, UnsupportedParameter, TooLarge."""
+    payload["image"] = image_input(payload["image"], "payload.image")
+    payload["operations"] = normal_operations(payload["operations"])
+    for number, operation in enumerate(payload["operations"]):
+        if "image" in operation:
+            operation["image"] = image_input(operation["image"], f"payload.operations[{number}].image")
     return payload
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from enum import StrEnum
-from typing import Any, ClassVar, Self, TypeVar, cast, dataclass_transform
+from functools import cache
+from inspect import isclass
+from typing import Any, ClassVar, Self, TypeVar, cast, dataclass_transform, get_args, get_type_hints
 
 T = TypeVar("T")
 
@@ -70,18 +72,14 @@ class Record:
 
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-    _nested: ClassVar[Mapping[str, type[Record]]] = {}
-    _lists: ClassVar[Mapping[str, type[Record]]] = {}
 
     def to_dict(self) -> dict[str, Any]:
         """Fields by name, nested records as dictionaries. The values are shared, not copied."""
-        names = fields_of(type(self))
-        found = {name: getattr(self, name) for name in names}
-        for name in self._nested:
+        kind = type(self)
+        found = {name: getattr(self, name) for name in fields_of(kind)}
+        for name in _records_in(kind):
             if (value := found[name]) is not None:
-                found[name] = value.to_dict()
-        for name in self._lists:
-            found[name] = [item.to_dict() for item in found[name]]
+                found[name] = value.to_dict() if isinstance(value, Record) else [item.to_dict() for item in value]
         return found
 
     @classmethod
@@ -89,29 +87,33 @@ class Record:
         """The record of a dictionary; fields that this release does not know are left out."""
         known = fields_of(cls)
         found = {name: value for name, value in values.items() if name in known}
-        for name, kind in cls._nested.items():
-            if (value := found.get(name)) is not None and not isinstance(value, kind):
+        for name, kind in _records_in(cls).items():
+            if (value := found.get(name)) is None or isinstance(value, kind):
+                continue
+            if isinstance(value, list):
+                items = cast("list[Any]", value)
+                found[name] = [item if isinstance(item, kind) else kind.from_dict(item) for item in items]
+            else:
                 found[name] = kind.from_dict(value)
-        for name, kind in cls._lists.items():
-            if name in found:
-                found[name] = [item if isinstance(item, kind) else kind.from_dict(item) for item in found[name]]
         return cls(**found)
 
     @classmethod
     def nested_kind(cls, name: str) -> type[Record] | None:
         """The record that a field holds, alone or in a list; None for plain values and for payloads."""
-        return cls._nested.get(name) or cls._lists.get(name)
+        return _records_in(cls).get(name)
 
 
-_NAMES: dict[type[Record], dict[str, None]] = {}
+@cache
+def _records_in(kind: type[Record]) -> Mapping[str, type[Record]]:
+    """The fields that hold records, alone or in a list, by their annotations."""
+    parts = {name: (hint, *get_args(hint)) for name, hint in get_type_hints(kind).items()}
+    return {name: one for name, each in parts.items() for one in each if isclass(one) and issubclass(one, Record)}
 
 
+@cache
 def fields_of(kind: type[Record]) -> Mapping[str, None]:
     """The names of a record's fields in their order."""
-    known = _NAMES.get(kind)
-    if known is None:
-        known = _NAMES[kind] = {item.name: None for item in fields(cast(Any, kind))}
-    return known
+    return {item.name: None for item in fields(cast(Any, kind))}
 
 
 @record
@@ -189,8 +191,6 @@ class AttemptMemory(Record):
 class Attempt(Record):
     """One attempt to run a request. `ended_at` is null if its worker was killed."""
 
-    _nested: ClassVar[Mapping[str, type[Record]]] = {"error": AttemptError, "memory": AttemptMemory}
-
     attempt: int
     worker_id: str | None = None
     device: str | None = None
@@ -203,8 +203,6 @@ class Attempt(Record):
 @record
 class AttemptHistory(Record):
     """The attempts of a request so far, oldest first. `dropped` counts older ones that are left out."""
-
-    _lists: ClassVar[Mapping[str, type[Record]]] = {"attempts": Attempt}
 
     attempts: list[Attempt]
     dropped: int = 0
@@ -263,14 +261,6 @@ class InputArtifact(Record):
 @record
 class InferenceRequest(Record):
     """What a caller asks for; exactly one payload field is set, that of the task."""
-
-    _nested: ClassVar[Mapping[str, type[Record]]] = {
-        "context": ContextLimits,
-        "requirements": Requirements,
-        "output": OutputSpec,
-        "history": AttemptHistory,
-        "input_artifact": InputArtifact,
-    }
 
     request_id: str
     task: str
@@ -341,17 +331,6 @@ class Preview(Record):
 @record
 class ResultEvent(Record):
     """A chunk, a preview or the one outcome of a request; readers fold them (`penstock.schemas.fold`)."""
-
-    _nested: ClassVar[Mapping[str, type[Record]]] = {
-        "origin": Origin,
-        "usage": Usage,
-        "timings": Timings,
-        "error": ErrorInfo,
-        "output_artifact": ArtifactRef,
-        "preview": Preview,
-        "history": AttemptHistory,
-        "context": ContextHeld,
-    }
 
     request_id: str
     tenant: str
@@ -447,12 +426,6 @@ TIMELESS_REASONS = frozenset({"no_worker", "paused", "memory"})
 class StatusEvent(Record):
     """Where a request stands; the latest by (epoch, attempt, rank) counts."""
 
-    _nested: ClassVar[Mapping[str, type[Record]]] = {
-        "origin": Origin,
-        "waiting_for": WaitingFor,
-        "history": AttemptHistory,
-    }
-
     request_id: str
     tenant: str
     status: str
@@ -483,8 +456,6 @@ class ControlCommand(Record):
     delete_conversation, whose `request_id` is empty.
     """
 
-    _nested: ClassVar[Mapping[str, type[Record]]] = {"origin": Origin, "place": Place}
-
     kind: str
     request_id: str
     tenant: str
@@ -501,9 +472,6 @@ class ControlCommand(Record):
 @record
 class ConversationMessage(Record):
     """One message of a conversation, keyed by `conversation_message_key`."""
-
-    _nested: ClassVar[Mapping[str, type[Record]]] = {"usage": Usage}
-    _lists: ClassVar[Mapping[str, type[Record]]] = {"artifacts": ArtifactRef}
 
     request_id: str | None = None
     tenant: str
@@ -537,8 +505,6 @@ def conversation_message_key(message: ConversationMessage) -> str:
 @record
 class DeadLetter(Record):
     """A record that could not be worked on, with its original bytes."""
-
-    _nested: ClassVar[Mapping[str, type[Record]]] = {"origin": Origin, "history": AttemptHistory}
 
     request_id: str | None = None
     tenant: str | None = None
@@ -645,8 +611,6 @@ class DeviceHolder(Record):
 class DeviceState(Record):
     """A device of a worker, in bytes."""
 
-    _lists: ClassVar[Mapping[str, type[Record]]] = {"holders": DeviceHolder}
-
     device: str
     kind: str
     total_bytes: int
@@ -661,8 +625,6 @@ class DeviceState(Record):
 @record
 class WorkerState(Record):
     """What a worker holds and does."""
-
-    _lists: ClassVar[Mapping[str, type[Record]]] = {"models": ModelState, "devices": DeviceState}
 
     worker_id: str
     state: str
@@ -701,9 +663,6 @@ class WebhookDelivery(Record):
 
     `state` is waiting, delivered, failed, or dropped, which means that its request was erased.
     """
-
-    _nested: ClassVar[Mapping[str, type[Record]]] = {"place": Place}
-    _lists: ClassVar[Mapping[str, type[Record]]] = {"attempts": DeliveryAttempt}
 
     webhook_id: str
     request_id: str

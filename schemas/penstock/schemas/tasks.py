@@ -16,6 +16,7 @@ from penstock.schemas.image_payloads import (
     editing_payload,
     generation_payload,
     image_to_text_payload,
+    processing_payload,
 )
 from penstock.schemas.limits import Limits
 from penstock.schemas.payloads import (
@@ -27,7 +28,6 @@ from penstock.schemas.payloads import (
     summarization_payload,
     text_payload,
 )
-from penstock.schemas.vision_payloads import processing_payload
 
 NormalForm = Callable[[Payload, Limits], Payload]
 """What checks a payload beyond its type, and gives it as the records carry it."""

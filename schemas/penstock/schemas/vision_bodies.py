@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Required
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from penstock.schemas.bodies import INT, STRICT, ListOf, RequestFields
+from penstock.schemas.bodies import INT, ListOf, RequestFields
 from penstock.schemas.image_bodies import ImageInput
 from penstock.schemas.image_operations import MAX_SIDE
 
@@ -17,8 +17,6 @@ class ImageOperation(TypedDict, total=False):
 
     Which of them an operation takes is said by `penstock.schemas.image_operations`.
     """
-
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
 
     op: Required[
         Literal[
@@ -44,16 +42,12 @@ class ImageOperation(TypedDict, total=False):
 class ImageProcessingPayload(TypedDict):
     """The payload of image_processing: steps applied in order."""
 
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
-
     image: ImageInput
     operations: Annotated[ListOf[ImageOperation], Field(min_length=1, description="At most 32.")]
 
 
 class ImageToTextPayload(TypedDict, total=False):
     """The payload of image_to_text."""
-
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
 
     image: Annotated[ImageInput | None, Field(description="Left out in a conversation: its newest image.")]
     prompt: Annotated[str | None, Field(description="What to ask about the image; null: its description.")]
@@ -63,8 +57,6 @@ class ImageToTextPayload(TypedDict, total=False):
 class ImageProcessingRequest(RequestFields, total=False):
     """A request to process an image. Its payload may stand under `payload` or, as in Avro, under the task's name."""
 
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
-
     task: Required[Literal["image_processing"]]
     payload: ImageProcessingPayload | None
     image_processing: ImageProcessingPayload | None
@@ -72,8 +64,6 @@ class ImageProcessingRequest(RequestFields, total=False):
 
 class ImageToTextRequest(RequestFields, total=False):
     """A request about an image. Its payload may stand under `payload` or, as in Avro, under the task's name."""
-
-    __pydantic_config__ = STRICT  # pyright: ignore[reportGeneralTypeIssues]
 
     task: Required[Literal["image_to_text"]]
     payload: ImageToTextPayload | None

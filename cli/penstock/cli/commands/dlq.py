@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -93,11 +93,6 @@ def as_json(message: RawMessage, letter: DeadLetter, codec: Codec) -> dict[str, 
     return {**facts_of(message, codec).to_json(), **payload_json(letter)}
 
 
-def print_letters(letters: Sequence[dict[str, Any]], *, as_lines: bool) -> None:
-    columns = ["id", "time", "reason", "tenant", "model", "request", "redriven as", "error"]
-    print_list(letters, as_json=as_lines, columns=columns, row=_row, empty="no dead letters")
-
-
 def _row(letter: dict[str, Any]) -> list[Any]:
     return [
         letter["id"],
@@ -179,7 +174,8 @@ def list_letters(
     else:
         settings, codec = read_from(cluster)
         found = [as_json(message, letter, codec) for message, letter in newest(settings, codec, limit)]
-    print_letters(found, as_lines=json_lines)
+    columns = ["id", "time", "reason", "tenant", "model", "request", "redriven as", "error"]
+    print_list(found, as_json=json_lines, columns=columns, row=_row, empty="no dead letters")
 
 
 @app.command()

@@ -251,22 +251,14 @@ def remove(name: Name, pool: Pool = None, *, waiting: Waiting, gateway: Gateway,
 def load(name: Name, pool: Pool = None, *, waiting: Waiting, gateway: Gateway, as_json: AsJson = False) -> None:
     """Load a model and keep it loaded, also after a restart. Example: penstock models load chat --wait"""
     order = gateway.call("POST", path_of(name, "load"), pool=pool)
-    _answer(gateway, order, waiting, as_json, _is_ready)
+    _answer(gateway, order, waiting, as_json, lambda model: model["state"] == "ready")
 
 
 @app.command()
 def unload(name: Name, pool: Pool = None, *, waiting: Waiting, gateway: Gateway, as_json: AsJson = False) -> None:
     """Free its memory until somebody asks for the model again. Example: penstock models unload chat --wait"""
     order = gateway.call("POST", path_of(name, "unload"), pool=pool)
-    _answer(gateway, order, waiting, as_json, _is_unloaded)
-
-
-def _is_ready(model: Json) -> bool:
-    return model["state"] == "ready"
-
-
-def _is_unloaded(model: Json) -> bool:
-    return model["state"] in ("absent", "failed")
+    _answer(gateway, order, waiting, as_json, lambda model: model["state"] in ("absent", "failed"))
 
 
 @app.command()

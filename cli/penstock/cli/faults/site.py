@@ -21,7 +21,7 @@ from penstock.cli.config import to_toml
 from penstock.cli.embedded_kafka import EmbeddedKafka, answers
 from penstock.cli.faults.targets import Target
 from penstock.cli.local_system import EMBEDDED_PARTITIONS, penstock_command
-from penstock.cli.paths import free_port
+from penstock.cli.paths import free_port, silent
 from penstock.cli.readiness import ask
 from penstock.cli.supervisor import Backoff, Part, Supervisor, command_part
 from penstock.cli.topics import create_topics
@@ -35,15 +35,11 @@ SESSION_S, HEARTBEAT_S = 6.0, 1.0
 """Of the worker's group: kafka's own lower limit for a session is 6 s."""
 
 
-def quiet(line: str) -> None:
-    """Restarts are what a row is about: nobody needs to hear of them."""
-
-
 class Supervised:
     """Parts that a thread keeps alive."""
 
     def __init__(self) -> None:
-        self.supervisor = Supervisor(quiet)
+        self.supervisor = Supervisor(silent)
         self._thread: threading.Thread | None = None
 
     def start(self, *parts: Part) -> None:

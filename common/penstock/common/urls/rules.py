@@ -44,14 +44,9 @@ class UrlRules:
     purpose: str = "images may come from"
     """What allowed hosts are for, in a refusal."""
 
-    @property
-    def closed(self) -> bool:
-        """Nothing is fetched."""
-        return not self.allow_hosts and not self.internal_hosts
-
     def target(self, text: str, *, param: str, after: Target | None = None) -> Target:
         """The URL, allowed; `after` is the one that redirected to it. Raises InvalidRequest naming `param`."""
-        if self.closed:
+        if not self.allow_hosts and not self.internal_hosts:
             raise InvalidRequest(f"{param}: {self.closed_hint}", param=param)
         url = _parsed(text, param, after)
         host, port = url.raw_host.decode("ascii").rstrip(".").lower(), url.port or _PORTS[url.scheme]

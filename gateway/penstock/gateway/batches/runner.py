@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from penstock.common.clock import now_ms
+from penstock.common.tasks import end_all
 from penstock.gateway.batches.keeping import BatchStore, Key, Lease
 from penstock.gateway.batches.leases import Leases
 from penstock.gateway.batches.records import WINDOW_S, Batch
@@ -189,10 +190,7 @@ class BatchRunner:
 
     async def _let_all_go(self) -> None:
         runs = list(self._runs.values())
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(self._tasks.values())
         await asyncio.gather(*(self._let_go(run) for run in runs))
 
     async def _let_go(self, run: BatchRun) -> None:

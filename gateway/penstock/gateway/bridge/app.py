@@ -8,7 +8,6 @@ import signal
 import sys
 
 from penstock.common.artifacts.configured import open_store
-from penstock.common.settings import KafkaSettings
 from penstock.common.transport import AsyncTransport, Transport
 from penstock.gateway.bridge.errands import Errands, StoreReads
 from penstock.gateway.bridge.feeder import QueueFeeder
@@ -20,7 +19,6 @@ from penstock.gateway.health_server import HealthServer
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.settings import tenant_limits
 from penstock.producers import AsyncClient
-from penstock.schemas.codec import Codec
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.registry import registry_codecs
 from penstock.schemas.requests import prepare_validation
@@ -68,7 +66,10 @@ class Bridge:
         store = open_store(settings.artifacts, settings.artifacts_location)
         self._transport = Transport(kafka, delivery_timeout_s=DELIVERY_S)
         tenants = {queue.tenant for queue in settings.queues}
-        self._clients = {tenant: _client(kafka, tenant, codec) for tenant in tenants}
+        self._clients = {
+            tenant: AsyncClient(kafka, tenant=tenant, timeout_s=DELIVERY_S, codec=codec, max_follows=MOST_FOLLOWS)
+            for tenant in tenants
+        }
         self._known = Known(kafka, codec)
         requests = Requests(self._clients, self._known, _allowances(settings), store.check_place)
         sender = AsyncTransport(self._transport, loop)
@@ -127,10 +128,6 @@ class Bridge:
     def _fail(self, reason: str) -> None:
         logger.critical("bridge.failed reason=%s", reason)
         self._finish(EXIT_FAILED)
-
-
-def _client(kafka: KafkaSettings, tenant: str, codec: Codec) -> AsyncClient:
-    return AsyncClient(kafka, tenant=tenant, timeout_s=DELIVERY_S, codec=codec, max_follows=MOST_FOLLOWS)
 
 
 def _allowances(settings: BridgeSettings) -> Allowances:

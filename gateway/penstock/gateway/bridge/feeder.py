@@ -11,6 +11,7 @@ from random import Random
 from penstock.common import admin
 from penstock.common.group_consumer import GroupConsumer, Listener, Read
 from penstock.common.settings import KafkaSettings
+from penstock.common.tasks import end_all
 from penstock.gateway.bridge.errands import Errands, TryAgain
 from penstock.gateway.bridge.known import Known
 from penstock.gateway.queues.book import QueueBook, QueueMessage
@@ -71,10 +72,7 @@ class QueueFeeder:
 
     async def cancel(self) -> None:
         """Begin nothing more. What is under way is left to whoever reads the queues next."""
-        tasks = [*self._tasks, *([] if self._main is None else [self._main])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all([*self._tasks, *([] if self._main is None else [self._main])])
 
     async def leave(self) -> None:
         """Commit what is settled and leave the group: from then on others read the queues."""
@@ -138,10 +136,7 @@ class QueueFeeder:
         if self._consumer is not None:
             self._consumer.commit(self._book.commits())
         self._book.revoke(partitions)
-        gone = [task for task, message in self._tasks.items() if not message.taken]
-        for task in gone:
-            task.cancel()
-        await asyncio.gather(*gone, return_exceptions=True)
+        await end_all(task for task, message in self._tasks.items() if not message.taken)
         await self._errands.flush()
 
     def _step(self, consumer: GroupConsumer) -> None:

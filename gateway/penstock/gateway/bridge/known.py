@@ -72,7 +72,8 @@ class SentRequests:
     def claim(self, key: Key, claim: Sent) -> None:
         """It is being sent here: another message with the same id follows this one."""
         with self._lock:
-            self._forget_old(claim.at_ms - KNOWN_MS)
+            while self._sent and self._sent[first := next(iter(self._sent))].at_ms < claim.at_ms - KNOWN_MS:
+                del self._sent[first]
             self._sent[key] = claim
 
     def release(self, key: Key, claim: Sent) -> None:
@@ -87,10 +88,6 @@ class SentRequests:
             known = self._sent.get(key)
             if known is None or not known.on_topic or sent.at_ms < known.at_ms:
                 self._sent[key] = sent
-
-    def _forget_old(self, before_ms: int) -> None:
-        while self._sent and self._sent[first := next(iter(self._sent))].at_ms < before_ms:
-            del self._sent[first]
 
 
 class Known:
@@ -226,18 +223,15 @@ class Known:
         headers = dict(record.headers)
         pool = self._topics.get(record.topic)
         if pool is not None and record.key is not None and record.key != headers.get("ce_id"):
-            self._on_conversation(record.key, pool)
+            self._conversations.setdefault(record.key, pool)
+            if len(self._conversations) > MOST_CONVERSATIONS:
+                del self._conversations[next(iter(self._conversations))]
         request_id, content = headers.get("ce_id"), headers.get(HEADER_CONTENT)
         if request_id is None or content is None:
             return
         tenant, _, digest = content.decode(errors="replace").partition("/")
         sent = Sent(content=digest, pool=pool, at_ms=record.timestamp_ms)
         self.sent.on_record((tenant, request_id.decode(errors="replace")), sent)
-
-    def _on_conversation(self, key: bytes, pool: str) -> None:
-        self._conversations.setdefault(key, pool)
-        if len(self._conversations) > MOST_CONVERSATIONS:
-            del self._conversations[next(iter(self._conversations))]
 
 
 def content_header(request: InferenceRequest) -> tuple[str, bytes]:

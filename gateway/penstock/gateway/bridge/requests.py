@@ -45,20 +45,14 @@ class Outcome:
     status: Status | None
 
 
+@dataclass(eq=False)
 class Requests:
-    """`clients` by tenant. `check_place` refuses an `output {store, prefix}` that no process could follow."""
+    """`_clients` by tenant. `_check_place` refuses an `output {store, prefix}` that no process could follow."""
 
-    def __init__(
-        self,
-        clients: Mapping[str, AsyncClient],
-        known: Known,
-        allowances: Allowances,
-        check_place: Callable[[str | None, str | None], None],
-    ) -> None:
-        self._clients = clients
-        self._known = known
-        self._allowances = allowances
-        self._check_place = check_place
+    _clients: Mapping[str, AsyncClient]
+    _known: Known
+    _allowances: Allowances
+    _check_place: Callable[[str | None, str | None], None]
 
     async def up_to_date(self) -> None:
         """Wait until it is known what others have sent. Raises BrokerUnavailable."""

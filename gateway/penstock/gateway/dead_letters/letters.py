@@ -12,7 +12,7 @@ from penstock.schemas.codec import Codec
 from penstock.schemas.errors import InvalidRequest, PenstockError, RegistryUnavailable
 from penstock.schemas.histories import history_json
 from penstock.schemas.ids import check_request_id, check_tenant
-from penstock.schemas.records import DeadLetter, InferenceRequest, Origin
+from penstock.schemas.records import DeadLetter, InferenceRequest
 from penstock.schemas.requests import parse_request_bytes
 from penstock.schemas.texts import shortened
 from penstock.schemas.times import rfc3339
@@ -126,7 +126,7 @@ def facts_of(message: RawMessage, codec: Codec) -> LetterFacts:
         request_id=letter.request_id,
         task=letter.task or (None if request is None else request.task),
         model=letter.model or (None if request is None else request.model),
-        origin=_origin_text(letter.origin),
+        origin=f"{letter.origin.topic} {letter.origin.partition} {letter.origin.offset}",
         worker_id=letter.worker_id,
         attempts=letter.attempts,
         size_bytes=len(letter.original),
@@ -169,7 +169,3 @@ def bytes_text(value: bytes) -> str:
         return value.decode()
     except UnicodeDecodeError:
         return "hex:" + value.hex()
-
-
-def _origin_text(origin: Origin) -> str:
-    return f"{origin.topic} {origin.partition} {origin.offset}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,12 +80,9 @@ class Warden:
     def forget(self, transport: asyncio.Transport) -> None:
         self._paces.pop(transport, None)
 
-    def stuck(self, now: float) -> Iterable[Pace]:
-        return [pace for pace in self._paces.values() if pace.is_stuck(now, self._patience)]
-
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
-        for pace in self.stuck(loop.time()):
+        for pace in [one for one in self._paces.values() if one.is_stuck(loop.time(), self._patience)]:
             logger.info("edge.cut_off unsent_bytes=%d", pace.size)
             # A close would wait for the same reader.
             pace.transport.abort()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-
 from penstock.gateway.limits.limits import Limits
 from penstock.schemas.errors import Forbidden
 from penstock.schemas.records import InferenceRequest
@@ -15,25 +13,17 @@ def check_asked(holder: str, limits: Limits, request: InferenceRequest, model: s
 
     `model` is the id that the request's model stands for, if it is known.
     """
-    if limits.models is not None and needs_model(request.task):
-        _check_model(holder, limits.models, {request.model, model} - {None})
-    _check_pool(holder, limits, request)
+    if limits.models is not None and needs_model(request.task) and {request.model, model}.isdisjoint(limits.models):
+        names = ", ".join(limits.models) or "(none)"
+        raise Forbidden(f"{holder} may use only the models {names}: name one", param="model")
+    if limits.pools is not None and request.pool is not None and request.pool not in limits.pools:
+        raise Forbidden(f"{holder} may use only the pools {', '.join(limits.pools) or '(none)'}", param="pool")
     if request.priority < limits.max_priority:
         raise Forbidden(
             f"{holder} may not ask for priority {request.priority}: its most urgent is {limits.max_priority}",
             param="priority",
         )
     _check_requirements(holder, limits, request)
-
-
-def _check_model(holder: str, allowed: Sequence[str], asked: Set[str | None]) -> None:
-    if not asked & set(allowed):
-        raise Forbidden(f"{holder} may use only the models {', '.join(allowed) or '(none)'}: name one", param="model")
-
-
-def _check_pool(holder: str, limits: Limits, request: InferenceRequest) -> None:
-    if limits.pools is not None and request.pool is not None and request.pool not in limits.pools:
-        raise Forbidden(f"{holder} may use only the pools {', '.join(limits.pools) or '(none)'}", param="pool")
 
 
 def _check_requirements(holder: str, limits: Limits, request: InferenceRequest) -> None:

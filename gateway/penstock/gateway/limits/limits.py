@@ -111,17 +111,13 @@ class TokenBucket:
     What costs more than a burst waits for a full bucket and leaves a debt, which is paid before the next.
     """
 
-    __slots__ = ("_burst", "_level", "_rate", "_updated_at")
+    __slots__ = ("_level", "_rate", "_updated_at", "burst")
 
     def __init__(self, rate: float, burst: float, now: float) -> None:
         self._rate = rate
-        self._burst = burst
+        self.burst = burst
         self._level = burst
         self._updated_at = now
-
-    @property
-    def burst(self) -> float:
-        return self._burst
 
     def take(self, now: float, cost: float = 1.0) -> float:
         """Take `cost` permits: 0.0, or how many seconds until it can be (nothing is taken then)."""
@@ -133,7 +129,7 @@ class TokenBucket:
     def wait_s(self, now: float, cost: float = 1.0) -> float:
         """Seconds until `cost` permits could be taken."""
         self._refill(now)
-        missing = min(cost, self._burst) - self._level
+        missing = min(cost, self.burst) - self._level
         return 0.0 if missing <= 0 else missing / self._rate
 
     def charge(self, now: float, cost: float) -> float:
@@ -150,16 +146,16 @@ class TokenBucket:
     def reset_s(self, now: float) -> float:
         """Seconds until the bucket is full."""
         self._refill(now)
-        return max(0.0, (self._burst - self._level) / self._rate)
+        return max(0.0, (self.burst - self._level) / self._rate)
 
     def is_full(self, now: float) -> bool:
         self._refill(now)
-        return self._level >= self._burst
+        return self._level >= self.burst
 
     def _refill(self, now: float) -> None:
         passed = max(0.0, now - self._updated_at)
         self._updated_at = max(self._updated_at, now)
-        self._level = min(self._burst, self._level + passed * self._rate)
+        self._level = min(self.burst, self._level + passed * self._rate)
 
 
 class Buckets:

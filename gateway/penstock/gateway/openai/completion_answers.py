@@ -173,7 +173,4 @@ class CompletionWriter(ChunkWriter):
             if not told or logprobs is not None:
                 chunks.append(self._chunk(text, None, number, logprobs))
             chunks.append(self._chunk("", self._shape.reason(choice), number))
-        return chunks + self.usage_chunks(self.usage_of(result))
-
-    def usage_of(self, result: Json) -> Json:
-        return self._shape.usage(result)
+        return chunks + self.usage_chunks(self._shape.usage(result))

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from types import MappingProxyType
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -28,7 +28,6 @@ from penstock.schemas.records import STATUS_RANKS
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 NO_WORDS: Words = MappingProxyType({})
 _background: set[asyncio.Task[None]] = set()
 

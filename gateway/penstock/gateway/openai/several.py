@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+from penstock.common.tasks import end_all
 from penstock.gateway.edge.event_stream import KEEPALIVE, KEEPALIVE_S
 from penstock.gateway.openai.chat_answers import ChunkWriter, choices_of
 from penstock.gateway.openai.chat_bodies import ChatCompletionBody, CompletionBody, prompts_of
@@ -34,7 +35,8 @@ def bodies_of(body: TextBody, *, may_split_answers: bool) -> Sequence[TextBody]:
     """
     prompts: Sequence[Any] = prompts_of(body) if isinstance(body, CompletionBody) else [None]
     answers = body.n or 1
-    splits = bool(may_split_answers and body.stream and answers > 1 and _conversation(body) is None)
+    in_conversation = body.penstock is not None and body.penstock.conversation_id is not None
+    splits = bool(may_split_answers and body.stream and answers > 1 and not in_conversation)
     copies = answers if splits else 1
     count = len(prompts) * copies
     if count == 1:
@@ -60,10 +62,6 @@ def at_prompt(error: PenstockError, place: int) -> PenstockError:
         return error
     message = error.message.replace("prompt", f"prompt[{place}]", 1)
     return type(error)(message, param=f"prompt[{place}]", details=error.details, retry_after_s=error.retry_after_s)
-
-
-def _conversation(body: TextBody) -> Any:
-    return None if body.penstock is None else body.penstock.conversation_id
 
 
 def merged(results: Sequence[Json], answers: int) -> Json:
@@ -98,9 +96,7 @@ async def all_or_nothing(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     try:
         return await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(tasks)
 
 
 class PartWriter:
@@ -149,6 +145,4 @@ async def merged_events(
                 pulse.told()
         yield last()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(tasks)

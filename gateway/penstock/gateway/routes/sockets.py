@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import APIRouter, WebSocket
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
+from penstock.common.tasks import end_all
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.edge.errors import CLOSE_INTERNAL, CLOSE_UNAUTHENTICATED, log_unexpected
 from penstock.gateway.edge.protocols import SEND_NOW, SharedText
@@ -25,6 +26,7 @@ from penstock.gateway.view.frames import Frame, ResultFrame
 from penstock.gateway.view.hub import Gone
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError, error_body
+from penstock.schemas.finite_json import no_constant
 from penstock.schemas.ids import check_conversation_id, idempotent_request_id
 
 logger = logging.getLogger(__name__)
@@ -83,9 +85,7 @@ class Session:
                     log_unexpected(error, "/v1/ws")
                     self._close_code = CLOSE_INTERNAL
         finally:
-            for task in (*tasks, *self._running):
-                task.cancel()
-            await asyncio.gather(*tasks, *self._running, return_exceptions=True)
+            await end_all((*tasks, *self._running))
             code = {Gone.SLOW: CLOSE_SLOW, Gone.STOPPING: CLOSE_RESTART}.get(
                 self._subscription.client.gone or Gone.CLOSED
             )
@@ -150,7 +150,7 @@ class Session:
 
     async def _on_text(self, text: str) -> None:
         try:
-            frame: Any = json.loads(text, parse_constant=_refused)
+            frame: Any = json.loads(text, parse_constant=no_constant)
         except (ValueError, RecursionError):
             frame = None
         if not isinstance(frame, dict) or not isinstance(frame.get("type"), str):
@@ -270,11 +270,6 @@ def _shared(frame: Frame) -> SharedText:
     if not isinstance(frame.for_sockets, SharedText):
         frame.for_sockets = SharedText(frame.encoded())
     return frame.for_sockets
-
-
-def _refused(constant: str) -> None:
-    """NaN and Infinity are no JSON, and no other client could read them back."""
-    raise ValueError(constant)
 
 
 def _request_id(frame: dict[str, Any]) -> str:

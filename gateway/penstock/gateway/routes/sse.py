@@ -7,12 +7,8 @@ from collections.abc import AsyncGenerator
 
 from penstock.gateway.edge.event_stream import KEEPALIVE, KEEPALIVE_S, server_sent
 from penstock.gateway.service.subscriptions import SlowConsumer, Subscription
-from penstock.gateway.view.frames import Frame, ResultFrame
+from penstock.gateway.view.frames import ResultFrame
 from penstock.schemas.errors import PenstockError
-
-
-def encode_event(frame: Frame) -> bytes:
-    return server_sent(frame.encoded(), frame.type, frame.cursor)
 
 
 async def events(subscription: Subscription, keepalive_s: float = KEEPALIVE_S) -> AsyncGenerator[bytes]:
@@ -27,7 +23,7 @@ async def events(subscription: Subscription, keepalive_s: float = KEEPALIVE_S) -
             if frame is None:
                 return
             frames = [frame, *subscription.take_nowait()]
-            yield b"".join([encode_event(one) for one in frames])
+            yield b"".join([server_sent(one.encoded(), one.type, one.cursor) for one in frames])
             if isinstance(frames[-1], ResultFrame):
                 return
     except (SlowConsumer, PenstockError):  # it comes again, and hears why

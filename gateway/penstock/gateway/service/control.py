@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.inputs import erase_inputs
@@ -42,30 +42,19 @@ WITHOUT_IMAGES = frozenset({"embedding", "image_generation", "summarization"})
 """Requests of these tasks have no images as inputs: erasing one whose text stands in its record needs no store."""
 
 
+@dataclass(eq=False)
 class Control:
     """Writes commands to the control topic, which every worker reads."""
 
-    def __init__(
-        self,
-        transport: AsyncTransport,
-        view: View,
-        follower: Follower,
-        lookups: Lookups,
-        codec: Codec,
-        names: TopicNames,
-        artifacts: ArtifactStore,
-        allowances: Allowances,
-        threads: Threads,
-    ) -> None:
-        self._transport = transport
-        self._view = view
-        self._follower = follower
-        self._lookups = lookups
-        self._codec = codec
-        self._names = names
-        self._artifacts = artifacts
-        self._allowances = allowances
-        self._threads = threads
+    _transport: AsyncTransport
+    _view: View
+    _follower: Follower
+    _lookups: Lookups
+    _codec: Codec
+    _names: TopicNames
+    _artifacts: ArtifactStore
+    _allowances: Allowances
+    _threads: Threads
 
     async def cancel(self, caller: Caller, request_id: str) -> tuple[Entry, bool]:
         """Its entry, and whether its end was asked for: False when it had ended already. Raises NotFound, TenantLimit.

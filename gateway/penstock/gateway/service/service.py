@@ -47,8 +47,6 @@ class GatewayService:
     settings: GatewaySettings
     kafka: KafkaSettings
     artifacts: ArtifactStore
-    codec: Codec
-    """For threads: it may ask a registry."""
     facts: Facts
     submitting: Submitter
     lookups: Lookups
@@ -103,7 +101,6 @@ class GatewayService:
             settings=settings,
             kafka=kafka,
             artifacts=artifacts,
-            codec=codec,
             facts=facts,
             submitting=submitting,
             lookups=lookups,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from penstock.gateway.view.entries import Entry
@@ -52,13 +52,13 @@ class Subscription:
             self._gone.set()
 
     @property
-    def _client(self) -> Client:
+    def client(self) -> Client:
         assert self._connected is not None
         return self._connected
 
     def push(self, frames: Iterable[Frame]) -> None:
         """Frames to be told before anything that is published from now on."""
-        self._client.push_all(frames)
+        self.client.push_all(frames)
 
     def push_as_read(self, openings: Iterable[Sequence[Frame]]) -> None:
         """Frames to be told whenever this subscriber has read all others: there may be more than its queue takes."""
@@ -75,12 +75,8 @@ class Subscription:
     async def gone(self) -> Gone:
         """Wait until this subscriber was let go; why."""
         await self._gone.wait()
-        assert self._client.gone is not None
-        return self._client.gone
-
-    @property
-    def client(self) -> Client:
-        return self._client
+        assert self.client.gone is not None
+        return self.client.gone
 
     def __aiter__(self) -> Subscription:
         return self
@@ -97,12 +93,12 @@ class Subscription:
         Raises SlowConsumer, Stopping, and for a single request Gone, BrokerUnavailable or RegistryUnavailable when its
         outcome cannot be read.
         """
-        while not (queued := self._client.frames) or _is_unready(queued[0]):
+        while not (queued := self.client.frames) or _is_unready(queued[0]):
             if queued:
                 await cast("ResultFrame", queued[0]).ready()
                 continue
             self._check_followed()
-            if self._client.gone is not None:
+            if self.client.gone is not None:
                 return None
             if (opening := self._next_opening()) is not None:
                 self.push(opening)
@@ -119,7 +115,7 @@ class Subscription:
 
     async def take_all(self) -> list[Frame]:
         """All frames that are queued, at least one, ready or not. Raises SlowConsumer, Stopping."""
-        while not (queued := self._client.frames):
+        while not (queued := self.client.frames):
             self._check_followed()
             self._ready.clear()
             await self._ready.wait()
@@ -128,42 +124,35 @@ class Subscription:
         return frames
 
     def _check_followed(self) -> None:
-        if self._client.gone is Gone.SLOW:
+        if self.client.gone is Gone.SLOW:
             raise SlowConsumer
-        if self._client.gone is Gone.STOPPING:
-            way = "follow on at any other" if self._client.resumes else "send the call again"
+        if self.client.gone is Gone.STOPPING:
+            way = "follow on at any other" if self.client.resumes else "send the call again"
             raise Stopping(f"the gateway restarts; {way}", retry_after_s=1)
 
     def take_nowait(self) -> list[Frame]:
         """All frames that are queued now, up to one that is to be waited for: `next_frame` gives that."""
-        frames, queued = list[Frame](), self._client.frames
-        if not queued and self._client.gone is None and (opening := self._next_opening()) is not None:
+        frames, queued = list[Frame](), self.client.frames
+        if not queued and self.client.gone is None and (opening := self._next_opening()) is not None:
             self.push(opening)
         while queued and not _is_unready(queued[0]) and not isinstance(queued[0], FailureFrame):
             frames.append(queued.popleft())
         return frames
 
     def close(self) -> None:
-        self._hub.drop(self._client, Gone.CLOSED)
+        self._hub.drop(self.client, Gone.CLOSED)
 
 
+@dataclass(eq=False)
 class Subscriptions:
     """Subscribes clients of the hub to requests and conversations of one tenant at a time."""
 
-    def __init__(
-        self,
-        view: View,
-        follower: Follower,
-        hub: Hub,
-        names: TopicNames,
-        waits_for_worker: Callable[[Entry], dict[str, Any]] = lambda entry: {},
-    ) -> None:
-        """`waits_for_worker`: fields of the status of a request that waits for want of a live worker."""
-        self._view = view
-        self._follower = follower
-        self._names = names
-        self._waits_for_worker = waits_for_worker
-        self.hub = hub
+    _view: View
+    _follower: Follower
+    hub: Hub
+    _names: TopicNames
+    _waits_for_worker: Callable[[Entry], dict[str, Any]] = lambda entry: {}
+    """Fields of the status of a request that waits for want of a live worker."""
 
     def open(self, most_frames: int | None = None) -> Subscription:
         """A subscription to nothing yet, for any number of requests and conversations.

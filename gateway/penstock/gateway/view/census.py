@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from penstock.gateway.view.entries import Entry
 from penstock.schemas.topics import CLASSES, priority_class
 
-K = TypeVar("K")
 Kind = tuple[str, str | None, str | None]
 """(task, model that was asked for or chosen, pool)"""
 
@@ -121,14 +119,10 @@ class Census:
         self._waiting: dict[str, int] = dict.fromkeys(CLASSES, 0)
         self._live: Counter[str] = Counter()
         self._live_of: Counter[tuple[str, str]] = Counter()
-        self._running: Counter[str] = Counter()
+        self.running: Counter[str] = Counter()
+        """Requests that run, by model."""
         self._by_conversation: dict[tuple[str, str], dict[str, Entry]] = {}
         self._kinds: dict[tuple[str, Kind], _Waiting] = {}
-
-    @property
-    def running(self) -> Mapping[str, int]:
-        """Requests that run, by model."""
-        return self._running
 
     def live(self, klass: str, tenant: str | None = None) -> int:
         """Live requests of a class, of one tenant or of all."""
@@ -193,15 +187,18 @@ class Census:
             if not waiting.requests:
                 del self._kinds[klass, kind]
         elif model is not None:
-            self._running[model] += count
-            if not self._running[model]:
-                del self._running[model]
+            self.running[model] += count
+            if not self.running[model]:
+                del self.running[model]
 
     def put_aside(self, entry: Entry) -> None:
         """The entry is not in memory any more."""
         entry.counted = None
         if entry.listed and entry.conversation_id is not None:
-            _take_from(self._by_conversation, (entry.tenant, entry.conversation_id), entry.request_id)
+            turns = self._by_conversation[entry.tenant, entry.conversation_id]
+            turns.pop(entry.request_id, None)
+            if not turns:
+                del self._by_conversation[entry.tenant, entry.conversation_id]
             entry.listed = False
 
     def recall(self, entry: Entry) -> None:
@@ -213,10 +210,3 @@ class Census:
         if entry.conversation_id is not None and not entry.listed:
             self._by_conversation.setdefault((entry.tenant, entry.conversation_id), {})[entry.request_id] = entry
             entry.listed = True
-
-
-def _take_from(groups: dict[K, dict[str, Entry]], name: K, request_id: str) -> None:
-    group = groups[name]
-    group.pop(request_id, None)
-    if not group:
-        del groups[name]

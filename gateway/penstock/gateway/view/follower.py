@@ -14,6 +14,7 @@ from penstock.common import admin
 from penstock.common.clock import now_ms
 from penstock.common.reader import BatchQueue, PartitionReader, RawMessage
 from penstock.common.settings import KafkaSettings
+from penstock.common.tasks import end_all
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.ends import Ends
 from penstock.gateway.view.ordered_reading import OrderedReading
@@ -242,9 +243,7 @@ class Follower:
     async def stop(self) -> None:
         """Stop reading, write what is folded."""
         self._queue.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_all(self._tasks)
         if self._pieces is not None:
             await self._pieces.stop()
         if self._reader is not None:

@@ -16,6 +16,7 @@ from confluent_kafka import Message
 from penstock.common import admin
 from penstock.common.reader import PartitionReader, read_ranges
 from penstock.common.settings import KafkaSettings
+from penstock.common.tasks import end_all
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.request_state import Key
 from penstock.gateway.view.streams import Streams, Wanted
@@ -59,9 +60,7 @@ class PieceReader:
 
     async def stop(self) -> None:
         self._stopping = True
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await end_all(self._tasks.values())
 
     def _want(self, wanted: Wanted) -> None:
         task = (wanted.partition, wanted.end is not None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from penstock.common.reader import RawMessage
 from penstock.schemas.topics import TP
@@ -105,7 +106,7 @@ class TimeOrder:
                 taken += zip(partition.times_ms[:count], partition.records[:count], strict=True)
                 partition.waiting_bytes -= sum(map(_size, partition.records[:count]))
                 del partition.times_ms[:count], partition.records[:count]
-        taken.sort(key=_time)
+        taken.sort(key=itemgetter(0))
         return [message for _, message in taken]
 
     def to_pause(self) -> list[TP]:
@@ -141,7 +142,3 @@ class TimeOrder:
 
 def _size(message: RawMessage) -> int:
     return len(message.value or b"") + RECORD_BYTES
-
-
-def _time(item: tuple[int, RawMessage]) -> int:
-    return item[0]

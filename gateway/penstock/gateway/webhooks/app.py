@@ -11,6 +11,7 @@ from penstock.common import admin
 from penstock.common.deliveries import read_deliveries
 from penstock.common.group_consumer import GroupConsumer
 from penstock.common.log_records import LogRecords
+from penstock.common.tasks import end_all
 from penstock.common.transport import AsyncTransport, Transport
 from penstock.gateway.callbacks import Callbacks
 from penstock.gateway.health_server import HealthServer
@@ -108,8 +109,7 @@ class WebhookProcess:
         """In this order, so that whoever takes over finds all that became of webhooks here."""
         # 1. Nothing new is begun, and open calls are broken off.
         if self._main is not None:
-            self._main.cancel()
-            await asyncio.gather(self._main, return_exceptions=True)
+            await end_all([self._main])
         await asyncio.gather(self._dispatcher.cancel(), self._statuses.cancel())
         self._sender.close()
         # 2. What is on its way to the delivery topic is acknowledged.

@@ -20,6 +20,7 @@ from penstock.common.group_consumer import Listener, Read
 from penstock.common.log_records import LogRecords
 from penstock.common.reader import Headers, RawMessage
 from penstock.common.settings import KafkaSettings
+from penstock.common.tasks import end_all
 from penstock.common.transport import AsyncTransport
 from penstock.gateway.callbacks import Callbacks, WebhooksSection
 from penstock.gateway.webhooks.bodies import signed_headers, type_of, webhook_body, webhook_id
@@ -131,15 +132,10 @@ class Dispatcher:
 
     async def cancel(self) -> None:
         """Begin nothing more. Calls that do not end soon are broken off: whoever gets their partitions repeats them."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_all(self._tasks)
         if self._calls:
             await asyncio.wait(self._calls, timeout=STOP_S)
-        calls = list(self._calls)
-        for task in calls:
-            task.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
+        await end_all(self._calls)
         while not self._arriving.empty():
             self._arriving.get_nowait().close()
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from penstock.common.group_consumer import Listener, Read
+from penstock.common.tasks import end_all
 from penstock.gateway.callbacks import WebhooksSection
 from penstock.gateway.webhooks.bodies import signed_headers, webhook_body
 from penstock.gateway.webhooks.deliveries import Key, Room
@@ -67,10 +68,7 @@ class StatusCalls:
 
     async def cancel(self) -> None:
         """Break off what is open: whoever gets the partitions repeats it."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(self._tasks)
         while not self._arriving.empty():
             self._arriving.get_nowait().close()
 

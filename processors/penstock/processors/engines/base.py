@@ -209,8 +209,11 @@ class Engine(Protocol):
     on_out_of_memory: Callable[[], None] = staticmethod(_unheard)
     """Told when memory ran out in a batch that it went on without: it needs more than it was granted."""
 
+    _state: EngineState = EngineState.NEW
+
     @property
-    def state(self) -> EngineState: ...
+    def state(self) -> EngineState:
+        return self._state
 
     @property
     def pid(self) -> int | None:

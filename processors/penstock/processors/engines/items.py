@@ -18,11 +18,6 @@ class ItemsEngine(Engine):
 
     def __init__(self, model: str) -> None:
         self.model = model
-        self._state = EngineState.NEW
-
-    @property
-    def state(self) -> EngineState:
-        return self._state
 
     async def start(self) -> None:
         self._state = EngineState.READY

@@ -58,12 +58,7 @@ class NoopEngine(Engine):
         self._chars = int(options.get("chars", 0))
         self._window = int(options.get("window", WINDOW))
         self._running: dict[str, tuple[asyncio.TimerHandle, GuardedSink]] = {}
-        self._state = EngineState.NEW
         self._stopping = asyncio.Event()
-
-    @property
-    def state(self) -> EngineState:
-        return self._state
 
     async def start(self) -> None:
         """Raises EngineFailed if `stop` is called before the load has ended."""

@@ -16,16 +16,12 @@ from penstock.processors.engines.base import Delta, Finished, Preview, Progress,
 class GuardedSink:
     """Passes a run's events on until its end, or until the sink raises."""
 
-    __slots__ = ("_over", "_run_id", "_sink")
+    __slots__ = ("_run_id", "_sink", "over")
 
     def __init__(self, run_id: str, sink: Sink) -> None:
         self._run_id = run_id
         self._sink = sink
-        self._over = False
-
-    @property
-    def over(self) -> bool:
-        return self._over
+        self.over = False
 
     def delta(self, delta: Delta) -> bool:
         """False when the run is over, so that the engine need not go on with it."""
@@ -40,27 +36,27 @@ class GuardedSink:
         return self._on_the_way(self._sink.on_preview, preview)
 
     def finished(self, finished: Finished) -> None:
-        if not self._over:
-            self._over = True
+        if not self.over:
+            self.over = True
             self._tell(self._sink.on_finished, finished)
 
     def failed(self, failed: RunFailed) -> None:
-        if not self._over:
-            self._over = True
+        if not self.over:
+            self.over = True
             self._tell(self._sink.on_failed, failed)
 
     def close(self) -> None:
         """The run was cancelled, or its engine has ended: nothing more is told."""
-        self._over = True
+        self.over = True
 
     def _on_the_way(self, function: Callable[[Any], None], event: Any) -> bool:
-        if not self._over:
+        if not self.over:
             self._tell(function, event)
-        return not self._over
+        return not self.over
 
     def _tell(self, function: Callable[[Any], None], event: Any) -> None:
         try:
             function(event)
         except Exception as error:
-            self._over = True
+            self.over = True
             report_fault(f"engine.sink_failed run={self._run_id} event={type(event).__name__}", error)

@@ -40,7 +40,8 @@ class NvmlProbe:
             logger.info("nvml.absent error=%s", error)
             return []
         try:
-            self._devices = visible(self._shown, _cards(nvml))
+            handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(int(nvml.nvmlDeviceGetCount()))]
+            self._devices = visible(self._shown, [_card(nvml, handle) for handle in handles])
         except nvml.NVMLError as error:
             logger.warning("nvml.unusable error=%s: this worker has no card", error)
             self._close()
@@ -100,11 +101,6 @@ def _by_pid(nvml: Any, handle: Any) -> dict[int, int] | None:
                 return None
             found[process.pid] = max(found.get(process.pid, 0), int(process.usedGpuMemory))
     return found
-
-
-def _cards(nvml: Any) -> list[Card]:
-    """All that NVML lists. Raises NVMLError."""
-    return [_card(nvml, nvml.nvmlDeviceGetHandleByIndex(number)) for number in range(int(nvml.nvmlDeviceGetCount()))]
 
 
 def _card(nvml: Any, handle: Any) -> Card:

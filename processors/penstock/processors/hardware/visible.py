@@ -72,13 +72,11 @@ def _find(entry: str, cards: Sequence[Card]) -> tuple[int, frozenset[int] | None
         for one in card.slices or ()
         if entry.startswith("MIG-") and any(name.startswith(entry) for name in one.names)
     ]
-    whole = [(index, None) for index, card in enumerate(cards) if entry.startswith("GPU-") and _is(card, entry)]
+    whole = [
+        (index, None) for index, card in enumerate(cards) if entry.startswith("GPU-") and card.uuid.startswith(entry)
+    ]
     found = [*slices, *whole]
     return found[0] if len(found) == 1 else None
-
-
-def _is(card: Card, entry: str) -> bool:
-    return card.uuid.startswith(entry)
 
 
 def _named(chosen: Sequence[tuple[int, frozenset[int] | None]], cards: Sequence[Card]) -> list[Shown]:

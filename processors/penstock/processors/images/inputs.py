@@ -23,54 +23,21 @@ from penstock.schemas.image_formats import MEDIA_TYPES, sniff
 from penstock.schemas.records import ArtifactRef
 
 
-class LazyImageInputs:
-    """As ImageInputs, made when the first image is asked for: opening the store blocks, and most workers need none."""
-
-    def __init__(
-        self, settings: ImagesSection, open_store: Callable[[], ArtifactStore], threads: DaemonThreads
-    ) -> None:
-        self._settings, self._open_store, self._threads = settings, open_store, threads
-        self._inputs: ImageInputs | None = None
-
-    async def fetch(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> DecodedImage:
-        """Raises as ImageInputs."""
-        return await (await self._opened()).fetch(tenant, ref, param=param)
-
-    async def look(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> EncodedImage:
-        """Raises as ImageInputs."""
-        return await (await self._opened()).look(tenant, ref, param=param)
-
-    async def kept(self, tenant: str, request_id: str, ref: Mapping[str, Any], *, param: str) -> ArtifactRef:
-        """Raises as ImageInputs."""
-        return await (await self._opened()).kept(tenant, request_id, ref, param=param)
-
-    async def _opened(self) -> ImageInputs:
-        if self._inputs is None:
-            store = await self._threads.run(self._open_store)
-            self._inputs = self._inputs or image_inputs(self._settings, store, self._threads)
-        return self._inputs
-
-    def close(self) -> None:
-        """End the processes that decode."""
-        if self._inputs is not None:
-            self._inputs.close()
-
-
 class ImageInputs:
     """Gives a request's images as pixels. Used on one event loop, which it does not hold up. `close` ends it."""
 
     def __init__(
         self,
-        artifacts: ArtifactStore,
+        store: Callable[[], ArtifactStore],
         decoders: Decoders,
         fetcher: ImageFetcher,
         *,
         max_bytes: int,
         threads: DaemonThreads | None = None,
     ) -> None:
-        """`threads` are for all calls of the store."""
+        """`store` opens the store when it is first asked, and blocks. `threads` are for all calls of it."""
         self._threads = threads or DaemonThreads()
-        self._artifacts = artifacts
+        self._store = store
         self._decoders = decoders
         self._fetcher = fetcher
         self._max_bytes = max_bytes
@@ -99,14 +66,9 @@ class ImageInputs:
         if found is None:
             raise InvalidRequest(f"{param} is not an image of a known format ({', '.join(MEDIA_TYPES)})", param=param)
         artifact_id = input_artifact_id(tenant, hashlib.sha256(data).hexdigest())
+        media_type = MEDIA_TYPES[found]
         kept = await self._threads.run(
-            keep_input,
-            self._artifacts,
-            tenant,
-            request_id,
-            data,
-            artifact_id=artifact_id,
-            media_type=MEDIA_TYPES[found],
+            lambda: keep_input(self._store(), tenant, request_id, data, artifact_id=artifact_id, media_type=media_type)
         )
         return reference_to(kept)
 
@@ -124,26 +86,27 @@ class ImageInputs:
 
     def _described(self, tenant: str, ref: Mapping[str, Any], param: str) -> Artifact:
         try:
-            return self._artifacts.describe(tenant, ref.get("artifact_id") or "")
+            return self._store().describe(tenant, ref.get("artifact_id") or "")
         except NotFound as error:
             raise NotFound(error.message, param=f"{param}.artifact_id") from error
 
     def _kept(self, tenant: str, artifact_id: Any, sha256: str | None, param: str) -> bytes:
         try:
-            size_bytes = self._artifacts.describe(tenant, artifact_id).size_bytes
+            store = self._store()
+            size_bytes = store.describe(tenant, artifact_id).size_bytes
             if size_bytes > self._max_bytes:
                 raise TooLarge(
                     f"{param} has {size_bytes} bytes; an image may have {self._max_bytes}",
                     param=param,
                     details={"size_bytes": size_bytes, "limit_bytes": self._max_bytes},
                 )
-            return self._artifacts.get(tenant, artifact_id, sha256=sha256)
+            return store.get(tenant, artifact_id, sha256=sha256)
         except NotFound as error:
             raise NotFound(error.message, param=f"{param}.artifact_id") from error
 
 
 def image_inputs(
-    settings: ImagesSection, artifacts: ArtifactStore, threads: DaemonThreads | None = None
+    settings: ImagesSection, store: Callable[[], ArtifactStore], threads: DaemonThreads | None = None
 ) -> ImageInputs:
     """As a worker's settings say. Starts no process: the first image does."""
     limits = DecodeLimits(
@@ -159,4 +122,4 @@ def image_inputs(
         max_redirects=settings.max_redirects,
     )
     decoders = Decoders(limits, processes=settings.decoders)
-    return ImageInputs(artifacts, decoders, fetcher, max_bytes=settings.max_bytes, threads=threads)
+    return ImageInputs(store, decoders, fetcher, max_bytes=settings.max_bytes, threads=threads)

@@ -53,18 +53,18 @@ class CommitQueue:
         self._waiting: dict[TP, Committed] = {}
         self._questions: _Questions = defaultdict(list)
         self._alone: list[TP] = []  # to be sent without others, because together they failed
-        self._sent: Sent | None = None
+        self.sent: Sent | None = None
 
     def begin(self, committed: Mapping[TP, Committed]) -> None:
         """A new assignment, with what the broker has; what was on its way is answered with False."""
-        open_questions = [self._questions, *([self._sent.questions] if self._sent is not None else [])]
+        open_questions = [self._questions, *([self.sent.questions] if self.sent is not None else [])]
         self.known = dict(committed)
         self._newest = {}
         self._lowest = {tp: offset for tp, (offset, _) in committed.items()}
         self._waiting = {}
         self._questions = defaultdict(list)
         self._alone = []
-        self._sent = None
+        self.sent = None
         for questions in open_questions:
             for tp, waiting in questions.items():
                 for question in waiting:
@@ -90,19 +90,15 @@ class CommitQueue:
             answered(question.results)
 
     def _on_its_way(self, tp: TP) -> bool:
-        return self._sent is not None and tp in self._sent.offsets
+        return self.sent is not None and tp in self.sent.offsets
 
     def possible(self, tp: TP) -> frozenset[Committed]:
         """What the broker may have of a partition by this member's commits: an answer may have been lost."""
         return frozenset(one[tp] for one in (self.known, self._newest) if tp in one)
 
-    @property
-    def sent(self) -> Sent | None:
-        return self._sent
-
     def next(self) -> Sent | None:
         """What to send now; None while a commit is on its way, or when there is nothing."""
-        if self._sent is not None or not self._waiting:
+        if self.sent is not None or not self._waiting:
             return None
         tps = list(self._waiting)
         while self._alone:
@@ -110,7 +106,7 @@ class CommitQueue:
             if tp in self._waiting:
                 tps = [tp]
                 break
-        sent = self._sent = Sent({tp: self._waiting.pop(tp) for tp in tps})
+        sent = self.sent = Sent({tp: self._waiting.pop(tp) for tp in tps})
         self._newest.update(sent.offsets)
         for tp in tps:
             sent.questions[tp] = self._questions.pop(tp, [])
@@ -118,15 +114,15 @@ class CommitQueue:
 
     def all_open(self) -> dict[TP, Committed]:
         """Everything without an answer, the newest of each partition: to be sent once more before partitions go."""
-        everything = {**(self._sent.offsets if self._sent is not None else {}), **self._waiting}
+        everything = {**(self.sent.offsets if self.sent is not None else {}), **self._waiting}
         self._newest.update(everything)
         return everything
 
     def answer(self, sent: Sent, results: Mapping[TP, bool], *, one_by_one: bool = False) -> None:
         """The broker's answer. `one_by_one`: a single partition may be to blame, so each is tried alone."""
-        if sent is not self._sent:
+        if sent is not self.sent:
             return  # of an earlier assignment
-        self._sent = None
+        self.sent = None
         if one_by_one and len(sent.offsets) > 1:
             for tp, wanted in sent.offsets.items():
                 self._waiting.setdefault(tp, wanted)
@@ -143,9 +139,9 @@ class CommitQueue:
     def answer_all(self, results: Mapping[TP, bool]) -> None:
         """The answer to what `all_open` returned."""
         offsets, questions = self.all_open(), self._questions
-        if self._sent is not None:
-            for tp, waiting in self._sent.questions.items():
+        if self.sent is not None:
+            for tp, waiting in self.sent.questions.items():
                 questions[tp] = waiting + questions[tp]
         self._waiting, self._questions, self._alone = {}, defaultdict(list), []
-        self._sent = Sent(offsets, questions)
-        self.answer(self._sent, results)
+        self.sent = Sent(offsets, questions)
+        self.answer(self.sent, results)

@@ -18,7 +18,7 @@ from penstock.processors.hardware.cpu import CpuProbe
 from penstock.processors.hardware.nvml import NvmlProbe
 from penstock.processors.hardware.probe import DeviceFacts
 from penstock.processors.models.catalog import ModelConfig
-from penstock.processors.models.sizing import ModelSize, estimate
+from penstock.processors.models.sizing import ModelSize, limits_of
 
 Facts = Callable[[str], DeviceFacts | None]
 """What is known of a device by its name."""
@@ -107,7 +107,7 @@ def make_child(making: Making) -> Engine:
 
     config, options = making.config, making.options
     assert config.kind.backend is not None
-    limits = estimate(config).limits
+    limits = limits_of(config)
     load_timeout_s = float(options.pop("load_timeout_s", 300))
     silent_s = float(options.pop("silent_s", 60))
     if limits.tokens is not None:

@@ -18,7 +18,6 @@ from penstock.processors.engines.process.causes import cause_of
 from penstock.processors.models import sizing
 from penstock.processors.models.catalog import ModelConfig, engine_identity, share_cores
 from penstock.processors.models.factory import make_engine
-from penstock.processors.models.parts import Part
 from penstock.processors.models.sizing import ModelSize, OnProgress
 from penstock.schemas.errors import EngineFailed, InsufficientCapacity, ModelNotFound, PenstockError
 
@@ -117,11 +116,6 @@ class ModelManager:
     def held(self) -> dict[ReplicaKey, Engine]:
         """All engines, those that load and those that end among them."""
         return {key: held.engine for key, held in self._held.items() if held.engine is not None}
-
-    def parts(self, model: str) -> tuple[Part, ...]:
-        """What its memory is made of, as estimated; nothing before it was sized."""
-        size = self._sizes.get(model)
-        return () if size is None else size.parts
 
     def need_bytes(self, model: str) -> int | None:
         """What it takes on a device: what its entry says, else what was estimated; None before it was sized."""

@@ -25,7 +25,7 @@ from penstock.processors.models.factory import make_engine
 from penstock.processors.models.machine import Machine, Resident
 from penstock.processors.models.manager import ModelManager, Reports
 from penstock.processors.models.remembered import RememberedEstimates
-from penstock.processors.models.sizing import Estimate, estimate, size_model
+from penstock.processors.models.sizing import size_model
 from penstock.processors.settings import WorkerSettings
 from penstock.schemas.abilities import READ_IMAGES, Need
 from penstock.schemas.choosing import Candidate, Choice, choose, only
@@ -194,9 +194,6 @@ class Serving:
     def devices(self, model: str) -> list[str]:
         """Where its engines are that take runs; none for one that takes no memory of this machine."""
         return sorted({device for replica in self._flow.lane(model).ready for device in replica.devices})
-
-    def estimate(self, model: str) -> Estimate:
-        return estimate(self.catalog.get(model))
 
     def defaults(self, model: str) -> Mapping[str, Any]:
         """The parameters of its runs where a request leaves them out."""

@@ -1,4 +1,4 @@
-"""How large a model is before it is loaded: the memory that its engine will take, and what its runs will need of it."""
+"""How large a model is before it is loaded: the memory that its engine will take, and the limits that it will have."""
 
 from __future__ import annotations
 
@@ -16,18 +16,12 @@ from penstock.common.threads import in_daemon_thread
 from penstock.processors.core.fleet.estimates import Shape
 from penstock.processors.core.fleet.ledger import CannotLoad
 from penstock.processors.engines.base import Limits
-from penstock.processors.engines.process.loading import block_size, cache_tokens
+from penstock.processors.engines.process.loading import cache_tokens
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.fetching import PROGRESS
 from penstock.processors.models.parts import PARTS, PROCESS_BYTES, Part, memory_parts, shape_of
 from penstock.schemas.errors import InvalidRequest
 
-BYTES_PER_TOKEN = 4
-"""Of text, before a tokenizer is there to count."""
-DEFAULT_MAX_TOKENS = 512
-
-ProcessBytes = Callable[[str, int], Awaitable[int]]
-"""What a process of a kind of engine, with so many threads, owns beside its model."""
 OnProgress = Callable[[float], None]
 """Hears how much of a download is there, from 0 to 1."""
 
@@ -48,46 +42,14 @@ class ModelSize:
     """What its options allow of its largest batch."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
-    """What is known of a model's engine before it is loaded. `limits` and `block` are those it will have."""
-
-    limits: Limits
-    bytes_per_token: int = BYTES_PER_TOKEN
-    default_max_tokens: int = DEFAULT_MAX_TOKENS
-    block: int = 1
-
-    def need_tokens(self, text_bytes: int, max_tokens: int | None) -> int:
-        """Tokens that a run will need of the engine, about; 0 where tokens are not what limits."""
-        if self.limits.tokens is None:
-            return 0
-        answer = self.default_max_tokens if max_tokens is None else max_tokens
-        tokens = -(-text_bytes // self.bytes_per_token) + answer
-        return min(-(-tokens // self.block) * self.block, self.limits.tokens)
-
-
-def estimate(config: ModelConfig) -> Estimate:
-    """As its kind of engine has it."""
-    return load(config.kind.estimate)(config)
-
-
 def slots_of(config: ModelConfig) -> int:
     return int(config.options.get("slots", config.kind.slots))
 
 
-def slots_estimate(config: ModelConfig) -> Estimate:
-    """Of an engine that only its slots limit."""
-    return Estimate(limits=Limits(slots=slots_of(config)))
-
-
-def text_estimate(config: ModelConfig) -> Estimate:
-    """Of an engine with a cache of tokens."""
-    options = config.options
-    return Estimate(
-        limits=Limits(slots=slots_of(config), tokens=cache_tokens(options)),
-        default_max_tokens=int(config.defaults.get("max_tokens", DEFAULT_MAX_TOKENS)),
-        block=block_size(options),
-    )
+def limits_of(config: ModelConfig) -> Limits:
+    """Of an engine in a process of its own. Tokens limit those that have a cache of them."""
+    caches = "cache_tokens" in config.kind.options
+    return Limits(slots=slots_of(config), tokens=cache_tokens(config.options) if caches else None)
 
 
 async def _not_measured(kind: str, threads: int) -> int:
@@ -213,9 +175,6 @@ async def fetch(
 def weights_need(path: Path, config: ModelConfig) -> int:
     """Bytes that an engine of this model will take."""
     return sum(part.bytes for part in memory_parts(path, config.engine, config.options))
-
-
-text_need = weights_need
 
 
 def usable_cores() -> int:

@@ -170,15 +170,13 @@ class Penstock:
                 ledger = self._world.ledger
                 ledger.reserve(decision.device, decision.bytes, decision.model, decision.until, self._world.now)
             case Drain() | Unload():
-                replica = self._replica(decision.model, decision.replica)
+                place = (decision.model, decision.replica)
+                replica = next(one for one in self._world.replicas if (one.model.model, one.number) == place)
                 replica.for_model = decision.for_model
                 if isinstance(decision, Drain):
                     replica.state = "draining"
                 else:
                     self._world.unload(replica)
-
-    def _replica(self, model: str, number: int) -> Replica:
-        return next(one for one in self._world.replicas if (one.model.model, one.number) == (model, number))
 
 
 def _expired(job: Job, now: float) -> bool:

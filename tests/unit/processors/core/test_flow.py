@@ -867,7 +867,7 @@ def test_another_pools_request_is_moved_and_committed_without_running() -> None:
     work = world.submit("r", pool="other")
     assert work is not None
     moves = [effect for effect in world.seen if isinstance(effect, ask.Republish)]
-    assert [(move.pool, move.partition, move.origin) for move in moves] == [("other", None, work.origin)]
+    assert [(move.pool, move.partition, move.origin) for move in moves] == [("other", None, work.first_place)]
     assert (world.started, world.ended, world.letters, world.committed()) == ([], [], [], 1)
 
 

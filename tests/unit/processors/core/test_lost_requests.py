@@ -47,7 +47,7 @@ def test_what_is_held_is_left_alone(moved: bool) -> None:
     work = world.submit("r1", belongs_on=3 if moved else None, settle=False)
     assert work is not None
     world.flow.take_effects()
-    assert end_lost(world, origin=work.origin) == []
+    assert end_lost(world, origin=work.first_place) == []
     assert world.flow.works == {work.key: work}
 
 

@@ -37,7 +37,7 @@ def publish(reader: ResultFold, work: Work, kind: str) -> None:
             request_id=work.request_id,
             tenant="default",
             kind=kind,
-            origin=work.origin,
+            origin=work.first_place,
             attempt=work.attempt,
             epoch=work.epoch,
             task="text_generation",

@@ -102,7 +102,7 @@ async def test_hostile_urls(tmp_path: Any) -> None:
             fetcher = ImageFetcher(
                 rules, max_bytes=200_000, timeout_s=timeout_s, max_redirects=3, resolve=Dns(), network=network
             )
-            return ImageInputs(ArtifactStore(tmp_path), decoders, fetcher, max_bytes=200_000)
+            return ImageInputs(lambda: ArtifactStore(tmp_path), decoders, fetcher, max_bytes=200_000)
 
         patient, hurried = inputs(60), inputs(0.3)
         try:

@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> ArtifactStore:
 
 @pytest.fixture
 def inputs(store: ArtifactStore) -> Generator[ImageInputs]:
-    made = image_inputs(ImagesSection(max_bytes=50_000), store)
+    made = image_inputs(ImagesSection(max_bytes=50_000), lambda: store)
     yield made
     made.close()
 

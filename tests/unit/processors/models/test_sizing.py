@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.processors.core.fleet.ledger import CannotLoad
+from penstock.processors.engines.base import Limits
 from penstock.processors.engines.process import loading
 from penstock.processors.models import parts, sizing
 from penstock.processors.models.catalog import ModelConfig
@@ -106,17 +107,13 @@ def test_device_and_dtype(options: dict[str, str], device: str, dtype: str) -> N
     assert (loading.device_name(options), loading.dtype_name(options)) == (device, dtype)
 
 
-def test_an_estimate_counts_bytes_and_the_answer_in_whole_blocks() -> None:
+def test_tokens_in_whole_blocks_limit_engines_with_a_cache_of_them() -> None:
     options = {"cache_tokens": 1000, "block_size": 32, "slots": 4}
-    config = ModelConfig(id="m", source="x", engine="text", options=options, defaults={"max_tokens": 100})
-    found = sizing.estimate(config)
-    assert (found.limits.slots, found.limits.tokens) == (4, 992)
-    assert found.need_tokens(40, 10) == 32
-    assert found.need_tokens(40, None) == 128
-    assert found.need_tokens(1_000_000, 10) == 992
+    assert sizing.limits_of(ModelConfig(id="m", source="x", engine="text", options=options)) == Limits(
+        slots=4, tokens=992
+    )
     for engine, slots in (("noop", 256), ("remote", 8), ("embedding", 256)):
-        found = sizing.estimate(ModelConfig(id="m", source="x", engine=engine))
-        assert (found.limits.slots, found.limits.tokens, found.need_tokens(10_000, 5)) == (slots, None, 0)
+        assert sizing.limits_of(ModelConfig(id="m", source="x", engine=engine)) == Limits(slots=slots)
 
 
 async def test_quantisation_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,11 +138,6 @@ class Estimates:
         learned = self._learned.get(key)
         return 0 if learned is None else len(learned.samples)
 
-    def forget(self, model: str) -> None:
-        """Its files are others now."""
-        for key in [key for key in self._learned if key.model == model]:
-            del self._learned[key]
-
     # -- booking
 
     def _booked(self, learned: _Learned, shape: Shape, estimate_bytes: int) -> float:

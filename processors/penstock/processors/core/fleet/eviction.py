@@ -7,7 +7,7 @@ those it holds up, over the bytes that come back. *Busy* ones go only for more u
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.processors.core.fleet.views import NEVER, NO_DEMAND, ModelView, PlacementSettings, ReplicaView, Want
 
@@ -35,29 +35,23 @@ class Choice:
     cost: tuple[float, float]
 
 
+@dataclass(eq=False)
 class Evictions:
-    """What may be given up now. `ending`: (model, replica) that are given up already."""
+    """What may be given up now. `_ending`: (model, replica) that are given up already."""
 
-    def __init__(
-        self,
-        now: float,
-        models: Mapping[str, ModelView],
-        replicas: Sequence[ReplicaView],
-        of_model: Mapping[str, Sequence[ReplicaView]],
-        settings: PlacementSettings,
-        ending: Set[tuple[str, int]],
-    ) -> None:
-        self._now = now
-        self._models = models
-        self._replicas = replicas
-        self._of_model = of_model
-        self._settings = settings
-        self._ending = ending
-        self._victims: dict[tuple[int, bool], list[Victim]] = {}
-        self.waiting_at: set[tuple[str, int]] = set()
-        """Replicas on which runs wait for memory: of their models' replicas they are those that stay."""
-        self.kept: set[tuple[str, int]] = set()
-        """Of those, the replicas of runs that come before whoever is served now: they are not given up for it."""
+    _now: float
+    _models: Mapping[str, ModelView]
+    _replicas: Sequence[ReplicaView]
+    _of_model: Mapping[str, Sequence[ReplicaView]]
+    _settings: PlacementSettings
+    _ending: Set[tuple[str, int]]
+    _victims: dict[tuple[int, bool], list[Victim]] = field(
+        init=False, default_factory=dict[tuple[int, bool], list[Victim]]
+    )
+    waiting_at: set[tuple[str, int]] = field(init=False, default_factory=set[tuple[str, int]])
+    """Replicas on which runs wait for memory: of their models' replicas they are those that stay."""
+    kept: set[tuple[str, int]] = field(init=False, default_factory=set[tuple[str, int]])
+    """Of those, the replicas of runs that come before whoever is served now: they are not given up for it."""
 
     # -- choosing
 

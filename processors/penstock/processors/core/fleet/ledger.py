@@ -37,7 +37,6 @@ class Grant:
     number: int
     owner: str
     needs: Mapping[str, int]
-    granted_at: float
 
     @property
     def device(self) -> str:
@@ -213,7 +212,7 @@ class Ledger:
             if not held.observed or need > held.free_for(claimant, now):
                 return None
         self._number += 1
-        grant = Grant(number=self._number, owner=owner, needs=dict(needs), granted_at=now)
+        grant = Grant(number=self._number, owner=owner, needs=dict(needs))
         self._grants[grant.number] = grant
         for device, need in needs.items():
             self._devices[device].set_held(grant.number, need)

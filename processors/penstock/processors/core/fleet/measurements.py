@@ -46,8 +46,8 @@ class Measurements:
             for device, measured_bytes in by_device.items():
                 if device == replica.device:
                     self._measured(replica, measured_bytes, (peaks or {}).get((model, number), 0))
-                elif device in replica.devices:
-                    self._measured_beside(replica, device, measured_bytes)
+                elif device in replica.devices and replica.grant is not None:
+                    self._ledger.measure(replica.grant, device, max(0, measured_bytes - held_by_runs(replica)))
         self._agenda.plan_soon()
 
     def unread(self, devices: Iterable[str]) -> None:
@@ -82,11 +82,6 @@ class Measurements:
                     self._memory.is_back()
                 replica.bytes = booked
                 return
-
-    def _measured_beside(self, replica: Replica, device: str, measured_bytes: int) -> None:
-        """What it holds of a device beside its first."""
-        if replica.grant is not None:
-            self._ledger.measure(replica.grant, device, max(0, measured_bytes - held_by_runs(replica)))
 
     def warmed_up(self, lane: Lane, replica: Replica, measured_bytes: int, peak_bytes: int) -> None:
         """It is ready. On a card it holds by now what it will hold: what was granted beyond that comes back.

@@ -11,7 +11,7 @@ from penstock.processors.core.fleet import views as plan
 from penstock.processors.core.fleet.heads import MemoryHeads
 from penstock.processors.core.fleet.lane import Lane, Lanes, RunWant
 from penstock.processors.core.fleet.lane_failures import LaneFailures
-from penstock.processors.core.fleet.ledger import DeviceCapacity, Ledger
+from penstock.processors.core.fleet.ledger import Ledger
 from penstock.processors.core.fleet.lifecycle import Lifecycle
 from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.fleet.placement import decide
@@ -84,17 +84,14 @@ class Placing:
             self._agenda.plan_later(now)
         lane.asked_for = waited_for
         if waited_for:
-            self._tell_waiting(lane, now)
+            status = "waiting_for_memory" if lane.short else "loading_model"
+            for work in itertools.islice(self._scheduler.fronts.waiting(lane.name), TOLD_WAITING):
+                self._statuses.say(work, status, now)
 
     def loading_progressed(self, model: str, fraction: float, now: float) -> None:
         """So much of the model's download is there, from 0 to 1: who waits for it hears so."""
         for work in itertools.islice(self._scheduler.fronts.waiting(model), TOLD_WAITING):
             self._statuses.say_at_once(work, "loading_model", now, f"loading_model {fraction:.0%}")
-
-    def _tell_waiting(self, lane: Lane, now: float) -> None:
-        status = "waiting_for_memory" if lane.short else "loading_model"
-        for work in itertools.islice(self._scheduler.fronts.waiting(lane.name), TOLD_WAITING):
-            self._statuses.say(work, status, now)
 
     # -- all models together
 
@@ -153,15 +150,13 @@ class Placing:
             lane.too_small.add(replica.device)
             self._lifecycle.drain(lane, replica, "too_small", None)
         else:
-            largest = max([*others, *self._here(replica)], key=lambda one: one.limit_bytes)
+            here = [one for one in self._ledger.devices() if one.device == replica.device]
+            largest = max([*others, *here], key=lambda one: one.limit_bytes)
             error = self._ledger.insufficient(f"{lane.name} with this run", {largest.device: need})
             if work.run is not None:
                 self._grants.take_from_its_replica(lane, work)
             self._endings.end_waiting(work, "lane_failed", error, now)
         self._agenda.look_at(lane)
-
-    def _here(self, replica: Replica) -> list[DeviceCapacity]:
-        return [one for one in self._ledger.devices() if one.device == replica.device]
 
     def _undo_needless_drains(self, heads: Mapping[str, Head]) -> None:
         """Nobody waits for the room of what is being drained any more."""

@@ -29,7 +29,8 @@ class Registry:
         """`output_bytes`: of finished outputs in memory, at which nothing more starts."""
         self._emit = emit
         self.most_output_bytes = output_bytes
-        self._output_bytes = 0
+        self.output_bytes = 0
+        """Of finished outputs that the broker, or the store of artifacts, does not have yet."""
         self.works: dict[WorkKey, Work] = {}
         self.generation = -1
         self.owned_since_ms: float = float("inf")
@@ -90,7 +91,7 @@ class Registry:
 
     def hold_output(self, work: Work, size: int) -> None:
         """So many bytes of its output are in memory until its end is durable."""
-        self._output_bytes += size - work.output_bytes
+        self.output_bytes += size - work.output_bytes
         work.output_bytes = size
 
     def too_many_endings(self, tp: TP, *, was_paused: bool) -> bool:
@@ -104,9 +105,4 @@ class Registry:
     @property
     def stalled(self) -> bool:
         """Whether so many ends are under way, or bytes of their outputs in memory, that nothing more should start."""
-        return self._ends_under_way >= ENDINGS_IN_ALL or self._output_bytes >= self.most_output_bytes
-
-    @property
-    def output_bytes(self) -> int:
-        """Of finished outputs that the broker, or the store of artifacts, does not have yet."""
-        return self._output_bytes
+        return self._ends_under_way >= ENDINGS_IN_ALL or self.output_bytes >= self.most_output_bytes

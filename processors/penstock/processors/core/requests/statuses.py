@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import islice
 
 from penstock.processors.core.effects import Status
@@ -35,26 +36,20 @@ def status_event(
     return Status(work.subject, status, detail, done, waiting, position, work.model_reason, work.ttl_ms, step, steps)
 
 
+@dataclass(eq=False)
 class Statuses:
-    """`emit` takes the statuses that have lasted for the linger. `on_run` hears of each work that goes to its engine.
+    """`_emit` takes the statuses that have lasted for the linger. `_on_run` hears of each work that goes to its engine.
 
     Without an explainer nothing is said of what a request waits for.
     """
 
-    def __init__(
-        self,
-        emit: Callable[[Status], None],
-        linger_s: float,
-        explainer: Explainer | None = None,
-        on_run: Callable[[Work, float], None] = lambda work, now: None,
-    ) -> None:
-        self._emit = emit
-        self._linger_s = linger_s
-        self._explainer = explainer
-        self._on_run = on_run
-        self._due: deque[tuple[float, Work, str]] = deque()
-        self._turns: dict[Work, None] = {}
-        """Turns of conversations that stated another reason than the turn before them, or did until they started."""
+    _emit: Callable[[Status], None]
+    _linger_s: float
+    _explainer: Explainer | None = None
+    _on_run: Callable[[Work, float], None] = lambda work, now: None
+    _due: deque[tuple[float, Work, str]] = field(init=False, default_factory=deque[tuple[float, Work, str]])
+    _turns: dict[Work, None] = field(init=False, default_factory=dict[Work, None])
+    """Turns of conversations that stated another reason than the turn before them, or did until they started."""
 
     def say(self, work: Work, status: str, now: float) -> None:
         """The work is in this status from now on."""

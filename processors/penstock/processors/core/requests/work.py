@@ -245,11 +245,6 @@ class Work:
         return self.told if self.told is not None and self.told.model == self.lane else None
 
     @property
-    def origin(self) -> Origin:
-        """The first record of the request."""
-        return self.first_place
-
-    @property
     def first_key(self) -> WorkKey:
         """Where its first record stands: copies that were moved elsewhere have the same one."""
         return key_of(self.first_place)

@@ -12,13 +12,12 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from penstock.processors.core.fleet.ledger import OutOfMemory
 from penstock.processors.engines.backend import Emit
 from penstock.processors.engines.batching.limit import BatchLimit
-from penstock.processors.engines.batching.window import BatchWindow
 from penstock.processors.engines.process.out_of_memory import free_caches, is_out_of_memory
 from penstock.schemas.errors import EngineFailed
 from penstock.schemas.texts import shortened
@@ -63,6 +62,29 @@ class Computing(Protocol[ItemT, ResultT]):
         ...
 
     def ended(self, item: ItemT, result: ResultT | EngineFailed) -> None: ...
+
+
+class BatchWindow:
+    """Calls `begin` on the event loop: at once for a full batch, else `seconds` after the first look."""
+
+    def __init__(self, seconds: float, begin: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._seconds = seconds
+        self._begin = begin
+        self._timer: asyncio.TimerHandle | None = None
+
+    def look(self, *, full: bool) -> None:
+        """A batch could begin: a run has come to an idle model, or another batch has ended."""
+        if full or not self._seconds:
+            self._now()
+        elif self._timer is None:
+            self._timer = self._loop.call_later(self._seconds, self._now)
+
+    def _now(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._begin()
 
 
 class Batches(Generic[ItemT, ResultT]):

@@ -116,7 +116,8 @@ class ControlledRunner(ModelRunner):
             allowed = self._masks.allowed([control.matcher for _, control in guided], scores.size(-1))
         except Exception as error:
             logger.exception("engine.mask_failed")
-            self._fail_rows(guided, EngineFailed(f"{type(error).__name__} while the grammar was followed"))
+            for _, control in guided:
+                self._end(control, EngineFailed(f"{type(error).__name__} while the grammar was followed"))
             return
         some = allowed.any(axis=1)
         for place, (_, control) in enumerate(guided):
@@ -167,10 +168,6 @@ class ControlledRunner(ModelRunner):
             control.logprobs.append(Logprob(tokens[row], chosen[place], top))
 
     # -- failures
-
-    def _fail_rows(self, rows: list[Row], error: PenstockError) -> None:
-        for _, control in rows:
-            self._end(control, error)
 
     def _end(self, control: Control, error: PenstockError) -> None:
         self._fail(control.state.request_id, error)

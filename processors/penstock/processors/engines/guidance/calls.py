@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.processors.engines.guidance.call_arguments import ArgumentsScanner
 from penstock.processors.engines.guidance.dialects import Dialect
-from penstock.schemas.finite_json import loads_finite
+from penstock.schemas.finite_json import loads_finite, no_constant
 
 Json = dict[str, Any]
 
@@ -237,7 +237,7 @@ class CallReader:
 
 def _values(text: str) -> Iterator[Json]:
     """The JSON objects of a text: alone, in a list, or one after another with `;` or `,` between."""
-    decoder = json.JSONDecoder(parse_constant=_no_constant)
+    decoder = json.JSONDecoder(parse_constant=no_constant)
     place = 0
     while (place := _skip(text, place)) < len(text):
         if (named := _NAMED.match(text, place)) is not None:
@@ -246,10 +246,6 @@ def _values(text: str) -> Iterator[Json]:
             continue
         value, place = decoder.raw_decode(text, place)
         yield from value if isinstance(value, list) else [value]
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _skip(text: str, place: int) -> int:

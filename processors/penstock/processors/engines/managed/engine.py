@@ -97,7 +97,6 @@ class ManagedEngine(Engine):
         self._addresses = addresses
         self._on_card = devices[0].startswith("cuda") if addresses is None else bool(addresses)
         self._log = logs / f"{_file_name(model)}.log"
-        self._state = EngineState.NEW
         self._process: ServerProcess | None = None
         self._remote: RemoteEngine | None = None
         self._url = ""
@@ -107,10 +106,6 @@ class ManagedEngine(Engine):
         self._checks: asyncio.Task[None] | None = None
         self._tasks = BackgroundTasks()
         self._runs: dict[str, _RunSink] = {}
-
-    @property
-    def state(self) -> EngineState:
-        return self._state
 
     @property
     def pid(self) -> int | None:

@@ -59,7 +59,6 @@ class ChildEngine(Engine):
         self._limits = limits
         self._load_timeout_s = load_timeout_s
         self._silent_s = silent_s
-        self._state = EngineState.NEW
         self._process: EngineProcess | None = None
         self._started: asyncio.Future[None] | None = None
         self._info = EngineInfo()
@@ -72,10 +71,6 @@ class ChildEngine(Engine):
         self._silence: asyncio.TimerHandle | None = None
         self._death: asyncio.Task[None] | None = None
         self._tasks = BackgroundTasks()
-
-    @property
-    def state(self) -> EngineState:
-        return self._state
 
     @property
     def pid(self) -> int | None:

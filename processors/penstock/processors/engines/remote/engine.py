@@ -106,14 +106,9 @@ class RemoteEngine(Engine):
         self._http: httpx.AsyncClient | None = None
         self._tasks: dict[str, tuple[asyncio.Task[None], GuardedSink]] = {}
         self._background = BackgroundTasks()
-        self._state = EngineState.NEW
         self._trial = PrefixTrial(model, self._name, self._ask_trial) if options.get("continue") == PREFIX else None
         self._refused: deque[str] = deque(maxlen=REFUSED_KEPT)
         """Requests whose prefix the server has refused, the newest."""
-
-    @property
-    def state(self) -> EngineState:
-        return self._state
 
     async def start(self) -> None:
         """Raises InvalidRequest; EngineFailed if `stop` is called before the server was tried."""

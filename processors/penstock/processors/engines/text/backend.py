@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
@@ -155,13 +155,9 @@ class TextBackend:
             self._tokenizer,
             Grammars(self._tokenizer, vocabulary=self._vocabulary, end_ids=sorted(self._all_eos)),
             vocabulary=self._vocabulary,
-            slots=self._slots,
+            slots=int(self._options.get("slots", 64)),
             options=self._options,
         )
-
-    @property
-    def _slots(self) -> int:
-        return int(self._options.get("slots", 64))
 
     def _start_batching(self) -> BatchingLoop:
         from penstock.processors.engines.batching.continuous import start_loop
@@ -449,9 +445,6 @@ class TextBackend:
             self._give_loop()
             self._tell_limits()
             return
-        self._end_process()
-
-    def _end_process(self) -> NoReturn:
         logger.error("engine.batching_loop_died runs=%d error=%s", len(self._runs), self._batching.reason)
         leave(1)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+from penstock.common.tasks import end_all
 from penstock.processors.background import BackgroundTasks
 from penstock.processors.engines.base import (
     Engine,
@@ -235,9 +236,7 @@ class _Summary:
         try:
             return list(await asyncio.gather(*tasks))
         except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_all(tasks)
             raise
 
     async def _mapped(self, prompt: str, text: str) -> str:
