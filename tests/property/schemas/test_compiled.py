@@ -302,7 +302,7 @@ def test_what_does_not_fit_is_bad_avro(kind: type[Record], data: st.DataObject) 
         encoded = CODEC.encode(record)
     except BadAvro:
         return
-    assert DECODERS[kind](encoded) == REFERENCE_DECODERS[kind](encoded)
+    assert repr(DECODERS[kind](encoded)) == repr(REFERENCE_DECODERS[kind](encoded)), "as text: no NaN equals another"
     try:
         expected = written(current(kind), record.to_dict())
     except (TypeError, ValueError):  # fastavro takes no boolean for an optional number
