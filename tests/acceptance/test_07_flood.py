@@ -15,7 +15,7 @@ from system import Process, System, eventually
 
 pytestmark = pytest.mark.alone
 
-FLOOD = 1_000
+FLOOD = 2_000
 CAP = 128
 """In flight: four partitions of the low topic with a commit span of a quarter each."""
 SLOW = {

@@ -431,10 +431,10 @@ def summary_added_nowhere() -> list[Patch]:
     """What takes no turn has its outcome, and its conversation nothing of it."""
     prepared = Attempts.prepared
 
-    def prepared_without_topic(self: Attempts, *facts: Any, topic_id: str | None = None, **named: Any) -> None:
+    def prepared_as_others(self: Attempts, *facts: Any, appends: bool = False, **named: Any) -> None:
         prepared(self, *facts, **named)
 
-    return [(Attempts, "prepared", prepared_without_topic)]
+    return [(Attempts, "prepared", prepared_as_others)]
 
 
 @plant_for("pause_suspects")

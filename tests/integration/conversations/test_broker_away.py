@@ -82,7 +82,7 @@ async def one_turn(turns: Turns, conversation: str, number: int) -> list[str]:
         asked, f"answer {number}", epoch=1, attempt=1, model="m", finish_reason="stop", usage=None, now_ms=0
     )
     assert (await turns.finish(answer, mine, topic_id)).content == f"answer {number}"
-    return [message["content"] for message in start.history]
+    return [message["content"] for message in start.past.messages]
 
 
 async def all_turns(side: Side, number: int, prefix: str = "c") -> list[list[str]]:
