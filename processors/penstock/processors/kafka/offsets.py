@@ -26,6 +26,7 @@ FENCED = frozenset(
         KafkaError.UNKNOWN_MEMBER_ID,
         KafkaError.REBALANCE_IN_PROGRESS,
         KafkaError.FENCED_INSTANCE_ID,
+        KafkaError.GROUP_ID_NOT_FOUND,  # a broker that lost its newest records, with the group among them
     )
 )
 """Answers that say that this generation is over for this member: another assignment will come."""

@@ -114,7 +114,13 @@ def test_it_ends_unknown_when_told_to() -> None:
 
 
 @pytest.mark.parametrize(
-    "over", [KafkaError.ILLEGAL_GENERATION, KafkaError.UNKNOWN_MEMBER_ID, KafkaError.REBALANCE_IN_PROGRESS]
+    "over",
+    [
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.GROUP_ID_NOT_FOUND,
+    ],
 )
 def test_a_generation_that_is_over_is_given_up(over: int) -> None:
     kafka = FakeConsumer([[Partition(A, NONE)]], [[Partition(A, 3)]], [over])
