@@ -135,8 +135,8 @@ def test_a_process_has_nothing_of_the_environment(processors: ImageProcessors, m
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of the worker")
     processors.start(1)
     (pid,) = processors.pool.pids()
-    names = {entry.partition(b"=")[0] for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if entry}
-    assert names == {b"PYTHONPATH"}
+    environ = wait_until(Path(f"/proc/{pid}/environ").read_bytes, describe="it has begun")
+    assert {entry.partition(b"=")[0] for entry in environ.split(b"\0") if entry} == {b"PYTHONPATH"}
 
 
 OPENED = {"opened": True}
