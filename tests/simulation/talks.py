@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.processors.conversations.log import ConversationLog, SummaryMark
-from penstock.processors.conversations.messages import answer_message, input_messages, summary_message
+from penstock.processors.conversations.messages import answer_message, as_summary, input_messages
 from penstock.processors.core.requests.states import OVER, Stage
 from penstock.processors.core.requests.work import Run, Work
 from penstock.schemas.errors import Conflict, PenstockError, conversation_deleted
@@ -298,16 +298,7 @@ class Turns:
         """Append the answer unless one stands; `then` is told the one that counts. `deleted`: its topic is gone."""
         line, request_id = work.line or "", work.request_id
         topic_id = "" if work.run is None else work.run.topic_id or ""
-        answer = answer_message(
-            work.request,
-            text,
-            epoch=work.epoch,
-            attempt=work.attempt,
-            model=work.lane,
-            finish_reason="stop",
-            usage=None,
-            now_ms=0,
-        )
+        answer = _answer(work, text)
 
         def attempt() -> None:
             if keeps():
@@ -383,17 +374,7 @@ class Turns:
     ) -> None:
         """Append the summary unless the request has added one; `then` is told the one that counts."""
         line, request_id = _line(work), work.request_id
-        summary = summary_message(
-            work.request,
-            text,
-            covers_through=made_of.through,
-            epoch=work.epoch,
-            attempt=work.attempt,
-            model=work.lane,
-            finish_reason="stop",
-            usage=None,
-            now_ms=0,
-        )
+        summary = as_summary(_answer(work, text), made_of.through)
 
         def keeps() -> bool:
             return work.stage is Stage.KEEPING
@@ -438,6 +419,19 @@ class Turns:
     def _standing(self, line: str, request_id: str) -> str | None:
         answer = self._talks.log(line).answer(request_id)
         return None if answer is None else answer.content
+
+
+def _answer(work: Work, text: str) -> ConversationMessage:
+    return answer_message(
+        work.request,
+        text,
+        epoch=work.epoch,
+        attempt=work.attempt,
+        model=work.lane,
+        finish_reason="stop",
+        usage=None,
+        now_ms=0,
+    )
 
 
 def _line(work: Work) -> str:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from penstock.common.clock import now_ms
 from penstock.processors.background import BackgroundTasks
-from penstock.processors.conversations.messages import answer_message, summary_message
+from penstock.processors.conversations.messages import answer_message, as_summary
 from penstock.processors.conversations.turns import LostOwnership, ToSumUp, Turns
 from penstock.processors.core.effects import Begin, Keep, LookUp, Prepare, ShowPreview, Start
 from penstock.processors.core.flow import Flow
@@ -310,23 +310,24 @@ class Execution:
     ) -> Finished | None:
         """Append the answer, or the summary. None when it is what counts in the log, else the earlier one that does."""
         keeps = partial(self._flow.endings.awaits, subject, Stage.KEEPING)
-        about: dict[str, Any] = {
-            "epoch": subject.epoch,
-            "attempt": subject.attempt,
-            "model": subject.lane,
-            "finish_reason": finished.finish_reason,
-            "usage": usage_of(finished),
-            "now_ms": now_ms(),
-        }
-        text, output = str(finished.output.get("text") or ""), finished.output
+        record = answer_message(
+            subject.request,
+            str(finished.output.get("text") or ""),
+            epoch=subject.epoch,
+            attempt=subject.attempt,
+            model=subject.lane,
+            finish_reason=finished.finish_reason,
+            usage=usage_of(finished),
+            now_ms=now_ms(),
+            tool_calls=finished.output.get("tool_calls"),
+            artifacts=references,
+        )
         if subject.task == SUMMARY:
-            if not text.strip():
+            if not record.content.strip():
                 raise EngineFailed("the model gave no summary")
-            record = summary_message(subject.request, text, covers_through=output["covers_through"], **about)
+            record = as_summary(record, finished.output["covers_through"])
             winner = await self._turns.add_summary(record, keeps, to)
         else:
-            calls = output.get("tool_calls")
-            record = answer_message(subject.request, text, tool_calls=calls, artifacts=references, **about)
             winner = await self._turns.finish(record, keeps, to)
         if winner is record or _said(winner) == _said(record):
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from penstock.schemas.records import ArtifactRef, ConversationMessage, InferenceRequest, Usage
@@ -80,35 +81,9 @@ def answer_message(
     )
 
 
-def summary_message(
-    request: InferenceRequest,
-    text: str,
-    *,
-    covers_through: int,
-    epoch: int,
-    attempt: int,
-    model: str | None,
-    finish_reason: str | None,
-    usage: Usage | None,
-    now_ms: int,
-) -> ConversationMessage:
-    """The record that stands for all messages up to an offset."""
-    return ConversationMessage(
-        request_id=request.request_id,
-        tenant=request.tenant,
-        conversation_id=request.conversation_id or "",
-        direction="summary",
-        epoch=epoch,
-        attempt=attempt,
-        role="system",
-        content=text,
-        created_at=now_ms,
-        model=model,
-        finish_reason=finish_reason,
-        usage=usage,
-        covers_through=covers_through,
-        metadata=dict(request.metadata),
-    )
+def as_summary(answer: ConversationMessage, covers_through: int) -> ConversationMessage:
+    """The same text as the record that stands for all messages up to an offset."""
+    return replace(answer, direction="summary", role="system", covers_through=covers_through)
 
 
 def as_chat(message: ConversationMessage) -> dict[str, Any]:

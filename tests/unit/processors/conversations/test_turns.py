@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.processors.conversations.messages import answer_message, input_messages, summary_message
+from penstock.processors.conversations.messages import answer_message, as_summary, input_messages
 from penstock.processors.conversations.turns import LostOwnership, Turns, TurnStart
 from penstock.processors.kafka.broker_watch import BrokerWatch
 from penstock.processors.past import Summary
@@ -731,9 +731,7 @@ def summing(request_id: str, *, conversation_id: str | None = "c1") -> Inference
 
 
 def summary_of(of: InferenceRequest, text: str, through: int) -> ConversationMessage:
-    return summary_message(
-        of, text, covers_through=through, epoch=1, attempt=1, model="m", finish_reason="stop", usage=None, now_ms=0
-    )
+    return as_summary(answer(of, text), through)
 
 
 async def add(turns: Turns, request_id: str, through: int | None = None) -> ConversationMessage:
