@@ -115,6 +115,12 @@ def topic_id(settings: KafkaSettings, topic: str, timeout_s: float = 10.0) -> st
     return None if found is None else str(found.topic_id)
 
 
+def topic_ids(settings: KafkaSettings, topics: Sequence[str], timeout_s: float = 10.0) -> dict[str, str]:
+    """Kafka's ids of the topics that exist."""
+    found = _descriptions(settings, topics, timeout_s, missing_ok=True)
+    return {name: str(description.topic_id) for name, description in found.items()}
+
+
 def create_conversation_topic(
     settings: KafkaSettings,
     topic: str,

@@ -28,7 +28,7 @@ class ConversationRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """A message that counts, at its offset in the topic."""
+    """A message at its offset in the topic."""
 
     offset: int
     message: ConversationMessage
@@ -40,20 +40,23 @@ def fold_messages(records: Iterable[ConversationRecord]) -> list[Turn]:
     A message may stand there several times, written by several epochs: of one request, direction and number the lowest
     offset counts. A tombstone drops the record of its key. Summaries are not messages of the conversation.
     """
-    by_key: dict[str, ConversationRecord] = {}
+    counted: dict[tuple[str | None, str, int], Turn] = {}
+    for turn in standing(records):
+        message = turn.message
+        if message.direction in ("in", "out"):
+            counted.setdefault((message.request_id, message.direction, message.index), turn)
+    return list(counted.values())
+
+
+def standing(records: Iterable[ConversationRecord]) -> list[Turn]:
+    """All that no tombstone has dropped, repeats and summaries too, in log order."""
+    by_key: dict[str, Turn] = {}
     for record in sorted(records, key=lambda record: record.offset):
         if record.message is None:
             by_key.pop(record.key, None)
         else:
-            by_key.setdefault(record.key, record)
-    counted: dict[tuple[str | None, str, int], Turn] = {}
-    for record in sorted(by_key.values(), key=lambda record: record.offset):
-        message = record.message
-        if message is None or message.direction not in ("in", "out"):
-            continue
-        identity = (message.request_id, message.direction, message.index)
-        counted.setdefault(identity, Turn(offset=record.offset, message=message))
-    return list(counted.values())
+            by_key.setdefault(record.key, Turn(offset=record.offset, message=record.message))
+    return sorted(by_key.values(), key=lambda turn: turn.offset)
 
 
 def read_conversation(

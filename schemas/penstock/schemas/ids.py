@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import uuid
+from collections.abc import Iterable
 
 from penstock.schemas.errors import InvalidRequest
 
@@ -55,6 +56,15 @@ def idempotent_request_id(tenant: str, key: str) -> str:
         return _uuid5(f"idempotency\n{tenant}\n{key}".encode())
     except UnicodeEncodeError:  # half a surrogate pair, which JSON's escapes can carry
         raise InvalidRequest("the idempotency key is not Unicode", param="idempotency_key") from None
+
+
+def summary_request_id(topic_id: str, base: int, offsets: Iterable[int]) -> str:
+    """The request that sums up a span of a conversation: the same for all who find it due.
+
+    `topic_id`: Kafka's id of the conversation's topic. `base`: the offset of the summary before it, -1 without one.
+    `offsets`: of the messages in it. What is summed up again because something was erased is another request.
+    """
+    return str(uuid.uuid5(NAMESPACE, f"summary\n{topic_id}\n{base}\n{','.join(map(str, offsets))}"))
 
 
 def redriven_request_id(tenant: str, request_id: str, origin: str, times: int) -> str:

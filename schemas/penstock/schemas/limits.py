@@ -1,4 +1,4 @@
-"""What one request may hold."""
+"""What one request may hold, and how much of a conversation its prompt holds in any case."""
 
 from __future__ import annotations
 
@@ -26,3 +26,7 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
+
+RECENT_TURNS = 4
+"""So many of a conversation's newest turns stand in the prompt if they fit, also where a summary tells of them: what is
+asked now is about what was said last."""

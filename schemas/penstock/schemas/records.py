@@ -677,6 +677,34 @@ class WebhookDelivery(Record):
     attempts: list[DeliveryAttempt] = field(default_factory=list[DeliveryAttempt])
 
 
+@record
+class SummarizePolicy(Record):
+    """When a conversation is summed up: after so many turns or tokens since the last summary, whichever comes first.
+
+    With neither it is never.
+    """
+
+    every_turns: int | None = None
+    every_tokens: int | None = None
+    model: str | None = None
+
+
+@record
+class ConversationFacts(Record):
+    """What callers set of a conversation beside its messages: all of it, for the topic keeps one record a key.
+
+    `topic_id` is Kafka's id of the conversation's topic. `summarize` is None where the settings decide.
+    """
+
+    tenant: str
+    conversation_id: str
+    updated_at: int
+    topic_id: str | None = None
+    title: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict[str, str])
+    summarize: SummarizePolicy | None = None
+
+
 RECORDS: tuple[type[Record], ...] = (
     InferenceRequest,
     ResultEvent,
@@ -689,5 +717,6 @@ RECORDS: tuple[type[Record], ...] = (
     WorkerState,
     DeadLetterAction,
     WebhookDelivery,
+    ConversationFacts,
 )
 """In the order of their schema ids; append only."""

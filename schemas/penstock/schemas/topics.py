@@ -46,9 +46,10 @@ def conversation_key(tenant: str, conversation_id: str) -> str:
     return conversation_id if tenant == DEFAULT_TENANT else f"{tenant}.{conversation_id}"
 
 
-def conversation_of(tenant: str, key: str) -> str:
-    """The id of the tenant's conversation with this key."""
-    return key if tenant == DEFAULT_TENANT else key.removeprefix(f"{tenant}.")
+def conversation_of_key(key: str) -> tuple[str, str]:
+    """(tenant, id) of the conversation with this key."""
+    tenant, dot, conversation_id = key.rpartition(".")
+    return (tenant, conversation_id) if dot else (DEFAULT_TENANT, key)
 
 
 def request_key(request: InferenceRequest) -> bytes:
@@ -118,6 +119,10 @@ class TopicNames:
     def delivery(self) -> str:
         return self.prefix + "inference.delivery"
 
+    @property
+    def conversation_facts(self) -> str:
+        return self.prefix + "inference.conversation"
+
     def retry(self, tier: str) -> str:
         return f"{self.prefix}inference.retry.{tier}"
 
@@ -185,6 +190,7 @@ _RECORDS_OF_TOPICS = {
     "model": "ModelInfo",
     "worker": "WorkerState",
     "delivery": "WebhookDelivery",
+    "conversation": "ConversationFacts",
 }
 _OTHER_TOPIC = re.compile(rf"inference\.({'|'.join(_RECORDS_OF_TOPICS)})$")
 
@@ -260,6 +266,7 @@ def topic_specs(
         spec(names.desired, 1, None, "compact", flush=False),
         spec(names.model, 1, None, "compact", flush=False),
         spec(names.worker, 1, 1, "compact,delete", flush=False),
+        spec(names.conversation_facts, 1, None, "compact", flush=True),
     ]
 
 

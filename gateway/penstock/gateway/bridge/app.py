@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
 
 from penstock.common.artifacts.configured import open_store
@@ -18,6 +17,7 @@ from penstock.gateway.bridge.settings import BridgeSettings
 from penstock.gateway.health_server import HealthServer
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.settings import tenant_limits
+from penstock.gateway.side_process import EXIT_USAGE, Over, run
 from penstock.producers import AsyncClient
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.registry import registry_codecs
@@ -25,7 +25,6 @@ from penstock.schemas.requests import prepare_validation
 
 logger = logging.getLogger(__name__)
 
-EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 DELIVERY_S = 10.0
 FLUSH_S = 5.0
 MOST_FOLLOWS = 1_000_000
@@ -38,28 +37,13 @@ async def run_bridge(settings: BridgeSettings) -> int:
         print("penstock bridge: there are no [[queues]] to read: see docs/how-to.md", file=sys.stderr, flush=True)
         return EXIT_USAGE
     prepare_validation()
-    try:
-        bridge = Bridge(settings)
-    except PenstockError as error:
-        logger.error("bridge.cannot_start %s", error)
-        return EXIT_FAILED
-    try:
-        bridge.start()
-        return await bridge.wait()
-    except OSError as error:
-        where = f"{settings.bridge.health_host}:{settings.bridge.health_port}"
-        logger.error("bridge.cannot_start %s cannot be bound (%s); set bridge.health_port", where, error.strerror)
-        return EXIT_FAILED
-    finally:
-        await bridge.stop()
+    return await run("bridge", settings.bridge, lambda over: Bridge(settings, over))
 
 
 class Bridge:
-    """One bridge process: `start`, `wait`, `stop`. Raises PenstockError for what it cannot be made of."""
+    """One bridge process. Raises PenstockError for what it cannot be made of."""
 
-    def __init__(self, settings: BridgeSettings) -> None:
-        loop = asyncio.get_running_loop()
-        self._over: asyncio.Future[int] = loop.create_future()
+    def __init__(self, settings: BridgeSettings, over: Over) -> None:
         kafka, metrics = settings.kafka_settings(), BridgeMetrics()
         registry = settings.schema_registry
         codec = registry_codecs(registry.url, write=registry.write).blocking
@@ -72,7 +56,7 @@ class Bridge:
         }
         self._known = Known(kafka, codec)
         requests = Requests(self._clients, self._known, _allowances(settings), store.check_place)
-        sender = AsyncTransport(self._transport, loop)
+        sender = AsyncTransport(self._transport)
         self._feeder = QueueFeeder(
             settings.queues,
             settings.queue_policy,
@@ -82,7 +66,7 @@ class Bridge:
             Errands(requests, sender, StoreReads(store), kafka, codec),
             counted=metrics.on_message,
             waiting=metrics.on_waiting,
-            on_failure=self._fail,
+            on_failure=over.fail,
         )
         self._health = HealthServer(
             settings.bridge.health_host,
@@ -93,16 +77,9 @@ class Bridge:
 
     def start(self) -> None:
         """Raises OSError when the port of its health is taken."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._finish, EXIT_OK)
         self._health.start()
         self._feeder.start()
         logger.info("bridge.started tenants=%s", ",".join(sorted(self._clients)))
-
-    async def wait(self) -> int:
-        """Until a signal (0) or until this process can do no good any more (1)."""
-        return await self._over
 
     async def stop(self) -> None:
         """In this order, so that whoever takes over finds all that was sent here."""
@@ -120,14 +97,6 @@ class Bridge:
         await self._known.stop()
         await self._health.stop()
         logger.info("bridge.stopped")
-
-    def _finish(self, code: int) -> None:
-        if not self._over.done():
-            self._over.set_result(code)
-
-    def _fail(self, reason: str) -> None:
-        logger.critical("bridge.failed reason=%s", reason)
-        self._finish(EXIT_FAILED)
 
 
 def _allowances(settings: BridgeSettings) -> Allowances:

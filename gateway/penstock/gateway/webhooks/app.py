@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
 
 from penstock.common import admin
@@ -15,6 +14,7 @@ from penstock.common.tasks import end_all
 from penstock.common.transport import AsyncTransport, Transport
 from penstock.gateway.callbacks import Callbacks
 from penstock.gateway.health_server import HealthServer
+from penstock.gateway.side_process import EXIT_USAGE, Over, run
 from penstock.gateway.webhooks.deliveries import Key
 from penstock.gateway.webhooks.dispatcher import Dispatcher, Tools
 from penstock.gateway.webhooks.metrics import WebhookMetrics
@@ -27,7 +27,6 @@ from penstock.schemas.registry import registry_codecs
 
 logger = logging.getLogger(__name__)
 
-EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 DELIVERY_S = 10.0
 FLUSH_S = 5.0
 ASK_S, AGAIN_S = 10.0, 1.0
@@ -39,27 +38,14 @@ async def run_webhooks(settings: WebhooksSettings) -> int:
     if settings.webhooks.secret is None and not settings.webhooks.secrets:
         print("penstock webhooks: nothing signs the calls: set webhooks.secret", file=sys.stderr, flush=True)
         return EXIT_USAGE
-    try:
-        process = WebhookProcess(settings)
-    except PenstockError as error:
-        logger.error("webhooks.cannot_start %s", error)
-        return EXIT_FAILED
-    try:
-        process.start()
-        return await process.wait()
-    except OSError as error:
-        where = f"{settings.webhooks.health_host}:{settings.webhooks.health_port}"
-        logger.error("webhooks.cannot_start %s cannot be bound (%s); set webhooks.health_port", where, error.strerror)
-        return EXIT_FAILED
-    finally:
-        await process.stop()
+    return await run("webhooks", settings.webhooks, lambda over: WebhookProcess(settings, over))
 
 
 class WebhookProcess:
-    """`start`, `wait`, `stop`. Raises PenstockError for what it cannot be made of."""
+    """One sender of webhooks. Raises PenstockError for what it cannot be made of."""
 
-    def __init__(self, settings: WebhooksSettings) -> None:
-        self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    def __init__(self, settings: WebhooksSettings, over: Over) -> None:
+        self._over = over
         self._kafka = kafka = settings.kafka_settings()
         registry, section = settings.schema_registry, settings.webhooks
         codecs = registry_codecs(registry.url, write=registry.write)
@@ -95,15 +81,8 @@ class WebhookProcess:
 
     def start(self) -> None:
         """Raises OSError when the port of its health is taken."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._finish, EXIT_OK)
         self._health.start()
-        self._main = loop.create_task(self._run(), name="webhooks")
-
-    async def wait(self) -> int:
-        """Until a signal (0) or until this process can do no good any more (1)."""
-        return await self._over
+        self._main = asyncio.get_running_loop().create_task(self._run(), name="webhooks")
 
     async def stop(self) -> None:
         """In this order, so that whoever takes over finds all that became of webhooks here."""
@@ -135,15 +114,15 @@ class WebhookProcess:
             over = {self._dispatcher.over, self._statuses.over}
             while not any(one.done() for one in over):
                 if self._erasures.failure is not None:  # whoever is erased from now on would be called
-                    self._fail(f"erasures are not followed: {self._erasures.failure!r}")
+                    self._over.fail(f"erasures are not followed: {self._erasures.failure!r}")
                     return
                 await asyncio.wait(over, timeout=AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
-            self._fail(next(one.result() for one in over if one.done()))
+            self._over.fail(next(one.result() for one in over if one.done()))
         except asyncio.CancelledError:
             raise
         except Exception as error:
             logger.exception("webhooks.failed")
-            self._fail(type(error).__name__)
+            self._over.fail(type(error).__name__)
 
     async def _cannot_begin(self) -> str | None:
         names = self._kafka.names
@@ -163,11 +142,3 @@ class WebhookProcess:
     def _erased(self, key: Key, at_ms: int) -> None:
         self._dispatcher.erased(key, at_ms)
         self._statuses.erased(key)
-
-    def _finish(self, code: int) -> None:
-        if not self._over.done():
-            self._over.set_result(code)
-
-    def _fail(self, reason: str) -> None:
-        logger.critical("webhooks.ended reason=%s", reason)
-        self._finish(EXIT_FAILED)

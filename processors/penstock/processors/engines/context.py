@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from penstock.processors.past import NO_PAST, Message, Past, turn_begins
 from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest
+from penstock.schemas.limits import RECENT_TURNS
 from penstock.schemas.records import ContextHeld, ContextLimits
 
 Count = Callable[[Sequence[Message]], int]
@@ -24,9 +25,6 @@ MESSAGE_CHARS = 16
 """What a message adds to its text in a template, in characters: foretelling needs no more than a guess."""
 FIRST_TOKENS_PER_CHAR = 0.35
 """Before anything is counted. English has 0.25; a guess that is too low costs more than one that is too high."""
-RECENT_TURNS = 4
-"""So many of the newest turns stand in the prompt if they fit, also where a summary tells of them: what is asked now is
-about what was said last."""
 SUMMARY_IS = "Summary of the conversation so far:"
 
 

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.processors.engines.context import MESSAGE_CHARS, RECENT_TURNS, SUMMARY_IS, build_context, recent_past
+from penstock.processors.engines.context import MESSAGE_CHARS, SUMMARY_IS, build_context, recent_past
 from penstock.processors.past import Message, Past, Summary, turn_begins, whole_turns
 from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest
+from penstock.schemas.limits import RECENT_TURNS
 from penstock.schemas.records import ContextHeld, ContextLimits
 
 PER_MESSAGE = 3

@@ -12,9 +12,10 @@ import pytest
 
 from penstock.cli.paths import free_port
 from penstock.common.configuration import KafkaSection
-from penstock.gateway.bridge.app import EXIT_FAILED, EXIT_OK, EXIT_USAGE, run_bridge
+from penstock.gateway.bridge.app import run_bridge
 from penstock.gateway.bridge.settings import BridgeSection, BridgeSettings
 from penstock.gateway.queues.settings import QueueSection
+from penstock.gateway.side_process import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from support import wait_until_async
 
 

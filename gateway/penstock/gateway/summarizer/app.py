@@ -1,0 +1,84 @@
+"""The composition root of `penstock summarizer`: makes the parts, sums up until told to stop, and stops in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from penstock.common.tasks import end_all
+from penstock.gateway.health_server import HealthServer
+from penstock.gateway.side_process import Over, run
+from penstock.gateway.summarizer.desk import Desk, Submit
+from penstock.gateway.summarizer.following import Following
+from penstock.gateway.summarizer.metrics import SummarizerMetrics
+from penstock.gateway.summarizer.progress import Progress
+from penstock.gateway.summarizer.requests import GONE, Requests
+from penstock.gateway.summarizer.settings import SummarizerSettings
+from penstock.schemas.registry import registry_codecs
+
+logger = logging.getLogger(__name__)
+
+
+async def run_summarizer(settings: SummarizerSettings) -> int:
+    """Sum up conversations until SIGTERM or SIGINT; the process's exit code."""
+    return await run("summarizer", settings.summarizer, lambda over: Summarizer(settings, over))
+
+
+class Summarizer:
+    """One summarizer. Raises PenstockError for what it cannot be made of."""
+
+    def __init__(self, settings: SummarizerSettings, over: Over) -> None:
+        self._over = over
+        section, kafka, registry = settings.summarizer, settings.kafka_settings(), settings.schema_registry
+        codecs = registry_codecs(registry.url, write=registry.write)
+        self._desk = Desk(section.of_tenant, section.max_in_flight)
+        self._metrics = SummarizerMetrics(self._desk)
+        self._progress = Progress(kafka, section.group_id)
+        self._requests = Requests(kafka, codecs.blocking, section)
+        self._changed = asyncio.Event()
+        self._following = Following(kafka, codecs, self._desk, self._progress, section.look_s, self._changed.set)
+        self._health = HealthServer(
+            section.health_host,
+            section.health_port,
+            waits_for=lambda: self._following.waits_for or self._requests.waits_for,
+            metrics=self._metrics.render,
+        )
+        self._main: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Raises OSError when the port of its health is taken."""
+        self._health.start()
+        self._main = asyncio.get_running_loop().create_task(self._run(), name="summarizer")
+
+    async def stop(self) -> None:
+        """What is under way goes on; whoever comes next finds it in the topics."""
+        if self._main is not None:
+            await end_all([self._main])
+        await self._requests.close()
+        await asyncio.to_thread(self._progress.close)
+        await self._health.stop()
+        logger.info("summarizer.stopped")
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as parts:
+                parts.create_task(self._following.run())
+                while True:
+                    await self._changed.wait()
+                    self._changed.clear()
+                    while (submit := self._desk.next()) is not None:
+                        parts.create_task(self._sum_up(submit))
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            logger.exception("summarizer.failed")
+            self._over.fail("conversations are not followed any more")
+
+    async def _sum_up(self, submit: Submit) -> None:
+        """Have one span summed up."""
+        outcome = await self._requests.run(submit)
+        self._metrics.on_end(outcome)
+        if outcome == GONE:
+            self._following.forget(submit.key)
+        self._desk.ended(submit)
+        self._changed.set()

@@ -1,0 +1,111 @@
+"""Requests for summaries: one is sent, followed to its end, and sent again under the same id while Kafka is away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import aclosing
+
+from penstock.common import admin
+from penstock.common.clock import now_ms
+from penstock.common.settings import KafkaSettings
+from penstock.gateway.summarizer.desk import Submit
+from penstock.gateway.summarizer.settings import SummarizerSection
+from penstock.producers import AsyncClient, Result
+from penstock.schemas.codec import Codec
+from penstock.schemas.errors import BrokerUnavailable, NotFound, Overloaded, PenstockError, RegistryUnavailable
+
+logger = logging.getLogger(__name__)
+
+AGAIN_S = 1.0
+LATE_S = 60.0
+"""So long after its time to live a request must have ended."""
+CLOSE_S = 5.0
+GONE, LOST, REFUSED = "gone", "lost", "refused"
+
+
+class Requests:
+    """On one event loop; a client for each tenant that has a conversation to sum up."""
+
+    def __init__(self, kafka: KafkaSettings, codec: Codec, section: SummarizerSection) -> None:
+        self._kafka = kafka
+        self._codec = codec
+        self._section = section
+        self._clients: dict[str, AsyncClient] = {}
+        self.waits_for: str | None = None
+
+    async def run(self, submit: Submit) -> str:
+        """How the request ended: its status, or `gone` without its conversation, `refused`, `lost` without an end."""
+        give_up = time.monotonic() + self._section.ttl_s + LATE_S
+        while time.monotonic() < give_up:
+            try:
+                ended = await self._once(submit, give_up)
+            except (BrokerUnavailable, NotFound, Overloaded, RegistryUnavailable) as error:
+                # Under the same id it may be sent again: workers run it once.
+                if self.waits_for != error.message:
+                    logger.warning("summarizer.waits error=%s reason=%s", error.code, error.message)
+                self.waits_for = error.message
+                await asyncio.sleep(AGAIN_S)
+            except TimeoutError:
+                break
+            except PenstockError as error:
+                self.waits_for = None
+                logger.warning(
+                    "summarizer.refused request_id=%s error=%s reason=%s", submit.request_id, error.code, error.message
+                )
+                return REFUSED
+            else:
+                self.waits_for = None
+                return ended
+        logger.warning("summarizer.lost request_id=%s", submit.request_id)
+        return LOST
+
+    async def close(self) -> None:
+        """Leave; what is under way goes on without this process."""
+        for client in self._clients.values():
+            try:
+                await client.close(CLOSE_S)
+            except PenstockError as error:
+                logger.warning("summarizer.not_delivered error=%s", error)
+
+    async def _once(self, submit: Submit, give_up: float) -> str:
+        topic = self._kafka.names.conversation(*submit.key)
+        if await asyncio.to_thread(admin.topic_id, self._kafka, topic) != submit.topic_id:
+            return GONE
+        client = self._client(submit.key.tenant)
+        payload = {"through_offset": submit.through}
+        if self._section.max_tokens is not None:
+            payload["max_tokens"] = self._section.max_tokens
+        ttl_ms = int(self._section.ttl_s * 1000)
+        sent = await client.submit(
+            task="summarization",
+            payload=payload,
+            request_id=submit.request_id,
+            conversation_id=submit.key.conversation_id,
+            model=submit.model,
+            priority=self._section.priority,
+            ttl_ms=ttl_ms,
+        )
+        # Of one that was sent before, the end may stand in the topics already.
+        since = {"since_ms": now_ms() - ttl_ms} if submit.maybe_sent else {}
+        what = submit.request_id if submit.maybe_sent else sent
+        async with aclosing(client.follow(what, timeout=max(0.0, give_up - time.monotonic()), **since)) as events:
+            async for event in events:
+                if isinstance(event, Result):
+                    if event.error is not None:
+                        logger.warning(
+                            "summarizer.not_summed_up request_id=%s status=%s error=%s reason=%s",
+                            submit.request_id,
+                            event.status,
+                            event.error.code,
+                            event.error.message,
+                        )
+                    return event.status
+        return LOST
+
+    def _client(self, tenant: str) -> AsyncClient:
+        client = self._clients.get(tenant)
+        if client is None:
+            client = self._clients[tenant] = AsyncClient(self._kafka, tenant=tenant, codec=self._codec)
+        return client

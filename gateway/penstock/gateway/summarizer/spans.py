@@ -1,0 +1,98 @@
+"""What of one conversation no summary tells yet, and up to where the next one is to tell. Pure.
+
+A span is a number of whole turns behind the last summary. It is due when `RECENT_TURNS` more have begun behind it:
+those stand in prompts as they are. Where it ends depends on the log and the policy alone, not on when somebody looks,
+so whoever looks again finds the same span.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from itertools import accumulate
+
+from penstock.schemas.limits import RECENT_TURNS
+from penstock.schemas.records import ConversationMessage, SummarizePolicy
+
+BYTES_PER_TOKEN = 4
+"""A guess for what nobody has counted: which model will read it is not known yet."""
+
+
+def tokens_of(message: ConversationMessage) -> int:
+    """Tokens of a message: those that its model counted, else about as many as its text has."""
+    if message.usage is not None and message.usage.completion_tokens:
+        return message.usage.completion_tokens
+    return -(-len(message.content.encode()) // BYTES_PER_TOKEN)
+
+
+class Spans:
+    """Fed with the records of a conversation's topic in log order, from its beginning or from behind `covered`."""
+
+    def __init__(self, covered: int = -1) -> None:
+        self.covered = covered
+        """The offset up to which the newest summary tells."""
+        self.base = -1
+        """The offset of the first summary that tells up to there; -1 while none was seen."""
+        self._offsets = array("q")
+        """Of the messages behind `covered`."""
+        self._ends = array("q")
+        """Of each turn behind `covered`, the offset of its last message so far."""
+        self._tokens = array("q")
+        self._given_up = -1
+        """Where a span ends that could not be summed up: the next one ends behind it."""
+        self._role: str | None = None
+        """Of the last message that was no system message."""
+
+    @property
+    def turns(self) -> int:
+        """Turns that have begun behind the last summary."""
+        return len(self._ends)
+
+    def add(self, offset: int, message: ConversationMessage) -> None:
+        """The next message or summary."""
+        if message.direction == "summary":
+            if message.covers_through is not None:
+                self._cover(message.covers_through, offset)
+        elif message.direction in ("in", "out") and offset > self.covered:
+            self._add(offset, message)
+
+    def offsets(self, through: int) -> array[int]:
+        """The offsets of the messages behind the last summary, up to this offset."""
+        return self._offsets[: bisect_right(self._offsets, through)]
+
+    def give_up(self, through: int) -> None:
+        """The span that ends there could not be summed up: it becomes part of the next one."""
+        self._given_up = max(self._given_up, through)
+
+    def due(self, policy: SummarizePolicy) -> int | None:
+        """The offset up to which a summary is due; None while none is."""
+        whole = self.turns - RECENT_TURNS
+        first = bisect_right(self._ends, self._given_up)
+        if whole <= first:
+            return None
+        counts: list[int] = []
+        if policy.every_turns and first + policy.every_turns <= whole:
+            counts.append(first + policy.every_turns)
+        if policy.every_tokens:
+            sums = enumerate(accumulate(self._tokens[first:whole]), first + 1)
+            counts += [next((count for count, tokens in sums if tokens >= policy.every_tokens), whole + 1)]
+        count = min(counts, default=whole + 1)
+        return self._ends[count - 1] if count <= whole else None
+
+    def _add(self, offset: int, message: ConversationMessage) -> None:
+        self._offsets.append(offset)
+        if message.role != "system":
+            if self._role is None or (message.role == "user" and self._role != "user"):
+                self._ends.append(offset)
+                self._tokens.append(0)
+            self._role = message.role
+        if self._ends:  # a system message belongs to the turn that it follows
+            self._ends[-1] = offset
+            self._tokens[-1] += tokens_of(message)
+
+    def _cover(self, through: int, offset: int) -> None:
+        if through > self.covered or (through == self.covered and self.base < 0):
+            self.covered, self.base = through, offset
+            told = bisect_right(self._ends, through)
+            del self._ends[:told], self._tokens[:told]
+            del self._offsets[: bisect_right(self._offsets, through)]

@@ -1,0 +1,246 @@
+"""A summarizer that is killed at any moment, over logs in which turns come and are erased: each due span is summed up
+once, none is skipped."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.gateway.summarizer.desk import Commit, Desk, Key, ReadWhole, Submit
+from penstock.schemas.limits import RECENT_TURNS
+from penstock.schemas.records import ConversationFacts, ConversationMessage, SummarizePolicy
+
+EVERY = 2
+POLICY = SummarizePolicy(every_turns=EVERY)
+
+Record = tuple[int, str, ConversationMessage | None]
+"""(offset, key, message); a tombstone has none"""
+
+
+def message(direction: str, role: str, request_id: str, through: int | None = None) -> ConversationMessage:
+    return ConversationMessage(
+        tenant="t", conversation_id="c", direction=direction, role=role, content="word", created_at=0,
+        request_id=request_id, covers_through=through,
+    )  # fmt: skip
+
+
+@dataclass
+class Topic:
+    """A conversation's log, and what workers do to it."""
+
+    records: list[Record] = field(default_factory=list[Record])
+    end: int = 0
+    turns: list[str] = field(default_factory=list[str])
+
+    def append(self, key: str, told: ConversationMessage | None) -> int:
+        self.records.append((self.end, key, told))
+        self.end += 1
+        return self.end - 1
+
+    def standing(self) -> list[tuple[int, ConversationMessage]]:
+        gone = {key: offset for offset, key, told in self.records if told is None}
+        return [(at, told) for at, key, told in self.records if told is not None and gone.get(key, -1) < at]
+
+    def turn(self) -> None:
+        name = f"turn{self.end}"
+        self.turns.append(name)
+        self.append(f"{name}/in", message("in", "user", name))
+        self.append(f"{name}/out", message("out", "assistant", name))
+
+    def summed_up(self, request_id: str, through: int) -> bool:
+        """A worker adds the summary, once; it covers up to the last message that stands there."""
+        told = [at for at, one in self.standing() if one.direction != "summary" and at <= through]
+        if not told:
+            return False
+        if not any(one.request_id == request_id and one.direction == "summary" for _, one in self.standing()):
+            self.append(f"{request_id}/summary", message("summary", "assistant", request_id, told[-1]))
+        return True
+
+    def erase(self, name: str) -> None:
+        first = min((at for at, one in self.standing() if one.request_id == name), default=None)
+        if first is None:
+            return
+        for _, one in self.standing():
+            if one.direction == "summary" and (one.covers_through or 0) >= first:
+                self.append(f"{one.request_id}/summary", None)
+        self.append(f"{name}/out", None)
+        self.append(f"{name}/in", None)
+
+    def compact(self, *, tombstones: bool = False) -> None:
+        """Kafka removes what tombstones name; the tombstones a day later, which no reader takes that long for."""
+        alive = {at for at, _ in self.standing()}
+        self.records = [one for one in self.records if one[0] in alive or (one[2] is None and not tombstones)]
+
+    @property
+    def covers(self) -> list[int]:
+        return [one.covers_through or 0 for _, one in self.standing() if one.direction == "summary"]
+
+
+@dataclass
+class World:
+    """Two conversations of two tenants, a worker that runs each request once, and a summarizer."""
+
+    topics: dict[Key, Topic]
+    committed: dict[Key, int] = field(default_factory=dict[Key, int])
+    requests: dict[str, Submit] = field(default_factory=dict[str, Submit])
+    """Sent, by id, and not run yet."""
+    outcomes: dict[str, bool] = field(default_factory=dict[str, bool])
+    sent: int = 0
+
+    def __post_init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """A new process: it knows what is committed and what stands in the topics."""
+        self.desk = Desk(lambda _: POLICY, most=1)
+        self.at = dict[Key, int]()
+        self.waiting = list[tuple[Submit, bool]]()
+        """What it follows: requests, and whether it would see an end that came before."""
+        for key, topic in self.topics.items():
+            begin = self.committed.get(key, 0)
+            self.at[key] = begin
+            self.desk.follow(key, f"id-{key.tenant}", begin, topic.end)
+
+    def do(self, effect: Commit | ReadWhole | None) -> None:
+        if isinstance(effect, Commit):
+            self.committed[effect.key] = effect.offset
+        elif effect is not None:
+            topic = self.topics[effect.key]
+            self.do(self.desk.read_whole(effect.key, topic.standing(), topic.end))
+
+    def read(self, key: Key, most: int) -> None:
+        topic = self.topics[key]
+        for at, _, told in [one for one in topic.records if one[0] >= self.at[key]][:most]:
+            self.at[key] = at + 1
+            self.do(self.desk.record(key, at, told))
+        if not any(one[0] >= self.at[key] for one in topic.records):
+            self.at[key] = topic.end
+            self.do(self.desk.reached(key, topic.end))
+
+    def submit(self) -> None:
+        while (submit := self.desk.next()) is not None:
+            self.waiting.append((submit, submit.maybe_sent))
+            if submit.request_id not in self.outcomes:  # workers drop the repeat of a request that they have
+                self.requests[submit.request_id] = submit
+                self.sent += 1
+
+    def run(self) -> None:
+        """A worker runs a request, and its end is told."""
+        if self.requests:
+            request_id, submit = next(iter(self.requests.items()))
+            del self.requests[request_id]
+            self.outcomes[request_id] = self.topics[submit.key].summed_up(request_id, submit.through)
+            for waiting in [one for one in self.waiting if one[0].request_id == request_id]:
+                self.waiting.remove(waiting)
+                self.desk.ended(waiting[0], self.topics[waiting[0].key].end)
+        for waiting in [one for one in self.waiting if one[1] and one[0].request_id in self.outcomes]:
+            self.waiting.remove(waiting)
+            self.desk.ended(waiting[0], self.topics[waiting[0].key].end)
+
+    def drain(self) -> None:
+        for _ in range(500):
+            before = (dict(self.at), self.sent, len(self.outcomes), self.desk.running)
+            for key in self.topics:
+                self.read(key, 1_000)
+            self.submit()
+            self.run()
+            if before == (dict(self.at), self.sent, len(self.outcomes), self.desk.running):
+                return
+        raise AssertionError("it never comes to an end")
+
+
+KEYS = (Key("a", "c"), Key("b", "c"))
+ACTS = ["turn"] * 6 + ["read"] * 4 + ["submit"] * 3 + ["run"] * 2 + ["kill", "compact"]
+STEPS = st.lists(st.sampled_from(ACTS), min_size=30, max_size=150)
+WITH_ERASURES = st.lists(st.sampled_from([*ACTS, "erase"]), min_size=30, max_size=150)
+
+
+def played(steps: list[str], seed: int) -> World:
+    chance = random.Random(seed)
+    world = World({key: Topic() for key in KEYS})
+    for step in steps:
+        key = chance.choice(KEYS)
+        topic = world.topics[key]
+        match step:
+            case "turn":
+                topic.turn()
+            case "read":
+                world.read(key, chance.randint(1, 5))
+            case "submit":
+                world.submit()
+            case "run":
+                world.run()
+            case "kill":
+                if chance.random() < 0.3:  # it was away for days
+                    topic.compact(tombstones=True)
+                world.begin()
+            case "compact":
+                topic.compact()
+            case _ if topic.turns:
+                # What is run, or found due, without knowing of an erasure may tell again up to where one told already.
+                while world.requests:
+                    world.run()
+                topic.erase(chance.choice(topic.turns))
+                world.read(key, 1_000)
+            case _:
+                pass
+    world.drain()
+    return world
+
+
+@given(STEPS, st.integers(0, 1_000))
+@settings(max_examples=300)
+def test_each_due_span_is_summed_up_once_and_none_is_skipped(steps: list[str], seed: int) -> None:
+    for topic in played(steps, seed).topics.values():
+        ends = [at for at, one in topic.standing() if one.direction == "out"]
+        due = max(0, len(ends) - RECENT_TURNS) // EVERY
+        assert topic.covers == [ends[EVERY * (number + 1) - 1] for number in range(due)]
+
+
+@given(WITH_ERASURES, st.integers(0, 1_000))
+@settings(max_examples=300)
+def test_what_is_erased_is_summed_up_anew(steps: list[str], seed: int) -> None:
+    for topic in played(steps, seed).topics.values():
+        assert len(set(topic.covers)) == len(topic.covers)
+        covered = max(topic.covers, default=-1)
+        left = [at for at, one in topic.standing() if one.direction == "in" and at > covered]
+        assert len(left) < EVERY + RECENT_TURNS
+
+
+def test_tenants_take_turns_and_at_most_so_many_are_summed_up_at_once() -> None:
+    desk = Desk(lambda _: POLICY, most=3)
+    keys = [Key("a", "1"), Key("a", "2"), Key("a", "3"), Key("b", "1")]
+    for key in keys:
+        topic = Topic()
+        for _ in range(EVERY + RECENT_TURNS):
+            topic.turn()
+        desk.follow(key, "id", 0, topic.end)
+        for at, _, told in topic.records:
+            desk.record(key, at, told)
+    chosen = [desk.next() for _ in range(4)]
+    assert [one and one.key for one in chosen] == [Key("a", "1"), Key("b", "1"), Key("a", "2"), None]
+    assert chosen[0] is not None
+    assert desk.due == 1
+    desk.ended(chosen[0], 0)
+    again = desk.next()
+    assert again is not None
+    assert again.key == Key("a", "3")
+
+
+def test_a_policy_of_its_own_counts_for_the_topic_that_it_was_set_for() -> None:
+    desk = Desk(lambda tenant: SummarizePolicy(every_turns=9 if tenant == "a" else None), most=1)
+    key = Key("a", "c")
+    own = ConversationFacts(
+        tenant="a", conversation_id="c", updated_at=0, topic_id="old", summarize=SummarizePolicy(every_turns=0)
+    )
+    assert desk.wants(key)
+    assert not desk.wants(Key("b", "c"))
+    desk.set_facts(key, own)
+    assert not desk.wants(key)
+    assert desk.policy(key, "old").every_turns == 0
+    assert desk.policy(key, "new").every_turns == 9
+    desk.set_facts(key, None)
+    assert desk.wants(key)
