@@ -109,6 +109,7 @@ class System:
     queue_merge: Mapping[str, Any] = field(default_factory=dict)
     queue_policy: str = "weighted"
     webhook_options: Mapping[str, Any] = field(default_factory=dict)
+    summarizer_options: Mapping[str, Any] = field(default_factory=dict)
     processes: list[Process] = field(default_factory=list)
 
     @property
@@ -131,6 +132,7 @@ class System:
             "auth": self.auth,
             "queue_merge": {"group_id": f"{self.prefix}queues", **self.queue_merge},
             "webhooks": {"group_id": f"{self.prefix}webhooks", **self.webhook_options},
+            "summarizer": {"group_id": f"{self.prefix}summarizer", "look_s": 0.2, **self.summarizer_options},
         }
         lines = [f"queue_policy = {toml_value(self.queue_policy)}"]
         for name, values in sections.items():
@@ -189,6 +191,10 @@ class System:
     def webhooks(self, name: str = "h1", *, env: Mapping[str, str] | None = None) -> Process:
         port = free_port()
         return self.start("webhooks", name, port, {"PENSTOCK_WEBHOOKS__HEALTH_PORT": str(port), **(env or {})})
+
+    def summarizer(self, name: str = "s1", *, env: Mapping[str, str] | None = None) -> Process:
+        port = free_port()
+        return self.start("summarizer", name, port, {"PENSTOCK_SUMMARIZER__HEALTH_PORT": str(port), **(env or {})})
 
     def stop(self) -> None:
         for process in self.processes:

@@ -1,4 +1,4 @@
-"""settings.md, from the settings objects of worker, gateway, bridge, webhooks and command line."""
+"""settings.md, from the settings objects of worker, gateway, bridge, webhooks, summarizer and command line."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from generator.markdown import code, document, literal, table
 from penstock.cli.config import ClusterSettings
 from penstock.gateway.bridge.settings import BridgeSettings
 from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.summarizer.settings import SummarizerSettings
 from penstock.gateway.webhooks.settings import WebhooksSettings
 from penstock.processors.settings import WorkerSettings
 
@@ -26,6 +27,7 @@ READERS: dict[str, type[BaseSettings]] = {
     "gateway": GatewaySettings,
     "bridge": BridgeSettings,
     "webhooks": WebhooksSettings,
+    "summarizer": SummarizerSettings,
 }
 ORDER = (
     "kafka",
@@ -46,6 +48,7 @@ ORDER = (
     "queue_merge",
     "queues",
     "webhooks",
+    "summarizer",
 )
 LISTS = ("devices", "models", "queues")
 """Sections of which there may be several."""
@@ -108,7 +111,11 @@ NOTES = {"devices": DEVICES, "models": MODELS, "gateway.limits": LIMITS, "queues
 
 OTHERS = [
     ["`PENSTOCK_CONFIG`", "all", "The TOML file."],
-    ["`PENSTOCK_LOG_LEVEL`", "worker, gateway, bridge, webhooks", "`DEBUG`, `INFO` (default), `WARNING` or `ERROR`."],
+    [
+        "`PENSTOCK_LOG_LEVEL`",
+        "worker, gateway, bridge, webhooks, summarizer",
+        "`DEBUG`, `INFO` (default), `WARNING` or `ERROR`.",
+    ],
     ["`PENSTOCK_URL`", "client commands", "The gateway, in place of `--url`."],
     ["`PENSTOCK_API_KEY`", "client commands", "The key, in place of `--key`."],
     [

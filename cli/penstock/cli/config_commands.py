@@ -30,9 +30,10 @@ def settings_types() -> list[type[BaseSettings]]:
     try:
         from penstock.gateway.bridge.settings import BridgeSettings
         from penstock.gateway.settings import GatewaySettings
+        from penstock.gateway.summarizer.settings import SummarizerSettings
         from penstock.gateway.webhooks.settings import WebhooksSettings
 
-        found += [GatewaySettings, BridgeSettings, WebhooksSettings]
+        found += [GatewaySettings, BridgeSettings, WebhooksSettings, SummarizerSettings]
     except ModuleNotFoundError:
         pass
     return found
@@ -67,7 +68,7 @@ def _check_together(merged: Mapping[str, Any]) -> None:
 
 def _check_ports(merged: Mapping[str, Any]) -> None:
     own = ("health_host", "health_port")
-    names = (("gateway", "host", "port"), ("worker", *own), ("webhooks", *own))
+    names = (("gateway", "host", "port"), ("worker", *own), ("webhooks", *own), ("summarizer", *own))
     if merged.get("queues"):
         names += (("bridge", *own),)
     taken = [

@@ -48,7 +48,7 @@ IMAGING: Mapping[str, Any] = {
 TINY_MODELS = ("tiny-image-generation", "tiny-image-editing", "tiny-image-to-text")
 """Made in code for tasks that no package carries a model for, so that every route can be tried."""
 EMBEDDED_PARTITIONS = 4
-WORKER_HEALTH_PORT, BRIDGE_HEALTH_PORT, WEBHOOKS_HEALTH_PORT = 8001, 8002, 8003
+HEALTH_PORTS = {"worker": 8001, "bridge": 8002, "webhooks": 8003, "summarizer": 8004}
 KEYS_FILE = "PENSTOCK_AUTH__KEYS_FILE"
 ARTIFACTS = "PENSTOCK_ARTIFACTS__LOCATION"
 WEBHOOK_SECRET = "PENSTOCK_WEBHOOKS__SECRET"
@@ -79,14 +79,14 @@ class Options:
 
 
 class LocalSystem:
-    """A broker, a worker, a gateway and a sender of webhooks, supervised; a bridge where queues are configured."""
+    """A broker, a worker, a gateway, a sender of webhooks and a summarizer, supervised; a bridge where queues are
+    configured."""
 
     def __init__(self, options: Options, progress: Progress) -> None:
         self.options = options
         self.home = Home(options.data_dir)
         self.phase = "starting"
-        self.worker_port, self.bridge_port = WORKER_HEALTH_PORT, BRIDGE_HEALTH_PORT
-        self.webhooks_port = WEBHOOKS_HEALTH_PORT
+        self._ports = dict(HEALTH_PORTS)
         self.has_queues = False
         """Whether there are topics of other systems to read."""
         self.models: list[dict[str, Any]] = []
@@ -125,8 +125,9 @@ class LocalSystem:
         self.supervisor.wait_ready(worker, WORKER_READY_S)
         if self.has_queues:
             # It is not waited for: topics of other systems may be made later, on the broker that has just started.
-            self.supervisor.start(self._command("bridge", f"http://127.0.0.1:{self.bridge_port}", 40.0, environment))
-        self.supervisor.start(self._command("webhooks", f"http://127.0.0.1:{self.webhooks_port}", 20.0, environment))
+            self.supervisor.start(self._beside("bridge", 40.0, environment))
+        self.supervisor.start(self._beside("webhooks", 20.0, environment))
+        self.supervisor.start(self._beside("summarizer", 20.0, environment))
         self._await_model()
 
     def serves(self) -> None:
@@ -136,7 +137,7 @@ class LocalSystem:
         self._watch.start()
 
     def stop(self) -> None:
-        """In order: webhooks wait, the bridge stops reading queues and the gateway stops accepting, the worker drains
+        """In order: summaries and webhooks wait, the bridge stops reading queues and the gateway stops accepting, the worker drains
         and commits, the broker closes its logs."""
         self.phase = "stopping"
         self._watch.stop()
@@ -152,10 +153,9 @@ class LocalSystem:
                 f"port {options.port} is in use: stop what listens there, or choose another one with --port"
             )
         load(ClusterSettings)
-        self.worker_port = self._health_port("worker", WORKER_HEALTH_PORT)
-        if self.has_queues:
-            self.bridge_port = self._health_port("bridge", BRIDGE_HEALTH_PORT)
-        self.webhooks_port = self._health_port("webhooks", WEBHOOKS_HEALTH_PORT)
+        for part, usual in HEALTH_PORTS.items():
+            if part != "bridge" or self.has_queues:
+                self._ports[part] = self._health_port(part, usual)
         self._check_models()
 
     def _health_port(self, part: str, usual: int) -> int:
@@ -275,9 +275,7 @@ class LocalSystem:
             "PENSTOCK_KAFKA__BOOTSTRAP_SERVERS": self.bootstrap_servers,
             "PENSTOCK_WORKER__DATA_DIR": str(data_dir / "worker"),
             ARTIFACTS: self._artifacts_location(),
-            _health_variable("worker"): str(self.worker_port),
-            _health_variable("bridge"): str(self.bridge_port),
-            _health_variable("webhooks"): str(self.webhooks_port),
+            **{_health_variable(part): str(port) for part, port in self._ports.items()},
             **self._webhook_secret(),
             "PENSTOCK_GATEWAY__HOST": self.options.host,
             "PENSTOCK_GATEWAY__PORT": str(self.options.port),
@@ -346,7 +344,7 @@ class LocalSystem:
 
     @property
     def worker_url(self) -> str:
-        return f"http://127.0.0.1:{self.worker_port}"
+        return f"http://127.0.0.1:{self._ports['worker']}"
 
     @property
     def wants_keys(self) -> bool:
@@ -386,6 +384,9 @@ class LocalSystem:
             fresh.write_text("whsec_" + base64.b64encode(os.urandom(32)).decode() + "\n")
             fresh.replace(path)
         return {WEBHOOK_SECRET: path.read_text().strip()}
+
+    def _beside(self, name: str, grace_s: float, environment: Mapping[str, str]) -> Part:
+        return self._command(name, f"http://127.0.0.1:{self._ports[name]}", grace_s, environment)
 
     def _command(self, name: str, url: str, grace_s: float, environment: Mapping[str, str]) -> Part:
         self._ready_urls[name] = f"{url}/readyz"

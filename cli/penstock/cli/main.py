@@ -50,6 +50,7 @@ COMMANDS: dict[str, Command] = {
     "gateway": Command(module="penstock.cli.serve", function="gateway"),
     "bridge": Command(module="penstock.cli.serve", function="bridge"),
     "webhooks": Command(module="penstock.cli.serve", function="webhooks"),
+    "summarizer": Command(module="penstock.cli.serve", function="summarizer"),
     "config": Command(module="penstock.cli.config_commands"),
     "doctor": Command(module="penstock.cli.doctor", function="doctor"),
 }
@@ -77,6 +78,8 @@ The parts one by one, on a Kafka of your own:
   penstock bridge --config penstock.toml
 
   penstock webhooks --config penstock.toml
+
+  penstock summarizer --config penstock.toml
 
 Something is wrong?   penstock doctor
 

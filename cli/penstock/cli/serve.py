@@ -1,4 +1,4 @@
-"""`penstock worker`, `gateway`, `bridge` and `webhooks`: one long-running process each, by penstock.toml."""
+"""`penstock worker`, `gateway`, `bridge`, `webhooks` and `summarizer`: one long-running process each, by penstock.toml."""
 
 from __future__ import annotations
 
@@ -95,6 +95,22 @@ def webhooks(started: Started) -> None:
         from penstock.gateway.webhooks.app import run_webhooks
         from penstock.gateway.webhooks.settings import WebhooksSettings
     finish(run_webhooks(load(WebhooksSettings)))
+
+
+def summarizer(started: Started) -> None:
+    """Run one summarizer: sums up conversations by their policies, as low work.
+
+    Example:  PENSTOCK_SUMMARIZER__EVERY_TURNS=20 penstock summarizer --config penstock.toml
+
+    It follows the topics of conversations that have a policy, of [summarizer] or of their own (see `penstock
+    conversations set --help`), and submits a request for each span that is due. One that is killed is followed by the
+    next at the same place: spans are neither summed up twice nor passed over. A second one beside it does no harm. Its
+    port, summarizer.health_port, has /healthz, /readyz and /metrics.
+    """
+    with started.importing("gateway"):
+        from penstock.gateway.summarizer.app import run_summarizer
+        from penstock.gateway.summarizer.settings import SummarizerSettings
+    finish(run_summarizer(load(SummarizerSettings)))
 
 
 def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -321,7 +321,8 @@ def down(data_dir: DataDir = None) -> None:
 
 def logs(
     part: Annotated[
-        str | None, typer.Argument(help="broker, worker, gateway, bridge, webhooks or up; all when left out.")
+        str | None,
+        typer.Argument(help="broker, worker, gateway, bridge, webhooks, summarizer or up; all when left out."),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come, until Ctrl-C.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", help="How many of the last lines.")] = 20,

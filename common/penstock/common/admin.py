@@ -201,6 +201,15 @@ def end_offsets(settings: KafkaSettings, partitions: Iterable[TP], timeout_s: fl
     return _offsets(settings, _all(partitions, OffsetSpec.latest()), timeout_s)
 
 
+def newest_times(settings: KafkaSettings, topics: Sequence[str], timeout_s: float = 10.0) -> dict[str, int]:
+    """When the newest record of each topic's partition 0 was written, in ms since the epoch; without one it is left out."""
+    specs = _all([(topic, 0) for topic in topics], OffsetSpec.max_timestamp())
+    if not specs:
+        return {}
+    found = asked(settings, lambda client, wait_s: _listed(client, specs, wait_s), timeout_s, refused_too=True)
+    return {topic: int(info.timestamp) for (topic, _), info in found.items() if info.offset >= 0}
+
+
 def offsets_at(
     settings: KafkaSettings, partitions: Iterable[TP], time_ms: int, timeout_s: float = 10.0
 ) -> dict[TP, int]:
@@ -224,6 +233,10 @@ def _offsets(settings: KafkaSettings, specs: Mapping[TP, OffsetSpec], timeout_s:
 
 
 def _list_offsets(client: AdminClient, specs: Mapping[TP, OffsetSpec], timeout_s: float) -> dict[TP, int]:
+    return {tp: int(info.offset) for tp, info in _listed(client, specs, timeout_s).items()}
+
+
+def _listed(client: AdminClient, specs: Mapping[TP, OffsetSpec], timeout_s: float) -> dict[TP, Any]:
     with translated("look up offsets"):
         futures = client.list_offsets(
             {TopicPartition(topic, partition): spec for (topic, partition), spec in specs.items()},
@@ -231,7 +244,7 @@ def _list_offsets(client: AdminClient, specs: Mapping[TP, OffsetSpec], timeout_s
             request_timeout=timeout_s,
         )
     return {
-        (tp.topic, tp.partition): int(answer_of(future, f"look up offsets of {tp.topic}", timeout_s, tp.topic).offset)
+        (tp.topic, tp.partition): answer_of(future, f"look up offsets of {tp.topic}", timeout_s, tp.topic)
         for tp, future in futures.items()
     }
 

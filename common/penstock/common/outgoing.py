@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from penstock.schemas.codec import Codec
 from penstock.schemas.desired import key_of
-from penstock.schemas.records import ControlCommand, DesiredState, InferenceRequest
+from penstock.schemas.records import ControlCommand, ConversationFacts, DesiredState, InferenceRequest
 from penstock.schemas.topics import (
     HEADER_CONTENT_TYPE,
     HEADER_TRACEPARENT,
@@ -79,6 +79,17 @@ def desired_record(state: DesiredState, names: TopicNames, codec: Codec, *, sour
         key=identity.encode(),
         value=codec.encode(state),
         headers=_headers("DesiredState", identity, source),
+    )
+
+
+def facts_record(facts: ConversationFacts, names: TopicNames, codec: Codec, *, source: str = "penstock") -> Outgoing:
+    """The facts of a conversation as a record; it replaces the former one."""
+    identity = conversation_key(facts.tenant, facts.conversation_id)
+    return Outgoing(
+        topic=names.conversation_facts,
+        key=identity.encode(),
+        value=codec.encode(facts),
+        headers=_headers("ConversationFacts", identity, source),
     )
 
 

@@ -126,7 +126,7 @@ def test_up_serves_mends_itself_and_stops_in_order(up: Up) -> None:
     wait_until(lambda: up.says("Penstock is up"), 120, lambda: up.log.read_text())
     assert up.ask()["status"] == "completed"
     pids = up.pids()
-    assert set(pids) == {"broker", "worker", "gateway", "webhooks"}
+    assert set(pids) == {"broker", "worker", "gateway", "webhooks", "summarizer"}
     secret = up.data / "webhook-secret"
     assert secret.stat().st_mode & 0o777 == 0o600
     assert f"signed by the secret in {secret}" in up.log.read_text()
@@ -151,7 +151,7 @@ def test_up_serves_mends_itself_and_stops_in_order(up: Up) -> None:
     up.process.send_signal(signal.SIGTERM)
     assert up.process.wait(90) == 0
     text = up.log.read_text()
-    order = [text.index(f"stopping the {name}") for name in ("webhooks", "gateway", "worker", "broker")]
+    order = [text.index(f"stopping the {name}") for name in ("summarizer", "webhooks", "gateway", "worker", "broker")]
     assert order == sorted(order)
     assert "was killed" not in text, f"{text}\n{up.logs()}"
     wait_until(lambda: not members(list(pids.values())), 10, lambda: members(list(pids.values())))

@@ -15,7 +15,7 @@ from penstock.cli.paths import free_port
 from support import wait_until
 
 LIBRDKAFKA = re.compile(r"^%\d\|.*", re.MULTILINE)
-PARTS = ("gateway", "worker", "bridge", "webhooks")
+PARTS = ("gateway", "worker", "bridge", "webhooks", "summarizer")
 CONFIG = """
 [kafka]
 bootstrap_servers = "{servers}"
@@ -28,6 +28,8 @@ health_port = {bridge}
 [webhooks]
 health_port = {webhooks}
 secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLasw"
+[summarizer]
+health_port = {summarizer}
 [[models]]
 id = "m"
 source = "noop"

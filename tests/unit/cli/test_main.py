@@ -22,7 +22,8 @@ def test_help_names_the_commands_and_shows_examples() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["up", "status", "down", "logs", "broker", "worker", "gateway", "bridge", "webhooks", "doctor"]
+    "name",
+    ["up", "status", "down", "logs", "broker", "worker", "gateway", "bridge", "webhooks", "summarizer", "doctor"],
 )
 def test_each_command_has_help_with_an_example(name: str) -> None:
     done = runner.invoke(app, [name, "--help"])

@@ -17,6 +17,7 @@ from penstock.cli.main import app as command_line
 from penstock.gateway.app import create_app
 from penstock.gateway.bridge.settings import BridgeSettings
 from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.summarizer.settings import SummarizerSettings
 from penstock.gateway.webhooks.settings import WebhooksSettings
 from penstock.processors.settings import WorkerSettings
 
@@ -160,7 +161,14 @@ def test_code_blocks_are_what_they_say(pages: list[Page]) -> None:
 
 
 def check_settings(page: str, tables: dict[str, Any]) -> None:
-    processes = (ClusterSettings, WorkerSettings, GatewaySettings, BridgeSettings, WebhooksSettings)
+    processes = (
+        ClusterSettings,
+        WorkerSettings,
+        GatewaySettings,
+        BridgeSettings,
+        WebhooksSettings,
+        SummarizerSettings,
+    )
     known = [settings.model_fields for settings in processes]
     for section in tables:
         assert any(section in fields for fields in known), f"{page}: there is no section [{section}]"

@@ -15,10 +15,13 @@ from penstock.common.engine_kinds import KINDS, PROCESS_OPTIONS, REMOTE_OPTIONS
 from penstock.common.model_entry import ModelEntry
 from penstock.gateway.bridge.metrics import BridgeMetrics
 from penstock.gateway.metrics import GatewayMetrics
+from penstock.gateway.summarizer.desk import Desk
+from penstock.gateway.summarizer.metrics import SummarizerMetrics
 from penstock.gateway.view.frames import Frame
 from penstock.gateway.webhooks.metrics import WebhookMetrics
 from penstock.processors.metrics import Metrics
 from penstock.schemas.errors import PenstockError
+from penstock.schemas.records import SummarizePolicy
 from penstock.schemas.topics import TopicNames, topic_specs
 
 if TYPE_CHECKING:
@@ -77,7 +80,7 @@ def test_metrics(reference: dict[str, Page]) -> None:
     documented = {re.split(r"\{", span)[0] for span in reference["metrics.md"].spans if span.startswith("penstock_")}
     assert documented == names_of(Metrics().registry) | names_of(GatewayMetrics().registry) | names_of(
         BridgeMetrics().registry
-    ) | names_of(WebhookMetrics().registry)
+    ) | names_of(WebhookMetrics().registry) | names_of(SummarizerMetrics(Desk(lambda _: SummarizePolicy(), 1)).registry)
 
 
 def names_of(registry: CollectorRegistry) -> set[str]:

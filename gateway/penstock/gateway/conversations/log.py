@@ -39,6 +39,9 @@ class KafkaLog:
     def end(self, topic: str) -> int:
         return admin.end_offsets(self._settings, [(topic, 0)])[topic, 0]
 
+    def newest_ms(self, topic: str) -> int | None:
+        return admin.newest_times(self._settings, [topic]).get(topic)
+
     def read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
         """Raises BrokerUnavailable at `give_up` (monotonic), NotFound."""
         while True:

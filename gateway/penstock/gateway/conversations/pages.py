@@ -41,9 +41,23 @@ class Log(Protocol):
         """The offset of its next record. Raises NotFound."""
         ...
 
+    def newest_ms(self, topic: str) -> int | None:
+        """When its newest record was written, in ms since the epoch. Raises NotFound."""
+        ...
+
     def read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
         """The records from `begin` to before `end`, or the first `most` of them. Raises NotFound."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class About:
+    """What is known of a conversation without reading it: Kafka's id of its topic, and the times of its first and its
+    newest record, in ms since the epoch; None where there is none."""
+
+    topic_id: str
+    created_ms: int | None
+    last_active_ms: int | None
 
 
 @dataclass(eq=False, slots=True)
@@ -82,13 +96,18 @@ class Conversations:
         """The weight of the kept indexes, in records."""
         return self._weight
 
-    def created_ms(self, tenant: str, conversation_id: str) -> int | None:
-        """The time of the first record; None if there is none. Reads only that record."""
+    def about(self, tenant: str, conversation_id: str) -> About:
+        """Reads only the first record."""
         topic = self._topic(tenant, conversation_id)
         with self._indexed(topic, conversation_id) as indexed:
             if indexed.index.created_ms is None:
                 self._extend(topic, conversation_id, indexed, time.monotonic() + DEADLINE_S, first_only=True)
-            return indexed.index.created_ms
+            topic_id, created_ms = indexed.topic_id, indexed.index.created_ms
+        try:
+            newest = self._log.newest_ms(topic)
+        except NotFound as error:
+            raise _unknown(conversation_id) from error
+        return About(topic_id=topic_id, created_ms=created_ms, last_active_ms=newest)
 
     def turns(
         self, tenant: str, conversation_id: str, limit: int, *, after: int | None = None, newest_first: bool = False

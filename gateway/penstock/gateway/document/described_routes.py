@@ -238,6 +238,14 @@ ROUTES: dict[RouteKey, Declared] = {
     ("GET", "/v1/conversations/{conversation_id}"): Declared(
         READ, Documented(responses=_json(conversation_answers.Conversation), errors=OF_ONE)
     ),
+    ("POST", "/v1/conversations/{conversation_id}"): Declared(
+        _rules("submit", Takes.JSON),
+        Documented(
+            responses=_json(conversation_answers.Conversation),
+            body=conversation_answers.ConversationChange,
+            errors=OF_ONE,
+        ),
+    ),
     ("DELETE", "/v1/conversations/{conversation_id}"): Declared(
         CANCEL, Documented(responses=_json(conversation_answers.ConversationDeleted), errors=OF_ONE)
     ),

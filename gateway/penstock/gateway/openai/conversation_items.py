@@ -13,10 +13,12 @@ from fastapi import APIRouter, Header, Request
 from penstock.common.conversations import Turn
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.edge.disconnects import unless_gone
+from penstock.gateway.edge.errors import validated
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.openai.chat_bodies import in_openai_words
 from penstock.gateway.openai.exchange import completed
 from penstock.gateway.openai.responses_bodies import item_messages
+from penstock.gateway.routes.conversation_answers import NewConversation
 from penstock.gateway.routes.conversations import create_conversation, read_conversation
 from penstock.gateway.routes.multipart import read_json
 from penstock.gateway.routes.native import native_request
@@ -39,18 +41,16 @@ WORDS = {"payload.messages": "items"}
 
 @router.post("", summary="Create a conversation")
 async def create(request: Request) -> Json:
-    """Body, all optional: {"id": …, "items": […]}. Turns come with requests that name it; the first would create it as
-    well."""
+    """Body, all optional: {"id": …, "title": …, "metadata": …, "summarize": …, "items": […]}. Turns come with requests
+    that name it; the first would create it as well."""
     body = await read_json(request) if await request.body() else {}
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
-    for name in body:
-        if name not in ("id", "items") and not (name == "metadata" and not body[name]):
-            raise UnsupportedParameter(f"{name} is not supported", param=name)
-    conversation_id = check_conversation_id(body.get("id") or f"conv_{uuid.uuid4().hex}")
-    made = await create_conversation(request, conversation_id)
-    if body.get("items"):
-        await append_items(request, conversation_id, body["items"], None)
+    asked = validated(NewConversation, body)
+    conversation_id = check_conversation_id(asked.id or f"conv_{uuid.uuid4().hex}")
+    made = await create_conversation(request, conversation_id, asked)
+    if asked.items:
+        await append_items(request, conversation_id, asked.items, None)
     return made
 
 

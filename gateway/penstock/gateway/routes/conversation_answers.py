@@ -4,18 +4,39 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.gateway.routes.answers import Answer, Json, Time
 
+Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
+Count = Annotated[int, Field(ge=0, le=1_000_000_000)]
 
-class NewConversation(Answer):
+
+class Policy(BaseModel):
+    """When the summarizer sums up a conversation: after so many turns or tokens since its last summary, whichever comes
+    first. With neither, and with 0, never."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    every_turns: Annotated[Count | None, Field(description="Whole turns.")] = None
+    every_tokens: Annotated[Count | None, Field(description="Tokens, about.")] = None
+    model: Annotated[str | None, Field(max_length=200, description="Null: the best for summarization.")] = None
+
+
+class ConversationChange(BaseModel):
+    """What is not named stays as it is."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    title: Annotated[str | None, Field(max_length=512, description="A name for people.")] = None
+    metadata: Annotated[Metadata | None, Field(max_length=16, description="In place of all that there was.")] = None
+    summarize: Annotated[Policy | None, Field(description="Null: as the settings say.")] = None
+
+
+class NewConversation(ConversationChange):
     """All optional."""
 
-    model_config = ConfigDict(extra="forbid")
-
     id: Annotated[str | int | None, Field(description="[A-Za-z0-9_-]{1,128}; without one it is made.")] = None
-    metadata: Annotated[Json | None, Field(description="Only empty.")] = None
     items: Annotated[list[Json] | None, Field(description="Items to begin with.")] = None
 
 
@@ -23,7 +44,12 @@ class Conversation(Answer):
     object: Literal["conversation"]
     id: str
     created_at: Annotated[int | None, Field(description="Unix seconds, as OpenAI has it; null in lists.")]
-    metadata: Json
+    title: str | None
+    metadata: dict[str, str]
+    summarize: Annotated[Policy | None, Field(description="Its own policy; null: as the settings say.")]
+    last_active_at: Annotated[
+        int | None, Field(description="When its newest record was written, Unix seconds; null without one.")
+    ]
 
 
 class ConversationDeleted(Answer):

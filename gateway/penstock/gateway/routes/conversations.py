@@ -1,20 +1,23 @@
-"""Conversations over HTTP in OpenAI's shapes: create, retrieve, list, delete, items; and the replay of the records."""
+"""Conversations over HTTP in OpenAI's shapes: create, change, retrieve, list, delete; and the replay of the records."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 from fastapi import APIRouter, Query, Request
 
 from penstock.common import admin
+from penstock.common.clock import now_ms
 from penstock.common.conversations import ConversationRecord
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.limits.callers import caller_of
-from penstock.gateway.routes.paging import After, Limit, Order, first_page
+from penstock.gateway.routes.conversation_answers import ConversationChange, NewConversation
+from penstock.gateway.routes.paging import After, Limit, Order, page
 from penstock.gateway.settings import GatewaySettings
 from penstock.schemas.errors import (
     BrokerUnavailable,
@@ -23,6 +26,7 @@ from penstock.schemas.errors import (
     PenstockError,
 )
 from penstock.schemas.ids import check_conversation_id
+from penstock.schemas.records import ConversationFacts, SummarizePolicy
 from penstock.schemas.times import rfc3339
 
 logger = logging.getLogger(__name__)
@@ -36,26 +40,71 @@ GONE_S = 10.0
 """A broker knows of a topic's deletion some milliseconds after it."""
 
 
-def conversation_json(conversation_id: str, created_ms: int | None = None) -> dict[str, Any]:
-    """OpenAI's shape: `created_at` in seconds since the epoch; null where only the topic itself could tell."""
-    created_at = None if created_ms is None else created_ms // 1000
-    return {"object": "conversation", "id": conversation_id, "created_at": created_at, "metadata": {}}
+def conversation_json(
+    conversation_id: str,
+    created_ms: int | None = None,
+    facts: ConversationFacts | None = None,
+    last_active_ms: int | None = None,
+) -> dict[str, Any]:
+    """OpenAI's shape: times in seconds since the epoch; `created_at` is null where only the topic itself could tell."""
+    policy = None if facts is None else facts.summarize
+    return {
+        "object": "conversation",
+        "id": conversation_id,
+        "created_at": _seconds(created_ms),
+        "title": None if facts is None else facts.title,
+        "metadata": {} if facts is None else facts.metadata,
+        "summarize": None if policy is None else policy.to_dict(),
+        "last_active_at": _seconds(last_active_ms),
+    }
 
 
-async def create_conversation(request: Request, conversation_id: str) -> dict[str, Any]:
+def _seconds(time_ms: int | None) -> int | None:
+    return None if time_ms is None else time_ms // 1000
+
+
+async def create_conversation(request: Request, conversation_id: str, asked: NewConversation) -> dict[str, Any]:
     """Make the topic of a conversation, unless it is there. Raises TenantLimit, InsufficientCapacity."""
     caller, service, allowances = caller_of(request), service_of(request), context_of(request).allowances
     allowances.check_conversation(caller, conversation_id)
     threads = service.threads.conversations
-    await threads.run_for(caller.tenant, _create, service.settings, caller.tenant, conversation_id)
+    topic_id = await threads.run_for(caller.tenant, _create, service.settings, caller.tenant, conversation_id)
     allowances.tenants.conversation_began(caller.tenant, conversation_id, time.time())
-    return conversation_json(conversation_id, time.time_ns() // 1_000_000)
+    facts = await _changed(request, conversation_id, topic_id, asked)
+    return conversation_json(conversation_id, now_ms(), facts)
 
 
-def _create(settings: GatewaySettings, tenant: str, conversation_id: str) -> None:
+@router.post("/{conversation_id}", summary="Change a conversation's title, metadata or policy of summaries")
+async def update(request: Request, conversation_id: str, body: ConversationChange) -> dict[str, Any]:
+    conversations = service_of(request).conversations
+    about = await read_conversation(request, conversations.about, conversation_id)
+    facts = await _changed(request, conversation_id, about.topic_id, body)
+    return conversation_json(conversation_id, about.created_ms, facts, about.last_active_ms)
+
+
+async def _changed(
+    request: Request, conversation_id: str, topic_id: str | None, change: ConversationChange
+) -> ConversationFacts:
+    """The facts with what the caller named of them changed. Raises BrokerUnavailable."""
+    tenant, kept = caller_of(request).tenant, service_of(request).conversation_facts
+    named = change.model_fields_set & {"title", "metadata", "summarize"}
+    async with kept.changing:
+        facts = await kept.of(tenant, conversation_id, topic_id)
+        if not named:
+            return facts
+        policy = None if change.summarize is None else SummarizePolicy(**change.summarize.model_dump())
+        given: dict[str, Any] = {"title": change.title, "metadata": change.metadata or {}, "summarize": policy}
+        facts = replace(facts, updated_at=now_ms(), topic_id=topic_id, **{name: given[name] for name in named})
+        await kept.put(facts)
+        return facts
+
+
+def _create(settings: GatewaySettings, tenant: str, conversation_id: str) -> str | None:
+    """Kafka's id of the topic."""
     kafka, limit = settings.kafka_settings(), settings.conversations.max_topics
     topic = kafka.names.conversation(tenant, conversation_id)
-    if admin.topic_id(kafka, topic) is None:
+    topic_id = admin.topic_id(kafka, topic)
+    if topic_id is None:
         count = admin.count_conversations(kafka)
         if count >= limit:
             raise InsufficientCapacity(
@@ -63,6 +112,8 @@ def _create(settings: GatewaySettings, tenant: str, conversation_id: str) -> Non
                 details={"need": count + 1, "capacity": limit},
             )
         admin.create_conversation_topic(kafka, topic, durability=settings.topics.durability)
+        topic_id = admin.topic_id(kafka, topic)
+    return topic_id
 
 
 @router.get("", summary="The caller's conversations")
@@ -77,14 +128,29 @@ async def list_conversations(
     ids = sorted((found[1] for found in parsed if found and found[0] == caller.tenant), reverse=order == "desc")
     if after is not None:  # by comparison: the one that it names may have been deleted meanwhile
         ids = [one for one in ids if (one < after if order == "desc" else one > after)]
-    return first_page([conversation_json(one) for one in ids], limit=limit)
+    chosen = ids[:limit]
+    facts = await service.conversation_facts.of_many(caller.tenant, chosen)
+    active = await service.threads.conversations.run_for(caller.tenant, _last_active, kafka, caller.tenant, chosen)
+    shown = [conversation_json(one, None, facts.get(one), active.get(one)) for one in chosen]
+    return page(shown, has_more=len(ids) > limit)
+
+
+def _last_active(kafka: KafkaSettings, tenant: str, conversation_ids: Sequence[str]) -> dict[str, int]:
+    """When the newest record of each was written, in ms since the epoch; for those that have one."""
+    topics = {kafka.names.conversation(tenant, one): one for one in conversation_ids}
+    try:
+        found = admin.newest_times(kafka, list(topics))
+    except NotFound:  # one was deleted while it was listed
+        return {}
+    return {topics[topic]: time_ms for topic, time_ms in found.items()}
 
 
 @router.get("/{conversation_id}", summary="One conversation")
 async def retrieve(request: Request, conversation_id: str) -> dict[str, Any]:
-    conversations = service_of(request).conversations
-    created_ms = await read_conversation(request, conversations.created_ms, conversation_id)
-    return conversation_json(conversation_id, created_ms)
+    service = service_of(request)
+    about = await read_conversation(request, service.conversations.about, conversation_id)
+    facts = await service.conversation_facts.of(caller_of(request).tenant, conversation_id, about.topic_id)
+    return conversation_json(conversation_id, about.created_ms, facts, about.last_active_ms)
 
 
 @router.delete("/{conversation_id}", summary="Delete a conversation with all its turns")
@@ -99,6 +165,7 @@ async def delete(request: Request, conversation_id: str) -> dict[str, Any]:
         raise NotFound("there is no such conversation")
     # The command comes first: a worker that sees that the topic is gone can know of the deletion.
     await control.end_turns(caller.tenant, conversation_id)
+    await service.conversation_facts.take_away(caller.tenant, conversation_id)
     await threads.run_for(caller.tenant, _remove, kafka, topic)
     context_of(request).allowances.tenants.conversation_gone(caller.tenant, conversation_id)
     await _release_artifacts(request, caller.tenant, conversation_id)

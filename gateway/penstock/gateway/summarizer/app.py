@@ -76,9 +76,9 @@ class Summarizer:
 
     async def _sum_up(self, submit: Submit) -> None:
         """Have one span summed up."""
-        outcome = await self._requests.run(submit)
+        outcome, end = await self._requests.run(submit)
         self._metrics.on_end(outcome)
         if outcome == GONE:
             self._following.forget(submit.key)
-        self._desk.ended(submit)
+        self._desk.ended(submit, end)
         self._changed.set()

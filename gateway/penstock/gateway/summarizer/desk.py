@@ -175,7 +175,7 @@ class Desk:
         return Commit(key, one.spans.covered + 1)
 
     def ended(self, submit: Submit, end: int) -> None:
-        """Its request has ended; its summary, if there is one, stands below `end`, the offset of the topic's next record.
+        """Its request has ended. Its summary, if there is one, stands below `end`.
 
         One that has failed is not tried again: its span becomes part of the next. But if something of it was erased
         meanwhile it is another span, which is due by itself.

@@ -35,8 +35,11 @@ class Requests:
         self._clients: dict[str, AsyncClient] = {}
         self.waits_for: str | None = None
 
-    async def run(self, submit: Submit) -> str:
-        """How the request ended: its status, or `gone` without its conversation, `refused`, `lost` without an end."""
+    async def run(self, submit: Submit) -> tuple[str, int]:
+        """How the request ended, and the end that the conversation's topic had afterwards.
+
+        How: its status, or `gone` without its conversation, `refused`, `lost` without an end.
+        """
         give_up = time.monotonic() + self._section.ttl_s + LATE_S
         while time.monotonic() < give_up:
             try:
@@ -54,12 +57,12 @@ class Requests:
                 logger.warning(
                     "summarizer.refused request_id=%s error=%s reason=%s", submit.request_id, error.code, error.message
                 )
-                return REFUSED
+                return REFUSED, 0
             else:
                 self.waits_for = None
                 return ended
         logger.warning("summarizer.lost request_id=%s", submit.request_id)
-        return LOST
+        return LOST, 0
 
     async def close(self) -> None:
         """Leave; what is under way goes on without this process."""
@@ -69,10 +72,10 @@ class Requests:
             except PenstockError as error:
                 logger.warning("summarizer.not_delivered error=%s", error)
 
-    async def _once(self, submit: Submit, give_up: float) -> str:
-        topic = self._kafka.names.conversation(*submit.key)
-        if await asyncio.to_thread(admin.topic_id, self._kafka, topic) != submit.topic_id:
-            return GONE
+    async def _once(self, submit: Submit, give_up: float) -> tuple[str, int]:
+        place = (self._kafka.names.conversation(*submit.key), 0)
+        if await asyncio.to_thread(admin.topic_id, self._kafka, place[0]) != submit.topic_id:
+            return GONE, 0
         client = self._client(submit.key.tenant)
         payload = {"through_offset": submit.through}
         if self._section.max_tokens is not None:
@@ -101,8 +104,9 @@ class Requests:
                             event.error.code,
                             event.error.message,
                         )
-                    return event.status
-        return LOST
+                    ends = await asyncio.to_thread(admin.end_offsets, self._kafka, [place])
+                    return event.status, ends[place]
+        return LOST, 0
 
     def _client(self, tenant: str) -> AsyncClient:
         client = self._clients.get(tenant)

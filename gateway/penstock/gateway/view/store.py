@@ -8,7 +8,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ class Batch:
     rows: Sequence[Snapshot]
     offsets: Mapping[TP, int]
     written: threading.Event
+    facts: Mapping[str, bytes | None] = field(default_factory=dict[str, bytes | None])
+    """Records of conversations' facts, by the conversation's key; None for those that were taken away."""
 
 
 class Store:
@@ -117,6 +119,9 @@ class Store:
         rows = batch.rows
         connection.execute("BEGIN IMMEDIATE")
         _put(connection, "requests", [_row(row) for row in rows])
+        _put(connection, "conversations", [(key, one) for key, one in batch.facts.items() if one is not None])
+        gone = [(key,) for key, one in batch.facts.items() if one is None]
+        connection.executemany("DELETE FROM conversations WHERE key = ?", gone)
         _put(connection, "offsets", [(*tp, offset) for tp, offset in batch.offsets.items()])
         connection.execute("COMMIT")
         for row in rows:  # here rather than on the event loop: until `written` nobody needs to ask the file
@@ -203,6 +208,11 @@ class Store:
         query = f"SELECT {_COLUMNS} FROM requests WHERE tenant = ? AND request_id = ?"
         row = self._reader.execute(query, key).fetchone()
         return None if row is None else _entry(row)
+
+    def facts_of(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """The records of conversations' facts, by key; for those that have some. For a thread."""
+        chosen = f"SELECT key, facts FROM conversations WHERE key IN ({', '.join('?' * len(keys))})"
+        return dict(self._page_connection().execute(chosen, keys).fetchall())
 
     def page(
         self,

@@ -47,6 +47,8 @@ def discover(
     require_topics(names, counts)
     tell_conversations([pair for topic in counts if (pair := names.parse_conversation(topic)) is not None])
     read = [*always_read(names), *(topic for topic in counts if names.is_request_topic(topic))]
+    if names.conversation_facts in counts:  # an older installation may have none
+        read.append(names.conversation_facts)
     return {topic: counts[topic] for topic in read}
 
 
@@ -64,10 +66,10 @@ def where_to_begin(
         for tp in partitions
         if tp in stored and first[tp] <= stored[tp] <= end[tp] and tp[0] not in in_memory
     }
-    fresh = [tp for tp in partitions if tp not in known and tp[0] not in in_memory]
-    return (
-        {tp: first[tp] for tp in partitions if tp[0] in in_memory} | admin.offsets_at(settings, fresh, since_ms) | known
-    )
+    from_the_start = {*in_memory, settings.names.conversation_facts}
+    fresh = [tp for tp in partitions if tp not in known and tp[0] not in from_the_start]
+    begin = {tp: first[tp] for tp in partitions if tp[0] in from_the_start}
+    return begin | admin.offsets_at(settings, fresh, since_ms) | known
 
 
 class UnknownTopics:

@@ -24,7 +24,8 @@ class Unwritten:
         self._store = store
         self._changed: dict[Key, Entry] = {}
         self._bytes = 0
-        self._writing: deque[tuple[threading.Event, dict[Key, Entry]]] = deque()
+        self._facts: dict[str, bytes | None] = {}
+        self._writing: deque[tuple[threading.Event, dict[Key, Entry], dict[str, bytes | None]]] = deque()
 
     def __len__(self) -> int:
         """Entries that were not handed to the writer."""
@@ -33,30 +34,39 @@ class Unwritten:
     @property
     def is_full(self) -> bool:
         """Whether so much waits that nothing more should be read."""
-        return len(self._changed) > MAX_ENTRIES or self._bytes > MAX_BYTES
+        return len(self._changed) + len(self._facts) > MAX_ENTRIES or self._bytes > MAX_BYTES
 
     @property
     def is_due(self) -> bool:
         """Whether enough waits for a batch."""
-        return len(self._changed) >= HAND_OVER or self._bytes > HAND_OVER_BYTES
+        return len(self._changed) + len(self._facts) >= HAND_OVER or self._bytes > HAND_OVER_BYTES
 
     def add(self, entry: Entry) -> None:
         self._changed[entry.key] = entry
         if entry.done:
             self._bytes += entry.kept_bytes - ENTRY_BYTES
 
+    def add_facts(self, key: str, record: bytes | None) -> None:
+        """The newest record of a conversation's facts; None takes them away."""
+        self._facts[key] = record
+
+    def facts(self) -> Mapping[str, bytes | None]:
+        """Of conversations, as far as the file does not hold them so. It stays as it is when they are written."""
+        self._settle()
+        return ChainMap(self._facts, *(facts for _, _, facts in reversed(self._writing)))
+
     def get(self, key: Key) -> Entry | None:
         """The entry, if the file does not hold it as it is, however long ago it was last asked for."""
         self._settle()
         entry = self._changed.get(key)
-        for _, entries in reversed(self._writing):
+        for _, entries, _ in reversed(self._writing):
             entry = entry or entries.get(key)
         return entry
 
     def all_now(self) -> Mapping[Key, Entry]:
         """What the file does not hold now as it is. It stays there when it is written."""
         self._settle()
-        return ChainMap(self._changed, *(entries for _, entries in reversed(self._writing)))
+        return ChainMap(self._changed, *(entries for _, entries, _ in reversed(self._writing)))
 
     def hand_over(self, offsets: Mapping[TP, int], written: threading.Event | None) -> bool:
         """Give the writer what changed, with the offsets that it reflects; False when the writer is behind.
@@ -64,14 +74,14 @@ class Unwritten:
         `written` is set when it stands in the file.
         """
         self._settle()
-        if not self._changed and not offsets and written is None:
+        if not self._changed and not self._facts and not offsets and written is None:
             return True
         if self._store.is_behind:
             return False
         done = written or threading.Event()
-        self._store.submit(Batch([snapshot(entry) for entry in self._changed.values()], offsets, done))
-        self._writing.append((done, self._changed))
-        self._changed, self._bytes = {}, 0
+        self._store.submit(Batch([snapshot(entry) for entry in self._changed.values()], offsets, done, self._facts))
+        self._writing.append((done, self._changed, self._facts))
+        self._changed, self._bytes, self._facts = {}, 0, {}
         return True
 
     def _settle(self) -> None:

@@ -87,6 +87,7 @@ class View:
             names.control: self._control,
             names.model: self.fleet.on_model,
             names.worker: self.fleet.on_worker,
+            names.conversation_facts: self._facts,
         }
         self._now_ms = now_ms()
         self.known = KnownRequests(store, self.tenants, recent_bytes, held_live)
@@ -130,6 +131,13 @@ class View:
     def pool_of_conversation(self, tenant: str, conversation_id: str, unknown: str) -> str | None:
         """As `ConversationPools.of`."""
         return self._pools.of(tenant, conversation_id, unknown)
+
+    def facts_of_conversations(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """The newest records of conversations' facts, by the conversation's key. For a thread."""
+        unwritten = self.known.unwritten.facts()  # before the file is asked: it may be written meanwhile
+        found: dict[str, bytes | None] = {**self._store.facts_of(keys)}
+        found |= {key: unwritten[key] for key in keys if key in unwritten}
+        return {key: record for key, record in found.items() if record is not None}
 
     def result_partitions(self, count: int) -> None:
         """The result topic has so many partitions now."""
@@ -306,6 +314,10 @@ class View:
             is_new = before is None or (before.attempt, before.epoch, before.status) != here
             if is_new and message.timestamp_ms >= self._counts_since_ms:
                 self._on_status(event)
+
+    def _facts(self, message: RawMessage) -> None:
+        if message.key is not None:
+            self.known.unwritten.add_facts(message.key.decode(errors="replace"), message.value)
 
     def _control(self, message: RawMessage) -> None:
         if message.value is None:

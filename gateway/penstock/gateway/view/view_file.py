@@ -43,10 +43,11 @@ CREATE INDEX IF NOT EXISTS silent_live ON requests (updated_ms) WHERE done = 0;
 CREATE INDEX IF NOT EXISTS live ON requests (tenant, counted, accepted_ms) WHERE done = 0;
 CREATE INDEX IF NOT EXISTS live_turns ON requests (tenant, conversation_id, accepted_ms) WHERE done = 0;
 CREATE INDEX IF NOT EXISTS overdue ON requests (must_end_ms) WHERE done = 0;
+CREATE TABLE IF NOT EXISTS conversations (key TEXT NOT NULL PRIMARY KEY, facts BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS offsets (
   topic TEXT NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL, PRIMARY KEY (topic, partition));
 """
-_TABLES = ("requests", "texts", "outcomes", "offsets")
+_TABLES = ("requests", "texts", "outcomes", "conversations", "offsets")
 """Those of earlier versions too."""
 _PASSING = frozenset(
     {
