@@ -86,7 +86,8 @@ class LocalSystem:
         self.options = options
         self.home = Home(options.data_dir)
         self.phase = "starting"
-        self._ports = dict(HEALTH_PORTS)
+        self.ports = dict(HEALTH_PORTS)
+        """Where the health of each part is that has a port of its own."""
         self.has_queues = False
         """Whether there are topics of other systems to read."""
         self.models: list[dict[str, Any]] = []
@@ -137,8 +138,8 @@ class LocalSystem:
         self._watch.start()
 
     def stop(self) -> None:
-        """In order: summaries and webhooks wait, the bridge stops reading queues and the gateway stops accepting, the worker drains
-        and commits, the broker closes its logs."""
+        """In order: summaries and webhooks wait, the bridge stops reading queues and the gateway stops accepting, the
+        worker drains and commits, the broker closes its logs."""
         self.phase = "stopping"
         self._watch.stop()
         self._changed()
@@ -155,7 +156,7 @@ class LocalSystem:
         load(ClusterSettings)
         for part, usual in HEALTH_PORTS.items():
             if part != "bridge" or self.has_queues:
-                self._ports[part] = self._health_port(part, usual)
+                self.ports[part] = self._health_port(part, usual)
         self._check_models()
 
     def _health_port(self, part: str, usual: int) -> int:
@@ -275,7 +276,7 @@ class LocalSystem:
             "PENSTOCK_KAFKA__BOOTSTRAP_SERVERS": self.bootstrap_servers,
             "PENSTOCK_WORKER__DATA_DIR": str(data_dir / "worker"),
             ARTIFACTS: self._artifacts_location(),
-            **{_health_variable(part): str(port) for part, port in self._ports.items()},
+            **{_health_variable(part): str(port) for part, port in self.ports.items()},
             **self._webhook_secret(),
             "PENSTOCK_GATEWAY__HOST": self.options.host,
             "PENSTOCK_GATEWAY__PORT": str(self.options.port),
@@ -344,7 +345,7 @@ class LocalSystem:
 
     @property
     def worker_url(self) -> str:
-        return f"http://127.0.0.1:{self._ports['worker']}"
+        return f"http://127.0.0.1:{self.ports['worker']}"
 
     @property
     def wants_keys(self) -> bool:
@@ -386,7 +387,7 @@ class LocalSystem:
         return {WEBHOOK_SECRET: path.read_text().strip()}
 
     def _beside(self, name: str, grace_s: float, environment: Mapping[str, str]) -> Part:
-        return self._command(name, f"http://127.0.0.1:{self._ports[name]}", grace_s, environment)
+        return self._command(name, f"http://127.0.0.1:{self.ports[name]}", grace_s, environment)
 
     def _command(self, name: str, url: str, grace_s: float, environment: Mapping[str, str]) -> Part:
         self._ready_urls[name] = f"{url}/readyz"

@@ -1,4 +1,4 @@
-"""`penstock worker`, `gateway`, `bridge`, `webhooks` and `summarizer`: one long-running process each, by penstock.toml."""
+"""`penstock worker`, `gateway`, `bridge`, `webhooks`, `summarizer`: one process each, by penstock.toml."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def end_offsets(settings: KafkaSettings, partitions: Iterable[TP], timeout_s: fl
 
 
 def newest_times(settings: KafkaSettings, topics: Sequence[str], timeout_s: float = 10.0) -> dict[str, int]:
-    """When the newest record of each topic's partition 0 was written, in ms since the epoch; without one it is left out."""
+    """When the newest record of each topic's partition 0 was written, in ms; a topic without records is absent."""
     specs = _all([(topic, 0) for topic in topics], OffsetSpec.max_timestamp())
     if not specs:
         return {}

@@ -16,7 +16,7 @@ TASKS = ["text_generation", "summarization"]
 MODELS = [
     {**NOOP, "id": "talk"},
     {**NOOP, "id": "sum", "tasks": TASKS, "options": {"echo": True}},
-    {**NOOP, "id": "slow", "tasks": TASKS, "options": {"echo": True, "delay_ms": 100}},
+    {**NOOP, "id": "slow", "tasks": TASKS, "options": {"echo": True, "delay_ms": 30}},
 ]
 Json = dict[str, Any]
 EVERY_TWO = {"every_turns": 2}

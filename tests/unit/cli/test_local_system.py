@@ -76,7 +76,7 @@ def test_the_card_tells_what_is_served_now(tmp_path: Path, broker: Broker) -> No
     """It listed models that were removed, omitted those that were added, and said that nothing processed images."""
     system = LocalSystem(Options(data_dir=tmp_path), print)
     imaging = {"id": "imaging", "source": "pillow", "engine": "imaging"}
-    system.worker_port = free_port()  # and not where another Penstock of this machine may have its worker
+    system.ports["worker"] = free_port()  # and not where another Penstock of this machine may have its worker
     system.models = [entry("gone"), entry("stays"), imaging]
     broker.order("gone", "remove")
     broker.order("new", "add", entry=json.dumps(entry("new", tasks=["summarization"])))
@@ -198,18 +198,18 @@ def test_the_workers_port_is_the_one_that_was_named(tmp_path: Path, monkeypatch:
         config.write_text(f"[worker]\nhealth_port = {port}\n")
         options = Options(data_dir=tmp_path, port=free_port(), kafka_port=free_port(), model="/nope", config=config)
         started_nothing(LocalSystem(options, print), f"port {port} for the worker's health is in use")
-        monkeypatch.setattr(local_system, "WORKER_HEALTH_PORT", port)
+        monkeypatch.setitem(local_system.HEALTH_PORTS, "worker", port)
         other = LocalSystem(Options(data_dir=tmp_path, port=free_port(), model="/nope"), print)
         started_nothing(other, "is no folder")  # nobody named the port: another one is taken, and shown
-        assert other.worker_port != port
-        assert f"http://127.0.0.1:{other.worker_port}/readyz" in card(other)
+        assert other.ports["worker"] != port
+        assert f"http://127.0.0.1:{other.ports['worker']}/readyz" in card(other)
     monkeypatch.setenv("PENSTOCK_WORKER__HEALTH_PORT", str(port))
     named = LocalSystem(Options(data_dir=tmp_path, port=free_port(), model="/nope"), print)
     started_nothing(named, "is no folder")
-    assert named.worker_port == port
+    assert named.ports["worker"] == port
     asked = LocalSystem(Options(data_dir=tmp_path, port=free_port(), config=config, worker_port=free_port()), print)
     asked._check()
-    assert asked.worker_port == asked.options.worker_port, "the option wins over the file"
+    assert asked.ports["worker"] == asked.options.worker_port, "the option wins over the file"
 
 
 def test_the_bridges_port_matters_only_where_queues_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +294,7 @@ class Asked(Answers):
 def test_the_first_model_is_waited_for_though_the_gateway_wants_keys(tmp_path: Path) -> None:
     with answering(Asked) as port:
         system = LocalSystem(Options(data_dir=tmp_path, port=port), print)
-        system.worker_port = port
+        system.ports["worker"] = port
         system.models = [entry("later", preload=False), entry("m")]
         system._await_model()
         assert Asked.looked == 3
@@ -403,7 +403,7 @@ class Ready(Answers):
 def test_the_card_says_where_the_models_are(tmp_path: Path) -> None:
     with answering(Ready) as port:
         system = LocalSystem(Options(data_dir=tmp_path), print)
-        system.worker_port = port
+        system.ports["worker"] = port
         system.models = [entry(name) for name in ("chat", "drawing", "elsewhere", "idle", "new")]
         where = "chat (on cuda:0 cuda:1), drawing (loading), elsewhere, idle (loaded when asked for)"
         assert where in card(system)

@@ -1,4 +1,4 @@
-"""`penstock conversations`: list, show, replay, sum up and delete conversations."""
+"""`penstock conversations`: create, list, show, replay, sum up and delete conversations."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.commands.common import AsJson, Gateway, console, print_json, print_list
+from penstock.cli.commands.conversation_facts import Facts, facts_text, when
 from penstock.cli.commands.submitting import Sent, Timeout, Wait, given, run
 from penstock.cli.option_groups import App
 
-app = App(no_args_is_help=True, help="List, show, replay, sum up and delete conversations.")
+app = App(no_args_is_help=True, help="Create, list, show, replay, sum up and delete conversations.")
 Conversation = Annotated[str, typer.Argument(help="The conversation's id.")]
 
 
@@ -22,8 +23,47 @@ def list_conversations(
 ) -> None:
     """The caller's conversations. Example: penstock conversations list --json"""
     found = list(gateway.pages("/v1/conversations", limit))
-    columns, empty = ["conversation"], "no conversations"
-    print_list(found, as_json=as_json, columns=columns, row=lambda item: [item["id"]], empty=empty)
+    print_list(
+        found,
+        as_json=as_json,
+        columns=["conversation", "title", "last active"],
+        row=lambda item: [item["id"], item["title"] or "", when(item["last_active_at"]) or ""],
+        empty="no conversations",
+    )
+
+
+@app.command()
+def create(
+    gateway: Gateway,
+    facts: Facts,
+    conversation: Annotated[
+        str | None, typer.Argument(help="Its id: [A-Za-z0-9_-]{1,128}. Default: a new one.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create a conversation, or change the one that has this id.
+
+    Example: penstock conversations create trip --title "A trip to Paris" --every-turns 20
+    """
+    body = {**({} if conversation is None else {"id": conversation}), **facts.body()}
+    _print(gateway.call("POST", "/v1/conversations", body=body), as_json=as_json)
+
+
+@app.command("set")
+def change(gateway: Gateway, facts: Facts, conversation: Conversation, as_json: AsJson = False) -> None:
+    """Set a conversation's title, metadata, or when it is summed up by itself; without options, show them.
+
+    Example: penstock conversations set trip --every-tokens 4000 --summary-model small
+    """
+    body, path = facts.body(), f"/v1/conversations/{conversation}"
+    _print(gateway.call("POST", path, body=body) if body else gateway.call("GET", path), as_json=as_json)
+
+
+def _print(conversation: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(conversation)
+    else:
+        console.print(facts_text(conversation), markup=False, highlight=False)
 
 
 def item_text(item: dict[str, Any]) -> str:

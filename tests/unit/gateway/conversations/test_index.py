@@ -82,6 +82,9 @@ class FakeLog:
     def topic_id(self, topic: str) -> str | None:
         return self.topics.get(topic)
 
+    def newest_ms(self, topic: str) -> int | None:
+        return max((record.timestamp_ms for record in self.logs[topic]), default=None)
+
     def end(self, topic: str) -> int:
         return self.ends[topic]
 
@@ -225,7 +228,7 @@ def test_a_page_of_a_warm_conversation_reads_its_own_records_and_what_is_new() -
     assert read_for(lambda: conversations.turns("acme", "c", 20, newest_first=True)) == 20
     assert read_for(lambda: conversations.turns("acme", "c", 20, after=5_000)) == 20
     assert read_for(lambda: conversations.records("acme", "c", 1)) == 1
-    assert read_for(lambda: conversations.created_ms("acme", "c")) == 0
+    assert read_for(lambda: conversations.about("acme", "c").created_ms) == 0
     long_conversation(log, 1)
     assert read_for(lambda: conversations.turns("acme", "c", 20, newest_first=True)) <= 20 + 2
 
@@ -234,10 +237,12 @@ def test_when_a_conversation_began_is_one_record_of_a_cold_one() -> None:
     log = FakeLog()
     log.write(b"odd")
     long_conversation(log, 1_000)
-    assert reader(log).created_ms("acme", "c") == 1_001
+    about = reader(log).about("acme", "c")
+    assert (about.topic_id, about.created_ms) == ("id-0", 1_001)
+    assert about.last_active_ms == 1_000 + log.ends[TOPIC] - 1
     assert log.records_read <= 2
     log.make_anew()
-    assert reader(log).created_ms("acme", "c") is None
+    assert reader(log).about("acme", "c").created_ms is None
 
 
 def test_who_come_to_a_cold_conversation_together_read_it_once() -> None:
@@ -290,13 +295,13 @@ def test_a_deleted_conversation_and_one_of_its_name_have_nothing_in_common() -> 
     assert len(conversations.turns("acme", "c", 20)) == 6
     log.make_anew()
     assert conversations.turns("acme", "c", 20) == []
-    assert conversations.created_ms("acme", "c") is None
+    assert conversations.about("acme", "c").created_ms is None
     del log.topics[TOPIC]
     for call in (conversations.turns, conversations.records):
         with pytest.raises(NotFound):
             call("acme", "c", 20)
     with pytest.raises(NotFound):
-        conversations.created_ms("acme", "c")
+        conversations.about("acme", "c")
     assert len(conversations) == 0
 
 
