@@ -75,7 +75,7 @@ class Following:
         try:
             async with asyncio.TaskGroup() as parts:
                 parts.create_task(self._feed())
-                await self._patiently(lambda: asyncio.to_thread(self._reader.start))
+                await self._patiently(lambda: asyncio.to_thread(self._start_reader))
                 await self._patiently(self._read_facts)
                 logger.info("summarizer.started")
                 for part in (self._look_forever, self._read_whole_forever, self._commit_forever, self._mark_forever):
@@ -106,6 +106,11 @@ class Following:
             else:
                 self.waits_for = None
                 return found
+
+    def _start_reader(self) -> None:
+        """On a thread. Raises BrokerUnavailable, which names the brokers that were asked, and NotFound."""
+        admin.partition_counts(self._kafka)
+        self._reader.start()
 
     def _topic(self, key: Key) -> str:
         return self._kafka.names.conversation(*key)
