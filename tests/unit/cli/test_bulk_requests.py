@@ -57,15 +57,17 @@ def test_a_dry_run_counts(calls: Calls) -> None:
 
 
 def test_labels_choose_too(calls: Calls) -> None:
-    labels = ["--user-id", "u1", "--session-id", "s1", "--correlation-id", "k1"]
+    labels = ["--conversation-id", "c1", "--user-id", "u1", "--session-id", "s1", "--correlation-id", "k1"]
     done = CliRunner().invoke(app, ["requests", "cancel", *labels, "--dry-run"])
     assert (done.exit_code, done.stdout) == (0, "12000 requests match; nothing was done\n")
-    assert calls.bodies == [{"user_id": "u1", "session_id": "s1", "correlation_id": "k1", "dry_run": True}]
+    given = {"conversation_id": "c1", "user_id": "u1", "session_id": "s1", "correlation_id": "k1"}
+    assert calls.bodies == [{**given, "dry_run": True}]
 
 
 def test_who_names_none_is_told_the_options(calls: Calls) -> None:
     done = CliRunner().invoke(app, ["requests", "cancel"])
-    wanted = "--model, --class, --task, --status, --user-id, --session-id, --correlation-id, --older-than, --tenant"
+    labels = "--conversation-id, --user-id, --session-id, --correlation-id"
+    wanted = f"--model, --class, --task, --status, {labels}, --older-than, --tenant"
     assert (done.exit_code, done.stderr) == (2, f"penstock: name the ids of requests, or choose them: {wanted}\n")
     for option in wanted.split(", "):
         assert option in CliRunner().invoke(app, ["requests", "cancel", "--help"]).output

@@ -41,6 +41,7 @@ class Chosen:
     class_: Annotated[PriorityClass | None, typer.Option("--class", help="Those of this class, as it is now.")] = None
     task: Annotated[str | None, typer.Option(help="Those of this task.")] = None
     status: Annotated[str | None, typer.Option(help="Those in this status, e.g. queued.")] = None
+    conversation_id: Annotated[str | None, typer.Option(help="Those of this conversation.")] = None
     user_id: Annotated[str | None, typer.Option(help="Those of this user.")] = None
     session_id: Annotated[str | None, typer.Option(help="Those of this session.")] = None
     correlation_id: Annotated[str | None, typer.Option(help="Those with this correlation_id.")] = None
@@ -57,6 +58,7 @@ class Chosen:
             "class": self.class_,
             "task": self.task,
             "status": self.status,
+            "conversation_id": self.conversation_id,
             "user_id": self.user_id,
             "session_id": self.session_id,
             "correlation_id": self.correlation_id,

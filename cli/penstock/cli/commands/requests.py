@@ -19,6 +19,7 @@ app = App(no_args_is_help=True, help="List, show, cancel, reprioritize and delet
 def list_requests(
     gateway: Gateway,
     status: Annotated[str | None, typer.Option(help="Only these, e.g. running.")] = None,
+    conversation_id: Annotated[str | None, typer.Option(help="Only those of this conversation.")] = None,
     user_id: Annotated[str | None, typer.Option(help="Only this user's.")] = None,
     session_id: Annotated[str | None, typer.Option(help="Only this session's.")] = None,
     correlation_id: Annotated[str | None, typer.Option(help="Only those with this correlation_id.")] = None,
@@ -31,6 +32,7 @@ def list_requests(
     """The caller's requests, newest first. Example: penstock requests list --status running"""
     wanted = {
         "status": status,
+        "conversation_id": conversation_id,
         "user_id": user_id,
         "session_id": session_id,
         "correlation_id": correlation_id,
