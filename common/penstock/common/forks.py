@@ -38,11 +38,10 @@ def begin_record(tenant: str, conversation_id: str, record_id: str, now_ms: int)
     return _record(tenant, conversation_id, "fork", record_id, None, now_ms)
 
 
-def deleted_record(
-    tenant: str, conversation_id: str, record_id: str, parent: ConversationFork | None, now_ms: int
-) -> ForkRecord:
-    """Ends what stands before it. `parent` is what a fork goes on from: its offsets still count from there."""
-    return _record(tenant, conversation_id, "deleted", record_id, parent, now_ms)
+def deleted_record(tenant: str, conversation_id: str, record_id: str, base: int, now_ms: int) -> ForkRecord:
+    """Ends what stands before it. Offsets go on behind it, from the `base` of the topic."""
+    begins = ConversationFork(conversation_id=conversation_id, through=base - 1) if base else None
+    return _record(tenant, conversation_id, "deleted", record_id, begins, now_ms)
 
 
 def _record(

@@ -471,9 +471,9 @@ class ControlCommand(Record):
 
 @record
 class ConversationFork(Record):
-    """Two conversations that share their beginning, up to the record at the offset `through`.
+    """Two conversations that share their beginning, up to the message at the offset `through`.
 
-    `conversation_id` names the other one; `topic_id` is Kafka's id of its topic, where that was forked.
+    `conversation_id` names the other one; `topic_id` is Kafka's id of the topic that was forked.
     """
 
     conversation_id: str

@@ -38,7 +38,7 @@ async def summarize(
     for name in OF_THE_ROUTE:
         if name in body:
             raise UnsupportedParameter(f"{name} is given by the route", param=name)
-    await read_conversation(request, service_of(request).conversations.created_ms, conversation_id)
+    await read_conversation(request, service_of(request).conversations.about, conversation_id)
     payload = {name: body.pop(name) for name in OF_THE_PAYLOAD if name in body}
     caller = caller_of(request)
     asked = native_request(

@@ -11,6 +11,7 @@ from penstock.common.artifacts.sweeping import Sweeper
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import AsyncTransport
 from penstock.gateway.conversations.pages import Conversations
+from penstock.gateway.conversations.topics import ConversationTopics
 from penstock.gateway.dead_letters.follower import LetterFollower
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
@@ -21,6 +22,7 @@ from penstock.gateway.service.deliveries import DeliveryLookups
 from penstock.gateway.service.dependencies import Dependencies, artifact_probe, orders_probe
 from penstock.gateway.service.ending_lost import EndingLost
 from penstock.gateway.service.facts import Facts
+from penstock.gateway.service.forking import Forking
 from penstock.gateway.service.lookups import Lookups
 from penstock.gateway.service.model_orders import ModelOrders
 from penstock.gateway.service.redriving import Redriving
@@ -61,6 +63,7 @@ class GatewayService:
     sweeps: ArtifactSweeps
     dependencies: Dependencies
     conversations: Conversations
+    forking: Forking
     redriving: Redriving
     threads: Threads = field(default_factory=Threads)
 
@@ -113,6 +116,9 @@ class GatewayService:
             model_orders=orders,
             withdrawing=Withdrawing(facts, orders),
             conversations=conversations,
+            forking=Forking(
+                transport, ConversationTopics(settings), conversations, kafka.names, codec, artifacts, threads
+            ),
             redriving=Redriving(letters, submitting, view, transport, codec, kafka, threads),
             dependencies=Dependencies(
                 {"artifacts": artifact_probe(artifacts, threads), "orders": orders_probe(orders)},

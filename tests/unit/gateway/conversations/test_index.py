@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -89,6 +89,13 @@ class FakeLog:
         self.before_read()
         found = [record for record in self.logs[topic] if begin <= record.offset < end][:most]
         self.records_read += len(found)
+        return found
+
+    def last_records(self, topics: Sequence[str], give_up: float) -> dict[str, RawMessage | None]:
+        found: dict[str, RawMessage | None] = {}
+        for topic in topics:
+            if topic in self.topics and (end := self.ends[topic]):
+                found[topic] = next(iter(self.read(topic, end - 1, end, give_up)), None)
         return found
 
     # -- as all is read again
@@ -225,19 +232,19 @@ def test_a_page_of_a_warm_conversation_reads_its_own_records_and_what_is_new() -
     assert read_for(lambda: conversations.turns("acme", "c", 20, newest_first=True)) == 20
     assert read_for(lambda: conversations.turns("acme", "c", 20, after=5_000)) == 20
     assert read_for(lambda: conversations.records("acme", "c", 1)) == 1
-    assert read_for(lambda: conversations.created_ms("acme", "c")) == 0
+    assert read_for(lambda: conversations.about("acme", "c")) == 0
     long_conversation(log, 1)
     assert read_for(lambda: conversations.turns("acme", "c", 20, newest_first=True)) <= 20 + 2
 
 
-def test_when_a_conversation_began_is_one_record_of_a_cold_one() -> None:
+def test_when_a_conversation_began_is_two_records_of_a_cold_one() -> None:
     log = FakeLog()
     log.write(b"odd")
     long_conversation(log, 1_000)
-    assert reader(log).created_ms("acme", "c") == 1_001
-    assert log.records_read <= 2
+    assert reader(log).about("acme", "c").created_ms == 1_001
+    assert log.records_read <= 3
     log.make_anew()
-    assert reader(log).created_ms("acme", "c") is None
+    assert reader(log).about("acme", "c").created_ms is None
 
 
 def test_who_come_to_a_cold_conversation_together_read_it_once() -> None:
@@ -290,13 +297,13 @@ def test_a_deleted_conversation_and_one_of_its_name_have_nothing_in_common() -> 
     assert len(conversations.turns("acme", "c", 20)) == 6
     log.make_anew()
     assert conversations.turns("acme", "c", 20) == []
-    assert conversations.created_ms("acme", "c") is None
+    assert conversations.about("acme", "c").created_ms is None
     del log.topics[TOPIC]
     for call in (conversations.turns, conversations.records):
         with pytest.raises(NotFound):
             call("acme", "c", 20)
     with pytest.raises(NotFound):
-        conversations.created_ms("acme", "c")
+        conversations.about("acme", "c")
     assert len(conversations) == 0
 
 

@@ -73,8 +73,8 @@ class MemoryTopics:
         )
         self.put(child, fork_record("default", child, fork_id, goes_on_from, 0))
 
-    def delete(self, conversation_id: str, parent: ConversationFork | None = None) -> None:
-        self.put(conversation_id, deleted_record("default", conversation_id, f"d{next(self.numbers)}", parent, 0))
+    def delete(self, conversation_id: str, base: int = 0) -> None:
+        self.put(conversation_id, deleted_record("default", conversation_id, f"d{next(self.numbers)}", base, 0))
 
 
 def make(log: MemoryTopics, cached_bytes: int = 1 << 20) -> Turns:
@@ -216,7 +216,8 @@ class World:
     async def delete(self, number: int) -> None:
         name = self.pick(number)
         self.topics.open(topic_of("default", name), 1)
-        self.topics.delete(name)
+        origin = self.origins[name]
+        self.topics.delete(name, 0 if origin is None else origin.through + 1)
         self.lists[name] = []
 
     async def check(self) -> None:
