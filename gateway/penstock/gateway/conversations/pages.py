@@ -15,10 +15,10 @@ from penstock.common.conversations import ConversationRecord, Turn, decoded
 from penstock.common.forks import fork_id_of
 from penstock.common.reader import RawMessage
 from penstock.gateway.conversations.index import ConversationIndex, ranges
+from penstock.gateway.conversations.lineage import About, Holder, Lineage
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BrokerUnavailable, NotFound
 from penstock.schemas.ids import check_conversation_id, check_tenant
-from penstock.schemas.records import ConversationFork
 from penstock.schemas.topics import TopicNames
 
 MOST_RECORDS = 100_000
@@ -77,40 +77,6 @@ class _Part:
     """Exclusive; None: up to the end of the topic."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class About:
-    """A conversation without its messages."""
-
-    created_ms: int | None
-    """The time of its topic's first record; None while there is none."""
-    forked_from: ConversationFork | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Holder:
-    """Where a message of a conversation stands. `ancestors`: how many topics one reads that goes on from there."""
-
-    conversation_id: str
-    topic_id: str
-    ancestors: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lineage:
-    """What a conversation's topic says of forks and deletions. See `TopicForks`."""
-
-    topic_id: str
-    base: int
-    parent: ConversationFork | None
-    fork_key: str | None
-    begin: int
-    forks: dict[str, ConversationFork]
-    is_empty: bool
-    """No record was ever written."""
-    is_deleted: bool
-    keys_before_deletion: list[str]
-
-
 class Conversations:
     """All methods block and are thread-safe. A fork is read through what it goes on from; offsets are the
     conversation's (`TopicForks`).
@@ -143,9 +109,8 @@ class Conversations:
         with self._indexed(topic, conversation_id) as indexed:
             if indexed.index.created_ms is None:
                 self._extend(topic, conversation_id, indexed, give_up, first_only=True)
-            if indexed.index.forks.fork_key is not None or self._perhaps_deleted(
-                topic, conversation_id, indexed, give_up
-            ):
+            is_fork = indexed.index.forks.fork_key is not None
+            if is_fork or self._perhaps_deleted(topic, conversation_id, indexed, give_up):
                 self._extend(topic, conversation_id, indexed, give_up)
             if indexed.index.is_deleted():
                 raise _unknown(conversation_id)
@@ -307,24 +272,18 @@ class Conversations:
                     if topic_id is not None and indexed.topic_id != topic_id:
                         return parts
                     self._extend(topic, name, indexed, give_up)
-                    index, forks = indexed.index, indexed.index.forks
+                    if not parts and indexed.index.is_deleted():
+                        raise _unknown(name)
+                    forks = indexed.index.forks
+                    fork = forks.goes_on_from(limit)
+                    begin, end = forks.begin(limit) - forks.base, None if limit is None else limit + 1 - forks.base
             except NotFound:
                 if parts:
                     return parts
                 raise
-            if not parts and index.is_deleted():
-                raise _unknown(name)
-            parts.append(
-                _Part(
-                    conversation_id=name,
-                    topic=topic,
-                    indexed=indexed,
-                    base=forks.base,
-                    begin=forks.begin(limit) - forks.base,
-                    end=None if limit is None else limit + 1 - forks.base,
-                )
-            )
-            if (fork := forks.goes_on_from(limit)) is None:
+            part = _Part(conversation_id=name, topic=topic, indexed=indexed, base=forks.base, begin=begin, end=end)
+            parts.append(part)
+            if fork is None:
                 return parts
             limit = fork.through if limit is None else min(limit, fork.through)
             name, topic_id = fork.conversation_id, fork.topic_id

@@ -18,7 +18,8 @@ from penstock.common.artifacts import ArtifactStore
 from penstock.common.clock import now_ms
 from penstock.common.forks import ForkRecord, fork_id_of
 from penstock.common.transport import Delivery
-from penstock.gateway.conversations.pages import Conversations, Holder, Lineage
+from penstock.gateway.conversations.lineage import Holder, Lineage
+from penstock.gateway.conversations.pages import Conversations
 from penstock.gateway.threads import Threads
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import Conflict, InsufficientCapacity, NotFound, PenstockError

@@ -294,6 +294,7 @@ class Turns:
             if keys:
                 await self._log.append(topic, [(key, None) for key in keys])
             if first is not None:
+                log = await self._run(lambda: self._refreshed(topic, LONGEST_ATTEMPT_S))
                 await self._forget_in_forks(tenant, log, first)
             if (held := self._held) is not None:
                 left = log.artifact_ids(without=request_id)

@@ -377,6 +377,23 @@ async def test_a_turn_of_a_deleted_conversation_is_erased_where_forks_show_it() 
         assert (list(start.past.messages), start.past.summary) == ([], None)
 
 
+async def test_a_summary_that_comes_while_its_parent_is_erased_goes_too() -> None:
+    """Of a fork that is made, and summed up by another worker, in front of the tombstones."""
+    log = MemoryTopics()
+    turns = make(log)
+    await turn(turns, "c", 1)
+    summary = as_summary(answer(request("f", "s"), "told"), 1)
+
+    def fork_and_sum_up() -> None:
+        log.fork("c", "f", 1)
+        log.write(topic_of("default", "f"), b"s/summary/1", CODEC.encode(summary))
+
+    log.before_append = fork_and_sum_up
+    await turns.erase("default", "c", "r1")
+    start = await seen(make(log), "f")
+    assert (list(start.past.messages), start.past.summary) == ([], None)
+
+
 async def test_a_fork_whose_parent_was_deleted_by_others_has_its_own_messages() -> None:
     log = MemoryTopics()
     turns = make(log)
