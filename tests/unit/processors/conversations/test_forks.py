@@ -31,7 +31,7 @@ class MemoryTopics:
     def __init__(self) -> None:
         self.topics: dict[str, list[tuple[bytes, bytes | None]]] = {}
         self.ids: dict[str, str] = {}
-        self.before_append: Callable[[], None] | None = None
+        self.before_append: Callable[[], object] | None = None
         self.numbers = itertools.count()
 
     def find(self, topic: str, timeout_s: float) -> str | None:
@@ -314,9 +314,8 @@ async def test_a_summary_of_what_the_parent_erased_meanwhile_is_taken_back() -> 
     await forked_after_two_turns(log, turns)
     found = await turns.to_sum_up(request("f", "s"), "f", None, mine)
     assert found is not None
-    log.before_append = lambda: (
-        [log.write(topic_of("default", "c"), key, None) for key in (b"r1/in/0/1", b"r1/out/1")] and None
-    )
+    keys = (b"r1/in/0/1", b"r1/out/1")
+    log.before_append = lambda: [log.write(topic_of("default", "c"), key, None) for key in keys]
     summary = as_summary(answer(request("f", "s"), "told"), found.through)
     with pytest.raises(Conflict):
         await turns.add_summary(summary, mine, found.mark)
