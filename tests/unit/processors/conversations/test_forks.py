@@ -29,7 +29,8 @@ class MemoryTopics:
     """Topics as lists of records; `before_append` runs once, in front of the next append."""
 
     def __init__(self) -> None:
-        self.topics: dict[str, list[tuple[bytes, bytes | None]]] = {}
+        self.topics: dict[str, list[tuple[int, bytes, bytes | None]]] = {}
+        self.ends: dict[str, int] = {}
         self.ids: dict[str, str] = {}
         self.before_append: Callable[[], object] | None = None
         self.numbers = itertools.count()
@@ -39,10 +40,11 @@ class MemoryTopics:
 
     def open(self, topic: str, timeout_s: float) -> str:
         self.topics.setdefault(topic, [])
+        self.ends.setdefault(topic, 0)
         return self.ids.setdefault(topic, f"id-{next(self.numbers)}")
 
     def read(self, topic: str, from_offset: int, timeout_s: float) -> list[tuple[int, bytes, bytes | None]]:
-        return [(offset, *record) for offset, record in enumerate(self.topics[topic]) if offset >= from_offset]
+        return [record for record in self.topics[topic] if record[0] >= from_offset]
 
     async def append(self, topic: str, records: Sequence[tuple[bytes, bytes | None]]) -> list[int]:
         before, self.before_append = self.before_append, None
@@ -53,8 +55,20 @@ class MemoryTopics:
     def write(self, topic: str, key: bytes, value: bytes | None) -> int:
         if topic not in self.topics:
             raise NotFound(f"there is no topic {topic}")
-        self.topics[topic].append((key, value))
-        return len(self.topics[topic]) - 1
+        offset = self.ends[topic]
+        self.ends[topic] += 1
+        self.topics[topic].append((offset, key, value))
+        return offset
+
+    def compact(self, *, tombstones_too: bool) -> None:
+        """The newest record of a key stays; a log's last one always."""
+        for topic, records in self.topics.items():
+            newest = {key: offset for offset, key, _ in records}
+            self.topics[topic] = [
+                (offset, key, value)
+                for offset, key, value in records
+                if offset == self.ends[topic] - 1 or (newest[key] == offset and not (value is None and tombstones_too))
+            ]
 
     # -- what gateways do
 
@@ -220,6 +234,11 @@ class World:
         self.topics.delete(name, 0 if origin is None else origin.through + 1)
         self.lists[name] = []
 
+    async def compact(self, number: int) -> None:
+        """Tombstones go only when all readers have read them."""
+        await self.check()
+        self.topics.compact(tombstones_too=number % 2 == 0)
+
     async def check(self) -> None:
         for turns in (self.turns, make(self.topics, cached_bytes=0)):
             for name, expected in self.lists.items():
@@ -244,13 +263,14 @@ STEP = st.one_of(
     st.tuples(st.just(World.sum_up), NUMBER),
     st.tuples(st.just(World.erase), NUMBER),
     st.tuples(st.just(World.delete), NUMBER),
+    st.tuples(st.just(World.compact), NUMBER),
 )
 
 
 @settings(max_examples=100)
 @given(st.lists(STEP, min_size=8, max_size=20))
 def test_a_fork_has_what_a_copy_of_its_parent_has(steps: list[tuple[Any, ...]]) -> None:
-    """Whatever is said, forked, summed up, erased and deleted; by a worker that follows and by one that comes anew."""
+    """Whatever is said, forked, summed up, erased, deleted and compacted; by a worker that follows and by a new one."""
 
     async def live() -> None:
         world = World()
@@ -399,7 +419,7 @@ async def test_a_fork_whose_parent_was_deleted_by_others_has_its_own_messages() 
     await forked_after_two_turns(log, turns)
     await turn(turns, "f", 3)
     topic = topic_of("default", "c")
-    del log.topics[topic], log.ids[topic]
+    del log.topics[topic], log.ids[topic], log.ends[topic]
     assert await said(turns, "f") == ["q3", "a3"]
     await turn(turns, "c", 4)
     assert await said(turns, "f") == ["q3", "a3"], "one of the same name is another conversation"
