@@ -45,6 +45,7 @@ def service_with(part: Any, artifacts: Any = None, dependencies: Dependencies | 
         withdrawing=part,
         conversations=part,
         conversation_facts=part,
+        forking=part,
         redriving=part,
         dependencies=dependencies or Dependencies({}, every_s=60),
     )

@@ -36,6 +36,7 @@ class Operators:
             "pause_class": lambda rng: self._pause(CLASS, rng.choice(CLASSES), rng),
             "change_models": self._change_models,
             "delete_conversation": self._delete_conversation,
+            "fork_conversation": self._fork_conversation,
             "add_partitions": self._add_partitions,
             "registry_away": self._registry_away,
             "store_away": self._store_away,
@@ -132,6 +133,12 @@ class Operators:
         line = conversation_key(tenant, conversation_id)
         delay = rng.choice([0.0, rng.uniform(0.0, 0.05), rng.uniform(0.0, 1.0)])
         self._world.at(delay, None, f"the topic of {line} is deleted", self._cluster.talks.delete, line)
+
+    def _fork_conversation(self, rng: Random) -> None:
+        """Into one of the conversations that clients write to, if it is not there yet."""
+        tenant, lines = f"t{rng.randrange(self._cluster.plan.tenants)}", self._cluster.plan.lines
+        parent, fork = f"c{rng.randrange(lines)}", f"c{rng.randrange(lines)}"
+        self._cluster.talks.fork(tenant, parent, fork, rng.random())
 
     def _add_partitions(self, rng: Random) -> None:
         self._cluster.add_partitions(rng.choice([1, self._cluster.plan.partitions]))

@@ -88,6 +88,7 @@ OPERATORS = (
     "change_models",  # one is added, replaced or removed
     "standing_orders",  # some orders are kept to the end of the history
     "delete_conversation",
+    "fork_conversation",
     "add_partitions",
     # What other systems do.
     "registry_away",  # some records cannot be read for a while

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.gateway.view import lost_requests
+from penstock.processors.conversations.log import ConversationLog
 from penstock.processors.core.admission import MANY, Admission
 from penstock.processors.core.commit import donemap, gate
 from penstock.processors.core.commit.gate import Arrival, CommitGate
@@ -484,6 +485,12 @@ def answered_after_deletion() -> list[Patch]:
         (Commanding, "_cancel_turns", lambda self, command, now: None),
         (Screening, "_conversation_was_deleted", lambda self, read: False),
     ]
+
+
+@plant_for("fork_conversation", "delete_conversation")
+def fork_follows_its_parent() -> list[Patch]:
+    """A fork has what is said in its parent after it was made."""
+    return [(ConversationLog, "is_within", lambda self, offset: True)]
 
 
 @plant_for("add_partitions")

@@ -5,17 +5,20 @@ What counts in a log is the product's own `ConversationLog`; here are the log it
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.common.forks import ForkRecord, deleted_record, fork_record, forked_record
 from penstock.processors.conversations.log import ConversationLog, SummaryMark
 from penstock.processors.conversations.messages import answer_message, as_summary, input_messages
 from penstock.processors.core.requests.states import OVER, Stage
 from penstock.processors.core.requests.work import Run, Work
 from penstock.schemas.errors import Conflict, PenstockError, conversation_deleted
-from penstock.schemas.records import ConversationMessage, conversation_message_key
+from penstock.schemas.records import ConversationFork, ConversationMessage, conversation_message_key
 from penstock.schemas.topics import conversation_key
+from simulation.copies import Copies
 from simulation.truth import Violation
 
 if TYPE_CHECKING:
@@ -39,6 +42,7 @@ class Talks:
     def __init__(self) -> None:
         self.topics: dict[str, list[tuple[bytes, ConversationMessage | None]]] = {}
         self._deleted: Counter[str] = Counter()
+        self._numbers = itertools.count()
         self._answered: dict[tuple[str, str], float] = {}
         """When the first answer of a request was appended, as far as it stands."""
         self._after_question: set[tuple[str, str]] = set()
@@ -46,15 +50,34 @@ class Talks:
         self._erased: set[tuple[str, str]] = set()
         self._summed: dict[tuple[str, str], str] = {}
         """The summary of a request that was appended first, as far as it stands."""
+        self._origins: dict[str, tuple[str, bytes]] = {}
+        """By fork: its parent, and the key of the record there that names it."""
+        self.copies = Copies(self.topics)
         self.looked: dict[Work, float] = {}
         """When a worker last looked for the answer of a request, and heard what stands."""
 
     def log(self, line: str) -> ConversationLog:
-        """The topic as it is now."""
-        log = ConversationLog(self.topic_id(line))
+        """The conversation as it is now."""
+        return self._log(line, None)
+
+    def _log(self, line: str, limit: int | None) -> ConversationLog:
+        """As a worker reads it, through all that it goes on from."""
+        log = ConversationLog(self.topic_id(line), limit)
         for offset, (key, message) in enumerate(self.topics.get(line, ())):
-            log.apply(offset, key, message)
+            if message is None or log.is_within(offset):
+                log.apply(offset, key, message)
+            else:
+                log.skip(offset)
+        if (fork := log.fork) is not None:
+            parent = conversation_key(log.topic.tenant, fork.conversation_id)
+            if parent not in self.topics:
+                raise Violation(f"fork: {line} goes on from {parent}, whose topic is gone")
+            log.inherit(self._log(parent, fork.through if limit is None else min(limit, fork.through)))
         return log
+
+    def identity(self, line: str) -> str | None:
+        """What a turn must see again in order to write: the topic, and the newest deletion in it."""
+        return None if line not in self.topics else self.log(line).identity
 
     def topic_id(self, line: str) -> str | None:
         """Another one when the conversation was deleted and made anew; None when there is none."""
@@ -64,13 +87,56 @@ class Talks:
         """Make the topic if there is none."""
         self.topics.setdefault(line, [])
 
-    def delete(self, line: str) -> None:
-        """The topic goes, if there is one; its name may be used again at once."""
-        if self.topics.pop(line, None) is None:
+    def fork(self, tenant: str, parent_id: str, fork_id: str, where: float) -> None:
+        """Through a message at some place of the parent, if both can be."""
+        line, fork = conversation_key(tenant, parent_id), conversation_key(tenant, fork_id)
+        counting = self.log(line).through(None)
+        if not counting or fork in self.topics:
             return
-        self._deleted[line] += 1
+        through = counting[int(where * len(counting))].offset
+        holder = self.copies.holder(line, through)
+        number = next(self._numbers)
+        self.copies.copy(line, fork, through)
+        goes_on_from = ConversationFork(
+            conversation_id=holder.rpartition(".")[2], through=through, topic_id=self.topic_id(holder)
+        )
+        named = ConversationFork(conversation_id=fork_id, through=through)
+        self._put(holder, forked_record(tenant, "", f"f{number}", named, 0))
+        self.open(fork)
+        self._put(fork, fork_record(tenant, fork_id, f"f{number}", goes_on_from, 0))
+        self._origins[fork] = holder, f"forked/f{number}".encode()
+
+    def delete(self, line: str) -> None:
+        """What it holds is gone for its turns. The topic goes, if there is one and no fork goes on from it; its name
+        may be used again at once."""
+        if line not in self.topics:
+            return
+        if self._has_forks(line):
+            self._put(line, deleted_record("", "", f"d{next(self._numbers)}", self.copies.base(line), 0))
+            self.copies.end(line)
+        else:
+            self._remove(line)
         for known in [known for known in self._answered if known[0] == line]:
             del self._answered[known]
+
+    def _has_forks(self, line: str) -> bool:
+        return any(parent == line for parent, _ in self._origins.values())
+
+    def _remove(self, line: str) -> None:
+        """The topic, and that of what it alone went on from, if that was deleted and is not begun anew."""
+        del self.topics[line]
+        self.copies.forget(line)
+        self._deleted[line] += 1
+        if (origin := self._origins.pop(line, None)) is None:
+            return
+        parent, key = origin
+        self.topics[parent].append((key, None))
+        log = self.log(parent)
+        if log.topic.deletions and not log.entries() and not self._has_forks(parent):
+            self._remove(parent)
+
+    def _put(self, line: str, record: ForkRecord) -> None:
+        self.topics[line].append((record.key.encode(), record.message))
 
     def answer_before(self, work: Work, now: float) -> str | None:
         """The answer that stood when the worker last looked for it, or stands now, if it never did."""
@@ -99,7 +165,17 @@ class Talks:
 
     def erase(self, line: str, request_id: str) -> None:
         self._erased.add((line, request_id))
+        first = self.log(line).first_of(request_id)
         self.take_back(line, request_id)
+        if first is not None:
+            self._forget_in_forks(line, first)
+
+    def _forget_in_forks(self, line: str, offset: int) -> None:
+        """Summaries of forks that tell of the message at an offset."""
+        for fork in [fork for fork, (parent, _) in self._origins.items() if parent == line]:
+            if self.copies.base(fork) > offset:
+                self.topics[fork] += [(key, None) for key in self.log(fork).summaries_telling(offset)]
+                self._forget_in_forks(fork, offset)
 
     def take_back(self, line: str, request_id: str) -> None:
         """Write tombstones for all messages of a request."""
@@ -123,7 +199,9 @@ class Talks:
             raise Violation(f"summary: {work} is completed with {text!r}, and its conversation has {added!r}")
 
     def at_end(self) -> None:
-        """Each answer stands where its question does."""
+        """Each answer stands where its question does, and forks are what copies would be."""
+        for line in self.copies:
+            self.copies.check(line, self.log(line))
         for line in self.topics:
             for message in (entry.message for entry in self.log(line).through(None)):
                 request_id = message.request_id or ""
@@ -131,7 +209,10 @@ class Talks:
                     raise Violation(f"question: {request_id} is answered in {line}, where its question is not")
 
     def _stands_asked(self, line: str, request_id: str) -> bool:
-        return bool(self.log(line).inputs(request_id)) or (line, request_id) in self._erased
+        if self.log(line).inputs(request_id) or (line, request_id) in self._erased:
+            return True
+        origin = self._origins.get(line)
+        return origin is not None and self._stands_asked(origin[0], request_id)
 
 
 class Turns:
@@ -167,6 +248,8 @@ class Turns:
 
         def look() -> tuple[str | None, Any]:
             log = self._talks.log(line)
+            if line in self._talks.copies:
+                self._talks.copies.check(line, log)
             answer = log.answer(request_id)
             return (None if answer is None else answer.content), log.mark(request_id)
 
@@ -199,7 +282,7 @@ class Turns:
         line = work.line or ""
 
         def look() -> None:
-            self._ask(work, "looks for its topic", lambda: self._talks.topic_id(line), found)
+            self._ask(work, "looks for its topic", lambda: self._talks.identity(line), found)
 
         def found(topic_id: str | None) -> None:
             if not _begins(work, run):
@@ -275,7 +358,7 @@ class Turns:
                 self._ask(work, NO_LOOK, look, lambda same: looked(log, same))
 
         def look() -> bool:
-            same = self._talks.topic_id(line) == topic_id
+            same = self._talks.identity(line) == topic_id
             if not same:
                 self._talks.take_back(line, work.request_id)
             return same
@@ -411,7 +494,7 @@ class Turns:
     def _is_current(self, work: Work, topic_id: str | None) -> bool:
         """Whether the topic is the one that the turn has seen. What of the turn came into another is taken back."""
         line = _line(work)
-        if topic_id is None or self._talks.topic_id(line) == topic_id:
+        if topic_id is None or self._talks.identity(line) == topic_id:
             return True
         self._talks.take_back(line, work.request_id)
         return False

@@ -28,6 +28,7 @@ QUICK_WITH_NEEDS = {
     "ended_without_look_up": "answer",
     "suspect_stops_worker": "reason",
     "summary_added_nowhere": "summary",
+    "fork_follows_its_parent": "fork",
     "kept_without_reopen": "open",
     "checksum_ignored": "commit_before_outcome",
 }
@@ -42,6 +43,7 @@ BEGIN_AT = {
     "ended_without_look_up": 28,
     "suspect_stops_worker": 476,
     "summary_added_nowhere": 44,
+    "fork_follows_its_parent": 5,
     "kept_without_reopen": 33,
     "checksum_ignored": 60,
 }

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
+from penstock.common import admin
+from penstock.common.forks import TopicForks
 from penstock.common.reader import RawMessage, read_to_end
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.codec import Codec, default_codec
@@ -18,7 +20,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConversationRecord:
-    """One record of the topic; `message` is None for a tombstone, which removes what its key named."""
+    """One record of the topic; `message` is None for a tombstone, which removes what its key named.
+
+    `offset` is Kafka's, or the conversation's where that is read through what it goes on from.
+    """
 
     offset: int
     timestamp_ms: int
@@ -28,7 +33,7 @@ class ConversationRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """A message at its offset in the topic."""
+    """A message at its offset in the conversation."""
 
     offset: int
     message: ConversationMessage
@@ -68,19 +73,65 @@ def read_conversation(
     codec: Codec | None = None,
     deadline_s: float = 10.0,
 ) -> list[ConversationRecord]:
-    """The records from `from_offset` to the end that the topic has now.
+    """The records from `from_offset` to the end that the topic has now; of a fork those that it inherited come first.
 
     What does not decode is left out.
     `codec` is that of the installation: with a registry its ids may stand in the topic (`schemas.registry`).
     Raises InvalidRequest for an impossible id, NotFound for an unknown conversation, BrokerUnavailable,
     RegistryUnavailable.
     """
-    topic = settings.names.conversation(check_tenant(tenant), check_conversation_id(conversation_id))
-    try:
-        messages = read_to_end(settings, topic, from_offset, partition=0, deadline_s=deadline_s)
+    own_id = check_conversation_id(conversation_id)
+
+    def read_topic(name: str, topic_id: str | None) -> list[ConversationRecord] | None:
+        topic = settings.names.conversation(check_tenant(tenant), name)
+        if topic_id is not None and admin.topic_id(settings, topic, deadline_s) != topic_id:
+            return None
+        messages = read_to_end(settings, topic, partition=0, deadline_s=deadline_s)
         return list(decoded(codec or default_codec(), messages))
+
+    try:
+        records = read_through(own_id, read_topic)
     except NotFound as error:
-        raise NotFound(f"conversation {conversation_id} does not exist", param="conversation_id") from error
+        raise NotFound(f"conversation {own_id} does not exist", param="conversation_id") from error
+    return [record for record in records if record.offset >= from_offset]
+
+
+def read_through(
+    conversation_id: str, read_topic: Callable[[str, str | None], list[ConversationRecord] | None]
+) -> list[ConversationRecord]:
+    """The records of a conversation at its own offsets, with those that it inherits (`TopicForks`).
+
+    `read_topic` reads all records of a conversation's topic, at Kafka's offsets; None when the topic has not the id
+    that is asked for: then nothing is inherited from it. Raises NotFound for a deleted conversation.
+    """
+    parts: list[list[ConversationRecord]] = []
+    name, topic_id, limit = conversation_id, None, None
+    while (records := read_topic(name, topic_id)) is not None:
+        forks = TopicForks()
+        for record in records:
+            forks.apply(record.offset, record.key, record.message)
+        live = {record.key: record for record in records}
+        begin = forks.begin(limit)
+        if not parts and forks.deletions and not any(_stands_behind(one, begin - forks.base) for one in live.values()):
+            raise NotFound("the conversation is deleted")
+        parts.append(
+            [
+                replace(
+                    record, offset=at, message=record.message if limit is None or live[record.key].message else None
+                )
+                for record in records
+                if begin <= (at := forks.base + record.offset) and (limit is None or at <= limit)
+            ]
+        )
+        if (fork := forks.goes_on_from(limit)) is None:
+            break
+        limit = fork.through if limit is None else min(limit, fork.through)
+        name, topic_id = fork.conversation_id, fork.topic_id
+    return [record for part in reversed(parts) for record in part]
+
+
+def _stands_behind(record: ConversationRecord, begin: int) -> bool:
+    return record.offset >= begin and record.message is not None and record.message.direction != "forked"
 
 
 def decoded(codec: Codec, raw: Iterable[RawMessage]) -> Iterator[ConversationRecord]:

@@ -470,8 +470,20 @@ class ControlCommand(Record):
 
 
 @record
+class ConversationFork(Record):
+    """Two conversations that share their beginning, up to the message at the offset `through`.
+
+    `conversation_id` names the other one; `topic_id` is Kafka's id of the topic that was forked.
+    """
+
+    conversation_id: str
+    through: int
+    topic_id: str | None = None
+
+
+@record
 class ConversationMessage(Record):
-    """One message of a conversation, keyed by `conversation_message_key`."""
+    """One message of a conversation, keyed by `conversation_message_key`; or a record about forks (`fork`)."""
 
     request_id: str | None = None
     tenant: str
@@ -493,6 +505,7 @@ class ConversationMessage(Record):
     tool_call_id: str | None = None
     artifacts: list[ArtifactRef] = field(default_factory=list[ArtifactRef])
     reasoning_content: str | None = None
+    fork: ConversationFork | None = None
 
 
 def conversation_message_key(message: ConversationMessage) -> str:

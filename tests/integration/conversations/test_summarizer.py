@@ -135,6 +135,31 @@ def test_what_was_erased_is_summed_up_anew(client: httpx.Client) -> None:
     assert "Question 0?" not in summaries(client, "erased")[0]["content"]
 
 
+def test_a_fork_is_summed_up_by_itself_also_after_a_kill(system: System, client: httpx.Client) -> None:
+    talk(client, "trunk", 4)
+    through = last_offsets(client, "trunk")[2]
+    made = client.post("/v1/conversations/trunk/fork", json={"through": through, "id": "branch"})
+    assert made.status_code == 201, made.text
+    assert (made.json()["title"], made.json()["summarize"]) == (None, None)
+    changed = client.post("/v1/conversations/branch", json={"summarize": {**EVERY_TWO, "model": "sum"}})
+    assert changed.json()["forked_from"] == {"conversation_id": "trunk", "through": through}
+    talk(client, "branch", 3)
+    ends = last_offsets(client, "branch")
+    wait_until(lambda: covers(client, "branch") == [ends[1]], 60, lambda: str((covers(client, "branch"), ends)))
+    newest(system, "s").kill9()
+    talk(client, "branch", 2)
+    system.summarizer("s3").wait_ready()
+    ends = last_offsets(client, "branch")
+    wait_until(
+        lambda: covers(client, "branch") == [ends[1], ends[3]], 60, lambda: str((covers(client, "branch"), ends))
+    )
+    assert covers(client, "trunk") == []
+    assert client.delete("/v1/conversations/trunk").status_code == 200
+    talk(client, "branch", 2)
+    ends = last_offsets(client, "branch")
+    wait_until(lambda: covers(client, "branch")[2:] == [ends[5]], 60, lambda: str((covers(client, "branch"), ends)))
+
+
 def test_a_model_that_is_not_there_keeps_nobody_waiting(system: System, client: httpx.Client) -> None:
     client.post("/v1/conversations", json={"id": "lost", "summarize": {**EVERY_TWO, "model": "nowhere"}})
     client.post("/v1/conversations", json={"id": "found", "summarize": {**EVERY_TWO, "model": "sum"}})

@@ -119,7 +119,7 @@ def test_the_form_of_the_answer_and_effort_go_to_remote_models(client: openai.Op
 
 
 REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
-    ({"previous_response_id": "resp_1"}, "unsupported_parameter", "previous_response_id"),
+    ({"previous_response_id": "resp_1", "conversation": "c"}, "invalid", "previous_response_id"),
     ({"background": True, "store": False}, "invalid", "background"),
     ({"truncation": "middle"}, "unsupported_parameter", "truncation"),
     ({"include": ["file_search_call.results"]}, "unsupported_parameter", "include"),

@@ -19,7 +19,15 @@ from penstock.gateway.openai.stored_responses import asked_of, input_items, requ
 from penstock.gateway.service.subscriptions import Stopping, Subscription
 from penstock.gateway.view.frames import ChunkFrame, Frame, ResultFrame, StatusFrame
 from penstock.schemas.codec import default_codec
-from penstock.schemas.errors import Cancelled, InvalidRequest, NotFound, PenstockError, StreamRestarted, error_body
+from penstock.schemas.errors import (
+    Cancelled,
+    InvalidRequest,
+    NotFound,
+    PenstockError,
+    StreamRestarted,
+    UnsupportedParameter,
+    error_body,
+)
 from penstock.schemas.records import InferenceRequest
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -34,6 +42,19 @@ def request_of(**fields: Any) -> InferenceRequest:
 
 
 ASKED = asked_of(request_of(), 5_000, "m")
+
+
+def test_a_response_whose_previous_one_was_not_looked_up_is_refused() -> None:
+    """As in a line of a batch: without the earlier items another answer would come."""
+    body = ResponsesBody.model_validate({"input": "hi", "previous_response_id": "resp_1"})
+    with pytest.raises(UnsupportedParameter) as refused:
+        RESPONSE.ask(body, Caller(tenant="t"), 5_000)
+    assert refused.value.param == "previous_response_id"
+    earlier = [{"role": "user", "content": "hello"}]
+    body.go_on_behind(earlier, [{"role": "user", "content": "hi"}])
+    made = RESPONSE.ask(body, Caller(tenant="t"), 5_000)
+    assert [one["content"] for one in (made.payload or {})["messages"]] == ["hello", "hi"]
+    assert repeated_fields(body)["previous_response_id"] == "resp_1"
 
 
 class Frames:

@@ -1,4 +1,4 @@
-"""`penstock conversations`: create, list, show, replay, sum up and delete conversations."""
+"""`penstock conversations`: create, list, show, replay, fork, sum up and delete conversations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.cli.commands.conversation_facts import Facts, facts_text, when
 from penstock.cli.commands.submitting import Sent, Timeout, Wait, given, run
 from penstock.cli.option_groups import App
 
-app = App(no_args_is_help=True, help="Create, list, show, replay, sum up and delete conversations.")
+app = App(no_args_is_help=True, help="Create, list, show, replay, fork, sum up and delete conversations.")
 Conversation = Annotated[str, typer.Argument(help="The conversation's id.")]
 
 
@@ -101,10 +101,10 @@ def show(
 def replay(
     gateway: Gateway,
     conversation: Conversation,
-    from_offset: Annotated[int, typer.Option(min=0, help="Begin at this offset of the topic.")] = 0,
+    from_offset: Annotated[int, typer.Option(min=0, help="Begin at this offset of the conversation.")] = 0,
     as_json: AsJson = True,
 ) -> None:
-    """Every record of the conversation's topic with its offset, one JSON line each.
+    """Every record of the conversation with its offset, one JSON line each.
 
     Example: penstock conversations replay trip --from-offset 10
     """
@@ -118,12 +118,48 @@ def replay(
 
 
 @app.command()
+def fork(
+    gateway: Gateway,
+    conversation: Conversation,
+    through: Annotated[str, typer.Option(help="The last item that both have: its id, or its offset.")],
+    fork_id: Annotated[str | None, typer.Option("--id", help="The id of the fork. Default: a new one.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Begin a conversation that goes on from a message of another, and print its id.
+
+    Example: penstock conversations fork trip --through msg_3 --id trip-by-train
+    """
+    body = given({"through": int(through) if through.isdecimal() else through, "id": fork_id})
+    made = gateway.call("POST", f"/v1/conversations/{conversation}/fork", body=body)
+    if as_json:
+        print_json(made)
+    else:
+        typer.echo(made["id"])
+
+
+@app.command()
+def forks(
+    gateway: Gateway,
+    conversation: Conversation,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """The conversations that go on from messages of another. Example: penstock conversations forks trip --json"""
+    found = list(gateway.pages(f"/v1/conversations/{conversation}/forks", limit))
+
+    def row(item: dict[str, Any]) -> list[str]:
+        return [item["id"], str(item["forked_from"]["through"])]
+
+    print_list(found, as_json=as_json, columns=["conversation", "through"], row=row, empty="no forks")
+
+
+@app.command()
 def summarize(
     gateway: Gateway,
     sent: Sent,
     conversation: Conversation,
     through_offset: Annotated[
-        int | None, typer.Option(min=0, help="Up to this offset of the topic. Default: its end.")
+        int | None, typer.Option(min=0, help="Up to this offset of the conversation. Default: its end.")
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest summary.")] = None,
     wait: Wait = True,

@@ -6,13 +6,17 @@ import bisect
 from collections.abc import Iterable, Sequence
 
 from penstock.common.conversations import ConversationRecord
+from penstock.common.forks import TopicForks
 
-Place = tuple[str | None, str, int]
-"""(request_id, direction, number) of a message. Of several records of one place, the lowest offset counts."""
+Place = tuple[int, str | None, str, int]
+"""(deletions before it, request_id, direction, number) of a message. Of several records of one place, the lowest
+offset counts."""
 
 
 class ConversationIndex:
-    """Built from the records in log order; agrees with `fold_messages` of all of them. Holds no contents.
+    """Built from the records of one topic in log order; agrees with `fold_messages` of them. Holds no contents.
+
+    Offsets are Kafka's.
 
     Compaction can remove indexed records. If a read by offset does not find all of them, discard the index.
     """
@@ -22,6 +26,7 @@ class ConversationIndex:
         """Everything below this offset is indexed; the next read begins here."""
         self.created_ms: int | None = None
         """The time of the first record."""
+        self.forks = TopicForks()
         self._offsets: list[int] = []
         self._live: dict[str, tuple[int, Place | None]] = {}
         """By key: the offset of its live record, and the place if that is a message of the conversation."""
@@ -41,24 +46,57 @@ class ConversationIndex:
             self._offsets.append(record.offset)
             if self.created_ms is None:
                 self.created_ms = record.timestamp_ms
+            self.forks.apply(record.offset, record.key, record.message)
             if record.message is None:
                 self._erase(record.key, record.offset)
             elif record.key not in self._live:
-                self._add(record.key, record.offset, _place_of(record))
+                self._add(record.key, record.offset, _place_of(record, len(self.forks.deletions)))
         self.end = end
 
-    def turns(self, limit: int, *, after: int | None = None, newest_first: bool = False) -> list[int]:
-        """Offsets of the messages that count: the first `limit` in this order, after the offset `after`."""
+    def turns(
+        self,
+        limit: int,
+        *,
+        after: int | None = None,
+        newest_first: bool = False,
+        begin: int = 0,
+        end: int | None = None,
+    ) -> list[int]:
+        """Offsets of the messages that count, from `begin` to before `end`: the first `limit` in this order, after the
+        offset `after`."""
+        first = bisect.bisect_left(self._turns, begin)
+        last = len(self._turns) if end is None else bisect.bisect_left(self._turns, end)
         if newest_first:
-            end = len(self._turns) if after is None else bisect.bisect_left(self._turns, after)
-            return self._turns[max(0, end - limit) : end][::-1]
-        begin = 0 if after is None else bisect.bisect_right(self._turns, after)
-        return self._turns[begin : begin + limit]
+            last = last if after is None else min(last, bisect.bisect_left(self._turns, after))
+            return self._turns[max(first, last - limit) : last][::-1]
+        first = first if after is None else max(first, bisect.bisect_right(self._turns, after))
+        return self._turns[first : min(last, first + limit)]
 
-    def records(self, limit: int, *, from_offset: int = 0) -> list[int]:
-        """Offsets of all records, tombstones too: the first `limit` at or after `from_offset`."""
-        begin = bisect.bisect_left(self._offsets, from_offset)
-        return self._offsets[begin : begin + limit]
+    def records(self, limit: int, *, begin: int = 0, end: int | None = None) -> list[int]:
+        """Offsets of all records from `begin` to before `end`, tombstones too: the first `limit`."""
+        first = bisect.bisect_left(self._offsets, begin)
+        last = len(self._offsets) if end is None else bisect.bisect_left(self._offsets, end)
+        return self._offsets[first : min(last, first + limit)]
+
+    def is_deleted(self) -> bool:
+        """Whether nothing stands behind the newest deletion: the topic is there for forks alone."""
+        if not self.forks.deletions:
+            return False
+        begin = self._begin()
+        live = reversed(self._live.items())
+        return not any(offset >= begin and key not in self.forks.forks for key, (offset, _) in live)
+
+    def keys_before_deletion(self) -> list[str]:
+        """Keys of the live records that stand before the newest deletion, but for those that name forks."""
+        begin = self._begin()
+        return [
+            key
+            for key, (offset, _) in self._live.items()
+            if offset < begin - 1 and key not in self.forks.forks and not key.startswith("deleted/")
+        ]
+
+    def _begin(self) -> int:
+        return self.forks.begin() - self.forks.base
 
     def is_erased(self, record: ConversationRecord) -> bool:
         """Whether a later tombstone has this record's key."""
@@ -88,11 +126,11 @@ class ConversationIndex:
             del self._written[place]
 
 
-def _place_of(record: ConversationRecord) -> Place | None:
+def _place_of(record: ConversationRecord, deletions: int) -> Place | None:
     message = record.message
     if message is None or message.direction not in ("in", "out"):
         return None
-    return message.request_id, message.direction, message.index
+    return deletions, message.request_id, message.direction, message.index
 
 
 def ranges(offsets: Sequence[int], gap: int) -> list[tuple[int, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping, Sequence
 
 from confluent_kafka import Consumer
 
@@ -12,6 +13,7 @@ from penstock.common.kafka_errors import translated
 from penstock.common.reader import RawMessage, make_consumer, read_with
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.errors import PenstockError
+from penstock.schemas.topics import TP
 
 IDLE = 8
 """The most consumers in the pool; each holds connections and threads."""
@@ -44,11 +46,22 @@ class KafkaLog:
 
     def read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
         """Raises BrokerUnavailable at `give_up` (monotonic), NotFound."""
+        return self._read({(topic, 0): (begin, end)}, give_up, most)
+
+    def last_records(self, topics: Sequence[str], give_up: float) -> dict[str, RawMessage | None]:
+        """Raises BrokerUnavailable at `give_up` (monotonic)."""
+        known = admin.partition_counts(self._settings, topics)
+        ends = admin.end_offsets(self._settings, [(topic, 0) for topic in known])
+        ranges = {tp: (end - 1, end) for tp, end in ends.items() if end}
+        found: dict[str, RawMessage | None] = {topic: None for topic, _ in ranges}
+        return found | {one.topic: one for one in (self._read(ranges, give_up, None) if ranges else ())}
+
+    def _read(self, ranges: Mapping[TP, tuple[int, int]], give_up: float, most: int | None) -> list[RawMessage]:
         while True:
             consumer, uses = self._take()
             patience = give_up if not uses else min(give_up, time.monotonic() + PATIENCE_S)
             try:
-                found = _read(consumer, topic, begin, end, patience, most)
+                found = _read(consumer, ranges, patience, most)
             except BaseException as error:
                 consumer.close()
                 if uses and isinstance(error, PenstockError) and time.monotonic() < give_up:
@@ -80,10 +93,14 @@ class KafkaLog:
         consumer.close()
 
 
-def _read(consumer: Consumer, topic: str, begin: int, end: int, give_up: float, most: int | None) -> list[RawMessage]:
-    with translated(f"read {topic}", topic):
+def _read(
+    consumer: Consumer, ranges: Mapping[TP, tuple[int, int]], give_up: float, most: int | None
+) -> list[RawMessage]:
+    first = next(iter(ranges))[0]
+    with translated(f"read {first}", first):
         # Without this, a used consumer looks up the leader of a topic that is new to it only after a second.
-        consumer.list_topics(topic, timeout=max(0.1, give_up - time.monotonic()))
-        found = read_with(consumer, {(topic, 0): (begin, end)}, give_up, most)
+        left_s = max(0.1, give_up - time.monotonic())
+        consumer.list_topics(first if len(ranges) == 1 else None, timeout=left_s)
+        found = read_with(consumer, ranges, give_up, most)
         consumer.unassign()
     return found

@@ -7,13 +7,15 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from penstock.common.conversations import ConversationRecord, Turn, decoded
+from penstock.common.forks import fork_id_of
 from penstock.common.reader import RawMessage
 from penstock.gateway.conversations.index import ConversationIndex, ranges
+from penstock.gateway.conversations.lineage import About, Holder, Lineage
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BrokerUnavailable, NotFound
 from penstock.schemas.ids import check_conversation_id, check_tenant
@@ -49,15 +51,9 @@ class Log(Protocol):
         """The records from `begin` to before `end`, or the first `most` of them. Raises NotFound."""
         ...
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class About:
-    """What is known of a conversation without reading it: Kafka's id of its topic, and the times of its first and its
-    newest record, in ms since the epoch; None where there is none."""
-
-    topic_id: str
-    created_ms: int | None
-    last_active_ms: int | None
+    def last_records(self, topics: Sequence[str], give_up: float) -> dict[str, RawMessage | None]:
+        """By topic that holds records: the last one; None where compaction removed it. Unknown ones are left out."""
+        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -71,8 +67,23 @@ class _Indexed:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    """What one topic contributes to a conversation: its own, or one that it goes on from. Offsets are Kafka's."""
+
+    conversation_id: str
+    topic: str
+    indexed: _Indexed
+    base: int
+    """The offset in the conversation of the topic's first record."""
+    begin: int
+    end: int | None
+    """Exclusive; None: up to the end of the topic."""
+
+
 class Conversations:
-    """All methods block and are thread-safe.
+    """All methods block and are thread-safe. A fork is read through what it goes on from; offsets are the
+    conversation's (`TopicForks`).
 
     Each call compares the topic's id and end with the index. So deletion and erasure take effect at once, whoever
     wrote them. Indexes are built on demand; the least recently used are dropped first.
@@ -97,25 +108,112 @@ class Conversations:
         return self._weight
 
     def about(self, tenant: str, conversation_id: str) -> About:
-        """Reads only the first record."""
-        topic = self._topic(tenant, conversation_id)
+        """Of one that is no fork it reads the first record and the last."""
+        topic, give_up = self._topic(tenant, conversation_id), time.monotonic() + DEADLINE_S
         with self._indexed(topic, conversation_id) as indexed:
             if indexed.index.created_ms is None:
-                self._extend(topic, conversation_id, indexed, time.monotonic() + DEADLINE_S, first_only=True)
-            topic_id, created_ms = indexed.topic_id, indexed.index.created_ms
+                self._extend(topic, conversation_id, indexed, give_up, first_only=True)
+            is_fork = indexed.index.forks.fork_key is not None
+            if is_fork or self._perhaps_deleted(topic, conversation_id, indexed, give_up):
+                self._extend(topic, conversation_id, indexed, give_up)
+            if indexed.index.is_deleted():
+                raise _unknown(conversation_id)
+            topic_id, index = indexed.topic_id, indexed.index
+            created_ms, forked_from = index.created_ms, index.forks.goes_on_from()
         try:
-            newest = self._log.newest_ms(topic)
+            newest_ms = self._log.newest_ms(topic)
         except NotFound as error:
             raise _unknown(conversation_id) from error
-        return About(topic_id=topic_id, created_ms=created_ms, last_active_ms=newest)
+        return About(topic_id=topic_id, created_ms=created_ms, last_active_ms=newest_ms, forked_from=forked_from)
+
+    def deleted(self, tenant: str, conversation_ids: Sequence[str]) -> set[str]:
+        """Which of these are deleted, and have a topic for the sake of their forks alone."""
+        topics = {self._topic(tenant, one): one for one in conversation_ids}
+        give_up = time.monotonic() + DEADLINE_S
+        found: set[str] = set()
+        for topic in self._without_last_message(list(topics), give_up):
+            with suppress(NotFound), self._indexed(topic, topics[topic]) as indexed:
+                self._extend(topic, topics[topic], indexed, give_up)
+                if indexed.index.is_deleted():
+                    found.add(topics[topic])
+        return found
+
+    def lineage(self, tenant: str, conversation_id: str) -> Lineage:
+        """Of a deleted one too, as long as its topic is there."""
+        topic = self._topic(tenant, conversation_id)
+        with self._indexed(topic, conversation_id) as indexed:
+            self._extend(topic, conversation_id, indexed, time.monotonic() + DEADLINE_S)
+            index = indexed.index
+            return Lineage(
+                topic_id=indexed.topic_id,
+                base=index.forks.base,
+                parent=index.forks.fork,
+                fork_key=index.forks.fork_key,
+                begin=index.forks.begin(),
+                forks=dict(index.forks.forks),
+                is_empty=index.end == 0,
+                is_deleted=index.is_deleted(),
+                keys_before_deletion=index.keys_before_deletion(),
+            )
+
+    def forks(
+        self, tenant: str, conversation_id: str, limit: int, *, after: str | None = None, newest_first: bool = False
+    ) -> list[tuple[str, About]]:
+        """The conversations that were forked from messages in its topic, by id, the last first with `newest_first`."""
+        lineage = self.lineage(tenant, conversation_id)
+        if lineage.is_deleted:
+            raise _unknown(conversation_id)
+        keys: dict[str, set[str]] = {}
+        for key, fork in lineage.forks.items():
+            if fork.through >= lineage.begin:
+                keys.setdefault(fork.conversation_id, set()).add(f"fork/{fork_id_of(key)}")
+        found: list[tuple[str, About]] = []
+        for one in sorted(keys, reverse=newest_first):
+            if after is not None and (one >= after if newest_first else one <= after):
+                continue
+            if len(found) == limit:
+                break
+            if self.fork_key(tenant, one) in keys[one]:
+                with suppress(NotFound):
+                    about = self.about(tenant, one)
+                    found += [(one, about)] if about.forked_from is not None else []
+        return found
+
+    def fork_key(self, tenant: str, conversation_id: str) -> str | None:
+        """The key of the topic's first record, if that makes it a fork, of a deleted one too. None: no such topic."""
+        topic = self._topic(tenant, conversation_id)
+        with suppress(NotFound), self._indexed(topic, conversation_id) as indexed:
+            if indexed.index.created_ms is None:
+                self._extend(topic, conversation_id, indexed, time.monotonic() + DEADLINE_S, first_only=True)
+            return indexed.index.forks.fork_key
+        return None
+
+    def holder(self, tenant: str, conversation_id: str, offset: int) -> Holder:
+        """Whose topic the message at this offset stands in. Raises NotFound when none that counts is there."""
+        parts = self._parts(tenant, conversation_id, time.monotonic() + DEADLINE_S)
+        for number, part in enumerate(parts):
+            at = offset - part.base
+            with part.indexed.lock:
+                if part.indexed.index.turns(1, after=at - 1, begin=part.begin, end=part.end) == [at]:
+                    return Holder(
+                        conversation_id=part.conversation_id,
+                        topic_id=part.indexed.topic_id,
+                        ancestors=len(parts) - number,
+                    )
+        raise NotFound(f"no message of conversation {conversation_id} stands at offset {offset}", param="through")
 
     def turns(
         self, tenant: str, conversation_id: str, limit: int, *, after: int | None = None, newest_first: bool = False
     ) -> list[Turn]:
         """The messages that count: the first `limit` in this order, after the one at the offset `after`."""
-        found = self._page(
-            tenant, conversation_id, lambda index: index.turns(limit, after=after, newest_first=newest_first)
-        )
+
+        def choose(part: _Part, left: int) -> list[int]:
+            behind = None if after is None else after - part.base
+            return part.indexed.index.turns(
+                left, after=behind, newest_first=newest_first, begin=part.begin, end=part.end
+            )
+
+        found = self._page(tenant, conversation_id, limit, choose, newest_first=newest_first)
         turns = [Turn(offset=one.offset, message=one.message) for one, _ in found if one.message is not None]
         return turns[::-1] if newest_first else turns
 
@@ -123,25 +221,96 @@ class Conversations:
         self, tenant: str, conversation_id: str, limit: int, *, from_offset: int = 0
     ) -> list[ConversationRecord]:
         """All records: the first `limit` at or after `from_offset`. Erased ones come without their message."""
-        found = self._page(tenant, conversation_id, lambda index: index.records(limit, from_offset=from_offset))
+
+        def choose(part: _Part, left: int) -> list[int]:
+            begin = max(part.begin, from_offset - part.base)
+            return part.indexed.index.records(left, begin=begin, end=part.end)
+
+        found = self._page(tenant, conversation_id, limit, choose)
         return [replace(one, message=None) if erased else one for one, erased in found]
 
     def _page(
-        self, tenant: str, conversation_id: str, choose: Callable[[ConversationIndex], list[int]]
+        self,
+        tenant: str,
+        conversation_id: str,
+        limit: int,
+        choose: Callable[[_Part, int], list[int]],
+        *,
+        newest_first: bool = False,
     ) -> list[tuple[ConversationRecord, bool]]:
-        """The records at the offsets that `choose` finds in the index, ascending, and whether each is erased."""
-        topic = self._topic(tenant, conversation_id)
+        """The records that `choose` finds in each part, `limit` in all, ascending; and whether each is erased."""
         give_up = time.monotonic() + DEADLINE_S
         for _ in range(TRIES):
-            with self._indexed(topic, conversation_id) as indexed:
-                self._extend(topic, conversation_id, indexed, give_up)
-                wanted = sorted(choose(indexed.index))
-            found = self._read_all(topic, wanted, give_up)
-            if [one.offset for one in found] == wanted:
-                with indexed.lock:
-                    return [(one, indexed.index.is_erased(one)) for one in found]
-            self._forget(topic, indexed)  # compaction removed some of them
+            parts = self._parts(tenant, conversation_id, give_up)
+            wanted: list[tuple[_Part, list[int]]] = []
+            left = limit
+            for part in parts if newest_first else reversed(parts):
+                if left:
+                    with part.indexed.lock:
+                        offsets = sorted(choose(part, left))
+                    wanted.append((part, offsets))
+                    left -= len(offsets)
+            found = [self._read_part(part, offsets, give_up) for part, offsets in wanted]
+            if all(one is not None for one in found):
+                every = itertools.chain.from_iterable(filter(None, found))
+                return sorted(every, key=lambda one: one[0].offset)
         raise BrokerUnavailable("the conversation changes while it is read; try again", retry_after_s=1)
+
+    def _read_part(
+        self, part: _Part, offsets: list[int], give_up: float
+    ) -> list[tuple[ConversationRecord, bool]] | None:
+        """The records, at the conversation's offsets. None, and the index is gone, if compaction removed some."""
+        found = self._read_all(part.topic, offsets, give_up)
+        if [one.offset for one in found] != offsets:
+            self._forget(part.topic, part.indexed)
+            return None
+        with part.indexed.lock:
+            erased = [part.indexed.index.is_erased(one) for one in found]
+        return [(replace(one, offset=part.base + one.offset), gone) for one, gone in zip(found, erased, strict=True)]
+
+    def _parts(self, tenant: str, conversation_id: str, give_up: float) -> list[_Part]:
+        """The topics that the conversation consists of, its own first, indexed to their ends.
+
+        A fork whose parent's topic was deleted by others inherits nothing.
+        """
+        parts: list[_Part] = []
+        name, topic_id, limit = conversation_id, None, None
+        while True:
+            topic = self._topic(tenant, name)
+            try:
+                with self._indexed(topic, name) as indexed:
+                    if topic_id is not None and indexed.topic_id != topic_id:
+                        return parts
+                    self._extend(topic, name, indexed, give_up)
+                    if not parts and indexed.index.is_deleted():
+                        raise _unknown(name)
+                    forks = indexed.index.forks
+                    fork = forks.goes_on_from(limit)
+                    begin, end = forks.begin(limit) - forks.base, None if limit is None else limit + 1 - forks.base
+            except NotFound:
+                if parts:
+                    return parts
+                raise
+            part = _Part(conversation_id=name, topic=topic, indexed=indexed, base=forks.base, begin=begin, end=end)
+            parts.append(part)
+            if fork is None:
+                return parts
+            limit = fork.through if limit is None else min(limit, fork.through)
+            name, topic_id = fork.conversation_id, fork.topic_id
+
+    def _perhaps_deleted(self, topic: str, conversation_id: str, indexed: _Indexed, give_up: float) -> bool:
+        """Whether what is not indexed yet has to be read to know."""
+        if indexed.index.end == self._end(topic, conversation_id):
+            return False
+        return bool(self._without_last_message([topic], give_up))
+
+    def _without_last_message(self, topics: Sequence[str], give_up: float) -> list[str]:
+        """Those that do not end with a message: only they can be deleted."""
+        return [
+            topic
+            for topic, last in self._log.last_records(topics, give_up).items()
+            if last is None or last.value is None or (last.key or b"").startswith((b"deleted/", b"forked/"))
+        ]
 
     def _extend(
         self, topic: str, conversation_id: str, indexed: _Indexed, give_up: float, *, first_only: bool = False
@@ -150,16 +319,19 @@ class Conversations:
 
         If a read fails, the next call resumes after the last successful one.
         """
-        try:
-            end = self._log.end(topic)
-        except NotFound as error:
-            raise _unknown(conversation_id) from error
+        end = self._end(topic, conversation_id)
         if end < indexed.index.end:  # the log was truncated: indexed offsets can hold other records now
             indexed.index = ConversationIndex()
         index, most = indexed.index, 1 if first_only else READ_AT_ONCE
         while index.end < end and not (first_only and index.created_ms is not None):
             raw = self._read(topic, index.end, end, give_up, most)
             index.extend(decoded(self._codec, raw), raw[-1].offset + 1 if len(raw) == most else end)
+
+    def _end(self, topic: str, conversation_id: str) -> int:
+        try:
+            return self._log.end(topic)
+        except NotFound as error:
+            raise _unknown(conversation_id) from error
 
     def _read_all(self, topic: str, offsets: Sequence[int], give_up: float) -> list[ConversationRecord]:
         wanted = frozenset(offsets)

@@ -272,6 +272,17 @@ ROUTES: dict[RouteKey, Declared] = {
             errors=(*OF_ONE, 410, 422),
         ),
     ),
+    ("POST", "/v1/conversations/{conversation_id}/fork"): Declared(
+        _rules("submit", Takes.JSON),
+        Documented(
+            responses=_json(conversation_answers.Conversation, 201),
+            body=conversation_answers.NewFork,
+            errors=(*OF_ONE, 409, 422),
+        ),
+    ),
+    ("GET", "/v1/conversations/{conversation_id}/forks"): Declared(
+        READ, Documented(responses=_json(Page[conversation_answers.Conversation]), errors=OF_ONE)
+    ),
     ("GET", "/v1/conversations/{conversation_id}/replay"): Declared(
         READ, Documented(responses=_json(conversation_answers.Replay), errors=OF_ONE)
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -13,18 +12,19 @@ from penstock.gateway.edge.errors import FinalFailure
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.openai import endpoints
 from penstock.gateway.openai.exchange import AnswerStream, completed
+from penstock.gateway.openai.found_responses import find_response
 from penstock.gateway.openai.item_references import put_items_in
 from penstock.gateway.openai.large_answers import whole_request, whole_result
+from penstock.gateway.openai.previous_responses import put_previous_in
 from penstock.gateway.openai.responses_answers import Asked, Json, ResponseWriter, ended_otherwise, response
 from penstock.gateway.openai.responses_bodies import WORDS, ResponsesBody
 from penstock.gateway.openai.responses_streams import FIRST_DELTA, BackgroundWriter, background_events
 from penstock.gateway.openai.routes import Exchange, shaped
-from penstock.gateway.openai.stored_responses import asked_of, input_items, request_id_of, unfinished
+from penstock.gateway.openai.stored_responses import input_items, unfinished
 from penstock.gateway.routes.paging import After, Include, Limit, Order, first_page
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.view.entries import Entry
 from penstock.schemas.errors import Gone, InvalidRequest, NotFound
-from penstock.schemas.records import InferenceRequest
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
@@ -37,6 +37,7 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
     """Plain or streamed; a client that disconnects cancels, unless the response is made in the background."""
     service, tenant = service_of(request), caller_of(request).tenant
     await put_items_in(body, service, tenant)
+    await put_previous_in(body, service, tenant)
     exchange = await Exchange.of(request, body, endpoints.RESPONSE)
     entry = service.lookups.peek(tenant, exchange.request_id)
     if entry is not None:
@@ -62,7 +63,7 @@ async def retrieve_response(
 ) -> Response:
     """The same at every gateway."""
     service, tenant = service_of(request), caller_of(request).tenant
-    found = await _find(service, tenant, response_id)
+    found = await find_response(service, tenant, response_id)
     if not stream:
         if starting_after is not None:
             raise InvalidRequest("starting_after goes with stream=true only", param="starting_after")
@@ -76,7 +77,7 @@ async def retrieve_response(
 async def cancel_response(request: Request, response_id: str) -> Response:
     """The response, cancelled; as it is if it has ended before, or if no worker is there to end it."""
     service, caller = service_of(request), caller_of(request)
-    found = await _find(service, caller.tenant, response_id)
+    found = await find_response(service, caller.tenant, response_id)
     if not found.asked.repeated["background"]:
         raise InvalidRequest(
             "only a response that was made with background: true can be cancelled: close its connection"
@@ -91,7 +92,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
 async def delete_response(request: Request, response_id: str) -> Response:
     """It is erased as a request is. 409 while it runs: cancel it first."""
     service, caller = service_of(request), caller_of(request)
-    found = await _find(service, caller.tenant, response_id)
+    found = await find_response(service, caller.tenant, response_id)
     await service.erase(caller, found.entry.request_id)
     return JSONResponse({"id": response_id, "object": "response.deleted", "deleted": True})
 
@@ -107,7 +108,7 @@ async def list_input_items(
 ) -> dict[str, Any]:
     """Messages, calls and their outputs, as the model was given them, without the instructions."""
     service, tenant = service_of(request), caller_of(request).tenant
-    found = await _find(service, tenant, response_id)
+    found = await find_response(service, tenant, response_id)
     items = input_items(await whole_request(service, found.request), found.asked)
     if order == "desc":
         items.reverse()
@@ -117,31 +118,6 @@ async def list_input_items(
             raise InvalidRequest("after names no item of this response", param="after")
         items = items[ids.index(after) + 1 :]
     return first_page(items, limit=limit)
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A stored response: its request as the view has it, the request's record, and what of it is repeated."""
-
-    entry: Entry
-    request: InferenceRequest
-    asked: Asked
-
-
-async def _find(service: GatewayService, tenant: str, response_id: str) -> Found:
-    """Raises NotFound for one that is unknown, foreign, not stored, deleted or too old; as `RequestRecords.of`."""
-    request_id = request_id_of(response_id)
-    try:
-        entry = await service.lookups.find(tenant, request_id)
-        if entry.first_record is None:  # the broker did not say where it stands; its topic does
-            await service.lookups.catch_up()
-            entry = await service.lookups.find(tenant, request_id)
-        request = await service.records.of(entry)
-    except NotFound:
-        raise NotFound("there is no such response") from None
-    except Gone as error:
-        raise NotFound(f"{error.message}: there is no such response") from None
-    return Found(entry, request, asked_of(request, entry.accepted_ms, entry.model))
 
 
 async def _shown(service: GatewayService, tenant: str, asked: Asked, entry: Entry | None) -> Response:

@@ -55,7 +55,7 @@ def repeated_fields(body: ResponsesBody) -> Json:
         "max_tool_calls": None,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "presence_penalty": 0.0,
-        "previous_response_id": None,
+        "previous_response_id": body.previous_response_id,
         "prompt_cache_key": more.get("prompt_cache_key"),
         "reasoning": None if body.reasoning is None else {"effort": body.reasoning.effort, "summary": None},
         "safety_identifier": more.get("safety_identifier"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai.chat_bodies import (
@@ -79,7 +79,7 @@ class ResponsesBody(GeneratingBody):
     conversation: Annotated[str | dict[str, Any] | None, Field(description="Its id, or {id}.")] = None
     background: Annotated[bool | None, Field(description="Answer at once; the response is fetched later.")] = None
     store: Annotated[bool | None, Field(description="Whether it can be fetched later; true when left out.")] = None
-    previous_response_id: Annotated[str | None, Field(description="Not supported yet.")] = None
+    previous_response_id: Annotated[str | None, Field(description="The input goes on behind that response.")] = None
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -94,14 +94,25 @@ class ResponsesBody(GeneratingBody):
     parallel_tool_calls: bool | None = None
     reasoning: Annotated[Reasoning | None, FEW_ENTRIES] = None
     text: Annotated[TextOptions | None, FEW_ENTRIES] = None
+    _has_previous: bool = PrivateAttr(default=False)
+
+    def go_on_behind(self, earlier: list[dict[str, Any]], own: list[dict[str, Any]]) -> None:
+        """The items of `previous_response_id` and the body's own are the input."""
+        self.input = [*earlier, *own]
+        self._has_previous = True
+
+    @property
+    def lacks_previous(self) -> bool:
+        """Whether a response is named whose items are not in the input."""
+        return self.previous_response_id is not None and not self._has_previous
 
 
 def responses_request(body: ResponsesBody, caller: Caller, now_ms: int) -> InferenceRequest:
     """Raises as `chat_request`."""
     refuse_unsupported(body, HARMLESS_RESPONSE)
-    if body.previous_response_id is not None:
+    if body.lacks_previous:
         raise UnsupportedParameter(
-            "previous_response_id is not supported yet: name a conversation, or send the earlier items again",
+            "previous_response_id is not supported in a batch: send the earlier items again",
             param="previous_response_id",
         )
     if body.background and body.store is False:

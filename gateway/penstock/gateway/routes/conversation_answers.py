@@ -40,6 +40,20 @@ class NewConversation(ConversationChange):
     items: Annotated[list[Json] | None, Field(description="Items to begin with.")] = None
 
 
+class ForkedFrom(Answer):
+    """Where a fork goes on."""
+
+    conversation_id: str
+    through: Annotated[int, Field(description="Offset of the last message that both have.")]
+
+
+class NewFork(Answer):
+    model_config = ConfigDict(extra="forbid")
+
+    through: Annotated[str | int, Field(description="The last item of both, or its offset.")]
+    id: Annotated[str | int | None, Field(description="[A-Za-z0-9_-]{1,128}; without one it is made.")] = None
+
+
 class Conversation(Answer):
     object: Literal["conversation"]
     id: str
@@ -50,6 +64,7 @@ class Conversation(Answer):
     last_active_at: Annotated[
         int | None, Field(description="When its newest record was written, Unix seconds; null without one.")
     ]
+    forked_from: Annotated[ForkedFrom | None, Field(description="Of a fork.")] = None
 
 
 class ConversationDeleted(Answer):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,29 +14,21 @@ from penstock.common.clock import now_ms
 from penstock.common.conversations import ConversationRecord
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.context import context_of, service_of
+from penstock.gateway.conversations.lineage import About
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.conversation_answers import ConversationChange, NewConversation
 from penstock.gateway.routes.paging import After, Limit, Order, page
-from penstock.gateway.settings import GatewaySettings
-from penstock.schemas.errors import (
-    BrokerUnavailable,
-    InsufficientCapacity,
-    NotFound,
-    PenstockError,
-)
+from penstock.schemas.errors import NotFound
 from penstock.schemas.ids import check_conversation_id
-from penstock.schemas.records import ConversationFacts, SummarizePolicy
+from penstock.schemas.records import ConversationFacts, ConversationFork, SummarizePolicy
 from penstock.schemas.times import rfc3339
 
-logger = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 REPLAY_RECORDS = 1_000
-GONE_S = 10.0
-"""A broker knows of a topic's deletion some milliseconds after it."""
 
 
 def conversation_json(
@@ -45,10 +36,11 @@ def conversation_json(
     created_ms: int | None = None,
     facts: ConversationFacts | None = None,
     last_active_ms: int | None = None,
+    forked_from: ConversationFork | None = None,
 ) -> dict[str, Any]:
     """OpenAI's shape: times in seconds since the epoch; `created_at` is null where only the topic itself could tell."""
     policy = None if facts is None else facts.summarize
-    return {
+    made = {
         "object": "conversation",
         "id": conversation_id,
         "created_at": _seconds(created_ms),
@@ -56,6 +48,12 @@ def conversation_json(
         "metadata": {} if facts is None else facts.metadata,
         "summarize": None if policy is None else policy.to_dict(),
         "last_active_at": _seconds(last_active_ms),
+    }
+    if forked_from is None:
+        return made
+    return {
+        **made,
+        "forked_from": {"conversation_id": forked_from.conversation_id, "through": forked_from.through},
     }
 
 
@@ -67,23 +65,26 @@ async def create_conversation(request: Request, conversation_id: str, asked: New
     """Make the topic of a conversation, unless it is there. Raises TenantLimit, InsufficientCapacity."""
     caller, service, allowances = caller_of(request), service_of(request), context_of(request).allowances
     allowances.check_conversation(caller, conversation_id)
-    threads = service.threads.conversations
-    topic_id = await threads.run_for(caller.tenant, _create, service.settings, caller.tenant, conversation_id)
+    await service.forking.create(caller.tenant, conversation_id)
     allowances.tenants.conversation_began(caller.tenant, conversation_id, time.time())
-    facts = await _changed(request, conversation_id, topic_id, asked)
-    return conversation_json(conversation_id, now_ms(), facts)
+    about = await read_conversation(request, service.conversations.about, conversation_id)
+    facts = await _changed(request, conversation_id, about.topic_id, asked)
+    return conversation_json(conversation_id, now_ms(), facts, about.last_active_ms, about.forked_from)
 
 
 @router.post("/{conversation_id}", summary="Change a conversation's title, metadata or policy of summaries")
 async def update(request: Request, conversation_id: str, body: ConversationChange) -> dict[str, Any]:
-    conversations = service_of(request).conversations
-    about = await read_conversation(request, conversations.about, conversation_id)
-    facts = await _changed(request, conversation_id, about.topic_id, body)
-    return conversation_json(conversation_id, about.created_ms, facts, about.last_active_ms)
+    about = await read_conversation(request, service_of(request).conversations.about, conversation_id)
+    return conversation_about(conversation_id, about, await _changed(request, conversation_id, about.topic_id, body))
+
+
+def conversation_about(conversation_id: str, about: About, facts: ConversationFacts | None) -> dict[str, Any]:
+    """A conversation as callers see it."""
+    return conversation_json(conversation_id, about.created_ms, facts, about.last_active_ms, about.forked_from)
 
 
 async def _changed(
-    request: Request, conversation_id: str, topic_id: str | None, change: ConversationChange
+    request: Request, conversation_id: str, topic_id: str, change: ConversationChange
 ) -> ConversationFacts:
     """The facts with what the caller named of them changed. Raises BrokerUnavailable."""
     tenant, kept = caller_of(request).tenant, service_of(request).conversation_facts
@@ -99,23 +100,6 @@ async def _changed(
         return facts
 
 
-def _create(settings: GatewaySettings, tenant: str, conversation_id: str) -> str | None:
-    """Kafka's id of the topic."""
-    kafka, limit = settings.kafka_settings(), settings.conversations.max_topics
-    topic = kafka.names.conversation(tenant, conversation_id)
-    topic_id = admin.topic_id(kafka, topic)
-    if topic_id is None:
-        count = admin.count_conversations(kafka)
-        if count >= limit:
-            raise InsufficientCapacity(
-                f"there are {count} conversations; {limit} are allowed",
-                details={"need": count + 1, "capacity": limit},
-            )
-        admin.create_conversation_topic(kafka, topic, durability=settings.topics.durability)
-        topic_id = admin.topic_id(kafka, topic)
-    return topic_id
-
-
 @router.get("", summary="The caller's conversations")
 async def list_conversations(
     request: Request, after: After = None, limit: Limit = 20, order: Order = "asc"
@@ -123,16 +107,22 @@ async def list_conversations(
     caller = caller_of(request)
     service = service_of(request)
     kafka = service.kafka
-    topics = await service.threads.conversations.run_for(caller.tenant, admin.partition_counts, kafka)
+    threads = service.threads.conversations
+    topics = await threads.run_for(caller.tenant, admin.partition_counts, kafka)
     parsed = (kafka.names.parse_conversation(topic) for topic in topics)
     ids = sorted((found[1] for found in parsed if found and found[0] == caller.tenant), reverse=order == "desc")
     if after is not None:  # by comparison: the one that it names may have been deleted meanwhile
         ids = [one for one in ids if (one < after if order == "desc" else one > after)]
-    chosen = ids[:limit]
+    chosen: list[str] = []
+    while ids and len(chosen) <= limit:
+        some, ids = ids[: limit + 1], ids[limit + 1 :]
+        deleted = await threads.run_for(caller.tenant, service.conversations.deleted, caller.tenant, some)
+        chosen += [one for one in some if one not in deleted]
+    has_more, chosen = len(chosen) > limit, chosen[:limit]
     facts = await service.conversation_facts.of_many(caller.tenant, chosen)
-    active = await service.threads.conversations.run_for(caller.tenant, _last_active, kafka, caller.tenant, chosen)
+    active = await threads.run_for(caller.tenant, _last_active, kafka, caller.tenant, chosen)
     shown = [conversation_json(one, None, facts.get(one), active.get(one)) for one in chosen]
-    return page(shown, has_more=len(ids) > limit)
+    return page(shown, has_more=has_more)
 
 
 def _last_active(kafka: KafkaSettings, tenant: str, conversation_ids: Sequence[str]) -> dict[str, int]:
@@ -150,50 +140,30 @@ async def retrieve(request: Request, conversation_id: str) -> dict[str, Any]:
     service = service_of(request)
     about = await read_conversation(request, service.conversations.about, conversation_id)
     facts = await service.conversation_facts.of(caller_of(request).tenant, conversation_id, about.topic_id)
-    return conversation_json(conversation_id, about.created_ms, facts, about.last_active_ms)
+    return conversation_about(conversation_id, about, facts)
 
 
 @router.delete("/{conversation_id}", summary="Delete a conversation with all its turns")
 async def delete(request: Request, conversation_id: str) -> dict[str, Any]:
-    """Its turns that wait or run end as cancelled. A turn that is sent after the answer begins it anew, empty."""
+    """Its turns that wait or run end as cancelled. A turn that is sent after the answer begins it anew, empty.
+
+    Its forks keep what they inherited.
+    """
     caller = caller_of(request)
     service = service_of(request)
-    kafka, threads, control = service.kafka, service.threads.conversations, service.control
-    topic = kafka.names.conversation(caller.tenant, check_conversation_id(conversation_id))
-    exists = await threads.run_for(caller.tenant, admin.topic_id, kafka, topic) is not None
+    control = service.control
+    exists = await service.forking.exists(caller.tenant, check_conversation_id(conversation_id))
     if not exists and not await control.has_turns(caller.tenant, conversation_id):
         raise NotFound("there is no such conversation")
     # The command comes first: a worker that sees that the topic is gone can know of the deletion.
     await control.end_turns(caller.tenant, conversation_id)
     await service.conversation_facts.take_away(caller.tenant, conversation_id)
-    await threads.run_for(caller.tenant, _remove, kafka, topic)
+    await service.forking.delete(caller.tenant, conversation_id)
     context_of(request).allowances.tenants.conversation_gone(caller.tenant, conversation_id)
-    await _release_artifacts(request, caller.tenant, conversation_id)
     return {"object": "conversation.deleted", "id": conversation_id, "deleted": True}
 
 
-def _remove(kafka: KafkaSettings, topic: str) -> None:
-    """Delete the topic and wait until a broker says that it is gone: the next turn must not find it."""
-    topic_id = admin.topic_id(kafka, topic)
-    admin.delete_topic(kafka, topic)
-    give_up = time.monotonic() + GONE_S
-    while topic_id is not None and admin.topic_id(kafka, topic) == topic_id:
-        if time.monotonic() > give_up:
-            raise BrokerUnavailable(f"{topic} is still there; delete the conversation again", retry_after_s=1)
-        time.sleep(0.01)
-
-
-async def _release_artifacts(request: Request, tenant: str, conversation_id: str) -> None:
-    """What its turns referred to is held no more, what they made goes. The conversation is gone in any case: the
-    sweeper comes after."""
-    service = service_of(request)
-    try:
-        await service.stored(tenant, lambda store: store.conversation_gone(tenant, conversation_id))
-    except PenstockError as error:
-        logger.warning("conversation.artifacts_still_held error=%s", error.code)
-
-
-@router.get("/{conversation_id}/replay", summary="Every record of the topic, with its offset")
+@router.get("/{conversation_id}/replay", summary="Every record of the conversation, with its offset")
 async def replay(
     request: Request,
     conversation_id: str,
@@ -202,6 +172,7 @@ async def replay(
 ) -> dict[str, Any]:
     """Also what does not count (a later epoch's repeat): for audits. Go on with `from_offset` = `next_offset`.
 
+    A fork begins with the records that it inherited.
     Of what was erased only the place is shown, also while the log still has it.
     """
     conversations = service_of(request).conversations

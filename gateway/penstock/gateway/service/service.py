@@ -11,6 +11,7 @@ from penstock.common.artifacts.sweeping import Sweeper
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import AsyncTransport
 from penstock.gateway.conversations.pages import Conversations
+from penstock.gateway.conversations.topics import ConversationTopics
 from penstock.gateway.dead_letters.follower import LetterFollower
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
@@ -22,6 +23,7 @@ from penstock.gateway.service.deliveries import DeliveryLookups
 from penstock.gateway.service.dependencies import Dependencies, artifact_probe, orders_probe
 from penstock.gateway.service.ending_lost import EndingLost
 from penstock.gateway.service.facts import Facts
+from penstock.gateway.service.forking import Forking
 from penstock.gateway.service.lookups import Lookups
 from penstock.gateway.service.model_orders import ModelOrders
 from penstock.gateway.service.redriving import Redriving
@@ -63,6 +65,7 @@ class GatewayService:
     dependencies: Dependencies
     conversations: Conversations
     conversation_facts: FactsOfConversations
+    forking: Forking
     redriving: Redriving
     threads: Threads = field(default_factory=Threads)
 
@@ -116,6 +119,9 @@ class GatewayService:
             withdrawing=Withdrawing(facts, orders),
             conversations=conversations,
             conversation_facts=FactsOfConversations(transport, view, follower, kafka, codec, threads),
+            forking=Forking(
+                transport, ConversationTopics(settings), conversations, kafka.names, codec, artifacts, threads
+            ),
             redriving=Redriving(letters, submitting, view, transport, codec, kafka, threads),
             dependencies=Dependencies(
                 {"artifacts": artifact_probe(artifacts, threads), "orders": orders_probe(orders)},

@@ -38,10 +38,14 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A new desk needs nothing of the conversation that stands below this offset."""
+    """A new desk needs nothing of the conversation's topic that stands below Kafka's offset.
+
+    `base` plus Kafka's offset is the conversation's: that of a record of a fork counts on from what it inherits.
+    """
 
     key: Key
     offset: int
+    base: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +57,11 @@ class ReadWhole:
 
 @dataclass(eq=False, slots=True)
 class _Followed:
+    """`spans` has the conversation's offsets, all others here are Kafka's."""
+
     topic_id: str
     spans: Spans
+    base: int
     next: int
     """The offset of the next record that is news."""
     end: int
@@ -123,9 +130,10 @@ class Desk:
             self._facts[key] = facts
         self._look(key)
 
-    def follow(self, key: Key, topic_id: str, begin: int, end: int) -> None:
-        """The conversation's topic is read from `begin` on, and has records below `end` now."""
-        self._followed[key] = _Followed(topic_id, Spans(begin - 1), begin, end, begin - 1, begin > 0)
+    def follow(self, key: Key, topic_id: str, begin: int, end: int, base: int = 0) -> None:
+        """The conversation's topic is read from `begin` on, and has records below `end`. `base`: see `Commit`."""
+        spans = Spans(base + begin - 1 if begin else -1)
+        self._followed[key] = _Followed(topic_id, spans, base, begin, end, begin - 1, begin > 0)
         self._look(key)
 
     def forget(self, key: Key) -> None:
@@ -134,7 +142,7 @@ class Desk:
         self._look(key)
 
     def record(self, key: Key, offset: int, message: ConversationMessage | None) -> Commit | ReadWhole | None:
-        """The next record of a conversation; `message` is None for a tombstone."""
+        """The next record of a conversation's topic; `message` is None for a tombstone."""
         one = self._followed.get(key)
         if one is None:
             return None
@@ -142,11 +150,13 @@ class Desk:
         one.told = offset
         if one.awaits_whole or (offset < one.next and not was_cut):
             return None
-        if message is None or was_cut:
+        if message is not None and message.fork is not None and message.direction in ("fork", "deleted"):
+            one.base = message.fork.through + 1
+        if message is None or was_cut or message.direction in ("fork", "deleted"):
             return self._ask_for_whole(key, one)
         one.next = offset + 1
         covered = one.spans.covered
-        one.spans.add(offset, message)
+        one.spans.add(one.base + offset, message)
         one.resumed = one.resumed and one.spans.base < 0
         return self._read_on(key, one, covered)
 
@@ -162,17 +172,22 @@ class Desk:
     def read_whole(
         self, key: Key, standing: Iterable[tuple[int, ConversationMessage]], end: int
     ) -> Commit | ReadWhole | None:
-        """What stands in the topic below `end`, in order."""
+        """What stands in the conversation, in order, as it was when its topic ended at `end`."""
         one = self._followed.get(key)
         if one is None:
             return None
         if one.told >= end:  # more came while it was read
             return ReadWhole(key)
         one.spans, one.next, one.resumed, one.awaits_whole = Spans(), end, False, False
-        for offset, message in standing:
-            one.spans.add(offset, message)
+        for at, message in standing:
+            if at < one.base + end:  # others are news, which are told by themselves
+                one.spans.add(at, message)
         self._look(key)
-        return Commit(key, one.spans.covered + 1)
+        return self._commit(key, one)
+
+    @staticmethod
+    def _commit(key: Key, one: _Followed) -> Commit:
+        return Commit(key, max(0, one.spans.covered + 1 - one.base), one.base)
 
     def ended(self, submit: Submit, end: int) -> None:
         """Its request has ended. Its summary, if there is one, stands below `end`.
@@ -216,7 +231,7 @@ class Desk:
         if one.resumed and one.next >= one.end:  # the summary that the predecessor had seen was erased
             return self._ask_for_whole(key, one)
         self._look(key)
-        return Commit(key, one.spans.covered + 1) if one.spans.covered > covered else None
+        return self._commit(key, one) if one.spans.covered > covered else None
 
     def _ask_for_whole(self, key: Key, one: _Followed) -> ReadWhole:
         one.awaits_whole = True

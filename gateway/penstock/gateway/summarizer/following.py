@@ -34,11 +34,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the reading of a topic begins. `committed`: up to there a predecessor has seen it summed up; else 0."""
+    """Where the reading of a topic begins. `committed`: up to there a predecessor has seen it summed up; else 0.
+
+    `base`: what its offsets count from, if it is a fork and something is committed.
+    """
 
     topic_id: str
     begin: int
     committed: int
+    base: int
     end: int
 
 
@@ -66,7 +70,7 @@ class Following:
         self._folded = asyncio.Event()
         self._whole: asyncio.Queue[Key] = asyncio.Queue()
         self._topic_ids: dict[Key, str] = {}
-        self._commits: dict[Key, int] = {}
+        self._commits: dict[Key, Commit] = {}
         self.waits_for: str | None = "starting"
         """Why not all is followed now."""
 
@@ -178,7 +182,7 @@ class Following:
 
     def _do(self, effect: Commit | ReadWhole | None) -> None:
         if isinstance(effect, Commit):
-            self._commits[effect.key] = effect.offset
+            self._commits[effect.key] = effect
         elif effect is not None:
             self._whole.put_nowait(effect.key)
 
@@ -228,7 +232,7 @@ class Following:
         for topic, place in places.items():
             key = topics[topic]
             self._topic_ids[key] = place.topic_id
-            self._desk.follow(key, place.topic_id, place.committed, place.end)
+            self._desk.follow(key, place.topic_id, place.committed, place.end, place.base)
         begin = {(topic, 0): max(place.begin, place.committed) for topic, place in places.items()}
 
         def seek() -> None:
@@ -244,15 +248,13 @@ class Following:
         begin = admin.begin_offsets(self._kafka, partitions)
         committed = self._progress.read(topic_ids) if topic_ids else {}
         end = admin.end_offsets(self._kafka, partitions)  # last: what is below it is read before anything is due
-        return {
-            topic: Place(
-                topic_id,
-                begin[topic, 0],
-                committed[topic] if committed.get(topic, 0) <= end[topic, 0] and topic in committed else 0,
-                end[topic, 0],
-            )
-            for topic, topic_id in topic_ids.items()
-        }
+        places: dict[str, Place] = {}
+        for topic, topic_id in topic_ids.items():
+            offset, base = committed.get(topic, (0, 0))
+            if offset > end[topic, 0]:  # the log has lost its end
+                offset, base = 0, 0
+            places[topic] = Place(topic_id, begin[topic, 0], offset, base, end[topic, 0])
+        return places
 
     # -- after something was erased
 
@@ -276,9 +278,10 @@ class Following:
     def _standing(self, key: Key) -> tuple[list[Turn], int]:
         """On a thread: what stands in the topic, and its end."""
         end = admin.end_offsets(self._kafka, [(self._topic(key), 0)])[self._topic(key), 0]
-        read = read_conversation(self._kafka, *key, codec=self._codecs.blocking, deadline_s=WHOLE_S)
-        records = [record for record in read if record.offset < end]
-        return standing(records), end
+        try:
+            return standing(read_conversation(self._kafka, *key, codec=self._codecs.blocking, deadline_s=WHOLE_S)), end
+        except NotFound:  # it is deleted, and its topic stays for its forks
+            return [], end
 
     # -- what need not be read again
 
@@ -292,8 +295,8 @@ class Following:
         due = dict(self._commits)
         if not due:
             return
-        offsets = {self._topic(key): (self._topic_ids[key], offset) for key, offset in due.items()}
+        offsets = {self._topic(key): (self._topic_ids[key], one.offset, one.base) for key, one in due.items()}
         await asyncio.to_thread(self._progress.commit, offsets)
-        for key, offset in due.items():
-            if self._commits.get(key) == offset:
+        for key, one in due.items():
+            if self._commits.get(key) == one:
                 del self._commits[key]

@@ -15,7 +15,8 @@ TIMEOUT_S = 10.0
 
 
 class Progress:
-    """Of topics with one partition. The offset goes with the topic's id: one of a deleted topic counts for nothing.
+    """Of topics with one partition. The offset goes with the topic's id, since one of a deleted topic counts for
+    nothing, and with what the offsets of a fork count from.
 
     The group has no members: several summarizers may commit to it.
     """
@@ -25,19 +26,23 @@ class Progress:
         self._lock = threading.Lock()
         """librdkafka's consumers are not to be closed while they are asked."""
 
-    def read(self, topic_ids: Mapping[str, str]) -> dict[str, int]:
-        """By topic, what is committed of the topic with this Kafka id. Raises BrokerUnavailable."""
+    def read(self, topic_ids: Mapping[str, str]) -> dict[str, tuple[int, int]]:
+        """By topic, what is committed of the topic with this Kafka id, and its base. Raises BrokerUnavailable."""
         with self._lock, translated("read what is summed up"):
             found = self._consumer.committed([TopicPartition(topic, 0) for topic in topic_ids], timeout=TIMEOUT_S)
-        return {
-            one.topic: one.offset
-            for one in found
-            if one.error is None and one.offset >= 0 and one.metadata == topic_ids[one.topic]
-        }
+        committed: dict[str, tuple[int, int]] = {}
+        for one in found:
+            topic_id, _, base = (one.metadata or "").partition(" ")
+            if one.error is None and one.offset >= 0 and topic_id == topic_ids[one.topic] and base.isdecimal():
+                committed[one.topic] = one.offset, int(base)
+        return committed
 
-    def commit(self, offsets: Mapping[str, tuple[str, int]]) -> None:
-        """By topic, its Kafka id and the offset. A topic that is gone is passed over. Raises BrokerUnavailable."""
-        due = [TopicPartition(topic, 0, offset, metadata=of) for topic, (of, offset) in offsets.items()]
+    def commit(self, offsets: Mapping[str, tuple[str, int, int]]) -> None:
+        """By topic, its Kafka id, the offset and the base. Topics that are gone are passed over.
+
+        Raises BrokerUnavailable.
+        """
+        due = [TopicPartition(topic, 0, at, metadata=f"{of} {base}") for topic, (of, at, base) in offsets.items()]
         with self._lock, translated("commit what is summed up"):
             told = self._consumer.commit(offsets=due, asynchronous=False) or []
         for one in told:

@@ -6,7 +6,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.schemas.records import ArtifactRef, ConversationMessage
+from penstock.common.forks import TopicForks
+from penstock.schemas.records import ArtifactRef, ConversationFork, ConversationMessage
 
 ENTRY_OVERHEAD_BYTES = 1500
 """What the Python objects of one entry take beside the text itself."""
@@ -14,7 +15,7 @@ ENTRY_OVERHEAD_BYTES = 1500
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One message of the log. `size_bytes` estimates what it takes in memory."""
+    """One message of the log. `size_bytes` estimates what it takes in memory. `offset` counts as the conversation's."""
 
     offset: int
     key: bytes
@@ -27,7 +28,7 @@ class HistoryMark:
     """What a turn saw in front of its own input: the same mark later means the same history."""
 
     topic_id: str | None
-    """Kafka's id of the topic; None when there was no topic yet."""
+    """The log's `identity`; None when there was no topic yet."""
     count: int
     fingerprint: int
 
@@ -43,34 +44,88 @@ class SummaryMark:
 
 
 class ConversationLog:
-    """Everything below `next_offset` of the topic with this Kafka id; None stands for a topic that does not exist."""
+    """Everything below `next_offset` of the topic with this Kafka id; None stands for a topic that does not exist.
 
-    def __init__(self, topic_id: str | None) -> None:
+    A fork begins with what its parent holds up to an offset; its own records follow. So the offsets of a conversation
+    are unique and ascend: `base` plus Kafka's offset in the own topic. A record `deleted` ends what stands before it:
+    the conversation of this id begins anew behind it, and forks still read what they inherited.
+    """
+
+    def __init__(self, topic_id: str | None, limit: int | None = None) -> None:
+        """`limit`: later messages are left out. So a fork reads its parent, whose tombstones it follows to the end."""
         self.topic_id = topic_id
+        self.limit = limit
         self.may_be_written = False
         """This worker has carried out all commands that were given before this topic was seen."""
         self.next_offset = 0
-        self.size_bytes = ENTRY_OVERHEAD_BYTES
-        self._entries: list[Entry] = []
+        """Kafka's offset."""
+        self.topic = TopicForks()
+        self.parent: ConversationLog | None = None
+        self.changes = 0
+        """How often the messages changed."""
+        self._own_bytes = ENTRY_OVERHEAD_BYTES
+        self._inherited: list[Entry] = []
+        self._inherited_at = 0
+        """`changes` of the parent when it was last looked at."""
+        self._own: list[Entry] = []
+        self._earlier: list[Entry] = []
+        """What stands before the newest `deleted`."""
         self._by_request: dict[str | None, list[Entry]] = {}
         self._counting: list[Entry] = []
         self._summaries: list[Entry] = []
         self._identities: set[tuple[str | None, str, int]] = set()
 
+    @property
+    def identity(self) -> str | None:
+        """The topic and the newest deletion in it. A turn that has seen one may not write to another."""
+        deletions = self.topic.deletions
+        return f"{self.topic_id}@{deletions[-1]}" if deletions else self.topic_id
+
+    @property
+    def fork(self) -> ConversationFork | None:
+        """What the conversation goes on from."""
+        return self.topic.goes_on_from(self.limit)
+
+    @property
+    def size_bytes(self) -> int:
+        """About what this takes in memory, the parent's part too."""
+        return self._own_bytes + (0 if self.parent is None else self.parent.size_bytes)
+
     def apply(self, offset: int, key: bytes, message: ConversationMessage | None, value_bytes: int = 0) -> None:
-        """Take the next record. A tombstone (message None) removes what its key named."""
+        """Take the next record, at Kafka's offset. A tombstone (message None) removes what its key named."""
         if offset < self.next_offset:
             return
         self.next_offset = offset + 1
+        self.topic.apply(offset, key.decode("utf-8", "replace"), message)
         if message is None:
             self._remove(key)
-        else:
+        elif message.direction == "deleted":
+            if self.is_within(offset):
+                self._begin_anew()
+        elif message.direction in ("in", "out", "summary") and self.is_within(offset):
             # Decoded text takes one to four bytes per character: twice the encoded size is a fair middle.
-            self._add(Entry(offset, key, message, 2 * value_bytes + len(key) + ENTRY_OVERHEAD_BYTES))
+            size_bytes = 2 * value_bytes + len(key) + ENTRY_OVERHEAD_BYTES
+            self._take(Entry(self.topic.base + offset, key, message, size_bytes))
 
     def skip(self, offset: int) -> None:
         """Pass over a record that cannot be read."""
         self.next_offset = max(self.next_offset, offset + 1)
+
+    def is_within(self, offset: int) -> bool:
+        """Whether a message at Kafka's offset is wanted."""
+        return self.limit is None or self.topic.base + offset <= self.limit
+
+    def inherit(self, parent: ConversationLog) -> None:
+        """Begin with what the parent holds now; it is asked again when something new of it was read."""
+        if self.parent is parent and self._inherited_at == parent.changes:
+            return
+        self.parent, self._inherited_at = parent, parent.changes
+        self._inherited = parent.entries()
+        self._rebuild()
+
+    def entries(self) -> list[Entry]:
+        """All messages and summaries, also those that do not count."""
+        return [*self._inherited, *self._own]
 
     def answer(self, request_id: str) -> ConversationMessage | None:
         """The answer that counts: the one with the lowest offset."""
@@ -100,7 +155,7 @@ class ConversationLog:
     def summary_for(self, request_id: str) -> Entry | None:
         """The summary that covers most, of those in front of this request's own input; of two alike the newer."""
         own = self.inputs(request_id)
-        before = min(own.values()) if own else self.next_offset
+        before = min(own.values()) if own else self.topic.base + self.next_offset
         return self._widest(lambda entry: entry.offset < before)
 
     def summary_below(self, offset: int) -> Entry | None:
@@ -120,12 +175,12 @@ class ConversationLog:
         """The mark of what a summary through an offset is made of now."""
         before = self.summary_below(through)
         base = None if before is None else before.offset
-        return SummaryMark(self.topic_id, through, self._told_through(through), base)
+        return SummaryMark(self.identity, through, self._told_through(through), base)
 
     def has(self, mark: SummaryMark) -> bool:
         """Whether nothing of what a summary was made of has gone."""
         base_stands = mark.base is None or any(entry.offset == mark.base for entry in self._summaries)
-        return base_stands and self.topic_id == mark.topic_id and self._told_through(mark.through) == mark.fingerprint
+        return base_stands and self.identity == mark.topic_id and self._told_through(mark.through) == mark.fingerprint
 
     def _told_through(self, offset: int) -> int:
         return hash(tuple(entry.offset for entry in self.through(offset)))
@@ -134,7 +189,7 @@ class ConversationLog:
         """The mark of `history`."""
         entries, summary = self._in_front(request_id), self.summary_for(request_id)
         offsets = (None if summary is None else summary.offset, *(entry.offset for entry in entries))
-        return HistoryMark(self.topic_id, len(entries), hash(offsets))
+        return HistoryMark(self.identity, len(entries), hash(offsets))
 
     def agrees(self, mark: HistoryMark, request_id: str) -> bool:
         """Whether the history is still the one that `mark` was made of. A topic made since then has to be empty."""
@@ -152,23 +207,44 @@ class ConversationLog:
         return shown
 
     def artifact_ids(self, without: str | None = None) -> set[str]:
-        """What the messages that count refer to, those of one request left out."""
+        """What the messages in its own topic refer to, those of one request left out; forks may show deleted ones."""
         return {
             artifact.artifact_id
-            for entry in self._counting
-            if entry.message.request_id != without or without is None
+            for entry in (*self._earlier, *self._counting)
+            if self._is_own(entry) and (entry.message.request_id != without or without is None)
             for artifact in entry.message.artifacts
         }
 
+    def first_of(self, request_id: str) -> int | None:
+        """Where the request's oldest message stands in the own topic, deleted or not."""
+        of_request = [entry for entry in self._of_request(request_id) if entry.message.direction != "summary"]
+        return min((entry.offset for entry in of_request), default=None)
+
     def keys_of(self, request_id: str) -> list[bytes]:
-        """Keys of its own records, and of the summaries into which they went.
+        """Keys of its own records in the own topic, and of the summaries into which they went.
 
         The oldest of its own comes last: as long as that stands, the summaries are found.
         """
-        own = self._by_request.get(request_id, ())
-        first = min((entry.offset for entry in own if entry.message.direction != "summary"), default=None)
-        told = [] if first is None else [entry for entry in self._summaries if covers(entry) >= first]
-        return list(dict.fromkeys(entry.key for entry in (*told, *reversed(own))))
+        first = self.first_of(request_id)
+        told = [] if first is None else self.summaries_telling(first)
+        own = reversed(self._of_request(request_id))
+        return list(dict.fromkeys((*told, *(entry.key for entry in own))))
+
+    def summaries_telling(self, offset: int) -> list[bytes]:
+        """Keys of the summaries in the own topic that tell of the message at an offset."""
+        deletions = self.topic.deletions
+        if deletions and offset < deletions[-1]:
+            summaries = [entry for entry in self._earlier if entry.message.direction == "summary"]
+        else:
+            summaries = self._summaries
+        return [entry.key for entry in summaries if self._is_own(entry) and covers(entry) >= offset]
+
+    def _of_request(self, request_id: str) -> list[Entry]:
+        earlier = [entry for entry in self._earlier if entry.message.request_id == request_id]
+        return earlier + [entry for entry in self._by_request.get(request_id, ()) if self._is_own(entry)]
+
+    def _is_own(self, entry: Entry) -> bool:
+        return entry.offset >= self.topic.base
 
     def _widest(self, counts: Callable[[Entry], bool]) -> Entry | None:
         return max(filter(counts, self._summaries), key=lambda entry: (covers(entry), entry.offset), default=None)
@@ -179,11 +255,15 @@ class ConversationLog:
             return self._counting
         return self._counting[: bisect_left(self._counting, min(own.values()), key=lambda entry: entry.offset)]
 
+    def _take(self, entry: Entry) -> None:
+        self._own.append(entry)
+        self._own_bytes += entry.size_bytes
+        self.changes += 1
+        self._add(entry)
+
     def _add(self, entry: Entry) -> None:
         message = entry.message
-        self._entries.append(entry)
         self._by_request.setdefault(message.request_id, []).append(entry)
-        self.size_bytes += entry.size_bytes
         identity = (message.request_id, message.direction, message.index)
         if identity not in self._identities:
             self._identities.add(identity)
@@ -191,13 +271,25 @@ class ConversationLog:
 
     def _remove(self, key: bytes) -> None:
         """Build the rest anew: a later record of the same identity may count now."""
-        if not any(entry.key == key for entry in self._entries):
-            return
-        remaining = [entry for entry in self._entries if entry.key != key]
-        self.size_bytes = ENTRY_OVERHEAD_BYTES
-        self._entries, self._by_request, self._identities = [], {}, set()
+        gone = [entry for entry in (*self._earlier, *self._own) if entry.key == key]
+        if gone:
+            self._earlier = [entry for entry in self._earlier if entry.key != key]
+            self._own = [entry for entry in self._own if entry.key != key]
+            self._own_bytes -= sum(entry.size_bytes for entry in gone)
+            self._rebuild()
+
+    def _begin_anew(self) -> None:
+        """What was read so far is deleted. Only commands that were given before that are known to be carried out."""
+        self._earlier += self._own
+        self._own, self._inherited, self.parent = [], [], None
+        self.may_be_written = False
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        self.changes += 1
+        self._by_request, self._identities = {}, set()
         self._counting, self._summaries = [], []
-        for entry in remaining:
+        for entry in self.entries():
             self._add(entry)
 
 

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
+from penstock.common.forks import fork_id_of
 from penstock.common.threads import DaemonThreads
 from penstock.processors.conversations.cache import LogCache
 from penstock.processors.conversations.log import ConversationLog, HistoryMark, SummaryMark, covers
@@ -213,7 +214,7 @@ class Turns:
     ) -> str | None:
         """At the grant: append the request's own input unless it stands there, with the images that it shows.
 
-        Returns Kafka's id of the topic. None when the log in front of it is not what `read` saw (or the answer stands
+        Returns the log's identity. None when the log in front of it is not what `read` saw (or the answer stands
         there by now): the turn must be read and prepared again. Raises LostOwnership.
         """
         topic, request_id = self._topic(request), request.request_id
@@ -232,7 +233,7 @@ class Turns:
                 await self._hold(missing)
                 await self._append(topic, log, missing, mine)
             # An append that waited for Kafka, in a worker that others took for gone, may come after their answer.
-            return log.topic_id if _is_open(log, mark, request_id) else None
+            return log.identity if _is_open(log, mark, request_id) else None
 
         return await self._patiently(topic, mine, attempt)
 
@@ -264,7 +265,7 @@ class Turns:
             # After a failure the log is read to its end, where what was appended without an answer is found.
             log = None if tried else self._cached(topic)
             tried = True
-            if log is None or log.topic_id != topic_id:
+            if log is None or log.identity != topic_id:
                 log = await self._current(topic, topic_id, request_id, within_s)
             if log is None:
                 await self._let_go(answer, {artifact.artifact_id for artifact in answer.artifacts})
@@ -279,17 +280,43 @@ class Turns:
         return await self._patiently(topic, mine, attempt)
 
     async def erase(self, tenant: str, conversation_id: str, request_id: str) -> int:
-        """Write tombstones for all of a request's messages; how many. Images that only they referred to are let go."""
+        """Write tombstones for all of a request's messages; how many. Images that only they referred to are let go.
+
+        A fork inherits the gap. Its summaries that tell of the messages go before them, so that an erasure that is cut
+        off finds them again; and once more afterwards, for one that was added meanwhile.
+        """
         topic = self._topic_of(tenant, conversation_id)
         async with self._in_order(topic):
             log = await self._run(lambda: self._refreshed(topic, LONGEST_ATTEMPT_S))
-            keys = log.keys_of(request_id)
+            keys, first = log.keys_of(request_id), log.first_of(request_id)
+            if first is not None:
+                await self._forget_in_forks(tenant, log, first)
             if keys:
                 await self._log.append(topic, [(key, None) for key in keys])
+            if first is not None:
+                log = await self._run(lambda: self._refreshed(topic, LONGEST_ATTEMPT_S))
+                await self._forget_in_forks(tenant, log, first)
             if (held := self._held) is not None:
                 left = log.artifact_ids(without=request_id)
                 await self._store_threads.run(held.keep_only, tenant, conversation_id, left, request_id)
             return len(keys)
+
+    async def _forget_in_forks(self, tenant: str, log: ConversationLog, offset: int) -> None:
+        """Erase the summaries of forks that tell of the message at an offset.
+
+        Called with the log's lock. Locks are taken from parents to forks only.
+        """
+        for key, fork in log.topic.forks.items():
+            if fork.through < offset:
+                continue
+            topic = self._topic_of(tenant, fork.conversation_id)
+            async with self._in_order(topic):
+                forked = await self._run(partial(self._refreshed, topic, LONGEST_ATTEMPT_S))
+                if fork_id_of(forked.topic.fork_key or "") != fork_id_of(key):
+                    continue
+                if keys := forked.summaries_telling(offset):
+                    await self._log.append(topic, [(key, None) for key in keys])
+                await self._forget_in_forks(tenant, forked, offset)
 
     def close(self) -> None:
         """Let all who wait go, with LostOwnership."""
@@ -315,12 +342,12 @@ class Turns:
     async def _current(
         self, topic: str, topic_id: str | None, request_id: str, within_s: float
     ) -> ConversationLog | None:
-        """The log to its end, if it is of the topic that the turn has seen; it had seen none when `topic_id` is None.
+        """The log to its end, if it has the identity that the turn has seen; it had seen none when `topic_id` is None.
 
-        None when that topic is gone. What of the turn came into the one that was made since is taken back.
+        None when the conversation was deleted. What of the turn came into the one that was begun since is taken back.
         """
         log = await self._run(lambda: self._refreshed(topic, within_s))
-        if topic_id is None or log.topic_id == topic_id:
+        if topic_id is None or log.identity == topic_id:
             return log
         if keys := log.keys_of(request_id):
             await self._log.append(topic, [(key, None) for key in keys])
@@ -393,18 +420,23 @@ class Turns:
     ) -> None:
         """Append and bring the log to its end. What another worker wrote in between is read too.
 
-        Raises NotFound when the topic is not that of the log any more.
+        Raises NotFound when the topic is not that of the log any more, or the conversation was deleted.
         """
         if not mine():
             raise LostOwnership
         records = [(conversation_message_key(message).encode(), self._codec.encode(message)) for message in messages]
+        identity = log.identity
         offsets = await self._appended(topic, log.topic_id, records, mine)
-        if offsets == list(range(log.next_offset, log.next_offset + len(offsets))):
+        # A fork looks once more what was erased where it goes on from.
+        if log.fork is None and offsets == list(range(log.next_offset, log.next_offset + len(offsets))):
             for offset, (key, value), message in zip(offsets, records, messages, strict=True):
                 log.apply(offset, key, message, len(value))
             self._remember(topic, log)
         else:
             await self._run(lambda: self._extend(topic, log, LONGEST_ATTEMPT_S))
+        if log.identity != identity:
+            await self._log.append(topic, [(key, None) for key, _ in records])
+            raise NotFound(f"the conversation of {topic} was deleted")
 
     async def _appended(
         self,
@@ -491,9 +523,35 @@ class Turns:
         return log
 
     def _extend(self, topic: str, log: ConversationLog, within_s: float) -> None:
+        self._read_into(topic, log, within_s)
+        self._read_parent(log, within_s)
+        self._remember(topic, log)
+
+    def _read_parent(self, log: ConversationLog, within_s: float) -> None:
+        """Read what is new where a fork goes on from. It inherits nothing if others deleted that topic."""
+        fork = log.fork
+        if fork is None:
+            return
+        limit = fork.through if log.limit is None else min(fork.through, log.limit)
+        topic = self._topic_of(log.topic.tenant, fork.conversation_id)
+        if self._log.find(topic, within_s) == fork.topic_id:
+            parent = log.parent
+            if parent is None or parent.topic_id is None:
+                parent = ConversationLog(fork.topic_id, limit)
+            self._read_into(topic, parent, within_s)
+            self._read_parent(parent, within_s)
+        else:
+            logger.warning("turns.no_parent topic=%s topic_id=%s", topic, fork.topic_id)
+            parent = ConversationLog(None, limit)
+        log.inherit(parent)
+
+    def _read_into(self, topic: str, log: ConversationLog, within_s: float) -> None:
         for offset, key, value in self._log.read(topic, log.next_offset, within_s):
             if value is None:
                 log.apply(offset, key, None)
+                continue
+            if not log.is_within(offset):
+                log.skip(offset)
                 continue
             try:
                 message = self._codec.decode(value, ConversationMessage)
@@ -502,7 +560,6 @@ class Turns:
                 log.skip(offset)
             else:
                 log.apply(offset, key, message, len(value))
-        self._remember(topic, log)
 
     def _cached(self, topic: str) -> ConversationLog | None:
         with self._cache_lock:

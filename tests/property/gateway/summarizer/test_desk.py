@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.gateway.summarizer.desk import Commit, Desk, Key, ReadWhole, Submit
 from penstock.schemas.limits import RECENT_TURNS
-from penstock.schemas.records import ConversationFacts, ConversationMessage, SummarizePolicy
+from penstock.schemas.records import ConversationFacts, ConversationFork, ConversationMessage, SummarizePolicy
 
 EVERY = 2
 POLICY = SummarizePolicy(every_turns=EVERY)
@@ -208,6 +208,62 @@ def test_what_is_erased_is_summed_up_anew(steps: list[str], seed: int) -> None:
         covered = max(topic.covers, default=-1)
         left = [at for at, one in topic.standing() if one.direction == "in" and at > covered]
         assert len(left) < EVERY + RECENT_TURNS
+
+
+def told(desk: Desk, key: Key, topic: Topic) -> list[Commit | ReadWhole | None]:
+    return [desk.record(key, at, one) for at, _, one in topic.records]
+
+
+def test_a_fork_is_summed_up_by_the_offsets_of_the_conversation() -> None:
+    key, parent, fork = Key("t", "fork"), Topic(), Topic()
+    for _ in range(4):
+        parent.turn()
+    first = ConversationFork(conversation_id="c", through=5)
+    fork.append(
+        "fork/1",
+        ConversationMessage(
+            tenant="t", conversation_id="fork", direction="fork", role="system", content="", created_at=0, fork=first
+        ),
+    )
+    for _ in range(3):
+        fork.turn()
+    desk = Desk(lambda _: POLICY, most=1)
+    desk.follow(key, "id", 0, fork.end)
+    assert told(desk, key, fork)[0] == ReadWhole(key)
+    assert desk.next() is None
+    inherited = [one for one in parent.standing() if one[0] <= 5]
+    whole = [*inherited, *((6 + at, one) for at, one in fork.standing())]
+    assert desk.read_whole(key, whole, fork.end) == Commit(key, 0, 6)
+    submit = desk.next()
+    assert submit is not None
+    assert submit.through == 3, "in what it inherited"
+    fork.append("r/summary", message("summary", "assistant", "r", 3))
+    desk.ended(submit, fork.end)
+    assert desk.record(key, fork.end - 1, fork.records[-1][2]) == Commit(key, 0, 6)
+    for _ in range(2):
+        fork.turn()
+    for at, _, one in fork.records[-4:]:
+        desk.record(key, at, one)
+    submit = desk.next()
+    assert submit is not None
+    assert submit.through == 6 + 2, "the third inherited turn, and the fork's first"
+    fork.append("s/summary", message("summary", "assistant", "s", 8))
+    assert desk.record(key, fork.end - 1, fork.records[-1][2]) == Commit(key, 3, 6)
+    again = Desk(lambda _: POLICY, most=1)
+    again.follow(key, "id", 3, fork.end, 6)
+    found = [again.record(key, at, one) for at, _, one in fork.records if at >= 3]
+    assert not any(isinstance(one, ReadWhole) for one in found)
+    assert again.next() is None
+    fork.turn()
+    fork.turn()
+    for desk_ in (desk, again):
+        desk_.ended(submit, fork.end)
+        for at, _, one in fork.records[-4:]:
+            desk_.record(key, at, one)
+    two = desk.next(), again.next()
+    assert two[0] is not None
+    assert two[1] is not None
+    assert two[0].request_id == two[1].request_id
 
 
 def test_tenants_take_turns_and_at_most_so_many_are_summed_up_at_once() -> None:

@@ -1,0 +1,111 @@
+"""Forks of conversations: the records that make and end them, and what one topic says of them. Pure.
+
+A fork goes on from a record of its parent. Its topic begins with a record `fork` that names the parent; the record
+`forked` in the parent's topic names the fork, and keeps what it inherits. Both have the fork's id in their keys. A
+record `deleted` ends a conversation whose topic has to stay for its forks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.schemas.records import ConversationFork, ConversationMessage
+
+MOST_ANCESTORS = 16
+"""A fork of a fork of … goes on from so many conversations at most: each page and each turn looks at all of them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForkRecord:
+    """A record about forks, with its key."""
+
+    key: str
+    message: ConversationMessage
+
+
+def fork_record(tenant: str, conversation_id: str, fork_id: str, parent: ConversationFork, now_ms: int) -> ForkRecord:
+    """The first record of a fork's topic."""
+    return _record(tenant, conversation_id, "fork", fork_id, parent, now_ms)
+
+
+def forked_record(tenant: str, conversation_id: str, fork_id: str, fork: ConversationFork, now_ms: int) -> ForkRecord:
+    """The record in the topic of `conversation_id` that names a fork of it."""
+    return _record(tenant, conversation_id, "forked", fork_id, fork, now_ms)
+
+
+def begin_record(tenant: str, conversation_id: str, record_id: str, now_ms: int) -> ForkRecord:
+    """A deleted conversation whose topic is still there is begun anew, empty."""
+    return _record(tenant, conversation_id, "fork", record_id, None, now_ms)
+
+
+def deleted_record(tenant: str, conversation_id: str, record_id: str, base: int, now_ms: int) -> ForkRecord:
+    """Ends what stands before it. Offsets go on behind it, from the `base` of the topic."""
+    begins = ConversationFork(conversation_id=conversation_id, through=base - 1) if base else None
+    return _record(tenant, conversation_id, "deleted", record_id, begins, now_ms)
+
+
+def _record(
+    tenant: str, conversation_id: str, direction: str, record_id: str, fork: ConversationFork | None, now_ms: int
+) -> ForkRecord:
+    message = ConversationMessage(
+        tenant=tenant,
+        conversation_id=conversation_id,
+        direction=direction,
+        role="system",
+        content="",
+        created_at=now_ms,
+        fork=fork,
+    )
+    return ForkRecord(key=f"{direction}/{record_id}", message=message)
+
+
+def fork_id_of(key: str) -> str:
+    """What the keys of the two records of a fork have in common."""
+    return key.partition("/")[2]
+
+
+class TopicForks:
+    """What the records of one topic, in log order, say of forks.
+
+    Offsets outside of `apply` are the conversation's: `base` plus Kafka's. They are unique and ascend in it, as the
+    inherited messages keep those that they have where they stand.
+    """
+
+    def __init__(self) -> None:
+        self.base = 0
+        self.fork: ConversationFork | None = None
+        """What the conversation goes on from, also if that was deleted."""
+        self.fork_key: str | None = None
+        self.tenant = ""
+        """Of a fork: whose it is."""
+        self.deletions: list[int] = []
+        self.forks: dict[str, ConversationFork] = {}
+        """By key: the forks that go on from records of this topic."""
+
+    def apply(self, offset: int, key: str, message: ConversationMessage | None) -> None:
+        """Take the record at Kafka's offset; most of them say nothing."""
+        if message is None:
+            self._erase(key)
+        elif message.direction == "fork" and offset == 0 and message.fork is not None:
+            self.fork, self.fork_key, self.tenant = message.fork, key, message.tenant
+            self.base = message.fork.through + 1
+        elif message.direction == "forked" and message.fork is not None:
+            self.forks[key] = message.fork
+        elif message.direction == "deleted":
+            if self.base == 0 and message.fork is not None:  # the first record is erased
+                self.base = message.fork.through + 1
+            self.deletions.append(self.base + offset)
+
+    def _erase(self, key: str) -> None:
+        self.forks.pop(key, None)
+        if key == self.fork_key:
+            self.fork = self.fork_key = None
+
+    def begin(self, limit: int | None = None) -> int:
+        """The offset behind the newest deletion up to `limit`; where there is none, of the first record."""
+        deletions = (one for one in self.deletions if limit is None or one <= limit)
+        return max(deletions, default=self.base - 1) + 1
+
+    def goes_on_from(self, limit: int | None = None) -> ConversationFork | None:
+        """What precedes the records from `begin` on, if that was not deleted with others of this topic."""
+        return self.fork if self.begin(limit) == self.base else None

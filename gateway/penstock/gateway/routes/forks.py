@@ -1,0 +1,76 @@
+"""Forks of conversations: another continuation from any message, for edits and new answers."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from penstock.gateway.context import context_of, service_of
+from penstock.gateway.limits.callers import caller_of
+from penstock.gateway.openai.conversation_items import offset_of
+from penstock.gateway.routes.conversations import conversation_about, read_conversation
+from penstock.gateway.routes.multipart import read_json
+from penstock.gateway.routes.paging import After, Limit, Order, first_page
+from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
+from penstock.schemas.ids import check_conversation_id
+
+router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
+
+
+@router.post(
+    "/{conversation_id}/fork", status_code=201, summary="A conversation that goes on from a message of this one"
+)
+async def fork(request: Request, conversation_id: str) -> dict[str, Any]:
+    """Body: {"through": …, "id": …}. `through` is an item or its offset: the last message that both have, a question
+    without its answer too. `id` is that of the fork; repeated with the same body, the call makes no second one.
+
+    Nothing is copied. What is erased here is gone in the fork. The fork outlives this conversation.
+    """
+    body: Any = await read_json(request)
+    if not isinstance(body, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    for name in body:
+        if name not in ("through", "id"):
+            raise UnsupportedParameter(f"{name[:100]} is not supported", param=name[:100])
+    through = through_of(body.get("through"))
+    given = body.get("id")
+    fork_id = f"conv_{uuid.uuid4().hex}" if given is None else check_conversation_id(given)
+    caller, service = caller_of(request), service_of(request)
+    allowances, parent_id = context_of(request).allowances, check_conversation_id(conversation_id)
+    allowances.check_conversation(caller, fork_id)
+    made_of = await service.forking.fork(caller.tenant, parent_id, through, fork_id)
+    allowances.tenants.conversation_began(caller.tenant, fork_id, time.time())
+    about = await read_conversation(request, service.conversations.about, fork_id)
+    facts = await service.conversation_facts.of(caller.tenant, fork_id, about.topic_id)
+    return conversation_about(fork_id, replace(about, forked_from=made_of), facts)
+
+
+def through_of(given: Any) -> int:
+    """The offset that an item's id or a number stands for. Raises InvalidRequest."""
+    if isinstance(given, str):
+        return offset_of(given, "through")
+    if type(given) is not int or given < 0:
+        raise InvalidRequest("through must be the id of an item, or an offset", param="through")
+    return given
+
+
+@router.get("/{conversation_id}/forks", summary="The conversations that go on from a message of this one")
+async def list_forks(
+    request: Request, conversation_id: str, after: After = None, limit: Limit = 20, order: Order = "asc"
+) -> dict[str, Any]:
+    """By id. A fork through a message that this one inherited is a fork of the conversation that holds it."""
+    service = service_of(request)
+    found = await read_conversation(
+        request,
+        service.conversations.forks,
+        conversation_id,
+        limit + 1,
+        after=after,
+        newest_first=order == "desc",
+    )
+    facts = await service.conversation_facts.of_many(caller_of(request).tenant, [one for one, _ in found])
+    return first_page([conversation_about(one, about, facts.get(one)) for one, about in found], limit=limit)

@@ -1,0 +1,436 @@
+"""Forks in the worker: what a turn sees through any chain of them is what a plain copy of the list would have."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.common.forks import ForkRecord, deleted_record, fork_record, forked_record
+from penstock.processors.conversations.messages import answer_message, as_summary
+from penstock.processors.conversations.turns import Turns, TurnStart
+from penstock.processors.kafka.broker_watch import BrokerWatch
+from penstock.schemas.codec import default_codec
+from penstock.schemas.errors import Cancelled, Conflict, NotFound
+from penstock.schemas.records import ConversationFork, ConversationMessage, InferenceRequest
+from penstock.schemas.topics import TopicNames
+
+CODEC = default_codec()
+topic_of = TopicNames().conversation
+
+
+class MemoryTopics:
+    """Topics as lists of records; `before_append` runs once, in front of the next append."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, list[tuple[int, bytes, bytes | None]]] = {}
+        self.ends: dict[str, int] = {}
+        self.ids: dict[str, str] = {}
+        self.before_append: Callable[[], object] | None = None
+        self.numbers = itertools.count()
+
+    def find(self, topic: str, timeout_s: float) -> str | None:
+        return self.ids.get(topic)
+
+    def open(self, topic: str, timeout_s: float) -> str:
+        self.topics.setdefault(topic, [])
+        self.ends.setdefault(topic, 0)
+        return self.ids.setdefault(topic, f"id-{next(self.numbers)}")
+
+    def read(self, topic: str, from_offset: int, timeout_s: float) -> list[tuple[int, bytes, bytes | None]]:
+        return [record for record in self.topics[topic] if record[0] >= from_offset]
+
+    async def append(self, topic: str, records: Sequence[tuple[bytes, bytes | None]]) -> list[int]:
+        before, self.before_append = self.before_append, None
+        if before is not None:
+            before()
+        return [self.write(topic, key, value) for key, value in records]
+
+    def write(self, topic: str, key: bytes, value: bytes | None) -> int:
+        if topic not in self.topics:
+            raise NotFound(f"there is no topic {topic}")
+        offset = self.ends[topic]
+        self.ends[topic] += 1
+        self.topics[topic].append((offset, key, value))
+        return offset
+
+    def compact(self, *, tombstones_too: bool) -> None:
+        """The newest record of a key stays; a log's last one always."""
+        for topic, records in self.topics.items():
+            newest = {key: offset for offset, key, _ in records}
+            self.topics[topic] = [
+                (offset, key, value)
+                for offset, key, value in records
+                if offset == self.ends[topic] - 1 or (newest[key] == offset and not (value is None and tombstones_too))
+            ]
+
+    # -- what gateways do
+
+    def put(self, conversation_id: str, record: ForkRecord) -> None:
+        self.write(topic_of("default", conversation_id), record.key.encode(), CODEC.encode(record.message))
+
+    def fork(self, parent: str, child: str, through: int) -> None:
+        fork_id = f"f{next(self.numbers)}"
+        self.put(
+            parent,
+            forked_record("default", parent, fork_id, ConversationFork(conversation_id=child, through=through), 0),
+        )
+        self.open(topic_of("default", child), 1)
+        goes_on_from = ConversationFork(
+            conversation_id=parent, through=through, topic_id=self.ids[topic_of("default", parent)]
+        )
+        self.put(child, fork_record("default", child, fork_id, goes_on_from, 0))
+
+    def delete(self, conversation_id: str, base: int = 0) -> None:
+        self.put(conversation_id, deleted_record("default", conversation_id, f"d{next(self.numbers)}", base, 0))
+
+
+def make(log: MemoryTopics, cached_bytes: int = 1 << 20) -> Turns:
+    return Turns(log, CODEC, topic_of, threads=1, cached_bytes=cached_bytes, watch=BrokerWatch(lambda _: True))
+
+
+def request(conversation_id: str, request_id: str, text: str = "?") -> InferenceRequest:
+    messages = [{"role": "user", "content": text}]
+    return InferenceRequest(
+        request_id=request_id,
+        task="text_generation",
+        conversation_id=conversation_id,
+        created_at=0,
+        text_generation={"messages": messages},
+    )
+
+
+def answer(of: InferenceRequest, text: str) -> ConversationMessage:
+    return answer_message(of, text, epoch=1, attempt=1, model="m", finish_reason="stop", usage=None, now_ms=0)
+
+
+def mine() -> bool:
+    return True
+
+
+async def begin(turns: Turns, of: InferenceRequest) -> str:
+    start = await turns.read(of, mine)
+    identity = await turns.begin(of, 1, 0, mine, start.mark)
+    assert identity is not None
+    return identity
+
+
+async def turn(turns: Turns, conversation_id: str, number: int) -> None:
+    asked = request(conversation_id, f"r{number}", f"q{number}")
+    identity = await begin(turns, asked)
+    await turns.finish(answer(asked, f"a{number}"), mine, identity)
+
+
+async def add_summary(turns: Turns, conversation_id: str, request_id: str, text: str) -> int:
+    """Where it ends."""
+    asked = replace(request(conversation_id, request_id), task="summarization")
+    found = await turns.to_sum_up(asked, conversation_id, None, mine)
+    assert found is not None
+    await turns.add_summary(as_summary(answer(asked, text), found.through), mine, found.mark)
+    return found.through
+
+
+async def seen(turns: Turns, conversation_id: str) -> TurnStart:
+    return await turns.read(request(conversation_id, "reader"), mine)
+
+
+async def said(turns: Turns, conversation_id: str) -> list[str]:
+    return [message["content"] for message in (await seen(turns, conversation_id)).past.messages]
+
+
+async def places(turns: Turns, conversation_id: str) -> list[int]:
+    """Offsets of the messages that count."""
+    found: list[int] = []
+    through = None
+    while (
+        up_to := await turns.to_sum_up(request(conversation_id, "reader"), conversation_id, through, mine)
+    ) is not None:
+        found.insert(0, up_to.through)
+        through = up_to.through - 1
+    return found
+
+
+# -- any history, against plain lists
+
+
+@dataclass
+class Said:
+    """A message or a summary of the model: the same object in all conversations that have it."""
+
+    text: str
+    request_id: str
+    covers: list[Said] | None = None
+
+
+@dataclass
+class World:
+    """Conversations as plain lists, copied when one is forked; and the topics, read by one worker all the time."""
+
+    topics: MemoryTopics = field(default_factory=MemoryTopics)
+    lists: dict[str, list[Said]] = field(default_factory=lambda: {"c0": []})
+    origins: dict[str, ConversationFork | None] = field(default_factory=lambda: {"c0": None})
+    numbers: Any = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        self.turns = make(self.topics)
+
+    def pick(self, number: int) -> str:
+        return sorted(self.lists)[number % len(self.lists)]
+
+    async def talk(self, number: int) -> None:
+        name, at = self.pick(number), next(self.numbers)
+        await turn(self.turns, name, at)
+        self.lists[name] += [Said(f"q{at}", f"r{at}"), Said(f"a{at}", f"r{at}")]
+
+    async def sum_up(self, number: int) -> None:
+        name, at = self.pick(number), next(self.numbers)
+        covered = list(self.lists[name])
+        if any(one.covers is None for one in covered):
+            await add_summary(self.turns, name, f"s{at}", f"sum{at}")
+            self.lists[name].append(Said(f"sum{at}", f"s{at}", covers=covered))
+
+    async def fork(self, number: int, place: int) -> None:
+        name = self.pick(number)
+        counting = [one for one in self.lists[name] if one.covers is None]
+        if not counting:
+            return
+        last = counting[place % len(counting)]
+        child = f"c{len(self.origins)}"
+        through = (await places(self.turns, name))[place % len(counting)]
+        holder = name
+        while (origin := self.origins[holder]) is not None and through <= origin.through:
+            holder = origin.conversation_id
+        self.topics.fork(holder, child, through)
+        self.origins[child] = ConversationFork(conversation_id=holder, through=through)
+        self.lists[child] = self.lists[name][: self.lists[name].index(last) + 1]
+
+    async def erase(self, number: int) -> None:
+        """A request of whatever conversation still has it; its summaries go wherever they are."""
+        name = self.pick(number)
+        known = {int(one.request_id[1:]) for one in self.lists[name] if one.covers is None}
+        if not known:
+            return
+        request_id = f"r{sorted(known)[number % len(known)]}"
+        for owner in self.origins:
+            await self.turns.erase("default", owner, request_id)
+        for kept in self.lists.values():
+            kept[:] = [
+                one
+                for one in kept
+                if one.request_id != request_id
+                and not any(covered.request_id == request_id for covered in one.covers or ())
+            ]
+
+    async def delete(self, number: int) -> None:
+        name = self.pick(number)
+        self.topics.open(topic_of("default", name), 1)
+        origin = self.origins[name]
+        self.topics.delete(name, 0 if origin is None else origin.through + 1)
+        self.lists[name] = []
+
+    async def compact(self, number: int) -> None:
+        """Tombstones go only when all readers have read them."""
+        await self.check()
+        self.topics.compact(tombstones_too=number % 2 == 0)
+
+    async def check(self) -> None:
+        for turns in (self.turns, make(self.topics, cached_bytes=0)):
+            for name, expected in self.lists.items():
+                start = await seen(turns, name)
+                texts = [one.text for one in expected if one.covers is None]
+                assert [message["content"] for message in start.past.messages] == texts
+                summaries = [one for one in expected if one.covers is not None]
+                assert (start.past.summary is None) == (not summaries)
+                if start.past.summary is not None:
+                    assert start.past.summary.text == summaries[-1].text
+                found = await places(turns, name)
+                assert found == sorted(set(found)), "offsets are unique and ascend"
+                assert len(found) == len(texts)
+
+
+NUMBER = st.integers(0, 1_000)
+STEP = st.one_of(
+    st.tuples(st.just(World.talk), NUMBER),
+    st.tuples(st.just(World.talk), NUMBER),
+    st.tuples(st.just(World.fork), NUMBER, NUMBER),
+    st.tuples(st.just(World.fork), NUMBER, NUMBER),
+    st.tuples(st.just(World.sum_up), NUMBER),
+    st.tuples(st.just(World.erase), NUMBER),
+    st.tuples(st.just(World.delete), NUMBER),
+    st.tuples(st.just(World.compact), NUMBER),
+)
+
+
+@settings(max_examples=100)
+@given(st.lists(STEP, min_size=8, max_size=20))
+def test_a_fork_has_what_a_copy_of_its_parent_has(steps: list[tuple[Any, ...]]) -> None:
+    """Whatever is said, forked, summed up, erased, deleted and compacted; by a worker that follows and by a new one."""
+
+    async def live() -> None:
+        world = World()
+        await world.talk(0)
+        await world.fork(0, 1)
+        for act, *numbers in steps:
+            await act(world, *numbers)
+            await world.check()
+
+    asyncio.run(live())
+
+
+# -- one by one
+
+
+async def forked_after_two_turns(log: MemoryTopics, turns: Turns) -> None:
+    await turn(turns, "c", 1)
+    await turn(turns, "c", 2)
+    log.fork("c", "f", 1)
+
+
+async def test_both_go_on_from_the_same_messages() -> None:
+    log = MemoryTopics()
+    turns = make(log)
+    await forked_after_two_turns(log, turns)
+    await turn(turns, "f", 3)
+    assert await said(turns, "c") == ["q1", "a1", "q2", "a2"]
+    assert await said(turns, "f") == ["q1", "a1", "q3", "a3"]
+    assert await places(turns, "f") == [0, 1, 3, 4], "inherited ones keep their offsets, 2 is the fork's own record"
+
+
+async def test_a_summary_of_the_parent_counts_in_a_fork_behind_it_alone() -> None:
+    log = MemoryTopics()
+    turns = make(log)
+    await turn(turns, "c", 1)
+    assert await add_summary(turns, "c", "s", "told") == 1
+    await turn(turns, "c", 2)
+    log.fork("c", "before", 1)
+    log.fork("c", "behind", 4)
+    told = (await seen(turns, "behind")).past.summary
+    assert told is not None
+    assert (told.text, told.through, told.turns) == ("told", 1, 1)
+    assert (await seen(turns, "before")).past.summary is None
+
+
+async def test_a_fork_is_prepared_again_when_its_parent_is_erased_meanwhile() -> None:
+    log = MemoryTopics()
+    turns = make(log)
+    await forked_after_two_turns(log, turns)
+    asked = request("f", "r3")
+    start = await turns.read(asked, mine)
+    await turns.erase("default", "c", "r1")
+    assert await turns.begin(asked, 1, 0, mine, start.mark) is None
+    assert await said(turns, "f") == []
+
+
+async def test_a_summary_of_what_the_parent_erased_meanwhile_is_taken_back() -> None:
+    """The parent is another worker's, which erases while the fork's summary is on its way to the log."""
+    log = MemoryTopics()
+    turns = make(log)
+    await forked_after_two_turns(log, turns)
+    found = await turns.to_sum_up(request("f", "s"), "f", None, mine)
+    assert found is not None
+    keys = (b"r1/in/0/1", b"r1/out/1")
+    log.before_append = lambda: [log.write(topic_of("default", "c"), key, None) for key in keys]
+    summary = as_summary(answer(request("f", "s"), "told"), found.through)
+    with pytest.raises(Conflict):
+        await turns.add_summary(summary, mine, found.mark)
+    assert (await seen(turns, "f")).past.summary is None
+
+
+async def test_a_turn_does_not_outlive_a_deletion_that_its_forks_outlive() -> None:
+    """The topic stays: an answer that comes behind the deletion is not written, an input is taken back."""
+    log = MemoryTopics()
+    turns = make(log)
+    await forked_after_two_turns(log, turns)
+    asked = request("c", "r3", "q3")
+    identity = await begin(turns, asked)
+    log.delete("c")
+    with pytest.raises(Cancelled):
+        await make(log).finish(answer(asked, "a3"), mine, identity)
+    with pytest.raises(Cancelled):
+        await turns.finish(answer(asked, "a3"), mine, identity)
+    assert await said(turns, "c") == []
+    start = await turns.read(request("c", "r4"), mine)
+    log.before_append = lambda: log.delete("c")
+    assert await turns.begin(request("c", "r4"), 1, 0, mine, start.mark) is None
+    assert await said(turns, "c") == []
+    assert await said(turns, "f") == ["q1", "a1"]
+    await turn(turns, "c", 5)
+    assert await said(make(log), "c") == ["q5", "a5"], "begun anew"
+
+
+async def test_commands_are_read_again_behind_a_deletion() -> None:
+    log, read = MemoryTopics(), list[float]()
+    turns = Turns(
+        log,
+        CODEC,
+        topic_of,
+        threads=1,
+        cached_bytes=1 << 20,
+        watch=BrokerWatch(lambda _: True),
+        catch_up=read.append,
+    )
+    await forked_after_two_turns(log, turns)
+    before = len(read)
+    await turn(turns, "c", 3)
+    assert len(read) == before
+    log.delete("c")
+    await turn(turns, "c", 4)
+    assert len(read) == before + 1
+
+
+async def test_a_turn_of_a_deleted_conversation_is_erased_where_forks_show_it() -> None:
+    log = MemoryTopics()
+    turns = make(log)
+    await forked_after_two_turns(log, turns)
+    await add_summary(turns, "f", "s", "told")
+    log.delete("c")
+    assert await turns.erase("default", "c", "r1") == 2
+    for one in (turns, make(log)):
+        start = await seen(one, "f")
+        assert (list(start.past.messages), start.past.summary) == ([], None)
+
+
+async def test_a_summary_that_comes_while_its_parent_is_erased_goes_too() -> None:
+    """Of a fork that is made, and summed up by another worker, in front of the tombstones."""
+    log = MemoryTopics()
+    turns = make(log)
+    await turn(turns, "c", 1)
+    summary = as_summary(answer(request("f", "s"), "told"), 1)
+
+    def fork_and_sum_up() -> None:
+        log.fork("c", "f", 1)
+        log.write(topic_of("default", "f"), b"s/summary/1", CODEC.encode(summary))
+
+    log.before_append = fork_and_sum_up
+    await turns.erase("default", "c", "r1")
+    start = await seen(make(log), "f")
+    assert (list(start.past.messages), start.past.summary) == ([], None)
+
+
+async def test_a_fork_whose_parent_was_deleted_by_others_has_its_own_messages() -> None:
+    log = MemoryTopics()
+    turns = make(log)
+    await forked_after_two_turns(log, turns)
+    await turn(turns, "f", 3)
+    topic = topic_of("default", "c")
+    del log.topics[topic], log.ids[topic], log.ends[topic]
+    assert await said(turns, "f") == ["q3", "a3"]
+    await turn(turns, "c", 4)
+    assert await said(turns, "f") == ["q3", "a3"], "one of the same name is another conversation"
+
+
+async def test_what_a_fork_holds_in_memory_counts_with_what_it_inherited() -> None:
+    log = MemoryTopics()
+    turns = make(log, cached_bytes=1 << 20)
+    asked = request("c", "r1", "x" * 100_000)
+    await turns.finish(answer(asked, "a"), mine, await begin(turns, asked))
+    log.fork("c", "f", 1)
+    await said(turns, "f")
+    cache = turns._cache  # pyright: ignore[reportPrivateUsage]
+    assert cache.used_bytes > 2 * 2 * 100_000
