@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import signal
@@ -17,7 +16,7 @@ from typing import Any
 
 from penstock.common import admin
 from penstock.common.clock import now_ms
-from penstock.common.tasks import end_all
+from penstock.common.tasks import end_all, set_within
 from penstock.processors.assembly import Hooks, Parts, assemble
 from penstock.processors.background import on_faults
 from penstock.processors.data_folder import claim
@@ -39,6 +38,7 @@ OBSERVE_S = 1.0
 """How often the devices are measured."""
 REPORT_GAP_S = 0.25
 """Between reports, however much changes."""
+LEAVE_S = 15.0
 EXIT_OK, EXIT_FAILED, EXIT_UNREACHABLE = 0, 1, 3
 
 
@@ -204,7 +204,8 @@ class WorkerApp:
             if not joined:
                 continue
             try:
-                seen = await asyncio.wait_for(parts.membership.progress(), self.settings.worker.stall_s)
+                async with asyncio.timeout(self.settings.worker.stall_s):
+                    seen = await parts.membership.progress()
             except TimeoutError:
                 logger.error("worker.consumer_thread_stuck: exiting to be restarted")
                 self._finish(EXIT_FAILED)
@@ -227,8 +228,7 @@ class WorkerApp:
             rounds += 1
             self._changed.clear()
             await asyncio.sleep(REPORT_GAP_S)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), self.settings.worker.state_interval_s)
+            await set_within(self._changed, self.settings.worker.state_interval_s)
 
     async def _observe_forever(self) -> None:
         """What others use of the devices changes at any time."""
@@ -365,10 +365,7 @@ class WorkerApp:
         await end_all(parts.background)
         await parts.erasing.close()
         if not self.failed_start:
-            try:
-                await asyncio.wait_for(parts.membership.stop(), 15)
-            except Exception as error:
-                logger.warning("worker.leave_failed error=%r", error)
+            await self._leave(parts)
         await parts.execution.close()
         await parts.serving.stop()
         self._state = "stopped"
@@ -385,6 +382,15 @@ class WorkerApp:
         await parts.health.stop()
         logger.info("worker.stopped worker_id=%s", self.settings.worker_id)
 
+    async def _leave(self, parts: Parts) -> None:
+        """Leave the group within `LEAVE_S`. Cancelling it would not end it: Faust's services go on stopping."""
+        leaving = asyncio.create_task(parts.membership.stop(), name="leave")
+        await asyncio.wait({leaving}, timeout=LEAVE_S)
+        if not leaving.done():
+            logger.warning("worker.leave_failed: not left after %.0f s", LEAVE_S)
+        elif (error := leaving.exception()) is not None:
+            logger.warning("worker.leave_failed error=%r", error)
+
     async def _drain(self, parts: Parts) -> None:
         """Let what runs finish within drain_s, then hand it back; wait for the broker's acks; commit."""
         give_up = time.monotonic() + self.settings.worker.drain_s
@@ -394,7 +400,8 @@ class WorkerApp:
         await _until(lambda: not (parts.publisher.backlog or parts.publisher.unacknowledged), time.monotonic() + 5)
         if parts.membership.joined and not parts.membership.crashed:
             try:
-                await asyncio.wait_for(parts.committer.commit_now(), 5)
+                async with asyncio.timeout(5):
+                    await parts.committer.commit_now()
             except TimeoutError:
                 logger.warning("worker.commit_failed: the work is done again elsewhere, seen once")
 
