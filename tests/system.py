@@ -74,7 +74,7 @@ class Process:
         assert self.popen.returncode is not None
         return self.popen.returncode
 
-    def stop(self, deadline_s: float = 40) -> int:
+    def stop(self, deadline_s: float = 70) -> int:
         if self.alive():
             self.popen.send_signal(signal.SIGTERM)
         try:

@@ -16,6 +16,7 @@ from typing import Any
 
 from penstock.common import admin
 from penstock.common.clock import now_ms
+from penstock.common.stop_bound import bounded_stop, run_process
 from penstock.common.tasks import end_all, set_within
 from penstock.processors.assembly import Hooks, Parts, assemble
 from penstock.processors.background import on_faults
@@ -39,6 +40,8 @@ OBSERVE_S = 1.0
 REPORT_GAP_S = 0.25
 """Between reports, however much changes."""
 LEAVE_S = 15.0
+STOP_S = 35.0
+"""So long a stop may take, besides the drain. A supervisor should wait a little longer: then the log says what hung."""
 EXIT_OK, EXIT_FAILED, EXIT_UNREACHABLE = 0, 1, 3
 
 
@@ -68,7 +71,8 @@ async def run_worker(settings: WorkerSettings) -> int:
         print(f"penstock worker: {error}", file=sys.stderr, flush=True)
         code = error.code
         app.failed_start = True
-    await app.stop()
+    with bounded_stop("worker.stop_hangs", settings.worker.drain_s + STOP_S):
+        await app.stop()
     folder.release()
     return code
 
@@ -80,7 +84,7 @@ def main() -> None:
     except (ValueError, FileNotFoundError) as error:
         print(f"penstock worker: {error}", file=sys.stderr)
         sys.exit(2)
-    sys.exit(asyncio.run(run_worker(settings)))
+    sys.exit(run_process(run_worker(settings)))
 
 
 class WorkerApp:

@@ -8,6 +8,7 @@ import signal
 import sys
 
 from penstock.common.artifacts.configured import open_store
+from penstock.common.stop_bound import bounded_stop
 from penstock.common.transport import AsyncTransport, Transport
 from penstock.gateway.bridge.errands import Errands, StoreReads
 from penstock.gateway.bridge.feeder import QueueFeeder
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 DELIVERY_S = 10.0
 FLUSH_S = 5.0
+STOP_S = 35.0
 MOST_FOLLOWS = 1_000_000
 """The book bounds what is under way."""
 
@@ -51,7 +53,8 @@ async def run_bridge(settings: BridgeSettings) -> int:
         logger.error("bridge.cannot_start %s cannot be bound (%s); set bridge.health_port", where, error.strerror)
         return EXIT_FAILED
     finally:
-        await bridge.stop()
+        with bounded_stop("bridge.stop_hangs", STOP_S):
+            await bridge.stop()
 
 
 class Bridge:

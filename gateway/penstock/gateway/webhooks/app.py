@@ -11,6 +11,7 @@ from penstock.common import admin
 from penstock.common.deliveries import read_deliveries
 from penstock.common.group_consumer import GroupConsumer
 from penstock.common.log_records import LogRecords
+from penstock.common.stop_bound import bounded_stop
 from penstock.common.tasks import end_all
 from penstock.common.transport import AsyncTransport, Transport
 from penstock.gateway.callbacks import Callbacks
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 DELIVERY_S = 10.0
 FLUSH_S = 5.0
+STOP_S = 35.0
 ASK_S, AGAIN_S = 10.0, 1.0
 LOAD_S = 120.0
 
@@ -52,7 +54,8 @@ async def run_webhooks(settings: WebhooksSettings) -> int:
         logger.error("webhooks.cannot_start %s cannot be bound (%s); set webhooks.health_port", where, error.strerror)
         return EXIT_FAILED
     finally:
-        await process.stop()
+        with bounded_stop("webhooks.stop_hangs", STOP_S):
+            await process.stop()
 
 
 class WebhookProcess:
