@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 EXIT_HANGS = 1
 GIL_S = 5.0
 """After the bound: so long the interpreter may take to say what hangs. It cannot while a library keeps its lock."""
-END_S = 10.0
+END_S = 20.0
 """So long the interpreter may take to end once all work is done."""
 _STDERR = 2
 
