@@ -7,24 +7,24 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import Message
 
+from broker_reads import BrokerReads
 from penstock.cli.paths import free_port
 from penstock.schemas.codec import default_codec
 from penstock.schemas.fold import ResultFold
 from penstock.schemas.records import DeadLetter, ResultEvent
 from penstock.schemas.topics import TopicNames
-from support import ask_broker, committed_offsets, create_topics, partitions_of, wait_until
+from support import create_topics, wait_until
 
 NOOP = {"id": "noop", "source": "noop", "engine": "noop", "tasks": ["text_generation"], "options": {"tokens": 4}}
 
@@ -74,7 +74,7 @@ class Process:
         assert self.popen.returncode is not None
         return self.popen.returncode
 
-    def stop(self, deadline_s: float = 40) -> int:
+    def stop(self, deadline_s: float = 70) -> int:
         if self.alive():
             self.popen.send_signal(signal.SIGTERM)
         try:
@@ -112,6 +112,10 @@ class System:
     summarizer_options: Mapping[str, Any] = field(default_factory=dict)
     processes: list[Process] = field(default_factory=list)
 
+    @cached_property
+    def reads(self) -> BrokerReads:
+        return BrokerReads(self.bootstrap)
+
     @property
     def names(self) -> TopicNames:
         return TopicNames(prefix=self.prefix)
@@ -127,7 +131,8 @@ class System:
     def config(self) -> Path:
         sections: dict[str, Mapping[str, Any]] = {
             "kafka": {"bootstrap_servers": self.bootstrap, "topic_prefix": self.prefix},
-            "worker": {"group_id": self.group, **self.worker_options},
+            # The least that Kafka allows: the work of each worker that is killed waits for so long.
+            "worker": {"group_id": self.group, "session_timeout_s": 6, **self.worker_options},
             "gateway": {"host": "127.0.0.1", **self.gateway_options},
             "auth": self.auth,
             "queue_merge": {"group_id": f"{self.prefix}queues", **self.queue_merge},
@@ -204,28 +209,7 @@ class System:
 
     def read(self, topic: str, deadline_s: float = 30) -> list[Message]:
         """All records of a topic, from its start to the end it has now, by a stock consumer."""
-        # Tests call this again and again while they wait: no request more than it takes.
-        settings = {"enable.auto.commit": False, "enable.partition.eof": True, "fetch.wait.max.ms": 10}
-        consumer = Consumer(
-            {"bootstrap.servers": self.bootstrap, "group.id": "reader", "auto.offset.reset": "earliest", **settings}
-        )
-        try:
-            unread = set(partitions_of(consumer, topic))
-            consumer.assign([TopicPartition(topic, number, 0) for number in unread])
-            messages: list[Message] = []
-            give_up = time.monotonic() + deadline_s
-            while unread:
-                assert time.monotonic() < give_up, f"{topic} was not read to its end: {unread} left"
-                message = consumer.poll(0.1)
-                if message is None:
-                    continue
-                if (error := message.error()) is None:
-                    messages.append(message)
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    unread.discard(message.partition())
-            return messages
-        finally:
-            consumer.close()
+        return self.reads.records(topic, deadline_s)
 
     def results(self) -> list[ResultEvent]:
         codec = default_codec()
@@ -246,25 +230,10 @@ class System:
 
     def committed(self) -> dict[tuple[str, int], int]:
         """The offsets that the group has committed."""
-        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "reader"})
-        try:
-            topics = self.names.request_topics()
-            wanted = [(topic, number) for topic in topics for number in partitions_of(consumer, topic)]
-        finally:
-            consumer.close()
-        found = committed_offsets(self.bootstrap, self.group, wanted)
-        return {(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
+        return self.reads.committed(self.group, self.names.request_topics())
 
     def ends(self, topics: Sequence[str]) -> dict[tuple[str, int], int]:
-        admin = AdminClient({"bootstrap.servers": self.bootstrap})
-
-        def ask() -> dict[tuple[str, int], int]:
-            numbers = {topic: admin.list_topics(topic, 10).topics[topic].partitions for topic in topics}
-            places = [TopicPartition(topic, number) for topic in topics for number in numbers[topic]]
-            answers = admin.list_offsets(dict.fromkeys(places, OffsetSpec.latest()), request_timeout=10)
-            return {(place.topic, place.partition): answer.result(10).offset for place, answer in answers.items()}
-
-        return ask_broker(ask)
+        return self.reads.ends(topics)
 
     def lag(self) -> int:
         committed = self.committed()
@@ -291,6 +260,7 @@ def running(system: System) -> Iterator[System]:
     finally:
         RUNNING.remove(system)
         system.stop()
+        system.reads.close()
 
 
 RUNNING: list[System] = []

@@ -359,7 +359,7 @@ class LocalSystem:
         return f"http://{host}:{self.options.port}"
 
     def _worker(self, environment: Mapping[str, str]) -> Part:
-        grace_s = load(DrainSettings).worker.drain_s + 20
+        grace_s = load(DrainSettings).worker.drain_s + 40
         return self._command("worker", self.worker_url, grace_s, environment)
 
     def _gateway(self, environment: Mapping[str, str]) -> Part:

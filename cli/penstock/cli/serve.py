@@ -15,6 +15,7 @@ from penstock.cli.config import ConfigFile, load, use_config
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.installs import install_command
 from penstock.cli.logs import set_up_logging
+from penstock.common.stop_bound import run_process
 
 
 @dataclass
@@ -126,5 +127,4 @@ def finish(
     running: Coroutine[Any, Any, int | None], *, new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
 ) -> None:
     """Run to the end; ends the process with the code that it returns."""
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        raise typer.Exit(runner.run(running) or 0)
+    raise typer.Exit(run_process(running, new_loop))

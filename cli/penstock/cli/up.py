@@ -30,7 +30,7 @@ from penstock.cli.state import Home, PartState, SystemState
 from penstock.common.orders import in_force, order_lines
 
 DETACH_DEADLINE_S = 1800.0
-DOWN_DEADLINE_S = 120.0
+DOWN_DEADLINE_S = 150.0
 
 DataDir = Annotated[
     Path | None,

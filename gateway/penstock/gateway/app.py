@@ -6,11 +6,12 @@ import asyncio
 import logging
 import signal
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 import uvicorn
 from fastapi import Depends, FastAPI
 
+from penstock.common.stop_bound import bounded_stop
 from penstock.common.tasks import end_all
 from penstock.gateway.batches import batch_routes, file_routes
 from penstock.gateway.connecting import Connecting
@@ -54,6 +55,8 @@ logger = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_FAILED = 0, 1
 CONNECT_FIRST_S = 5.0
+STOP_S = 14.0
+"""So long a stop may take, besides the drain."""
 LAST_WORDS_S = 0.5
 """Before the end of a drain: whoever is left is told why its exchange ends."""
 FORM_BYTES = 64 * 1024
@@ -187,12 +190,14 @@ async def run_gateway(settings: GatewaySettings) -> int:
     server = Server(server_config(app, conf.host, conf.port, drain_s=conf.drain_s, access_log=conf.access_log))
     loop = asyncio.get_running_loop()
     failures: list[str] = []
+    stopping = ExitStack()
 
     def stop() -> None:
         if server.should_exit:  # told twice
             context.prepare_stop()
             return
         server.should_exit = True
+        stopping.enter_context(bounded_stop("gateway.stop_hangs", conf.drain_s + STOP_S))
         context.prepare_drain()
         loop.call_later(max(0.0, conf.drain_s - LAST_WORDS_S), context.prepare_stop)
 
@@ -205,5 +210,6 @@ async def run_gateway(settings: GatewaySettings) -> int:
     context.on_failure = fail
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    await server.serve()
+    with stopping:
+        await server.serve()
     return EXIT_OK if server.started and not failures else EXIT_FAILED

@@ -8,11 +8,13 @@ import signal
 from collections.abc import Callable
 from typing import Protocol
 
+from penstock.common.stop_bound import bounded_stop
 from penstock.schemas.errors import PenstockError
 
 logger = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+STOP_S = 35.0
 
 
 class SideProcess(Protocol):
@@ -75,4 +77,5 @@ async def run(name: str, health: HealthAddress, make: Callable[[Over], SideProce
         logger.error("%s.cannot_start %s cannot be bound (%s); set %s.health_port", name, where, error.strerror, name)
         return EXIT_FAILED
     finally:
-        await process.stop()
+        with bounded_stop(f"{name}.stop_hangs", STOP_S):
+            await process.stop()

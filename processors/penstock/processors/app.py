@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import signal
@@ -17,7 +16,8 @@ from typing import Any
 
 from penstock.common import admin
 from penstock.common.clock import now_ms
-from penstock.common.tasks import end_all
+from penstock.common.stop_bound import bounded_stop, run_process
+from penstock.common.tasks import end_all, set_within
 from penstock.processors.assembly import Hooks, Parts, assemble
 from penstock.processors.background import on_faults
 from penstock.processors.data_folder import claim
@@ -39,6 +39,9 @@ OBSERVE_S = 1.0
 """How often the devices are measured."""
 REPORT_GAP_S = 0.25
 """Between reports, however much changes."""
+LEAVE_S = 15.0
+STOP_S = 35.0
+"""So long a stop may take, besides the drain. A supervisor should wait a little longer: then the log says what hung."""
 EXIT_OK, EXIT_FAILED, EXIT_UNREACHABLE = 0, 1, 3
 
 
@@ -68,7 +71,8 @@ async def run_worker(settings: WorkerSettings) -> int:
         print(f"penstock worker: {error}", file=sys.stderr, flush=True)
         code = error.code
         app.failed_start = True
-    await app.stop()
+    with bounded_stop("worker.stop_hangs", settings.worker.drain_s + STOP_S):
+        await app.stop()
     folder.release()
     return code
 
@@ -80,7 +84,7 @@ def main() -> None:
     except (ValueError, FileNotFoundError) as error:
         print(f"penstock worker: {error}", file=sys.stderr)
         sys.exit(2)
-    sys.exit(asyncio.run(run_worker(settings)))
+    sys.exit(run_process(run_worker(settings)))
 
 
 class WorkerApp:
@@ -204,7 +208,8 @@ class WorkerApp:
             if not joined:
                 continue
             try:
-                seen = await asyncio.wait_for(parts.membership.progress(), self.settings.worker.stall_s)
+                async with asyncio.timeout(self.settings.worker.stall_s):
+                    seen = await parts.membership.progress()
             except TimeoutError:
                 logger.error("worker.consumer_thread_stuck: exiting to be restarted")
                 self._finish(EXIT_FAILED)
@@ -227,8 +232,7 @@ class WorkerApp:
             rounds += 1
             self._changed.clear()
             await asyncio.sleep(REPORT_GAP_S)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), self.settings.worker.state_interval_s)
+            await set_within(self._changed, self.settings.worker.state_interval_s)
 
     async def _observe_forever(self) -> None:
         """What others use of the devices changes at any time."""
@@ -365,10 +369,7 @@ class WorkerApp:
         await end_all(parts.background)
         await parts.erasing.close()
         if not self.failed_start:
-            try:
-                await asyncio.wait_for(parts.membership.stop(), 15)
-            except Exception as error:
-                logger.warning("worker.leave_failed error=%r", error)
+            await self._leave(parts)
         await parts.execution.close()
         await parts.serving.stop()
         self._state = "stopped"
@@ -385,6 +386,15 @@ class WorkerApp:
         await parts.health.stop()
         logger.info("worker.stopped worker_id=%s", self.settings.worker_id)
 
+    async def _leave(self, parts: Parts) -> None:
+        """Leave the group within `LEAVE_S`. Cancelling it would not end it: Faust's services go on stopping."""
+        leaving = asyncio.create_task(parts.membership.stop(), name="leave")
+        await asyncio.wait({leaving}, timeout=LEAVE_S)
+        if not leaving.done():
+            logger.warning("worker.leave_failed: not left after %.0f s", LEAVE_S)
+        elif (error := leaving.exception()) is not None:
+            logger.warning("worker.leave_failed error=%r", error)
+
     async def _drain(self, parts: Parts) -> None:
         """Let what runs finish within drain_s, then hand it back; wait for the broker's acks; commit."""
         give_up = time.monotonic() + self.settings.worker.drain_s
@@ -394,7 +404,8 @@ class WorkerApp:
         await _until(lambda: not (parts.publisher.backlog or parts.publisher.unacknowledged), time.monotonic() + 5)
         if parts.membership.joined and not parts.membership.crashed:
             try:
-                await asyncio.wait_for(parts.committer.commit_now(), 5)
+                async with asyncio.timeout(5):
+                    await parts.committer.commit_now()
             except TimeoutError:
                 logger.warning("worker.commit_failed: the work is done again elsewhere, seen once")
 

@@ -128,12 +128,15 @@ def test_what_cannot_be_summed_up_is_refused(client: httpx.Client) -> None:
     turn(client, "short", "Hello.")
     for body, param in (
         ({"task": "embedding"}, "task"),
-        ({"through_offset": -1}, "payload.through_offset"),
+        ({"through_offset": -1}, "through_offset"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 10_000_000}, "max_tokens"),
         ({"conversation_id": "other"}, "conversation_id"),
         ([], None),
     ):
         answer = client.post("/v1/conversations/short/summarize", json=body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+        assert "payload" not in answer.json()["error"]["message"]
     failed = turn(client, "short", "And?", "small", context={"summary": "required"})
     assert (failed["status"], failed["error"]["param"]) == ("failed", "context.summary")
 
@@ -170,3 +173,19 @@ def test_a_deleted_conversation_takes_its_summary_along(client: httpx.Client) ->
     assert ended["status"] == "cancelled", ended
     turn(client, "gone", "Hello again.")
     assert summaries(client, "gone") == []
+
+
+def test_a_repeat_finds_its_summary_when_the_conversation_is_gone(client: httpx.Client) -> None:
+    talk(client, "repeated", 2)
+    path, key = "/v1/conversations/repeated/summarize", {"idempotency-key": uuid.uuid4().hex}
+    first = client.post(path + "?wait=30", json={"model": "sum"}, headers=key)
+    assert first.json()["status"] == "completed", first.text
+    assert client.delete("/v1/conversations/repeated").status_code == 200
+    again = client.post(path, json={"model": "sum"}, headers=key)
+    assert (again.status_code, again.headers.get("idempotency-replayed")) == (202, "true"), again.text
+    assert again.json()["request_id"] == first.json()["request_id"]
+    other = client.post(path, json={"model": "sum", "max_tokens": 5}, headers=key)
+    assert (other.status_code, other.json()["error"]["code"]) == (422, "idempotency_key_reused"), other.text
+    unknown = client.post(path, json={"model": "sum"}, headers={"idempotency-key": uuid.uuid4().hex})
+    assert unknown.status_code == 404
+    assert client.post(path, json={"model": "sum"}).status_code == 404

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import uuid
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
-from system import System
+from system import System, running
 from worker_requests import outcome, send
 
 
+@pytest.fixture(scope="module")
+def system(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    prefix = f"packed{uuid.uuid4().hex[:6]}-"
+    with running(System(kafka.bootstrap_servers, prefix, tmp_path_factory.mktemp("packed"))) as started:
+        started.worker().wait_ready()
+        yield started
+
+
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
-def test_a_compressed_record_runs_and_so_does_the_next(make_system: Callable[..., System], codec: str) -> None:
-    system = make_system()
-    worker = system.worker().wait_ready()
+def test_a_compressed_record_runs_and_so_does_the_next(system: System, codec: str) -> None:
     producer = Producer({"bootstrap.servers": system.bootstrap, "compression.type": codec})
-    body = {"request_id": "packed", "task": "text_generation", "payload": {"prompt": "hello " * 200}}
+    body = {"request_id": f"packed-{codec}", "task": "text_generation", "payload": {"prompt": "hello " * 200}}
     producer.produce(system.names.request("text_generation", 5), json.dumps(body), partition=0)
     assert producer.flush(60) == 0
-    send(system, {"request_id": "next"}, partition=0)
-    for request_id in ("packed", "next"):
+    send(system, {"request_id": f"next-{codec}"}, partition=0)
+    for request_id in (f"packed-{codec}", f"next-{codec}"):
         assert outcome(system, request_id, 15).status == "completed"
+    (worker,) = system.processes
     assert worker.alive()

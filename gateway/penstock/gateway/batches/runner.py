@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from penstock.common.clock import now_ms
-from penstock.common.tasks import end_all
+from penstock.common.tasks import end_all, set_within
 from penstock.gateway.batches.keeping import BatchStore, Key, Lease
 from penstock.gateway.batches.leases import Leases
 from penstock.gateway.batches.records import WINDOW_S, Batch
@@ -72,8 +72,7 @@ class BatchRunner:
                     logger.warning("batches.not_looked reason=%s", error)
                 except Exception:
                     logger.exception("batches.look_failed")
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._woken.wait(), LOOK_S)
+                await set_within(self._woken, LOOK_S)
                 self._woken.clear()
         finally:
             await self._let_all_go()

@@ -17,6 +17,7 @@ from typing import IO, TypeVar
 
 from penstock.common.artifacts import Artifact, ArtifactStore
 from penstock.common.clock import now_ms
+from penstock.common.tasks import set_within
 from penstock.gateway.batches.checking import Checking, Part
 from penstock.gateway.batches.keeping import BatchStore, Lease
 from penstock.gateway.batches.leases import BEAT_S
@@ -294,10 +295,7 @@ class BatchRun:
     async def _beat(self) -> None:
         """Hold the lease, notice what stops the batch, and write how far it is."""
         while True:
-            try:
-                await asyncio.wait_for(self.woken.wait(), BEAT_S)
-            except TimeoutError:
-                pass
+            await set_within(self.woken, BEAT_S)
             self.woken.clear()
             try:
                 await self._look()

@@ -11,7 +11,7 @@ from random import Random
 from penstock.common import admin
 from penstock.common.group_consumer import GroupConsumer, Listener, Read
 from penstock.common.settings import KafkaSettings
-from penstock.common.tasks import end_all
+from penstock.common.tasks import end_all, set_within
 from penstock.gateway.bridge.errands import Errands, TryAgain
 from penstock.gateway.bridge.known import Known
 from penstock.gateway.queues.book import QueueBook, QueueMessage
@@ -158,10 +158,7 @@ class QueueFeeder:
     async def _wait(self) -> None:
         at = self._book.next_time()
         timeout_s = _IDLE_S if at is None else max(0.0, min(_IDLE_S, at - time.monotonic()))
-        try:
-            await asyncio.wait_for(self._woken.wait(), timeout_s)
-        except TimeoutError:
-            return
+        await set_within(self._woken, timeout_s)
 
     def _arrived(self, batch: Sequence[Read]) -> None:
         for read in batch:

@@ -101,7 +101,8 @@ class Session:
     async def _close(self, code: int) -> None:
         if self._socket.client_state is WebSocketState.CONNECTED:
             try:
-                await asyncio.wait_for(self._socket.close(code), CLOSE_TIMEOUT_S)
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await self._socket.close(code)
             except (TimeoutError, RuntimeError, OSError, WebSocketDisconnect):
                 logger.debug("socket.closed_uncleanly code=%d", code)
 

@@ -16,7 +16,8 @@ async def events(subscription: Subscription, keepalive_s: float = KEEPALIVE_S) -
     try:
         while True:
             try:
-                frame = await asyncio.wait_for(subscription.next_frame(), keepalive_s)
+                async with asyncio.timeout(keepalive_s):
+                    frame = await subscription.next_frame()
             except TimeoutError:
                 yield KEEPALIVE
                 continue

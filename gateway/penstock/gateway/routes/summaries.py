@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request
@@ -12,7 +14,7 @@ from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.conversations import read_conversation
 from penstock.gateway.routes.multipart import read_json
 from penstock.gateway.routes.native import Wait, native_request, send
-from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
+from penstock.schemas.errors import InvalidRequest, NotFound, PenstockError, UnsupportedParameter
 
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
 
@@ -38,11 +40,30 @@ async def summarize(
     for name in OF_THE_ROUTE:
         if name in body:
             raise UnsupportedParameter(f"{name} is given by the route", param=name)
-    await read_conversation(request, service_of(request).conversations.about, conversation_id)
+    service, caller = service_of(request), caller_of(request)
+    try:
+        await read_conversation(request, service.conversations.about, conversation_id)
+    except NotFound:  # a repeat gets its answer also when the conversation was deleted meanwhile
+        if idempotency_key is None or not await service.submitting.has_key(caller.tenant, idempotency_key):
+            raise
     payload = {name: body.pop(name) for name in OF_THE_PAYLOAD if name in body}
-    caller = caller_of(request)
-    asked = native_request(
-        {**body, "task": "summarization", "conversation_id": conversation_id, "payload": payload}, caller
-    )
-    checked = await service_of(request).submitting.check(caller, asked)
+    with _named_as_in_the_body():
+        asked = native_request(
+            {**body, "task": "summarization", "conversation_id": conversation_id, "payload": payload}, caller
+        )
+        checked = await service.submitting.check(caller, asked)
     return await send(request, checked, None, idempotency_key=idempotency_key, wait_s=wait)
+
+
+@contextmanager
+def _named_as_in_the_body() -> Generator[None]:
+    """Errors name the fields of the payload as they stand in the body of this route."""
+    try:
+        yield
+    except PenstockError as error:
+        native = error.param or ""
+        name = native.removeprefix("payload.")
+        if name == native or name not in OF_THE_PAYLOAD:
+            raise
+        message = error.message.replace(native, name)
+        raise type(error)(message, param=name, details=error.details, retry_after_s=error.retry_after_s) from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from penstock.common.tasks import set_within
+
 MOST_BYTES = 16 * 2**20
 BUDGET_BYTES = 64 * 2**20
 LOOK_S = 1.0
@@ -34,10 +36,7 @@ class Window:
         """Wait for room, then count a line of so many bytes; a single one always has room."""
         while not self.take_nowait(size):
             self._freed.clear()
-            try:
-                await asyncio.wait_for(self._freed.wait(), LOOK_S)  # the share may have grown, or another window gave
-            except TimeoutError:
-                continue
+            await set_within(self._freed, LOOK_S)  # the share may have grown, or another window gave
 
     def take_nowait(self, size: int) -> bool:
         """As `take`; False if there is no room now."""

@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
 
+from penstock.common.tasks import set_within
 from penstock.gateway.service.subscriptions import Stopping
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.entries import Entry
@@ -83,9 +84,7 @@ class Lookups:
         self._hub.subscribe(client, ("outcome", tenant, request_id))
         try:
             if client.gone is None:
-                await asyncio.wait_for(ready.wait(), timeout_s)
-        except TimeoutError:
-            pass
+                await set_within(ready, timeout_s)
         finally:
             stopping = client.gone is Gone.STOPPING
             self._hub.drop(client, Gone.CLOSED)

@@ -166,6 +166,11 @@ class Submitter:
             return await self._submit_once(checked.request, idempotency_key, traceparent, keep)
         return await self._submit_new(checked, traceparent, on_id, keep)
 
+    async def has_key(self, tenant: str, idempotency_key: str) -> bool:
+        """Whether a request with this key stands on its topic. Raises BrokerUnavailable."""
+        await self._follower.catch_up()
+        return self._view.find((tenant, idempotent_request_id(tenant, idempotency_key))) is not None
+
     async def submit_parts(
         self,
         parts: Sequence[tuple[Checked, Keep | None]],

@@ -59,7 +59,8 @@ class Ends:
         future: asyncio.Future[None] = self._loop.create_future()
         self._waiters.append((ends, future))
         try:
-            await asyncio.wait_for(future, deadline_s)
+            async with asyncio.timeout(deadline_s):
+                await future
         except TimeoutError:
             return False
         return True

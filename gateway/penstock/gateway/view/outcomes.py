@@ -120,7 +120,8 @@ class Outcomes:
 
     async def _fetch(self, tp: TP, offset: int, patience_s: float) -> RawMessage | None:
         try:
-            return await asyncio.wait_for(self._records.read(tp, offset), patience_s)
+            async with asyncio.timeout(patience_s):
+                return await self._records.read(tp, offset)
         except TimeoutError as error:
             raise BrokerUnavailable("the broker does not give this outcome; try again", retry_after_s=1) from error
 

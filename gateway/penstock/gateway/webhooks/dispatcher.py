@@ -20,7 +20,7 @@ from penstock.common.group_consumer import Listener, Read
 from penstock.common.log_records import LogRecords
 from penstock.common.reader import Headers, RawMessage
 from penstock.common.settings import KafkaSettings
-from penstock.common.tasks import end_all
+from penstock.common.tasks import end_all, set_within
 from penstock.common.transport import AsyncTransport
 from penstock.gateway.callbacks import Callbacks, WebhooksSection
 from penstock.gateway.webhooks.bodies import signed_headers, type_of, webhook_body, webhook_id
@@ -281,10 +281,7 @@ class Dispatcher:
                 self._look_at = now + LOOK_S
                 if partitions := self._deliveries.to_load():
                     self._arriving.put_nowait(self._load(sorted(partitions), new=False))
-            try:
-                await asyncio.wait_for(self._woken.wait(), IDLE_S)
-            except TimeoutError:
-                pass
+            await set_within(self._woken, IDLE_S)
 
     def _hold_back(self) -> None:
         waiting = len(self._unsettled) + 100 * self._arriving.qsize()

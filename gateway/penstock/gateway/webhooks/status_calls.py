@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from penstock.common.group_consumer import Listener, Read
-from penstock.common.tasks import end_all
+from penstock.common.tasks import end_all, set_within
 from penstock.gateway.callbacks import WebhooksSection
 from penstock.gateway.webhooks.bodies import signed_headers, webhook_body
 from penstock.gateway.webhooks.deliveries import Key, Room
@@ -122,10 +122,7 @@ class StatusCalls:
                 self._spawn(self._call(delivery, event))
             if due := self._news.commits():
                 self._consumer.commit(due)
-            try:
-                await asyncio.wait_for(self._woken.wait(), IDLE_S)
-            except TimeoutError:
-                pass
+            await set_within(self._woken, IDLE_S)
 
     async def _call(self, delivery: WebhookDelivery, event: StatusEvent) -> None:
         tools, began = self._tools, self._tools.now_ms()

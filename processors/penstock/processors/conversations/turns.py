@@ -148,8 +148,8 @@ class Turns:
         self._watch = watch
         self._catch_up = catch_up
         self._after_append = after_append
-        self._late: set[asyncio.Future[list[int]]] = set()
-        """What is being appended for work that was lost meanwhile."""
+        self._appends: set[asyncio.Future[list[int]]] = set()
+        """What is being appended, also for work that was lost or cancelled meanwhile."""
         self._closed = False
 
     async def read(self, request: InferenceRequest, mine: Callable[[], bool]) -> TurnStart:
@@ -406,6 +406,9 @@ class Turns:
         raise LostOwnership
 
     async def _run(self, work: Callable[[], T]) -> T:
+        """What `work` returns, in a thread of the pool. Raises LostOwnership once the turns are closed."""
+        if self._closed:
+            raise LostOwnership
         running = asyncio.get_running_loop().run_in_executor(self._pool, work)
         try:
             return await asyncio.shield(running)
@@ -447,11 +450,11 @@ class Turns:
     ) -> list[int]:
         """The offsets. What was sent cannot be called back: work that is lost meanwhile leaves it to the broker."""
         appending = asyncio.ensure_future(self._append_to(topic, topic_id, records))
+        self._appends.add(appending)
+        appending.add_done_callback(self._appended_or_not)
         while not appending.done():
             await asyncio.wait({appending}, timeout=LOOK_AGAIN_S)
             if not appending.done() and (self._closed or not mine()):
-                self._late.add(appending)
-                appending.add_done_callback(self._ended_late)
                 raise LostOwnership
         return appending.result()
 
@@ -470,10 +473,10 @@ class Turns:
             await self._log.append(topic, [(key, None) for key, _ in records])
         raise NotFound(f"{topic} was deleted")
 
-    def _ended_late(self, appending: asyncio.Future[list[int]]) -> None:
-        self._late.discard(appending)
+    def _appended_or_not(self, appending: asyncio.Future[list[int]]) -> None:
+        self._appends.discard(appending)
         if not appending.cancelled():
-            appending.exception()  # nobody else hears of it
+            appending.exception()  # perhaps nobody else hears of it
 
     # -- in the pool's threads
 

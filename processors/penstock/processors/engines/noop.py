@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from penstock.common.tasks import set_within
 from penstock.processors.core.requests.told import Told
 from penstock.processors.engines.base import (
     Delta,
@@ -64,11 +65,7 @@ class NoopEngine(Engine):
         """Raises EngineFailed if `stop` is called before the load has ended."""
         if self._load_s:
             self._state = EngineState.STARTING
-            try:
-                await asyncio.wait_for(self._stopping.wait(), self._load_s)
-            except TimeoutError:
-                pass
-            else:
+            if await set_within(self._stopping, self._load_s):
                 raise EngineFailed(f"{self.model} was stopped while it was loaded")
         self._state = EngineState.READY
 

@@ -32,7 +32,6 @@ class ModelConfig:
     tasks: tuple[str, ...] = ("text_generation",)
     aliases: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    pool: str | None = None
     revision: str | None = None
     device: str | None = None
     """None: a card if one can hold it, else main memory (`auto_device`)."""
@@ -72,7 +71,6 @@ class ModelConfig:
             tasks=tuple(entry.tasks),
             aliases=tuple(entry.aliases),
             options={**entry.options, **{name: value for name, value in told.items() if value is not None}},
-            pool=entry.pool,
             revision=entry.revision,
             device=device,
             min_replicas=entry.replicas.min,

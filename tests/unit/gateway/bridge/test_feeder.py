@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import cast
 
+import pytest
+
 from penstock.common.group_consumer import GroupConsumer, Read
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.bridge.errands import Errands
@@ -128,3 +130,22 @@ async def test_what_is_settled_is_committed_and_counted() -> None:
     await world.step()
     await world.step()
     assert (world.consumer.commits, world.counted) == ({FIRST: 1}, ["completed"])
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_it_ends_when_a_message_arrives_at_that_moment(turns: int) -> None:
+    world = World()
+    world.feeder._assigned([FIRST])
+
+    async def feed() -> None:
+        while True:
+            world.feeder._step(cast("GroupConsumer", world.consumer))
+            await world.feeder._wait()
+
+    world.feeder._main = asyncio.create_task(feed())
+    await asyncio.sleep(0.01)
+    world.read(FIRST)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    _, left = await asyncio.wait({asyncio.create_task(world.feeder.cancel())}, timeout=1)
+    assert not left, "it goes on"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
@@ -603,6 +604,38 @@ async def test_what_lands_in_the_next_topic_after_its_turn_was_cancelled_is_take
     sent.set()
     await wait_until_async(lambda: len(log.records) == 2, 10, "its tombstone")
     assert standing(log) == []
+
+
+@pytest.mark.parametrize("cancelled", [True, False], ids=["cancelled", "waiting"])
+async def test_an_append_that_the_broker_answers_after_the_close_is_no_fault(cancelled: bool) -> None:
+    log = MemoryLog()
+    turns = make(log)
+    start = await turns.read(request("r1", "a"), mine)
+    appending, inside, sent = log.append, asyncio.Event(), asyncio.Event()
+
+    async def slow(topic: str, records: Sequence[tuple[bytes, bytes | None]]) -> list[int]:
+        inside.set()
+        await sent.wait()
+        return await appending(topic, records)
+
+    log.append = slow
+    unheard: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+    begins = asyncio.create_task(turns.begin(request("r1", "a"), 1, 0, mine, start.mark))
+    await asyncio.wait_for(inside.wait(), 10)
+    if cancelled:
+        begins.cancel()
+        await asyncio.wait({begins})
+    turns.close()
+    sent.set()
+    await wait_until_async(lambda: log.records, 10, "it is appended")
+    with pytest.raises(asyncio.CancelledError if cancelled else LostOwnership):
+        await begins
+    del begins  # its traceback holds what it waited for
+    for _ in range(5):  # whoever went on behind it ends
+        await asyncio.sleep(0)
+    gc.collect()
+    assert unheard == []
 
 
 # -- images

@@ -22,7 +22,6 @@ OF_CONFIG: dict[str, tuple[Any, bool]] = {
     "tasks": (("text_generation", "summarization"), True),
     "aliases": (("default",), False),
     "options": ({"threads": 2}, True),
-    "pool": ("p", False),
     "revision": ("v2", True),
     "device": ("cuda", True),
     "min_replicas": (2, False),

@@ -12,7 +12,7 @@ from penstock.schemas.errors import UnsupportedParameter
 Json = dict[str, Any]
 
 LEAST_LOGPROB = -9999.0
-"""What stands for the logarithm of 0, as OpenAI writes it."""
+"""What stands for the logarithm of 0, as OpenAI writes it, and for one that a server does not give."""
 
 
 def with_logprobs(body: Json) -> Json:
@@ -30,16 +30,17 @@ def tokens_of(lists: Json) -> list[Json]:
     tops: Sequence[Json | None] = lists.get("top_logprobs") or [None] * len(names)
     tokens: list[Json] = []
     for name, value, top in zip(names, values, tops, strict=True):
-        token: Json = {"token": encodable(name), "logprob": None if value is None else _finite(value)}
+        token: Json = {"token": encodable(name), "logprob": finite_logprob(value)}
         if top:
-            candidates = sorted(top.items(), key=lambda one: -one[1])
-            token["top_logprobs"] = [{"token": encodable(one), "logprob": _finite(least)} for one, least in candidates]
+            candidates = sorted(((one, finite_logprob(said)) for one, said in top.items()), key=lambda one: -one[1])
+            token["top_logprobs"] = [{"token": encodable(one), "logprob": said} for one, said in candidates]
         tokens.append(token)
     return tokens
 
 
-def _finite(value: float) -> float:
-    return float(value) if math.isfinite(value) else LEAST_LOGPROB
+def finite_logprob(said: float | None) -> float:
+    """A log probability as records can hold it."""
+    return float(said) if said is not None and math.isfinite(said) else LEAST_LOGPROB
 
 
 def without_prompt(output: Json, prompt: str | None, prompt_tokens: int, *, has_logprobs: bool) -> Json:

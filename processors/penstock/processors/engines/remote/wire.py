@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from typing import Any
 
 from penstock.processors.engines.base import Message, Prepared, RunSpec
 from penstock.processors.engines.encodable import EncodableStream, encodable
-from penstock.processors.engines.remote.echoed import LEAST_LOGPROB, tokens_of, with_logprobs
+from penstock.processors.engines.remote.echoed import finite_logprob, tokens_of, with_logprobs
 from penstock.schemas.bodies import EmbeddingPayload, TextPayload
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
 from penstock.schemas.finite_json import loads_finite
@@ -257,8 +256,7 @@ def _logprob(said: Json) -> Json:
 
 
 def _candidate(said: Json) -> Json:
-    value = float(said["logprob"])
-    found: Json = {"token": encodable(said["token"]), "logprob": value if math.isfinite(value) else LEAST_LOGPROB}
+    found: Json = {"token": encodable(said["token"]), "logprob": finite_logprob(said["logprob"])}
     given: Sequence[Any] | None = said.get("bytes")
     if given is not None:
         found["bytes"] = [int(byte) for byte in given]

@@ -259,6 +259,26 @@ async def test_several_answers_and_their_logprobs() -> None:
     CODEC.encode(terminal(found.output))
 
 
+@pytest.mark.parametrize("chat", [True, False])
+async def test_a_log_probability_that_the_server_does_not_give_is_the_least(chat: bool) -> None:
+    if chat:
+        tops = [{"token": "b", "logprob": None}]
+        one = {"token": "a", "logprob": None, "top_logprobs": tops}
+        choice = {"delta": {"content": "a"}, "logprobs": {"content": [one]}, "finish_reason": "stop"}
+    else:
+        four = {"tokens": ["a"], "token_logprobs": [None], "top_logprobs": [{"b": None, "c": -1.0}]}
+        choice = {"text": "a", "logprobs": four, "finish_reason": "stop"}
+    asked = spec(params={"logprobs": True}, **({} if chat else {"messages": None, "prompt": "x"}))
+    async with serving(lambda _: sse({"choices": [choice]})) as engine:
+        sink, found = await run(engine, asked)
+    assert isinstance(found, Finished), found
+    (token,) = found.output["logprobs"]
+    assert token["logprob"] == -9999.0
+    assert {"token": "b", "logprob": -9999.0} in token["top_logprobs"]
+    CODEC.encode(terminal(found.output))
+    assert [one for delta in sink.deltas for one in delta.logprobs] == [token]
+
+
 async def test_one_of_several_answers_without_an_end_is_no_answer() -> None:
     pieces = [ending(), {"choices": [{"index": 1, "delta": {"content": "x"}, "finish_reason": None}]}]
     async with serving(lambda _: sse(*pieces)) as engine:

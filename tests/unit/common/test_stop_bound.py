@@ -1,0 +1,89 @@
+"""A process that is told to stop ends within its bound, and says before what it hangs on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import asyncio, logging, threading, time
+from penstock.common import stop_bound
+from penstock.common.stop_bound import bounded_stop, run_process
+
+stop_bound.GIL_S, stop_bound.END_S = 0.3, 0.3
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+
+{parts}
+
+async def run():
+{run}
+    return 0
+
+raise SystemExit(run_process(run()))
+"""
+
+DEAF = """
+async def for_ever():
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            pass
+"""
+
+
+def end_of(run: str, parts: str = "") -> subprocess.CompletedProcess[str]:
+    """The process that runs these lines to its end, which comes within seconds."""
+    lines = "\n".join(f"    {line}" for line in run.splitlines())
+    program = PROGRAM.format(parts=parts, run=lines)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=False)
+
+
+def test_a_stop_in_time_leaves_no_trace() -> None:
+    ended = end_of('with bounded_stop("worker.stop_hangs", 0.3):\n    await asyncio.sleep(0)\nawait asyncio.sleep(0.8)')
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_task_that_does_not_end_is_named_with_the_place_where_it_waits() -> None:
+    run = 'task = asyncio.create_task(for_ever(), name="deaf")\nawait asyncio.sleep(0)\ntask.cancel()\n'
+    ended = end_of(run + 'with bounded_stop("worker.stop_hangs", 0.3):\n    await asyncio.gather(task)', DEAF)
+    assert ended.returncode == 1
+    assert "worker.stop_hangs seconds=0" in ended.stderr
+    (deaf,) = [line for line in ended.stderr.splitlines() if "task=deaf" in line]
+    assert "for_ever" in deaf
+    assert "sleep" in deaf
+
+
+def test_a_thread_that_blocks_the_event_loop_is_shown() -> None:
+    ended = end_of('with bounded_stop("worker.stop_hangs", 0.3):\n    block()', "def block():\n    time.sleep(60)")
+    assert ended.returncode == 1
+    assert "in block" in ended.stderr
+
+
+def test_it_ends_also_when_no_thread_gets_the_interpreter() -> None:
+    # A call through PyDLL keeps the interpreter's lock, as a library that is stuck in it does.
+    parts = "import ctypes\ndef block():\n    ctypes.PyDLL(None).sleep(60)"
+    ended = end_of('with bounded_stop("worker.stop_hangs", 0.3):\n    block()', parts)
+    assert ended.returncode == 1
+    assert "in block" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        "asyncio.get_running_loop().run_in_executor(None, block)\nawait asyncio.sleep(0.1)",
+        "threading.Thread(target=block).start()",
+    ],
+    ids=["a thread of the event loop's", "a thread that the interpreter waits for"],
+)
+def test_what_is_left_when_all_is_done_does_not_hold_the_end(run: str) -> None:
+    ended = end_of(run, "def block():\n    time.sleep(60)")
+    assert ended.returncode == 1
+    assert "in block" in ended.stderr
+
+
+def test_tasks_that_nobody_awaits_do_not_hold_the_end() -> None:
+    ended = end_of('task = asyncio.create_task(for_ever(), name="deaf")\nawait asyncio.sleep(0)', DEAF)
+    assert ended.returncode == 1
