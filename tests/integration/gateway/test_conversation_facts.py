@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -156,9 +157,35 @@ def test_the_stock_client_and_the_command_line(gateways: tuple[httpx.Client, htt
     assert "summed up: every 4000 tokens by small" in run(
         "set", "cli", "--every-tokens", "4000", "--summary-model", "small"
     )
-    assert "summed up: not by itself" in run("set", "cli", "--every-turns", "0")
+    assert "summed up: not by itself" in run("set", "cli", "--every-turns", "0", "--metadata", "")
+    assert facts(first, "cli")["metadata"] == {}
     assert "summed up: as the settings say" in run("set", "cli", "--as-settings", "--title", "")
     assert facts(first, "cli")["title"] is None
     wait_until(lambda: "cli" in run("list", "--limit", "100"), 10, "the list lacks it")
     refused = CliRunner().invoke(app, ["conversations", "set", "cli", "--summary-model", "small", *url])
     assert refused.exit_code == 2
+
+
+def test_what_is_changed_while_it_is_deleted_goes_too(gateways: tuple[httpx.Client, httpx.Client]) -> None:
+    first, _ = gateways
+    names = [f"while{number}" for number in range(12)]
+    for name in names:
+        first.post("/v1/conversations", json={"id": name, "title": "A"})
+        begun, over = threading.Event(), threading.Event()
+
+        def change(path: str, begun: threading.Event, over: threading.Event) -> None:
+            with httpx.Client(base_url=first.base_url, timeout=30) as client:
+                while not over.is_set():
+                    client.post(path, json={"title": "secret"})
+                    begun.set()
+
+        changing = threading.Thread(target=change, args=(f"/v1/conversations/{name}", begun, over))
+        changing.start()
+        assert begun.wait(30)
+        assert first.delete(f"/v1/conversations/{name}").status_code == 200
+        over.set()
+        changing.join()
+    for name in names:
+        first.post("/v1/conversations", json={"id": name})
+    listed = {one["id"]: one["title"] for one in first.get("/v1/conversations?limit=100").json()["data"]}
+    assert [name for name in names if listed[name] is not None] == []

@@ -14,17 +14,18 @@ from penstock.cli.failures import CliFailure, ExitCode
 
 @dataclass(kw_only=True)
 class Facts:
-    """Options; what is not named stays as it is."""
+    """Options; what is not named stays as it is. The three of the policy are one thing, which is set as a whole."""
 
     title: Annotated[str | None, typer.Option(help='A name for people; "" takes it away.')] = None
     metadata: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE, in place of all that there was. May stand several times.")
+        list[str] | None,
+        typer.Option(help='NAME=VALUE, in place of all that there was; "" for none. May stand several times.'),
     ] = None
     every_turns: Annotated[
-        int | None, typer.Option(min=0, help="Sum up after so many turns; 0: turns do not count.")
+        int | None, typer.Option(min=0, help="Sum up after so many turns; a policy in place of what there was.")
     ] = None
     every_tokens: Annotated[
-        int | None, typer.Option(min=0, help="Sum up after so many tokens, about; 0: tokens do not count.")
+        int | None, typer.Option(min=0, help="Sum up after so many tokens, about; with --every-turns what comes first.")
     ] = None
     summary_model: Annotated[str | None, typer.Option(help="Which model sums up. Default: the best for it.")] = None
     as_settings: Annotated[
@@ -37,7 +38,7 @@ class Facts:
         if self.title is not None:
             body["title"] = self.title or None
         if self.metadata is not None:
-            body["metadata"] = dict(_pair(one) for one in self.metadata)
+            body["metadata"] = dict(_pair(one) for one in self.metadata if one)
         policy = given(
             {"every_turns": self.every_turns, "every_tokens": self.every_tokens, "model": self.summary_model}
         )

@@ -20,7 +20,9 @@ class Policy(BaseModel):
 
     every_turns: Annotated[Count | None, Field(description="Whole turns.")] = None
     every_tokens: Annotated[Count | None, Field(description="Tokens, about.")] = None
-    model: Annotated[str | None, Field(max_length=200, description="Null: the best for summarization.")] = None
+    model: Annotated[
+        str | None, Field(min_length=1, max_length=200, description="Null: the best for summarization.")
+    ] = None
 
 
 class ConversationChange(BaseModel):

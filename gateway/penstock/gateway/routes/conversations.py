@@ -69,7 +69,7 @@ async def create_conversation(request: Request, conversation_id: str, asked: New
     allowances.tenants.conversation_began(caller.tenant, conversation_id, time.time())
     about = await read_conversation(request, service.conversations.about, conversation_id)
     facts = await _changed(request, conversation_id, about.topic_id, asked)
-    return conversation_json(conversation_id, now_ms(), facts, about.last_active_ms, about.forked_from)
+    return conversation_about(conversation_id, replace(about, created_ms=about.created_ms or now_ms()), facts)
 
 
 @router.post("/{conversation_id}", summary="Change a conversation's title, metadata or policy of summaries")
@@ -86,18 +86,23 @@ def conversation_about(conversation_id: str, about: About, facts: ConversationFa
 async def _changed(
     request: Request, conversation_id: str, topic_id: str, change: ConversationChange
 ) -> ConversationFacts:
-    """The facts with what the caller named of them changed. Raises BrokerUnavailable."""
-    tenant, kept = caller_of(request).tenant, service_of(request).conversation_facts
-    named = change.model_fields_set & {"title", "metadata", "summarize"}
-    async with kept.changing:
+    """The facts with what the caller named of them changed. Raises NotFound when it is deleted, BrokerUnavailable."""
+    tenant, service = caller_of(request).tenant, service_of(request)
+    kept, named = service.conversation_facts, change.model_fields_set & {"title", "metadata", "summarize"}
+    if not named:
+        return await kept.of(tenant, conversation_id, topic_id, newest=False)
+    async with kept.changing(tenant, conversation_id):
         facts = await kept.of(tenant, conversation_id, topic_id)
-        if not named:
-            return facts
         policy = None if change.summarize is None else SummarizePolicy(**change.summarize.model_dump())
         given: dict[str, Any] = {"title": change.title, "metadata": change.metadata or {}, "summarize": policy}
         facts = replace(facts, updated_at=now_ms(), topic_id=topic_id, **{name: given[name] for name in named})
         await kept.put(facts)
-        return facts
+        try:  # a deletion takes away what stands there when the conversation is gone
+            await read_conversation(request, service.conversations.about, conversation_id)
+        except NotFound:
+            await kept.take_away(tenant, conversation_id)
+            raise
+    return facts
 
 
 @router.get("", summary="The caller's conversations")
@@ -119,7 +124,7 @@ async def list_conversations(
         deleted = await threads.run_for(caller.tenant, service.conversations.deleted, caller.tenant, some)
         chosen += [one for one in some if one not in deleted]
     has_more, chosen = len(chosen) > limit, chosen[:limit]
-    facts = await service.conversation_facts.of_many(caller.tenant, chosen)
+    facts = await service.conversation_facts.of_some(caller.tenant, chosen)
     active = await threads.run_for(caller.tenant, _last_active, kafka, caller.tenant, chosen)
     shown = [conversation_json(one, None, facts.get(one), active.get(one)) for one in chosen]
     return page(shown, has_more=has_more)
@@ -139,7 +144,8 @@ def _last_active(kafka: KafkaSettings, tenant: str, conversation_ids: Sequence[s
 async def retrieve(request: Request, conversation_id: str) -> dict[str, Any]:
     service = service_of(request)
     about = await read_conversation(request, service.conversations.about, conversation_id)
-    facts = await service.conversation_facts.of(caller_of(request).tenant, conversation_id, about.topic_id)
+    tenant, kept = caller_of(request).tenant, service.conversation_facts
+    facts = await kept.of(tenant, conversation_id, about.topic_id, newest=False)
     return conversation_about(conversation_id, about, facts)
 
 
@@ -154,11 +160,14 @@ async def delete(request: Request, conversation_id: str) -> dict[str, Any]:
     control = service.control
     exists = await service.forking.exists(caller.tenant, check_conversation_id(conversation_id))
     if not exists and not await control.has_turns(caller.tenant, conversation_id):
+        await service.conversation_facts.take_away(caller.tenant, conversation_id)
         raise NotFound("there is no such conversation")
     # The command comes first: a worker that sees that the topic is gone can know of the deletion.
     await control.end_turns(caller.tenant, conversation_id)
+    # Its facts go before it, so that none outlive it if this ends here, and again for those that were set meanwhile.
     await service.conversation_facts.take_away(caller.tenant, conversation_id)
     await service.forking.delete(caller.tenant, conversation_id)
+    await service.conversation_facts.take_away(caller.tenant, conversation_id)
     context_of(request).allowances.tenants.conversation_gone(caller.tenant, conversation_id)
     return {"object": "conversation.deleted", "id": conversation_id, "deleted": True}
 

@@ -45,7 +45,7 @@ async def fork(request: Request, conversation_id: str) -> dict[str, Any]:
     made_of = await service.forking.fork(caller.tenant, parent_id, through, fork_id)
     allowances.tenants.conversation_began(caller.tenant, fork_id, time.time())
     about = await read_conversation(request, service.conversations.about, fork_id)
-    facts = await service.conversation_facts.of(caller.tenant, fork_id, about.topic_id)
+    facts = await service.conversation_facts.of(caller.tenant, fork_id, about.topic_id, newest=False)
     return conversation_about(fork_id, replace(about, forked_from=made_of), facts)
 
 
@@ -72,5 +72,7 @@ async def list_forks(
         after=after,
         newest_first=order == "desc",
     )
-    facts = await service.conversation_facts.of_many(caller_of(request).tenant, [one for one, _ in found])
+    facts = await service.conversation_facts.of_many(
+        caller_of(request).tenant, {one: about.topic_id for one, about in found}
+    )
     return first_page([conversation_about(one, about, facts.get(one)) for one, about in found], limit=limit)

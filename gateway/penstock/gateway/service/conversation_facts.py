@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from weakref import WeakValueDictionary
 
 from penstock.common import admin
 from penstock.common.kafka_errors import missing_topic, unavailable
@@ -42,33 +44,55 @@ class FactsOfConversations:
         self._codec = codec
         self._threads = threads
         self._place = (kafka.names.conversation_facts, 0)
-        self._one_at_a_time = asyncio.Lock()
+        self._order: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    @property
-    def changing(self) -> asyncio.Lock:
-        """To be held from reading to writing."""
-        return self._one_at_a_time
+    def changing(self, tenant: str, conversation_id: str) -> asyncio.Lock:
+        """To be held from reading a conversation's facts to writing them."""
+        key = conversation_key(tenant, conversation_id)
+        lock = self._order.get(key)
+        if lock is None:
+            lock = self._order[key] = asyncio.Lock()
+        return lock
 
-    async def of(self, tenant: str, conversation_id: str, topic_id: str | None) -> ConversationFacts:
-        """As any gateway wrote them last; empty where nobody set any. Raises BrokerUnavailable."""
-        if self._follower.known_topic(self._place[0]):
-            ends = await self._threads.ends.run(admin.end_offsets, self._kafka, [self._place])
-            await self._reach(ends[self._place])
-        found = (await self.of_many(tenant, [conversation_id])).get(conversation_id)
-        if found is None or (found.topic_id or topic_id) != topic_id:
+    async def of(self, tenant: str, conversation_id: str, topic_id: str, *, newest: bool = True) -> ConversationFacts:
+        """Those of the topic with this Kafka id; empty where nobody set any.
+
+        As any gateway wrote them last; without `newest` as the view has them where it cannot tell. Raises
+        BrokerUnavailable with `newest`.
+        """
+        try:
+            await self._catch_up()
+        except BrokerUnavailable:
+            if newest:
+                raise
+        found = (await self.of_many(tenant, {conversation_id: topic_id})).get(conversation_id)
+        if found is None:
             return ConversationFacts(tenant=tenant, conversation_id=conversation_id, updated_at=0, topic_id=topic_id)
         return found
 
-    async def of_many(self, tenant: str, conversation_ids: Sequence[str]) -> dict[str, ConversationFacts]:
-        """Those of a tenant's conversations, as far as the view has read. For conversations that have some."""
+    async def of_many(self, tenant: str, topic_ids: Mapping[str, str]) -> dict[str, ConversationFacts]:
+        """By id those of a tenant's conversations, of the topics with these Kafka ids, as far as the view has read."""
+        found = await self._kept(tenant, list(topic_ids))
+        return {name: one for name, one in found.items() if one.topic_id in (None, topic_ids[name])}
+
+    async def of_some(self, tenant: str, conversation_ids: Sequence[str]) -> dict[str, ConversationFacts]:
+        """As `of_many`, for conversations of which nobody knows the topics' ids. Raises BrokerUnavailable."""
+        found = await self._kept(tenant, conversation_ids)
+        topics = {self._kafka.names.conversation(tenant, one): one for one in found}
+        topic_ids = await self._threads.conversations.run_for(tenant, admin.topic_ids, self._kafka, list(topics))
+        there = {topics[topic]: topic_id for topic, topic_id in topic_ids.items()}
+        return {name: one for name, one in found.items() if name in there and one.topic_id in (None, there[name])}
+
+    async def _kept(self, tenant: str, conversation_ids: Sequence[str]) -> dict[str, ConversationFacts]:
+        """Whatever stands in the view."""
         keys = {conversation_key(tenant, one): one for one in conversation_ids}
-        records = await self._threads.lists.run(self._view.facts_of_conversations, list(keys))
+        unwritten = self._view.unwritten_facts(list(keys))
+        written = await self._threads.lists.run(self._view.written_facts, list(keys))
         found: dict[str, ConversationFacts] = {}
-        for key, record in records.items():
-            try:
-                found[keys[key]] = self._codec.decode(record, ConversationFacts)
-            except DecodeError:
-                continue  # nobody of ours wrote it
+        for key, record in {**written, **unwritten}.items():
+            if record is not None:
+                with suppress(DecodeError):  # then nobody of ours wrote it
+                    found[keys[key]] = self._codec.decode(record, ConversationFacts)
         return found
 
     async def put(self, facts: ConversationFacts) -> None:
@@ -79,10 +103,17 @@ class FactsOfConversations:
         await self._write(facts_record(facts, self._kafka.names, self._codec, source=SOURCE))
 
     async def take_away(self, tenant: str, conversation_id: str) -> None:
-        """Of a conversation that is deleted. Raises BrokerUnavailable."""
-        if conversation_id in await self.of_many(tenant, [conversation_id]):
+        """Those of a conversation that is deleted, whoever set them. Raises BrokerUnavailable."""
+        await self._catch_up()
+        if await self._kept(tenant, [conversation_id]):
             key = conversation_key(tenant, conversation_id).encode()
             await self._write(Outgoing(topic=self._place[0], key=key, value=b"", headers=[]))
+
+    async def _catch_up(self) -> None:
+        """Until the view has all that stands on the topic."""
+        if self._follower.known_topic(self._place[0]):
+            ends = await self._threads.ends.run(admin.end_offsets, self._kafka, [self._place])
+            await self._reach(ends[self._place])
 
     async def _write(self, record: Outgoing) -> None:
         delivery = await self._transport.produce(

@@ -12,7 +12,7 @@ from penstock.gateway.summarizer.desk import Desk, Submit
 from penstock.gateway.summarizer.following import Following
 from penstock.gateway.summarizer.metrics import SummarizerMetrics
 from penstock.gateway.summarizer.progress import Progress
-from penstock.gateway.summarizer.requests import GONE, Requests
+from penstock.gateway.summarizer.requests import COMPLETED, GONE, Requests
 from penstock.gateway.summarizer.settings import SummarizerSettings
 from penstock.schemas.registry import registry_codecs
 
@@ -80,5 +80,5 @@ class Summarizer:
         self._metrics.on_end(outcome)
         if outcome == GONE:
             self._following.forget(submit.key)
-        self._desk.ended(submit, end)
+        self._following.ended(submit, end, failed=outcome not in (COMPLETED, GONE))
         self._changed.set()

@@ -41,11 +41,13 @@ class Commit:
     """A new desk needs nothing of the conversation's topic that stands below Kafka's offset.
 
     `base` plus Kafka's offset is the conversation's: that of a record of a fork counts on from what it inherits.
+    `failed`: where the last span ends that could not be summed up, -1 without one.
     """
 
     key: Key
     offset: int
-    base: int
+    base: int = 0
+    failed: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,8 @@ class _Followed:
     awaits_whole: bool = False
     due_at_first: bool = True
     """Whenever it was looked at, it was due."""
+    failed: int = -1
+    """See `Commit`."""
 
 
 @dataclass(eq=False, slots=True)
@@ -116,9 +120,12 @@ class Desk:
         return facts.summarize
 
     def wants(self, key: Key) -> bool:
-        """Whether the conversation is ever to be summed up by itself."""
-        policy = self.policy(key)
-        return bool(policy.every_turns or policy.every_tokens)
+        """Whether the conversation may have to be summed up by itself: by its own policy, unless that is of a former
+        topic, or else by its tenant's."""
+        facts = self._facts.get(key)
+        own = None if facts is None else facts.summarize
+        may_be_former = own is None or (facts is not None and facts.topic_id is not None)
+        return (own is not None and _is_active(own)) or (may_be_former and _is_active(self.defaults(key.tenant)))
 
     # -- events
 
@@ -130,10 +137,14 @@ class Desk:
             self._facts[key] = facts
         self._look(key)
 
-    def follow(self, key: Key, topic_id: str, begin: int, end: int, base: int = 0) -> None:
-        """The conversation's topic is read from `begin` on, and has records below `end`. `base`: see `Commit`."""
+    def follow(self, key: Key, topic_id: str, committed: Commit, end: int) -> None:
+        """The conversation's topic is read from what was committed on, and has records below `end` now."""
+        begin, base = committed.offset, committed.base
         spans = Spans(base + begin - 1 if begin else -1)
-        self._followed[key] = _Followed(topic_id, spans, base, begin, end, begin - 1, begin > 0)
+        spans.give_up(committed.failed)
+        self._followed[key] = _Followed(
+            topic_id, spans, base, begin, end, begin - 1, begin > 0, failed=committed.failed
+        )
         self._look(key)
 
     def forget(self, key: Key) -> None:
@@ -176,9 +187,11 @@ class Desk:
         one = self._followed.get(key)
         if one is None:
             return None
-        if one.told >= end:  # more came while it was read
+        if one.told >= end:  # more came while it was read, or the log has lost its end
+            one.told = -1
             return ReadWhole(key)
-        one.spans, one.next, one.resumed, one.awaits_whole = Spans(), end, False, False
+        one.spans, one.next, one.end, one.resumed, one.awaits_whole = Spans(), end, end, False, False
+        one.spans.give_up(one.failed)
         for at, message in standing:
             if at < one.base + end:  # others are news, which are told by themselves
                 one.spans.add(at, message)
@@ -187,20 +200,24 @@ class Desk:
 
     @staticmethod
     def _commit(key: Key, one: _Followed) -> Commit:
-        return Commit(key, max(0, one.spans.covered + 1 - one.base), one.base)
+        return Commit(key, max(0, one.spans.covered + 1 - one.base), one.base, one.failed)
 
-    def ended(self, submit: Submit, end: int) -> None:
+    def ended(self, submit: Submit, end: int, *, failed: bool) -> Commit | None:
         """Its request has ended. Its summary, if there is one, stands below `end`.
 
         One that has failed is not tried again: its span becomes part of the next. But if something of it was erased
         meanwhile it is another span, which is due by itself.
         """
         self._running.pop(submit.key, None)
-        one = self._followed.get(submit.key)
+        one, told = self._followed.get(submit.key), None
         if one is not None and _request_id(one, submit.through) == submit.request_id:
             one.spans.give_up(submit.through)
             one.end = max(one.end, end)
+            if failed:
+                one.failed = max(one.failed, submit.through)
+                told = self._commit(submit.key, one)
         self._look(submit.key)
+        return told
 
     def next(self) -> Submit | None:
         """The next one to sum up, tenants in turn; None when none is due or enough are being summed up."""
@@ -255,6 +272,10 @@ class Desk:
             del keys[key]
             if not keys:
                 del self._due[key.tenant]
+
+
+def _is_active(policy: SummarizePolicy) -> bool:
+    return (policy.every_turns or 0) > 0 or (policy.every_tokens or 0) > 0
 
 
 def _request_id(one: _Followed, through: int) -> str:

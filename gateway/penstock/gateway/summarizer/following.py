@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -13,17 +13,19 @@ from penstock.common import admin
 from penstock.common.conversations import Turn, read_conversation, standing
 from penstock.common.reader import BatchQueue, Headers, PartitionReader, RawMessage
 from penstock.common.settings import KafkaSettings
-from penstock.gateway.summarizer.desk import Commit, Desk, Key, ReadWhole
+from penstock.gateway.summarizer.desk import Commit, Desk, Key, ReadWhole, Submit
 from penstock.gateway.summarizer.progress import Progress
 from penstock.schemas.errors import DecodeError, InternalError, NotFound, PenstockError, RegistryUnavailable
 from penstock.schemas.records import ConversationFacts, ConversationMessage
 from penstock.schemas.registry import Codecs
-from penstock.schemas.topics import conversation_of_key
+from penstock.schemas.topics import TP, conversation_of_key
 
 logger = logging.getLogger(__name__)
 
 AGAIN_S, REGISTRY_AGAIN_S, COMMIT_S, UNREAD_S = 1.0, 0.1, 1.0, 0.5
-CAUGHT_UP_S, WHOLE_S = 120.0, 120.0
+CAUGHT_UP_S, WHOLE_S = 120.0, 30.0
+MOST_FAILURES = 3
+"""Of conversations one after the other, until the broker is taken to be away."""
 BEGUN_AT_ONCE = 200
 """Conversations whose reading begins in one go."""
 REACHED: Headers = (("reached", None),)
@@ -34,15 +36,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the reading of a topic begins. `committed`: up to there a predecessor has seen it summed up; else 0.
-
-    `base`: what its offsets count from, if it is a fork and something is committed.
-    """
+    """Where the reading of a topic begins, and what a predecessor has committed."""
 
     topic_id: str
     begin: int
-    committed: int
-    base: int
+    committed: Commit
     end: int
 
 
@@ -71,16 +69,23 @@ class Following:
         self._whole: asyncio.Queue[Key] = asyncio.Queue()
         self._topic_ids: dict[Key, str] = {}
         self._commits: dict[Key, Commit] = {}
-        self.waits_for: str | None = "starting"
+        self._generations: dict[Key, int] = {}
+        """By conversation, how often its reading began: marks of an earlier one tell nothing."""
+        self._waits: dict[str, str] = {"start": "starting"}
+        """By what waits, for what."""
+
+    @property
+    def waits_for(self) -> str | None:
         """Why not all is followed now."""
+        return next(iter(self._waits.values()), None)
 
     async def run(self) -> None:
         """Until it is cancelled. Raises InternalError when only a new process can go on."""
         try:
             async with asyncio.TaskGroup() as parts:
                 parts.create_task(self._feed())
-                await self._patiently(lambda: asyncio.to_thread(self._start_reader))
-                await self._patiently(self._read_facts)
+                await self._patiently("start", lambda: asyncio.to_thread(self._start_reader))
+                await self._patiently("start", self._read_facts)
                 logger.info("summarizer.started")
                 for part in (self._look_forever, self._read_whole_forever, self._commit_forever, self._mark_forever):
                     parts.create_task(part())
@@ -95,21 +100,24 @@ class Following:
         self._commits.pop(key, None)
         self._reader.call(lambda: self._reader.drop((self._topic(key), 0)))
 
-    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do it, again until Kafka and the registry let it be done."""
+    async def _patiently(self, part: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Do it, again until Kafka and the registry let it be done. `part` names who waits."""
         while True:
             try:
                 found = await work()
             except InternalError:
                 raise
             except PenstockError as error:
-                if self.waits_for != error.message:
-                    logger.warning("summarizer.waits error=%s reason=%s", error.code, error.message)
-                self.waits_for = error.message
+                self._wait(part, error)
                 await asyncio.sleep(AGAIN_S)
             else:
-                self.waits_for = None
+                self._waits.pop(part, None)
                 return found
+
+    def _wait(self, part: str, error: PenstockError) -> None:
+        if self._waits.get(part) != error.message:
+            logger.warning("summarizer.waits for=%s error=%s reason=%s", part, error.code, error.message)
+        self._waits[part] = error.message
 
     def _start_reader(self) -> None:
         """On a thread. Raises BrokerUnavailable, which names the brokers that were asked, and NotFound."""
@@ -147,7 +155,7 @@ class Following:
             try:
                 self._apply(message)
             except RegistryUnavailable as error:
-                self.waits_for = error.message
+                self._wait("registry", error)
                 await asyncio.sleep(REGISTRY_AGAIN_S)
             except DecodeError as error:
                 logger.warning(
@@ -155,6 +163,7 @@ class Following:
                 )
                 return
             else:
+                self._waits.pop("registry", None)
                 return
 
     def _apply(self, message: RawMessage) -> None:
@@ -166,7 +175,8 @@ class Following:
             return
         key = Key(*found)
         if message.headers is REACHED:
-            self._do(self._desk.reached(key, message.offset))
+            if message.timestamp_ms == self._generations.get(key):
+                self._do(self._desk.reached(key, message.offset))
             return
         value = message.value
         told = None if value is None else self._codecs.prompt.decode(value, ConversationMessage)
@@ -180,6 +190,10 @@ class Following:
         facts = self._codecs.prompt.decode(message.value, ConversationFacts)
         self._desk.set_facts(Key(facts.tenant, facts.conversation_id), facts)
 
+    def ended(self, submit: Submit, end: int, *, failed: bool) -> None:
+        """As `Desk.ended`."""
+        self._do(self._desk.ended(submit, end, failed=failed))
+
     def _do(self, effect: Commit | ReadWhole | None) -> None:
         if isinstance(effect, Commit):
             self._commits[effect.key] = effect
@@ -192,13 +206,13 @@ class Following:
             await asyncio.sleep(UNREAD_S)
             if self._reader.failure is not None:
                 raise InternalError(f"conversations cannot be read any more: {self._reader.failure!r}")
-            if unread := {(self._topic(key), 0) for key in self._desk.unread}:
+            if unread := {(self._topic(key), 0): self._generations[key] for key in self._desk.unread}:
                 self._reader.call(partial(self._mark, unread))
 
-    def _mark(self, unread: set[tuple[str, int]]) -> None:
-        """On the reader's thread, between two batches."""
+    def _mark(self, unread: Mapping[TP, int]) -> None:
+        """On the reader's thread, between two batches: each with the generation of its reading as its time."""
         marks = [
-            RawMessage(tp[0], 0, position, 0, None, None, REACHED)
+            RawMessage(tp[0], 0, position, unread[tp], None, None, REACHED)
             for tp, position in self._reader.positions().items()
             if tp in unread
         ]
@@ -209,7 +223,7 @@ class Following:
 
     async def _look_forever(self) -> None:
         while True:
-            await self._patiently(self._look)
+            await self._patiently("look", self._look)
             await asyncio.sleep(self._look_s)
 
     async def _look(self) -> None:
@@ -224,16 +238,29 @@ class Following:
             await self._begin(new[start : start + BEGUN_AT_ONCE])
 
     async def _begin(self, keys: Sequence[Key]) -> None:
-        topics = {self._topic(key): key for key in keys}
+        """Those that cannot be asked about are left to the next look. Raises BrokerUnavailable if none can."""
         try:
-            places = await asyncio.to_thread(self._places, list(topics))
-        except NotFound:
-            return  # one was deleted just now: the next look finds the others
+            await self._begin_together(keys)
+        except PenstockError as error:
+            failures = 0
+            for key in keys:
+                try:
+                    await self._begin_together([key])
+                except PenstockError as own:  # deleted just now, or without a leader
+                    logger.info("summarizer.not_followed_yet error=%s reason=%s", own.code, own.message)
+                    failures += not isinstance(own, NotFound)
+                    if failures > MOST_FAILURES:
+                        raise own from error
+
+    async def _begin_together(self, keys: Sequence[Key]) -> None:
+        topics = {self._topic(key): key for key in keys}
+        places = await asyncio.to_thread(self._places, topics)
         for topic, place in places.items():
             key = topics[topic]
             self._topic_ids[key] = place.topic_id
-            self._desk.follow(key, place.topic_id, place.committed, place.end, place.base)
-        begin = {(topic, 0): max(place.begin, place.committed) for topic, place in places.items()}
+            self._generations[key] = self._generations.get(key, 0) + 1
+            self._desk.follow(key, place.topic_id, place.committed, place.end)
+        begin = {(topic, 0): max(place.begin, place.committed.offset) for topic, place in places.items()}
 
         def seek() -> None:
             for tp, offset in begin.items():
@@ -241,19 +268,19 @@ class Following:
 
         self._reader.call(seek)
 
-    def _places(self, topics: Sequence[str]) -> dict[str, Place]:
+    def _places(self, topics: Mapping[str, Key]) -> dict[str, Place]:
         """On a thread. Raises NotFound, BrokerUnavailable."""
-        topic_ids = admin.topic_ids(self._kafka, topics)
+        topic_ids = admin.topic_ids(self._kafka, list(topics))
         partitions = [(topic, 0) for topic in topic_ids]
         begin = admin.begin_offsets(self._kafka, partitions)
-        committed = self._progress.read(topic_ids) if topic_ids else {}
+        committed = self._progress.read(topic_ids, topics) if topic_ids else {}
         end = admin.end_offsets(self._kafka, partitions)  # last: what is below it is read before anything is due
         places: dict[str, Place] = {}
         for topic, topic_id in topic_ids.items():
-            offset, base = committed.get(topic, (0, 0))
-            if offset > end[topic, 0]:  # the log has lost its end
-                offset, base = 0, 0
-            places[topic] = Place(topic_id, begin[topic, 0], offset, base, end[topic, 0])
+            known = committed.get(topic)
+            if known is None or known.offset > end[topic, 0]:  # or the log has lost its end
+                known = Commit(topics[topic], 0)
+            places[topic] = Place(topic_id, begin[topic, 0], known, end[topic, 0])
         return places
 
     # -- after something was erased
@@ -261,22 +288,37 @@ class Following:
     async def _read_whole_forever(self) -> None:
         while True:
             key = await self._whole.get()
-            await self._patiently(partial(self._read_whole, key))
+            try:
+                again = await self._read_whole(key)
+            except PenstockError as error:
+                logger.warning("summarizer.not_read error=%s reason=%s", error.code, error.message)
+                again = True
+            if again:  # behind all others
+                await asyncio.sleep(AGAIN_S)
+                self._whole.put_nowait(key)
             self._on_change()
 
-    async def _read_whole(self, key: Key) -> None:
+    async def _read_whole(self, key: Key) -> bool:
+        """Whether it must be read again. Raises BrokerUnavailable, RegistryUnavailable."""
+        generation = self._generations.get(key)
         if key not in self._desk.followed:
-            return
+            return False
         try:
-            found, end = await asyncio.to_thread(self._standing, key)
-        except NotFound:
+            found, end = await asyncio.to_thread(self._standing, key, self._topic_ids[key])
+        except NotFound:  # it is gone, or another one, which the next look finds
             self.forget(key)
-            return
-        told = ((turn.offset, turn.message) for turn in found)
-        self._do(self._desk.read_whole(key, told, end))
+            return False
+        if generation != self._generations.get(key):
+            return False
+        effect = self._desk.read_whole(key, ((turn.offset, turn.message) for turn in found), end)
+        if isinstance(effect, Commit):
+            self._do(effect)
+        return isinstance(effect, ReadWhole)
 
-    def _standing(self, key: Key) -> tuple[list[Turn], int]:
-        """On a thread: what stands in the topic, and its end."""
+    def _standing(self, key: Key, topic_id: str) -> tuple[list[Turn], int]:
+        """On a thread: what stands in the topic with this id, and its end. Raises NotFound."""
+        if admin.topic_id(self._kafka, self._topic(key)) != topic_id:
+            raise NotFound("the conversation was deleted")
         end = admin.end_offsets(self._kafka, [(self._topic(key), 0)])[self._topic(key), 0]
         try:
             return standing(read_conversation(self._kafka, *key, codec=self._codecs.blocking, deadline_s=WHOLE_S)), end
@@ -288,15 +330,15 @@ class Following:
     async def _commit_forever(self) -> None:
         while True:
             await asyncio.sleep(COMMIT_S)
-            await self._patiently(self.commit)
+            await self._patiently("commit", self.commit)
 
     async def commit(self) -> None:
         """Commit what is due. Raises BrokerUnavailable."""
         due = dict(self._commits)
         if not due:
             return
-        offsets = {self._topic(key): (self._topic_ids[key], one.offset, one.base) for key, one in due.items()}
-        await asyncio.to_thread(self._progress.commit, offsets)
+        commits = {self._topic(key): (self._topic_ids[key], one) for key, one in due.items()}
+        await asyncio.to_thread(self._progress.commit, commits)
         for key, one in due.items():
             if self._commits.get(key) == one:
                 del self._commits[key]

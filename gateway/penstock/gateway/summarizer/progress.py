@@ -10,13 +10,14 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from penstock.common.kafka_errors import from_kafka, translated
 from penstock.common.reader import make_consumer
 from penstock.common.settings import KafkaSettings
+from penstock.gateway.summarizer.desk import Commit, Key
 
 TIMEOUT_S = 10.0
 
 
 class Progress:
     """Of topics with one partition. The offset goes with the topic's id, since one of a deleted topic counts for
-    nothing, and with what the offsets of a fork count from.
+    nothing, and with the other facts of a `Commit`.
 
     The group has no members: several summarizers may commit to it.
     """
@@ -26,23 +27,29 @@ class Progress:
         self._lock = threading.Lock()
         """librdkafka's consumers are not to be closed while they are asked."""
 
-    def read(self, topic_ids: Mapping[str, str]) -> dict[str, tuple[int, int]]:
-        """By topic, what is committed of the topic with this Kafka id, and its base. Raises BrokerUnavailable."""
+    def read(self, topic_ids: Mapping[str, str], keys: Mapping[str, Key]) -> dict[str, Commit]:
+        """By topic, what is committed of the topic with this Kafka id. Raises BrokerUnavailable."""
         with self._lock, translated("read what is summed up"):
             found = self._consumer.committed([TopicPartition(topic, 0) for topic in topic_ids], timeout=TIMEOUT_S)
-        committed: dict[str, tuple[int, int]] = {}
+        committed: dict[str, Commit] = {}
         for one in found:
-            topic_id, _, base = (one.metadata or "").partition(" ")
-            if one.error is None and one.offset >= 0 and topic_id == topic_ids[one.topic] and base.isdecimal():
-                committed[one.topic] = one.offset, int(base)
+            match (one.metadata or "").split():
+                case [topic_id, base, failed] if one.error is None and topic_id == topic_ids[one.topic]:
+                    if one.offset >= 0:
+                        committed[one.topic] = Commit(keys[one.topic], one.offset, int(base), int(failed))
+                case _:
+                    continue
         return committed
 
-    def commit(self, offsets: Mapping[str, tuple[str, int, int]]) -> None:
-        """By topic, its Kafka id, the offset and the base. Topics that are gone are passed over.
+    def commit(self, commits: Mapping[str, tuple[str, Commit]]) -> None:
+        """By topic, its Kafka id and what to commit. Topics that are gone are passed over.
 
         Raises BrokerUnavailable.
         """
-        due = [TopicPartition(topic, 0, at, metadata=f"{of} {base}") for topic, (of, at, base) in offsets.items()]
+        due = [
+            TopicPartition(topic, 0, one.offset, metadata=f"{topic_id} {one.base} {one.failed}")
+            for topic, (topic_id, one) in commits.items()
+        ]
         with self._lock, translated("commit what is summed up"):
             told = self._consumer.commit(offsets=due, asynchronous=False) or []
         for one in told:

@@ -22,6 +22,7 @@ AGAIN_S = 1.0
 LATE_S = 60.0
 """So long after its time to live a request must have ended."""
 CLOSE_S = 5.0
+COMPLETED = "completed"
 GONE, LOST, REFUSED = "gone", "lost", "refused"
 
 
@@ -46,9 +47,10 @@ class Requests:
                 ended = await self._once(submit, give_up)
             except (BrokerUnavailable, NotFound, Overloaded, RegistryUnavailable) as error:
                 # Under the same id it may be sent again: workers run it once.
-                if self.waits_for != error.message:
-                    logger.warning("summarizer.waits error=%s reason=%s", error.code, error.message)
-                self.waits_for = error.message
+                if not isinstance(error, NotFound):
+                    if self.waits_for != error.message:
+                        logger.warning("summarizer.waits error=%s reason=%s", error.code, error.message)
+                    self.waits_for = error.message
                 await asyncio.sleep(AGAIN_S)
             except TimeoutError:
                 break

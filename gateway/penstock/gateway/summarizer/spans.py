@@ -17,6 +17,9 @@ from penstock.schemas.records import ConversationMessage, SummarizePolicy
 BYTES_PER_TOKEN = 4
 """A guess for what nobody has counted: which model will read it is not known yet."""
 
+_NONE, _SYSTEM, _USER, _OTHER = range(4)
+_ROLES = {"system": _SYSTEM, "user": _USER}
+
 
 def tokens_of(message: ConversationMessage) -> int:
     """Tokens of a message: those that its model counted, else about as many as its text has."""
@@ -34,13 +37,15 @@ class Spans:
         self.base = -1
         """The offset of the first summary that tells up to there; -1 while none was seen."""
         self._offsets = array("q")
-        """Of the messages behind `covered`."""
+        """Of the messages behind `covered`; of each its role (`_ROLES`) and its tokens stand in the next two."""
+        self._roles = array("b")
+        self._counts = array("q")
         self._ends = array("q")
-        """Of each turn behind `covered`, the offset of its last message so far."""
+        """Of each turn among them, the offset of its last message so far, and its tokens."""
         self._tokens = array("q")
         self._given_up = -1
         """Where a span ends that could not be summed up: the next one ends behind it."""
-        self._role: str | None = None
+        self._role = _NONE
         """Of the last message that was no system message."""
 
     @property
@@ -53,7 +58,7 @@ class Spans:
         if message.direction == "summary":
             if message.covers_through is not None:
                 self._cover(message.covers_through, offset)
-        elif message.direction in ("in", "out") and offset > self.covered:
+        elif message.direction in ("in", "out"):
             self._add(offset, message)
 
     def offsets(self, through: int) -> array[int]:
@@ -71,28 +76,41 @@ class Spans:
         if whole <= first:
             return None
         counts: list[int] = []
-        if policy.every_turns and first + policy.every_turns <= whole:
-            counts.append(first + policy.every_turns)
-        if policy.every_tokens:
+        if (turns := policy.every_turns or 0) > 0 and first + turns <= whole:
+            counts.append(first + turns)
+        if (most := policy.every_tokens or 0) > 0:
             sums = enumerate(accumulate(self._tokens[first:whole]), first + 1)
-            counts += [next((count for count, tokens in sums if tokens >= policy.every_tokens), whole + 1)]
+            counts += [next((count for count, tokens in sums if tokens >= most), whole + 1)]
         count = min(counts, default=whole + 1)
         return self._ends[count - 1] if count <= whole else None
 
     def _add(self, offset: int, message: ConversationMessage) -> None:
         self._offsets.append(offset)
-        if message.role != "system":
-            if self._role is None or (message.role == "user" and self._role != "user"):
-                self._ends.append(offset)
+        self._roles.append(_ROLES.get(message.role, _OTHER))
+        self._counts.append(tokens_of(message))
+        self._count(-1)
+
+    def _count(self, at: int) -> None:
+        """Count the message at this place as part of its turn."""
+        role = self._roles[at]
+        if role != _SYSTEM:
+            if self._role == _NONE or (role == _USER and self._role != _USER):
+                self._ends.append(0)
                 self._tokens.append(0)
-            self._role = message.role
+            self._role = role
         if self._ends:  # a system message belongs to the turn that it follows
-            self._ends[-1] = offset
-            self._tokens[-1] += tokens_of(message)
+            self._ends[-1] = self._offsets[at]
+            self._tokens[-1] += self._counts[at]
 
     def _cover(self, through: int, offset: int) -> None:
-        if through > self.covered or (through == self.covered and self.base < 0):
-            self.covered, self.base = through, offset
-            told = bisect_right(self._ends, through)
-            del self._ends[:told], self._tokens[:told]
-            del self._offsets[: bisect_right(self._offsets, through)]
+        """Turns are counted anew behind it, as by somebody who begins to read there."""
+        if through < self.covered or (through == self.covered and self.base >= 0):
+            return
+        self.covered, self.base = through, offset
+        told = bisect_right(self._offsets, through)
+        for values in (self._offsets, self._roles, self._counts):
+            del values[:told]
+        del self._ends[:], self._tokens[:]
+        self._role = _NONE
+        for at in range(len(self._offsets)):
+            self._count(at)

@@ -49,6 +49,7 @@ class Unwritten:
     def add_facts(self, key: str, record: bytes | None) -> None:
         """The newest record of a conversation's facts; None takes them away."""
         self._facts[key] = record
+        self._bytes += 0 if record is None else len(record)
 
     def facts(self) -> Mapping[str, bytes | None]:
         """Of conversations, as far as the file does not hold them so. It stays as it is when they are written."""

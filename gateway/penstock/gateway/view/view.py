@@ -132,12 +132,14 @@ class View:
         """As `ConversationPools.of`."""
         return self._pools.of(tenant, conversation_id, unknown)
 
-    def facts_of_conversations(self, keys: Sequence[str]) -> dict[str, bytes]:
-        """The newest records of conversations' facts, by the conversation's key. For a thread."""
-        unwritten = self.known.unwritten.facts()  # before the file is asked: it may be written meanwhile
-        found: dict[str, bytes | None] = {**self._store.facts_of(keys)}
-        found |= {key: unwritten[key] for key in keys if key in unwritten}
-        return {key: record for key, record in found.items() if record is not None}
+    def unwritten_facts(self, keys: Sequence[str]) -> dict[str, bytes | None]:
+        """Newest records of conversations' facts, by the conversation's key, as far as the file does not hold them."""
+        unwritten = self.known.unwritten.facts()
+        return {key: unwritten[key] for key in keys if key in unwritten}
+
+    def written_facts(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """The others, if it is asked after `unwritten_facts`. For a thread."""
+        return self._store.facts_of(keys)
 
     def result_partitions(self, count: int) -> None:
         """The result topic has so many partitions now."""
