@@ -115,6 +115,15 @@ def topic_id(settings: KafkaSettings, topic: str, timeout_s: float = 10.0) -> st
     return None if found is None else str(found.topic_id)
 
 
+def topic_ids(settings: KafkaSettings, topics: Sequence[str], timeout_s: float = 10.0) -> dict[str, str]:
+    """Kafka's ids of the topics that exist."""
+    found: dict[str, str] = {}
+    for names in in_groups(topics):
+        descriptions = _descriptions(settings, names, timeout_s, missing_ok=True)
+        found |= {name: str(description.topic_id) for name, description in descriptions.items()}
+    return found
+
+
 def create_conversation_topic(
     settings: KafkaSettings,
     topic: str,

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.commands.common import AsJson, Gateway, console, print_json, print_list
+from penstock.cli.commands.conversation_replay import replay
 from penstock.cli.commands.submitting import Sent, Timeout, Wait, given, run
 from penstock.cli.option_groups import App
 
@@ -57,24 +58,7 @@ def show(
             console.print(item_text(item), markup=False, highlight=False)
 
 
-@app.command()
-def replay(
-    gateway: Gateway,
-    conversation: Conversation,
-    from_offset: Annotated[int, typer.Option(min=0, help="Begin at this offset of the topic.")] = 0,
-    as_json: AsJson = True,
-) -> None:
-    """Every record of the conversation's topic with its offset, one JSON line each.
-
-    Example: penstock conversations replay trip --from-offset 10
-    """
-    while True:
-        page = gateway.call("GET", f"/v1/conversations/{conversation}/replay", from_offset=from_offset)
-        for record in page["data"]:
-            print_json(record)
-        if not page["has_more"]:
-            return
-        from_offset = page["next_offset"]
+app.command()(replay)
 
 
 @app.command()
