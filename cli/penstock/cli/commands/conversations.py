@@ -1,4 +1,4 @@
-"""`penstock conversations`: list, show, replay, sum up and delete conversations."""
+"""`penstock conversations`: list, show, replay, export, import, sum up and delete conversations."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.commands.common import AsJson, Gateway, console, print_json, print_list
+from penstock.cli.commands.conversation_files import export, import_
 from penstock.cli.commands.conversation_replay import replay
 from penstock.cli.commands.submitting import Sent, Timeout, Wait, given, run
 from penstock.cli.option_groups import App
 
-app = App(no_args_is_help=True, help="List, show, replay, sum up and delete conversations.")
+app = App(no_args_is_help=True, help="List, show, replay, export, import, sum up and delete conversations.")
 Conversation = Annotated[str, typer.Argument(help="The conversation's id.")]
 
 
@@ -59,6 +60,8 @@ def show(
 
 
 app.command()(replay)
+app.command()(export)
+app.command("import")(import_)
 
 
 @app.command()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from penstock.common.conversations import ConversationRecord
 
 Place = tuple[str | None, str, int]
-"""(request_id, direction, number) of a message. Of several records of one place, the lowest offset counts."""
+"""(request_id, direction, number) of a message or summary. Of several records of one place the lowest offset counts."""
 
 
 class ConversationIndex:
@@ -24,10 +24,12 @@ class ConversationIndex:
         """The time of the first record."""
         self._offsets: list[int] = []
         self._live: dict[str, tuple[int, Place | None]] = {}
-        """By key: the offset of its live record, and the place if that is a message of the conversation."""
+        """By key: the offset of its live record, and the place if that is a message or a summary."""
         self._written: dict[Place, list[int]] = {}
         """By place: the offsets of its live records, ascending. Several epochs can have written one."""
         self._turns: list[int] = []
+        self._summaries: list[int] = []
+        """Offsets of the summaries that stand, one for each request that made one."""
         self._erased: dict[str, int] = {}
         """By key: the offset of its newest tombstone."""
 
@@ -55,6 +57,18 @@ class ConversationIndex:
         begin = 0 if after is None else bisect.bisect_right(self._turns, after)
         return self._turns[begin : begin + limit]
 
+    def told(self, limit: int, begin: int, end: int) -> list[int]:
+        """Offsets of messages that count and of summaries: the first `limit` from `begin` to before `end`."""
+        found: list[int] = []
+        for offsets in (self._turns, self._summaries):
+            first = bisect.bisect_left(offsets, begin)
+            found += offsets[first : min(bisect.bisect_left(offsets, end), first + limit)]
+        return sorted(found)[:limit]
+
+    def counts(self, end: int) -> tuple[int, int]:
+        """How many messages count and how many summaries stand before `end`."""
+        return bisect.bisect_left(self._turns, end), bisect.bisect_left(self._summaries, end)
+
     def records(self, limit: int, *, from_offset: int = 0) -> list[int]:
         """Offsets of all records, tombstones too: the first `limit` at or after `from_offset`."""
         begin = bisect.bisect_left(self._offsets, from_offset)
@@ -70,7 +84,7 @@ class ConversationIndex:
             written = self._written.setdefault(place, [])
             written.append(offset)
             if len(written) == 1:
-                self._turns.append(offset)
+                self._listed(place).append(offset)
 
     def _erase(self, key: str, offset: int) -> None:
         self._erased[key] = offset
@@ -81,16 +95,20 @@ class ConversationIndex:
         counted = written[0] == gone
         written.remove(gone)
         if counted:
-            del self._turns[bisect.bisect_left(self._turns, gone)]
+            offsets = self._listed(place)
+            del offsets[bisect.bisect_left(offsets, gone)]
             if written:
-                bisect.insort(self._turns, written[0])
+                bisect.insort(offsets, written[0])
         if not written:
             del self._written[place]
+
+    def _listed(self, place: Place) -> list[int]:
+        return self._summaries if place[1] == "summary" else self._turns
 
 
 def _place_of(record: ConversationRecord) -> Place | None:
     message = record.message
-    if message is None or message.direction not in ("in", "out"):
+    if message is None or message.direction not in ("in", "out", "summary"):
         return None
     return message.request_id, message.direction, message.index
 

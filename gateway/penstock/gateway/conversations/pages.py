@@ -46,6 +46,18 @@ class Log(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outline:
+    """A conversation as it stands: its records end before `end`. `created_ms`: as `Conversations.created_ms`."""
+
+    topic_id: str
+    created_ms: int | None
+    end: int
+    messages: int
+    """How many count."""
+    summaries: int
+
+
 @dataclass(eq=False, slots=True)
 class _Indexed:
     """A conversation's index. Hold the lock to extend or query it."""
@@ -99,6 +111,26 @@ class Conversations:
         )
         turns = [Turn(offset=one.offset, message=one.message) for one, _ in found if one.message is not None]
         return turns[::-1] if newest_first else turns
+
+    def outline(self, tenant: str, conversation_id: str) -> Outline:
+        """What stands in it now."""
+        topic = self._topic(tenant, conversation_id)
+        with self._indexed(topic, conversation_id) as indexed:
+            self._extend(topic, conversation_id, indexed, time.monotonic() + DEADLINE_S)
+            index = indexed.index
+            messages, summaries = index.counts(index.end)
+            return Outline(
+                topic_id=indexed.topic_id,
+                created_ms=index.created_ms,
+                end=index.end,
+                messages=messages,
+                summaries=summaries,
+            )
+
+    def told(self, tenant: str, conversation_id: str, limit: int, begin: int, end: int) -> list[Turn]:
+        """The messages that count and the summaries: the first `limit` from the offset `begin` to before `end`."""
+        found = self._page(tenant, conversation_id, lambda index: index.told(limit, begin, end))
+        return [Turn(offset=one.offset, message=one.message) for one, _ in found if one.message is not None]
 
     def records(
         self, tenant: str, conversation_id: str, limit: int, *, from_offset: int = 0
