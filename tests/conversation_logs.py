@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from penstock.common.conversations import ConversationRecord
 from penstock.common.reader import RawMessage
 from penstock.gateway.conversations.pages import Conversations
+from penstock.gateway.conversations.tails import Place
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import ConversationMessage, conversation_message_key
 from penstock.schemas.topics import TopicNames
@@ -73,6 +74,9 @@ class FakeLog:
 
     def end(self, topic: str) -> int:
         return self.ends[topic]
+
+    def places(self, topics: Sequence[str]) -> dict[str, Place]:
+        return {topic: Place(self.topics[topic], self.ends[topic]) for topic in topics if topic in self.topics}
 
     def read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
         self.before_read()

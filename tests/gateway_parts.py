@@ -44,6 +44,7 @@ def service_with(part: Any, artifacts: Any = None, dependencies: Dependencies | 
         ending_lost=part,
         withdrawing=part,
         conversations=part,
+        feeds=part,
         redriving=part,
         dependencies=dependencies or Dependencies({}, every_s=60),
     )

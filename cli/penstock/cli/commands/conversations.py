@@ -1,18 +1,20 @@
-"""`penstock conversations`: list, show, replay, export, import, sum up and delete conversations."""
+"""`penstock conversations`: list, show, follow, replay, export, import, sum up and delete conversations."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from penstock.cli.commands.common import AsJson, Gateway, console, print_json, print_list
 from penstock.cli.commands.conversation_files import export, import_
+from penstock.cli.commands.conversation_following import follow
 from penstock.cli.commands.conversation_replay import replay
+from penstock.cli.commands.item_words import item_role, item_text
 from penstock.cli.commands.submitting import Sent, Timeout, Wait, given, run
 from penstock.cli.option_groups import App
 
-app = App(no_args_is_help=True, help="List, show, replay, export, import, sum up and delete conversations.")
+app = App(no_args_is_help=True, help="List, show, follow, replay, export, import, sum up and delete conversations.")
 Conversation = Annotated[str, typer.Argument(help="The conversation's id.")]
 
 
@@ -26,21 +28,6 @@ def list_conversations(
     found = list(gateway.pages("/v1/conversations", limit))
     columns, empty = ["conversation"], "no conversations"
     print_list(found, as_json=as_json, columns=columns, row=lambda item: [item["id"]], empty=empty)
-
-
-def item_text(item: dict[str, Any]) -> str:
-    """The text of an item; an image stands as the path at which the gateway gives it."""
-    if item["type"] == "function_call":
-        return f"{item['name']}({item['arguments']})"
-    content = item["output"] if item["type"] == "function_call_output" else item.get("content")
-    if isinstance(content, str):
-        return content
-    return " ".join(filter(None, (part.get("text") or part.get("image_url") for part in content or [])))
-
-
-def item_role(item: dict[str, Any]) -> str:
-    """Who said it: calls of tools are an assistant's."""
-    return item.get("role") or ("tool" if item["type"] == "function_call_output" else "assistant")
 
 
 @app.command()
@@ -59,6 +46,7 @@ def show(
             console.print(item_text(item), markup=False, highlight=False)
 
 
+app.command()(follow)
 app.command()(replay)
 app.command()(export)
 app.command("import")(import_)

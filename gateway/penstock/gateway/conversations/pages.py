@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -14,6 +14,7 @@ from typing import Protocol
 from penstock.common.conversations import ConversationRecord, Turn, decoded
 from penstock.common.reader import RawMessage
 from penstock.gateway.conversations.index import ConversationIndex, ranges
+from penstock.gateway.conversations.tails import Place, Tail
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BrokerUnavailable, NotFound
 from penstock.schemas.ids import check_conversation_id, check_tenant
@@ -39,6 +40,10 @@ class Log(Protocol):
 
     def end(self, topic: str) -> int:
         """The offset of its next record. Raises NotFound."""
+        ...
+
+    def places(self, topics: Sequence[str]) -> dict[str, Place]:
+        """Those of the topics that exist. Raises NotFound for one that is deleted at this moment."""
         ...
 
     def read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
@@ -126,6 +131,23 @@ class Conversations:
                 messages=messages,
                 summaries=summaries,
             )
+
+    def place(self, tenant: str, conversation_id: str) -> Place:
+        """Where it stands and ends. Reads nothing of it."""
+        topic = self._topic(tenant, conversation_id)
+        if (found := self._log.places([topic]).get(topic)) is None:
+            raise _unknown(conversation_id)
+        return found
+
+    def tail(self, tenant: str, conversation_id: str, topic_id: str) -> Tail:
+        """Its newest records, and those to come, as long as its topic has this id."""
+        return Tail(self._log, self._codec, self._topic(tenant, conversation_id), topic_id)
+
+    def moved(self, seen: Mapping[tuple[str, str], Place]) -> list[tuple[str, str]]:
+        """Of these conversations, by tenant and id, those that are in another place than was seen."""
+        topics = {key: self._topic(*key) for key in seen}
+        places = self._log.places(list(topics.values()))
+        return [key for key, place in seen.items() if places.get(topics[key]) != place]
 
     def told(self, tenant: str, conversation_id: str, limit: int, begin: int, end: int) -> list[Turn]:
         """The messages that count and the summaries: the first `limit` from the offset `begin` to before `end`."""

@@ -268,6 +268,9 @@ ROUTES: dict[RouteKey, Declared] = {
     ("GET", "/v1/conversations/{conversation_id}/replay"): Declared(
         READ, Documented(responses=_json(conversation_answers.Replay), errors=OF_ONE)
     ),
+    ("GET", "/v1/conversations/{conversation_id}/events"): Declared(
+        _rules("read", lasts=Lasts.OUTCOME), Documented(responses={200: {SSE: EVENTS}}, errors=OF_ONE)
+    ),
     ("GET", "/v1/conversations/{conversation_id}/export"): Declared(
         READ, Documented(responses={200: {conversation_export.MEDIA_TYPE: _TEXT}}, errors=OF_ONE)
     ),

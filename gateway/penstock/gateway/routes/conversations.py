@@ -100,6 +100,7 @@ async def delete(request: Request, conversation_id: str) -> dict[str, Any]:
     # The command comes first: a worker that sees that the topic is gone can know of the deletion.
     await control.end_turns(caller.tenant, conversation_id)
     await threads.run_for(caller.tenant, _remove, kafka, topic)
+    service.feeds.wake(caller.tenant, conversation_id)
     context_of(request).allowances.tenants.conversation_gone(caller.tenant, conversation_id)
     await _release_artifacts(request, caller.tenant, conversation_id)
     return {"object": "conversation.deleted", "id": conversation_id, "deleted": True}

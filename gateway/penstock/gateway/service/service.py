@@ -17,6 +17,7 @@ from penstock.gateway.limits.callers import Caller
 from penstock.gateway.service.artifact_sweeps import ArtifactSweeps
 from penstock.gateway.service.bulk_commands import BulkCommands
 from penstock.gateway.service.control import Control
+from penstock.gateway.service.conversation_feeds import Feeds
 from penstock.gateway.service.deliveries import DeliveryLookups
 from penstock.gateway.service.dependencies import Dependencies, artifact_probe, orders_probe
 from penstock.gateway.service.ending_lost import EndingLost
@@ -61,6 +62,7 @@ class GatewayService:
     sweeps: ArtifactSweeps
     dependencies: Dependencies
     conversations: Conversations
+    feeds: Feeds
     redriving: Redriving
     threads: Threads = field(default_factory=Threads)
 
@@ -113,6 +115,7 @@ class GatewayService:
             model_orders=orders,
             withdrawing=Withdrawing(facts, orders),
             conversations=conversations,
+            feeds=Feeds(conversations, hub, threads),
             redriving=Redriving(letters, submitting, view, transport, codec, kafka, threads),
             dependencies=Dependencies(
                 {"artifacts": artifact_probe(artifacts, threads), "orders": orders_probe(orders)},
