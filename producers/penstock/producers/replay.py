@@ -1,7 +1,7 @@
 """Reads many conversations of a tenant from Kafka, in batches, and keeps the position in a consumer group.
 
-Conversations are read in windows by one consumer that assigns itself: a group that subscribes to thousands of topics
-would have a record of its members that is larger than brokers take.
+Conversations are read in windows by one consumer that assigns itself. A group that subscribes keeps the topics of its
+members in one record, and ten thousand of them can be more than a broker takes.
 """
 
 from __future__ import annotations
