@@ -270,8 +270,8 @@ class ConversationReplay:
 
     def _list(self) -> None:
         found = self._topics.list()
-        for topic in self._conversations.keys() - found.keys():
-            self._forget(topic)
+        if missing := self._conversations.keys() - found.keys():
+            self._replaced(missing)
         self._begin({topic: one for topic, one in found.items() if topic not in self._conversations})
 
     def _begin(self, found: Mapping[str, str]) -> None:

@@ -216,3 +216,31 @@ def test_the_command_follows_over_a_kill_of_its_gateway(system: System) -> None:
     assert process.wait(30) == 0
     settings = KafkaSettings(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix)
     assert admin.topic_id(settings, settings.names.conversation("default", "watched")) is None
+
+
+def test_a_gateway_that_is_stopped_lets_its_followers_go_at_once(system: System) -> None:
+    g5 = system.gateway("g5").wait_ready()
+    create(g5, "stopped")
+    followers = [Follower(g5.url, "stopped") for _ in range(3)]
+    assert g5.stop() == 0
+    for follower in followers:
+        wait_until(lambda: follower.ended, 10)  # noqa: B023
+        assert [event["type"] for event in follower.events] == ["following"]
+
+
+def test_a_broker_that_restarts_is_waited_for_and_ends_no_stream(system: System, kafka: Any) -> None:
+    g1 = gateway_of(system, "g1")
+    create(g1, "patient")
+    follower = Follower(g1.url, "patient")
+    kafka.restart()
+
+    def said() -> bool:
+        payload = {"messages": [{"role": "user", "content": "still there?"}]}
+        body = {"task": "text_generation", "conversation_id": "patient", "payload": payload}
+        answer = httpx.post(f"{g1.url}/v1/requests?wait=30", json=body, timeout=60)
+        return answer.status_code == 200 and answer.json()["status"] == "completed"
+
+    wait_until(said, 120)
+    follower.wait(2, 60)
+    assert follower.items[0][1] == "still there?"
+    assert not follower.ended
