@@ -46,6 +46,7 @@ def service_with(part: Any, artifacts: Any = None, dependencies: Dependencies | 
         conversations=part,
         conversation_facts=part,
         forking=part,
+        feeds=part,
         redriving=part,
         dependencies=dependencies or Dependencies({}, every_s=60),
     )

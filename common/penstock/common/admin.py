@@ -16,7 +16,7 @@ from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, Top
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
 
 from penstock.common.admin_clients import answer_of, asked, is_new, unanswered
-from penstock.common.kafka_errors import missing_topic, translated
+from penstock.common.kafka_errors import missing_topic, translated, unavailable
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.errors import NotFound, PenstockError
 from penstock.schemas.topics import TP, TopicSpec, conversation_topic_config
@@ -116,9 +116,18 @@ def topic_id(settings: KafkaSettings, topic: str, timeout_s: float = 10.0) -> st
 
 
 def topic_ids(settings: KafkaSettings, topics: Sequence[str], timeout_s: float = 10.0) -> dict[str, str]:
-    """Kafka's ids of the topics that exist."""
-    found = _descriptions(settings, topics, timeout_s, missing_ok=True)
-    return {name: str(description.topic_id) for name, description in found.items()}
+    """Kafka's ids of the topics that exist.
+
+    A broker that has just started may know no topics yet: then it raises BrokerUnavailable, and takes none for deleted.
+    """
+    found: dict[str, str] = {}
+    witness = settings.names.result
+    for names in in_groups(topics):
+        descriptions = _descriptions(settings, [*names, witness], timeout_s, missing_ok=True)
+        if len(descriptions) < len(names) + 1 and witness not in descriptions:
+            raise unavailable(missing_topic(witness))
+        found |= {name: str(descriptions[name].topic_id) for name in names if name in descriptions}
+    return found
 
 
 def create_conversation_topic(

@@ -29,7 +29,7 @@ from penstock.gateway.edge.protocols import Patience, protocols
 from penstock.gateway.edge.queries import refuse_unknown_query
 from penstock.gateway.edge.rules import check_declared
 from penstock.gateway.hot_routes import HotRoutes
-from penstock.gateway.openai import conversation_items, image_routes, response_routes, text_routes
+from penstock.gateway.openai import conversation_items, image_routes, item_events, response_routes, text_routes
 from penstock.gateway.openai import routes as openai_routes
 from penstock.gateway.routes import admin as admin_routes
 from penstock.gateway.routes import (
@@ -37,6 +37,7 @@ from penstock.gateway.routes import (
     artifacts,
     bulk,
     commands,
+    conversation_export,
     conversations,
     dead_letters,
     forks,
@@ -69,7 +70,9 @@ ROUTERS = tuple(
         native,
         commands,
         conversations,
+        conversation_export,
         conversation_items,
+        item_events,
         summaries,
         forks,
         artifacts,

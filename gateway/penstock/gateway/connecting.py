@@ -173,6 +173,7 @@ class Connecting:
                 (service.ending_lost.run(), "end-lost"),
                 (service.withdrawing.run(), "withdraw-models"),
                 (service.dependencies.run(), "dependencies"),
+                (service.feeds.run(), "feeds"),
             ):
                 stack.callback(asyncio.create_task(errand, name=name).cancel)
             self._stack = stack.pop_all()

@@ -8,6 +8,7 @@ from penstock.producers.aio import AsyncClient
 from penstock.producers.client import Client
 from penstock.producers.core import Submitted
 from penstock.producers.events import Chunk, Event, Preview, Progress, Restarted, Result, Status
+from penstock.producers.replay_plan import ReplayedRecord
 from penstock.schemas.errors import (
     BadAvro,
     BadJson,
@@ -76,6 +77,7 @@ __all__ = [
     "Preview",
     "Progress",
     "RegistryUnavailable",
+    "ReplayedRecord",
     "Restarted",
     "Result",
     "SourceUnavailable",

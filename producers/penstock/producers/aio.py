@@ -18,6 +18,7 @@ from penstock.common.transport import AsyncTransport, Delivery
 from penstock.producers.core import SILENCE_S, ClientCore, ClientOptions, Headers, Submitted, time_left
 from penstock.producers.events import Event, Result, completed
 from penstock.producers.images import AsyncImages
+from penstock.producers.replay_plan import ReplayedRecord, ReplayOptions
 from penstock.schemas.errors import BrokerUnavailable, InternalError
 from penstock.schemas.records import InferenceRequest, ResultEvent
 
@@ -102,6 +103,20 @@ class AsyncClient:
     async def replay(self, conversation_id: str | int, from_offset: int = 0) -> list[ConversationRecord]:
         """See `Client.replay`."""
         return await asyncio.to_thread(self._core.replay, conversation_id, from_offset)
+
+    async def replay_conversations(
+        self, pattern: str = "*", **options: Unpack[ReplayOptions]
+    ) -> AsyncGenerator[list[ReplayedRecord], None]:
+        """See `Client.replay_conversations`."""
+        replay = await asyncio.to_thread(self._core.open_replay, pattern, options)
+        try:
+            while (records := await asyncio.to_thread(self._core.step, replay)) is not None:
+                if records:
+                    yield records
+                    await asyncio.to_thread(replay.taken)
+                await asyncio.sleep(replay.wait_s())
+        finally:
+            await asyncio.to_thread(replay.close)
 
     @property
     def images(self) -> AsyncImages:

@@ -17,6 +17,7 @@ from penstock.common.transport import Delivery
 from penstock.producers.core import SILENCE_S, ClientCore, ClientOptions, Headers, Submitted, time_left
 from penstock.producers.events import Event, Result, completed
 from penstock.producers.images import Images
+from penstock.producers.replay_plan import ReplayedRecord, ReplayOptions
 from penstock.schemas.errors import BrokerUnavailable, InternalError
 from penstock.schemas.records import InferenceRequest, ResultEvent
 
@@ -112,6 +113,29 @@ class Client:
     def replay(self, conversation_id: str | int, from_offset: int = 0) -> list[ConversationRecord]:
         """Every record of a conversation's topic from an offset on, tombstones too. Raises as `history`."""
         return self._core.replay(conversation_id, from_offset)
+
+    def replay_conversations(
+        self, pattern: str = "*", **options: Unpack[ReplayOptions]
+    ) -> Generator[list[ReplayedRecord], None, None]:
+        """Records of all conversations of this tenant whose ids match the glob, in batches of one conversation each.
+
+        In order of the ids; each conversation in order of its offsets, to the end that it had at the start, or on and
+        on with `follow`. Messages that are erased by then do not come; their tombstones do. Asking for the next batch
+        says that the one before is dealt with: with `group` its position is committed within a second, and a run that
+        is killed is resumed behind it. So records may come twice, and none is left out. `ReplayOptions` has the rest.
+
+        Raises InvalidRequest, BrokerUnavailable, Forbidden, RegistryUnavailable, and Conflict when somebody has
+        subscribed to topics by the name of the group.
+        """
+        replay = self._core.open_replay(pattern, options)
+        try:
+            while (records := self._core.step(replay)) is not None:
+                if records:
+                    yield records
+                    replay.taken()
+                time.sleep(replay.wait_s())
+        finally:
+            replay.close()
 
     @property
     def images(self) -> Images:

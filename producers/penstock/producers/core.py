@@ -27,6 +27,9 @@ from penstock.common.transport import Delivery, Transport
 from penstock.producers.events import Event, EventFold
 from penstock.producers.follow import Follow
 from penstock.producers.follower import Follower
+from penstock.producers.replay import ConversationReplay
+from penstock.producers.replay_plan import ReplayedRecord, ReplayOptions
+from penstock.producers.replay_topics import ReplayTopics
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.errors import BrokerUnavailable, InternalError, InvalidRequest, TooLarge
 from penstock.schemas.ids import DEFAULT_TENANT, check_request_id, check_tenant
@@ -289,6 +292,16 @@ class ClientCore:
         return read_conversation(
             self.settings, self.tenant, conversation_id, from_offset, codec=self._codec, deadline_s=self.timeout_s
         )
+
+    def open_replay(self, pattern: str, options: ReplayOptions) -> ConversationReplay:
+        """Of this tenant's conversations. Reads nothing yet. Raises InvalidRequest."""
+        topics = ReplayTopics(self.settings, self.tenant, pattern, self.timeout_s)
+        return ConversationReplay(self.settings, self._codec, topics, options, timeout_s=self.timeout_s)
+
+    @naming_kafka
+    def step(self, replay: ConversationReplay) -> list[ReplayedRecord] | None:
+        """See `ConversationReplay.step`."""
+        return replay.step()
 
     def history(self, conversation_id: str | int) -> list[Turn]:
         """The messages that count. Raises NotFound, BrokerUnavailable."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, cast
 
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
@@ -10,11 +10,17 @@ from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
 Part = dict[str, Any]
 
 SEEN_ROLES = frozenset({"user", "system"})
-"""Who may show images: what an assistant or a tool said is text."""
+"""Who may show images to a model: what an assistant or a tool said is text."""
+KEPT_ROLES = SEEN_ROLES | {"assistant"}
+"""Whose images a conversation may be given to keep: assistants make some."""
 
 
-def content_of(value: Sequence[Mapping[str, Any]], message: dict[str, Any], param: str) -> str:
+def content_of(
+    value: Sequence[Mapping[str, Any]], message: dict[str, Any], param: str, roles: Set[str] = SEEN_ROLES
+) -> str:
     """The text of a list of parts. If images are among them, the message gets `parts`, all of them in order.
+
+    `roles`: whose messages may have images.
 
     An image is {"type": "image", "image": {artifact_id} or {url}}, or OpenAI's {"type": "image_url", "image_url":
     {url}}.
@@ -22,10 +28,15 @@ def content_of(value: Sequence[Mapping[str, Any]], message: dict[str, Any], para
     """
     parts = [_part(part, f"{param}[{number}]") for number, part in enumerate(value)]
     if any(part["type"] == "image" for part in parts):
-        if message["role"] not in SEEN_ROLES:
-            raise InvalidRequest(f"{param}: only user and system show images", param=param)
+        if message["role"] not in roles:
+            raise InvalidRequest(f"{param}: only {_words(roles)} show images", param=param)
         message["parts"] = parts
     return "".join(part["text"] for part in parts if part["type"] == "text")
+
+
+def _words(roles: Set[str]) -> str:
+    *others, last = sorted(roles, reverse=True)
+    return f"{', '.join(others)} and {last}"
 
 
 def image_parts(payload: Mapping[str, Any]) -> Iterator[str]:

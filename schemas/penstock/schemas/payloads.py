@@ -6,14 +6,14 @@ Here is also what depends on `Limits` and what concerns several fields at once.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any, cast
 
 from penstock.schemas.errors import InvalidRequest, TooLarge
 from penstock.schemas.finite_json import loads_finite
 from penstock.schemas.ids import check_conversation_id
 from penstock.schemas.limits import Limits
-from penstock.schemas.message_parts import content_of
+from penstock.schemas.message_parts import KEPT_ROLES, SEEN_ROLES, content_of
 from penstock.schemas.plain import text_bytes
 
 Payload = dict[str, Any]
@@ -92,7 +92,7 @@ def items_payload(payload: Payload, limits: Limits) -> Payload:
     """The same for conversation_items."""
     if not payload.get("messages"):
         raise InvalidRequest("payload needs messages", param="payload.messages")
-    payload["messages"] = _messages(payload["messages"], limits)
+    payload["messages"] = _messages(payload["messages"], limits, KEPT_ROLES)
     return payload
 
 
@@ -137,7 +137,8 @@ def _stops(value: str | list[str], limits: Limits) -> list[str]:
 # --- messages
 
 
-def _messages(messages: list[Payload], limits: Limits) -> list[Payload]:
+def _messages(messages: list[Payload], limits: Limits, showing: Set[str] = SEEN_ROLES) -> list[Payload]:
+    """In their normal form. `showing`: whose may have images."""
     param = "payload.messages"
     if len(messages) > limits.max_messages:
         raise TooLarge(f"{param} has more than {limits.max_messages} messages", param=param)
@@ -148,9 +149,9 @@ def _messages(messages: list[Payload], limits: Limits) -> list[Payload]:
         if message["role"] == "developer":
             message["role"] = "system"
         if message.get("parts"):  # as the records have it: the content is the text of its parts
-            content = message["content"] = content_of(message["parts"], message, f"{place}.parts")
+            content = message["content"] = content_of(message["parts"], message, f"{place}.parts", showing)
         elif type(content) is not str:
-            content = message["content"] = _content(content, message, f"{place}.content")
+            content = message["content"] = _content(content, message, f"{place}.content", showing)
         size += size_within(content, f"{place}.content", limits)
         if len(message) > 2 or message["role"] == "tool":
             size += _of_tools(message, place, limits) + _of_reasoning(message, place, limits)
@@ -159,13 +160,13 @@ def _messages(messages: list[Payload], limits: Limits) -> list[Payload]:
     return messages
 
 
-def _content(value: list[Payload] | None, message: Payload, param: str) -> str:
+def _content(value: list[Payload] | None, message: Payload, param: str, showing: Set[str]) -> str:
     """The text of its parts; images among them stand in the message's `parts`."""
     if value is None:
         if message["role"] in ("assistant", "tool"):  # as clients send back an answer without text
             return ""
         raise InvalidRequest(f"{param} must be text or a list of parts", param=param)
-    return content_of(value, message, param)
+    return content_of(value, message, param, showing)
 
 
 def _of_tools(message: Payload, param: str, limits: Limits) -> int:

@@ -171,3 +171,21 @@ def test_the_slow_readings_of_a_tenant_hold_up_no_other(own_place: Any, monkeypa
     for one in readers:
         one.join(60)
     assert answers == [200] * 12
+
+
+def test_another_tenants_conversation_is_neither_exported_nor_followed(own_place: Any) -> None:
+    keys = own_place.folder / "keys.json"
+    secrets = {tenant: create_key(keys, tenant=tenant) for tenant in ("owner", "other")}
+    gateway = own_place.gateway("keyed", auth={"keys_file": keys})
+    headers = {tenant: {"authorization": f"Bearer {secret}"} for tenant, secret in secrets.items()}
+    assert gateway.http.post("/v1/conversations", json={"id": "c"}, headers=headers["owner"]).status_code == 200
+    exported = gateway.get("/v1/conversations/c/export", headers=headers["owner"])
+    assert (exported.status_code, exported.json()["messages"]) == (200, 0)
+    with gateway.http.stream("GET", "/v1/conversations/c/events", headers=headers["owner"]) as events:
+        assert (events.status_code, next(events.iter_lines())) == (200, "id: -1")
+    for path in ("export", "events"):
+        assert gateway.get(f"/v1/conversations/c/{path}", headers=headers["other"]).status_code == 404
+        assert gateway.get(f"/v1/conversations/c/{path}").status_code == 401
+    connected = context_of_app(gateway.app).connected
+    assert connected is not None
+    wait_until(lambda: len(connected.feeds) == 0, describe="whoever leaves is forgotten")

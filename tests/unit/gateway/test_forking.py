@@ -17,6 +17,7 @@ from penstock.common.conversations import ConversationRecord, decoded, fold_mess
 from penstock.common.reader import RawMessage
 from penstock.common.transport import Delivery
 from penstock.gateway.conversations.pages import Conversations
+from penstock.gateway.conversations.tails import Place
 from penstock.gateway.service.forking import Forking
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import BrokerUnavailable, Conflict, NotFound, PenstockError
@@ -65,6 +66,9 @@ class Cluster:
 
     def last_records(self, topics: Sequence[str], give_up: float) -> dict[str, RawMessage | None]:
         return {topic: self.logs[topic][-1] for topic in topics if self.logs.get(topic)}
+
+    def places(self, topics: Sequence[str]) -> dict[str, Place]:
+        return {topic: Place(self.ids[topic], self.ends[topic]) for topic in topics if topic in self.ids}
 
     def newest_ms(self, topic: str) -> int | None:
         return max((one.timestamp_ms for one in self.logs[topic]), default=None)

@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from websockets.sync.client import ClientConnection, connect
 
 from penstock.cli.commands.common import Gateway, auth_headers, console, errors, no_gateway, waiting_text
-from penstock.cli.commands.conversations import item_role, item_text
+from penstock.cli.commands.item_words import item_role, item_text
 from penstock.cli.failures import CliFailure, ExitCode
 
 HELP = (

@@ -1,4 +1,4 @@
-"""`penstock conversations`: create, list, show, replay, fork, sum up and delete conversations."""
+"""`penstock conversations`: create, list, show, follow, replay, fork, export, import, sum up, delete."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ import typer
 
 from penstock.cli.commands.common import AsJson, Gateway, console, print_json, print_list
 from penstock.cli.commands.conversation_facts import Facts, facts_text, when
+from penstock.cli.commands.conversation_files import export, import_
+from penstock.cli.commands.conversation_following import follow
+from penstock.cli.commands.conversation_replay import replay
+from penstock.cli.commands.item_words import item_role, item_text
 from penstock.cli.commands.submitting import Sent, Timeout, Wait, given, run
 from penstock.cli.option_groups import App
 
-app = App(no_args_is_help=True, help="Create, list, show, replay, fork, sum up and delete conversations.")
+app = App(
+    no_args_is_help=True,
+    help="Create, list, show, follow, replay, fork, export, import, sum up and delete conversations.",
+)
 Conversation = Annotated[str, typer.Argument(help="The conversation's id.")]
 
 
@@ -66,21 +73,6 @@ def _print(conversation: dict[str, Any], *, as_json: bool) -> None:
         console.print(facts_text(conversation), markup=False, highlight=False)
 
 
-def item_text(item: dict[str, Any]) -> str:
-    """The text of an item; an image stands as the path at which the gateway gives it."""
-    if item["type"] == "function_call":
-        return f"{item['name']}({item['arguments']})"
-    content = item["output"] if item["type"] == "function_call_output" else item.get("content")
-    if isinstance(content, str):
-        return content
-    return " ".join(filter(None, (part.get("text") or part.get("image_url") for part in content or [])))
-
-
-def item_role(item: dict[str, Any]) -> str:
-    """Who said it: calls of tools are an assistant's."""
-    return item.get("role") or ("tool" if item["type"] == "function_call_output" else "assistant")
-
-
 @app.command()
 def show(
     gateway: Gateway,
@@ -97,24 +89,10 @@ def show(
             console.print(item_text(item), markup=False, highlight=False)
 
 
-@app.command()
-def replay(
-    gateway: Gateway,
-    conversation: Conversation,
-    from_offset: Annotated[int, typer.Option(min=0, help="Begin at this offset of the conversation.")] = 0,
-    as_json: AsJson = True,
-) -> None:
-    """Every record of the conversation with its offset, one JSON line each.
-
-    Example: penstock conversations replay trip --from-offset 10
-    """
-    while True:
-        page = gateway.call("GET", f"/v1/conversations/{conversation}/replay", from_offset=from_offset)
-        for record in page["data"]:
-            print_json(record)
-        if not page["has_more"]:
-            return
-        from_offset = page["next_offset"]
+app.command()(follow)
+app.command()(replay)
+app.command()(export)
+app.command("import")(import_)
 
 
 @app.command()

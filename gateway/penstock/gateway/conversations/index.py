@@ -9,8 +9,8 @@ from penstock.common.conversations import ConversationRecord
 from penstock.common.forks import TopicForks
 
 Place = tuple[int, str | None, str, int]
-"""(deletions before it, request_id, direction, number) of a message. Of several records of one place, the lowest
-offset counts."""
+"""(deletions before it, request_id, direction, number) of a message or summary. Of several records of one place the
+lowest offset counts."""
 
 
 class ConversationIndex:
@@ -29,10 +29,12 @@ class ConversationIndex:
         self.forks = TopicForks()
         self._offsets: list[int] = []
         self._live: dict[str, tuple[int, Place | None]] = {}
-        """By key: the offset of its live record, and the place if that is a message of the conversation."""
+        """By key: the offset of its live record, and the place if that is a message or a summary."""
         self._written: dict[Place, list[int]] = {}
         """By place: the offsets of its live records, ascending. Several epochs can have written one."""
         self._turns: list[int] = []
+        self._summaries: list[int] = []
+        """Offsets of the summaries that stand, one for each request that made one."""
         self._erased: dict[str, int] = {}
         """By key: the offset of its newest tombstone."""
 
@@ -72,6 +74,22 @@ class ConversationIndex:
         first = first if after is None else max(first, bisect.bisect_right(self._turns, after))
         return self._turns[first : min(last, first + limit)]
 
+    def told(self, limit: int, begin: int, end: int) -> list[int]:
+        """Offsets of messages that count and of summaries: the first `limit` from `begin` to before `end`."""
+        found: list[int] = []
+        for offsets in (self._turns, self._summaries):
+            first = bisect.bisect_left(offsets, begin)
+            found += offsets[first : min(bisect.bisect_left(offsets, end), first + limit)]
+        return sorted(found)[:limit]
+
+    def counts(self, begin: int, end: int) -> tuple[int, int]:
+        """How many messages count and how many summaries stand from `begin` to before `end`."""
+
+        def count(offsets: list[int]) -> int:
+            return max(0, bisect.bisect_left(offsets, end) - bisect.bisect_left(offsets, begin))
+
+        return count(self._turns), count(self._summaries)
+
     def records(self, limit: int, *, begin: int = 0, end: int | None = None) -> list[int]:
         """Offsets of all records from `begin` to before `end`, tombstones too: the first `limit`."""
         first = bisect.bisect_left(self._offsets, begin)
@@ -82,20 +100,21 @@ class ConversationIndex:
         """Whether nothing stands behind the newest deletion: the topic is there for forks alone."""
         if not self.forks.deletions:
             return False
-        begin = self._begin()
+        begin = self.own_begin()
         live = reversed(self._live.items())
         return not any(offset >= begin and key not in self.forks.forks for key, (offset, _) in live)
 
     def keys_before_deletion(self) -> list[str]:
         """Keys of the live records that stand before the newest deletion, but for those that name forks."""
-        begin = self._begin()
+        begin = self.own_begin()
         return [
             key
             for key, (offset, _) in self._live.items()
             if offset < begin - 1 and key not in self.forks.forks and not key.startswith("deleted/")
         ]
 
-    def _begin(self) -> int:
+    def own_begin(self) -> int:
+        """The offset behind the newest deletion."""
         return self.forks.begin() - self.forks.base
 
     def is_erased(self, record: ConversationRecord) -> bool:
@@ -108,7 +127,7 @@ class ConversationIndex:
             written = self._written.setdefault(place, [])
             written.append(offset)
             if len(written) == 1:
-                self._turns.append(offset)
+                self._listed(place).append(offset)
 
     def _erase(self, key: str, offset: int) -> None:
         self._erased[key] = offset
@@ -119,16 +138,20 @@ class ConversationIndex:
         counted = written[0] == gone
         written.remove(gone)
         if counted:
-            del self._turns[bisect.bisect_left(self._turns, gone)]
+            offsets = self._listed(place)
+            del offsets[bisect.bisect_left(offsets, gone)]
             if written:
-                bisect.insort(self._turns, written[0])
+                bisect.insort(offsets, written[0])
         if not written:
             del self._written[place]
+
+    def _listed(self, place: Place) -> list[int]:
+        return self._summaries if place[2] == "summary" else self._turns
 
 
 def _place_of(record: ConversationRecord, deletions: int) -> Place | None:
     message = record.message
-    if message is None or message.direction not in ("in", "out"):
+    if message is None or message.direction not in ("in", "out", "summary"):
         return None
     return deletions, message.request_id, message.direction, message.index
 

@@ -12,6 +12,7 @@ from penstock.common import admin
 from penstock.common.kafka_errors import translated
 from penstock.common.reader import RawMessage, make_consumer, read_with
 from penstock.common.settings import KafkaSettings
+from penstock.gateway.conversations.tails import Place
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.topics import TP
 
@@ -43,6 +44,11 @@ class KafkaLog:
 
     def newest_ms(self, topic: str) -> int | None:
         return admin.newest_times(self._settings, [topic]).get(topic)
+
+    def places(self, topics: Sequence[str]) -> dict[str, Place]:
+        ids = admin.topic_ids(self._settings, topics)
+        ends = admin.end_offsets(self._settings, [(topic, 0) for topic in ids])
+        return {topic: Place(topic_id, ends[topic, 0]) for topic, topic_id in ids.items()}
 
     def read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
         """Raises BrokerUnavailable at `give_up` (monotonic), NotFound."""

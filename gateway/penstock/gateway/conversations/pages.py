@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -16,6 +16,7 @@ from penstock.common.forks import fork_id_of
 from penstock.common.reader import RawMessage
 from penstock.gateway.conversations.index import ConversationIndex, ranges
 from penstock.gateway.conversations.lineage import About, Holder, Lineage
+from penstock.gateway.conversations.tails import Place, Tail
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BrokerUnavailable, NotFound
 from penstock.schemas.ids import check_conversation_id, check_tenant
@@ -47,6 +48,10 @@ class Log(Protocol):
         """When its newest record was written, in ms since the epoch. Raises NotFound."""
         ...
 
+    def places(self, topics: Sequence[str]) -> dict[str, Place]:
+        """Those of the topics that exist. Raises NotFound for one that is deleted at this moment."""
+        ...
+
     def read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
         """The records from `begin` to before `end`, or the first `most` of them. Raises NotFound."""
         ...
@@ -54,6 +59,18 @@ class Log(Protocol):
     def last_records(self, topics: Sequence[str], give_up: float) -> dict[str, RawMessage | None]:
         """By topic that holds records: the last one; None where compaction removed it. Unknown ones are left out."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outline:
+    """A conversation as it stands: its records end before `end`. `created_ms`: as `About` has it."""
+
+    topic_id: str
+    created_ms: int | None
+    end: int
+    messages: int
+    """How many count."""
+    summaries: int
 
 
 @dataclass(eq=False, slots=True)
@@ -216,6 +233,59 @@ class Conversations:
         found = self._page(tenant, conversation_id, limit, choose, newest_first=newest_first)
         turns = [Turn(offset=one.offset, message=one.message) for one, _ in found if one.message is not None]
         return turns[::-1] if newest_first else turns
+
+    def outline(self, tenant: str, conversation_id: str) -> Outline:
+        """What stands in it now."""
+        parts = self._parts(tenant, conversation_id, time.monotonic() + DEADLINE_S)
+        messages = summaries = 0
+        for part in parts:
+            with part.indexed.lock:
+                index = part.indexed.index
+                counts = index.counts(part.begin, index.end if part.end is None else part.end)
+            messages, summaries = messages + counts[0], summaries + counts[1]
+        own = parts[0]
+        with own.indexed.lock:
+            return Outline(
+                topic_id=own.indexed.topic_id,
+                created_ms=own.indexed.index.created_ms,
+                end=own.base + own.indexed.index.end,
+                messages=messages,
+                summaries=summaries,
+            )
+
+    def place(self, tenant: str, conversation_id: str) -> Place:
+        """Where it stands and ends. Of one that is no fork it reads as much as `about`."""
+        topic = self._topic(tenant, conversation_id)
+        self.about(tenant, conversation_id)
+        with self._indexed(topic, conversation_id) as indexed:
+            base = indexed.index.forks.base
+        if (found := self._log.places([topic]).get(topic)) is None:
+            raise _unknown(conversation_id)
+        return found.counted_from(base)
+
+    def tail(self, tenant: str, conversation_id: str, place: Place) -> Tail:
+        """Its newest records, and those to come, as long as its topic has this id."""
+        return Tail(self._log, self._codec, self._topic(tenant, conversation_id), place)
+
+    def moved(self, seen: Mapping[tuple[str, str], Place]) -> list[tuple[str, str]]:
+        """Of these conversations, by tenant and id, those that are in another place than was seen."""
+        topics = {key: self._topic(*key) for key in seen}
+        places = self._log.places(list(topics.values()))
+        return [
+            key
+            for key, place in seen.items()
+            if (now := places.get(topics[key])) is None or now.counted_from(place.base) != place
+        ]
+
+    def told(self, tenant: str, conversation_id: str, limit: int, begin: int, end: int) -> list[Turn]:
+        """The messages that count and the summaries: the first `limit` from the offset `begin` to before `end`."""
+
+        def choose(part: _Part, left: int) -> list[int]:
+            last = end - part.base if part.end is None else min(part.end, end - part.base)
+            return part.indexed.index.told(left, max(part.begin, begin - part.base), last)
+
+        found = self._page(tenant, conversation_id, limit, choose)
+        return [Turn(offset=one.offset, message=one.message) for one, _ in found if one.message is not None]
 
     def records(
         self, tenant: str, conversation_id: str, limit: int, *, from_offset: int = 0

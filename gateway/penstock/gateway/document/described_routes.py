@@ -32,6 +32,7 @@ from penstock.gateway.routes import (
     artifact_answers,
     commands,
     conversation_answers,
+    conversation_export,
     dead_letters,
     operator_answers,
     registry_answers,
@@ -285,6 +286,12 @@ ROUTES: dict[RouteKey, Declared] = {
     ),
     ("GET", "/v1/conversations/{conversation_id}/replay"): Declared(
         READ, Documented(responses=_json(conversation_answers.Replay), errors=OF_ONE)
+    ),
+    ("GET", "/v1/conversations/{conversation_id}/events"): Declared(
+        _rules("read", lasts=Lasts.OUTCOME), Documented(responses={200: {SSE: EVENTS}}, errors=OF_ONE)
+    ),
+    ("GET", "/v1/conversations/{conversation_id}/export"): Declared(
+        READ, Documented(responses={200: {conversation_export.MEDIA_TYPE: _TEXT}}, errors=OF_ONE)
     ),
     ("POST", "/v1/admin/artifacts/sweep"): Declared(ADMIN, Documented(responses=_json(artifact_answers.ArtifactSweep))),
     ("POST", "/v1/artifacts"): Declared(

@@ -168,6 +168,7 @@ async def delete(request: Request, conversation_id: str) -> dict[str, Any]:
     await service.conversation_facts.take_away(caller.tenant, conversation_id)
     await service.forking.delete(caller.tenant, conversation_id)
     await service.conversation_facts.take_away(caller.tenant, conversation_id)
+    service.feeds.wake(caller.tenant, conversation_id)
     context_of(request).allowances.tenants.conversation_gone(caller.tenant, conversation_id)
     return {"object": "conversation.deleted", "id": conversation_id, "deleted": True}
 

@@ -19,6 +19,7 @@ from penstock.gateway.service.artifact_sweeps import ArtifactSweeps
 from penstock.gateway.service.bulk_commands import BulkCommands
 from penstock.gateway.service.control import Control
 from penstock.gateway.service.conversation_facts import FactsOfConversations
+from penstock.gateway.service.conversation_feeds import Feeds
 from penstock.gateway.service.deliveries import DeliveryLookups
 from penstock.gateway.service.dependencies import Dependencies, artifact_probe, orders_probe
 from penstock.gateway.service.ending_lost import EndingLost
@@ -66,6 +67,7 @@ class GatewayService:
     conversations: Conversations
     conversation_facts: FactsOfConversations
     forking: Forking
+    feeds: Feeds
     redriving: Redriving
     threads: Threads = field(default_factory=Threads)
 
@@ -122,6 +124,7 @@ class GatewayService:
             forking=Forking(
                 transport, ConversationTopics(settings), conversations, kafka.names, codec, artifacts, threads
             ),
+            feeds=Feeds(conversations, hub, threads),
             redriving=Redriving(letters, submitting, view, transport, codec, kafka, threads),
             dependencies=Dependencies(
                 {"artifacts": artifact_probe(artifacts, threads), "orders": orders_probe(orders)},

@@ -14,6 +14,11 @@ from penstock.gateway.view.frames import Frame
 Subject = Hashable
 
 
+def items_subject(tenant: str, conversation_id: str) -> Subject:
+    """A conversation in which something may have been appended. Its clients are woken, and get no frames."""
+    return "items", tenant, conversation_id
+
+
 class Gone(StrEnum):
     """Why a client was let go."""
 
@@ -111,6 +116,11 @@ class Hub:
         for client in set().union(*listening) if len(listening) > 1 else tuple(listening[0]):
             for frame in frames:
                 client.push(frame)
+
+    def notify(self, subject: Subject) -> None:
+        """Wake the clients of a subject, without a frame."""
+        for client in tuple(self._clients.get(subject, ())):
+            client.wake()
 
     def clients_except(self, subject: Subject, other: Subject) -> set[Client]:
         """The clients of a subject that do not listen to the other."""

@@ -17,7 +17,7 @@ from penstock.gateway.limits.tenants import Tenants
 from penstock.gateway.view.conversation_pools import ConversationPools
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.fleet import Fleet
-from penstock.gateway.view.hub import Hub
+from penstock.gateway.view.hub import Hub, items_subject
 from penstock.gateway.view.known_requests import KnownRequests
 from penstock.gateway.view.outputs import LargeOutput, OutcomeReader
 from penstock.gateway.view.positions import Positions
@@ -279,6 +279,8 @@ class View:
                 self._hub.publish_once(subjects, entry.frames_of(step, told))
             if done and self._hub.listens(outcome := ("outcome", *entry.key)):
                 self._hub.publish(outcome, entry.outcome_frame())
+            if done:
+                self._tell_items(entry)
         if filling is not None:
             self.streams.tell_end(filling)
         if done:
@@ -312,6 +314,7 @@ class View:
         if entry.status is event:
             self._touch(entry)
             self._hub.publish_once(subjects, frames)
+            self._tell_items(entry)
             here = (event.attempt, event.epoch, event.status)
             is_new = before is None or (before.attempt, before.epoch, before.status) != here
             if is_new and message.timestamp_ms >= self._counts_since_ms:
@@ -320,6 +323,11 @@ class View:
     def _facts(self, message: RawMessage) -> None:
         if message.key is not None:
             self.known.unwritten.add_facts(message.key.decode(errors="replace"), message.value)
+
+    def _tell_items(self, entry: Entry) -> None:
+        """Something may have been appended to its conversation: its input when it began, its answer before its end."""
+        if entry.conversation_id is not None and self._hub.has_readers:
+            self._hub.notify(items_subject(entry.tenant, entry.conversation_id))
 
     def _control(self, message: RawMessage) -> None:
         if message.value is None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.commands.conversations import item_role, item_text
+from penstock.cli.commands.item_words import item_role, item_text
 from penstock.common.conversations import Turn
 from penstock.gateway.openai.conversation_items import items_of_turn, offset_of
 from penstock.schemas.errors import InvalidRequest

@@ -1,0 +1,62 @@
+"""A consumer group as the keeper of positions in topics of one partition. It has no members.
+
+A position is kept with the id of its topic: one of a conversation that was deleted and made anew counts for nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from penstock.common.kafka_errors import from_kafka
+from penstock.producers.replay_plan import Kept
+from penstock.schemas.errors import BrokerUnavailable, Conflict
+
+_MEMBERS = frozenset({KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS})
+COORDINATOR_S = 30.0
+"""A broker that has just started makes the topic of positions when it is asked for the first one."""
+AGAIN_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupPositions:
+    """`consumer` has the group's name as its `group.id`. All methods block.
+
+    They raise BrokerUnavailable, Forbidden, and Conflict when the group has members.
+    """
+
+    group: str
+    consumer: Consumer
+    timeout_s: float
+
+    def read(self, topics: Sequence[str]) -> dict[str, Kept]:
+        """The positions that are kept for these topics."""
+        if not topics:
+            return {}
+        give_up = time.monotonic() + max(self.timeout_s, COORDINATOR_S)
+        while True:
+            try:
+                found = self.consumer.committed([TopicPartition(topic, 0) for topic in topics], self.timeout_s)
+                break
+            except KafkaException as error:
+                failure = from_kafka(error, f"read the positions of {self.group}")
+                if not isinstance(failure, BrokerUnavailable) or time.monotonic() > give_up:
+                    raise failure from error
+                time.sleep(AGAIN_S)
+        return {one.topic: Kept(offset=one.offset, topic_id=one.metadata or "") for one in found if one.offset >= 0}
+
+    def keep(self, positions: Mapping[str, Kept]) -> None:
+        """Commit these positions, by topic."""
+        try:
+            self.consumer.commit(
+                offsets=[TopicPartition(topic, 0, one.offset, one.topic_id) for topic, one in positions.items()],
+                asynchronous=False,
+            )
+        except KafkaException as error:
+            if error.args[0].code() in _MEMBERS:
+                text = f"the group {self.group} has members: a replay needs a group of its own"
+                raise Conflict(text, param="group") from error
+            raise from_kafka(error, f"commit the positions of {self.group}") from error

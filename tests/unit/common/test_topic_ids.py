@@ -1,0 +1,45 @@
+"""Ids of topics, as a broker tells them that may have started a moment ago."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.common import admin
+from penstock.common.settings import KafkaSettings
+from penstock.schemas.errors import BrokerUnavailable
+
+SETTINGS = KafkaSettings(topic_prefix="p-")
+
+
+def broker_with(monkeypatch: pytest.MonkeyPatch, *topics: str) -> list[int]:
+    """It knows these topics. The sizes of the questions that come."""
+    asked: list[int] = []
+
+    def descriptions(_: KafkaSettings, names: Sequence[str], timeout_s: float, *, missing_ok: bool) -> dict[str, Any]:
+        asked.append(len(names))
+        return {name: SimpleNamespace(topic_id=f"id of {name}") for name in names if name in topics}
+
+    monkeypatch.setattr(admin, "_descriptions", descriptions)
+    return asked
+
+
+def test_topics_that_do_not_exist_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker_with(monkeypatch, "p-inference.result", "a")
+    assert admin.topic_ids(SETTINGS, ["a", "b"]) == {"a": "id of a"}
+
+
+def test_a_broker_that_knows_no_topics_yet_takes_none_for_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker_with(monkeypatch, "a")
+    with pytest.raises(BrokerUnavailable):
+        admin.topic_ids(SETTINGS, ["a", "b"])
+
+
+def test_many_are_asked_for_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"t{number}" for number in range(1_200)]
+    asked = broker_with(monkeypatch, "p-inference.result", *names)
+    assert len(admin.topic_ids(SETTINGS, names)) == 1_200
+    assert asked == [501, 501, 201]
