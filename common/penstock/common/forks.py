@@ -106,6 +106,10 @@ class TopicForks:
         deletions = (one for one in self.deletions if limit is None or one <= limit)
         return max(deletions, default=self.base - 1) + 1
 
+    def is_seen(self, offset: int, at: int) -> bool:
+        """Whether the record at the offset `at` has the one at `offset` before it: no deletion stands in between."""
+        return offset <= at and not any(offset < one <= at for one in self.deletions)
+
     def goes_on_from(self, limit: int | None = None) -> ConversationFork | None:
         """What precedes the records from `begin` on, if that was not deleted with others of this topic."""
         return self.fork if self.begin(limit) == self.base else None

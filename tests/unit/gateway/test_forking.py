@@ -387,8 +387,9 @@ def test_a_killed_deletion_is_finished_by_a_repeat() -> None:
             whole = False
         cluster.kill_at = None
         forking, pages = cluster.gateway()
+        if run(forking.exists("acme", "f")):
+            run(forking.delete("acme", "f"))
         for one in ("f", "c"):
-            run(forking.delete("acme", one))
             with pytest.raises(NotFound):
                 said(pages, one)
         assert not cluster.logs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from confluent_kafka import Consumer
 
@@ -13,7 +14,7 @@ from penstock.common.kafka_errors import translated
 from penstock.common.reader import RawMessage, make_consumer, read_with
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.conversations.tails import Place
-from penstock.schemas.errors import PenstockError
+from penstock.schemas.errors import BrokerUnavailable, NotFound, PenstockError
 from penstock.schemas.topics import TP
 
 IDLE = 8
@@ -56,11 +57,14 @@ class KafkaLog:
 
     def last_records(self, topics: Sequence[str], give_up: float) -> dict[str, RawMessage | None]:
         """Raises BrokerUnavailable at `give_up` (monotonic)."""
-        known = admin.partition_counts(self._settings, topics)
-        ends = admin.end_offsets(self._settings, [(topic, 0) for topic in known])
-        ranges = {tp: (end - 1, end) for tp, end in ends.items() if end}
-        found: dict[str, RawMessage | None] = {topic: None for topic, _ in ranges}
-        return found | {one.topic: one for one in (self._read(ranges, give_up, None) if ranges else ())}
+        while time.monotonic() < give_up:
+            known = admin.partition_counts(self._settings, topics)
+            with suppress(NotFound):  # one was deleted since: look which are left
+                ends = admin.end_offsets(self._settings, [(topic, 0) for topic in known])
+                ranges = {tp: (end - 1, end) for tp, end in ends.items() if end}
+                found: dict[str, RawMessage | None] = {topic: None for topic, _ in ranges}
+                return found | {one.topic: one for one in (self._read(ranges, give_up, None) if ranges else ())}
+        raise BrokerUnavailable("conversations are deleted while they are listed; try again", retry_after_s=1)
 
     def _read(self, ranges: Mapping[TP, tuple[int, int]], give_up: float, most: int | None) -> list[RawMessage]:
         while True:

@@ -20,6 +20,7 @@ from penstock.gateway.openai.exchange import completed
 from penstock.gateway.openai.responses_bodies import item_messages
 from penstock.gateway.routes.conversation_answers import NewConversation
 from penstock.gateway.routes.conversations import create_conversation, read_conversation
+from penstock.gateway.routes.item_ids import offset_of
 from penstock.gateway.routes.multipart import read_json
 from penstock.gateway.routes.native import native_request
 from penstock.gateway.routes.paging import After, Include, Limit, Order, first_page
@@ -137,15 +138,6 @@ async def _outcome(service: GatewayService, tenant: str, request_id: str) -> Ent
     while not (entry := await service.lookups.wait(tenant, request_id, WAIT_S)).done:
         pass
     return entry
-
-
-def offset_of(item_id: str, param: str) -> int:
-    """Where the message of an item stands. Raises InvalidRequest for what is no item's id."""
-    kind, _, place = item_id.partition("_")
-    number = place.partition("_")[0]
-    if kind not in ("msg", "fc", "fco") or not number.isdecimal():
-        raise InvalidRequest(f"{param} must be the id of an item", param=param)
-    return int(number)
 
 
 def items_of_turn(turn: Turn) -> list[Json]:

@@ -11,8 +11,8 @@ from fastapi import APIRouter, Request
 
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.limits.callers import caller_of
-from penstock.gateway.openai.conversation_items import offset_of
 from penstock.gateway.routes.conversations import conversation_about, read_conversation
+from penstock.gateway.routes.item_ids import offset_of
 from penstock.gateway.routes.multipart import read_json
 from penstock.gateway.routes.paging import After, Limit, Order, first_page
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter

@@ -147,20 +147,23 @@ class Forking:
             await self._let_go(tenant, conversation_id)
 
     async def _let_go(self, tenant: str, conversation_id: str) -> None:
-        """Remove what a deletion ended and no fork goes on from."""
+        """Remove what a deletion ended and no fork goes on from.
+
+        Its own topic goes last: a call that is repeated after a kill finds what is left to do.
+        """
         lineage = await self._lineage(tenant, conversation_id)
         if lineage is None or lineage.begin == lineage.base:
             return
         for key, fork in lineage.forks.items():
             if (fork.through < lineage.begin or lineage.is_deleted) and await self._lives(tenant, key, fork):
                 return
+        if lineage.parent is not None:
+            await self._let_go_of(tenant, lineage.parent, fork_id_of(lineage.fork_key or ""))
         if lineage.is_deleted:
             await self._remove_topic(tenant, conversation_id)
             await self._release_artifacts(tenant, conversation_id)
         else:  # begun anew in the same topic
             await self._erase(tenant, conversation_id, lineage.keys_before_deletion)
-        if lineage.parent is not None:
-            await self._let_go_of(tenant, lineage.parent, fork_id_of(lineage.fork_key or ""))
 
     async def _let_go_of(self, tenant: str, parent: ConversationFork, fork_id: str) -> None:
         """A fork of `parent` is gone."""

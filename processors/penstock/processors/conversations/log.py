@@ -232,12 +232,10 @@ class ConversationLog:
 
     def summaries_telling(self, offset: int) -> list[bytes]:
         """Keys of the summaries in the own topic that tell of the message at an offset."""
-        deletions = self.topic.deletions
-        if deletions and offset < deletions[-1]:
-            summaries = [entry for entry in self._earlier if entry.message.direction == "summary"]
-        else:
-            summaries = self._summaries
-        return [entry.key for entry in summaries if self._is_own(entry) and covers(entry) >= offset]
+        summaries = (entry for entry in (*self._earlier, *self._own) if entry.message.direction == "summary")
+        return [
+            entry.key for entry in summaries if covers(entry) >= offset and self.topic.is_seen(offset, entry.offset)
+        ]
 
     def _of_request(self, request_id: str) -> list[Entry]:
         earlier = [entry for entry in self._earlier if entry.message.request_id == request_id]

@@ -307,7 +307,7 @@ class Turns:
         Called with the log's lock. Locks are taken from parents to forks only.
         """
         for key, fork in log.topic.forks.items():
-            if fork.through < offset:
+            if not log.topic.is_seen(offset, fork.through):
                 continue
             topic = self._topic_of(tenant, fork.conversation_id)
             async with self._in_order(topic):

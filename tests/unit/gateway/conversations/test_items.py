@@ -8,7 +8,8 @@ import pytest
 
 from penstock.cli.commands.item_words import item_role, item_text
 from penstock.common.conversations import Turn
-from penstock.gateway.openai.conversation_items import items_of_turn, offset_of
+from penstock.gateway.openai.conversation_items import items_of_turn
+from penstock.gateway.routes.item_ids import offset_of
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.records import ConversationMessage
 

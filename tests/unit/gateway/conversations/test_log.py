@@ -11,7 +11,7 @@ import pytest
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.conversations import log as log_module
 from penstock.gateway.conversations.log import IDLE, USES, KafkaLog
-from penstock.schemas.errors import BrokerUnavailable
+from penstock.schemas.errors import BrokerUnavailable, NotFound
 
 
 @dataclass
@@ -96,3 +96,22 @@ def test_no_more_than_some_wait_and_none_after_the_end(stage: Stage) -> None:
     log.close()
     log._give_back(*taken[0])
     assert stage.opened == 0
+
+
+def test_a_topic_that_is_deleted_while_last_records_are_read_is_left_out(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list of conversations was 404 when another call deleted one of them."""
+    topics = {"a": 3, "b": 2, "empty": 0}
+
+    def ends(_: Any, partitions: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        if topics.pop("b", None) is not None:
+            raise NotFound("b")
+        return {tp: topics[tp[0]] for tp in partitions}
+
+    monkeypatch.setattr(log_module.admin, "partition_counts", lambda _, names: dict.fromkeys(set(topics) & {*names}, 1))
+    monkeypatch.setattr(log_module.admin, "end_offsets", ends)
+    log = KafkaLog(KafkaSettings())
+    assert log.last_records(["a", "b", "empty"], time.monotonic() + 20) == {"a": None}
+    with pytest.raises(BrokerUnavailable):
+        log.last_records(["a"], time.monotonic())

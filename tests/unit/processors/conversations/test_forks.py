@@ -18,7 +18,7 @@ from penstock.processors.conversations.turns import Turns, TurnStart
 from penstock.processors.kafka.broker_watch import BrokerWatch
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import Cancelled, Conflict, NotFound
-from penstock.schemas.records import ConversationFork, ConversationMessage, InferenceRequest
+from penstock.schemas.records import ArtifactRef, ConversationFork, ConversationMessage, InferenceRequest
 from penstock.schemas.topics import TopicNames
 
 CODEC = default_codec()
@@ -394,6 +394,43 @@ async def test_a_turn_of_a_deleted_conversation_is_erased_where_forks_show_it() 
     for one in (turns, make(log)):
         start = await seen(one, "f")
         assert (list(start.past.messages), start.past.summary) == ([], None)
+
+
+async def test_a_summary_of_what_was_begun_anew_outlives_an_erasure_in_what_was_deleted() -> None:
+    """It stood behind what was erased, and never told of it."""
+    log = MemoryTopics()
+    turns = make(log)
+    await forked_after_two_turns(log, turns)
+    log.delete("c")
+    await turn(turns, "c", 3)
+    await add_summary(turns, "c", "s1", "told")
+    log.fork("c", "anew", 8)
+    await add_summary(turns, "anew", "s2", "told anew")
+    assert await turns.erase("default", "c", "r1") == 2
+    for name, text in (("c", "told"), ("anew", "told anew")):
+        told = (await seen(make(log), name)).past.summary
+        assert told is not None
+        assert told.text == text
+
+
+async def test_images_of_deleted_messages_are_held_until_they_are_erased() -> None:
+    log = MemoryTopics()
+    turns = make(log)
+    asked = request("c", "r1")
+    drawn = ArtifactRef(artifact_id="a1", uri="file:a1", media_type="image/png", size_bytes=1, sha256="0")
+    await turns.finish(replace(answer(asked, "A cat."), artifacts=[drawn]), mine, await begin(turns, asked))
+    log.fork("c", "f", 1)
+    log.delete("c")
+
+    async def held(of: Turns) -> set[str]:
+        await said(of, "c")
+        kept = of._cached(topic_of("default", "c"))  # pyright: ignore[reportPrivateUsage]
+        assert kept is not None
+        return kept.artifact_ids()
+
+    assert await held(turns) == {"a1"}
+    await turns.erase("default", "c", "r1")
+    assert (await held(turns), await held(make(log))) == (set(), set())
 
 
 async def test_a_summary_that_comes_while_its_parent_is_erased_goes_too() -> None:
