@@ -244,3 +244,32 @@ def test_a_broker_that_restarts_is_waited_for_and_ends_no_stream(system: System,
     follower.wait(2, 60)
     assert follower.items[0][1] == "still there?"
     assert not follower.ended
+
+
+def test_a_fork_is_followed_and_exported_with_what_it_inherits(system: System) -> None:
+    g1, g2 = gateway_of(system, "g1"), gateway_of(system, "g2")
+    create(g1, "stem")
+    for text in ("one", "two", "three"):
+        say(g1, "stem", text)
+    items = httpx.get(f"{g1.url}/v1/conversations/stem/items?order=asc").json()["data"]
+    through = items[3]["offset"]
+    made = httpx.post(f"{g1.url}/v1/conversations/stem/fork", json={"through": through, "id": "twig"}, timeout=30)
+    assert made.status_code == 201, made.text
+    new, whole = Follower(g1.url, "twig"), Follower(g2.url, "twig", after="-1")
+    say(g2, "twig", "four")
+    for follower, count in ((new, 2), (whole, 6)):
+        follower.wait(count)
+    own = httpx.get(f"{g2.url}/v1/conversations/twig/items?order=asc").json()["data"]
+    told = [(item["offset"], item["content"][0]["text"]) for item in own]
+    assert whole.items == told
+    assert [offset for offset, _ in told[:4]] == [item["offset"] for item in items[:4]]
+    assert new.items == told[4:]
+    lines = httpx.get(f"{g1.url}/v1/conversations/twig/export").text.splitlines()
+    head, *messages = map(json.loads, lines)
+    assert head["messages"] == len(messages) == 6
+    parent = Follower(g1.url, "stem")
+    assert httpx.delete(f"{g2.url}/v1/conversations/stem", timeout=30).status_code == 200
+    wait_until(lambda: parent.ended, 30, "the deleted conversation is followed on, since its topic stays")
+    say(g1, "twig", "five")
+    whole.wait(8)
+    new.wait(4)
