@@ -5,8 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.common.forks import TopicForks
+from penstock.processors.conversations.messages import as_chat
 from penstock.schemas.records import ArtifactRef, ConversationFork, ConversationMessage
 
 ENTRY_OVERHEAD_BYTES = 1500
@@ -72,6 +74,11 @@ class ConversationLog:
         """What stands before the newest `deleted`."""
         self._by_request: dict[str | None, list[Entry]] = {}
         self._counting: list[Entry] = []
+        self._chat: list[dict[str, Any]] = []
+        """Of those the forms in which engines read them."""
+        self._hashes: list[int] = []
+        """Of those, each with all before it, a hash of their offsets."""
+        self._has_pictures = False
         self._summaries: list[Entry] = []
         self._identities: set[tuple[str | None, str, int]] = set()
 
@@ -142,9 +149,17 @@ class ConversationLog:
                 offsets.setdefault(entry.message.index, entry.offset)
         return offsets
 
-    def history(self, request_id: str) -> list[ConversationMessage]:
-        """The messages that count in front of this request's own input; all when its input is not here yet."""
-        return [entry.message for entry in self._in_front(request_id)]
+    def history(self, request_id: str) -> list[dict[str, Any]]:
+        """The messages that count in front of this request's own input, as engines read them; all when its input is not
+        here yet. They are to be read only."""
+        return self._chat[: self._in_front(request_id)]
+
+    def pictured(self, request_id: str) -> list[ConversationMessage]:
+        """The same as records, if there are images in them; else nothing."""
+        if not self._has_pictures:
+            return []
+        messages = [entry.message for entry in self._counting[: self._in_front(request_id)]]
+        return messages if any(message.artifacts for message in messages) else []
 
     def through(self, offset: int | None, *, after: int = -1) -> list[Entry]:
         """The messages that count up to an offset, with it (None: all), and stand behind another."""
@@ -169,7 +184,7 @@ class ConversationLog:
 
     def covered_by(self, summary: Entry, request_id: str) -> int:
         """How many of the messages in `history` it stands for."""
-        return bisect_right(self._in_front(request_id), covers(summary), key=lambda entry: entry.offset)
+        return min(self._in_front(request_id), self._count_through(covers(summary)))
 
     def summary_mark(self, through: int) -> SummaryMark:
         """The mark of what a summary through an offset is made of now."""
@@ -183,13 +198,20 @@ class ConversationLog:
         return base_stands and self.identity == mark.topic_id and self._told_through(mark.through) == mark.fingerprint
 
     def _told_through(self, offset: int) -> int:
-        return hash(tuple(entry.offset for entry in self.through(offset)))
+        return self._hash(self._count_through(offset))
+
+    def _hash(self, count: int) -> int:
+        """Of the offsets of the first `count` messages that count."""
+        return self._hashes[count - 1] if count else 0
+
+    def _count_through(self, offset: int) -> int:
+        return bisect_right(self._counting, offset, key=lambda entry: entry.offset)
 
     def mark(self, request_id: str) -> HistoryMark:
         """The mark of `history`."""
-        entries, summary = self._in_front(request_id), self.summary_for(request_id)
-        offsets = (None if summary is None else summary.offset, *(entry.offset for entry in entries))
-        return HistoryMark(self.identity, len(entries), hash(offsets))
+        count, summary = self._in_front(request_id), self.summary_for(request_id)
+        read = (None if summary is None else summary.offset, self._hash(count))
+        return HistoryMark(self.identity, count, hash(read))
 
     def agrees(self, mark: HistoryMark, request_id: str) -> bool:
         """Whether the history is still the one that `mark` was made of. A topic made since then has to be empty."""
@@ -247,11 +269,12 @@ class ConversationLog:
     def _widest(self, counts: Callable[[Entry], bool]) -> Entry | None:
         return max(filter(counts, self._summaries), key=lambda entry: (covers(entry), entry.offset), default=None)
 
-    def _in_front(self, request_id: str) -> list[Entry]:
+    def _in_front(self, request_id: str) -> int:
+        """How many messages count in front of this request's own input."""
         own = self.inputs(request_id)
         if not own:
-            return self._counting
-        return self._counting[: bisect_left(self._counting, min(own.values()), key=lambda entry: entry.offset)]
+            return len(self._counting)
+        return bisect_left(self._counting, min(own.values()), key=lambda entry: entry.offset)
 
     def _take(self, entry: Entry) -> None:
         self._own.append(entry)
@@ -263,9 +286,16 @@ class ConversationLog:
         message = entry.message
         self._by_request.setdefault(message.request_id, []).append(entry)
         identity = (message.request_id, message.direction, message.index)
-        if identity not in self._identities:
-            self._identities.add(identity)
-            (self._summaries if message.direction == "summary" else self._counting).append(entry)
+        if identity in self._identities:
+            return
+        self._identities.add(identity)
+        if message.direction == "summary":
+            self._summaries.append(entry)
+        else:
+            self._hashes.append(hash((self._hash(len(self._hashes)), entry.offset)))
+            self._counting.append(entry)
+            self._chat.append(as_chat(message))
+            self._has_pictures = self._has_pictures or bool(message.artifacts)
 
     def _remove(self, key: bytes) -> None:
         """Build the rest anew: a later record of the same identity may count now."""
@@ -286,7 +316,8 @@ class ConversationLog:
     def _rebuild(self) -> None:
         self.changes += 1
         self._by_request, self._identities = {}, set()
-        self._counting, self._summaries = [], []
+        self._counting, self._summaries, self._chat, self._hashes = [], [], [], []
+        self._has_pictures = False
         for entry in self.entries():
             self._add(entry)
 

@@ -483,12 +483,11 @@ class Turns:
     def _turn_start(self, topic: str, request_id: str, within_s: float) -> TurnStart:
         log = self._refreshed(topic, within_s)
         answer = log.answer(request_id)
-        messages = [] if answer is not None else log.history(request_id)
         return TurnStart(
             answer=answer,
-            past=_past(log, request_id, [as_chat(message) for message in messages]),
+            past=_past(log, request_id, [] if answer is not None else log.history(request_id)),
             mark=log.mark(request_id),
-            pictured=messages if any(message.artifacts for message in messages) else [],
+            pictured=[] if answer is not None else log.pictured(request_id),
             shown=log.shown_by(request_id),
         )
 
