@@ -20,7 +20,7 @@ from system import System
 HANGS = """
 import asyncio, sys
 import {module} as module
-import penstock.{room}.app as app
+import penstock.{room} as app
 
 async def hang(*_, **__):
     await asyncio.Event().wait()
@@ -32,10 +32,11 @@ from penstock.cli.main import main
 main()
 """
 PARTS = {
-    "worker": ("processors", "penstock.processors.app:WorkerApp._leave"),
-    "gateway": ("gateway", "uvicorn:Server.shutdown"),
-    "bridge": ("gateway.bridge", "penstock.gateway.bridge.feeder:QueueFeeder.cancel"),
-    "webhooks": ("gateway.webhooks", "penstock.gateway.webhooks.dispatcher:Dispatcher.cancel"),
+    "worker": ("processors.app", "penstock.processors.app:WorkerApp._leave"),
+    "gateway": ("gateway.app", "uvicorn:Server.shutdown"),
+    "bridge": ("gateway.side_process", "penstock.gateway.bridge.feeder:QueueFeeder.cancel"),
+    "webhooks": ("gateway.side_process", "penstock.gateway.webhooks.dispatcher:Dispatcher.cancel"),
+    "summarizer": ("gateway.side_process", "penstock.gateway.summarizer.requests:Requests.close"),
 }
 
 

@@ -30,7 +30,8 @@ Key = tuple[str, str]
 PAGE_TURNS = 50
 LOOK_S = 2.0
 """Between two looks at the ends of all followed conversations: they are deleted by other gateways, and others than
-workers may write to them. A look that takes long is followed by a longer pause."""
+workers may write to them. A look that takes long is followed by a longer pause, but not one that waited for Kafka."""
+LONGEST_PAUSE_S = 10.0
 AGAIN_S = 1.0
 
 
@@ -117,13 +118,16 @@ class Feeds:
         """Look at all of them now and then, until it is cancelled."""
         took_s = 0.0
         while True:
-            await asyncio.sleep(max(self._look_s, 10 * took_s))
+            await asyncio.sleep(max(self._look_s, min(10 * took_s, LONGEST_PAUSE_S)))
             began = time.monotonic()
             seen = {key: Place(feed.topic_id, feed.newest.end, feed.base) for key, feed in self._feeds.items()}
             try:
                 moved = await self._threads.metadata.run(self._conversations.moved, seen) if seen else []
             except PenstockError as error:
                 logger.warning("feeds.not_looked error=%s", error.code)
+                continue
+            except Exception:  # whoever follows would wait for ever
+                logger.exception("feeds.not_looked")
                 continue
             took_s = time.monotonic() - began
             for key in moved:

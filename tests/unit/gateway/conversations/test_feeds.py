@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -248,3 +249,27 @@ async def test_a_log_that_lost_records_ends_the_stream_so_that_clients_ask_again
 def test_an_event_that_cannot_be_is_refused(event_id: str) -> None:
     with pytest.raises(InvalidCursor):
         Position.after(event_id, 5)
+
+
+async def test_a_look_that_waited_for_kafka_is_soon_followed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds_module, "LONGEST_PAUSE_S", 0.05)
+    made = World()
+    looks: list[float] = []
+
+    def moved(seen: object) -> list[tuple[str, str]]:
+        looks.append(time.monotonic())
+        if len(looks) == 1:
+            time.sleep(0.5)
+        if len(looks) == 2:
+            raise RuntimeError("no failure of one look ends them all")
+        return []
+
+    monkeypatch.setattr(made.conversations, "moved", moved)
+    running = asyncio.create_task(made.feeds.run())
+    async with made.follower() as events:
+        await anext(events)
+        async with asyncio.timeout(3):
+            while len(looks) < 4:
+                await asyncio.sleep(0.01)
+    running.cancel()
+    made.threads.close()
