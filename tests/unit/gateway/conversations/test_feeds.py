@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from conversation_logs import TOPIC, FakeLog, message, reader
+from penstock.common.tasks import end_all
 from penstock.gateway.conversations import tails
 from penstock.gateway.conversations.pages import Conversations
 from penstock.gateway.openai.item_events import Position, item_events
@@ -268,8 +269,7 @@ async def test_a_look_that_waited_for_kafka_is_soon_followed_by_the_next(monkeyp
     running = asyncio.create_task(made.feeds.run())
     async with made.follower() as events:
         await anext(events)
-        async with asyncio.timeout(3):
-            while len(looks) < 4:
-                await asyncio.sleep(0.01)
-    running.cancel()
+        waiting = asyncio.ensure_future(anext(events))
+        await wait_until_async(lambda: len(looks) >= 4, 3, lambda: f"looked at {looks}")
+        await end_all([waiting, running])
     made.threads.close()
