@@ -556,7 +556,10 @@ def test_an_id_that_is_deleted_and_still_needed_begins_anew_and_is_cleaned_up_la
     assert pages.deleted("acme", ["c", "f"]) == {"c"}
     with pytest.raises(Conflict):
         run(forking.fork("acme", "f", 1, "c"))
+    with pytest.raises(NotFound):
+        pages.about("acme", "c")
     run(forking.create("acme", "c"))
+    assert pages.about("acme", "c").forked_from is None, "it is there at once, whatever was read before"
     assert (pages.turns("acme", "c", 5), pages.deleted("acme", ["c"])) == ([], set())
     say(cluster, "c", "r3")
     assert said(pages, "c") == ["r3 in", "r3 out"]

@@ -130,8 +130,9 @@ class Conversations:
         with self._indexed(topic, conversation_id) as indexed:
             if indexed.index.created_ms is None:
                 self._extend(topic, conversation_id, indexed, give_up, first_only=True)
-            is_fork = indexed.index.forks.fork_key is not None
-            if is_fork or self._perhaps_deleted(topic, conversation_id, indexed, give_up):
+            index = indexed.index
+            told_by_all = index.forks.fork_key is not None or index.is_deleted()  # it may be begun anew by now
+            if told_by_all or self._perhaps_deleted(topic, conversation_id, indexed, give_up):
                 self._extend(topic, conversation_id, indexed, give_up)
             if indexed.index.is_deleted():
                 raise _unknown(conversation_id)
