@@ -33,6 +33,7 @@ FLOOR_TURNS = 10
 WORDS = "some more words than two or three, as people and models say them to one another."
 AT_ONCE = 200
 IDLE_S = 20.0
+COMPLETED = 'penstock_summaries_total{outcome="completed"}'
 
 
 def write(kafka: KafkaSettings, turns: dict[str, int]) -> None:
@@ -116,14 +117,15 @@ def many(made: System, count: int) -> None:
         began = time.perf_counter()
         summarizer = made.summarizer(f"s-{name}").wait_ready()
 
-        def idle(summarizer: Process = summarizer) -> bool:
+        def idle(summarizer: Process = summarizer, due: int = count if name == "first" else 0) -> bool:
             found = metrics(summarizer)
             rest = found["penstock_summaries_due"] + found["penstock_summaries_in_flight"]
-            return found["penstock_conversations_followed"] == count and not rest
+            done = found.get(COMPLETED, 0) >= due and not rest
+            return found["penstock_conversations_followed"] == count and done
 
         wait_until(idle, 600, lambda one=summarizer: str(metrics(one)), poll_s=0.5)
         took = time.perf_counter() - began
-        summed = metrics(summarizer).get('penstock_summaries_total{outcome="completed"}', 0)
+        summed = metrics(summarizer).get(COMPLETED, 0)
         process = psutil.Process(summarizer.popen.pid)
         before = sum(process.cpu_times()[:2])
         time.sleep(IDLE_S)
