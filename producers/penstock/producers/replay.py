@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from confluent_kafka import Message
 
 from penstock.common.conversations import ConversationRecord, decoded
+from penstock.common.group_positions import GroupPositions, Kept
 from penstock.common.kafka_errors import translated
 from penstock.common.reader import RawMessage, make_consumer, read_with
 from penstock.common.settings import KafkaSettings
-from penstock.producers.replay_group import GroupPositions
 from penstock.producers.replay_plan import (
     Erasures,
-    Kept,
     Pace,
     Range,
     ReplayedRecord,

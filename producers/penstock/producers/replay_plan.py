@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TypedDict
 
 from penstock.common.conversations import ConversationRecord
+from penstock.common.group_positions import Kept
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.records import ConversationMessage
 
@@ -56,14 +57,6 @@ def check_options(options: ReplayOptions) -> None:
         raise InvalidRequest("rate must be a number of records per second above 0", param="rate")
     if options.get("batch_records", 1) < 1:
         raise InvalidRequest("batch_records must be 1 or more", param="batch_records")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Kept:
-    """A position that a group has committed for a conversation, and the id that its topic had (empty: not known)."""
-
-    offset: int
-    topic_id: str
 
 
 def begin_at(kept: Kept | None, topic_id: str, start: int, bounds: Range) -> int:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.common.conversations import ConversationRecord
-from penstock.producers.replay_plan import Erasures, Kept, Pace, begin_at, check_options, matching, next_window
+from penstock.common.group_positions import Kept
+from penstock.producers.replay_plan import Erasures, Pace, begin_at, check_options, matching, next_window
 from penstock.schemas.errors import InvalidRequest
 
 

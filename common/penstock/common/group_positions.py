@@ -12,13 +12,24 @@ from dataclasses import dataclass
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from penstock.common.kafka_errors import from_kafka
-from penstock.producers.replay_plan import Kept
 from penstock.schemas.errors import BrokerUnavailable, Conflict
 
 _MEMBERS = frozenset({KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS})
 COORDINATOR_S = 30.0
 """A broker that has just started makes the topic of positions when it is asked for the first one."""
 AGAIN_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kept:
+    """A position that a group has committed for a topic, and the id that its topic had (empty: not known).
+
+    `note`: what else its owner keeps with it, in words without blanks at its ends.
+    """
+
+    offset: int
+    topic_id: str
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,17 +57,25 @@ class GroupPositions:
                 if not isinstance(failure, BrokerUnavailable) or time.monotonic() > give_up:
                     raise failure from error
                 time.sleep(AGAIN_S)
-        return {one.topic: Kept(offset=one.offset, topic_id=one.metadata or "") for one in found if one.offset >= 0}
+        return {one.topic: _kept(one) for one in found if one.error is None and one.offset >= 0}
 
     def keep(self, positions: Mapping[str, Kept]) -> None:
-        """Commit these positions, by topic."""
+        """Commit these positions, by topic. Topics that are gone are passed over."""
+        due = [
+            TopicPartition(topic, 0, one.offset, f"{one.topic_id} {one.note}".rstrip())
+            for topic, one in positions.items()
+        ]
         try:
-            self.consumer.commit(
-                offsets=[TopicPartition(topic, 0, one.offset, one.topic_id) for topic, one in positions.items()],
-                asynchronous=False,
-            )
+            for one in self.consumer.commit(offsets=due, asynchronous=False) or ():
+                if one.error is not None and one.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise KafkaException(one.error)
         except KafkaException as error:
             if error.args[0].code() in _MEMBERS:
-                text = f"the group {self.group} has members: a replay needs a group of its own"
+                text = f"the group {self.group} has members: positions need a group of their own"
                 raise Conflict(text, param="group") from error
             raise from_kafka(error, f"commit the positions of {self.group}") from error
+
+
+def _kept(one: TopicPartition) -> Kept:
+    topic_id, _, note = (one.metadata or "").partition(" ")
+    return Kept(offset=one.offset, topic_id=topic_id, note=note)
