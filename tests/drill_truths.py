@@ -15,10 +15,8 @@ STATES = ("idle", "waiting", "running", "loading", "turns")
 FOLLOWERS = ("nothing", "worker restart", "gateway restart")
 
 TOKEN_MS = 50
-LONG, SHORT = 500, 4
-"""Tokens of a run that outlasts the setup on a slow machine (25 s), and of one that does not."""
-LOAD_MS = 10_000
-"""So long a load takes in the state `loading`."""
+LONG, SHORT = 100, 4
+"""Tokens of a run that is on the engine at the order, and of another."""
 
 ROLES = {
     "idle": (),
@@ -50,13 +48,19 @@ class Combination:
         """Whether somebody had it loaded by a request. To pin it is then the only reason to load it after a restart."""
         return (self.order, self.state) == ("pin", "idle")
 
-    def entry(self) -> dict[str, Any]:
-        """Its `[[models]]` table. Nothing but the order loads it in `load`, `idle`."""
+    @property
+    def is_preloaded(self) -> bool:
+        return self.state != "loading" and (self.order, self.state) not in (("load", "idle"), ("pin", "idle"))
+
+    def entry(self, hold: str) -> dict[str, Any]:
+        """Its `[[models]]` table. While the file `hold` exists, what runs does not end, and in `loading` no load does.
+
+        Nothing but the order loads it in `load`, `idle`.
+        """
         options = {"tokens": LONG, "delay_ms": TOKEN_MS, "slots": 1 if self.state == "waiting" else 4}
-        if self.state == "loading":
-            options["load_ms"] = LOAD_MS
-        preload = self.state != "loading" and (self.order, self.state) not in (("load", "idle"), ("pin", "idle"))
-        return self._table(preload=preload, options=options)
+        if self.state in ("waiting", "running", "loading", "turns"):
+            options["hold"] = hold
+        return self._table(preload=self.is_preloaded, options=options)
 
     def replacement(self) -> dict[str, Any]:
         """What `replace` puts in its place: it answers with what it was asked, so that the answer names its engine."""

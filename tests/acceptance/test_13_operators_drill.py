@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +14,13 @@ from system import System
 
 @pytest.mark.slow
 @pytest.mark.parametrize("follower", FOLLOWERS)
-def test_each_order_in_each_state_followed_by(follower: str, make_system: Callable[..., System]) -> None:
+def test_each_order_in_each_state_followed_by(
+    follower: str, tmp_path: Path, make_system: Callable[..., System]
+) -> None:
+    hold = tmp_path / "hold"
     system = make_system(
-        models=[combination.entry() for combination in COMBINATIONS],
+        models=[combination.entry(str(hold)) for combination in COMBINATIONS],
         worker_options={"state_interval_s": 1},
         gateway_options={"worker_late_s": LATE_S},
     )
-    run_drill(Drill(system), follower)
+    run_drill(Drill(system, hold), follower)

@@ -207,6 +207,7 @@ KINDS: dict[str, EngineKind] = {
                 "delay_ms": NUMBER,
                 "first_delay_ms": NUMBER,
                 "load_ms": NUMBER,
+                "hold": TEXT,
                 "chars": whole(0),
                 "echo": FLAG,
             },

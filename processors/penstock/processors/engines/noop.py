@@ -2,7 +2,7 @@
 
 Options: tokens (4), delay_ms between tokens (0), first_delay_ms (0), load_ms that its load takes (0), slots (256),
 chars (the least length of a token's text), echo (false; true: answer with the context it was given, so that tests see
-it).
+it), hold (the path of a file: while it exists no load ends, and no run that has delays).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from penstock.common.tasks import set_within
@@ -41,6 +42,7 @@ from penstock.schemas.errors import EngineFailed, InternalError
 logger = logging.getLogger(__name__)
 
 WINDOW = 100_000
+HELD_LOOK_S = 0.05
 
 
 class NoopEngine(Engine):
@@ -55,6 +57,7 @@ class NoopEngine(Engine):
         self._first_delay_s = float(options.get("first_delay_ms", 0)) / 1000
         self._load_s = float(options.get("load_ms", 0)) / 1000
         self._slots = int(options.get("slots", 256))
+        self._hold = Path(options["hold"]) if "hold" in options else None
         self._echo = bool(options.get("echo", False))
         self._chars = int(options.get("chars", 0))
         self._window = int(options.get("window", WINDOW))
@@ -63,10 +66,12 @@ class NoopEngine(Engine):
 
     async def start(self) -> None:
         """Raises EngineFailed if `stop` is called before the load has ended."""
-        if self._load_s:
-            self._state = EngineState.STARTING
-            if await set_within(self._stopping, self._load_s):
+        self._state = EngineState.STARTING
+        wait_s = self._load_s
+        while wait_s or self._is_held():
+            if await set_within(self._stopping, wait_s or HELD_LOOK_S):
                 raise EngineFailed(f"{self.model} was stopped while it was loaded")
+            wait_s = 0.0
         self._state = EngineState.READY
 
     async def prepare(self, spec: RunSpec) -> Prepared:
@@ -120,7 +125,13 @@ class NoopEngine(Engine):
         timer = asyncio.get_running_loop().call_later(delay_s, self._step, script)
         self._running[script.run_id] = (timer, script.sink)
 
+    def _is_held(self) -> bool:
+        return self._hold is not None and self._hold.exists()
+
     def _step(self, script: _Script) -> None:
+        if script.ends_next and self._is_held():
+            self._later(script, HELD_LOOK_S)
+            return
         try:
             if script.is_shown_at_end:
                 script.show_all()
@@ -187,6 +198,11 @@ class _Script:
     def is_shown_at_end(self) -> bool:
         """Whether its tokens are seen only together: nothing is streamed, and no stop text can end it early."""
         return not self._spec.stream and not self._spec.params.get("stop")
+
+    @property
+    def ends_next(self) -> bool:
+        """Whether its next step is its last one."""
+        return self.is_shown_at_end or self._at >= len(self._pieces) - 1
 
     @property
     def waits(self) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -164,6 +165,27 @@ async def test_stopping_ends_a_load_at_once() -> None:
     with pytest.raises(EngineFailed, match="stopped while it was loaded"):
         await asyncio.wait_for(loading, 5)
     assert engine.state is EngineState.STOPPED
+
+
+async def test_neither_loads_nor_runs_end_while_they_are_held(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    hold.touch()
+    engine = NoopEngine("m", {"tokens": 2, "delay_ms": 1, "hold": str(hold)})
+    loading = asyncio.create_task(engine.start())
+    await wait_until_async(lambda: engine.state is EngineState.STARTING, 5)
+    hold.unlink()
+    await asyncio.wait_for(loading, 5)
+    hold.touch()
+    sinks: list[Sink] = []
+    for number, stream in enumerate([True, False]):
+        asked, sink = spec(number, prompt="x", stream=stream), Sink()
+        engine.run(asked, await engine.prepare(asked), sink)
+        sinks.append(sink)
+    await wait_until_async(lambda: [delta.text for delta in sinks[0].deltas] == ["word0 "], 5)
+    await asyncio.sleep(0.01)  # longer than the tokens take
+    assert not any(sink.done.done() for sink in sinks)
+    hold.unlink()
+    await wait_until_async(lambda: all(sink.done.done() for sink in sinks), 5)
 
 
 async def test_a_load_can_be_cancelled() -> None:
