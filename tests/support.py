@@ -100,7 +100,8 @@ def create_topics(bootstrap_servers: str, prefix: str, partitions: int = 4, pool
     from penstock.schemas.topics import TopicNames, topic_specs
 
     settings = KafkaSettings(bootstrap_servers=bootstrap_servers, topic_prefix=prefix)
-    specs = topic_specs(TopicNames(prefix), partitions=partitions)
+    sharded = os.environ.get("PENSTOCK_TEST_LAYOUT") == "sharded"
+    specs = topic_specs(TopicNames(prefix), partitions=partitions, shared_conversations=sharded)
     if pool is not None:
         specs = [*specs, *topic_specs(TopicNames(prefix), partitions=partitions, pool=pool)]
     ensure_topics(settings, specs)

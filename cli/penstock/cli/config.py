@@ -24,6 +24,7 @@ SECRET_WORDS = ("password", "secret", "ticket_key", "token", "api_key", "access_
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", "-c", help="penstock.toml (default: PENSTOCK_CONFIG, ./penstock.toml).")
 ]
+ConversationLayout = Literal["topics", "sharded"]
 S = TypeVar("S", bound=BaseSettings)
 
 
@@ -34,6 +35,8 @@ class TopicsSection(Section):
     """Partitions of each request, retry, result, status and dead-letter topic."""
     durability: Literal["replicas", "fsync"] = "replicas"
     """replicas: what all in-sync replicas hold is durable; fsync: every record is flushed too, against power loss."""
+    conversation_layout: ConversationLayout = "topics"
+    """topics: each conversation has a topic, which suits thousands; sharded: all are in one topic. Chosen once."""
     pools: list[str] = Field(default_factory=list[str])
     """Pools whose request topics are made too."""
 

@@ -222,6 +222,7 @@ class LocalSystem:
             settings.kafka_settings(self.bootstrap_servers),
             partitions=EMBEDDED_PARTITIONS if embedded else settings.topics.partitions,
             durability=settings.topics.durability,
+            conversation_layout=settings.topics.conversation_layout,
             alter=embedded,
             progress=self._progress,
         )

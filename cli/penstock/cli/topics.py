@@ -75,6 +75,12 @@ def create(
         typer.Option(min=1, help="Partitions of each request and result topic (default: [topics], else 64)."),
     ] = None,
     durability: Annotated[str | None, typer.Option(help="replicas, or fsync against power loss.")] = None,
+    conversation_layout: Annotated[
+        str | None,
+        typer.Option(
+            help="topics: a topic for each conversation; sharded: one for all (default: [topics], else topics)."
+        ),
+    ] = None,
     pool: Annotated[
         list[str] | None, typer.Option(help="Also the request topics of this pool; may be repeated.")
     ] = None,
@@ -90,12 +96,15 @@ def create(
       penstock topics create --bootstrap-servers kafka:9092 --partitions 64
 
       penstock topics create --durability fsync --alter
+
+      penstock topics create --conversation-layout sharded
     """
     settings, kafka = cluster.load()
     reports = create_topics(
         kafka,
         partitions=partitions or settings.topics.partitions,
         durability=durability or settings.topics.durability,
+        conversation_layout=conversation_layout or settings.topics.conversation_layout,
         pools=pool or settings.topics.pools,
         alter=alter,
         progress=_tell,
@@ -177,6 +186,7 @@ def create_topics(
     *,
     partitions: int,
     durability: str,
+    conversation_layout: str = "topics",
     pools: Sequence[str] = (),
     alter: bool = False,
     progress: Progress = silent,
@@ -190,10 +200,14 @@ def create_topics(
     if durability not in ("replicas", "fsync"):
         raise CliFailure(f"durability {durability!r}: use replicas or fsync", exit_code=ExitCode.USAGE)
     brokers = broker_count(settings)
-    specs = topic_specs(settings.names, partitions=partitions, brokers=brokers, durability=durability)
+    existing = partition_counts(settings)
+    shared = _is_sharded(settings.names, existing, conversation_layout)
+    specs = topic_specs(
+        settings.names, partitions=partitions, brokers=brokers, durability=durability, shared_conversations=shared
+    )
     for pool in pools:
         specs += topic_specs(settings.names, partitions=partitions, brokers=brokers, durability=durability, pool=pool)
-    planned = {spec.name: spec.partitions for spec in specs} | partition_counts(settings)
+    planned = {spec.name: spec.partitions for spec in specs} | existing
     if problems := unequal_topics(settings.names, planned, pools):
         raise CliFailure(f"nothing was made: {problems[0]}")
     reports = ensure_topics(settings, specs)
@@ -208,6 +222,20 @@ def create_topics(
     if problems := unequal_topics(settings.names, partition_counts(settings), pools):
         raise CliFailure(problems[0])
     return reports
+
+
+def _is_sharded(names: TopicNames, existing: Mapping[str, int], layout: str) -> bool:
+    """Whether conversations share a topic: they do already, or nothing speaks against what is wished."""
+    if layout not in ("topics", "sharded"):
+        raise CliFailure(f"conversation layout {layout!r}: use topics or sharded", exit_code=ExitCode.USAGE)
+    if names.conversation_log in existing or layout == "topics":
+        return names.conversation_log in existing
+    if talks := sum(names.parse_conversation(topic) is not None for topic in existing):
+        raise CliFailure(
+            f"nothing was made: {talks} conversations have topics of their own, and would not be found any more; export"
+            " them with `penstock conversations export`, delete them, and import them afterwards"
+        )
+    return True
 
 
 def _alter(
@@ -261,7 +289,14 @@ def findings(settings: KafkaSettings, durability: str) -> list[str]:
     from penstock.common.admin import broker_count, ensure_topics, partition_counts
 
     counts = partition_counts(settings)
-    specs = topic_specs(settings.names, partitions=4, brokers=broker_count(settings), durability=durability)
+    shared = settings.names.conversation_log in counts
+    specs = topic_specs(
+        settings.names,
+        partitions=4,
+        brokers=broker_count(settings),
+        durability=durability,
+        shared_conversations=shared,
+    )
     missing = [f"{spec.name} does not exist: run `penstock topics create`" for spec in specs if spec.name not in counts]
     reports = ensure_topics(settings, [spec for spec in specs if spec.name in counts])
     return [*missing, *broken(reports, specs), *unequal_topics(settings.names, counts)]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from penstock.common import admin
 from penstock.common.forks import TopicForks
 from penstock.common.reader import RawMessage, read_to_end
 from penstock.common.settings import KafkaSettings
+from penstock.common.shards.addresses import first_offset
+from penstock.common.shards.scanning import read_shared, shared_partitions
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.errors import DecodeError, NotFound
 from penstock.schemas.ids import check_conversation_id, check_tenant
@@ -37,6 +40,14 @@ class Turn:
 
     offset: int
     message: ConversationMessage
+
+
+class TopicRecords(NamedTuple):
+    """All records of a conversation's topic, at Kafka's offsets."""
+
+    records: list[ConversationRecord]
+    first: int = 0
+    """The offset with which the conversation begins."""
 
 
 def fold_messages(records: Iterable[ConversationRecord]) -> list[Turn]:
@@ -82,12 +93,20 @@ def read_conversation(
     """
     own_id = check_conversation_id(conversation_id)
 
-    def read_topic(name: str, topic_id: str | None) -> list[ConversationRecord] | None:
-        topic = settings.names.conversation(check_tenant(tenant), name)
-        if topic_id is not None and admin.topic_id(settings, topic, deadline_s) != topic_id:
-            return None
-        messages = read_to_end(settings, topic, partition=0, deadline_s=deadline_s)
-        return list(decoded(codec or default_codec(), messages))
+    owner, shared = check_tenant(tenant), shared_partitions(settings, deadline_s)
+
+    def read_topic(name: str, topic_id: str | None) -> TopicRecords | None:
+        topic = settings.names.conversation(owner, name)
+        if shared is not None:
+            found_id, messages = read_shared(settings, topic, shared, deadline_s)
+            if topic_id not in (None, found_id):
+                return None
+        else:
+            found_id = None
+            if topic_id is not None and admin.topic_id(settings, topic, deadline_s) != topic_id:
+                return None
+            messages = read_to_end(settings, topic, partition=0, deadline_s=deadline_s)
+        return TopicRecords(list(decoded(codec or default_codec(), messages)), first_offset(found_id))
 
     try:
         records = read_through(own_id, read_topic)
@@ -97,17 +116,17 @@ def read_conversation(
 
 
 def read_through(
-    conversation_id: str, read_topic: Callable[[str, str | None], list[ConversationRecord] | None]
+    conversation_id: str, read_topic: Callable[[str, str | None], TopicRecords | None]
 ) -> list[ConversationRecord]:
     """The records of a conversation at its own offsets, with those that it inherits (`TopicForks`).
 
-    `read_topic` reads all records of a conversation's topic, at Kafka's offsets; None when the topic has not the id
+    `read_topic` reads a conversation's topic; None when the topic has not the id
     that is asked for: then nothing is inherited from it. Raises NotFound for a deleted conversation.
     """
     parts: list[list[ConversationRecord]] = []
     name, topic_id, limit = conversation_id, None, None
-    while (records := read_topic(name, topic_id)) is not None:
-        forks = TopicForks()
+    while (found := read_topic(name, topic_id)) is not None:
+        records, forks = found.records, TopicForks(found.first)
         for record in records:
             forks.apply(record.offset, record.key, record.message)
         live = {record.key: record for record in records}

@@ -71,7 +71,9 @@ class TopicForks:
     inherited messages keep those that they have where they stand.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
+        """`first`: Kafka's offset of the first record."""
+        self._first = first
         self.base = 0
         self.fork: ConversationFork | None = None
         """What the conversation goes on from, also if that was deleted."""
@@ -86,7 +88,7 @@ class TopicForks:
         """Take the record at Kafka's offset; most of them say nothing."""
         if message is None:
             self._erase(key)
-        elif message.direction == "fork" and offset == 0 and message.fork is not None:
+        elif message.direction == "fork" and offset == self._first and message.fork is not None:
             self.fork, self.fork_key, self.tenant = message.fork, key, message.tenant
             self.base = message.fork.through + 1
         elif message.direction == "forked" and message.fork is not None:

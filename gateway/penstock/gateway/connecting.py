@@ -15,7 +15,7 @@ from penstock.common.clock import now_ms
 from penstock.common.transport import AsyncTransport, Transport
 from penstock.gateway.batches.runner import BatchRunner
 from penstock.gateway.context import GatewayContext
-from penstock.gateway.conversations.log import KafkaLog
+from penstock.gateway.conversations.opening import open_layout
 from penstock.gateway.conversations.pages import Conversations
 from penstock.gateway.dead_letters.follower import LetterFollower
 from penstock.gateway.dead_letters.index import LetterIndex
@@ -117,6 +117,8 @@ class Connecting:
                 counts_since_ms=self._since_ms,
                 tenants=self._context.allowances.tenants,
             )
+            layout = await asyncio.to_thread(open_layout, settings, transport, codecs.blocking)
+            stack.push_async_callback(asyncio.to_thread, layout.close)
             follower = Follower(
                 kafka,
                 view,
@@ -126,12 +128,11 @@ class Connecting:
                 threads=threads,
                 on_caught_up=_caught_up,
                 on_failure=lambda reason: self._context.on_failure(reason),
+                conversations=layout.everyone if layout.is_shared else None,
             )
             artifacts = await asyncio.to_thread(open_store, settings.artifacts, settings.artifacts_location)
             outcomes = Outcomes(kafka, codecs.prompt, view)
             stack.push_async_callback(outcomes.stop)
-            conversation_log = KafkaLog(kafka)
-            stack.push_async_callback(asyncio.to_thread, conversation_log.close)
             dlq_id = await asyncio.to_thread(admin.topic_id, kafka, names.dlq) or "none"
             letters_path = conf.view_path.with_name(f"{conf.view_path.name}.dead-letters")
             index = await asyncio.to_thread(LetterIndex, letters_path, f"{kafka.topic_prefix} {dlq_id}")
@@ -150,7 +151,8 @@ class Connecting:
                 run_times,
                 self._context.allowances,
                 outcomes,
-                Conversations(conversation_log, kafka.names, codecs.blocking),
+                Conversations(layout.log, kafka.names, codecs.blocking),
+                layout,
                 letters,
             )
             hold_the_collector()

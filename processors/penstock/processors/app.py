@@ -16,6 +16,7 @@ from typing import Any
 
 from penstock.common import admin
 from penstock.common.clock import now_ms
+from penstock.common.shards.shard_copy import ShardCopy
 from penstock.common.stop_bound import bounded_stop, run_process
 from penstock.common.tasks import end_all, set_within
 from penstock.processors.assembly import Hooks, Parts, assemble
@@ -27,7 +28,7 @@ from penstock.processors.metrics import Metrics
 from penstock.processors.models.machine import UnknownDevice
 from penstock.processors.quiet import quiet_logs
 from penstock.processors.settings import WorkerSettings
-from penstock.schemas.errors import BrokerUnavailable, PenstockError, RegistryUnavailable
+from penstock.schemas.errors import BrokerUnavailable, Overloaded, PenstockError, RegistryUnavailable
 from penstock.schemas.logs import log_to_stderr
 from penstock.schemas.records import WAITING_REASONS, WorkerState
 from penstock.schemas.topics import CLASSES, TopicNames
@@ -116,9 +117,10 @@ class WorkerApp:
             loop.add_signal_handler(number, self._finish, EXIT_OK)
         kafka = self.settings.kafka_settings()
         partitions = await asyncio.to_thread(verify_topics, self.settings)
+        copy = await asyncio.to_thread(open_copy, self.settings)
         try:
             hooks = Hooks(lambda: self._finish(EXIT_FAILED), self._not_ready, self._describe, self._refresh_gauges)
-            parts = self._parts = assemble(self.settings, partitions, self._metrics, hooks, loop)
+            parts = self._parts = assemble(self.settings, partitions, self._metrics, hooks, loop, copy)
             on_faults(loop, parts.worker.break_down)
             parts.desired_models.on_observed = self._orders_observed
         except RegistryUnavailable as error:
@@ -378,6 +380,8 @@ class WorkerApp:
         await parts.desired.stop()
         await parts.refetcher.stop()
         parts.turns.close()
+        if parts.copy is not None:
+            await asyncio.to_thread(parts.copy.close)
         parts.watch.close()
         await asyncio.to_thread(parts.transport.close, 5.0)
         if not parts.worker.broken:
@@ -436,6 +440,19 @@ def verify_topics(settings: WorkerSettings) -> dict[str, int]:
         if counts[topic] != 1:
             raise CannotStart(f"{topic} must have one partition, it has {counts[topic]}")
     return {topic: counts[topic] for topic in requests}
+
+
+def open_copy(settings: WorkerSettings) -> ShardCopy | None:
+    """This worker's copy of the topic that conversations share; None where each has its own. Raises CannotStart."""
+    kafka = settings.kafka_settings()
+    try:
+        if admin.topic_id(kafka, kafka.names.conversation_log) is None:
+            return None
+        return ShardCopy(kafka, settings.worker.data_dir / "conversations")
+    except BrokerUnavailable as error:
+        raise CannotStart(f"no Kafka at {kafka.bootstrap_servers}: {error}", EXIT_UNREACHABLE) from error
+    except Overloaded as error:
+        raise CannotStart(str(error)) from error
 
 
 if __name__ == "__main__":

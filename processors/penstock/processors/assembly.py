@@ -10,11 +10,13 @@ from typing import Any
 
 from penstock.common.clock import now_ms
 from penstock.common.refetch import Refetcher
+from penstock.common.shards.shard_copy import ShardCopy
 from penstock.common.threads import DaemonThreads
 from penstock.common.transport import AsyncTransport, Transport
 from penstock.processors.committing import Committer
 from penstock.processors.conversations.held import HeldImages
 from penstock.processors.conversations.kafka_log import KafkaLog
+from penstock.processors.conversations.shared_log import SharedLog
 from penstock.processors.conversations.turns import Turns
 from penstock.processors.core.composition import new_flow
 from penstock.processors.core.fleet.views import PlacementSettings
@@ -64,6 +66,8 @@ class Parts:
     transport: Transport
     publisher: Publisher
     turns: Turns
+    copy: ShardCopy | None
+    """Of the topic that conversations share, if they share one."""
     watch: BrokerWatch
     worker: Worker
     flow: Flow
@@ -103,8 +107,10 @@ def assemble(
     metrics: Metrics,
     hooks: Hooks,
     loop: asyncio.AbstractEventLoop,
+    copy: ShardCopy | None,
 ) -> Parts:
-    """Make and join the parts of a worker of these request topics. Raises RegistryUnavailable, UnknownDevice."""
+    """Make and join the parts of a worker of these request topics. `copy`: of the topic that conversations share, if
+    they share one. Raises RegistryUnavailable, UnknownDevice."""
     conf, kafka = settings.worker, settings.kafka_settings()
     names, clock = kafka.names, time.monotonic
     codecs = registry_codecs(settings.schema_registry.url, write=settings.schema_registry.write)
@@ -122,7 +128,9 @@ def assemble(
     def catch_up(within_s: float) -> None:
         control.catch_up(within_s)
 
-    turns = _turns(settings, asynchronous, codec, faults, watch, HeldImages(outputs.store), store_threads, catch_up)
+    turns = _turns(
+        settings, asynchronous, codec, faults, watch, HeldImages(outputs.store), store_threads, catch_up, copy
+    )
     journal = CrashJournal(conf.data_dir / "journal", settings.worker_id)
     book = ControlBook(horizon_s=conf.control_horizon_s, remembered=conf.control_remembered)
     lanes = Lanes(metrics, clock=clock)
@@ -240,6 +248,7 @@ def assemble(
         transport=transport,
         publisher=publisher,
         turns=turns,
+        copy=copy,
         watch=watch,
         worker=worker,
         flow=flow,
@@ -299,12 +308,13 @@ def _turns(
     held: HeldImages,
     store_threads: DaemonThreads,
     catch_up: Callable[[float], None],
+    copy: ShardCopy | None,
 ) -> Turns:
     conf = settings.conversations
     kafka = settings.kafka_settings()
-    log = KafkaLog(kafka, transport, max_topics=conf.max_topics, durability=settings.topics.durability)
+    own = KafkaLog(kafka, transport, max_topics=conf.max_topics, durability=settings.topics.durability)
     return Turns(
-        log,
+        own if copy is None else SharedLog(copy, transport, kafka.names, codec),
         codec,
         kafka.names.conversation,
         threads=conf.threads,

@@ -123,6 +123,11 @@ class TopicNames:
     def conversation_facts(self) -> str:
         return self.prefix + "inference.conversation"
 
+    @property
+    def conversation_log(self) -> str:
+        """The records of all conversations, where they share one topic."""
+        return self.prefix + "inference.conversation.log"
+
     def retry(self, tier: str) -> str:
         return f"{self.prefix}inference.retry.{tier}"
 
@@ -240,9 +245,18 @@ def _durable(brokers: int, durability: str, flush: bool) -> dict[str, str]:
 
 
 def topic_specs(
-    names: TopicNames, *, partitions: int = 4, brokers: int = 1, durability: str = "replicas", pool: str | None = None
+    names: TopicNames,
+    *,
+    partitions: int = 4,
+    brokers: int = 1,
+    durability: str = "replicas",
+    pool: str | None = None,
+    shared_conversations: bool = False,
 ) -> list[TopicSpec]:
-    """All topics of one installation (or the request topics of one pool). `durability` is replicas or fsync."""
+    """All topics of one installation (or the request topics of one pool). `durability` is replicas or fsync.
+
+    `shared_conversations`: with the one that holds all conversations, in place of a topic for each.
+    """
     replication = 3 if brokers >= 3 else 1
 
     def spec(name: str, count: int, days: int | None, policy: str, *, flush: bool, **config: str) -> TopicSpec:
@@ -267,6 +281,11 @@ def topic_specs(
         spec(names.model, 1, None, "compact", flush=False),
         spec(names.worker, 1, 1, "compact,delete", flush=False),
         spec(names.conversation_facts, 1, None, "compact", flush=True),
+        *(
+            [spec(names.conversation_log, partitions, None, "compact", flush=True, max_compaction_lag_ms=str(_DAY_MS))]
+            if shared_conversations
+            else []
+        ),
     ]
 
 

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.common import forks
-from penstock.common.conversations import ConversationRecord, decoded, fold_messages, read_through
+from penstock.common.conversations import ConversationRecord, TopicRecords, decoded, fold_messages, read_through
 from penstock.common.reader import RawMessage
+from penstock.common.shards.addresses import address_of, id_of
+from penstock.common.shards.scanning import of_conversation
+from penstock.common.shards.shard_file import ShardFile
 from penstock.common.transport import Delivery
+from penstock.gateway.conversations.layout import Target
 from penstock.gateway.conversations.pages import Conversations
+from penstock.gateway.conversations.shared import SharedTopic
 from penstock.gateway.conversations.tails import Place
 from penstock.gateway.service.forking import Forking
 from penstock.schemas.codec import default_codec
@@ -56,6 +63,9 @@ class Cluster:
     def topic_id(self, topic: str) -> str | None:
         return self.ids.get(topic)
 
+    def back(self, topic: str, end: int, records: int) -> int:
+        return max(0, end - records)
+
     def end(self, topic: str) -> int:
         if topic not in self.logs:
             raise NotFound(topic)
@@ -75,6 +85,13 @@ class Cluster:
 
     # -- as topics and producer of `Forking`
 
+    is_shared: ClassVar[bool] = False
+    first: ClassVar[int] = 0
+    """Where the first message of the first conversation stands."""
+
+    def target(self, topic: str, key: bytes) -> Target:
+        return Target(topic, 0, key)
+
     def create(self, topic: str) -> None:
         if topic not in self.logs:
             self.logs[topic], self.ends[topic], self.ids[topic] = [], 0, f"id-{next(self.numbers)}"
@@ -83,11 +100,11 @@ class Cluster:
         self.logs.pop(topic, None)
         self.ids.pop(topic, None)
 
-    async def produce(self, topic: str, value: bytes | None, *, key: bytes | None = None) -> Delivery:
+    async def produce(self, topic: str, value: bytes | None, *, key: bytes, partition: int) -> Delivery:
         await self.step()
         if topic not in self.logs:
             raise NotFound(topic)
-        return Delivery(topic=topic, partition=0, offset=self.write(topic, key or b"", value), timestamp_ms=0)
+        return Delivery(topic=topic, partition=0, offset=self.write(topic, key, value), timestamp_ms=0)
 
     def write(self, topic: str, key: bytes, value: bytes | None) -> int:
         offset = self.ends[topic]
@@ -96,15 +113,24 @@ class Cluster:
         return offset
 
     def compact(self, tombstones_too: bool) -> None:
-        """The newest record of a key stays; a log's last one always."""
         for topic, records in self.logs.items():
-            newest = {one.key: one.offset for one in records}
-            self.logs[topic] = [
-                one
-                for one in records
-                if one.offset == self.ends[topic] - 1
-                or (newest[one.key] == one.offset and not (one.value is None and tombstones_too))
-            ]
+            self.logs[topic] = _compacted(records, self.ends[topic], tombstones_too)
+
+    def exists(self, topic: str) -> bool:
+        return topic in self.ids
+
+    def read_topic(self, topic: str) -> tuple[str, TopicRecords]:
+        if topic not in self.ids:
+            raise NotFound(topic)
+        return self.ids[topic], TopicRecords(list(decoded(CODEC, self.logs[topic])))
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.logs
+
+    def live_keys(self, topic: str) -> list[bytes]:
+        live = {one.key or b"": one.value for one in self.logs[topic]}
+        return [key for key, value in live.items() if value is not None]
 
     # -- as its threads and artifacts
 
@@ -126,6 +152,128 @@ class Cluster:
         pages = Conversations(self, NAMES, CODEC)
         threads = SimpleNamespace(conversations=self, artifacts=self)
         return Forking(self, self, pages, NAMES, CODEC, cast(Any, self), cast(Any, threads)), pages
+
+
+class Offsets(NamedTuple):
+    """Where a turn's messages stand: Kafka's offsets."""
+
+    question: int
+    answer: int
+
+
+@dataclass
+class SharedCluster(Cluster):
+    """The same with one topic of two partitions for all, and the real file that finds what is in it."""
+
+    is_shared: ClassVar[bool] = True
+    first: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        self.logs = {}
+        self.topic, self.partitions, self.topic_id_of_all = NAMES.conversation_log, 2, "shared"
+        self.partition_logs: list[list[RawMessage]] = [[], []]
+        self.partition_ends = [0, 0]
+        self.folder = TemporaryDirectory()
+        self.read_anew()
+
+    def read_anew(self) -> None:
+        """A file that knows nothing yet reads what is left of the log."""
+        self.folder.cleanup()
+        self.folder = TemporaryDirectory()
+        self.file = ShardFile(Path(self.folder.name) / "file", self.topic_id_of_all)
+        for records in self.partition_logs:
+            self.file.apply(records, {}, 0)
+
+    # -- as the copy, and as the transport
+
+    def refresh(self, partitions: Iterable[int], timeout_s: float = 0) -> ShardFile:
+        return self.file
+
+    def refresh_all(self, timeout_s: float = 0) -> ShardFile:
+        return self.file
+
+    def send(self, topic: str, value: bytes | None, *, key: bytes, partition: int, on_delivery: Any) -> None:
+        offset = self.put(partition, key, value)
+        on_delivery(Delivery(topic=topic, partition=partition, offset=offset, timestamp_ms=0))
+
+    def put(self, partition: int, key: bytes, value: bytes | None) -> int:
+        offset = self.partition_ends[partition]
+        self.partition_ends[partition] += 1
+        message = RawMessage(self.topic, partition, offset, 1_000 + offset, key, value)
+        self.partition_logs[partition].append(message)
+        self.file.apply([message], {}, 0)
+        return offset
+
+    async def produce(self, topic: str, value: bytes | None, *, key: bytes, partition: int) -> Delivery:
+        await self.step()
+        return Delivery(topic=topic, partition=partition, offset=self.put(partition, key, value), timestamp_ms=0)
+
+    # -- as its users see it
+
+    @property
+    def layout(self) -> SharedTopic:
+        return SharedTopic(cast(Any, _Copy(self)), cast(Any, self), NAMES, CODEC)
+
+    def create(self, topic: str) -> None:
+        self.layout.create(topic)
+
+    def write(self, topic: str, key: bytes, value: bytes | None) -> int:
+        target = self.layout.target(topic, key)
+        return self.put(target.partition, target.key, value)
+
+    def exists(self, topic: str) -> bool:
+        return self.layout.log.topic_id(topic) is not None
+
+    def read_topic(self, topic: str) -> tuple[str, TopicRecords]:
+        address = address_of(NAMES, topic, self.partitions)
+        head, records = of_conversation(self.partition_logs[address.partition], address)
+        if head is None:
+            raise NotFound(topic)
+        return id_of(self.topic_id_of_all, head), TopicRecords(list(decoded(CODEC, records)), head)
+
+    def compact(self, tombstones_too: bool) -> None:
+        for partition, records in enumerate(self.partition_logs):
+            self.partition_logs[partition] = _compacted(records, self.partition_ends[partition], tombstones_too)
+        self.read_anew()
+
+    def gateway(self) -> tuple[Forking, Conversations]:
+        pages = Conversations(self.layout.log, NAMES, CODEC)
+        threads = SimpleNamespace(conversations=self, artifacts=self)
+        return Forking(self, self.layout, pages, NAMES, CODEC, cast(Any, self), cast(Any, threads)), pages
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether compaction will leave nothing, but for what was written for a conversation that was gone."""
+        return not self.layout.everyone()
+
+    def live_keys(self, topic: str) -> list[bytes]:
+        """But for that of the head."""
+        return self.file.live_keys(address_of(NAMES, topic, self.partitions).conversation)[1:]
+
+
+class _Copy:
+    """A `ShardCopy` that is always up to date."""
+
+    def __init__(self, cluster: SharedCluster) -> None:
+        self.topic, self.topic_id, self.partitions = cluster.topic, cluster.topic_id_of_all, cluster.partitions
+        self.refresh, self.refresh_all, self._cluster = cluster.refresh, cluster.refresh_all, cluster
+
+    @property
+    def file(self) -> ShardFile:
+        return self._cluster.file
+
+
+def _compacted(records: Sequence[RawMessage], end: int, tombstones_too: bool) -> list[RawMessage]:
+    """The newest record of a key stays; a log's last one always."""
+    newest = {one.key: one.offset for one in records}
+    return [
+        one
+        for one in records
+        if one.offset == end - 1 or (newest[one.key] == one.offset and not (one.value is None and tombstones_too))
+    ]
+
+
+LAYOUTS = pytest.mark.parametrize("new", [Cluster, SharedCluster])
 
 
 def run(call: Coroutine[Any, Any, Any]) -> Any:
@@ -167,13 +315,13 @@ def message(conversation_id: str, request_id: str, direction: str, epoch: int = 
     )
 
 
-def say(cluster: Cluster, conversation_id: str, request_id: str, epoch: int = 0) -> None:
+def say(cluster: Cluster, conversation_id: str, request_id: str, epoch: int = 0) -> Offsets:
     """As a worker does: the topic is made, and the whole turn is written."""
     topic = NAMES.conversation("acme", conversation_id)
     cluster.create(topic)
-    for direction in ("in", "out"):
-        made = message(conversation_id, request_id, direction, epoch)
-        cluster.write(topic, conversation_message_key(made).encode(), CODEC.encode(made))
+    made = [message(conversation_id, request_id, direction, epoch) for direction in ("in", "out")]
+    question, answer = (cluster.write(topic, conversation_message_key(one).encode(), CODEC.encode(one)) for one in made)
+    return Offsets(question, answer)
 
 
 def said(pages: Conversations, conversation_id: str) -> list[str]:
@@ -187,7 +335,7 @@ def said(pages: Conversations, conversation_id: str) -> list[str]:
 class World:
     """Conversations as plain lists of (offset, text), copied when one is forked; None: there is none of this id."""
 
-    cluster: Cluster = field(default_factory=Cluster)
+    cluster: Cluster
     lists: dict[str, list[tuple[int, str]] | None] = field(default_factory=lambda: {"c0": None})
     bases: dict[str, int] = field(default_factory=lambda: {"c0": 0})
     children: dict[str, set[str]] = field(default_factory=dict)
@@ -204,12 +352,12 @@ class World:
     def talk(self, number: int) -> None:
         name, request_id = self.pick(number), f"r{next(self.numbers)}"
         topic = NAMES.conversation("acme", name)
-        if topic not in self.cluster.ids:
+        if not self.cluster.exists(topic):
             self.bases[name] = 0
-        at = self.bases[name] + (self.cluster.ends[topic] if topic in self.cluster.ids else 0)
-        say(self.cluster, name, request_id)
+        base, at = self.bases[name], say(self.cluster, name, request_id)
         kept = self.lists[name] or []
-        self.lists[name] = [*kept, (at, f"{request_id} in"), (at + 1, f"{request_id} out")]
+        told = [(base + at.question, f"{request_id} in"), (base + at.answer, f"{request_id} out")]
+        self.lists[name] = [*kept, *told]
         self.owners |= {f"{request_id} in": name, f"{request_id} out": name}
 
     def fork(self, number: int, place: int) -> None:
@@ -251,7 +399,7 @@ class World:
 
     def create(self, number: int) -> None:
         name = self.pick(number)
-        if NAMES.conversation("acme", name) not in self.cluster.ids:
+        if not self.cluster.exists(NAMES.conversation("acme", name)):
             self.bases[name] = 0
         run(self.forking.create("acme", name))
         self.lists[name] = self.lists[name] or []
@@ -261,7 +409,7 @@ class World:
             deleted = pages.deleted("acme", list(self.lists))
             for name, kept in self.lists.items():
                 if not kept:  # what is empty may have been erased behind a deletion: then there is none
-                    if NAMES.conversation("acme", name) in self.cluster.ids and name not in deleted:
+                    if self.cluster.exists(NAMES.conversation("acme", name)) and name not in deleted:
                         assert pages.turns("acme", name, 10) == []
                         assert kept is not None
                     else:
@@ -294,12 +442,9 @@ class World:
         alive = {one for one in self.children.get(name, ()) if self.lists[one]}
         assert alive <= children <= self.children.get(name, set())
 
-    def read_topic(self, name: str, topic_id: str | None) -> list[ConversationRecord] | None:
-        topic = NAMES.conversation("acme", name)
-        if topic not in self.cluster.ids:
-            raise NotFound(topic)
-        known = topic_id is None or self.cluster.ids[topic] == topic_id
-        return list(decoded(CODEC, self.cluster.logs[topic])) if known else None
+    def read_topic(self, name: str, topic_id: str | None) -> TopicRecords | None:
+        found_id, found = self.cluster.read_topic(NAMES.conversation("acme", name))
+        return found if topic_id in (None, found_id) else None
 
     def plain(self, records: list[ConversationRecord]) -> list[tuple[int, str]]:
         messages = [(record.offset, record.message) for record in records if record.message is not None]
@@ -320,11 +465,12 @@ STEP = st.one_of(
 )
 
 
+@LAYOUTS
 @settings(max_examples=100)
 @given(st.lists(STEP, min_size=5, max_size=20))
-def test_pages_of_forks_are_those_of_copies(steps: list[tuple[Any, ...]]) -> None:
+def test_pages_of_forks_are_those_of_copies(new: type[Cluster], steps: list[tuple[Any, ...]]) -> None:
     """Compacted or not. And when all are deleted, no topic is left, whatever the order."""
-    world = World()
+    world = World(new())
     world.talk(0)
     world.fork(0, 1)
     for act, *numbers in steps:
@@ -333,7 +479,7 @@ def test_pages_of_forks_are_those_of_copies(steps: list[tuple[Any, ...]]) -> Non
     for number in range(len(world.lists)):
         world.delete(number)
         world.check()
-    assert not world.cluster.logs
+    assert world.cluster.is_empty
 
 
 # -- killed anywhere
@@ -344,15 +490,18 @@ def parent(cluster: Cluster) -> None:
     say(cluster, "c", "r2")
 
 
+@LAYOUTS
 @pytest.mark.parametrize("given_id", ["fresh", "empty"])
-def test_a_killed_fork_is_made_or_not_and_a_repeat_makes_it(given_id: str) -> None:
+def test_a_killed_fork_is_made_or_not_and_a_repeat_makes_it(new: type[Cluster], given_id: str) -> None:
+    if new.is_shared and given_id == "empty":
+        pytest.skip("there the first record says what a conversation goes on from")
     for kill_at in itertools.count():
-        cluster = Cluster(kill_at=kill_at)
+        cluster = new(kill_at=kill_at)
         parent(cluster)
         if given_id == "empty":
             cluster.create(NAMES.conversation("acme", "f"))
         try:
-            run(cluster.gateway()[0].fork("acme", "c", 1, "f"))
+            run(cluster.gateway()[0].fork("acme", "c", cluster.first + 1, "f"))
             whole = True
         except Killed:
             whole = False
@@ -362,22 +511,23 @@ def test_a_killed_fork_is_made_or_not_and_a_repeat_makes_it(given_id: str) -> No
             assert said(pages, "f") in ([], ["r1 in", "r1 out"])
         except NotFound:
             pass
-        assert run(forking.fork("acme", "c", 1, "f")).through == 1
+        assert run(forking.fork("acme", "c", cluster.first + 1, "f")).through == cluster.first + 1
         assert said(pages, "f") == ["r1 in", "r1 out"]
         assert [one for one, _ in pages.forks("acme", "c", 10)] == ["f"]
         for one in ("c", "f"):
             run(forking.delete("acme", one))
-        assert not cluster.logs
+        assert cluster.is_empty
         if whole:
             assert kill_at > 5
             return
 
 
-def test_a_killed_deletion_is_finished_by_a_repeat() -> None:
+@LAYOUTS
+def test_a_killed_deletion_is_finished_by_a_repeat(new: type[Cluster]) -> None:
     for kill_at in itertools.count():
-        cluster = Cluster()
+        cluster = new()
         parent(cluster)
-        run(cluster.gateway()[0].fork("acme", "c", 1, "f"))
+        run(cluster.gateway()[0].fork("acme", "c", cluster.first + 1, "f"))
         run(cluster.gateway()[0].delete("acme", "c"))
         cluster.kill_at, cluster.calls = kill_at, 0
         try:
@@ -392,7 +542,7 @@ def test_a_killed_deletion_is_finished_by_a_repeat() -> None:
         for one in ("f", "c"):
             with pytest.raises(NotFound):
                 said(pages, one)
-        assert not cluster.logs
+        assert cluster.is_empty
         if whole:
             assert kill_at > 5
             return
@@ -404,20 +554,23 @@ def test_a_killed_deletion_is_finished_by_a_repeat() -> None:
 ORDER = st.lists(st.booleans(), max_size=60)
 
 
+@LAYOUTS
 @settings(max_examples=300)
 @given(ORDER, st.booleans())
-def test_a_fork_of_what_is_deleted_meanwhile_is_whole_or_none(order: list[bool], through_a_fork: bool) -> None:
+def test_a_fork_of_what_is_deleted_meanwhile_is_whole_or_none(
+    new: type[Cluster], order: list[bool], through_a_fork: bool
+) -> None:
     """Also when it is made through a fork of a deleted conversation, and that fork is the one that is deleted."""
-    cluster = Cluster()
+    cluster = new()
     parent(cluster)
     made, pages = cluster.gateway()
     name = "c"
     if through_a_fork:
-        run(made.fork("acme", "c", 3, "b"))
+        run(made.fork("acme", "c", cluster.first + 3, "b"))
         run(made.delete("acme", "c"))
         name = "b"
     others = cluster.gateway()[0]
-    forked, _ = together(made.fork("acme", name, 1, "f"), others.delete("acme", name), order)
+    forked, _ = together(made.fork("acme", name, cluster.first + 1, "f"), others.delete("acme", name), order)
     with pytest.raises(NotFound):
         said(pages, name)
     if isinstance(forked, ConversationFork):
@@ -425,35 +578,37 @@ def test_a_fork_of_what_is_deleted_meanwhile_is_whole_or_none(order: list[bool],
         run(made.delete("acme", "f"))
     else:
         assert isinstance(forked, NotFound)
-    assert not cluster.logs, "nothing is left over"
+    assert cluster.is_empty, "nothing is left over"
     assert "c" in cluster.released
 
 
+@LAYOUTS
 @settings(max_examples=200)
 @given(ORDER, st.booleans())
-def test_of_two_forks_of_one_id_one_is_made(order: list[bool], alike: bool) -> None:
-    cluster = Cluster()
+def test_of_two_forks_of_one_id_one_is_made(new: type[Cluster], order: list[bool], alike: bool) -> None:
+    cluster = new()
     parent(cluster)
     (one, pages), other = cluster.gateway(), cluster.gateway()[0]
-    through = 1 if alike else 3
-    ends = together(one.fork("acme", "c", 1, "f"), other.fork("acme", "c", through, "f"), order)
+    through = cluster.first + (1 if alike else 3)
+    ends = together(one.fork("acme", "c", cluster.first + 1, "f"), other.fork("acme", "c", through, "f"), order)
     made = [end for end in ends if isinstance(end, ConversationFork)]
     assert made
     assert all(isinstance(end, ConversationFork | Conflict) for end in ends)
-    assert said(pages, "f") == ["r1 in", "r1 out", "r2 in", "r2 out"][: made[0].through + 1]
+    assert said(pages, "f") == ["r1 in", "r1 out", "r2 in", "r2 out"][: made[0].through + 1 - cluster.first]
     for name in ("f", "c"):
         run(one.delete("acme", name))
-    assert not cluster.logs
+    assert cluster.is_empty
 
 
+@LAYOUTS
 @settings(max_examples=200)
 @given(ORDER)
-def test_a_repeat_does_not_undo_a_fork_whose_parent_is_deleted_meanwhile(order: list[bool]) -> None:
-    cluster = Cluster()
+def test_a_repeat_does_not_undo_a_fork_whose_parent_is_deleted_meanwhile(new: type[Cluster], order: list[bool]) -> None:
+    cluster = new()
     parent(cluster)
     (one, pages), other = cluster.gateway(), cluster.gateway()[0]
-    run(one.fork("acme", "c", 1, "f"))
-    repeated, _ = together(one.fork("acme", "c", 1, "f"), other.delete("acme", "c"), order)
+    run(one.fork("acme", "c", cluster.first + 1, "f"))
+    repeated, _ = together(one.fork("acme", "c", cluster.first + 1, "f"), other.delete("acme", "c"), order)
     assert isinstance(repeated, ConversationFork | NotFound)
     assert said(pages, "f") == ["r1 in", "r1 out"]
 
@@ -461,79 +616,92 @@ def test_a_repeat_does_not_undo_a_fork_whose_parent_is_deleted_meanwhile(order: 
 # -- one by one
 
 
-def test_a_conversation_that_begins_with_a_turn_meanwhile_is_no_fork() -> None:
-    cluster = Cluster()
+@LAYOUTS
+def test_a_conversation_that_begins_with_a_turn_meanwhile_is_no_fork(new: type[Cluster]) -> None:
+    cluster = new()
     parent(cluster)
     forking, pages = cluster.gateway()
-    create = cluster.create
+    produce = cluster.produce
 
-    def create_and_say(topic: str) -> None:
-        create(topic)
-        cluster.create = create
-        say(cluster, "f", "r3")
+    async def say_first(topic: str, value: bytes | None, *, key: bytes, partition: int) -> Delivery:
+        if b"fork/" in key:
+            cluster.produce = produce
+            say(cluster, "f", "r3")
+        return await produce(topic, value, key=key, partition=partition)
 
-    cluster.create = create_and_say
+    cluster.produce = say_first
     with pytest.raises(Conflict):
-        run(forking.fork("acme", "c", 1, "f"))
+        run(forking.fork("acme", "c", cluster.first + 1, "f"))
     assert said(pages, "f") == ["r3 in", "r3 out"]
-    assert [one.message is None for one in pages.records("acme", "f", 9)] == [False, False, True, True]
+    assert cluster.live_keys(NAMES.conversation("acme", "f")) == [b"r3/in/0/0", b"r3/out/0"]
+    assert pages.forks("acme", "c", 9) == []
     run(forking.delete("acme", "f"))
     run(forking.delete("acme", "c"))
-    assert not cluster.logs
+    assert cluster.is_empty
 
 
-def test_the_same_request_behind_a_deletion_is_another_turn() -> None:
-    cluster = Cluster()
+@LAYOUTS
+def test_the_same_request_behind_a_deletion_is_another_turn(new: type[Cluster]) -> None:
+    cluster = new()
     parent(cluster)
     forking, pages = cluster.gateway()
-    run(forking.fork("acme", "c", 1, "f"))
+    run(forking.fork("acme", "c", cluster.first + 1, "f"))
     run(forking.delete("acme", "c"))
     say(cluster, "c", "r1", epoch=1)
     assert said(pages, "c") == said(pages, "f") == ["r1 in", "r1 out"]
 
 
-def test_what_cannot_be_forked() -> None:
-    cluster = Cluster()
+@LAYOUTS
+def test_what_cannot_be_forked(new: type[Cluster]) -> None:
+    cluster = new()
     parent(cluster)
     say(cluster, "taken", "r3")
     forking, pages = cluster.gateway()
     cluster.write(NAMES.conversation("acme", "c"), b"r2/in/0/0", None)
-    for name, through, param in (("nowhere", 0, "conversation_id"), ("c", 9, "through"), ("c", 2, "through")):
+    for name, through, param in (
+        ("nowhere", 0, "conversation_id"),
+        ("c", 9, "through"),
+        ("c", cluster.first + 2, "through"),
+    ):
         with pytest.raises(NotFound) as refused:
             run(forking.fork("acme", name, through, "f"))
         assert refused.value.param == param
     with pytest.raises(Conflict):
-        run(forking.fork("acme", "c", 1, "taken"))
+        run(forking.fork("acme", "c", cluster.first + 1, "taken"))
     with pytest.raises(NotFound):
         said(pages, "f")
     assert said(pages, "taken") == ["r3 in", "r3 out"]
-    assert run(forking.fork("acme", "c", 0, "question")).through == 0, "a question without its answer"
+    assert run(forking.fork("acme", "c", cluster.first, "question")).through == cluster.first, (
+        "a question without its answer"
+    )
 
 
-def test_forks_of_forks_are_limited_where_each_adds_a_topic() -> None:
-    cluster = Cluster()
+@LAYOUTS
+def test_forks_of_forks_are_limited_where_each_adds_a_topic(new: type[Cluster]) -> None:
+    cluster = new()
     parent(cluster)
     forking, pages = cluster.gateway()
     for number in range(forks.MOST_ANCESTORS + 5):
-        run(forking.fork("acme", f"edit{number - 1}" if number else "c", 1, f"edit{number}"))
+        run(forking.fork("acme", f"edit{number - 1}" if number else "c", cluster.first + 1, f"edit{number}"))
     assert pages.forks("acme", "c", 100)[0][0] == "edit0"
     assert len(pages.forks("acme", "c", 100)) == forks.MOST_ANCESTORS + 5, "edits of what is inherited make no chain"
-    name, last = "c", 0
+    name = "c"
     for number in range(forks.MOST_ANCESTORS):
         last = pages.turns("acme", name, 1, newest_first=True)[-1].offset
         run(forking.fork("acme", name, last, f"deep{number}"))
         name = f"deep{number}"
         say(cluster, name, f"d{number}")
     with pytest.raises(Conflict):
-        run(forking.fork("acme", name, last + 2, "deeper"))
+        run(forking.fork("acme", name, pages.turns("acme", name, 1, newest_first=True)[-1].offset, "deeper"))
     assert len(said(pages, name)) == 4 + 2 * forks.MOST_ANCESTORS
 
 
-def test_a_broker_that_fails_at_the_end_of_a_repeat_costs_no_fork() -> None:
-    cluster = Cluster()
+@LAYOUTS
+def test_a_broker_that_fails_at_the_end_of_a_repeat_costs_no_fork(new: type[Cluster]) -> None:
+    cluster = new()
     parent(cluster)
     forking, pages = cluster.gateway()
-    run(forking.fork("acme", "c", 1, "f"))
+    run(forking.fork("acme", "c", cluster.first + 1, "f"))
     real, cluster.calls = cluster.step, 0
 
     async def fails() -> None:
@@ -543,15 +711,16 @@ def test_a_broker_that_fails_at_the_end_of_a_repeat_costs_no_fork() -> None:
 
     cluster.step = fails
     with pytest.raises(BrokerUnavailable):
-        run(forking.fork("acme", "c", 1, "f"))
+        run(forking.fork("acme", "c", cluster.first + 1, "f"))
     assert said(pages, "f") == ["r1 in", "r1 out"]
 
 
-def test_an_id_that_is_deleted_and_still_needed_begins_anew_and_is_cleaned_up_later() -> None:
-    cluster = Cluster()
+@LAYOUTS
+def test_an_id_that_is_deleted_and_still_needed_begins_anew_and_is_cleaned_up_later(new: type[Cluster]) -> None:
+    cluster = new()
     parent(cluster)
     forking, pages = cluster.gateway()
-    run(forking.fork("acme", "c", 1, "f"))
+    run(forking.fork("acme", "c", cluster.first + 1, "f"))
     run(forking.delete("acme", "c"))
     assert pages.deleted("acme", ["c", "f"]) == {"c"}
     with pytest.raises(Conflict):
@@ -565,7 +734,6 @@ def test_an_id_that_is_deleted_and_still_needed_begins_anew_and_is_cleaned_up_la
     assert said(pages, "c") == ["r3 in", "r3 out"]
     assert pages.about("acme", "c").forked_from is None
     run(forking.delete("acme", "f"))
-    live = {one.key: one.value for one in cluster.logs[NAMES.conversation("acme", "c")]}
-    assert not [key for key, value in live.items() if value is not None and (key or b"").startswith((b"r1", b"r2"))]
+    assert not [key for key in cluster.live_keys(NAMES.conversation("acme", "c")) if key.startswith((b"r1", b"r2"))]
     assert said(cluster.gateway()[1], "c") == ["r3 in", "r3 out"]
     assert cluster.released == ["f"]

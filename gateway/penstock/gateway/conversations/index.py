@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from penstock.common.conversations import ConversationRecord
 from penstock.common.forks import TopicForks
+from penstock.common.shards.addresses import first_offset, is_shared
 
 Place = tuple[int, str | None, str, int]
 """(deletions before it, request_id, direction, number) of a message or summary. Of several records of one place the
@@ -21,12 +22,15 @@ class ConversationIndex:
     Compaction can remove indexed records. If a read by offset does not find all of them, discard the index.
     """
 
-    def __init__(self) -> None:
-        self.end = 0
+    def __init__(self, topic_id: str | None = None) -> None:
+        """`topic_id`: the conversation's, or that of its topic."""
+        self.end = first_offset(topic_id)
         """Everything below this offset is indexed; the next read begins here."""
         self.created_ms: int | None = None
         """The time of the first record."""
-        self.forks = TopicForks()
+        self.forks = TopicForks(self.end)
+        self._head = self.end if is_shared(topic_id) else None
+        """In the shared topic the first record makes the conversation, and goes last."""
         self._offsets: list[int] = []
         self._live: dict[str, tuple[int, Place | None]] = {}
         """By key: the offset of its live record, and the place if that is a message or a summary."""
@@ -110,7 +114,10 @@ class ConversationIndex:
         return [
             key
             for key, (offset, _) in self._live.items()
-            if offset < begin - 1 and key not in self.forks.forks and not key.startswith("deleted/")
+            if offset < begin - 1
+            and offset != self._head
+            and key not in self.forks.forks
+            and not key.startswith("deleted/")
         ]
 
     def own_begin(self) -> int:

@@ -51,6 +51,9 @@ class KafkaLog:
         ends = admin.end_offsets(self._settings, [(topic, 0) for topic in ids])
         return {topic: Place(topic_id, ends[topic, 0]) for topic, topic_id in ids.items()}
 
+    def back(self, topic: str, end: int, records: int) -> int:
+        return max(0, end - records)
+
     def read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
         """Raises BrokerUnavailable at `give_up` (monotonic), NotFound."""
         return self._read({(topic, 0): (begin, end)}, give_up, most)

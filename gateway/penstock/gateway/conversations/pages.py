@@ -14,6 +14,7 @@ from typing import Protocol
 from penstock.common.conversations import ConversationRecord, Turn, decoded
 from penstock.common.forks import fork_id_of
 from penstock.common.reader import RawMessage
+from penstock.gateway.conversations import tails
 from penstock.gateway.conversations.index import ConversationIndex, ranges
 from penstock.gateway.conversations.lineage import About, Holder, Lineage
 from penstock.gateway.conversations.tails import Place, Tail
@@ -33,7 +34,7 @@ DEADLINE_S = 10.0
 TRIES = 3
 
 
-class Log(Protocol):
+class Log(tails.Log, Protocol):
     """Topics of one partition. All methods block, and raise BrokerUnavailable."""
 
     def topic_id(self, topic: str) -> str | None:
@@ -46,14 +47,6 @@ class Log(Protocol):
 
     def newest_ms(self, topic: str) -> int | None:
         """When its newest record was written, in ms since the epoch. Raises NotFound."""
-        ...
-
-    def places(self, topics: Sequence[str]) -> dict[str, Place]:
-        """Those of the topics that exist. Raises NotFound for one that is deleted at this moment."""
-        ...
-
-    def read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
-        """The records from `begin` to before `end`, or the first `most` of them. Raises NotFound."""
         ...
 
     def last_records(self, topics: Sequence[str], give_up: float) -> dict[str, RawMessage | None]:
@@ -78,10 +71,16 @@ class _Indexed:
     """A conversation's index. Hold the lock to extend or query it."""
 
     topic_id: str
-    index: ConversationIndex = field(default_factory=ConversationIndex)
+    index: ConversationIndex = field(init=False)
     weight: int = 0
     """Its part of `Conversations._weight`."""
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        self.index = ConversationIndex(self.topic_id)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -392,7 +391,7 @@ class Conversations:
         """
         end = self._end(topic, conversation_id)
         if end < indexed.index.end:  # the log was truncated: indexed offsets can hold other records now
-            indexed.index = ConversationIndex()
+            indexed.begin_anew()
         index, most = indexed.index, 1 if first_only else READ_AT_ONCE
         while index.end < end and not (first_only and index.created_ms is not None):
             raw = self._read(topic, index.end, end, give_up, most)

@@ -45,6 +45,10 @@ class Log(Protocol):
         """Those of the topics that exist. Raises NotFound for one that is deleted at this moment."""
         ...
 
+    def back(self, topic: str, end: int, records: int) -> int:
+        """An offset with at least so many records from it to before `end`, or all that there are."""
+        ...
+
     def read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
         """The records from `begin` to before `end`, or the first `most` of them. Raises NotFound."""
         ...
@@ -79,7 +83,7 @@ class Tail:
         give_up = time.monotonic() + DEADLINE_S
         with self._lock:
             if self._begin is None or len(self._index) > MOST_RECORDS or place.end < self._index.end:
-                self._index, self._begin = ConversationIndex(), max(0, place.end - BACK_RECORDS)
+                self._index, self._begin = ConversationIndex(), self._log.back(self._topic, place.end, BACK_RECORDS)
                 self._index.end = self._begin
             while (begin := self._index.end) < place.end:
                 raw = self._log.read(self._topic, begin, place.end, give_up, READ_AT_ONCE)

@@ -1,43 +1,68 @@
-"""Topics of conversations: made within the limit of the cluster, removed for good."""
+"""Conversations with a topic each: made within the limit of the cluster, removed for good."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import suppress
 
 from penstock.common import admin
+from penstock.gateway.conversations.layout import Target
+from penstock.gateway.conversations.log import KafkaLog
 from penstock.gateway.settings import GatewaySettings
-from penstock.schemas.errors import BrokerUnavailable, InsufficientCapacity
+from penstock.schemas.errors import BrokerUnavailable, InsufficientCapacity, NotFound
 
 GONE_S = 10.0
 """A broker knows of a topic's deletion some milliseconds after it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConversationTopics:
-    """All methods block, and raise BrokerUnavailable."""
+class OwnTopics:
+    """A `Layout`."""
 
-    settings: GatewaySettings
+    is_shared = False
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._kafka = settings.kafka_settings()
+        self._most = settings.conversations.max_topics
+        self._durability = settings.topics.durability
+        self.log = KafkaLog(self._kafka)
+
+    def target(self, topic: str, key: bytes) -> Target:
+        return Target(topic, 0, key)
 
     def create(self, topic: str) -> None:
-        """Make the topic unless it is there. Raises InsufficientCapacity."""
-        kafka, limit = self.settings.kafka_settings(), self.settings.conversations.max_topics
-        if admin.topic_id(kafka, topic) is None:
-            count = admin.count_conversations(kafka)
-            if count >= limit:
+        if admin.topic_id(self._kafka, topic) is None:
+            count = admin.count_conversations(self._kafka)
+            if count >= self._most:
                 raise InsufficientCapacity(
-                    f"there are {count} conversations; {limit} are allowed",
-                    details={"need": count + 1, "capacity": limit},
+                    f"there are {count} conversations; {self._most} are allowed",
+                    details={"need": count + 1, "capacity": self._most},
                 )
-            admin.create_conversation_topic(kafka, topic, durability=self.settings.topics.durability)
+            admin.create_conversation_topic(self._kafka, topic, durability=self._durability)
 
     def remove(self, topic: str) -> None:
-        """Delete the topic and wait until a broker says that it is gone: the next turn must not find it."""
-        kafka = self.settings.kafka_settings()
-        topic_id = admin.topic_id(kafka, topic)
-        admin.delete_topic(kafka, topic)
+        topic_id = admin.topic_id(self._kafka, topic)
+        admin.delete_topic(self._kafka, topic)
         give_up = time.monotonic() + GONE_S
-        while topic_id is not None and admin.topic_id(kafka, topic) == topic_id:
+        while topic_id is not None and admin.topic_id(self._kafka, topic) == topic_id:
             if time.monotonic() > give_up:
                 raise BrokerUnavailable(f"{topic} is still there; delete the conversation again", retry_after_s=1)
             time.sleep(0.01)
+
+    def ids(self, tenant: str) -> list[str]:
+        return [name for owner, name in self.everyone() if owner == tenant]
+
+    def everyone(self) -> list[tuple[str, str]]:
+        parse = self._kafka.names.parse_conversation
+        return [found for topic in admin.partition_counts(self._kafka) if (found := parse(topic)) is not None]
+
+    def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
+        return admin.topic_ids(self._kafka, topics)
+
+    def newest_times(self, topics: Sequence[str]) -> dict[str, int]:
+        with suppress(NotFound):  # one was deleted meanwhile
+            return admin.newest_times(self._kafka, topics)
+        return {}
+
+    def close(self) -> None:
+        self.log.close()

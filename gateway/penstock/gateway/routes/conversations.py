@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 from fastapi import APIRouter, Query, Request
 
-from penstock.common import admin
 from penstock.common.clock import now_ms
 from penstock.common.conversations import ConversationRecord
-from penstock.common.settings import KafkaSettings
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.conversations.lineage import About
 from penstock.gateway.limits.callers import caller_of
@@ -111,11 +109,8 @@ async def list_conversations(
 ) -> dict[str, Any]:
     caller = caller_of(request)
     service = service_of(request)
-    kafka = service.kafka
     threads = service.threads.conversations
-    topics = await threads.run_for(caller.tenant, admin.partition_counts, kafka)
-    parsed = (kafka.names.parse_conversation(topic) for topic in topics)
-    ids = sorted((found[1] for found in parsed if found and found[0] == caller.tenant), reverse=order == "desc")
+    ids = sorted(await threads.run_for(caller.tenant, service.layout.ids, caller.tenant), reverse=order == "desc")
     if after is not None:  # by comparison: the one that it names may have been deleted meanwhile
         ids = [one for one in ids if (one < after if order == "desc" else one > after)]
     chosen: list[str] = []
@@ -125,19 +120,11 @@ async def list_conversations(
         chosen += [one for one in some if one not in deleted]
     has_more, chosen = len(chosen) > limit, chosen[:limit]
     facts = await service.conversation_facts.of_some(caller.tenant, chosen)
-    active = await threads.run_for(caller.tenant, _last_active, kafka, caller.tenant, chosen)
+    topics = {service.kafka.names.conversation(caller.tenant, one): one for one in chosen}
+    newest = await threads.run_for(caller.tenant, service.layout.newest_times, list(topics))
+    active = {topics[topic]: time_ms for topic, time_ms in newest.items()}
     shown = [conversation_json(one, None, facts.get(one), active.get(one)) for one in chosen]
     return page(shown, has_more=has_more)
-
-
-def _last_active(kafka: KafkaSettings, tenant: str, conversation_ids: Sequence[str]) -> dict[str, int]:
-    """When the newest record of each was written, in ms since the epoch; for those that have one."""
-    topics = {kafka.names.conversation(tenant, one): one for one in conversation_ids}
-    try:
-        found = admin.newest_times(kafka, list(topics))
-    except NotFound:  # one was deleted while it was listed
-        return {}
-    return {topics[topic]: time_ms for topic, time_ms in found.items()}
 
 
 @router.get("/{conversation_id}", summary="One conversation")

@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.common import admin
 from penstock.common.artifacts.sweep import Doomed, Key, in_question, plan
 from penstock.common.artifacts.sweeping import Sweeper
-from penstock.common.settings import KafkaSettings
+from penstock.gateway.conversations.layout import Layout
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.view import View
 from penstock.schemas.errors import PenstockError
@@ -53,10 +52,10 @@ class Swept:
 class ArtifactSweeps:
     """Used on one event loop; one sweep at a time."""
 
-    def __init__(self, sweeper: Sweeper, view: View, kafka: KafkaSettings, threads: Threads, every_s: float) -> None:
+    def __init__(self, sweeper: Sweeper, view: View, layout: Layout, threads: Threads, every_s: float) -> None:
         self._sweeper = sweeper
         self._view = view
-        self._kafka = kafka
+        self._layout = layout
         self._threads = threads
         self._every_s = every_s
         self._one = asyncio.Lock()
@@ -110,9 +109,7 @@ class ArtifactSweeps:
         return named
 
     async def _conversations(self) -> set[Key]:
-        topics = await self._threads.conversations.run(admin.partition_counts, self._kafka)
-        parsed = (self._kafka.names.parse_conversation(topic) for topic in topics)
-        return {found for found in parsed if found is not None}
+        return set(await self._threads.conversations.run(self._layout.everyone))
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from penstock.common.kafka_errors import missing_topic, unavailable
 from penstock.common.outgoing import Outgoing, facts_record
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import AsyncTransport
+from penstock.gateway.conversations.layout import Layout
 from penstock.gateway.service.submitting import SOURCE
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.follower import Follower
@@ -33,6 +34,7 @@ class FactsOfConversations:
         transport: AsyncTransport,
         view: View,
         follower: Follower,
+        layout: Layout,
         kafka: KafkaSettings,
         codec: Codec,
         threads: Threads,
@@ -40,6 +42,7 @@ class FactsOfConversations:
         self._transport = transport
         self._view = view
         self._follower = follower
+        self._layout = layout
         self._kafka = kafka
         self._codec = codec
         self._threads = threads
@@ -79,7 +82,7 @@ class FactsOfConversations:
         """As `of_many`, for conversations of which nobody knows the topics' ids. Raises BrokerUnavailable."""
         found = await self._kept(tenant, conversation_ids)
         topics = {self._kafka.names.conversation(tenant, one): one for one in found}
-        topic_ids = await self._threads.conversations.run_for(tenant, admin.topic_ids, self._kafka, list(topics))
+        topic_ids = await self._threads.conversations.run_for(tenant, self._layout.topic_ids, list(topics))
         there = {topics[topic]: topic_id for topic, topic_id in topic_ids.items()}
         return {name: one for name, one in found.items() if name in there and one.topic_id in (None, there[name])}
 

@@ -18,6 +18,7 @@ from penstock.common.artifacts import ArtifactStore
 from penstock.common.clock import now_ms
 from penstock.common.forks import ForkRecord, fork_id_of
 from penstock.common.transport import Delivery
+from penstock.gateway.conversations.layout import Target
 from penstock.gateway.conversations.lineage import Holder, Lineage
 from penstock.gateway.conversations.pages import Conversations
 from penstock.gateway.threads import Threads
@@ -35,12 +36,17 @@ T = TypeVar("T")
 class Producer(Protocol):
     """`AsyncTransport`, as far as it is needed here."""
 
-    async def produce(self, topic: str, value: bytes | None, *, key: bytes | None = None) -> Delivery: ...
+    async def produce(
+        self, topic: str, value: bytes | None, *, key: bytes | None = None, partition: int | None = None
+    ) -> Delivery: ...
 
 
 class Topics(Protocol):
-    """See `ConversationTopics`."""
+    """A `Layout`, as far as it is needed here."""
 
+    @property
+    def is_shared(self) -> bool: ...
+    def target(self, topic: str, key: bytes) -> Target: ...
     def create(self, topic: str) -> None: ...
     def remove(self, topic: str) -> None: ...
 
@@ -112,13 +118,15 @@ class Forking:
         raise Conflict(f"there is a conversation {conversation_id} already", param="id")
 
     async def _begin_fork(self, tenant: str, conversation_id: str, fork_id: str, made_of: ConversationFork) -> None:
-        await self._create_topic(tenant, conversation_id)
-        key = await self._run(tenant, self._conversations.fork_key, conversation_id)
-        if key is None:
-            first = forks.fork_record(tenant, conversation_id, fork_id, made_of, now_ms())
-            if await self._append(tenant, conversation_id, first) != 0:
+        if not self._topics.is_shared:  # there the first record makes the conversation
+            await self._create_topic(tenant, conversation_id)
+        first = forks.fork_record(tenant, conversation_id, fork_id, made_of, now_ms())
+        appended = await self._run(tenant, self._conversations.fork_key, conversation_id) is None
+        if appended:
+            await self._append(tenant, conversation_id, first)
+        if await self._run(tenant, self._conversations.fork_key, conversation_id) != first.key:
+            if appended:
                 await self._erase(tenant, conversation_id, [first.key])
-        if await self._run(tenant, self._conversations.fork_key, conversation_id) != f"fork/{fork_id}":
             raise Conflict(f"conversation {conversation_id} was begun by another call", param="id")
 
     async def _take_back(self, tenant: str, conversation_id: str, fork_id: str, made_of: ConversationFork) -> None:
@@ -197,17 +205,18 @@ class Forking:
         except NotFound:
             return None
 
-    async def _append(self, tenant: str, conversation_id: str, record: ForkRecord) -> int:
-        """Kafka's offset of it. Raises NotFound without the topic."""
-        topic = self._topic(tenant, conversation_id)
-        value = self._codec.encode(record.message)
-        return (await self._transport.produce(topic, value, key=record.key.encode())).offset
+    async def _append(self, tenant: str, conversation_id: str, record: ForkRecord) -> None:
+        """Raises NotFound without the topic."""
+        await self._write(tenant, conversation_id, record.key, self._codec.encode(record.message))
 
     async def _erase(self, tenant: str, conversation_id: str, keys: list[str]) -> None:
         """Write tombstones, in order."""
-        topic = self._topic(tenant, conversation_id)
         for key in keys:
-            await self._transport.produce(topic, None, key=key.encode())
+            await self._write(tenant, conversation_id, key, None)
+
+    async def _write(self, tenant: str, conversation_id: str, key: str, value: bytes | None) -> None:
+        target = self._topics.target(self._topic(tenant, conversation_id), key.encode())
+        await self._transport.produce(target.topic, value, key=target.key, partition=target.partition)
 
     async def _create_topic(self, tenant: str, conversation_id: str) -> None:
         topic = self._topic(tenant, conversation_id)

@@ -10,8 +10,8 @@ from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.sweeping import Sweeper
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import AsyncTransport
+from penstock.gateway.conversations.layout import Layout
 from penstock.gateway.conversations.pages import Conversations
-from penstock.gateway.conversations.topics import ConversationTopics
 from penstock.gateway.dead_letters.follower import LetterFollower
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
@@ -65,6 +65,7 @@ class GatewayService:
     sweeps: ArtifactSweeps
     dependencies: Dependencies
     conversations: Conversations
+    layout: Layout
     conversation_facts: FactsOfConversations
     forking: Forking
     feeds: Feeds
@@ -96,6 +97,7 @@ class GatewayService:
         allowances: Allowances,
         outcomes: Outcomes,
         conversations: Conversations,
+        layout: Layout,
         letters: LetterFollower,
     ) -> GatewayService:
         kafka = settings.kafka_settings()
@@ -120,16 +122,15 @@ class GatewayService:
             model_orders=orders,
             withdrawing=Withdrawing(facts, orders),
             conversations=conversations,
-            conversation_facts=FactsOfConversations(transport, view, follower, kafka, codec, threads),
-            forking=Forking(
-                transport, ConversationTopics(settings), conversations, kafka.names, codec, artifacts, threads
-            ),
+            conversation_facts=FactsOfConversations(transport, view, follower, layout, kafka, codec, threads),
+            layout=layout,
+            forking=Forking(transport, layout, conversations, kafka.names, codec, artifacts, threads),
             feeds=Feeds(conversations, hub, threads),
             redriving=Redriving(letters, submitting, view, transport, codec, kafka, threads),
             dependencies=Dependencies(
                 {"artifacts": artifact_probe(artifacts, threads), "orders": orders_probe(orders)},
                 settings.gateway.probe_s,
             ),
-            sweeps=ArtifactSweeps(Sweeper(artifacts), view, kafka, threads, settings.gateway.sweep_artifacts_s),
+            sweeps=ArtifactSweeps(Sweeper(artifacts), view, layout, threads, settings.gateway.sweep_artifacts_s),
             threads=threads,
         )

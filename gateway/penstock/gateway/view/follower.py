@@ -23,7 +23,7 @@ from penstock.gateway.view.pieces import FOLDED_AT_ONCE, folds
 from penstock.gateway.view.selecting import Selection
 from penstock.gateway.view.store import TP, Store
 from penstock.gateway.view.topic_watch import TopicWatch
-from penstock.gateway.view.topics_read import MissingTopics, always_read, where_to_begin
+from penstock.gateway.view.topics_read import ListConversations, MissingTopics, always_read, where_to_begin
 from penstock.gateway.view.view import View
 from penstock.schemas.errors import BrokerUnavailable, Forbidden, PenstockError, RegistryUnavailable
 
@@ -66,10 +66,12 @@ class Follower:
         threads: Threads | None = None,
         on_caught_up: Callable[[], None] = lambda: None,
         on_failure: Callable[[str], None] = lambda _: None,
+        conversations: ListConversations | None = None,
     ) -> None:
         """`on_caught_up` is told once, before this is ready.
 
-        `on_failure` is told once when following has ended for good, which only a new process mends.
+        `on_failure` is told once when following has ended for good, which only a new process mends. `conversations`:
+        see `discover`.
         """
         self._settings = settings
         self._view = view
@@ -85,7 +87,7 @@ class Follower:
         self._reader: PartitionReader | None = None
         self._selection: Selection | None = None
         self._pieces: PieceReader | None = None
-        self._watch = TopicWatch(settings, view, self._threads)
+        self._watch = TopicWatch(settings, view, self._threads, conversations)
         self._ends = Ends(settings, view, self._threads)
         self._tasks: list[asyncio.Task[None]] = []
         self._began_ms = now_ms()

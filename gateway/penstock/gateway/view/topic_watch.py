@@ -11,7 +11,7 @@ from penstock.common import admin
 from penstock.common.reader import PartitionReader
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.threads import Threads
-from penstock.gateway.view.topics_read import UnknownTopics, discover, partitions_of
+from penstock.gateway.view.topics_read import ListConversations, UnknownTopics, discover, partitions_of
 from penstock.gateway.view.view import View
 from penstock.schemas.topics import TP
 
@@ -21,10 +21,13 @@ logger = logging.getLogger(__name__)
 class TopicWatch:
     """On the event loop. `begin` comes first; the view's offsets say which partitions are read."""
 
-    def __init__(self, settings: KafkaSettings, view: View, threads: Threads) -> None:
+    def __init__(
+        self, settings: KafkaSettings, view: View, threads: Threads, conversations: ListConversations | None = None
+    ) -> None:
         self._settings = settings
         self._view = view
         self._threads = threads
+        self._conversations = conversations
         self._loop = asyncio.get_running_loop()
         self._reader: PartitionReader | None = None
         self._topics: dict[str, int] = {}
@@ -37,7 +40,7 @@ class TopicWatch:
 
     async def discover(self) -> dict[str, int]:
         """All topics that a view reads, with their partitions. Raises BrokerUnavailable."""
-        return await self._threads.metadata.run(discover, self._settings, self._tell_conversations)
+        return await self._threads.metadata.run(discover, self._settings, self._tell_conversations, self._conversations)
 
     def begin(self, topics: dict[str, int], reader: PartitionReader) -> None:
         """These topics are read from now on, by this reader."""

@@ -30,22 +30,31 @@ def require_topics(names: TopicNames, existing: Container[str]) -> None:
         raise MissingTopics(f"missing topics: {', '.join(missing)}; create them with `penstock topics create`")
 
 
+ListConversations = Callable[[], list[tuple[str, str]]]
+
+
 def partitions_of(topics: Mapping[str, int]) -> list[TP]:
     """All partitions of topics with these counts."""
     return [(topic, number) for topic, count in topics.items() for number in range(count)]
 
 
 def discover(
-    settings: KafkaSettings, tell_conversations: Callable[[list[tuple[str, str]]], None] = lambda _: None
+    settings: KafkaSettings,
+    tell_conversations: Callable[[list[tuple[str, str]]], None] = lambda _: None,
+    conversations: ListConversations | None = None,
 ) -> dict[str, int]:
     """Every topic that a view reads, with the number of its partitions. Raises MissingTopics, BrokerUnavailable.
 
-    `tell_conversations` hears of all conversations that there are, as (tenant, id).
+    `tell_conversations` hears of all conversations that there are, as (tenant, id). `conversations` lists them where
+    they have no topics of their own.
     """
     names = settings.names
     counts = admin.partition_counts(settings)
     require_topics(names, counts)
-    tell_conversations([pair for topic in counts if (pair := names.parse_conversation(topic)) is not None])
+    if conversations is None:
+        tell_conversations([pair for topic in counts if (pair := names.parse_conversation(topic)) is not None])
+    else:
+        tell_conversations(conversations())
     read = [*always_read(names), *(topic for topic in counts if names.is_request_topic(topic))]
     if names.conversation_facts in counts:  # an older installation may have none
         read.append(names.conversation_facts)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -14,7 +13,8 @@ from penstock.common import admin
 from penstock.common.kafka_errors import from_kafka
 from penstock.common.reader import make_consumer
 from penstock.common.settings import KafkaSettings
-from penstock.common.transport import AsyncTransport, Delivery
+from penstock.common.transport import AsyncTransport
+from penstock.processors.conversations.appending import append_in_order
 from penstock.processors.conversations.turns import TopicRecord
 from penstock.schemas.errors import BrokerUnavailable, Conflict, InsufficientCapacity, PenstockError
 
@@ -27,7 +27,9 @@ _PARTITION_EOF = KafkaError._PARTITION_EOF  # pyright: ignore[reportPrivateUsage
 
 
 class KafkaLog:
-    """The `Log` of `Turns`. All but `append` block, in one of the turns' threads."""
+    """The `Log` of `Turns`, with a topic for each. All but `append` block, in one of the turns' threads."""
+
+    is_shared = False
 
     def __init__(
         self,
@@ -108,24 +110,7 @@ class KafkaLog:
         raise BrokerUnavailable(f"{topic}: nothing was heard for {timeout_s:.0f} s")
 
     async def append(self, topic: str, records: Sequence[tuple[bytes, bytes | None]]) -> list[int]:
-        """Append, however long the broker takes: given up, the records could still be appended, and then once more."""
-        loop = asyncio.get_running_loop()
-        outcomes: list[asyncio.Future[Delivery]] = []
-        refused: PenstockError | None = None
-        for key, value in records:
-            outcome: asyncio.Future[Delivery] = loop.create_future()
-            try:
-                self._transport.produce_nowait(topic, value, key=key, partition=0, callback=_telling(outcome))
-            except PenstockError as error:
-                refused = error
-                break
-            outcomes.append(outcome)
-        # Those that were sent before one was refused are waited for: who tries again must find them in the log.
-        deliveries = [await outcome for outcome in outcomes]
-        for error in (refused, *(delivery.error for delivery in deliveries)):
-            if error is not None:
-                raise error
-        return [delivery.offset for delivery in deliveries]
+        return await append_in_order(self._transport, topic, 0, records)
 
     def _consumer(self) -> Consumer:
         consumer: Consumer | None = getattr(self._local, "consumer", None)
@@ -184,11 +169,3 @@ class KafkaLog:
             )
         with self._lock:
             self._count = (counted[0], counted[1] + 1)
-
-
-def _telling(outcome: asyncio.Future[Delivery]) -> Callable[[Delivery], None]:
-    def tell(delivery: Delivery) -> None:
-        if not outcome.done():  # who waited may have been cancelled
-            outcome.set_result(delivery)
-
-    return tell

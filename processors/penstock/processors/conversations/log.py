@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.common.forks import TopicForks
+from penstock.common.shards.addresses import first_offset
 from penstock.processors.conversations.messages import as_chat
 from penstock.schemas.records import ArtifactRef, ConversationFork, ConversationMessage
 
@@ -61,7 +62,7 @@ class ConversationLog:
         """This worker has carried out all commands that were given before this topic was seen."""
         self.next_offset = 0
         """Kafka's offset."""
-        self.topic = TopicForks()
+        self.topic = TopicForks(first_offset(topic_id))
         self.parent: ConversationLog | None = None
         self.changes = 0
         """How often the messages changed."""

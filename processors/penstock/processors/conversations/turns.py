@@ -84,10 +84,15 @@ class ToSumUp:
 
 
 class Log(Protocol):
-    """Reading and appending one conversation topic: Kafka in the worker, a list in tests.
+    """Reading and appending one conversation: Kafka in the worker, a list in tests.
 
     Who hears nothing from Kafka for `timeout_s` raises BrokerUnavailable.
     """
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether what is appended to a conversation that is gone stands in a topic all the same."""
+        ...
 
     def find(self, topic: str, timeout_s: float) -> str | None:
         """Kafka's id of the topic; None when there is none. Blocks."""
@@ -469,7 +474,7 @@ class Turns:
         found = await self._run(lambda: self._log.find(topic, LONGEST_ATTEMPT_S))
         if found == topic_id:
             return offsets
-        if found is not None:
+        if found is not None or self._log.is_shared:
             await self._log.append(topic, [(key, None) for key, _ in records])
         raise NotFound(f"{topic} was deleted")
 

@@ -1,0 +1,62 @@
+"""How a conversation stands in the shared topic: its keys, its partition, and what stands for a topic's id. Pure.
+
+A conversation begins with a record whose key is `fork/…`, its head; it is gone when the head has a tombstone. So it
+behaves as a topic of its own: begun again under the same name it has another id.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.schemas.topics import TopicNames, conversation_key, partition_for
+
+HEAD = b"fork/"
+"""What the key of a head begins with, behind the conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A conversation in the shared topic."""
+
+    conversation: str
+    """Its key: the id, or `{tenant}.{id}`."""
+    partition: int
+
+    def key(self, of_record: bytes) -> bytes:
+        """The key in the shared topic of a record of this conversation."""
+        return self.conversation.encode() + b"/" + of_record
+
+
+def address_of(names: TopicNames, topic: str, partitions: int) -> Address:
+    """Where the records stand that would be in `topic` if each conversation had one. Raises ValueError for others."""
+    found = names.parse_conversation(topic)
+    if found is None:
+        raise ValueError(f"{topic} is no conversation's")
+    conversation = conversation_key(*found)
+    return Address(conversation, partition_for(conversation.encode(), partitions))
+
+
+def split_key(key: bytes | None) -> tuple[str, bytes] | None:
+    """The conversation, and the record's key in it. None for a key that nobody of ours wrote."""
+    conversation, slash, of_record = (key or b"").partition(b"/")
+    if not slash or not conversation:
+        return None
+    try:
+        return conversation.decode("ascii"), of_record
+    except UnicodeDecodeError:
+        return None
+
+
+def id_of(topic_id: str, head: int) -> str:
+    """What stands for the id of the conversation's topic: Kafka's of the shared one, and the offset of the head."""
+    return f"{topic_id}/{head}"
+
+
+def is_shared(conversation_topic_id: str | None) -> bool:
+    """Whether the conversation with this id stands in the shared topic. Kafka's ids have no slash."""
+    return conversation_topic_id is not None and "/" in conversation_topic_id
+
+
+def first_offset(conversation_topic_id: str | None) -> int:
+    """Kafka's offset of the conversation's first record; a topic of its own begins with 0."""
+    return int((conversation_topic_id or "").rpartition("/")[2]) if is_shared(conversation_topic_id) else 0

@@ -1,0 +1,150 @@
+"""Keeps a file of the shared topic up to date: follows its partitions, and lets readers wait until all is in it."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from penstock.common import admin
+from penstock.common.clock import now_ms
+from penstock.common.kafka_errors import missing_topic
+from penstock.common.reader import PartitionReader, RawMessage
+from penstock.common.settings import KafkaSettings
+from penstock.common.shards.shard_file import ShardFile
+from penstock.schemas.errors import BrokerUnavailable, PenstockError
+
+logger = logging.getLogger(__name__)
+
+STALE_MS = 12 * 3_600_000
+"""After so long without following tombstones may be missing: the topic keeps them for a day."""
+RETRY_S, TOUCH_S = 1.0, 60.0
+
+
+class ShardCopy:
+    """The records of conversations in the shared topic, as a file. Partitions are followed from their first use on.
+
+    All methods block and are thread-safe. They raise BrokerUnavailable when Kafka or the disk does not let them.
+    """
+
+    def __init__(self, settings: KafkaSettings, path: Path, *, clock_ms: Callable[[], int] = now_ms) -> None:
+        """Raises NotFound without the shared topic, BrokerUnavailable, Overloaded."""
+        self.topic = settings.names.conversation_log
+        self._settings = settings
+        self._clock_ms = clock_ms
+        topic_id = admin.topic_id(settings, self.topic)
+        if topic_id is None:
+            raise missing_topic(self.topic)
+        self.topic_id = topic_id
+        self.partitions = admin.partition_counts(settings, [self.topic])[self.topic]
+        self.file = ShardFile(path, topic_id)
+        self._lock = threading.Lock()
+        self._followed: set[int] = set()
+        self._followed_ms: dict[int, int] = {}
+        self._closing = threading.Event()
+        self._touched = 0.0
+        self._failure: str | None = None
+        self._reader = PartitionReader(
+            settings, {}, self._take, batch_size=2_000, on_idle=self._touch, name="penstock-conversations"
+        )
+        self._reader.start()
+
+    def close(self) -> None:
+        """Stop following. Nobody may read any more."""
+        self._closing.set()
+        self._reader.stop()
+        self.file.close()
+
+    def refresh(self, partitions: Iterable[int], timeout_s: float = 10.0) -> ShardFile:
+        """The file, once all is in it that stands in these partitions now."""
+        wanted = sorted(set(partitions))
+        self._follow(wanted, timeout_s)
+        try:
+            self._reader.wait_until_caught_up(timeout_s, partitions=[(self.topic, one) for one in wanted])
+        except BrokerUnavailable as error:
+            if self._failure is not None:
+                raise BrokerUnavailable(f"conversations cannot be copied: {self._failure}", retry_after_s=1) from error
+            raise
+        return self.file
+
+    def refresh_all(self, timeout_s: float = 10.0) -> ShardFile:
+        return self.refresh(range(self.partitions), timeout_s)
+
+    def _follow(self, partitions: Sequence[int], timeout_s: float) -> None:
+        with self._lock:
+            if new := [one for one in partitions if one not in self._followed]:
+                places = [(self.topic, one) for one in new]
+                first = admin.begin_offsets(self._settings, places, timeout_s)
+                end = admin.end_offsets(self._settings, places, timeout_s)
+                self._reader.call(
+                    partial(self._begin, {one: (first[tp], end[tp]) for one, tp in zip(new, places, strict=True)})
+                )
+                self._followed |= set(new)
+
+    def _begin(self, bounds: Mapping[int, tuple[int, int]]) -> None:
+        """On the reader's thread: go on where the file ends, if it can be trusted."""
+        stand = self.file.positions()
+        for partition, (first, end) in bounds.items():
+            known = stand.get(partition)
+            if known is not None and first <= known.offset <= end and not self._is_stale(known.followed_ms):
+                self._followed_ms[partition] = known.followed_ms
+                self._reader.seek((self.topic, partition), known.offset)
+            else:
+                self._begin_anew(partition, first)
+
+    def _begin_anew(self, partition: int, first: int = 0) -> None:
+        self.file.forget(partition)
+        self._followed_ms[partition] = self._clock_ms()
+        self._reader.seek((self.topic, partition), first)
+
+    def _is_stale(self, followed_ms: int) -> bool:
+        return self._clock_ms() - followed_ms > STALE_MS
+
+    # -- on the reader's thread
+
+    def _take(self, batch: Sequence[RawMessage]) -> None:
+        positions = {one.partition: one.offset + 1 for one in batch}
+        if stale := {one for one in positions if self._is_stale(self._followed_ms[one])}:
+            for partition in stale:
+                logger.warning("conversations.copied_anew partition=%d: it was not followed for long", partition)
+                self._begin_anew(partition)
+            batch = [one for one in batch if one.partition not in stale]
+            positions = {one: offset for one, offset in positions.items() if one not in stale}
+        self._write(batch, positions)
+
+    def _touch(self) -> None:
+        """Note what is followed to its end, also while nothing is written."""
+        if time.monotonic() - self._touched < TOUCH_S:
+            return
+        self._touched = time.monotonic()
+        reached = self._reader.positions()
+        try:
+            ends = admin.end_offsets(self._settings, reached)
+        except PenstockError as error:
+            logger.info("conversations.not_followed error=%s", error.code)
+            return
+        at_end = {tp[1]: offset for tp, offset in reached.items() if offset >= ends[tp]}
+        for partition in [one for one in at_end if self._is_stale(self._followed_ms[one])]:
+            del at_end[partition]
+            self._begin_anew(partition)
+        self._write((), at_end)
+
+    def _write(self, batch: Sequence[RawMessage], positions: Mapping[int, int]) -> None:
+        """Until it is written: a full disk is emptied some day. What was read must not be missing in the file."""
+        while not self._closing.is_set():
+            now = self._clock_ms()
+            try:
+                self.file.apply(batch, positions, now)
+            except sqlite3.Error as error:
+                if self._failure is None:
+                    logger.warning("conversations.not_copied error=%s: trying again", error)
+                self._failure = str(error)
+                self._closing.wait(RETRY_S)
+            else:
+                self._failure = None
+                self._followed_ms |= dict.fromkeys(positions, now)
+                return

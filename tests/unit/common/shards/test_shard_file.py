@@ -1,0 +1,177 @@
+"""The file of the shared topic agrees with the log, however it was read: at once, in parts, compacted or not."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.common.reader import RawMessage
+from penstock.common.shards.addresses import address_of, first_offset, id_of, is_shared, split_key
+from penstock.common.shards.shard_file import ShardFile
+from penstock.schemas.errors import Overloaded
+from penstock.schemas.topics import TopicNames
+
+TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+
+
+@contextmanager
+def opened(path: Path, topic_id: str = TOPIC_ID) -> Iterator[ShardFile]:
+    file = ShardFile(path, topic_id)
+    try:
+        yield file
+    finally:
+        file.close()
+
+
+def log_of(*records: tuple[str, str | None]) -> list[RawMessage]:
+    """Of one partition, each as `conversation/key` and its text."""
+    return [
+        RawMessage("t", 0, offset, 1_000 + offset, key.encode(), None if text is None else text.encode())
+        for offset, (key, text) in enumerate(records)
+    ]
+
+
+def feed(file: ShardFile, log: Sequence[RawMessage]) -> None:
+    file.apply(log, {0: log[-1].offset + 1} if log else {}, 5)
+
+
+def contents(file: ShardFile, conversation: str) -> tuple[int, list[tuple[int, bytes, bytes | None]]] | None:
+    span = file.span(conversation)
+    if span is None:
+        return None
+    return span.head, [(offset, key, value) for offset, _, key, value in file.records(conversation, span.head)]
+
+
+def test_a_conversation_is_found_among_others_and_ends_with_its_head(tmp_path: Path) -> None:
+    with opened(tmp_path / "f") as file:
+        feed(
+            file,
+            log_of(("c/fork/1", "head"), ("d/fork/2", "other"), ("c/q", "question"), ("t.c/fork/3", "x"), ("d/q", "y")),
+        )
+        assert contents(file, "c") == (0, [(0, b"fork/1", b"head"), (2, b"q", b"question")])
+        assert (file.ids("default"), file.ids("t"), len(file.everyone())) == (["c", "d"], ["c"], 3)
+        feed(file, [RawMessage("t", 0, 5, 9, b"c/q", None), RawMessage("t", 0, 6, 9, b"c/fork/1", None)])
+        assert contents(file, "c") is None
+        assert file.records("c", 0) == []
+        feed(file, [RawMessage("t", 0, 7, 9, b"c/late", b"came after the end")])
+        assert file.records("c", 0) == []
+        feed(file, [RawMessage("t", 0, 8, 9, b"c/fork/9", b"anew")])
+        assert contents(file, "c") == (8, [(8, b"fork/9", b"anew")])
+
+
+def test_what_was_erased_is_nowhere_in_the_files(tmp_path: Path) -> None:
+    with opened(tmp_path / "f") as file:
+        texts = [f"secret-{number}" * 200 for number in range(50)]
+        feed(file, log_of(("c/fork/1", "head"), *((f"c/{number}", text) for number, text in enumerate(texts))))
+        assert any(b"secret-7" in path.read_bytes() for path in tmp_path.iterdir())
+        feed(file, [RawMessage("t", 0, 100 + number, 9, f"c/{number}".encode(), None) for number in range(50)])
+        assert not any(b"secret" in path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_positions_are_written_with_the_records_and_forgotten_with_them(tmp_path: Path) -> None:
+    with opened(tmp_path / "f") as file:
+        feed(file, log_of(("c/fork/1", "head")))
+    with opened(tmp_path / "f") as file:
+        assert [(one, stand.offset, stand.followed_ms) for one, stand in file.positions().items()] == [(0, 1, 5)]
+        assert file.span("c") is not None
+        file.forget(0)
+        assert (file.positions(), file.span("c"), file.records("c", 0)) == ({}, None, [])
+    with opened(tmp_path / "f") as file:
+        feed(file, log_of(("c/fork/1", "head")))
+    with opened(tmp_path / "f", "another topic") as file:
+        assert (file.positions(), file.span("c")) == ({}, None)
+
+
+def test_a_batch_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    with opened(tmp_path / "f") as file:
+        broken = RawMessage("t", 0, 1, 9, b"c/q", object())  # type: ignore[arg-type]
+        with pytest.raises(sqlite3.Error):
+            file.apply([*log_of(("c/fork/1", "head")), broken], {0: 2}, 5)
+        assert (file.positions(), file.span("c")) == ({}, None)
+
+
+def test_an_unreadable_file_is_made_anew_and_one_that_cannot_be_opened_is_left(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"no database" * 500)
+    with opened(tmp_path / "f") as file:
+        feed(file, log_of(("c/fork/1", "head")))
+        assert file.span("c") is not None
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(Overloaded, match="folder"):
+        ShardFile(tmp_path / "folder", TOPIC_ID)
+
+
+def test_addresses() -> None:
+    names = TopicNames("p.")
+    mine, theirs = address_of(names, "p.conversation.c", 8), address_of(names, "p.conversations.t.c", 8)
+    assert (mine.key(b"r/in/0"), theirs.key(b"r/in/0")) == (b"c/r/in/0", b"t.c/r/in/0")
+    assert split_key(theirs.key(b"fork/1")) == ("t.c", b"fork/1")
+    assert [split_key(key) for key in (None, b"", b"c", b"/x", b"\xff/x")] == [None] * 5
+    with pytest.raises(ValueError, match="no conversation"):
+        address_of(names, "p.inference.result", 8)
+    assert (first_offset(id_of(TOPIC_ID, 42)), first_offset(TOPIC_ID), first_offset(None)) == (42, 0, 0)
+    assert (is_shared(id_of(TOPIC_ID, 0)), is_shared(TOPIC_ID), is_shared(None)) == (True, False, False)
+
+
+KEYS = st.sampled_from(
+    [f"{conversation}/{key}" for conversation in ("a", "t.b") for key in ("fork/1", "fork/2", "x", "y")]
+)
+LOGS = st.lists(st.tuples(KEYS, st.one_of(st.none(), st.just("text"))), max_size=30)
+
+
+def compacted(log: Sequence[RawMessage], upto: int) -> list[RawMessage]:
+    """As Kafka may have it: below an offset the newest record of each key, without tombstones."""
+    newest = {one.key: one.offset for one in log if one.offset < upto}
+    return [one for one in log if one.offset >= upto or (newest[one.key] == one.offset and one.value is not None)]
+
+
+@given(LOGS, st.data())
+def test_how_it_was_read_makes_no_difference(records: list[tuple[str, str | None]], data: st.DataObject) -> None:
+    log = log_of(*records)
+    cut = data.draw(st.integers(0, len(log)))
+    with TemporaryDirectory() as folder, opened(Path(folder) / "1") as one, opened(Path(folder) / "2") as two:
+        feed(one, log)
+        feed(two, log[:cut])
+        feed(two, log[cut:])
+        for conversation in ("a", "t.b"):
+            assert contents(one, conversation) == contents(two, conversation)
+            span = one.span(conversation)
+            heads = _live_heads(log, conversation)
+            assert (None if span is None else span.head) == min(heads, default=None)
+
+
+def _live_heads(log: Sequence[RawMessage], conversation: str) -> list[int]:
+    live: dict[bytes, int] = {}
+    for one in log:
+        key = one.key or b""
+        if key.startswith(f"{conversation}/fork/".encode()):
+            if one.value is None:
+                live.pop(key, None)
+            else:
+                live[key] = min(one.offset, live.get(key, one.offset))
+    return list(live.values())
+
+
+@given(LOGS, st.data())
+def test_a_compacted_log_says_the_same_of_what_lives(
+    records: list[tuple[str, str | None]], data: st.DataObject
+) -> None:
+    written: set[str] = set()
+    distinct = [(key, text) for key, text in records if text is None or not (key in written or written.add(key))]
+    log = log_of(*distinct)
+    with TemporaryDirectory() as folder, opened(Path(folder) / "1") as whole, opened(Path(folder) / "2") as less:
+        feed(whole, log)
+        feed(less, compacted(log, data.draw(st.integers(0, len(log)))))
+        for conversation in ("a", "t.b"):
+            assert _living(whole, conversation) == _living(less, conversation)
+
+
+def _living(file: ShardFile, conversation: str) -> tuple[int, list[tuple[int, bytes]]] | None:
+    found = contents(file, conversation)
+    return found and (found[0], [(offset, key) for offset, key, value in found[1] if value is not None])
