@@ -128,7 +128,8 @@ class LocalSystem:
             # It is not waited for: topics of other systems may be made later, on the broker that has just started.
             self.supervisor.start(self._beside("bridge", 40.0, environment))
         self.supervisor.start(self._beside("webhooks", 20.0, environment))
-        self.supervisor.start(self._beside("summarizer", 20.0, environment))
+        own = {"PENSTOCK_SUMMARIZER__DATA_DIR": str(self.home.data_dir / "summarizer")}
+        self.supervisor.start(self._beside("summarizer", 20.0, {**environment, **own}))
         self._await_model()
 
     def serves(self) -> None:

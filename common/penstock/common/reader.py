@@ -129,7 +129,7 @@ class PartitionReader:
         self._lock = threading.Lock()
         self._moved = threading.Condition(self._lock)
         self._positions: dict[TP, int] = {}
-        self._calls: deque[Callable[[], None]] = deque()
+        self._calls: deque[Callable[[], object]] = deque()
         self._stopping = False
         self._thread = threading.Thread(target=self._read_forever, name=name, daemon=True)
         self.failure: BaseException | None = None
@@ -147,7 +147,7 @@ class PartitionReader:
         """Read these as well, each from its offset, unless they are read already."""
         self.call(lambda: self._add({tp: offset for tp, offset in begin.items() if tp not in self._positions}))
 
-    def call(self, action: Callable[[], None]) -> None:
+    def call(self, action: Callable[[], object]) -> None:
         """Run `action` on the reader's thread between two batches; it may use `seek` and `drop`."""
         with self._lock:
             self._calls.append(action)

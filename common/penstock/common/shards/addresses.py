@@ -12,6 +12,8 @@ from penstock.schemas.topics import TopicNames, conversation_key, partition_for
 
 HEAD = b"fork/"
 """What the key of a head begins with, behind the conversation."""
+_HEAD_AT = ":"
+"""Kafka's ids are base64, which has no colon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +51,14 @@ def split_key(key: bytes | None) -> tuple[str, bytes] | None:
 
 def id_of(topic_id: str, head: int) -> str:
     """What stands for the id of the conversation's topic: Kafka's of the shared one, and the offset of the head."""
-    return f"{topic_id}/{head}"
+    return f"{topic_id}{_HEAD_AT}{head}"
 
 
 def is_shared(conversation_topic_id: str | None) -> bool:
-    """Whether the conversation with this id stands in the shared topic. Kafka's ids have no slash."""
-    return conversation_topic_id is not None and "/" in conversation_topic_id
+    """Whether the conversation with this id stands in the shared topic."""
+    return conversation_topic_id is not None and _HEAD_AT in conversation_topic_id
 
 
 def first_offset(conversation_topic_id: str | None) -> int:
     """Kafka's offset of the conversation's first record; a topic of its own begins with 0."""
-    return int((conversation_topic_id or "").rpartition("/")[2]) if is_shared(conversation_topic_id) else 0
+    return int((conversation_topic_id or "").rpartition(_HEAD_AT)[2]) if is_shared(conversation_topic_id) else 0

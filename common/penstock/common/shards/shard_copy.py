@@ -42,6 +42,8 @@ class ShardCopy:
         self.topic_id = topic_id
         self.partitions = admin.partition_counts(settings, [self.topic])[self.topic]
         self.file = ShardFile(path, topic_id)
+        self.on_records: Callable[[Sequence[RawMessage]], None] = lambda _: None
+        """Told of records that were written to the file, on the copy's thread."""
         self._lock = threading.Lock()
         self._followed: set[int] = set()
         self._followed_ms: dict[int, int] = {}
@@ -70,6 +72,15 @@ class ShardCopy:
                 raise BrokerUnavailable(f"conversations cannot be copied: {self._failure}", retry_after_s=1) from error
             raise
         return self.file
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why nothing is followed any more."""
+        return self._reader.failure
+
+    def call(self, action: Callable[[], object]) -> None:
+        """Run `action` on the copy's thread, between two batches."""
+        self._reader.call(action)
 
     def refresh_all(self, timeout_s: float = 10.0) -> ShardFile:
         return self.refresh(range(self.partitions), timeout_s)
@@ -115,6 +126,7 @@ class ShardCopy:
             batch = [one for one in batch if one.partition not in stale]
             positions = {one: offset for one, offset in positions.items() if one not in stale}
         self._write(batch, positions)
+        self.on_records(batch)
 
     def _touch(self) -> None:
         """Note what is followed to its end, also while nothing is written."""

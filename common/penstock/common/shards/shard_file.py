@@ -7,6 +7,7 @@ that cannot be trusted is made anew from it.
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import threading
 from collections.abc import Generator, Iterable, Mapping
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.common import file_lock
 from penstock.common.reader import RawMessage
 from penstock.common.shards.addresses import HEAD, split_key
 from penstock.schemas.errors import Overloaded
@@ -81,6 +83,7 @@ class ShardFile:
     def __init__(self, path: Path, topic_id: str) -> None:
         """What stands there of a topic with another id is dropped."""
         self._path = path
+        self._lock = self._hold()
         self._prepare(f"{VERSION} {topic_id}")
         self._readers = threading.local()
         self._open: list[sqlite3.Connection] = []
@@ -90,6 +93,19 @@ class ShardFile:
         """Nobody may read or write any more."""
         for connection in (*self._open, self._writer):
             connection.close()
+        os.close(self._lock)
+
+    def _hold(self) -> int:
+        """Of two that write one file each would take the other's positions for its own."""
+        lock = Path(f"{self._path}.lock")
+        try:
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            held = file_lock.hold(lock)
+        except OSError as error:
+            raise Overloaded(f"the copy of conversations at {self._path}: {error}", retry_after_s=1) from error
+        if held is None:
+            raise Overloaded(f"the copy of conversations at {self._path} is in use by another process", retry_after_s=1)
+        return held
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None, timeout=10)
@@ -101,16 +117,14 @@ class ShardFile:
 
     def _prepare(self, identity: str) -> None:
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
             with closing(self._connect()) as connection:
                 connection.executescript(_SCHEMA)
                 row = connection.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()
                 if row is not None and row[0] != identity:
                     connection.executescript("".join(f"DROP TABLE {name};" for name in _TABLES) + _SCHEMA)
                 connection.execute("INSERT OR REPLACE INTO meta VALUES ('identity', ?)", (identity,))
-        except (sqlite3.DatabaseError, OSError) as error:
-            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_IOERR)
-            if code & 0xFF in _PASSING:
+        except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _PASSING:
                 raise Overloaded(f"the copy of conversations at {self._path}: {error}", retry_after_s=1) from error
             logger.warning("conversations.unreadable path=%s: the copy is made anew from the topic", self._path)
             for suffix in ("", "-wal", "-shm"):

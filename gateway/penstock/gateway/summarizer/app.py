@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
 
+from penstock.common import admin
+from penstock.common.reader import PartitionReader, RawMessage
+from penstock.common.shards.shard_copy import ShardCopy
 from penstock.common.tasks import end_all
 from penstock.gateway.health_server import HealthServer
 from penstock.gateway.side_process import Over, run
-from penstock.gateway.summarizer.desk import Desk, Submit
+from penstock.gateway.summarizer.desk import Desk, Key, Submit
 from penstock.gateway.summarizer.following import Following
 from penstock.gateway.summarizer.metrics import SummarizerMetrics
+from penstock.gateway.summarizer.own_topics import OwnTopics
 from penstock.gateway.summarizer.progress import Progress
 from penstock.gateway.summarizer.requests import COMPLETED, GONE, Requests
 from penstock.gateway.summarizer.settings import SummarizerSettings
+from penstock.gateway.summarizer.shared_topic import SharedTopic
+from penstock.gateway.summarizer.sources import Source
 from penstock.schemas.registry import registry_codecs
 
 logger = logging.getLogger(__name__)
@@ -31,12 +38,13 @@ class Summarizer:
         self._over = over
         section, kafka, registry = settings.summarizer, settings.kafka_settings(), settings.schema_registry
         codecs = registry_codecs(registry.url, write=registry.write)
+        self._kafka, self._codec, self._data_dir = kafka, codecs.blocking, section.data_dir
         self._desk = Desk(section.of_tenant, section.max_in_flight)
         self._metrics = SummarizerMetrics(self._desk)
         self._progress = Progress(kafka, section.group_id)
-        self._requests = Requests(kafka, codecs.blocking, section)
         self._changed = asyncio.Event()
-        self._following = Following(kafka, codecs, self._desk, self._progress, section.look_s, self._changed.set)
+        self._following = Following(kafka, codecs, self._desk, self._source, section.look_s, self._changed.set)
+        self._requests = Requests(kafka, codecs.blocking, section, self._end)
         self._health = HealthServer(
             section.health_host,
             section.health_port,
@@ -44,6 +52,16 @@ class Summarizer:
             metrics=self._metrics.render,
         )
         self._main: asyncio.Task[None] | None = None
+
+    def _end(self, key: Key, topic_id: str) -> int | None:
+        return self._following.source.end(key, topic_id)
+
+    def _source(self, reader: PartitionReader, put: Callable[[Sequence[RawMessage]], None]) -> Source:
+        """Blocks. Raises BrokerUnavailable, Overloaded."""
+        if admin.topic_id(self._kafka, self._kafka.names.conversation_log) is None:
+            return OwnTopics(self._kafka, self._codec, reader, put, self._progress)
+        copy = ShardCopy(self._kafka, self._data_dir / "conversations")
+        return SharedTopic(self._kafka, self._codec, copy, put)
 
     def start(self) -> None:
         """Raises OSError when the port of its health is taken."""

@@ -4,44 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from penstock.common import admin
-from penstock.common.conversations import Turn, read_conversation, standing
-from penstock.common.reader import BatchQueue, Headers, PartitionReader, RawMessage
+from penstock.common.reader import BatchQueue, PartitionReader, RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.summarizer.desk import Commit, Desk, Key, ReadWhole, Submit
-from penstock.gateway.summarizer.progress import Progress
+from penstock.gateway.summarizer.sources import REACHED, Source
 from penstock.schemas.errors import DecodeError, InternalError, NotFound, PenstockError, RegistryUnavailable
 from penstock.schemas.records import ConversationFacts, ConversationMessage
 from penstock.schemas.registry import Codecs
-from penstock.schemas.topics import TP, conversation_of_key
+from penstock.schemas.topics import conversation_of_key
 
 logger = logging.getLogger(__name__)
 
 AGAIN_S, REGISTRY_AGAIN_S, COMMIT_S, UNREAD_S = 1.0, 0.1, 1.0, 0.5
-CAUGHT_UP_S, WHOLE_S = 120.0, 30.0
+CAUGHT_UP_S = 120.0
 MOST_FAILURES = 3
 """Of conversations one after the other, until the broker is taken to be away."""
 BEGUN_AT_ONCE = 200
 """Conversations whose reading begins in one go."""
-REACHED: Headers = (("reached", None),)
-"""Marks what is no record: its offset tells where the reader stands, behind all batches before it."""
-
+MakeSource = Callable[[PartitionReader, Callable[[Sequence[RawMessage]], None]], Source]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the reading of a topic begins, and what a predecessor has committed."""
-
-    topic_id: str
-    begin: int
-    committed: Commit
-    end: int
 
 
 class Following:
@@ -52,19 +37,20 @@ class Following:
         kafka: KafkaSettings,
         codecs: Codecs,
         desk: Desk,
-        progress: Progress,
+        make_source: MakeSource,
         look_s: float,
         on_change: Callable[[], None],
     ) -> None:
         self._kafka = kafka
         self._codecs = codecs
         self._desk = desk
-        self._progress = progress
         self._look_s = look_s
         self._on_change = on_change
         self._queue = BatchQueue(asyncio.get_running_loop())
         facts = kafka.names.conversation_facts
         self._reader = PartitionReader(kafka, [facts], self._queue.put, fetch_wait_ms=500, name="penstock-summarizer")
+        self._make_source = make_source
+        self._source: Source | None = None
         self._folded = asyncio.Event()
         self._whole: asyncio.Queue[Key] = asyncio.Queue()
         self._topic_ids: dict[Key, str] = {}
@@ -84,7 +70,7 @@ class Following:
         try:
             async with asyncio.TaskGroup() as parts:
                 parts.create_task(self._feed())
-                await self._patiently("start", lambda: asyncio.to_thread(self._start_reader))
+                await self._patiently("start", lambda: asyncio.to_thread(self._start))
                 await self._patiently("start", self._read_facts)
                 logger.info("summarizer.started")
                 for part in (self._look_forever, self._read_whole_forever, self._commit_forever, self._mark_forever):
@@ -92,13 +78,15 @@ class Following:
         finally:
             self._queue.close()
             await asyncio.to_thread(self._reader.stop)
+            if self._source is not None:
+                await asyncio.to_thread(self._source.stop)
 
     def forget(self, key: Key) -> None:
         """Its topic is gone or another one; the next look finds out."""
         self._desk.forget(key)
         self._topic_ids.pop(key, None)
         self._commits.pop(key, None)
-        self._reader.call(lambda: self._reader.drop((self._topic(key), 0)))
+        self.source.forget(key)
 
     async def _patiently(self, part: str, work: Callable[[], Awaitable[T]]) -> T:
         """Do it, again until Kafka and the registry let it be done. `part` names who waits."""
@@ -119,13 +107,18 @@ class Following:
             logger.warning("summarizer.waits for=%s error=%s reason=%s", part, error.code, error.message)
         self._waits[part] = error.message
 
-    def _start_reader(self) -> None:
+    @property
+    def source(self) -> Source:
+        """What it reads from, once it has begun."""
+        assert self._source is not None, "nothing is followed before that"
+        return self._source
+
+    def _start(self) -> None:
         """On a thread. Raises BrokerUnavailable, which names the brokers that were asked, and NotFound."""
         admin.partition_counts(self._kafka)
+        if self._source is None:
+            self._source = self._make_source(self._reader, self._queue.put)
         self._reader.start()
-
-    def _topic(self, key: Key) -> str:
-        return self._kafka.names.conversation(*key)
 
     # -- what is read
 
@@ -201,23 +194,12 @@ class Following:
             self._whole.put_nowait(effect.key)
 
     async def _mark_forever(self) -> None:
-        """Behind a topic's last record there may be offsets that hold none: nobody would tell of them."""
         while True:
             await asyncio.sleep(UNREAD_S)
-            if self._reader.failure is not None:
-                raise InternalError(f"conversations cannot be read any more: {self._reader.failure!r}")
-            if unread := {(self._topic(key), 0): self._generations[key] for key in self._desk.unread}:
-                self._reader.call(partial(self._mark, unread))
-
-    def _mark(self, unread: Mapping[TP, int]) -> None:
-        """On the reader's thread, between two batches: each with the generation of its reading as its time."""
-        marks = [
-            RawMessage(tp[0], 0, position, unread[tp], None, None, REACHED)
-            for tp, position in self._reader.positions().items()
-            if tp in unread
-        ]
-        if marks:
-            self._queue.put(marks)
+            if (failure := self._reader.failure or self.source.failure) is not None:
+                raise InternalError(f"conversations cannot be read any more: {failure!r}")
+            if unread := {key: self._generations[key] for key in self._desk.unread}:
+                self.source.mark(unread)
 
     # -- which topics there are
 
@@ -228,8 +210,7 @@ class Following:
 
     async def _look(self) -> None:
         """Begin to follow what is to be, and forget what is gone, or to be followed no more."""
-        counts = await asyncio.to_thread(admin.partition_counts, self._kafka)
-        there = {Key(*found) for topic in counts if (found := self._kafka.names.parse_conversation(topic)) is not None}
+        there = await asyncio.to_thread(self.source.there)
         wanted = {key for key in there if self._desk.wants(key)}
         for key in self._desk.followed.keys() - wanted:
             self.forget(key)
@@ -253,35 +234,12 @@ class Following:
                         raise own from error
 
     async def _begin_together(self, keys: Sequence[Key]) -> None:
-        topics = {self._topic(key): key for key in keys}
-        places = await asyncio.to_thread(self._places, topics)
-        for topic, place in places.items():
-            key = topics[topic]
+        places = await asyncio.to_thread(self.source.places, keys)
+        for key, place in places.items():
             self._topic_ids[key] = place.topic_id
             self._generations[key] = self._generations.get(key, 0) + 1
             self._desk.follow(key, place.topic_id, place.committed, place.end)
-        begin = {(topic, 0): max(place.begin, place.committed.offset) for topic, place in places.items()}
-
-        def seek() -> None:
-            for tp, offset in begin.items():
-                self._reader.seek(tp, offset)
-
-        self._reader.call(seek)
-
-    def _places(self, topics: Mapping[str, Key]) -> dict[str, Place]:
-        """On a thread. Raises NotFound, BrokerUnavailable."""
-        topic_ids = admin.topic_ids(self._kafka, list(topics))
-        partitions = [(topic, 0) for topic in topic_ids]
-        begin = admin.begin_offsets(self._kafka, partitions)
-        committed = self._progress.read(topic_ids, topics) if topic_ids else {}
-        end = admin.end_offsets(self._kafka, partitions)  # last: what is below it is read before anything is due
-        places: dict[str, Place] = {}
-        for topic, topic_id in topic_ids.items():
-            known = committed.get(topic)
-            if known is None or known.offset > end[topic, 0]:  # or the log has lost its end
-                known = Commit(topics[topic], 0)
-            places[topic] = Place(topic_id, begin[topic, 0], known, end[topic, 0])
-        return places
+        self.source.begin({key: max(place.begin, place.committed.offset) for key, place in places.items()})
 
     # -- after something was erased
 
@@ -304,7 +262,7 @@ class Following:
         if key not in self._desk.followed:
             return False
         try:
-            found, end = await asyncio.to_thread(self._standing, key, self._topic_ids[key])
+            found, end = await asyncio.to_thread(self.source.standing, key, self._topic_ids[key])
         except NotFound:  # it is gone, or another one, which the next look finds
             self.forget(key)
             return False
@@ -314,16 +272,6 @@ class Following:
         if isinstance(effect, Commit):
             self._do(effect)
         return isinstance(effect, ReadWhole)
-
-    def _standing(self, key: Key, topic_id: str) -> tuple[list[Turn], int]:
-        """On a thread: what stands in the topic with this id, and its end. Raises NotFound."""
-        if admin.topic_id(self._kafka, self._topic(key)) != topic_id:
-            raise NotFound("the conversation was deleted")
-        end = admin.end_offsets(self._kafka, [(self._topic(key), 0)])[self._topic(key), 0]
-        try:
-            return standing(read_conversation(self._kafka, *key, codec=self._codecs.blocking, deadline_s=WHOLE_S)), end
-        except NotFound:  # it is deleted, and its topic stays for its forks
-            return [], end
 
     # -- what need not be read again
 
@@ -337,8 +285,7 @@ class Following:
         due = dict(self._commits)
         if not due:
             return
-        commits = {self._topic(key): (self._topic_ids[key], one) for key, one in due.items()}
-        await asyncio.to_thread(self._progress.commit, commits)
+        await asyncio.to_thread(self.source.commit, {key: (self._topic_ids[key], one) for key, one in due.items()})
         for key, one in due.items():
             if self._commits.get(key) == one:
                 del self._commits[key]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from contextlib import aclosing
 
-from penstock.common import admin
 from penstock.common.clock import now_ms
 from penstock.common.settings import KafkaSettings
-from penstock.gateway.summarizer.desk import Submit
+from penstock.gateway.summarizer.desk import Key, Submit
 from penstock.gateway.summarizer.settings import SummarizerSection
 from penstock.producers import AsyncClient, Result
 from penstock.schemas.codec import Codec
@@ -29,7 +29,15 @@ GONE, LOST, REFUSED = "gone", "lost", "refused"
 class Requests:
     """On one event loop; a client for each tenant that has a conversation to sum up."""
 
-    def __init__(self, kafka: KafkaSettings, codec: Codec, section: SummarizerSection) -> None:
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        codec: Codec,
+        section: SummarizerSection,
+        end: Callable[[Key, str], int | None],
+    ) -> None:
+        """`end`: see `Source`."""
+        self._end = end
         self._kafka = kafka
         self._codec = codec
         self._section = section
@@ -75,8 +83,7 @@ class Requests:
                 logger.warning("summarizer.not_delivered error=%s", error)
 
     async def _once(self, submit: Submit, give_up: float) -> tuple[str, int]:
-        place = (self._kafka.names.conversation(*submit.key), 0)
-        if await asyncio.to_thread(admin.topic_id, self._kafka, place[0]) != submit.topic_id:
+        if await asyncio.to_thread(self._end, submit.key, submit.topic_id) is None:
             return GONE, 0
         client = self._client(submit.key.tenant)
         payload = {"through_offset": submit.through}
@@ -106,8 +113,8 @@ class Requests:
                             event.error.code,
                             event.error.message,
                         )
-                    ends = await asyncio.to_thread(admin.end_offsets, self._kafka, [place])
-                    return event.status, ends[place]
+                    end = await asyncio.to_thread(self._end, submit.key, submit.topic_id)
+                    return (GONE, 0) if end is None else (event.status, end)
         return LOST, 0
 
     def _client(self, tenant: str) -> AsyncClient:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 
 from penstock.common.configuration import KafkaSection, ProcessSettings, RegistrySection, Section
@@ -39,6 +41,8 @@ class SummarizerSection(PolicySection):
     """Conversations that are summed up at once."""
     group_id: str = Field(default="penstock-summarizer", min_length=1)
     """The consumer group under which it keeps how far each conversation is summed up."""
+    data_dir: Path = Path(".penstock/summarizer")
+    """A folder of this process alone: where conversations share a topic it holds a copy of them."""
     look_s: float = Field(default=5.0, gt=0)
     """Seconds between two looks for new conversations."""
     health_host: str = "127.0.0.1"

@@ -18,7 +18,7 @@ from penstock.common.shards.shard_file import ShardFile
 from penstock.schemas.errors import Overloaded
 from penstock.schemas.topics import TopicNames
 
-TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+TOPIC_ID = "AA+A/AAAAAAAAAAAAAAA/1"
 
 
 @contextmanager
