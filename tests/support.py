@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -94,14 +93,18 @@ def engine_processes(worker: int) -> list[psutil.Process]:
     return [engine for child in children_of(worker) for engine in children_of(child)]
 
 
-def create_topics(bootstrap_servers: str, prefix: str, partitions: int = 4, pool: str | None = None) -> None:
-    """Create all fixed topics of Penstock under `prefix`, and the request topics of `pool` when one is named."""
+def create_topics(
+    bootstrap_servers: str, prefix: str, partitions: int = 4, pool: str | None = None, *, sharded: bool = False
+) -> None:
+    """Create all fixed topics of Penstock under `prefix`, and the request topics of `pool` when one is named.
+
+    `sharded`: with the one that conversations share.
+    """
     from penstock.common.admin import ensure_topics
     from penstock.common.settings import KafkaSettings
     from penstock.schemas.topics import TopicNames, topic_specs
 
     settings = KafkaSettings(bootstrap_servers=bootstrap_servers, topic_prefix=prefix)
-    sharded = os.environ.get("PENSTOCK_TEST_LAYOUT") == "sharded"
     specs = topic_specs(TopicNames(prefix), partitions=partitions, shared_conversations=sharded)
     if pool is not None:
         specs = [*specs, *topic_specs(TopicNames(prefix), partitions=partitions, pool=pool)]

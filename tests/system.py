@@ -110,6 +110,8 @@ class System:
     queue_policy: str = "weighted"
     webhook_options: Mapping[str, Any] = field(default_factory=dict)
     summarizer_options: Mapping[str, Any] = field(default_factory=dict)
+    sharded: bool = False
+    """Conversations share a topic."""
     processes: list[Process] = field(default_factory=list)
 
     @cached_property
@@ -125,7 +127,7 @@ class System:
         return f"{self.prefix}worker"
 
     def create_topics(self) -> System:
-        create_topics(self.bootstrap, self.prefix)
+        create_topics(self.bootstrap, self.prefix, sharded=self.sharded)
         return self
 
     def config(self) -> Path:
@@ -199,7 +201,12 @@ class System:
 
     def summarizer(self, name: str = "s1", *, env: Mapping[str, str] | None = None) -> Process:
         port = free_port()
-        return self.start("summarizer", name, port, {"PENSTOCK_SUMMARIZER__HEALTH_PORT": str(port), **(env or {})})
+        extra = {
+            "PENSTOCK_SUMMARIZER__HEALTH_PORT": str(port),
+            "PENSTOCK_SUMMARIZER__DATA_DIR": str(self.folder / name),
+            **(env or {}),
+        }
+        return self.start("summarizer", name, port, extra)
 
     def stop(self) -> None:
         for process in self.processes:

@@ -13,6 +13,7 @@ from penstock.cli.main import app
 from penstock.common.admin import topic_config
 from penstock.common.altering import alter_topics, flush_conversations, flushes_groups
 from penstock.common.settings import KafkaSettings
+from support import wait_until
 
 runner = CliRunner()
 
@@ -132,3 +133,20 @@ def test_doctor_finds_the_missing_topics_and_the_broker_well_set(topics: Topics,
     done = runner.invoke(app, arguments, env={"PENSTOCK_KAFKA__TOPIC_PREFIX": topics.prefix})
     assert [c for c in json.loads(done.output) if c["state"] == "fail"] == []
     assert done.exit_code == 0
+
+
+def test_conversations_share_a_topic_if_that_was_chosen_before_there_were_any(topics: Topics) -> None:
+    shared = f"{topics.prefix}inference.conversation.log"
+    assert topics.run("create", "--conversation-layout", "one").exit_code == 2
+    topics.make("conversation.old", 1, {"cleanup.policy": "compact"})
+    refused = topics.run("create", "--partitions", "3", "--conversation-layout", "sharded")
+    assert (refused.exit_code, "1 conversations have topics of their own" in refused.output) == (1, True)
+    assert shared not in topics.admin.list_topics(timeout=10).topics
+    topics.admin.delete_topics([f"{topics.prefix}conversation.old"])[f"{topics.prefix}conversation.old"].result(20)
+    wait_until(lambda: topics.run("create", "--conversation-layout", "sharded").exit_code == 0, 20, "it is not made")
+    assert topics.run("check").exit_code == 0
+    config = topic_config(topics.settings, shared)
+    assert (config["cleanup.policy"], config["max.compaction.lag.ms"]) == ("compact", "86400000")
+    assert topics.run("create").exit_code == 0, "the layout of an installation stays"
+    alter_topics(topics.settings, {shared: {"cleanup.policy": "delete"}})
+    assert f"{shared}: cleanup.policy is delete and must be compact" in topics.run("check").output

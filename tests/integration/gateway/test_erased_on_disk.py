@@ -41,11 +41,12 @@ SOON = {
 Json = dict[str, Any]
 
 
-@pytest.fixture
-def system(tmp_path: Path) -> Iterator[System]:
+@pytest.fixture(params=["topics", "sharded"])
+def system(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[System]:
+    sharded = request.param == "sharded"
     broker = EmbeddedKafka(tmp_path / "kafka", free_port(), properties=SOON).start()
     try:
-        with running(System(broker.bootstrap_servers, "", tmp_path, models=MODELS)) as started:
+        with running(System(broker.bootstrap_servers, "", tmp_path, models=MODELS, sharded=sharded)) as started:
             started.worker().wait_ready()
             started.gateway().wait_ready()
             yield started
