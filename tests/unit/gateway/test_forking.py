@@ -180,7 +180,7 @@ class SharedCluster(Cluster):
         """A file that knows nothing yet reads what is left of the log."""
         self.folder.cleanup()
         self.folder = TemporaryDirectory()
-        self.file = ShardFile(Path(self.folder.name) / "file", self.topic_id_of_all)
+        self.file = ShardFile(Path(self.folder.name) / "file", self.topic_id_of_all, self.partitions)
         for records in self.partition_logs:
             self.file.apply(records, {}, 0)
 

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 STALE_MS = 12 * 3_600_000
 """After so long without following tombstones may be missing: the topic keeps them for a day."""
 RETRY_S, TOUCH_S = 1.0, 60.0
+BATCH_RECORDS = 5_000
 
 
 class ShardCopy:
@@ -41,7 +42,7 @@ class ShardCopy:
             raise missing_topic(self.topic)
         self.topic_id = topic_id
         self.partitions = admin.partition_counts(settings, [self.topic])[self.topic]
-        self.file = ShardFile(path, topic_id)
+        self.file = ShardFile(path, topic_id, self.partitions)
         self.on_records: Callable[[Sequence[RawMessage]], None] = lambda _: None
         """Told of records that were written to the file, on the copy's thread."""
         self._lock = threading.Lock()
@@ -51,7 +52,7 @@ class ShardCopy:
         self._touched = 0.0
         self._failure: str | None = None
         self._reader = PartitionReader(
-            settings, {}, self._take, batch_size=2_000, on_idle=self._touch, name="penstock-conversations"
+            settings, {}, self._take, batch_size=BATCH_RECORDS, on_idle=self._touch, name="penstock-conversations"
         )
         self._reader.start()
 

@@ -25,22 +25,27 @@ from penstock.schemas.topics import conversation_of_key
 logger = logging.getLogger(__name__)
 
 VERSION = 1
+# Records come in the order of the log and are read by conversation: so their table grows at its end, and only an index
+# of numbers is written everywhere. `place` is the offset times the number of partitions, and the partition.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS conversations (
+  number INTEGER PRIMARY KEY, conversation TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, id TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS by_tenant ON conversations (tenant, id);
 CREATE TABLE IF NOT EXISTS heads (
-  tenant TEXT NOT NULL, id TEXT NOT NULL, conversation TEXT NOT NULL, offset INTEGER NOT NULL,
-  partition INTEGER NOT NULL, PRIMARY KEY (tenant, id, offset)) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS heads_by_conversation ON heads (conversation, offset);
+  number INTEGER NOT NULL, place INTEGER NOT NULL, PRIMARY KEY (number, place)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS records (
-  conversation TEXT NOT NULL, offset INTEGER NOT NULL, time_ms INTEGER NOT NULL, key BLOB NOT NULL, value BLOB,
-  PRIMARY KEY (conversation, offset)) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS by_key ON records (conversation, key);
+  place INTEGER PRIMARY KEY, number INTEGER NOT NULL, time_ms INTEGER NOT NULL, key BLOB NOT NULL, value BLOB);
+CREATE INDEX IF NOT EXISTS by_conversation ON records (number, place);
 CREATE TABLE IF NOT EXISTS positions (
   partition INTEGER PRIMARY KEY, offset INTEGER NOT NULL, followed_ms INTEGER NOT NULL);
 """
-_ROW = "offset, time_ms, key, value"
+CACHE_KBYTES = 32 << 10
+"""Of the connection that writes."""
+_NUMBER = "(SELECT number FROM conversations WHERE conversation = ?)"
+_ROW = "place / ?, time_ms, key, value"
 _FAR = 1 << 62
-_TABLES = ("meta", "heads", "records", "positions")
+_TABLES = ("meta", "conversations", "heads", "records", "positions")
 _PASSING = frozenset(
     {
         sqlite3.SQLITE_BUSY,
@@ -80,14 +85,16 @@ class Span:
 class ShardFile:
     """Reads are of what was written last. Raises Overloaded when the file cannot be opened now."""
 
-    def __init__(self, path: Path, topic_id: str) -> None:
+    def __init__(self, path: Path, topic_id: str, partitions: int) -> None:
         """What stands there of a topic with another id is dropped."""
         self._path = path
+        self._partitions = partitions
         self._lock = self._hold()
-        self._prepare(f"{VERSION} {topic_id}")
+        self._prepare(f"{VERSION} {topic_id} {partitions}")
         self._readers = threading.local()
         self._open: list[sqlite3.Connection] = []
         self._writer = self._connect()
+        self._writer.execute(f"PRAGMA cache_size=-{CACHE_KBYTES}")
 
     def close(self) -> None:
         """Nobody may read or write any more."""
@@ -142,80 +149,83 @@ class ShardFile:
     def forget(self, partition: int) -> None:
         """Drop all that was read of a partition."""
         with _transaction(self._writer) as write:
-            write.execute(
-                "DELETE FROM records WHERE conversation IN (SELECT conversation FROM heads WHERE partition = ?)",
-                (partition,),
-            )
-            write.execute("DELETE FROM heads WHERE partition = ?", (partition,))
+            write.execute("DELETE FROM records WHERE place % ? = ?", (self._partitions, partition))
+            write.execute("DELETE FROM heads WHERE place % ? = ?", (self._partitions, partition))
+            write.execute("DELETE FROM conversations WHERE number NOT IN (SELECT number FROM heads)")
             write.execute("DELETE FROM positions WHERE partition = ?", (partition,))
 
     def apply(self, batch: Iterable[RawMessage], positions: Mapping[int, int], now_ms: int) -> None:
         """Take the next records of their partitions; everything below `positions` is read then."""
-        erases = False
         with _transaction(self._writer) as write:
-            writing = _Writing(write)
+            writing = _Writing(write, self._partitions)
             for message in batch:
                 split = split_key(message.key)
                 if split is not None:
                     writing.take(message, *split)
-                    erases = erases or message.value is None
+            writing.flush()
             write.executemany(
                 "INSERT OR REPLACE INTO positions VALUES (?, ?, ?)",
                 [(partition, offset, now_ms) for partition, offset in positions.items()],
             )
-        if erases:  # what was erased stands in the log of writes too, until that begins anew
+        if writing.erases:  # what was erased stands in the log of writes too, until that begins anew
             self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     # -- reading, on any thread
 
     def span(self, conversation: str) -> Span | None:
         """None: there is no such conversation."""
-        head = self._one("SELECT min(offset) FROM heads WHERE conversation = ?", conversation)[0]
-        if head is None:
+        number = self._one("SELECT number FROM conversations WHERE conversation = ?", conversation)
+        head = number and self._one("SELECT min(place) FROM heads WHERE number = ?", number[0])[0]
+        if number is None or head is None:
             return None
-        last = self.last(conversation)
-        return Span(head, head + 1, 0) if last is None else Span(head, last[0] + 1, last[1])
+        place, time_ms = self._one(
+            "SELECT place, time_ms FROM records WHERE number = ? ORDER BY place DESC LIMIT 1", number[0]
+        )
+        return Span(head // self._partitions, place // self._partitions + 1, time_ms)
 
     def records(self, conversation: str, begin: int, end: int | None = None, most: int | None = None) -> list[Row]:
         """The records from the offset `begin` to before `end`, the first `most` of them."""
         return self._all(
-            f"SELECT {_ROW} FROM records WHERE conversation = ? AND offset >= ? AND offset < ? ORDER BY offset LIMIT ?",
+            f"SELECT {_ROW} FROM records WHERE number = {_NUMBER} AND place >= ? AND place < ? ORDER BY place LIMIT ?",
+            self._partitions,
             conversation,
-            begin,
-            _FAR if end is None else end,
+            begin * self._partitions,
+            _FAR if end is None else end * self._partitions,
             -1 if most is None else most,
         )
 
     def back(self, conversation: str, end: int, records: int) -> int | None:
         """The offset of the record that stands so many before `end`; None: there are not so many."""
         row = self._one(
-            "SELECT offset FROM records WHERE conversation = ? AND offset < ? ORDER BY offset DESC LIMIT 1 OFFSET ?",
+            f"SELECT place FROM records WHERE number = {_NUMBER} AND place < ? ORDER BY place DESC LIMIT 1 OFFSET ?",
             conversation,
-            end,
+            end * self._partitions,
             records - 1,
         )
-        return None if row is None else row[0]
+        return None if row is None else row[0] // self._partitions
 
     def last(self, conversation: str) -> Row | None:
         """The newest record."""
         return self._one(
-            f"SELECT {_ROW} FROM records WHERE conversation = ? ORDER BY offset DESC LIMIT 1", conversation
+            f"SELECT {_ROW} FROM records WHERE number = {_NUMBER} ORDER BY place DESC LIMIT 1",
+            self._partitions,
+            conversation,
         )
 
     def live_keys(self, conversation: str) -> list[bytes]:
         """Of the records that have no tombstone, in the order of the log."""
         rows = self._all(
-            "SELECT key FROM records WHERE conversation = ? AND value IS NOT NULL ORDER BY offset", conversation
+            f"SELECT key FROM records WHERE number = {_NUMBER} AND value IS NOT NULL ORDER BY place", conversation
         )
         return list(dict.fromkeys(key for (key,) in rows))
 
     def ids(self, tenant: str) -> list[str]:
         """Of a tenant's conversations, in order."""
-        return [one for (one,) in self._all("SELECT DISTINCT id FROM heads WHERE tenant = ? ORDER BY id", tenant)]
+        return [one for (one,) in self._all("SELECT id FROM conversations WHERE tenant = ? ORDER BY id", tenant)]
 
     def everyone(self) -> list[tuple[str, str]]:
         """(tenant, id) of all conversations."""
-        return self._all("SELECT DISTINCT tenant, id FROM heads")
+        return self._all("SELECT tenant, id FROM conversations")
 
     def _one(self, statement: str, *values: str | int) -> Any:
         return self._reader().execute(statement, values).fetchone()
@@ -232,59 +242,83 @@ class ShardFile:
 
 
 class _Writing:
-    """One transaction."""
+    """One transaction. A conversation has a number while it has a head."""
 
-    def __init__(self, write: sqlite3.Connection) -> None:
-        self._write = write
-        self._there: dict[str, bool] = {}
-        """By conversation: whether it has a head."""
+    def __init__(self, write: sqlite3.Connection, partitions: int) -> None:
+        self._write, self._partitions = write, partitions
+        self._numbers: dict[str, int | None] = {}
+        self._rows: list[tuple[int, int, int, bytes, bytes | None]] = []
+        """To be inserted."""
+        self._places: dict[int, dict[bytes, list[int]]] = {}
+        """Of conversations in which something is erased: by key where its records stand."""
+        self.erases = False
 
     def take(self, message: RawMessage, conversation: str, key: bytes) -> None:
+        number = self._number(conversation)
         if message.value is None:
-            if self._is_there(conversation):
-                self._erase(message, conversation, key)
+            self.erases = True
+            if number is not None:
+                self._erase(message, number, conversation, key)
             return
         if key.startswith(HEAD):
-            if not self._is_there(conversation):
-                self._forget(conversation)
-            tenant, name = conversation_of_key(conversation)
-            self._write.execute(
-                "INSERT OR REPLACE INTO heads VALUES (?, ?, ?, ?, ?)",
-                (tenant, name, conversation, message.offset, message.partition),
-            )
-            self._there[conversation] = True
-        if self._is_there(conversation):  # else it came after the conversation had gone
-            self._insert(message, conversation, key)
+            number = self._begin(conversation) if number is None else number
+            self._write.execute("INSERT OR REPLACE INTO heads VALUES (?, ?)", (number, self._place(message)))
+        if number is not None:  # else it came after the conversation had gone
+            self._insert(message, number, key)
 
-    def _erase(self, message: RawMessage, conversation: str, key: bytes) -> None:
-        if key.startswith(HEAD):
-            self._write.execute(
-                "DELETE FROM heads WHERE conversation = ?1 AND offset IN"
-                " (SELECT offset FROM records WHERE conversation = ?1 AND key = ?2)",
-                (conversation, key),
-            )
-            del self._there[conversation]
-            if not self._is_there(conversation):
-                self._forget(conversation)
-                return
-        self._write.execute("DELETE FROM records WHERE conversation = ? AND key = ?", (conversation, key))
-        self._insert(message, conversation, key)
+    def flush(self) -> None:
+        """Write what was taken."""
+        self._write.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?)", self._rows)
+        self._rows.clear()
 
-    def _forget(self, conversation: str) -> None:
-        self._write.execute("DELETE FROM records WHERE conversation = ?", (conversation,))
+    def _number(self, conversation: str) -> int | None:
+        if conversation not in self._numbers:
+            row = self._write.execute(
+                "SELECT number FROM conversations WHERE conversation = ?", (conversation,)
+            ).fetchone()
+            self._numbers[conversation] = None if row is None else row[0]
+        return self._numbers[conversation]
 
-    def _insert(self, message: RawMessage, conversation: str, key: bytes) -> None:
-        self._write.execute(
-            "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?)",
-            (conversation, message.offset, message.timestamp_ms, key, message.value),
+    def _begin(self, conversation: str) -> int:
+        tenant, name = conversation_of_key(conversation)
+        made = self._write.execute(
+            "INSERT INTO conversations (conversation, tenant, id) VALUES (?, ?, ?)", (conversation, tenant, name)
         )
+        number = self._numbers[conversation] = made.lastrowid or 0
+        return number
 
-    def _is_there(self, conversation: str) -> bool:
-        there = self._there.get(conversation)
-        if there is None:
-            row = self._write.execute("SELECT 1 FROM heads WHERE conversation = ?", (conversation,)).fetchone()
-            there = self._there[conversation] = row is not None
-        return there
+    def _erase(self, message: RawMessage, number: int, conversation: str, key: bytes) -> None:
+        known = self._known(number)
+        places = [(place,) for place in known.pop(key, ())]
+        if key.startswith(HEAD):
+            self._write.executemany("DELETE FROM heads WHERE number = ? AND place = ?", [(number, *p) for p in places])
+            if self._write.execute("SELECT 1 FROM heads WHERE number = ?", (number,)).fetchone() is None:
+                self._write.execute("DELETE FROM records WHERE number = ?", (number,))
+                self._write.execute("DELETE FROM conversations WHERE number = ?", (number,))
+                del self._places[number]
+                self._numbers[conversation] = None
+                return
+        self._write.executemany("DELETE FROM records WHERE place = ?", places)
+        self._insert(message, number, key)
+
+    def _known(self, number: int) -> dict[bytes, list[int]]:
+        if number not in self._places:
+            self.flush()
+            known = self._places[number] = dict[bytes, list[int]]()
+            for place, key in self._write.execute("SELECT place, key FROM records WHERE number = ?", (number,)):
+                known.setdefault(key, []).append(place)
+        else:
+            self.flush()
+        return self._places[number]
+
+    def _insert(self, message: RawMessage, number: int, key: bytes) -> None:
+        place = self._place(message)
+        self._rows.append((place, number, message.timestamp_ms, key, message.value))
+        if (known := self._places.get(number)) is not None:
+            known.setdefault(key, []).append(place)
+
+    def _place(self, message: RawMessage) -> int:
+        return message.offset * self._partitions + message.partition
 
 
 @contextmanager

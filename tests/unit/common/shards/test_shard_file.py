@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.common.reader import RawMessage
@@ -23,7 +23,7 @@ TOPIC_ID = "AA+A/AAAAAAAAAAAAAAA/1"
 
 @contextmanager
 def opened(path: Path, topic_id: str = TOPIC_ID) -> Iterator[ShardFile]:
-    file = ShardFile(path, topic_id)
+    file = ShardFile(path, topic_id, 2)
     try:
         yield file
     finally:
@@ -104,7 +104,7 @@ def test_an_unreadable_file_is_made_anew_and_one_that_cannot_be_opened_is_left(t
         assert file.span("c") is not None
     (tmp_path / "folder").mkdir()
     with pytest.raises(Overloaded, match="folder"):
-        ShardFile(tmp_path / "folder", TOPIC_ID)
+        ShardFile(tmp_path / "folder", TOPIC_ID, 2)
 
 
 def test_addresses() -> None:
@@ -131,6 +131,7 @@ def compacted(log: Sequence[RawMessage], upto: int) -> list[RawMessage]:
     return [one for one in log if one.offset >= upto or (newest[one.key] == one.offset and one.value is not None)]
 
 
+@settings(max_examples=50)
 @given(LOGS, st.data())
 def test_how_it_was_read_makes_no_difference(records: list[tuple[str, str | None]], data: st.DataObject) -> None:
     log = log_of(*records)
@@ -158,6 +159,7 @@ def _live_heads(log: Sequence[RawMessage], conversation: str) -> list[int]:
     return list(live.values())
 
 
+@settings(max_examples=50)
 @given(LOGS, st.data())
 def test_a_compacted_log_says_the_same_of_what_lives(
     records: list[tuple[str, str | None]], data: st.DataObject
