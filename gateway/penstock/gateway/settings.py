@@ -123,7 +123,7 @@ class TopicsSection(SharedSection):
 
 class ConversationsSection(SharedSection):
     max_topics: int = Field(default=10_000, ge=1)
-    """Conversations that there may be in all; a request that would begin one more fails."""
+    """Conversations that there may be in all, if each has a topic; a request that would begin one more fails."""
 
 
 class GatewaySettings(ProcessSettings):

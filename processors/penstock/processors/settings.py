@@ -133,7 +133,7 @@ class ConversationsSection(Section):
     successors = {"cached": "set cached_bytes", "read_deadline_s": "remove it; a turn waits for Kafka"}  # noqa: RUF012
 
     max_topics: int = Field(default=10_000, ge=1)
-    """Conversations that there may be in all; a request that would begin one more fails."""
+    """Conversations that there may be in all, if each has a topic; a request that would begin one more fails."""
     threads: int = Field(default=4, ge=1)
     """Conversations that are read or written at once."""
     cached_bytes: int = Field(default=64 << 20, ge=0)

@@ -115,7 +115,7 @@ def test_engine_options_are_those_of_the_kinds(reference: dict[str, Page]) -> No
 
 
 def test_topics(reference: dict[str, Page]) -> None:
-    specs = topic_specs(TopicNames(), partitions=64)
+    specs = topic_specs(TopicNames(), partitions=64, shared_conversations=True)
     rows = {
         name: [cell.strip() for cell in row.split("|")[1:-1]]
         for row in reference["topics.md"].text.splitlines()
