@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from penstock.common import admin
 from penstock.common.clock import now_ms
@@ -17,6 +18,7 @@ from penstock.common.reader import PartitionReader, RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.common.shards.shard_file import ShardFile
 from penstock.schemas.errors import BrokerUnavailable, PenstockError
+from penstock.schemas.topics import TP
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +26,8 @@ STALE_MS = 12 * 3_600_000
 """After so long without following tombstones may be missing: the topic keeps them for a day."""
 RETRY_S, TOUCH_S = 1.0, 60.0
 BATCH_RECORDS = 5_000
+
+T = TypeVar("T")
 
 
 class ShardCopy:
@@ -51,6 +55,9 @@ class ShardCopy:
         self._closing = threading.Event()
         self._touched = 0.0
         self._failure: str | None = None
+        """What the disk says."""
+        self._is_replaced = False
+        """Whether Kafka has another topic of this name by now."""
         self._reader = PartitionReader(
             settings, {}, self._take, batch_size=BATCH_RECORDS, on_idle=self._touch, name="penstock-conversations"
         )
@@ -64,15 +71,22 @@ class ShardCopy:
 
     def refresh(self, partitions: Iterable[int], timeout_s: float = 10.0) -> ShardFile:
         """The file, once all is in it that stands in these partitions now."""
-        wanted = sorted(set(partitions))
-        self._follow(wanted, timeout_s)
+        wanted = [(self.topic, one) for one in sorted(set(partitions))]
+        self._follow([partition for _, partition in wanted], timeout_s)
         try:
-            self._reader.wait_until_caught_up(timeout_s, partitions=[(self.topic, one) for one in wanted])
+            self._reader.wait_until_caught_up(timeout_s, partitions=wanted)
         except BrokerUnavailable as error:
-            if self._failure is not None:
-                raise BrokerUnavailable(f"conversations cannot be copied: {self._failure}", retry_after_s=1) from error
-            raise
+            why = self._failure or self._how_far(wanted)
+            raise BrokerUnavailable(
+                f"conversations are being copied from {self.topic}: {why}", retry_after_s=1
+            ) from error
+        if self._is_replaced:
+            raise BrokerUnavailable(f"{self.topic} was made anew: start this process again", retry_after_s=5)
         return self.file
+
+    def _how_far(self, wanted: Sequence[TP]) -> str:
+        positions = self._reader.positions()
+        return ", ".join(f"partition {tp[1]} up to offset {positions.get(tp, 0)}" for tp in wanted)
 
     @property
     def failure(self) -> BaseException | None:
@@ -97,37 +111,39 @@ class ShardCopy:
                 )
                 self._followed |= set(new)
 
+    # -- on the reader's thread, between two batches
+
     def _begin(self, bounds: Mapping[int, tuple[int, int]]) -> None:
-        """On the reader's thread: go on where the file ends, if it can be trusted."""
-        stand = self.file.positions()
+        """Go on where the file ends, if it can be trusted."""
+        stand = self._until_done(self.file.positions) or {}
         for partition, (first, end) in bounds.items():
             known = stand.get(partition)
             if known is not None and first <= known.offset <= end and not self._is_stale(known.followed_ms):
                 self._followed_ms[partition] = known.followed_ms
                 self._reader.seek((self.topic, partition), known.offset)
             else:
-                self._begin_anew(partition, first)
+                self._begin_anew(partition)
 
-    def _begin_anew(self, partition: int, first: int = 0) -> None:
-        self.file.forget(partition)
+    def _begin_anew(self, partition: int) -> None:
+        # Who waits for the end must wait again, before anything is taken away.
+        self._reader.seek((self.topic, partition), 0)
         self._followed_ms[partition] = self._clock_ms()
-        self._reader.seek((self.topic, partition), first)
+        self._until_done(lambda: self.file.forget(partition))
 
     def _is_stale(self, followed_ms: int) -> bool:
         return self._clock_ms() - followed_ms > STALE_MS
 
-    # -- on the reader's thread
-
     def _take(self, batch: Sequence[RawMessage]) -> None:
+        stale = {one for one in {message.partition for message in batch} if self._is_stale(self._followed_ms[one])}
         positions = {one.partition: one.offset + 1 for one in batch}
-        if stale := {one for one in positions if self._is_stale(self._followed_ms[one])}:
-            for partition in stale:
-                logger.warning("conversations.copied_anew partition=%d: it was not followed for long", partition)
-                self._begin_anew(partition)
-            batch = [one for one in batch if one.partition not in stale]
-            positions = {one: offset for one, offset in positions.items() if one not in stale}
-        self._write(batch, positions)
+        # Until it is made anew the file says that it is stale, also to a process that comes after this one.
+        followed_ms = min((self._followed_ms[one] for one in stale), default=self._clock_ms())
+        self._until_done(lambda: self.file.apply(batch, positions, followed_ms))
+        self._followed_ms |= dict.fromkeys(positions, followed_ms)
         self.on_records(batch)
+        for partition in stale:
+            logger.warning("conversations.copied_anew partition=%d: it was not followed for long", partition)
+            self._reader.call(partial(self._begin_anew, partition))
 
     def _touch(self) -> None:
         """Note what is followed to its end, also while nothing is written."""
@@ -136,6 +152,7 @@ class ShardCopy:
         self._touched = time.monotonic()
         reached = self._reader.positions()
         try:
+            self._is_replaced = admin.topic_id(self._settings, self.topic) != self.topic_id
             ends = admin.end_offsets(self._settings, reached)
         except PenstockError as error:
             logger.info("conversations.not_followed error=%s", error.code)
@@ -144,14 +161,18 @@ class ShardCopy:
         for partition in [one for one in at_end if self._is_stale(self._followed_ms[one])]:
             del at_end[partition]
             self._begin_anew(partition)
-        self._write((), at_end)
+        now = self._clock_ms()
+        self._until_done(lambda: self.file.apply((), at_end, now))
+        self._followed_ms |= dict.fromkeys(at_end, now)
 
-    def _write(self, batch: Sequence[RawMessage], positions: Mapping[int, int]) -> None:
-        """Until it is written: a full disk is emptied some day. What was read must not be missing in the file."""
+    def _until_done(self, work: Callable[[], T]) -> T | None:
+        """Do it, again while the disk does not let it: what was read must not be missing in the file.
+
+        None once the copy is closed.
+        """
         while not self._closing.is_set():
-            now = self._clock_ms()
             try:
-                self.file.apply(batch, positions, now)
+                done = work()
             except sqlite3.Error as error:
                 if self._failure is None:
                     logger.warning("conversations.not_copied error=%s: trying again", error)
@@ -159,5 +180,5 @@ class ShardCopy:
                 self._closing.wait(RETRY_S)
             else:
                 self._failure = None
-                self._followed_ms |= dict.fromkeys(positions, now)
-                return
+                return done
+        return None

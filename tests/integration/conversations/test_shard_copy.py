@@ -1,0 +1,163 @@
+"""A copy of the shared topic on a real broker: what was acknowledged is in it, whatever became of it before."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.common.admin import delete_topic, ensure_topics
+from penstock.common.reader import RawMessage
+from penstock.common.settings import KafkaSettings
+from penstock.common.shards import shard_copy
+from penstock.common.shards.addresses import Address, address_of
+from penstock.common.shards.sending import send_and_wait
+from penstock.common.shards.shard_copy import STALE_MS, ShardCopy
+from penstock.common.transport import Transport
+from penstock.schemas.errors import BrokerUnavailable, NotFound
+from penstock.schemas.topics import topic_specs
+from support import wait_until
+
+PARTITIONS = 2
+
+
+class Place:
+    """A shared topic, and who writes to it."""
+
+    def __init__(self, settings: KafkaSettings, folder: Path) -> None:
+        self.settings, self.folder = settings, folder
+        self.create()
+        self.transport = Transport(settings)
+        self.now_ms = 1_000_000_000
+        self.copies: list[ShardCopy] = []
+
+    def create(self) -> None:
+        specs = topic_specs(self.settings.names, partitions=PARTITIONS, shared_conversations=True)
+        ensure_topics(self.settings, [one for one in specs if one.name == self.settings.names.conversation_log])
+
+    def copy(self) -> ShardCopy:
+        made = ShardCopy(self.settings, self.folder / "copy", clock_ms=lambda: self.now_ms)
+        self.copies.append(made)
+        return made
+
+    def address(self, conversation: str) -> Address:
+        names = self.settings.names
+        return address_of(names, names.conversation("default", conversation), PARTITIONS)
+
+    def write(self, conversation: str, *records: tuple[bytes, bytes | None]) -> list[int]:
+        topic = self.settings.names.conversation_log
+        return send_and_wait(self.transport, topic, self.address(conversation), records, 20)
+
+    def close(self) -> None:
+        for one in self.copies:
+            one.close()
+        self.transport.close()
+
+
+@pytest.fixture
+def place(kafka: Any, kafka_prefix: str, tmp_path: Path) -> Iterator[Place]:
+    made = Place(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers, topic_prefix=kafka_prefix), tmp_path)
+    yield made
+    made.close()
+
+
+def keys(copy: ShardCopy, place: Place, conversation: str) -> list[bytes]:
+    file = copy.refresh([place.address(conversation).partition])
+    return [key for _, _, key, _ in file.records(conversation, 0)]
+
+
+def counted(copy: ShardCopy) -> Callable[[], int]:
+    """How many records were taken since."""
+    taken: list[RawMessage] = []
+    copy.on_records = taken.extend
+    return lambda: len(taken)
+
+
+def test_what_was_acknowledged_is_read_and_a_new_process_goes_on(place: Place) -> None:
+    first = place.copy()
+    place.write("a", (b"fork/1", b"head"))
+    for number in range(50):
+        place.write("a", (b"%d" % number, b"text"))
+        assert len(keys(first, place, "a")) == number + 2
+    first.close()
+    place.copies.clear()
+    place.write("a", (b"7", None), (b"more", b"text"))
+    second = place.copy()
+    taken = counted(second)
+    assert [key for key in keys(second, place, "a") if key in (b"7", b"more")] == [b"7", b"more"]
+    assert taken() == 2, "the file had all else"
+
+
+def test_a_copy_that_may_lack_tombstones_is_made_anew(place: Place) -> None:
+    first = place.copy()
+    place.write("a", (b"fork/1", b"head"), (b"1", b"text"))
+    assert len(keys(first, place, "a")) == 2
+    first.close()
+    place.copies.clear()
+    place.now_ms += STALE_MS + 1
+    second = place.copy()
+    taken = counted(second)
+    assert len(keys(second, place, "a")) == 2
+    assert taken() == 2, "all of it was read again"
+    # The process lives, and heard nothing for as long.
+    place.now_ms += STALE_MS + 1
+    place.write("a", (b"2", b"text"))
+    wait_until(lambda: taken() == 2 + 1 + 3, 20, lambda: str(taken()))
+    assert keys(second, place, "a") == [b"fork/1", b"1", b"2"]
+    place.write("a", (b"3", b"text"))
+    assert len(keys(second, place, "a")) == 4
+    assert taken() == 7, "it is followed again"
+
+
+def test_a_full_disk_is_told_and_waited_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_copy, "RETRY_S", 0.05)
+    copy = place.copy()
+    place.write("a", (b"fork/1", b"head"))
+    assert len(keys(copy, place, "a")) == 1
+    apply = copy.file.apply
+
+    def refuse(*_: Any) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(copy.file, "apply", refuse)
+    place.write("a", (b"1", b"text"))
+    with pytest.raises(BrokerUnavailable, match="database or disk is full"):
+        copy.refresh([place.address("a").partition], 1)
+    monkeypatch.setattr(copy.file, "apply", apply)
+    assert keys(copy, place, "a") == [b"fork/1", b"1"]
+
+
+def test_a_topic_that_is_gone_or_made_anew(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_copy, "TOUCH_S", 0.1)
+    copy = place.copy()
+    place.write("a", (b"fork/1", b"head"))
+    assert len(keys(copy, place, "a")) == 1
+    topic = place.settings.names.conversation_log
+    delete_topic(place.settings, topic)
+    wait_until(lambda: _made(place), 20, "the topic is not made again")
+    refused: list[str] = []
+
+    def is_refused() -> bool:
+        try:
+            copy.refresh([place.address("a").partition], 1)
+        except (BrokerUnavailable, NotFound) as error:
+            refused.append(str(error))
+        return bool(refused) and "made anew: start this process again" in refused[-1]
+
+    wait_until(is_refused, 30, lambda: str(refused))
+    copy.close()
+    place.copies.clear()
+    place.write("a", (b"fork/9", b"head"))
+    assert keys(place.copy(), place, "a") == [b"fork/9"]
+
+
+def _made(place: Place) -> bool:
+    try:
+        place.create()
+        place.write("b", (b"fork/2", b"head"))
+    except Exception:  # its deletion takes a moment
+        return False
+    return True
