@@ -49,11 +49,13 @@ class Plan:
         """The metadata of the fork's request. Its messages have it too: so a repeat knows them again."""
         return {"rerun_of": self.source, "rerun_model": self.model, "rerun_offset": str(step.offset)}
 
-    def request(self, step: Step, fork_id: str, priority: int, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The request of a step. `options` are fields of a turn's payload."""
+    def request(
+        self, step: Step, fork_id: str, priority: int, options: Mapping[str, Any], pool: str | None = None
+    ) -> dict[str, Any]:
+        """The request of a step. `options` are fields of a turn's payload; `pool` is that of the model."""
         body: Line = {**request_of(step.messages, fork_id), "priority": priority, "metadata": self.marks(step)}
-        if not step.is_turn:
-            return body
+        if not step.is_turn:  # it names no model to find the pool by, and the fork's first request chooses its pool
+            return body if pool is None else {**body, "pool": pool}
         return {**body, "task": "text_generation", "model": self.model, "payload": {**body["payload"], **options}}
 
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from penstock.cli.main import app
 from penstock.gateway.edge.keys import create_key
-from support import wait_until
+from support import create_topics, wait_until
 from system import NOOP, Process, System, running
 
 DELAY_MS = 700
@@ -326,3 +326,19 @@ def test_a_worker_and_a_gateway_are_killed_meanwhile(system: System, gateway: Pr
     assert process.returncode == 0, said
     assert questions(again, "kills-slow") == ["q0", "q1", "q2", "q3"]
     assert len(answered(again, "kills-slow")) == 4
+
+
+def test_a_re_run_in_another_pool_takes_the_items_there(kafka: Any, tmp_path: Path) -> None:
+    models = [{**NOOP, "id": "small", "pool": "a"}, {**NOOP, "id": "large", "pool": "b"}]
+    made = System(kafka.bootstrap_servers, f"rerunpools{uuid.uuid4().hex[:6]}-", tmp_path, models=models)
+    with running(made) as system:
+        for pool in ("a", "b"):
+            create_topics(system.bootstrap, system.prefix, pool=pool)
+            system.worker(pool, env={"PENSTOCK_WORKER__POOL": pool}).wait_ready()
+        gateway = system.gateway().wait_ready()
+        ask(gateway, "pools", "q0", "small")
+        append(gateway, "pools", {"role": "user", "content": "noted"}, {"role": "assistant", "content": "So it is."})
+        ask(gateway, "pools", "q1", "small")
+        rerun(gateway, "pools", "--model", "large", "--after", "1")
+        assert questions(gateway, "pools-large") == ["q0", "noted", "q1"]
+        assert {one["pool"] for one in requests_of(gateway, "pools-large")} == {"b"}

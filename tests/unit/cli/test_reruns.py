@@ -190,6 +190,8 @@ def test_requests_of_turns_name_the_model_and_those_of_items_the_items() -> None
         "conversation_items", 8, False, False
     )  # fmt: skip
     assert [one["role"] for one in kept["payload"]["messages"]] == ["user", "assistant"]
+    pools = [plan.request(step, "fork", 8, {}, "code").get("pool") for step in plan.steps]
+    assert pools == [None, "code"], "a turn finds it by its model"
 
 
 def test_a_request_is_known_again_by_log_body_and_attempt() -> None:

@@ -109,14 +109,14 @@ class Rerun:
 
     def run(self) -> dict[str, Any]:
         """Ask what is not answered yet. Raises CliFailure, which says how far it came."""
-        self._check()
+        pool = self._checked_pool()
         self._begin()
         done = before = 0
         with self._interrupted_at(lambda: done):
             log_id, done = self._gone_on_with()
             before = done
             for step in self.plan.steps[done:]:
-                self._run(log_id, done, step)
+                self._run(log_id, done, self._body(step, pool))
                 done += 1
             self._check_whole(log_id)
         return {
@@ -132,13 +132,13 @@ class Rerun:
     def _turns(self, begin: int, end: int) -> int:
         return sum(step.is_turn for step in self.plan.steps[begin:end])
 
-    def _check(self) -> None:
-        """Raises CliFailure where the first turn would be refused, before anything is made."""
+    def _checked_pool(self) -> str | None:
+        """The pool of the model. Raises CliFailure where the first turn would be refused, before anything is made."""
         first = next(step for step in self.plan.steps if step.is_turn)
-        self.gateway.call("POST", "/v1/requests", body=self._body(first), dry_run="true")
+        return self.gateway.call("POST", "/v1/requests", body=self._body(first, None), dry_run="true")["pool"]
 
-    def _body(self, step: Step) -> dict[str, Any]:
-        return self.plan.request(step, self.fork_id, self.priority, self.options)
+    def _body(self, step: Step, pool: str | None) -> dict[str, Any]:
+        return self.plan.request(step, self.fork_id, self.priority, self.options, pool)
 
     def _begin(self) -> None:
         """Make the fork, unless it is there. Without a message to go on from it is a conversation of its own."""
@@ -188,9 +188,9 @@ class Rerun:
 
     # -- steps
 
-    def _run(self, log_id: str, number: int, step: Step) -> None:
-        """Have the fork go on by a step, once. Raises CliFailure unless it completes."""
-        body = self._body(step)
+    def _run(self, log_id: str, number: int, body: Mapping[str, Any]) -> None:
+        """Have the fork go on by the step of this number, once. Raises CliFailure unless it completes."""
+        name = self._name(number)
         for attempt in range(MOST_ATTEMPTS):
             key = idempotency_key(log_id, body, attempt)
             self._patiently(lambda: self.gateway.call("GET", f"{CONVERSATIONS}/{self.fork_id}"))  # not to begin it anew
@@ -203,11 +203,11 @@ class Rerun:
                 if progress.done <= number and not progress.left_over:
                     continue  # it failed before it began, or what it brought is gone
             if found["status"] != "completed":
-                self._say(f"{self._name(number, step)}: {found['status']}")
+                self._say(f"{name}: {found['status']}")
             require_completed(sent.request_id, found)
-            self._say(f"{self._name(number, step)}: {_cost(found) if step.is_turn else 'kept'}")
+            self._say(f"{name}: {_cost(found)}")
             return
-        raise CliFailure(f"{MOST_ATTEMPTS} requests for msg_{step.offset} failed")
+        raise CliFailure(f"{MOST_ATTEMPTS} requests for {name} failed")
 
     def _wait_for(self, request_id: str) -> dict[str, Any]:
         return wait_for(self.gateway, request_id, self.timeout_s, self._say)
@@ -227,10 +227,11 @@ class Rerun:
         if log_id_now != log_id or progress.done < len(self.plan.steps):
             raise CliFailure(f"some of {self.fork_id} was deleted while it was made")
 
-    def _name(self, number: int, step: Step) -> str:
+    def _name(self, number: int) -> str:
+        step = self.plan.steps[number]
         if step.is_turn:
             return f"turn {self._turns(0, number) + 1} of {self.plan.turns} (msg_{step.offset})"
-        return f"{len(step.messages)} messages (msg_{step.offset})"
+        return f"{len(step.messages)} messages as they are (msg_{step.offset})"
 
     @staticmethod
     def _say(line: str) -> None:
@@ -238,7 +239,7 @@ class Rerun:
 
 
 def _cost(found: Mapping[str, Any]) -> str:
-    """Tokens and run time of a completed turn."""
+    """Tokens and run time of a completed request."""
     usage = found["result"].get("usage") or {}
     tokens, run_ms = usage.get("completion_tokens"), (found["timings"] or {}).get("run_ms")
     facts = [f"{tokens} tokens" if tokens is not None else "", f"{run_ms} ms" if run_ms is not None else ""]
