@@ -256,9 +256,15 @@ def test_what_cannot_be_run_again_is_refused_before_anything_is_made(
     assert httpx.get(f"{gateway.url}/v1/conversations/refused").status_code == 404
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_command_that_is_ended_is_gone_on_with_and_asks_nothing_twice(gateway: Process, number: int) -> None:
-    name = f"ended-{number}"
+@pytest.mark.parametrize(
+    ("number", "options"),
+    [(signal.SIGKILL, ()), (signal.SIGKILL, ("--max-tokens", "900")), (signal.SIGINT, ())],
+)
+def test_a_command_that_is_ended_is_gone_on_with_and_asks_nothing_twice(
+    gateway: Process, number: int, options: tuple[str, ...]
+) -> None:
+    """With other options the turn that is under way is another request: it is waited for all the same."""
+    name = f"ended-{number}{len(options)}"
     several(gateway, name, 4)
     process = begun(gateway, name, "--model", "slow")
     wait_until(lambda: len(lines(gateway, f"{name}-slow")) == 3, 60)  # the second turn runs
@@ -268,7 +274,7 @@ def test_a_command_that_is_ended_is_gone_on_with_and_asks_nothing_twice(gateway:
         assert process.returncode == 130
         assert f"1 of 4 turns are in {name}-slow: the same command goes on" in said
     assert len(lines(gateway, f"{name}-slow")) < 8, "it was ended in the middle"
-    assert rerun(gateway, name, "--model", "slow")["turns"] == 4
+    assert rerun(gateway, name, "--model", "slow", *options)["turns"] == 4
     assert questions(gateway, f"{name}-slow") == ["q0", "q1", "q2", "q3"]
     assert len(answered(gateway, f"{name}-slow")) == 4
     assert len(requests_of(gateway, f"{name}-slow")) == 4

@@ -16,7 +16,7 @@ import typer
 from penstock.cli.commands.common import AsJson, Gateway, print_json
 from penstock.cli.commands.conversation_files import CONVERSATIONS, EVERY, exported
 from penstock.cli.commands.following import AGAIN_S, Deadline, Patience, command_at, wait_for
-from penstock.cli.commands.submitting import MOST_ATTEMPTS, Timeout, given, require_completed, submit_once
+from penstock.cli.commands.submitting import MOST_ATTEMPTS, Timeout, erase, given, require_completed, submit_once
 from penstock.cli.exported import Line, parsed
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.reruns import Plan, Progress, Step, default_fork_id, idempotency_key, offset_of, plan_of, progress_of
@@ -168,7 +168,7 @@ class Rerun:
         log_id, progress = self._look()
         for request_id in progress.left_over:
             self._say(f"[erasing the question of {request_id}, which has no answer]")
-            self.gateway.call("DELETE", f"/v1/requests/{request_id}")
+            erase(self.gateway, request_id)
         deadline = Deadline(self.timeout_s, f"penstock conversations show {self.fork_id}")
         while progress.left_over:
             deadline.check(progress.left_over[0], "not erased")

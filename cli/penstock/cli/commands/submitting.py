@@ -95,15 +95,27 @@ class Submitted:
 
 def submit_once(gateway: Gateway, body: Mapping[str, Any], key: str) -> Submitted | None:
     """Submit a request under an idempotency key; None if the request of that key was erased. Raises CliFailure."""
-    headers = {"idempotency-key": key}
+    answer = unless_gone(gateway, "POST", "/v1/requests", json=body, headers={"idempotency-key": key})
+    if answer is None:
+        return None
+    return Submitted(answer.json()["request_id"], "idempotency-replayed" in answer.headers)
+
+
+def erase(gateway: Gateway, request_id: str) -> None:
+    """Ask for the erasure of a request that has ended, once or again. Raises CliFailure."""
+    unless_gone(gateway, "DELETE", f"/v1/requests/{request_id}")
+
+
+def unless_gone(gateway: Gateway, method: str, path: str, **options: Any) -> httpx.Response | None:
+    """The answer; None if what is asked for was erased. Raises CliFailure."""
     try:
-        answer = gateway.http.post("/v1/requests", json=body, headers=headers, timeout=SILENCE_S)
+        answer = gateway.http.request(method, path, timeout=SILENCE_S, **options)
     except httpx.HTTPError as error:
         raise unreachable(gateway.url, error) from error
     if answer.status_code == GONE:
         return None
     raise_for_error(answer)
-    return Submitted(answer.json()["request_id"], "idempotency-replayed" in answer.headers)
+    return answer
 
 
 @contextmanager
