@@ -24,7 +24,8 @@ from penstock.gateway.edge.keys import create_key
 from support import create_topics, wait_until
 from system import NOOP, Process, System, running
 
-DELAY_MS = 700
+DELAY_MS = 1_000
+"""So long a turn of the slow model runs, while something is done to it."""
 Json = dict[str, Any]
 
 
@@ -311,7 +312,7 @@ def test_deletions_meanwhile(gateway: Process) -> None:
 
     several(gateway, "kept", 3)
     process = begun(gateway, "kept", "--model", "slow")
-    wait_until(lambda: answered(gateway, "kept-slow"), 60)
+    wait_until(lambda: len(lines(gateway, "kept-slow")) == 3, 60)
     assert httpx.delete(f"{gateway.url}/v1/conversations/kept-slow").is_success
     said = process.communicate(timeout=60)[1]
     assert process.returncode == 1, said

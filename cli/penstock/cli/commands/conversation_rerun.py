@@ -78,9 +78,9 @@ def rerun(
     if as_json:
         print_json(result)
     else:
+        typer.echo(f"{own_id}: {result['turns']} turns by {model}, {result['asked']} asked now")
         typer.echo(
-            f"{own_id}: {result['turns']} turns by {model}, {result['asked']} asked now;"
-            f" {command_at(gateway, f'conversations compare {conversation}', own_id)}"
+            f"beside each other: {command_at(gateway, f'conversations compare {conversation}', own_id)}", err=True
         )
 
 
