@@ -111,10 +111,11 @@ def messages_of(lines: Iterable[str], section: Section) -> Iterator[Line]:
 
 def says_the_same(one: Line, other: Line) -> bool:
     """Whether two messages are equal but for their ids, places and times."""
-    return _said(one) == _said(other)
+    return said(one) == said(other)
 
 
-def _said(line: Line) -> tuple[Any, ...]:
+def said(line: Line) -> tuple[Any, ...]:
+    """What a message says, without its id, place and time."""
     return *(line.get(name) for name in SAID), [image["sha256"] for image in line.get("images", ())]
 
 

@@ -236,3 +236,17 @@ def test_what_an_earlier_import_left_under_way_is_not_appended_twice(kafka: Any,
         assert said(export(gateway, "later")) == said(file.read_text())
         requests = httpx.get(f"{gateway.url}/v1/requests").json()["data"]
         assert len(requests) == 1
+
+
+def test_what_was_erased_of_an_import_is_imported_anew(here: Process, tmp_path: Path) -> None:
+    append(here, "erased", MESSAGES)
+    file = tmp_path / "erased.jsonl"
+    file.write_text(export(here, "erased"))
+    assert penstock(here, "import", str(file), "--id", "erased-2").exit_code == 0
+    head, line, *_ = map(json.loads, export(here, "erased-2").splitlines())
+    assert httpx.delete(f"{here.url}/v1/requests/{line['source']['request_id']}").is_success
+    wait_until(lambda: not said(export(here, "erased-2")), 60)
+    result = penstock(here, "import", str(file), "--id", "erased-2")
+    assert result.exit_code == 0, result.output
+    assert said(export(here, "erased-2")) == said(file.read_text())
+    assert json.loads(export(here, "erased-2").splitlines()[0])["log_id"] == head["log_id"]

@@ -32,6 +32,10 @@ def refused(*words: str) -> CliFailure:
         (["replay", "a", "--follow"], "--follow is for --pattern"),
         (["export"], "name conversations, or many by --pattern"),
         (["export", "a", "--pattern", "*"], "name conversations, or many by --pattern"),
+        (["rerun", "a", "--model", "b", "--fork", "a"], "--fork must be another conversation"),
+        (["rerun", "a", "--model", "b", "--after", "b"], "--after b: write the id of an item"),
+        (["rerun", "a" * 120, "--model", "b" * 20], "name another by --fork"),
+        (["compare", "a", "a"], "name two conversations"),
     ],
 )
 def test_what_does_not_go_together_is_refused(words: list[str], said: str) -> None:

@@ -15,9 +15,9 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from penstock.cli.commands.common import ARTIFACTS, AsJson, Gateway, print_json, raise_for_error, unreachable
+from penstock.cli.commands.common import ARTIFACTS, AsJson, Gateway, print_json
 from penstock.cli.commands.following import wait_for
-from penstock.cli.commands.submitting import Timeout, require_completed
+from penstock.cli.commands.submitting import MOST_ATTEMPTS, SILENCE_S, Timeout, require_completed, submit_once
 from penstock.cli.exported import (
     Line,
     Section,
@@ -32,8 +32,6 @@ from penstock.cli.exported import (
 from penstock.cli.failures import CliFailure, ExitCode
 
 EVERY = 1_000_000
-SILENCE_S = 60.0
-MOST_ATTEMPTS = 10
 CONVERSATIONS = "/v1/conversations"
 
 
@@ -193,22 +191,14 @@ class Import:
             yield from pages(messages)
 
     def _append(self, log_id: str, first: int, page: list[Line]) -> None:
-        """Have these messages appended, once. A request of an earlier import that failed is sent anew."""
+        """Have these messages appended, once. A request of an earlier import that failed or was erased is sent anew."""
         body = request_of(page, self.target)
         for attempt in range(MOST_ATTEMPTS):
-            request_id, is_repeat = self._submit(body, idempotency_key(log_id, first, body, attempt))
-            found = wait_for(self.gateway, request_id, self.timeout_s, lambda line: typer.echo(line, err=True))
-            if found["status"] == "completed" or not is_repeat:
-                require_completed(request_id, found)
+            sent = submit_once(self.gateway, body, idempotency_key(log_id, first, body, attempt))
+            if sent is None:
+                continue
+            found = wait_for(self.gateway, sent.request_id, self.timeout_s, lambda line: typer.echo(line, err=True))
+            if found["status"] == "completed" or not sent.is_repeat:
+                require_completed(sent.request_id, found)
                 return
         raise CliFailure(f"{MOST_ATTEMPTS} imports failed at message {first + 1}")
-
-    def _submit(self, body: Line, key: str) -> tuple[str, bool]:
-        """The request's id, and whether it was submitted before."""
-        headers = {"idempotency-key": key}
-        try:
-            answer = self.gateway.http.post("/v1/requests", json=body, headers=headers, timeout=SILENCE_S)
-        except httpx.HTTPError as error:
-            raise unreachable(self.gateway.url, error) from error
-        raise_for_error(answer)
-        return answer.json()["request_id"], "idempotency-replayed" in answer.headers

@@ -1,4 +1,4 @@
-"""`penstock conversations`: create, list, show, follow, replay, fork, export, import, sum up, delete."""
+"""`penstock conversations`: create, list, show, fork, sum up, delete; its longer commands have modules of their own."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.commands.common import AsJson, Gateway, console, print_json, print_list
+from penstock.cli.commands.conversation_compare import compare
 from penstock.cli.commands.conversation_facts import Facts, facts_text, when
 from penstock.cli.commands.conversation_files import export, import_
 from penstock.cli.commands.conversation_following import follow
 from penstock.cli.commands.conversation_replay import replay
+from penstock.cli.commands.conversation_rerun import rerun
 from penstock.cli.commands.item_words import item_role, item_text
 from penstock.cli.commands.submitting import Sent, Timeout, Wait, given, run
 from penstock.cli.option_groups import App
 
 app = App(
     no_args_is_help=True,
-    help="Create, list, show, follow, replay, fork, export, import, sum up and delete conversations.",
+    help="Create, list, show, follow, replay, fork, rerun, compare, export, import, sum up and delete conversations.",
 )
 Conversation = Annotated[str, typer.Argument(help="The conversation's id.")]
 
@@ -129,6 +131,10 @@ def forks(
         return [item["id"], str(item["forked_from"]["through"])]
 
     print_list(found, as_json=as_json, columns=["conversation", "through"], row=row, empty="no forks")
+
+
+app.command()(rerun)
+app.command()(compare)
 
 
 @app.command()

@@ -8,14 +8,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import httpx
 import typer
 
-from penstock.cli.commands.common import Gateway, outcome_text, print_json, waiting_text
+from penstock.cli.commands.common import Gateway, outcome_text, print_json, raise_for_error, unreachable, waiting_text
 from penstock.cli.commands.following import command_at, follow, wait_for
 from penstock.cli.failures import CliFailure, ExitCode
 
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the outcome.")]
 Timeout = Annotated[float, typer.Option(help="Seconds to wait for the outcome.")]
+
+SILENCE_S = 60.0
+MOST_ATTEMPTS = 10
+GONE = 410
 
 
 @dataclass(kw_only=True)
@@ -78,6 +83,39 @@ def run(
     require_completed(request_id, found)
     if not as_json:
         typer.echo(text(found))
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """`is_repeat`: it had been submitted before, with the same key."""
+
+    request_id: str
+    is_repeat: bool
+
+
+def submit_once(gateway: Gateway, body: Mapping[str, Any], key: str) -> Submitted | None:
+    """Submit a request under an idempotency key; None if the request of that key was erased. Raises CliFailure."""
+    answer = unless_gone(gateway, "POST", "/v1/requests", json=body, headers={"idempotency-key": key})
+    if answer is None:
+        return None
+    return Submitted(answer.json()["request_id"], "idempotency-replayed" in answer.headers)
+
+
+def erase(gateway: Gateway, request_id: str) -> None:
+    """Ask for the erasure of a request that has ended, once or again. Raises CliFailure."""
+    unless_gone(gateway, "DELETE", f"/v1/requests/{request_id}")
+
+
+def unless_gone(gateway: Gateway, method: str, path: str, **options: Any) -> httpx.Response | None:
+    """The answer; None if what is asked for was erased. Raises CliFailure."""
+    try:
+        answer = gateway.http.request(method, path, timeout=SILENCE_S, **options)
+    except httpx.HTTPError as error:
+        raise unreachable(gateway.url, error) from error
+    if answer.status_code == GONE:
+        return None
+    raise_for_error(answer)
+    return answer
 
 
 @contextmanager
