@@ -88,6 +88,9 @@ class FakeLog:
     def places(self, topics: Sequence[str]) -> dict[str, Place]:
         return {topic: Place(self.topics[topic], self.ends[topic]) for topic in topics if topic in self.topics}
 
+    def back(self, topic: str, end: int, records: int) -> int:
+        return max(0, end - records)
+
     def read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
         self.before_read()
         found = [record for record in self.logs[topic] if begin <= record.offset < end][:most]

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.common.forks import ForkRecord, deleted_record, fork_record, forked_record
+from penstock.common.forks import ForkRecord, begin_record, deleted_record, fork_record, forked_record
+from penstock.common.shards.addresses import id_of
 from penstock.processors.conversations.messages import answer_message, as_summary
 from penstock.processors.conversations.turns import Turns, TurnStart
 from penstock.processors.kafka.broker_watch import BrokerWatch
@@ -27,6 +28,8 @@ topic_of = TopicNames().conversation
 
 class MemoryTopics:
     """Topics as lists of records; `before_append` runs once, in front of the next append."""
+
+    is_shared = False
 
     def __init__(self) -> None:
         self.topics: dict[str, list[tuple[int, bytes, bytes | None]]] = {}
@@ -81,14 +84,45 @@ class MemoryTopics:
             parent,
             forked_record("default", parent, fork_id, ConversationFork(conversation_id=child, through=through), 0),
         )
-        self.open(topic_of("default", child), 1)
         goes_on_from = ConversationFork(
             conversation_id=parent, through=through, topic_id=self.ids[topic_of("default", parent)]
         )
-        self.put(child, fork_record("default", child, fork_id, goes_on_from, 0))
+        self.begin(child, fork_record("default", child, fork_id, goes_on_from, 0))
+
+    def begin(self, conversation_id: str, first: ForkRecord) -> None:
+        self.open(topic_of("default", conversation_id), 1)
+        self.put(conversation_id, first)
 
     def delete(self, conversation_id: str, base: int = 0) -> None:
         self.put(conversation_id, deleted_record("default", conversation_id, f"d{next(self.numbers)}", base, 0))
+
+
+class SharedTopics(MemoryTopics):
+    """As one topic for all looks to a worker: offsets have gaps, and a conversation begins with its head."""
+
+    is_shared = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.end = 0
+
+    def open(self, topic: str, timeout_s: float) -> str:
+        if topic not in self.topics:
+            conversation_id = topic.partition(".")[2]
+            self.begin(conversation_id, begin_record("default", conversation_id, f"h{next(self.numbers)}", 0))
+        return self.ids[topic]
+
+    def begin(self, conversation_id: str, first: ForkRecord) -> None:
+        topic = topic_of("default", conversation_id)
+        self.topics[topic], self.ids[topic] = [], id_of("id", self.end)
+        self.put(conversation_id, first)
+
+    def write(self, topic: str, key: bytes, value: bytes | None) -> int:
+        offset, self.end = self.end, self.end + 1
+        if topic in self.topics:
+            self.topics[topic].append((offset, key, value))
+            self.ends[topic] = self.end
+        return offset
 
 
 def make(log: MemoryTopics, cached_bytes: int = 1 << 20) -> Turns:
@@ -172,7 +206,7 @@ class Said:
 class World:
     """Conversations as plain lists, copied when one is forked; and the topics, read by one worker all the time."""
 
-    topics: MemoryTopics = field(default_factory=MemoryTopics)
+    topics: MemoryTopics
     lists: dict[str, list[Said]] = field(default_factory=lambda: {"c0": []})
     origins: dict[str, ConversationFork | None] = field(default_factory=lambda: {"c0": None})
     numbers: Any = field(default_factory=itertools.count)
@@ -267,13 +301,14 @@ STEP = st.one_of(
 )
 
 
+@pytest.mark.parametrize("layout", [MemoryTopics, SharedTopics])
 @settings(max_examples=100)
 @given(st.lists(STEP, min_size=8, max_size=20))
-def test_a_fork_has_what_a_copy_of_its_parent_has(steps: list[tuple[Any, ...]]) -> None:
+def test_a_fork_has_what_a_copy_of_its_parent_has(layout: type[MemoryTopics], steps: list[tuple[Any, ...]]) -> None:
     """Whatever is said, forked, summed up, erased, deleted and compacted; by a worker that follows and by a new one."""
 
     async def live() -> None:
-        world = World()
+        world = World(layout())
         await world.talk(0)
         await world.fork(0, 1)
         for act, *numbers in steps:
