@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock.common.conversations import ConversationRecord
 from penstock.common.reader import RawMessage
@@ -75,8 +75,11 @@ class FakeLog:
     def end(self, topic: str) -> int:
         return self.ends[topic]
 
-    def newest_ms(self, topic: str) -> int | None:
-        return max((record.timestamp_ms for record in self.logs[topic]), default=None)
+    def newest_times(self, topics: Sequence[str]) -> dict[str, int]:
+        return {topic: self.logs[topic][-1].timestamp_ms for topic in topics if self.logs.get(topic)}
+
+    def read_many(self, spans: Mapping[str, tuple[int, int]], give_up: float) -> list[RawMessage]:
+        return [one for topic, span in spans.items() for one in self.read(topic, *span, give_up)]
 
     def last_records(self, topics: Sequence[str], give_up: float) -> dict[str, RawMessage | None]:
         found: dict[str, RawMessage | None] = {}

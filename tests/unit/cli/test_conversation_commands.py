@@ -32,6 +32,8 @@ def refused(*words: str) -> CliFailure:
         (["replay", "a", "--follow"], "--follow is for --pattern"),
         (["export"], "name conversations, or many by --pattern"),
         (["export", "a", "--pattern", "*"], "name conversations, or many by --pattern"),
+        (["export", "a", "--tree", "b"], "name conversations, or many by --pattern, or one for --tree"),
+        (["export", "--pattern", "*", "--tree", "b"], "name conversations, or many by --pattern, or one for --tree"),
     ],
 )
 def test_what_does_not_go_together_is_refused(words: list[str], said: str) -> None:
@@ -42,6 +44,8 @@ def test_a_new_id_is_for_one_conversation(tmp_path: Path) -> None:
     file = tmp_path / "two.jsonl"
     file.write_text("".join(json.dumps({**HEAD, "id": name}) + "\n" for name in "ab"))
     assert "holds 2 conversations: --id is for one" in str(refused("import", str(file), "--id", "c"))
+    file.write_text(json.dumps(HEAD) + "\n")
+    assert "--id is in place of --prefix" in str(refused("import", str(file), "--id", "c", "--prefix", "d"))
 
 
 def test_a_file_that_is_not_whole_is_refused_before_anybody_is_asked(tmp_path: Path) -> None:

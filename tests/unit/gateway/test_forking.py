@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,6 +18,7 @@ from penstock.common.reader import RawMessage
 from penstock.common.transport import Delivery
 from penstock.gateway.conversations.pages import Conversations
 from penstock.gateway.conversations.tails import Place
+from penstock.gateway.conversations.trees import Branch
 from penstock.gateway.service.forking import Forking
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import BrokerUnavailable, Conflict, NotFound, PenstockError
@@ -70,8 +71,11 @@ class Cluster:
     def places(self, topics: Sequence[str]) -> dict[str, Place]:
         return {topic: Place(self.ids[topic], self.ends[topic]) for topic in topics if topic in self.ids}
 
-    def newest_ms(self, topic: str) -> int | None:
-        return max((one.timestamp_ms for one in self.logs[topic]), default=None)
+    def newest_times(self, topics: Sequence[str]) -> dict[str, int]:
+        return {topic: self.logs[topic][-1].timestamp_ms for topic in topics if self.logs.get(topic)}
+
+    def read_many(self, spans: Mapping[str, tuple[int, int]], give_up: float) -> list[RawMessage]:
+        return [one for topic, span in spans.items() for one in self.read(topic, *span, give_up)]
 
     # -- as topics and producer of `Forking`
 
@@ -178,6 +182,22 @@ def say(cluster: Cluster, conversation_id: str, request_id: str, epoch: int = 0)
 
 def said(pages: Conversations, conversation_id: str) -> list[str]:
     return [turn.message.content for turn in pages.turns("acme", conversation_id, 1_000)]
+
+
+def tree_messages(pages: Conversations, found: Sequence[Branch]) -> dict[str, list[tuple[int, str]]]:
+    """By branch, what it adds, as an export reads it."""
+    added: dict[str, list[tuple[int, str]]] = {one.conversation_id: [] for one in found}
+    at, begin = 0, found[0].begin
+    while at < len(found):
+        for page in pages.trees.pages(found, at, begin):
+            assert page.branch is found[at]
+            added[page.branch.conversation_id] += [(turn.offset, turn.message.content) for turn in page.turns]
+            if page.is_last:
+                at += 1
+                begin = found[at].begin if at < len(found) else 0
+            else:
+                begin = page.turns[-1].offset + 1 - page.branch.base
+    return added
 
 
 # -- any history
@@ -293,6 +313,33 @@ class World:
         children = {one for one, _ in pages.forks("acme", name, 100)}
         alive = {one for one in self.children.get(name, ()) if self.lists[one]}
         assert alive <= children <= self.children.get(name, set())
+        self.look_at_tree(pages, name)
+
+    def look_at_tree(self, pages: Conversations, name: str) -> None:
+        """Every branch goes on from what it inherits with what it adds, and none is missing or there twice."""
+        found = pages.tree("acme", name)
+        added = tree_messages(pages, found)
+        whole: dict[str, list[tuple[int, str]]] = {}
+        for one in found:
+            assert one.conversation_id not in whole
+            inherited = [] if one.forked_from is None else whole[one.forked_from.conversation_id][: one.inherited]
+            assert len(added[one.conversation_id]) == one.messages
+            whole[one.conversation_id] = inherited + added[one.conversation_id]
+            if not one.is_deleted:
+                assert whole[one.conversation_id] == (self.lists[one.conversation_id] or [])
+            else:  # only what others inherit
+                heirs = [
+                    other.inherited
+                    for other in found
+                    if other.forked_from is not None and other.forked_from.conversation_id == one.conversation_id
+                ]
+                assert len(whole[one.conversation_id]) == max(heirs)
+        assert name in whole
+        living = [one.conversation_id for one in found if not one.is_deleted]
+        forks = {child for one in living for child in self.children.get(one, ()) if self.lists[child]}
+        assert forks <= set(living)
+        others = {pages.tree("acme", one)[0].conversation_id for one in living if self.lists[one]}
+        assert others == {found[0].conversation_id}, "the same tree, whichever of it is named"
 
     def read_topic(self, name: str, topic_id: str | None) -> list[ConversationRecord] | None:
         topic = NAMES.conversation("acme", name)
@@ -334,6 +381,51 @@ def test_pages_of_forks_are_those_of_copies(steps: list[tuple[Any, ...]]) -> Non
         world.delete(number)
         world.check()
     assert not world.cluster.logs
+
+
+def test_a_deleted_conversation_is_in_a_tree_as_long_as_one_that_lives_goes_on_from_it() -> None:
+    """Also when a gateway was killed in the deletion of the last, and the topics are still there."""
+    cluster = Cluster()
+    parent(cluster)
+    forking, pages = cluster.gateway()
+    run(forking.fork("acme", "c", 1, "f"))
+    run(forking.fork("acme", "c", 3, "g"))
+    run(forking.fork("acme", "f", 1, "h"))  # through what f inherits: a fork of c
+    run(forking.delete("acme", "c"))
+    for one in ("g", "h"):
+        ended = forks.deleted_record("acme", one, "d", 2, 0)
+        cluster.write(NAMES.conversation("acme", one), ended.key.encode(), CODEC.encode(ended.message))
+    found = pages.tree("acme", "f")
+    assert [(one.conversation_id, one.is_deleted, one.messages) for one in found] == [("c", True, 2), ("f", False, 0)]
+    with pytest.raises(NotFound):
+        pages.tree("acme", "c")
+
+
+def test_a_tree_is_read_by_its_levels_not_by_its_branches() -> None:
+    cluster = Cluster()
+    say(cluster, "c", "r")
+    forking, _ = cluster.gateway()
+    for number in range(30):
+        run(forking.fork("acme", "c", 1, f"f{number}"))
+        say(cluster, f"f{number}", f"r{number}")
+        run(forking.fork("acme", f"f{number}", 3, f"g{number}"))
+    _, pages = cluster.gateway()
+    calls = 0
+    for name in ("places", "read_many", "topic_id", "end"):
+        plain = getattr(cluster, name)
+
+        def counted(*args: Any, plain: Any = plain) -> Any:
+            nonlocal calls
+            calls += 1
+            return plain(*args)
+
+        setattr(cluster, name, counted)
+    found = pages.tree("acme", "g7")
+    assert [(one.depth, one.messages) for one in found] == [(0, 2)] + [(1, 2), (2, 0)] * 30
+    assert calls <= 2 * 3 + 2 * 3, "two for each level, and two for each that g7 goes on from"
+    calls = 0
+    assert len(tree_messages(pages, found)) == 61
+    assert calls <= 2
 
 
 # -- killed anywhere

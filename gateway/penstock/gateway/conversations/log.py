@@ -43,8 +43,8 @@ class KafkaLog:
     def end(self, topic: str) -> int:
         return admin.end_offsets(self._settings, [(topic, 0)])[topic, 0]
 
-    def newest_ms(self, topic: str) -> int | None:
-        return admin.newest_times(self._settings, [topic]).get(topic)
+    def newest_times(self, topics: Sequence[str]) -> dict[str, int]:
+        return admin.newest_times(self._settings, topics)
 
     def places(self, topics: Sequence[str]) -> dict[str, Place]:
         ids = admin.topic_ids(self._settings, topics)
@@ -54,6 +54,10 @@ class KafkaLog:
     def read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
         """Raises BrokerUnavailable at `give_up` (monotonic), NotFound."""
         return self._read({(topic, 0): (begin, end)}, give_up, most)
+
+    def read_many(self, spans: Mapping[str, tuple[int, int]], give_up: float) -> list[RawMessage]:
+        """Raises BrokerUnavailable at `give_up` (monotonic), NotFound."""
+        return self._read({(topic, 0): span for topic, span in spans.items()}, give_up, None)
 
     def last_records(self, topics: Sequence[str], give_up: float) -> dict[str, RawMessage | None]:
         """Raises BrokerUnavailable at `give_up` (monotonic)."""

@@ -3,62 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, replace
 
-from penstock.common.conversations import ConversationRecord, Turn, decoded
+from penstock.common.conversations import ConversationRecord, Turn
 from penstock.common.forks import fork_id_of
-from penstock.common.reader import RawMessage
-from penstock.gateway.conversations.index import ConversationIndex, ranges
+from penstock.gateway.conversations.indexes import MOST_RECORDS, TRIES, Indexed, Indexes, Log
 from penstock.gateway.conversations.lineage import About, Holder, Lineage
 from penstock.gateway.conversations.tails import Place, Tail
+from penstock.gateway.conversations.trees import Branch, Trees
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BrokerUnavailable, NotFound
 from penstock.schemas.ids import check_conversation_id, check_tenant
 from penstock.schemas.topics import TopicNames
 
-MOST_RECORDS = 100_000
-"""Limit for all indexes together, about 500 bytes per record. A conversation above half of it is not kept."""
-INDEX_WEIGHT = 10
-"""What an empty index counts for, in records."""
-READ_AT_ONCE = 2_000
-GAP = 100
-"""Offsets of a page that are at most this far apart are read in one go."""
 DEADLINE_S = 10.0
-TRIES = 3
-
-
-class Log(Protocol):
-    """Topics of one partition. All methods block, and raise BrokerUnavailable."""
-
-    def topic_id(self, topic: str) -> str | None:
-        """Kafka's id of the topic, another one after it was made anew; None when it does not exist."""
-        ...
-
-    def end(self, topic: str) -> int:
-        """The offset of its next record. Raises NotFound."""
-        ...
-
-    def newest_ms(self, topic: str) -> int | None:
-        """When its newest record was written, in ms since the epoch. Raises NotFound."""
-        ...
-
-    def places(self, topics: Sequence[str]) -> dict[str, Place]:
-        """Those of the topics that exist. Raises NotFound for one that is deleted at this moment."""
-        ...
-
-    def read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
-        """The records from `begin` to before `end`, or the first `most` of them. Raises NotFound."""
-        ...
-
-    def last_records(self, topics: Sequence[str], give_up: float) -> dict[str, RawMessage | None]:
-        """By topic that holds records: the last one; None where compaction removed it. Unknown ones are left out."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,24 +34,13 @@ class Outline:
     summaries: int
 
 
-@dataclass(eq=False, slots=True)
-class _Indexed:
-    """A conversation's index. Hold the lock to extend or query it."""
-
-    topic_id: str
-    index: ConversationIndex = field(default_factory=ConversationIndex)
-    weight: int = 0
-    """Its part of `Conversations._weight`."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Part:
     """What one topic contributes to a conversation: its own, or one that it goes on from. Offsets are Kafka's."""
 
     conversation_id: str
     topic: str
-    indexed: _Indexed
+    indexed: Indexed
     base: int
     """The offset in the conversation of the topic's first record."""
     begin: int
@@ -113,35 +63,24 @@ class Conversations:
         self._log = log
         self._names = names
         self._codec = codec
-        self._most_records = most_records
-        self._indexes: OrderedDict[str, _Indexed] = OrderedDict()
-        self._weight = 0
-        self._guard = threading.Lock()
-        self.records_read = 0
-        """Records that were read from topics since the start."""
-
-    def __len__(self) -> int:
-        """The weight of the kept indexes, in records."""
-        return self._weight
+        self.indexes = Indexes(log, codec, most_records)
+        self.trees = Trees(log, self.indexes, names)
 
     def about(self, tenant: str, conversation_id: str) -> About:
         """Of one that is no fork it reads the first record and the last."""
         topic, give_up = self._topic(tenant, conversation_id), time.monotonic() + DEADLINE_S
         with self._indexed(topic, conversation_id) as indexed:
             if indexed.index.created_ms is None:
-                self._extend(topic, conversation_id, indexed, give_up, first_only=True)
+                self.indexes.extend(topic, indexed, give_up, first_only=True)
             index = indexed.index
             told_by_all = index.forks.fork_key is not None or index.is_deleted()  # it may be begun anew by now
-            if told_by_all or self._perhaps_deleted(topic, conversation_id, indexed, give_up):
-                self._extend(topic, conversation_id, indexed, give_up)
+            if told_by_all or self._perhaps_deleted(topic, indexed, give_up):
+                self.indexes.extend(topic, indexed, give_up)
             if indexed.index.is_deleted():
-                raise _unknown(conversation_id)
+                raise unknown(conversation_id)
             topic_id, index = indexed.topic_id, indexed.index
             created_ms, forked_from = index.created_ms, index.forks.goes_on_from()
-        try:
-            newest_ms = self._log.newest_ms(topic)
-        except NotFound as error:
-            raise _unknown(conversation_id) from error
+            newest_ms = self._log.newest_times([topic]).get(topic)
         return About(topic_id=topic_id, created_ms=created_ms, last_active_ms=newest_ms, forked_from=forked_from)
 
     def deleted(self, tenant: str, conversation_ids: Sequence[str]) -> set[str]:
@@ -151,7 +90,7 @@ class Conversations:
         found: set[str] = set()
         for topic in self._without_last_message(list(topics), give_up):
             with suppress(NotFound), self._indexed(topic, topics[topic]) as indexed:
-                self._extend(topic, topics[topic], indexed, give_up)
+                self.indexes.extend(topic, indexed, give_up)
                 if indexed.index.is_deleted():
                     found.add(topics[topic])
         return found
@@ -160,7 +99,7 @@ class Conversations:
         """Of a deleted one too, as long as its topic is there."""
         topic = self._topic(tenant, conversation_id)
         with self._indexed(topic, conversation_id) as indexed:
-            self._extend(topic, conversation_id, indexed, time.monotonic() + DEADLINE_S)
+            self.indexes.extend(topic, indexed, time.monotonic() + DEADLINE_S)
             index = indexed.index
             return Lineage(
                 topic_id=indexed.topic_id,
@@ -180,7 +119,7 @@ class Conversations:
         """The conversations that were forked from messages in its topic, by id, the last first with `newest_first`."""
         lineage = self.lineage(tenant, conversation_id)
         if lineage.is_deleted:
-            raise _unknown(conversation_id)
+            raise unknown(conversation_id)
         keys: dict[str, set[str]] = {}
         for key, fork in lineage.forks.items():
             if fork.through >= lineage.begin:
@@ -202,9 +141,15 @@ class Conversations:
         topic = self._topic(tenant, conversation_id)
         with suppress(NotFound), self._indexed(topic, conversation_id) as indexed:
             if indexed.index.created_ms is None:
-                self._extend(topic, conversation_id, indexed, time.monotonic() + DEADLINE_S, first_only=True)
+                self.indexes.extend(topic, indexed, time.monotonic() + DEADLINE_S, first_only=True)
             return indexed.index.forks.fork_key
         return None
+
+    def tree(self, tenant: str, conversation_id: str) -> list[Branch]:
+        """All conversations of the tree in which this one stands, in the order of their places. See `trees`."""
+        first = self._parts(tenant, conversation_id, time.monotonic() + DEADLINE_S)[-1]
+        at = None if first.end is None else first.base + first.end - 1
+        return self.trees.tree(tenant, first.conversation_id, at)
 
     def holder(self, tenant: str, conversation_id: str, offset: int) -> Holder:
         """Whose topic the message at this offset stands in. Raises NotFound when none that counts is there."""
@@ -261,7 +206,7 @@ class Conversations:
         with self._indexed(topic, conversation_id) as indexed:
             base = indexed.index.forks.base
         if (found := self._log.places([topic]).get(topic)) is None:
-            raise _unknown(conversation_id)
+            raise unknown(conversation_id)
         return found.counted_from(base)
 
     def tail(self, tenant: str, conversation_id: str, place: Place) -> Tail:
@@ -331,9 +276,9 @@ class Conversations:
         self, part: _Part, offsets: list[int], give_up: float
     ) -> list[tuple[ConversationRecord, bool]] | None:
         """The records, at the conversation's offsets. None, and the index is gone, if compaction removed some."""
-        found = self._read_all(part.topic, offsets, give_up)
+        found = self.indexes.read(part.topic, offsets, give_up)
         if [one.offset for one in found] != offsets:
-            self._forget(part.topic, part.indexed)
+            self.indexes.forget(part.topic, part.indexed)
             return None
         with part.indexed.lock:
             erased = [part.indexed.index.is_erased(one) for one in found]
@@ -352,9 +297,9 @@ class Conversations:
                 with self._indexed(topic, name) as indexed:
                     if topic_id is not None and indexed.topic_id != topic_id:
                         return parts
-                    self._extend(topic, name, indexed, give_up)
+                    self.indexes.extend(topic, indexed, give_up)
                     if not parts and indexed.index.is_deleted():
-                        raise _unknown(name)
+                        raise unknown(name)
                     forks = indexed.index.forks
                     fork = forks.goes_on_from(limit)
                     begin, end = forks.begin(limit) - forks.base, None if limit is None else limit + 1 - forks.base
@@ -369,9 +314,9 @@ class Conversations:
             limit = fork.through if limit is None else min(limit, fork.through)
             name, topic_id = fork.conversation_id, fork.topic_id
 
-    def _perhaps_deleted(self, topic: str, conversation_id: str, indexed: _Indexed, give_up: float) -> bool:
+    def _perhaps_deleted(self, topic: str, indexed: Indexed, give_up: float) -> bool:
         """Whether what is not indexed yet has to be read to know."""
-        if indexed.index.end == self._end(topic, conversation_id):
+        if indexed.index.end == self._log.end(topic):
             return False
         return bool(self._without_last_message([topic], give_up))
 
@@ -383,86 +328,19 @@ class Conversations:
             if last is None or last.value is None or (last.key or b"").startswith((b"deleted/", b"forked/"))
         ]
 
-    def _extend(
-        self, topic: str, conversation_id: str, indexed: _Indexed, give_up: float, *, first_only: bool = False
-    ) -> None:
-        """Index what was added since the last call; with `first_only` stop at the first record.
-
-        If a read fails, the next call resumes after the last successful one.
-        """
-        end = self._end(topic, conversation_id)
-        if end < indexed.index.end:  # the log was truncated: indexed offsets can hold other records now
-            indexed.index = ConversationIndex()
-        index, most = indexed.index, 1 if first_only else READ_AT_ONCE
-        while index.end < end and not (first_only and index.created_ms is not None):
-            raw = self._read(topic, index.end, end, give_up, most)
-            index.extend(decoded(self._codec, raw), raw[-1].offset + 1 if len(raw) == most else end)
-
-    def _end(self, topic: str, conversation_id: str) -> int:
-        try:
-            return self._log.end(topic)
-        except NotFound as error:
-            raise _unknown(conversation_id) from error
-
-    def _read_all(self, topic: str, offsets: Sequence[int], give_up: float) -> list[ConversationRecord]:
-        wanted = frozenset(offsets)
-        raw = itertools.chain.from_iterable(self._read(topic, *one, give_up) for one in ranges(offsets, GAP))
-        return list(decoded(self._codec, (one for one in raw if one.offset in wanted)))
-
-    def _read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
-        found = self._log.read(topic, begin, end, give_up, most)
-        with self._guard:
-            self.records_read += len(found)
-        return found
-
     def _topic(self, tenant: str, conversation_id: str) -> str:
         return self._names.conversation(check_tenant(tenant), check_conversation_id(conversation_id))
 
-    # -- which indexes are kept
-
     @contextmanager
-    def _indexed(self, topic: str, conversation_id: str) -> Generator[_Indexed]:
-        """The index of the current topic, locked. Its new size is counted at the end."""
-        topic_id = self._log.topic_id(topic)
-        with self._guard:
-            indexed = self._indexes.get(topic)
-            if indexed is None or indexed.topic_id != topic_id:
-                self._drop(topic)
-                if topic_id is None:
-                    raise _unknown(conversation_id)
-                indexed = self._indexes[topic] = _Indexed(topic_id)
-        with indexed.lock:
-            try:
-                yield indexed
-            finally:
-                self._count(topic, indexed)
-
-    def _count(self, topic: str, indexed: _Indexed) -> None:
-        """Count its size, mark it as most recently used, and drop indexes above the limit."""
-        with self._guard:
-            if self._indexes.get(topic) is not indexed:
-                return
-            self._weight -= indexed.weight
-            indexed.weight = len(indexed.index) + INDEX_WEIGHT
-            self._weight += indexed.weight
-            self._indexes.move_to_end(topic)
-            if indexed.weight > self._most_records / 2:
-                self._drop(topic)
-            while self._weight > self._most_records:
-                self._drop(next(iter(self._indexes)))
-
-    def _forget(self, topic: str, indexed: _Indexed) -> None:
-        with self._guard:
-            if self._indexes.get(topic) is indexed:
-                self._drop(topic)
-
-    def _drop(self, topic: str) -> None:
-        """Called with the guard."""
-        indexed = self._indexes.pop(topic, None)
-        if indexed is not None:
-            self._weight -= indexed.weight
-            indexed.weight = 0
+    def _indexed(self, topic: str, conversation_id: str) -> Generator[Indexed]:
+        """The index of the current topic, locked."""
+        try:
+            with self.indexes.indexed(topic) as found:
+                yield found
+        except NotFound as error:
+            raise unknown(conversation_id) from error
 
 
-def _unknown(conversation_id: str) -> NotFound:
+def unknown(conversation_id: str) -> NotFound:
+    """The error for a conversation that does not exist."""
     return NotFound(f"conversation {conversation_id} does not exist", param="conversation_id")

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from conversation_logs import TOPIC, FakeLog, message, reader
 from penstock.common.conversations import ConversationRecord, Turn, fold_messages
 from penstock.gateway.conversations.index import ranges
-from penstock.gateway.conversations.pages import GAP, READ_AT_ONCE, Conversations
+from penstock.gateway.conversations.indexes import GAP, READ_AT_ONCE
+from penstock.gateway.conversations.pages import Conversations
 from penstock.schemas.errors import BrokerUnavailable, NotFound
 from penstock.schemas.records import ConversationMessage, conversation_message_key
 from penstock.schemas.topics import TopicNames
@@ -153,7 +154,7 @@ def test_a_page_of_a_warm_conversation_reads_its_own_records_and_what_is_new() -
     conversations = reader(log, most_records=100_000)
     conversations.turns("acme", "c", 20, newest_first=True)
     assert log.records_read == 10_000 + 20
-    assert conversations.records_read == log.records_read
+    assert conversations.indexes.records_read == log.records_read
 
     def read_for(page: Callable[[], object]) -> int:
         before = log.records_read
@@ -237,7 +238,7 @@ def test_a_deleted_conversation_and_one_of_its_name_have_nothing_in_common() -> 
             call("acme", "c", 20)
     with pytest.raises(NotFound):
         conversations.about("acme", "c")
-    assert len(conversations) == 0
+    assert len(conversations.indexes) == 0
 
 
 def test_a_log_that_lost_its_end_is_read_anew() -> None:
@@ -272,7 +273,7 @@ def test_a_conversation_that_is_never_the_same_is_an_error_and_no_loop() -> None
     conversations, numbers = reader(log), iter(range(300))
 
     def compacted_meanwhile() -> None:
-        if len(conversations) or conversations.records_read:
+        if len(conversations.indexes) or conversations.indexes.records_read:
             log.write(message(f"r{next(numbers)}", "in", 0, 1), tombstone=True)
             log.compact(tombstones_too=False)
 
@@ -298,7 +299,7 @@ def test_indexes_are_kept_within_a_bound_and_the_oldest_go_first() -> None:
     assert [reads_all_of(number) for number in range(6)] == [True] * 6
     assert [reads_all_of(number) for number in (5, 4)] == [False, False], "the newest are kept"
     assert reads_all_of(0)
-    assert len(conversations) <= 100
+    assert len(conversations.indexes) <= 100
 
 
 def test_a_conversation_that_is_larger_than_its_share_pushes_no_others_out() -> None:

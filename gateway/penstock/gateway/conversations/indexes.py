@@ -1,0 +1,228 @@
+"""The indexes of conversations that a gateway keeps: built on demand, extended to the topic's end, within a bound."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from penstock.common.conversations import ConversationRecord, decoded
+from penstock.common.reader import RawMessage
+from penstock.gateway.conversations.index import ConversationIndex, ranges
+from penstock.gateway.conversations.tails import Place
+from penstock.schemas.codec import Codec
+from penstock.schemas.errors import BrokerUnavailable, NotFound
+
+MOST_RECORDS = 100_000
+"""Limit for all indexes together, about 500 bytes per record. A conversation above half of it is not kept."""
+INDEX_WEIGHT = 10
+"""What an empty index counts for, in records."""
+READ_AT_ONCE = 2_000
+GAP = 100
+"""Offsets of a page that are at most this far apart are read in one go."""
+TOPICS_AT_ONCE = 500
+TOGETHER_RECORDS = 20_000
+"""Of many topics so many records are read in one go, about."""
+TRIES = 3
+
+
+class Log(Protocol):
+    """Topics of one partition. All methods block, and raise BrokerUnavailable."""
+
+    def topic_id(self, topic: str) -> str | None:
+        """Kafka's id of the topic, another one after it was made anew; None when it does not exist."""
+        ...
+
+    def end(self, topic: str) -> int:
+        """The offset of its next record. Raises NotFound."""
+        ...
+
+    def newest_times(self, topics: Sequence[str]) -> dict[str, int]:
+        """By topic that holds records: when its newest one was written, in ms since the epoch. Raises NotFound."""
+        ...
+
+    def places(self, topics: Sequence[str]) -> dict[str, Place]:
+        """Those of the topics that exist. Raises NotFound for one that is deleted at this moment."""
+        ...
+
+    def read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
+        """The records from `begin` to before `end`, or the first `most` of them. Raises NotFound."""
+        ...
+
+    def read_many(self, spans: Mapping[str, tuple[int, int]], give_up: float) -> list[RawMessage]:
+        """As `read`, of several topics. No span is empty."""
+        ...
+
+    def last_records(self, topics: Sequence[str], give_up: float) -> dict[str, RawMessage | None]:
+        """By topic that holds records: the last one; None where compaction removed it. Unknown ones are left out."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class Indexed:
+    """A conversation's index. Hold the lock to extend or query it."""
+
+    topic_id: str
+    index: ConversationIndex = field(default_factory=ConversationIndex)
+    weight: int = 0
+    """Its part of `Indexes._weight`."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Indexes:
+    """All methods block and are thread-safe. They raise NotFound for a topic that does not exist, BrokerUnavailable,
+    RegistryUnavailable."""
+
+    def __init__(self, log: Log, codec: Codec, most_records: int) -> None:
+        self._log = log
+        self._codec = codec
+        self._most_records = most_records
+        self._indexes: OrderedDict[str, Indexed] = OrderedDict()
+        self._weight = 0
+        self._guard = threading.Lock()
+        self.records_read = 0
+        """Records that were read from topics since the start."""
+
+    def __len__(self) -> int:
+        """The weight of the kept indexes, in records."""
+        return self._weight
+
+    @contextmanager
+    def indexed(self, topic: str) -> Generator[Indexed]:
+        """The index of the current topic, locked. Its new size is counted at the end."""
+        topic_id = self._log.topic_id(topic)
+        if topic_id is None:
+            with self._guard:
+                self._drop(topic)
+            raise NotFound(f"{topic} does not exist")
+        with self._locked(topic, topic_id) as found:
+            yield found
+
+    def together(self, topics: Sequence[str], give_up: float) -> Iterator[tuple[str, Indexed]]:
+        """Those of the topics that exist, each indexed to its end and locked while it is handed out.
+
+        Many are read by a few calls, and no more than a few stand in memory for it.
+        """
+        for start in range(0, len(topics), TOPICS_AT_ONCE):
+            left = list(self._places(topics[start : start + TOPICS_AT_ONCE]).items())
+            while left:
+                spans, some = dict[str, tuple[int, int]](), list[tuple[str, Place]]()
+                while left and sum(end - begin for begin, end in spans.values()) < TOGETHER_RECORDS:
+                    topic, place = left.pop(0)
+                    some.append((topic, place))
+                    if (begin := self._indexed_end(topic, place)) < place.end <= begin + READ_AT_ONCE:
+                        spans[topic] = begin, place.end
+                raw = self._read_spans(spans, give_up)
+                for topic, place in some:
+                    with suppress(NotFound), self._locked(topic, place.topic_id) as found:
+                        if topic in raw and found.index.end == spans[topic][0]:  # else another call has extended it
+                            found.index.extend(decoded(self._codec, raw[topic]), spans[topic][1])
+                        if found.index.end != place.end:
+                            self.extend(topic, found, give_up)
+                        yield topic, found
+
+    def _places(self, topics: Sequence[str]) -> dict[str, Place]:
+        for _ in range(TRIES):
+            with suppress(NotFound):  # one was deleted since: look which are left
+                return self._log.places(topics)
+        raise BrokerUnavailable("conversations are deleted while they are read; try again", retry_after_s=1)
+
+    def _indexed_end(self, topic: str, place: Place) -> int:
+        with self._guard:
+            indexed = self._indexes.get(topic)
+        return indexed.index.end if indexed is not None and indexed.topic_id == place.topic_id else 0
+
+    def _read_spans(self, spans: Mapping[str, tuple[int, int]], give_up: float) -> dict[str, list[RawMessage]]:
+        """By topic; none if one of them was deleted meanwhile."""
+        found: dict[str, list[RawMessage]] = {}
+        with suppress(NotFound):
+            raw = self._log.read_many(spans, give_up) if spans else []
+            self._count_read(len(raw))
+            found = {topic: [] for topic in spans}
+            for one in raw:
+                found[one.topic].append(one)
+        return found
+
+    def extend(self, topic: str, indexed: Indexed, give_up: float, *, first_only: bool = False) -> None:
+        """Index what was added since the last call; with `first_only` stop at the first record.
+
+        If a read fails, the next call resumes after the last successful one.
+        """
+        end = self._log.end(topic)
+        if end < indexed.index.end:  # the log was truncated: indexed offsets can hold other records now
+            indexed.index = ConversationIndex()
+        index, most = indexed.index, 1 if first_only else READ_AT_ONCE
+        while index.end < end and not (first_only and index.created_ms is not None):
+            raw = self._read(topic, index.end, end, give_up, most)
+            index.extend(decoded(self._codec, raw), raw[-1].offset + 1 if len(raw) == most else end)
+
+    def read(self, topic: str, offsets: Sequence[int], give_up: float) -> list[ConversationRecord]:
+        """The records at these offsets, as far as they are there."""
+        wanted = frozenset(offsets)
+        raw = itertools.chain.from_iterable(self._read(topic, *one, give_up) for one in ranges(offsets, GAP))
+        return list(decoded(self._codec, (one for one in raw if one.offset in wanted)))
+
+    def read_many(self, offsets: Mapping[str, Sequence[int]], give_up: float) -> dict[str, list[ConversationRecord]]:
+        """As `read`, of several topics in one go: all from the first offset of each to its last. Without those of
+        topics that were deleted meanwhile."""
+        raw = self._read_spans({topic: (some[0], some[-1] + 1) for topic, some in offsets.items()}, give_up)
+        wanted = {topic: frozenset(some) for topic, some in offsets.items()}
+        return {
+            topic: list(decoded(self._codec, (one for one in some if one.offset in wanted[topic])))
+            for topic, some in raw.items()
+        }
+
+    def forget(self, topic: str, indexed: Indexed) -> None:
+        """The log does not hold what this index says: read it whole once more."""
+        with self._guard:
+            if self._indexes.get(topic) is indexed:
+                self._drop(topic)
+
+    def _read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
+        found = self._log.read(topic, begin, end, give_up, most)
+        self._count_read(len(found))
+        return found
+
+    def _count_read(self, records: int) -> None:
+        with self._guard:
+            self.records_read += records
+
+    # -- which are kept
+
+    @contextmanager
+    def _locked(self, topic: str, topic_id: str) -> Generator[Indexed]:
+        with self._guard:
+            indexed = self._indexes.get(topic)
+            if indexed is None or indexed.topic_id != topic_id:
+                self._drop(topic)
+                indexed = self._indexes[topic] = Indexed(topic_id)
+        with indexed.lock:
+            try:
+                yield indexed
+            finally:
+                self._count(topic, indexed)
+
+    def _count(self, topic: str, indexed: Indexed) -> None:
+        """Count its size, mark it as most recently used, and drop indexes above the limit."""
+        with self._guard:
+            if self._indexes.get(topic) is not indexed:
+                return
+            self._weight -= indexed.weight
+            indexed.weight = len(indexed.index) + INDEX_WEIGHT
+            self._weight += indexed.weight
+            self._indexes.move_to_end(topic)
+            if indexed.weight > self._most_records / 2:
+                self._drop(topic)
+            while self._weight > self._most_records:
+                self._drop(next(iter(self._indexes)))
+
+    def _drop(self, topic: str) -> None:
+        """Called with the guard."""
+        indexed = self._indexes.pop(topic, None)
+        if indexed is not None:
+            self._weight -= indexed.weight
+            indexed.weight = 0
