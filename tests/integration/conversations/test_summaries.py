@@ -84,6 +84,8 @@ def test_a_fact_from_the_beginning_is_known_again_once_there_is_a_summary(client
     plain = turn(client, "plain", "Which code?", "small")
     assert FACT not in told(plain)
     held = plain["result"]["context"]
+    by_turn = plain["result"]["usage"]["prompt_tokens"] / held["turns"]
+    assert held.pop("dropped_tokens") == pytest.approx(11 * by_turn, rel=0.2)
     assert held == {"turns": 9, "summarized_turns": 0, "dropped_turns": 11, "summary_through": None}
     for conversation in ("fact", "never"):
         done = summarize(client, conversation, model="sum", through_offset=1, metadata={"by": "test"})

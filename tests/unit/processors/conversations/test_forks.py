@@ -16,6 +16,7 @@ from penstock.common.forks import ForkRecord, deleted_record, fork_record, forke
 from penstock.processors.conversations.messages import answer_message, as_summary
 from penstock.processors.conversations.turns import Turns, TurnStart
 from penstock.processors.kafka.broker_watch import BrokerWatch
+from penstock.processors.past import chars_of
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import Cancelled, Conflict, NotFound
 from penstock.schemas.records import ArtifactRef, ConversationFork, ConversationMessage, InferenceRequest
@@ -245,6 +246,9 @@ class World:
                 start = await seen(turns, name)
                 texts = [one.text for one in expected if one.covers is None]
                 assert [message["content"] for message in start.past.messages] == texts
+                assert start.past.chars is not None
+                in_all = list(itertools.accumulate(map(chars_of, start.past.messages)))
+                assert start.past.chars[: len(texts)] == in_all
                 summaries = [one for one in expected if one.covers is not None]
                 assert (start.past.summary is None) == (not summaries)
                 if start.past.summary is not None:
