@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from penstock.common.conversations import ConversationRecord
 from penstock.common.reader import RawMessage
@@ -49,6 +49,12 @@ class FakeLog:
         self.ends[topic] += 1
         return offset
 
+    def write_record(self, key: str, what: ConversationMessage) -> None:
+        """One about forks or a deletion, whose key is its own."""
+        offset = self.ends[TOPIC]
+        self.logs[TOPIC].append(RawMessage(TOPIC, 0, offset, 1_000 + offset, key.encode(), CODEC.encode(what)))
+        self.ends[TOPIC] += 1
+
     def marker(self) -> None:
         """A transaction's, which has an offset and is no record."""
         self.ends[TOPIC] += 1
@@ -77,6 +83,12 @@ class FakeLog:
 
     def newest_times(self, topics: Sequence[str]) -> dict[str, int]:
         return {topic: self.logs[topic][-1].timestamp_ms for topic in topics if self.logs.get(topic)}
+
+    def batches(self, topic: str, begin: int, end: int, give_up: float, most: int) -> Iterator[Sequence[RawMessage]]:
+        while begin < end:
+            found = self.read(topic, begin, end, give_up, most)
+            begin = found[-1].offset + 1 if len(found) == most else end
+            yield found
 
     def read_many(self, spans: Mapping[str, tuple[int, int]], give_up: float) -> list[RawMessage]:
         return [one for topic, span in spans.items() for one in self.read(topic, *span, give_up)]

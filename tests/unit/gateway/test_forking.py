@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -73,6 +73,12 @@ class Cluster:
 
     def newest_times(self, topics: Sequence[str]) -> dict[str, int]:
         return {topic: self.logs[topic][-1].timestamp_ms for topic in topics if self.logs.get(topic)}
+
+    def batches(self, topic: str, begin: int, end: int, give_up: float, most: int) -> Iterator[Sequence[RawMessage]]:
+        while begin < end:
+            found = self.read(topic, begin, end, give_up, most)
+            begin = found[-1].offset + 1 if len(found) == most else end
+            yield found
 
     def read_many(self, spans: Mapping[str, tuple[int, int]], give_up: float) -> list[RawMessage]:
         return [one for topic, span in spans.items() for one in self.read(topic, *span, give_up)]
@@ -216,6 +222,8 @@ class World:
 
     def __post_init__(self) -> None:
         self.forking, self.pages = self.cluster.gateway()
+        self.thin = Conversations(self.cluster, NAMES, CODEC, most_records=4)
+        """It keeps next to nothing."""
         self.numbers = itertools.count()
 
     def pick(self, number: int) -> str:
@@ -277,7 +285,7 @@ class World:
         self.lists[name] = self.lists[name] or []
 
     def check(self) -> None:
-        for pages in (self.pages, self.cluster.gateway()[1]):
+        for pages in (self.pages, self.thin, self.cluster.gateway()[1]):
             deleted = pages.deleted("acme", list(self.lists))
             for name, kept in self.lists.items():
                 if not kept:  # what is empty may have been erased behind a deletion: then there is none

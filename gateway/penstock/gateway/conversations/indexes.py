@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.common.conversations import ConversationRecord, decoded
 from penstock.common.reader import RawMessage
-from penstock.gateway.conversations.index import ConversationIndex, ranges
+from penstock.gateway.conversations.index import MESSAGES, ConversationIndex, HeadRecord, Said, ranges
 from penstock.gateway.conversations.tails import Place
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import BrokerUnavailable, NotFound
+from penstock.schemas.errors import BrokerUnavailable, DecodeError, NotFound
+from penstock.schemas.records import ConversationMessage
+
+logger = logging.getLogger(__name__)
 
 MOST_RECORDS = 100_000
-"""Limit for all indexes together, about 500 bytes per record. A conversation above half of it is not kept."""
+"""Limit for all indexes together, about 500 bytes per record. One above half of it holds tombstones alone."""
 INDEX_WEIGHT = 10
 """What an empty index counts for, in records."""
 READ_AT_ONCE = 2_000
@@ -28,6 +32,7 @@ TOPICS_AT_ONCE = 500
 TOGETHER_RECORDS = 20_000
 """Of many topics so many records are read in one go, about."""
 TRIES = 3
+MOST_CAREFUL = 10_000
 
 
 class Log(Protocol):
@@ -57,6 +62,10 @@ class Log(Protocol):
         """As `read`, of several topics. No span is empty."""
         ...
 
+    def batches(self, topic: str, begin: int, end: int, give_up: float, most: int) -> Iterator[Sequence[RawMessage]]:
+        """As `read`, `most` records at a time. Only the last batch has fewer, and may have none."""
+        ...
+
     def last_records(self, topics: Sequence[str], give_up: float) -> dict[str, RawMessage | None]:
         """By topic that holds records: the last one; None where compaction removed it. Unknown ones are left out."""
         ...
@@ -71,6 +80,10 @@ class Indexed:
     weight: int = 0
     """Its part of `Indexes._weight`."""
     lock: threading.Lock = field(default_factory=threading.Lock)
+    is_careful: bool = False
+    """Records are decoded whole: one that has a head and does not decode behind it counts for nothing."""
+    was_asked: bool = False
+    """A page was made of the newest records alone, so the next call indexes the topic."""
 
 
 class Indexes:
@@ -80,10 +93,13 @@ class Indexes:
     def __init__(self, log: Log, codec: Codec, most_records: int) -> None:
         self._log = log
         self._codec = codec
+        self._head = codec.head(ConversationMessage, "request_id", "direction", "index")
         self._most_records = most_records
         self._indexes: OrderedDict[str, Indexed] = OrderedDict()
         self._weight = 0
         self._guard = threading.Lock()
+        self._careful: set[str] = set()
+        """Kafka's ids of topics whose logs did not hold what an index said."""
         self.records_read = 0
         """Records that were read from topics since the start."""
 
@@ -120,10 +136,10 @@ class Indexes:
                 for topic, place in some:
                     with suppress(NotFound), self._locked(topic, place.topic_id) as found:
                         if topic in raw and found.index.end == spans[topic][0]:  # else another call has extended it
-                            found.index.extend(decoded(self._codec, raw[topic]), spans[topic][1])
+                            found.index.extend(self._heads(found, raw[topic]), spans[topic][1])
                         if found.index.end != place.end:
                             self.extend(topic, found, give_up)
-                        yield topic, found
+                        yield topic, self.whole(topic, found, give_up)
 
     def _places(self, topics: Sequence[str]) -> dict[str, Place]:
         for _ in range(TRIES):
@@ -155,10 +171,59 @@ class Indexes:
         end = self._log.end(topic)
         if end < indexed.index.end:  # the log was truncated: indexed offsets can hold other records now
             indexed.index = ConversationIndex()
-        index, most = indexed.index, 1 if first_only else READ_AT_ONCE
-        while index.end < end and not (first_only and index.created_ms is not None):
-            raw = self._read(topic, index.end, end, give_up, most)
-            index.extend(decoded(self._codec, raw), raw[-1].offset + 1 if len(raw) == most else end)
+        index = indexed.index
+        while first_only and index.end < end and index.created_ms is None:
+            raw = self._read(topic, index.end, end, give_up, 1)
+            index.extend(self._heads(indexed, raw), raw[-1].offset + 1 if raw else end)
+        if first_only or index.end >= end:
+            return
+        for some in self._log.batches(topic, index.end, end, give_up, READ_AT_ONCE):
+            self._count_read(len(some))
+            index.extend(self._heads(indexed, some), some[-1].offset + 1 if len(some) == READ_AT_ONCE else end)
+        if index.is_thin and index.forks.deletions:  # which records stand behind one is more than it knows
+            indexed.index = ConversationIndex()
+            self.extend(topic, indexed, give_up)
+
+    def whole(self, topic: str, indexed: Indexed, give_up: float) -> Indexed:
+        """With an index of all records, for this call alone where that is not kept. The lock must be held."""
+        made = Indexed(indexed.topic_id, lock=indexed.lock, is_careful=indexed.is_careful)
+        if indexed.index.is_thin:
+            self.extend(topic, made, give_up)
+        else:
+            made.index = indexed.index
+        return made
+
+    def window(self, topic: str, indexed: Indexed, begin: int, end: int, give_up: float) -> ConversationIndex:
+        """An index of a part of the topic, as far as its index knows the tombstones behind that."""
+        records = self._heads(indexed, self._read(topic, begin, end, give_up))
+        return indexed.index.window(records, begin, end)
+
+    def read_all(self, topic: str, begin: int, end: int, give_up: float) -> list[ConversationRecord]:
+        """The records from `begin` to before `end`, whole."""
+        return list(decoded(self._codec, self._read(topic, begin, end, give_up)))
+
+    def _heads(
+        self, indexed: Indexed, raw: Iterable[RawMessage]
+    ) -> Iterable[ConversationRecord] | Iterable[HeadRecord]:
+        """The records as an index wants them: to decode them whole takes ten times as long."""
+        return decoded(self._codec, raw) if indexed.is_careful else self._read_heads(raw)
+
+    def _read_heads(self, raw: Iterable[RawMessage]) -> Iterator[HeadRecord]:
+        read_head = self._head
+        for item in raw:
+            said: Said | ConversationMessage | None = None
+            if item.value is not None:
+                try:
+                    request_id, direction, index, _ = read_head(item.value)
+                    said = Said(request_id, direction, index)
+                    if direction not in MESSAGES:
+                        said = self._codec.decode(item.value, ConversationMessage)
+                except DecodeError as error:
+                    logger.warning(
+                        "conversation.undecodable topic=%s offset=%d %s", item.topic, item.offset, error.code
+                    )
+                    continue
+            yield HeadRecord(item.offset, item.timestamp_ms, (item.key or b"").decode("utf-8", "replace"), said)
 
     def read(self, topic: str, offsets: Sequence[int], give_up: float) -> list[ConversationRecord]:
         """The records at these offsets, as far as they are there."""
@@ -177,10 +242,13 @@ class Indexes:
         }
 
     def forget(self, topic: str, indexed: Indexed) -> None:
-        """The log does not hold what this index says: read it whole once more."""
+        """The log does not hold what this index says: read it once more, carefully."""
         with self._guard:
             if self._indexes.get(topic) is indexed:
                 self._drop(topic)
+            if len(self._careful) >= MOST_CAREFUL:
+                self._careful.clear()
+            self._careful.add(indexed.topic_id)
 
     def _read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
         found = self._log.read(topic, begin, end, give_up, most)
@@ -199,7 +267,7 @@ class Indexes:
             indexed = self._indexes.get(topic)
             if indexed is None or indexed.topic_id != topic_id:
                 self._drop(topic)
-                indexed = self._indexes[topic] = Indexed(topic_id)
+                indexed = self._indexes[topic] = Indexed(topic_id, is_careful=topic_id in self._careful)
         with indexed.lock:
             try:
                 yield indexed
@@ -216,9 +284,19 @@ class Indexes:
             self._weight += indexed.weight
             self._indexes.move_to_end(topic)
             if indexed.weight > self._most_records / 2:
-                self._drop(topic)
+                self._make_light(topic, indexed)
             while self._weight > self._most_records:
                 self._drop(next(iter(self._indexes)))
+
+    def _make_light(self, topic: str, indexed: Indexed) -> None:
+        """Keep little of a conversation that would push all others out. Called with the guard."""
+        if indexed.index.forks.deletions or indexed.index.is_thin:
+            self._drop(topic)
+            return
+        indexed.index = indexed.index.thin()
+        self._weight -= indexed.weight
+        indexed.weight = len(indexed.index) + INDEX_WEIGHT
+        self._weight += indexed.weight
 
     def _drop(self, topic: str) -> None:
         """Called with the guard."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from penstock.common.conversations import ConversationRecord, Turn
 from penstock.common.forks import fork_id_of
+from penstock.gateway.conversations.index import ConversationIndex
 from penstock.gateway.conversations.indexes import MOST_RECORDS, TRIES, Indexed, Indexes, Log
 from penstock.gateway.conversations.lineage import About, Holder, Lineage
 from penstock.gateway.conversations.tails import Place, Tail
@@ -20,6 +21,13 @@ from penstock.schemas.ids import check_conversation_id, check_tenant
 from penstock.schemas.topics import TopicNames
 
 DEADLINE_S = 10.0
+WINDOW = 1_000
+"""So many records are indexed at a time where the index of a conversation is thin."""
+REPEATS_WITHIN = 1_000
+"""Of several records of one message the first counts, and the others stand at most so many records behind it: turns
+are retried in place. See `tails`."""
+MOST_UNINDEXED = 3_000
+"""A conversation with more new records is not indexed for its newest page."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +54,10 @@ class _Part:
     begin: int
     end: int | None
     """Exclusive; None: up to the end of the topic."""
+
+
+Choose = Callable[[_Part, int], list[int]]
+"""Kafka's offsets of what a page has of a part, so many at most."""
 
 
 class Conversations:
@@ -153,7 +165,7 @@ class Conversations:
 
     def holder(self, tenant: str, conversation_id: str, offset: int) -> Holder:
         """Whose topic the message at this offset stands in. Raises NotFound when none that counts is there."""
-        parts = self._parts(tenant, conversation_id, time.monotonic() + DEADLINE_S)
+        parts = self._parts(tenant, conversation_id, time.monotonic() + DEADLINE_S, whole=True)
         for number, part in enumerate(parts):
             at = offset - part.base
             with part.indexed.lock:
@@ -176,13 +188,15 @@ class Conversations:
                 left, after=behind, newest_first=newest_first, begin=part.begin, end=part.end
             )
 
-        found = self._page(tenant, conversation_id, limit, choose, newest_first=newest_first)
+        if newest_first and (newest := self._newest(tenant, conversation_id, limit, after)) is not None:
+            return newest
+        found = self._page(tenant, conversation_id, limit, choose, at=after, newest_first=newest_first)
         turns = [Turn(offset=one.offset, message=one.message) for one, _ in found if one.message is not None]
         return turns[::-1] if newest_first else turns
 
     def outline(self, tenant: str, conversation_id: str) -> Outline:
         """What stands in it now."""
-        parts = self._parts(tenant, conversation_id, time.monotonic() + DEADLINE_S)
+        parts = self._parts(tenant, conversation_id, time.monotonic() + DEADLINE_S, whole=True)
         messages = summaries = 0
         for part in parts:
             with part.indexed.lock:
@@ -230,7 +244,7 @@ class Conversations:
             last = end - part.base if part.end is None else min(part.end, end - part.base)
             return part.indexed.index.told(left, max(part.begin, begin - part.base), last)
 
-        found = self._page(tenant, conversation_id, limit, choose)
+        found = self._page(tenant, conversation_id, limit, choose, at=begin)
         return [Turn(offset=one.offset, message=one.message) for one, _ in found if one.message is not None]
 
     def records(
@@ -242,7 +256,7 @@ class Conversations:
             begin = max(part.begin, from_offset - part.base)
             return part.indexed.index.records(left, begin=begin, end=part.end)
 
-        found = self._page(tenant, conversation_id, limit, choose)
+        found = self._page(tenant, conversation_id, limit, choose, at=from_offset)
         return [replace(one, message=None) if erased else one for one, erased in found]
 
     def _page(
@@ -250,11 +264,15 @@ class Conversations:
         tenant: str,
         conversation_id: str,
         limit: int,
-        choose: Callable[[_Part, int], list[int]],
+        choose: Choose,
         *,
+        at: int | None,
         newest_first: bool = False,
     ) -> list[tuple[ConversationRecord, bool]]:
-        """The records that `choose` finds in each part, `limit` in all, ascending; and whether each is erased."""
+        """The records that `choose` finds in each part, `limit` in all, ascending; and whether each is erased.
+
+        They stand at or behind the offset `at`, with `newest_first` before it.
+        """
         give_up = time.monotonic() + DEADLINE_S
         for _ in range(TRIES):
             parts = self._parts(tenant, conversation_id, give_up)
@@ -263,7 +281,10 @@ class Conversations:
             for part in parts if newest_first else reversed(parts):
                 if left:
                     with part.indexed.lock:
-                        offsets = sorted(choose(part, left))
+                        is_thin = part.indexed.index.is_thin
+                        offsets = [] if is_thin else sorted(choose(part, left))
+                    if is_thin:
+                        offsets = self._choose_by_windows(part, choose, left, at, newest_first, give_up)
                     wanted.append((part, offsets))
                     left -= len(offsets)
             found = [self._read_part(part, offsets, give_up) for part, offsets in wanted]
@@ -271,6 +292,54 @@ class Conversations:
                 every = itertools.chain.from_iterable(filter(None, found))
                 return sorted(every, key=lambda one: one[0].offset)
         raise BrokerUnavailable("the conversation changes while it is read; try again", retry_after_s=1)
+
+    def _choose_by_windows(
+        self, part: _Part, choose: Choose, left: int, at: int | None, newest_first: bool, give_up: float
+    ) -> list[int]:
+        """As `choose` of a part whose index is thin: windows of the log are indexed from the place on, one by one."""
+        with part.indexed.lock:
+            known_end = part.indexed.index.end
+        begin, end = part.begin, known_end if part.end is None else part.end
+        if at is not None:
+            begin, end = (begin, min(end, at - part.base)) if newest_first else (max(begin, at - part.base), end)
+        found: list[int] = []
+        while begin < end and len(found) < left:
+            first, last = (max(begin, end - WINDOW), end) if newest_first else (begin, min(end, begin + WINDOW))
+            index = self.indexes.window(part.topic, part.indexed, max(0, first - REPEATS_WITHIN), last, give_up)
+            window = replace(part, indexed=Indexed(part.indexed.topic_id, index), begin=first, end=last)
+            found += choose(window, left - len(found))
+            begin, end = (begin, first) if newest_first else (last, end)
+        return sorted(found)
+
+    def _newest(self, tenant: str, conversation_id: str, limit: int, after: int | None) -> list[Turn] | None:
+        """A page of the newest messages, from the last records alone, of a long conversation that is not indexed.
+
+        None where those do not suffice, and at the next call: whoever pages on shall have the index.
+        """
+        topic, give_up = self._topic(tenant, conversation_id), time.monotonic() + DEADLINE_S
+        with self._indexed(topic, conversation_id) as indexed:
+            index, end = indexed.index, self._log.end(topic)
+            if indexed.was_asked or index.is_thin or not index.end <= end - MOST_UNINDEXED:
+                return None
+            indexed.was_asked = True
+            self.indexes.extend(topic, indexed, give_up, first_only=True)
+            base = index.forks.base
+            last = end if after is None else min(end, after - base)
+            first = last - 2 * limit
+            if first - REPEATS_WITHIN < end - MOST_UNINDEXED:
+                return None
+            records = self.indexes.read_all(topic, first - REPEATS_WITHIN, end, give_up)
+        window = ConversationIndex(first - REPEATS_WITHIN)
+        window.extend(records, end)
+        begin = max(first, window.own_begin() if window.forks.deletions else 0)
+        offsets = frozenset(window.turns(limit, newest_first=True, begin=begin, end=last))
+        if len(offsets) < limit:
+            return None
+        return [
+            Turn(offset=base + one.offset, message=one.message)
+            for one in reversed(records)
+            if one.offset in offsets and one.message is not None
+        ]
 
     def _read_part(
         self, part: _Part, offsets: list[int], give_up: float
@@ -284,8 +353,8 @@ class Conversations:
             erased = [part.indexed.index.is_erased(one) for one in found]
         return [(replace(one, offset=part.base + one.offset), gone) for one, gone in zip(found, erased, strict=True)]
 
-    def _parts(self, tenant: str, conversation_id: str, give_up: float) -> list[_Part]:
-        """The topics that the conversation consists of, its own first, indexed to their ends.
+    def _parts(self, tenant: str, conversation_id: str, give_up: float, *, whole: bool = False) -> list[_Part]:
+        """The topics that the conversation consists of, its own first, indexed to their ends; `whole`: none thinly.
 
         A fork whose parent's topic was deleted by others inherits nothing.
         """
@@ -303,6 +372,8 @@ class Conversations:
                     forks = indexed.index.forks
                     fork = forks.goes_on_from(limit)
                     begin, end = forks.begin(limit) - forks.base, None if limit is None else limit + 1 - forks.base
+                    if whole:
+                        indexed = self.indexes.whole(topic, indexed, give_up)
             except NotFound:
                 if parts:
                     return parts
