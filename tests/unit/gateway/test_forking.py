@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conversation_logs import ReadTopics
 from penstock.common import forks
 from penstock.common.conversations import ConversationRecord, decoded, fold_messages, read_through
-from penstock.common.reader import RawMessage
 from penstock.common.transport import Delivery
 from penstock.gateway.conversations.pages import Conversations
-from penstock.gateway.conversations.tails import Place
 from penstock.gateway.conversations.trees import Branch
 from penstock.gateway.service.forking import Forking
 from penstock.schemas.codec import default_codec
@@ -40,83 +39,20 @@ class Step:
         yield
 
 
-@dataclass
-class Cluster:
-    """Topics in memory. `kill_at`: so many calls of it work, then the process is killed."""
+class Cluster(ReadTopics):
+    """Topics, producer, threads and artifacts of gateways. `kill_at`: so many calls of it work, then the process is
+    killed."""
 
-    logs: dict[str, list[RawMessage]] = field(default_factory=dict)
-    ends: dict[str, int] = field(default_factory=dict)
-    ids: dict[str, str] = field(default_factory=dict)
-    released: list[str] = field(default_factory=list)
-    kill_at: int | None = None
-    calls: int = 0
-    numbers: Any = field(default_factory=itertools.count)
-
-    # -- as the log of `Conversations`
-
-    def topic_id(self, topic: str) -> str | None:
-        return self.ids.get(topic)
-
-    def end(self, topic: str) -> int:
-        if topic not in self.logs:
-            raise NotFound(topic)
-        return self.ends[topic]
-
-    def read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
-        return [one for one in self.logs[topic] if begin <= one.offset < end][:most]
-
-    def last_records(self, topics: Sequence[str], give_up: float) -> dict[str, RawMessage | None]:
-        return {topic: self.logs[topic][-1] for topic in topics if self.logs.get(topic)}
-
-    def places(self, topics: Sequence[str]) -> dict[str, Place]:
-        return {topic: Place(self.ids[topic], self.ends[topic]) for topic in topics if topic in self.ids}
-
-    def newest_times(self, topics: Sequence[str]) -> dict[str, int]:
-        return {topic: self.logs[topic][-1].timestamp_ms for topic in topics if self.logs.get(topic)}
-
-    def batches(self, topic: str, begin: int, end: int, give_up: float, most: int) -> Iterator[Sequence[RawMessage]]:
-        while begin < end:
-            found = self.read(topic, begin, end, give_up, most)
-            begin = found[-1].offset + 1 if len(found) == most else end
-            yield found
-
-    def read_many(self, spans: Mapping[str, tuple[int, int]], give_up: float) -> list[RawMessage]:
-        return [one for topic, span in spans.items() for one in self.read(topic, *span, give_up)]
-
-    # -- as topics and producer of `Forking`
-
-    def create(self, topic: str) -> None:
-        if topic not in self.logs:
-            self.logs[topic], self.ends[topic], self.ids[topic] = [], 0, f"id-{next(self.numbers)}"
-
-    def remove(self, topic: str) -> None:
-        self.logs.pop(topic, None)
-        self.ids.pop(topic, None)
+    def __init__(self, kill_at: int | None = None) -> None:
+        super().__init__()
+        self.kill_at = kill_at
+        self.released: list[str] = []
+        self.calls = 0
 
     async def produce(self, topic: str, value: bytes | None, *, key: bytes | None = None) -> Delivery:
         await self.step()
-        if topic not in self.logs:
-            raise NotFound(topic)
-        return Delivery(topic=topic, partition=0, offset=self.write(topic, key or b"", value), timestamp_ms=0)
-
-    def write(self, topic: str, key: bytes, value: bytes | None) -> int:
-        offset = self.ends[topic]
-        self.ends[topic] += 1
-        self.logs[topic].append(RawMessage(topic, 0, offset, 1_000 + offset, key, value))
-        return offset
-
-    def compact(self, tombstones_too: bool) -> None:
-        """The newest record of a key stays; a log's last one always."""
-        for topic, records in self.logs.items():
-            newest = {one.key: one.offset for one in records}
-            self.logs[topic] = [
-                one
-                for one in records
-                if one.offset == self.ends[topic] - 1
-                or (newest[one.key] == one.offset and not (one.value is None and tombstones_too))
-            ]
-
-    # -- as its threads and artifacts
+        offset = self.put(topic, key or b"", value)
+        return Delivery(topic=topic, partition=0, offset=offset, timestamp_ms=0)
 
     async def run_for(self, tenant: str, work: Callable[..., Any], *args: Any, **options: Any) -> Any:
         await self.step()
@@ -183,7 +119,7 @@ def say(cluster: Cluster, conversation_id: str, request_id: str, epoch: int = 0)
     cluster.create(topic)
     for direction in ("in", "out"):
         made = message(conversation_id, request_id, direction, epoch)
-        cluster.write(topic, conversation_message_key(made).encode(), CODEC.encode(made))
+        cluster.put(topic, conversation_message_key(made).encode(), CODEC.encode(made))
 
 
 def said(pages: Conversations, conversation_id: str) -> list[str]:
@@ -261,7 +197,7 @@ class World:
         text = texts[number % len(texts)]
         request_id, direction = text.split()
         key = conversation_message_key(message("", request_id, direction)).encode()
-        self.cluster.write(NAMES.conversation("acme", self.owners[text]), key, None)
+        self.cluster.put(NAMES.conversation("acme", self.owners[text]), key, None)
         for name, kept in self.lists.items():
             self.lists[name] = None if kept is None else [one for one in kept if one[1] != text]
 
@@ -402,7 +338,7 @@ def test_a_deleted_conversation_is_in_a_tree_as_long_as_one_that_lives_goes_on_f
     run(forking.delete("acme", "c"))
     for one in ("g", "h"):
         ended = forks.deleted_record("acme", one, "d", 2, 0)
-        cluster.write(NAMES.conversation("acme", one), ended.key.encode(), CODEC.encode(ended.message))
+        cluster.put(NAMES.conversation("acme", one), ended.key.encode(), CODEC.encode(ended.message))
     found = pages.tree("acme", "f")
     assert [(one.conversation_id, one.is_deleted, one.messages) for one in found] == [("c", True, 2), ("f", False, 0)]
     with pytest.raises(NotFound):
@@ -597,7 +533,7 @@ def test_what_cannot_be_forked() -> None:
     parent(cluster)
     say(cluster, "taken", "r3")
     forking, pages = cluster.gateway()
-    cluster.write(NAMES.conversation("acme", "c"), b"r2/in/0/0", None)
+    cluster.put(NAMES.conversation("acme", "c"), b"r2/in/0/0", None)
     for name, through, param in (("nowhere", 0, "conversation_id"), ("c", 9, "through"), ("c", 2, "through")):
         with pytest.raises(NotFound) as refused:
             run(forking.fork("acme", name, through, "f"))

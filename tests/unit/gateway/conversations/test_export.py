@@ -25,9 +25,7 @@ TOPIC = TopicNames().conversation("default", "c")
 
 @pytest.fixture
 def log() -> FakeLog:
-    made = FakeLog()
-    made.topics, made.logs, made.ends = {TOPIC: "id-0"}, {TOPIC: []}, {TOPIC: 0}
-    return made
+    return FakeLog(TOPIC)
 
 
 @pytest.fixture
@@ -94,7 +92,7 @@ def test_one_that_loses_messages_meanwhile_ends_with_an_error(
 
     def change() -> None:
         if made_anew:
-            log.topics[TOPIC] = "id-1"
+            log.ids[TOPIC] = "id-1"
         else:
             write(log, count - 10, erased=True)
 

@@ -101,7 +101,7 @@ class World:
         outline, everything = self.conversations.outline("acme", "c"), plain_told(self.log, 1_000, 0, end)
         summaries = sum(one.message.direction == "summary" for one in everything)
         assert (outline.messages, outline.summaries) == (len(everything) - summaries, summaries)
-        assert (outline.topic_id, outline.end) == (self.log.topics[TOPIC], end)
+        assert (outline.topic_id, outline.end) == (self.log.ids[TOPIC], end)
 
 
 NUMBER = st.integers(0, 1_000)
@@ -217,7 +217,7 @@ def test_the_newest_page_behind_a_deletion_has_nothing_of_before() -> None:
     log = FakeLog()
     long_conversation(log, 250)
     ended = deleted_record("acme", "c", "d", 0, 0)
-    log.write_record(ended.key, ended.message)
+    log.put(TOPIC, ended.key.encode(), CODEC.encode(ended.message))
     for number in range(3):
         log.write(message(f"new{number}", "in", 0, 1))
         found = reader(log, most_records=100_000).turns("acme", "c", 2, newest_first=True)
@@ -252,7 +252,7 @@ def test_pages_of_a_conversation_that_is_too_long_for_an_index_read_windows_of_i
     assert conversations.holder("acme", "c", everything[-1].offset).conversation_id == "c"
     assert conversations.tree("acme", "c")[0].messages == conversations.outline("acme", "c").messages
     ended = deleted_record("acme", "c", "d", 0, 0)
-    log.write_record(ended.key, ended.message)
+    log.put(TOPIC, ended.key.encode(), CODEC.encode(ended.message))
     with pytest.raises(NotFound):
         conversations.turns("acme", "c", 1)
     log.write(message("anew", "in", 0, 1))
@@ -336,7 +336,7 @@ def test_a_deleted_conversation_and_one_of_its_name_have_nothing_in_common() -> 
     log.make_anew()
     assert conversations.turns("acme", "c", 20) == []
     assert conversations.about("acme", "c").created_ms is None
-    del log.topics[TOPIC]
+    del log.ids[TOPIC]
     for call in (conversations.turns, conversations.records):
         with pytest.raises(NotFound):
             call("acme", "c", 20)
@@ -390,7 +390,7 @@ def test_indexes_are_kept_within_a_bound_and_the_oldest_go_first() -> None:
     log, names = FakeLog(), TopicNames()
     for number in range(6):
         topic = names.conversation("acme", f"c{number}")
-        log.topics[topic], log.logs[topic], log.ends[topic] = "id", [], 0
+        log.create(topic)
         for turn in range(10):
             log.write(message(f"r{turn}", "in", 0, 1), topic=topic)
     conversations = reader(log, most_records=100)
@@ -408,7 +408,7 @@ def test_indexes_are_kept_within_a_bound_and_the_oldest_go_first() -> None:
 
 def test_a_conversation_that_is_larger_than_its_share_pushes_no_others_out() -> None:
     log, topic = FakeLog(), TopicNames().conversation("acme", "small")
-    log.topics[topic], log.logs[topic], log.ends[topic] = "id", [], 0
+    log.create(topic)
     log.write(message("r", "in", 0, 1), topic=topic)
     long_conversation(log, 200)
     conversations = reader(log, most_records=400)
