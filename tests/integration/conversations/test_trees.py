@@ -7,34 +7,27 @@ import os
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
-from penstock.cli.main import app
+import conversing
+from conversing import Json, append, ask, output, part, penstock, worked
 from support import wait_until
-from system import NOOP, Process, System, running
+from system import NOOP, Process
 
 MODELS = [{**NOOP, "id": "talk", "tasks": ["text_generation", "summarization"], "options": {"echo": True}}]
-Json = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
 def places(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Process]]:
     """The gateways of two installations."""
-    made = [
-        System(kafka.bootstrap_servers, f"t{uuid.uuid4().hex[:6]}-", tmp_path_factory.mktemp("trees"), models=MODELS)
-        for _ in range(2)
-    ]
-    with running(made[0]) as here, running(made[1]) as there:
-        for system in (here, there):
-            system.worker().wait_ready()
-        yield [system.gateway().wait_ready() for system in (here, there)]
+    folders = [tmp_path_factory.mktemp("trees") for _ in range(2)]
+    with worked(kafka, folders[0], MODELS) as here, worked(kafka, folders[1], MODELS) as there:
+        yield [part(here, "g1"), part(there, "g1")]
 
 
 @pytest.fixture
@@ -47,30 +40,13 @@ def there(places: list[Process]) -> Process:
     return places[1]
 
 
-def ask(gateway: Process, body: Json) -> None:
-    answer = httpx.post(f"{gateway.url}/v1/requests?wait=30", json=body, timeout=60)
-    assert (answer.status_code, answer.json().get("status")) == (200, "completed"), answer.text
-
-
 def say(gateway: Process, conversation: str, *texts: str) -> None:
-    messages = [{"role": "user", "content": text} for text in texts]
-    ask(gateway, {"task": "conversation_items", "conversation_id": conversation, "payload": {"messages": messages}})
+    append(gateway, conversation, [{"role": "user", "content": text} for text in texts])
 
 
 def fork(gateway: Process, conversation: str, through: int, fork_id: str) -> None:
-    path = f"{gateway.url}/v1/conversations/{conversation}/fork"
-    answer = httpx.post(path, json={"through": through, "id": fork_id}, timeout=60)
-    assert answer.status_code == 201, answer.text
-
-
-def penstock(gateway: Process, *words: str) -> Any:
-    return CliRunner().invoke(app, ["conversations", *words, "--url", gateway.url])
-
-
-def output(gateway: Process, *words: str) -> str:
-    result = penstock(gateway, *words)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    with httpx.Client(base_url=gateway.url, timeout=60) as client:
+        conversing.fork(client, conversation, through, fork_id)
 
 
 def shape(gateway: Process, conversation: str, prefix: str = "") -> list[tuple[str, int, bool, int, list[str]]]:
