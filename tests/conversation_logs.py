@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from memory_topics import MemoryTopics
 from penstock.common.conversations import ConversationRecord
 from penstock.common.reader import RawMessage
 from penstock.gateway.conversations.pages import Conversations
@@ -31,71 +32,73 @@ def message(request_id: str, direction: str, index: int, epoch: int) -> Conversa
     )
 
 
-class FakeLog:
-    """Topics in memory, which count what is read of them."""
+class ReadTopics(MemoryTopics):
+    """As `KafkaLog`; it counts what is read."""
 
     def __init__(self) -> None:
-        self.topics: dict[str, str] = {TOPIC: "id-0"}
-        self.logs: dict[str, list[RawMessage]] = {TOPIC: []}
-        self.ends: dict[str, int] = {TOPIC: 0}
+        super().__init__()
         self.records_read = 0
         self.before_read: Callable[[], None] = lambda: None
 
+    def topic_id(self, topic: str) -> str | None:
+        return self.ids.get(topic)
+
+    def end(self, topic: str) -> int:
+        self.require(topic)
+        return self.ends[topic]
+
+    def newest_times(self, topics: Sequence[str]) -> dict[str, int]:
+        return {topic: self.logs[topic][-1].timestamp_ms for topic in topics if self.logs.get(topic)}
+
+    def places(self, topics: Sequence[str]) -> dict[str, Place]:
+        return {topic: Place(self.ids[topic], self.ends[topic]) for topic in topics if topic in self.ids}
+
+    def last_records(self, topics: Sequence[str], give_up: float) -> dict[str, RawMessage | None]:
+        found: dict[str, RawMessage | None] = {}
+        for topic in topics:
+            if topic in self.ids and (end := self.ends[topic]):
+                found[topic] = next(iter(self.read(topic, end - 1, end, give_up)), None)
+        return found
+
+    def read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
+        self.before_read()
+        self.require(topic)
+        found = [record for record in self.logs[topic] if begin <= record.offset < end][:most]
+        self.records_read += len(found)
+        return found
+
+    def batches(self, topic: str, begin: int, end: int, give_up: float, most: int) -> Iterator[Sequence[RawMessage]]:
+        while begin < end:
+            found = self.read(topic, begin, end, give_up, most)
+            begin = found[-1].offset + 1 if len(found) == most else end
+            yield found
+
+    def back(self, topic: str, end: int, records: int) -> int:
+        return max(0, end - records)
+
+    def read_many(self, spans: Mapping[str, tuple[int, int]], give_up: float) -> list[RawMessage]:
+        return [one for topic, span in spans.items() for one in self.read(topic, *span, give_up)]
+
+
+class FakeLog(ReadTopics):
+    """One conversation, and what else a test makes."""
+
+    def __init__(self, topic: str = TOPIC) -> None:
+        super().__init__()
+        self.create(topic)
+
     def write(self, what: ConversationMessage | bytes, *, tombstone: bool = False, topic: str = TOPIC) -> int:
-        offset = self.ends[topic]
         key = b"odd" if isinstance(what, bytes) else conversation_message_key(what).encode()
         value = what if isinstance(what, bytes) else CODEC.encode(what)
-        self.logs[topic].append(RawMessage(topic, 0, offset, 1_000 + offset, key, None if tombstone else value))
-        self.ends[topic] += 1
-        return offset
+        return self.put(topic, key, None if tombstone else value)
 
     def marker(self) -> None:
         """A transaction's, which has an offset and is no record."""
         self.ends[TOPIC] += 1
 
-    def compact(self, *, tombstones_too: bool) -> None:
-        """The newest record of a key stays; the log's last one always."""
-        newest = {record.key: record.offset for record in self.logs[TOPIC]}
-        self.logs[TOPIC] = [
-            record
-            for record in self.logs[TOPIC]
-            if record.offset == self.ends[TOPIC] - 1
-            or (newest[record.key] == record.offset and not (record.value is None and tombstones_too))
-        ]
-
     def make_anew(self) -> None:
-        number = int(self.topics[TOPIC].removeprefix("id-")) + 1
-        self.topics[TOPIC], self.logs[TOPIC], self.ends[TOPIC] = f"id-{number}", [], 0
-
-    # -- as KafkaLog
-
-    def topic_id(self, topic: str) -> str | None:
-        return self.topics.get(topic)
-
-    def end(self, topic: str) -> int:
-        return self.ends[topic]
-
-    def newest_ms(self, topic: str) -> int | None:
-        return max((record.timestamp_ms for record in self.logs[topic]), default=None)
-
-    def last_records(self, topics: Sequence[str], give_up: float) -> dict[str, RawMessage | None]:
-        found: dict[str, RawMessage | None] = {}
-        for topic in topics:
-            if topic in self.topics and (end := self.ends[topic]):
-                found[topic] = next(iter(self.read(topic, end - 1, end, give_up)), None)
-        return found
-
-    def places(self, topics: Sequence[str]) -> dict[str, Place]:
-        return {topic: Place(self.topics[topic], self.ends[topic]) for topic in topics if topic in self.topics}
-
-    def back(self, topic: str, end: int, records: int) -> int:
-        return max(0, end - records)
-
-    def read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
-        self.before_read()
-        found = [record for record in self.logs[topic] if begin <= record.offset < end][:most]
-        self.records_read += len(found)
-        return found
+        self.remove(TOPIC)
+        self.create(TOPIC)
 
     # -- as all is read again
 

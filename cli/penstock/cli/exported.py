@@ -14,7 +14,9 @@ from penstock.cli.failures import CliFailure
 
 Line = dict[str, Any]
 
-OBJECT, VERSION = "conversation.export", 1
+OBJECT = "conversation.export"
+VERSION, TREE_VERSION = 1, 2
+"""The second is that of conversations of a tree: a fork has the messages alone that it does not inherit."""
 PAGE_MESSAGES = 100
 PAGE_SIZE = (200_000, 16, 20_000_000)
 """What one request appends at most: characters of text, images, and their bytes as base64. A message that is larger
@@ -29,6 +31,8 @@ class Section:
 
     head: Line
     line: int
+    start: int
+    """The byte of the file behind the first line."""
     messages: int = 0
     summaries: int = 0
     images: dict[str, str] = field(default_factory=dict[str, str])
@@ -37,6 +41,21 @@ class Section:
     @property
     def id(self) -> str:
         return str(self.head["id"])
+
+    @property
+    def parent_id(self) -> str | None:
+        """Of a fork in a tree: what it goes on from, which stands before it."""
+        return self.head["forked_from"]["conversation_id"] if "forked_from" in self.head else None
+
+    @property
+    def inherited(self) -> int:
+        """How many messages of that it has too, of all that that one has."""
+        return self.head["forked_from"]["messages"] if "forked_from" in self.head else 0
+
+    @property
+    def is_deleted(self) -> bool:
+        """Others go on from it, and it was deleted."""
+        return self.head.get("deleted") is True
 
     def check_whole(self) -> None:
         """Raises CliFailure for a file that was cut off, or was edited."""
@@ -48,7 +67,7 @@ class Section:
             )
 
 
-def parsed(line: str, number: int) -> Line:
+def parsed(line: str | bytes, number: int) -> Line:
     """A line of a file, or of an answer. Raises CliFailure for what is none, and for the error of a gateway."""
     try:
         value = json.loads(line)
@@ -62,15 +81,16 @@ def parsed(line: str, number: int) -> Line:
     return found
 
 
-def sections(lines: Iterable[str]) -> list[Section]:
+def sections(lines: Iterable[bytes]) -> list[Section]:
     """The conversations of a file. Raises CliFailure unless all of it is as it must be."""
     found: list[Section] = []
+    begin = 0
     for number, text in enumerate(lines, 1):
         line = parsed(text, number)
+        begin += len(text)
         if "object" in line:
-            if line["object"] != OBJECT or line.get("version") != VERSION or not isinstance(line.get("id"), str):
-                raise CliFailure(f"line {number} is no {OBJECT} of version {VERSION}")
-            found.append(Section(head=line, line=number))
+            _check_head(line, number)
+            found.append(Section(head=line, line=number, start=begin))
         elif not found:
             raise CliFailure(f"line 1 is no {OBJECT}")
         else:
@@ -80,6 +100,16 @@ def sections(lines: Iterable[str]) -> list[Section]:
     for section in found:
         section.check_whole()
     return found
+
+
+def _check_head(line: Line, number: int) -> None:
+    version = line.get("version")
+    if line["object"] != OBJECT or version not in (VERSION, TREE_VERSION) or not isinstance(line.get("id"), str):
+        raise CliFailure(f"line {number} is no {OBJECT} of version {VERSION} or {TREE_VERSION}")
+    made_of = line.get("forked_from", {"conversation_id": "", "messages": 0})
+    is_known = isinstance(made_of, dict) and isinstance(made_of.get("conversation_id"), str)
+    if not is_known or type(made_of.get("messages")) is not int or made_of["messages"] < 0:
+        raise CliFailure(f"line {number} does not say what {line['id']} goes on from")
 
 
 def _count(section: Section, line: Line, number: int) -> None:
@@ -97,11 +127,9 @@ def _count(section: Section, line: Line, number: int) -> None:
             section.images[image["artifact_id"]] = image["sha256"]
 
 
-def messages_of(lines: Iterable[str], section: Section) -> Iterator[Line]:
-    """The messages of one conversation of a file that was checked."""
-    for number, text in enumerate(lines, 1):
-        if number <= section.line:
-            continue
+def messages_of(lines: Iterable[bytes], section: Section) -> Iterator[Line]:
+    """The messages of one conversation of a file that was checked, from `section.start` on."""
+    for number, text in enumerate(lines, section.line + 1):
         line = parsed(text, number)
         if "object" in line:
             return

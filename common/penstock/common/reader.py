@@ -11,7 +11,7 @@ import operator
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -405,6 +405,25 @@ def read_with(
     except KafkaException as error:
         topic = next(iter(ranges))[0]
         raise from_kafka(error, f"read {topic}", topic) from error
+
+
+def read_batches(
+    consumer: Consumer, tp: TP, begin: int, end: int, give_up: float, most: int, *, first_by: float
+) -> Iterator[list[RawMessage]]:
+    """The records from `begin` to before `end` in one reading, `most` at a time; only the last batch has fewer.
+
+    The consumer is assigned this partition for it. Raises BrokerUnavailable at `give_up` (monotonic), for the first
+    batch at `first_by`; NotFound.
+    """
+    try:
+        consumer.assign([TopicPartition(*tp, begin)])
+        while begin < end:
+            found = _read_up_to(consumer, {tp: end}, first_by, most, lambda _: True)
+            first_by = give_up
+            begin = found[-1].offset + 1 if len(found) == most else end
+            yield found
+    except KafkaException as error:
+        raise from_kafka(error, f"read {tp[0]}", tp[0]) from error
 
 
 def empty_ranges(

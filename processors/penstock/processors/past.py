@@ -20,14 +20,33 @@ class Summary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """Messages in order. `omitted_turns`: so many turns stood in front of them."""
+    """Messages in order. `omitted_turns`: so many turns stood in front of them, with so many characters, of which
+    `omitted_summed_chars` are of turns that the summary stands for.
+
+    `chars`: of each message, the characters of all up to it (`chars_of`); there may be more than messages. Who does not
+    know them leaves them out.
+    """
 
     messages: Sequence[Message]
     summary: Summary | None = None
     omitted_turns: int = 0
+    omitted_chars: int = 0
+    omitted_summed_chars: int = 0
+    chars: Sequence[int] | None = None
 
 
 NO_PAST = Past(messages=())
+
+MESSAGE_CHARS = 16
+"""What a message adds to its text in a template, in characters: foretelling needs no more than a guess."""
+
+
+def chars_of(message: Message) -> int:
+    """Characters of a message, with what the template adds. System messages stand for themselves: 0."""
+    if message["role"] == "system":
+        return 0
+    content = message.get("content")
+    return MESSAGE_CHARS + (len(content) if isinstance(content, str) else 0)
 
 
 def turn_begins(messages: Sequence[Message]) -> list[int]:

@@ -222,12 +222,16 @@ class ContextLimits(Record):
 
 @record
 class ContextHeld(Record):
-    """What of its conversation a turn's prompt held, in turns. `summary_through` is an offset."""
+    """What of its conversation a turn's prompt held, in turns. `summary_through` is an offset.
+
+    `dropped_tokens`: about, foretold from their characters; None where nobody said.
+    """
 
     turns: int
     summarized_turns: int = 0
     dropped_turns: int = 0
     summary_through: int | None = None
+    dropped_tokens: int | None = None
 
 
 @record

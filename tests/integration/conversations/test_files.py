@@ -17,29 +17,20 @@ from typing import Any
 import httpx
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
-from penstock.cli.main import app
+from conversing import Json, append, ask, output, part, penstock, worked
 from support import wait_until
 from system import NOOP, Process, System, running
 
 TALK = {**NOOP, "id": "talk", "tasks": ["text_generation", "summarization"], "options": {"echo": True}}
-Json = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
 def places(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Process]]:
     """The gateways of two installations."""
-    made = [
-        System(
-            kafka.bootstrap_servers, f"files{uuid.uuid4().hex[:6]}-", tmp_path_factory.mktemp("files"), models=[TALK]
-        )
-        for _ in range(2)
-    ]
-    with running(made[0]) as here, running(made[1]) as there:
-        for system in (here, there):
-            system.worker().wait_ready()
-        yield [system.gateway().wait_ready() for system in (here, there)]
+    folders = [tmp_path_factory.mktemp("files") for _ in range(2)]
+    with worked(kafka, folders[0], [TALK]) as here, worked(kafka, folders[1], [TALK]) as there:
+        yield [part(here, "g1"), part(there, "g1")]
 
 
 @pytest.fixture
@@ -59,24 +50,8 @@ def answers(gateway: Process) -> bool:
         return False
 
 
-def ask(gateway: Process, body: Json) -> Json:
-    answer = httpx.post(f"{gateway.url}/v1/requests?wait=30", json=body, timeout=60)
-    assert (answer.status_code, answer.json().get("status")) == (200, "completed"), answer.text
-    return answer.json()
-
-
-def append(gateway: Process, conversation: str, messages: list[Json]) -> None:
-    ask(gateway, {"task": "conversation_items", "conversation_id": conversation, "payload": {"messages": messages}})
-
-
-def penstock(gateway: Process, *words: str) -> Any:
-    return CliRunner().invoke(app, ["conversations", *words, "--url", gateway.url])
-
-
 def export(gateway: Process, *words: str) -> str:
-    result = penstock(gateway, "export", *words)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return output(gateway, "export", *words)
 
 
 def said(text: str) -> list[Json]:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
-from penstock.cli.main import app
+from conversing import Json, fork, output, part, turn, worked
 from penstock.common import admin
 from penstock.common.settings import KafkaSettings
 from penstock.producers import Client
-from system import NOOP, Process, System, eventually, running
+from system import NOOP, Process, System, eventually
 
 MODELS = [
     {**NOOP, "id": "echo", "options": {"echo": True}},
@@ -29,16 +28,12 @@ MODELS = [
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
-Json = dict[str, Any]
+ask = functools.partial(turn, model="echo")
 
 
 @pytest.fixture(scope="module")
 def system(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    prefix = f"forks{uuid.uuid4().hex[:6]}-"
-    made = System(kafka.bootstrap_servers, prefix, tmp_path_factory.mktemp("forks"), models=MODELS)
-    with running(made) as started:
-        started.worker().wait_ready()
-        started.gateway().wait_ready()
+    with worked(kafka, tmp_path_factory.mktemp("forks"), MODELS) as started:
         yield started
 
 
@@ -49,7 +44,7 @@ def client(system: System) -> Iterator[httpx.Client]:
 
 
 def gateway_of(system: System) -> Process:
-    return next(one for one in system.processes if one.name == "g1")
+    return part(system, "g1")
 
 
 def kafka_of(system: System) -> KafkaSettings:
@@ -58,19 +53,6 @@ def kafka_of(system: System) -> KafkaSettings:
 
 def has_topic(system: System, conversation: str) -> bool:
     return admin.topic_id(kafka_of(system), system.names.conversation("default", conversation)) is not None
-
-
-def ask(client: httpx.Client, conversation: str, text: str, wait: int = 30, **fields: Any) -> Json:
-    body = {
-        "task": "text_generation",
-        "model": "echo",
-        "conversation_id": conversation,
-        "payload": {"messages": [{"role": "user", "content": text}]},
-        **fields,
-    }
-    answer = client.post(f"/v1/requests?wait={wait}", json=body)
-    assert answer.status_code in (200, 202), answer.text
-    return answer.json()
 
 
 def questions(done: Json) -> list[str]:
@@ -87,13 +69,6 @@ def items(client: httpx.Client, conversation: str) -> list[Json]:
 
 def asked(client: httpx.Client, conversation: str) -> list[str]:
     return [one["content"][0]["text"] for one in items(client, conversation) if one["role"] == "user"]
-
-
-def fork(client: httpx.Client, conversation: str, through: Any, fork_id: str | None = None) -> Json:
-    body = {"through": through} if fork_id is None else {"through": through, "id": fork_id}
-    answer = client.post(f"/v1/conversations/{conversation}/fork", json=body)
-    assert answer.status_code == 201, answer.text
-    return answer.json()
 
 
 def status(client: httpx.Client, conversation: str) -> int:
@@ -139,14 +114,13 @@ def test_an_edit_is_a_fork_through_the_item_before_it(system: System, client: ht
 def test_the_command_line_forks_and_lists_forks(system: System, client: httpx.Client) -> None:
     ask(client, "cli", "q0")
 
-    def penstock(*words: str) -> str:
-        result = CliRunner().invoke(app, ["conversations", *words, "--url", gateway_of(system).url])
-        assert result.exit_code == 0, result.output
-        return result.stdout
-
-    assert penstock("fork", "cli", "--through", "msg_1", "--id", "cli-2").strip() == "cli-2"
-    assert json.loads(penstock("fork", "cli", "--through", "1", "--id", "cli-2", "--json"))["id"] == "cli-2"
-    assert json.loads(penstock("forks", "cli", "--json"))["forked_from"] == {"conversation_id": "cli", "through": 1}
+    gateway = gateway_of(system)
+    assert output(gateway, "fork", "cli", "--through", "msg_1", "--id", "cli-2").strip() == "cli-2"
+    assert json.loads(output(gateway, "fork", "cli", "--through", "1", "--id", "cli-2", "--json"))["id"] == "cli-2"
+    assert json.loads(output(gateway, "forks", "cli", "--json"))["forked_from"] == {
+        "conversation_id": "cli",
+        "through": 1,
+    }
 
 
 def test_what_cannot_be_forked_is_refused(client: httpx.Client) -> None:
@@ -229,7 +203,7 @@ def test_what_is_erased_in_the_parent_is_erased_in_its_forks(system: System, cli
     assert questions(ask(client, "heir", "q2")) == ["the secret", "q1", "q2"]
     assert client.delete(f"/v1/requests/{secret}").status_code in (200, 204)
 
-    worker = next(one for one in system.processes if one.name == "w1")
+    worker = part(system, "w1")
     eventually(lambda: asked(client, "heir") == ["q1", "q2"], 30, worker.tail)
     assert questions(ask(client, "heir", "q3")) == ["q1", "q2", "q3"]
     replay = client.get("/v1/conversations/heir/replay").json()["data"]

@@ -9,10 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
-from penstock.cli.main import app
-from system import NOOP, Process, System, eventually, running
+from conversing import Json, output, part, turn, worked
+from system import NOOP, System, eventually
 
 BOTH = ["text_generation", "summarization"]
 MODELS = [
@@ -22,37 +21,18 @@ MODELS = [
     {**NOOP, "id": "slow", "tasks": BOTH, "options": {"echo": True, "delay_ms": 100}},
 ]
 FACT = "The code of the gate is 4711."
-Json = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
 def system(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    prefix = f"sums{uuid.uuid4().hex[:6]}-"
-    made = System(kafka.bootstrap_servers, prefix, tmp_path_factory.mktemp("sums"), models=MODELS)
-    with running(made) as started:
-        started.worker().wait_ready()
-        started.gateway().wait_ready()
+    with worked(kafka, tmp_path_factory.mktemp("sums"), MODELS) as started:
         yield started
 
 
 @pytest.fixture
 def client(system: System) -> Iterator[httpx.Client]:
-    url = next(one.url for one in system.processes if one.name == "g1")
-    with httpx.Client(base_url=url, timeout=60) as found:
+    with httpx.Client(base_url=part(system, "g1").url, timeout=60) as found:
         yield found
-
-
-def turn(client: httpx.Client, conversation: str, text: str, model: str = "talk", **fields: Any) -> Json:
-    body = {
-        "task": "text_generation",
-        "model": model,
-        "conversation_id": conversation,
-        "payload": {"messages": [{"role": "user", "content": text}]},
-        **fields,
-    }
-    answer = client.post("/v1/requests?wait=30", json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
 
 
 def talk(client: httpx.Client, conversation: str, turns: int = 20) -> None:
@@ -84,6 +64,8 @@ def test_a_fact_from_the_beginning_is_known_again_once_there_is_a_summary(client
     plain = turn(client, "plain", "Which code?", "small")
     assert FACT not in told(plain)
     held = plain["result"]["context"]
+    by_turn = plain["result"]["usage"]["prompt_tokens"] / held["turns"]
+    assert held.pop("dropped_tokens") == pytest.approx(11 * by_turn, rel=0.2)
     assert held == {"turns": 9, "summarized_turns": 0, "dropped_turns": 11, "summary_through": None}
     for conversation in ("fact", "never"):
         done = summarize(client, conversation, model="sum", through_offset=1, metadata={"by": "test"})
@@ -110,11 +92,7 @@ def test_the_next_summary_goes_on_from_the_last(system: System, client: httpx.Cl
     talk(client, "twice", 3)
     first = summarize(client, "twice", model="sum", max_tokens=25)
     turn(client, "twice", "The valve is open.")
-    gateway = next(one for one in system.processes if one.name == "g1")
-    words = ["conversations", "summarize", "twice", "--model", "sum", "--url", gateway.url]
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 0, result.output
-    made = result.stdout
+    made = output(part(system, "g1"), "summarize", "twice", "--model", "sum")
     assert "Summary of the conversation so far:" in made, "the last one stands for what it covers"
     assert FACT in made
     assert "The valve is open." in made
@@ -149,7 +127,7 @@ def test_turns_go_on_while_a_summary_is_made_and_a_kill_makes_no_second(system: 
     def runs() -> bool:
         return client.get(f"/v1/requests/{request_id}").json()["status"] == "running"
 
-    worker: Process = next(one for one in system.processes if one.name == "w1")
+    worker = part(system, "w1")
     eventually(runs, 30, worker.tail)
     done = turn(client, "killed", "Who holds me up?")
     assert done["status"] == "completed"

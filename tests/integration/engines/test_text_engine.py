@@ -166,13 +166,17 @@ async def test_the_context_is_cut_by_whole_turns(start_engine: StartEngine, tiny
     )
     assert cut.held is not None
     assert 0 < cut.held.dropped_turns == 20 - cut.held.turns < 20
+    assert cut.held.dropped_tokens is not None
     assert cut.prompt_tokens <= 180
     one = await runner.engine.prepare(
         runner.spec(
             messages=new, history=Past(messages=history), params={"max_tokens": 20}, context=ContextLimits(last_turns=1)
         )
     )
-    assert one.held == ContextHeld(turns=1, dropped_turns=19)
+    assert one.held is not None
+    assert one.held.dropped_tokens is not None
+    assert one.held == ContextHeld(turns=1, dropped_turns=19, dropped_tokens=one.held.dropped_tokens)
+    assert one.held.dropped_tokens > cut.held.dropped_tokens > 0
     # A prompt that was prepared long ago is prepared again when its run begins.
     run = await runner.begin(messages=new, history=Past(messages=history), params={"max_tokens": 5, "temperature": 0})
     assert (await run.finished()).prompt_tokens == run.prepared.prompt_tokens

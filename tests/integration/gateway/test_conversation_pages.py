@@ -72,9 +72,9 @@ def test_a_page_of_a_long_conversation_reads_its_own_records(own_place: Any, gat
     pages, path = reader(gateway), "/v1/conversations/c"
 
     def read_for(url: str, **params: Any) -> tuple[int, Any]:
-        before = pages.records_read
+        before = pages.indexes.records_read
         answer = gateway.get(url, params=params)
-        return pages.records_read - before, answer
+        return pages.indexes.records_read - before, answer
 
     count, answer = read_for(path)
     assert (count, answer.json()["created_at"] is not None) == (1, True)
@@ -126,7 +126,7 @@ def test_what_is_erased_or_deleted_is_gone_at_once_at_every_gateway(own_place: A
 def test_a_conversation_is_read_on_after_its_broker_was_away(own_place: Any, gateway: Any, kafka: Any) -> None:
     write(own_place.scribe, "c", 3)
     assert len(texts(gateway.get("/v1/conversations/c/items"))) == 6
-    pages, before = reader(gateway), reader(gateway).records_read
+    pages, before = reader(gateway), reader(gateway).indexes.records_read
     kafka.restart()
 
     def answers() -> bool:
@@ -136,7 +136,7 @@ def test_a_conversation_is_read_on_after_its_broker_was_away(own_place: Any, gat
     wait_until(lambda: gateway.get("/readyz").status_code == 200, 60, lambda: gateway.get("/readyz").text)
     put(own_place.scribe, turn(3, "in"))
     assert texts(gateway.get("/v1/conversations/c/items", params={"limit": 2})) == ["in 3", "out 2"]
-    assert pages.records_read - before <= 6 + 2 * 3 + 4, "what was indexed was not read again"
+    assert pages.indexes.records_read - before <= 6 + 2 * 3 + 4, "what was indexed was not read again"
 
 
 def test_the_slow_readings_of_a_tenant_hold_up_no_other(own_place: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,8 @@ def refused(*words: str) -> CliFailure:
         (["rerun", "a", "--model", "b", "--after", "b"], "--after b: write the id of an item"),
         (["rerun", "a" * 120, "--model", "b" * 20], "name another by --fork"),
         (["compare", "a", "a"], "name two conversations"),
+        (["export", "a", "--tree", "b"], "name conversations, or many by --pattern, or one for --tree"),
+        (["export", "--pattern", "*", "--tree", "b"], "name conversations, or many by --pattern, or one for --tree"),
     ],
 )
 def test_what_does_not_go_together_is_refused(words: list[str], said: str) -> None:
@@ -46,6 +48,8 @@ def test_a_new_id_is_for_one_conversation(tmp_path: Path) -> None:
     file = tmp_path / "two.jsonl"
     file.write_text("".join(json.dumps({**HEAD, "id": name}) + "\n" for name in "ab"))
     assert "holds 2 conversations: --id is for one" in str(refused("import", str(file), "--id", "c"))
+    file.write_text(json.dumps(HEAD) + "\n")
+    assert "--id is in place of --prefix" in str(refused("import", str(file), "--id", "c", "--prefix", "d"))
 
 
 def test_a_file_that_is_not_whole_is_refused_before_anybody_is_asked(tmp_path: Path) -> None:

@@ -29,28 +29,32 @@ SUMMARY: dict[str, Any] = {"type": "summary", "role": "system", "content": "It w
 IMAGE: dict[str, Any] = {"artifact_id": "a", "media_type": "image/png", "size_bytes": 3, "sha256": "d"}
 
 
-def lines(*values: Any) -> list[str]:
-    return [json.dumps(value) + "\n" for value in values]
+def lines(*values: Any) -> list[bytes]:
+    return [json.dumps(value, ensure_ascii=False).encode() + b"\n" for value in values]
 
 
 def test_a_file_of_several_conversations_is_taken_apart() -> None:
     other = {**HEAD, "id": "other", "messages": 2, "summaries": 0}
-    file = lines(HEAD, SAID, SUMMARY, other, SAID, {**SAID, "content": "Bye", "images": [IMAGE]})
+    file = lines(HEAD, {**SAID, "name": "Zoë"}, SUMMARY, other, SAID, {**SAID, "content": "Bye", "images": [IMAGE]})
     first, second = sections(file)
     assert (first.id, first.messages, first.summaries, first.images) == ("trip", 1, 1, {})
     assert (second.id, second.line, second.messages, second.images) == ("other", 4, 2, {"a": "d"})
-    assert list(messages_of(file, first)) == [SAID]
-    assert [one["content"] for one in messages_of(file, second)] == ["Hello", "Bye"]
+    whole = b"".join(file)
+    assert list(messages_of(whole[first.start :].splitlines(), first)) == [{**SAID, "name": "Zoë"}]
+    assert [one["content"] for one in messages_of(whole[second.start :].splitlines(), second)] == ["Hello", "Bye"]
 
 
 @pytest.mark.parametrize(
     ("file", "said"),
     [
         ([], "the file is empty"),
-        (["{"], "line 1 is not JSON"),
-        (["[]"], "line 1 is not a JSON object"),
+        ([b"{"], "line 1 is not JSON"),
+        ([b"\xff"], "line 1 is not JSON"),
+        ([b"[]"], "line 1 is not a JSON object"),
         (lines(SAID), "line 1 is no conversation.export"),
-        (lines({**HEAD, "version": 2}), "line 1 is no conversation.export of version 1"),
+        (lines({**HEAD, "version": 3}), "line 1 is no conversation.export of version 1 or 2"),
+        (lines({**HEAD, "forked_from": {"conversation_id": "c"}}), "line 1 does not say what trip goes on from"),
+        (lines({**HEAD, "forked_from": "c"}), "line 1 does not say what trip goes on from"),
         (lines(HEAD, SAID), "1 messages and 0 summaries"),  # cut off
         (lines(HEAD, SAID, SUMMARY, SAID), "2 messages and 1 summaries"),
         (lines(HEAD, SAID, {"type": "error", "error": {"message": "erased"}}), "erased"),
@@ -58,7 +62,7 @@ def test_a_file_of_several_conversations_is_taken_apart() -> None:
         (lines(HEAD, {**SAID, "images": ["a"]}), "line 2 has an image"),
     ],
 )
-def test_what_is_no_whole_export_is_refused(file: list[str], said: str) -> None:
+def test_what_is_no_whole_export_is_refused(file: list[bytes], said: str) -> None:
     with pytest.raises(CliFailure, match=said):
         sections(file)
 

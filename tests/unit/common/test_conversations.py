@@ -5,23 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conversation_logs import message
 from penstock.common.conversations import ConversationRecord, fold_messages
 from penstock.schemas.records import ConversationMessage, conversation_message_key
-
-
-def message(request_id: str, direction: str, index: int, epoch: int) -> ConversationMessage:
-    return ConversationMessage(
-        request_id=request_id,
-        tenant="default",
-        conversation_id="c",
-        direction=direction,
-        index=index,
-        epoch=epoch,
-        role="user" if direction == "in" else "assistant",
-        content=f"{request_id} {direction} {index} of epoch {epoch}",
-        created_at=0,
-        covers_through=3 if direction == "summary" else None,
-    )
 
 
 def record(offset: int, what: ConversationMessage, *, tombstone: bool = False) -> ConversationRecord:

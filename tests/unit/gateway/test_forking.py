@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conversation_logs import ReadTopics
 from penstock.common import forks
 from penstock.common.conversations import ConversationRecord, TopicRecords, decoded, fold_messages, read_through
 from penstock.common.reader import RawMessage
@@ -21,10 +22,11 @@ from penstock.common.shards.addresses import address_of, id_of
 from penstock.common.shards.scanning import of_conversation
 from penstock.common.shards.shard_file import ShardFile
 from penstock.common.transport import Delivery
+from penstock.gateway.conversations.indexes import Log
 from penstock.gateway.conversations.layout import Target
 from penstock.gateway.conversations.pages import Conversations
 from penstock.gateway.conversations.shared import SharedTopic
-from penstock.gateway.conversations.tails import Place
+from penstock.gateway.conversations.trees import Branch
 from penstock.gateway.service.forking import Forking
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import BrokerUnavailable, Conflict, NotFound, PenstockError
@@ -46,82 +48,32 @@ class Step:
         yield
 
 
-@dataclass
-class Cluster:
-    """Topics in memory. `kill_at`: so many calls of it work, then the process is killed."""
-
-    logs: dict[str, list[RawMessage]] = field(default_factory=dict)
-    ends: dict[str, int] = field(default_factory=dict)
-    ids: dict[str, str] = field(default_factory=dict)
-    released: list[str] = field(default_factory=list)
-    kill_at: int | None = None
-    calls: int = 0
-    numbers: Any = field(default_factory=itertools.count)
-
-    # -- as the log of `Conversations`
-
-    def topic_id(self, topic: str) -> str | None:
-        return self.ids.get(topic)
-
-    def back(self, topic: str, end: int, records: int) -> int:
-        return max(0, end - records)
-
-    def end(self, topic: str) -> int:
-        if topic not in self.logs:
-            raise NotFound(topic)
-        return self.ends[topic]
-
-    def read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
-        return [one for one in self.logs[topic] if begin <= one.offset < end][:most]
-
-    def last_records(self, topics: Sequence[str], give_up: float) -> dict[str, RawMessage | None]:
-        return {topic: self.logs[topic][-1] for topic in topics if self.logs.get(topic)}
-
-    def places(self, topics: Sequence[str]) -> dict[str, Place]:
-        return {topic: Place(self.ids[topic], self.ends[topic]) for topic in topics if topic in self.ids}
-
-    def newest_ms(self, topic: str) -> int | None:
-        return max((one.timestamp_ms for one in self.logs[topic]), default=None)
-
-    # -- as topics and producer of `Forking`
+class Cluster(ReadTopics):
+    """Topics, producer, threads and artifacts of gateways. `kill_at`: so many calls of it work, then the process is
+    killed."""
 
     is_shared: ClassVar[bool] = False
     first: ClassVar[int] = 0
     """Where the first message of the first conversation stands."""
 
+    def __init__(self, kill_at: int | None = None) -> None:
+        super().__init__()
+        self.kill_at = kill_at
+        self.released: list[str] = []
+        self.calls = 0
+
+    @property
+    def log(self) -> Log:
+        return self
+
     def target(self, topic: str, key: bytes) -> Target:
         return Target(topic, 0, key)
-
-    def create(self, topic: str) -> None:
-        if topic not in self.logs:
-            self.logs[topic], self.ends[topic], self.ids[topic] = [], 0, f"id-{next(self.numbers)}"
-
-    def remove(self, topic: str) -> None:
-        self.logs.pop(topic, None)
-        self.ids.pop(topic, None)
-
-    async def produce(self, topic: str, value: bytes | None, *, key: bytes, partition: int) -> Delivery:
-        await self.step()
-        if topic not in self.logs:
-            raise NotFound(topic)
-        return Delivery(topic=topic, partition=0, offset=self.write(topic, key, value), timestamp_ms=0)
-
-    def write(self, topic: str, key: bytes, value: bytes | None) -> int:
-        offset = self.ends[topic]
-        self.ends[topic] += 1
-        self.logs[topic].append(RawMessage(topic, 0, offset, 1_000 + offset, key, value))
-        return offset
-
-    def compact(self, tombstones_too: bool) -> None:
-        for topic, records in self.logs.items():
-            self.logs[topic] = _compacted(records, self.ends[topic], tombstones_too)
 
     def exists(self, topic: str) -> bool:
         return topic in self.ids
 
     def read_topic(self, topic: str) -> tuple[str, TopicRecords]:
-        if topic not in self.ids:
-            raise NotFound(topic)
+        self.require(topic)
         return self.ids[topic], TopicRecords(list(decoded(CODEC, self.logs[topic])))
 
     @property
@@ -132,7 +84,10 @@ class Cluster:
         live = {one.key or b"": one.value for one in self.logs[topic]}
         return [key for key, value in live.items() if value is not None]
 
-    # -- as its threads and artifacts
+    async def produce(self, topic: str, value: bytes | None, *, key: bytes, partition: int) -> Delivery:
+        await self.step()
+        offset = self.put(topic, key, value)
+        return Delivery(topic=topic, partition=partition, offset=offset, timestamp_ms=0)
 
     async def run_for(self, tenant: str, work: Callable[..., Any], *args: Any, **options: Any) -> Any:
         await self.step()
@@ -161,15 +116,14 @@ class Offsets(NamedTuple):
     answer: int
 
 
-@dataclass
 class SharedCluster(Cluster):
     """The same with one topic of two partitions for all, and the real file that finds what is in it."""
 
     is_shared: ClassVar[bool] = True
     first: ClassVar[int] = 1
 
-    def __post_init__(self) -> None:
-        self.logs = {}
+    def __init__(self, kill_at: int | None = None) -> None:
+        super().__init__(kill_at)
         self.topic, self.partitions, self.topic_id_of_all = NAMES.conversation_log, 2, "shared"
         self.partition_logs: list[list[RawMessage]] = [[], []]
         self.partition_ends = [0, 0]
@@ -193,10 +147,10 @@ class SharedCluster(Cluster):
         return self.file
 
     def send(self, topic: str, value: bytes | None, *, key: bytes, partition: int, on_delivery: Any) -> None:
-        offset = self.put(partition, key, value)
+        offset = self.append(partition, key, value)
         on_delivery(Delivery(topic=topic, partition=partition, offset=offset, timestamp_ms=0))
 
-    def put(self, partition: int, key: bytes, value: bytes | None) -> int:
+    def append(self, partition: int, key: bytes, value: bytes | None) -> int:
         offset = self.partition_ends[partition]
         self.partition_ends[partition] += 1
         message = RawMessage(self.topic, partition, offset, 1_000 + offset, key, value)
@@ -206,7 +160,7 @@ class SharedCluster(Cluster):
 
     async def produce(self, topic: str, value: bytes | None, *, key: bytes, partition: int) -> Delivery:
         await self.step()
-        return Delivery(topic=topic, partition=partition, offset=self.put(partition, key, value), timestamp_ms=0)
+        return Delivery(topic=topic, partition=partition, offset=self.append(partition, key, value), timestamp_ms=0)
 
     # -- as its users see it
 
@@ -214,12 +168,16 @@ class SharedCluster(Cluster):
     def layout(self) -> SharedTopic:
         return SharedTopic(cast(Any, _Copy(self)), cast(Any, self), NAMES, CODEC)
 
+    @property
+    def log(self) -> Log:
+        return self.layout.log
+
     def create(self, topic: str) -> None:
         self.layout.create(topic)
 
-    def write(self, topic: str, key: bytes, value: bytes | None) -> int:
+    def put(self, topic: str, key: bytes, value: bytes | None) -> int:
         target = self.layout.target(topic, key)
-        return self.put(target.partition, target.key, value)
+        return self.append(target.partition, target.key, value)
 
     def exists(self, topic: str) -> bool:
         return self.layout.log.topic_id(topic) is not None
@@ -231,7 +189,10 @@ class SharedCluster(Cluster):
             raise NotFound(topic)
         return id_of(self.topic_id_of_all, head), TopicRecords(list(decoded(CODEC, records)), head)
 
-    def compact(self, tombstones_too: bool) -> None:
+    def remove(self, topic: str) -> None:
+        self.layout.remove(topic)
+
+    def compact(self, *, tombstones_too: bool) -> None:
         for partition, records in enumerate(self.partition_logs):
             self.partition_logs[partition] = _compacted(records, self.partition_ends[partition], tombstones_too)
         self.read_anew()
@@ -320,12 +281,28 @@ def say(cluster: Cluster, conversation_id: str, request_id: str, epoch: int = 0)
     topic = NAMES.conversation("acme", conversation_id)
     cluster.create(topic)
     made = [message(conversation_id, request_id, direction, epoch) for direction in ("in", "out")]
-    question, answer = (cluster.write(topic, conversation_message_key(one).encode(), CODEC.encode(one)) for one in made)
+    question, answer = (cluster.put(topic, conversation_message_key(one).encode(), CODEC.encode(one)) for one in made)
     return Offsets(question, answer)
 
 
 def said(pages: Conversations, conversation_id: str) -> list[str]:
     return [turn.message.content for turn in pages.turns("acme", conversation_id, 1_000)]
+
+
+def tree_messages(pages: Conversations, found: Sequence[Branch]) -> dict[str, list[tuple[int, str]]]:
+    """By branch, what it adds, as an export reads it."""
+    added: dict[str, list[tuple[int, str]]] = {one.conversation_id: [] for one in found}
+    at, begin = 0, found[0].begin
+    while at < len(found):
+        for page in pages.trees.pages(found, at, begin):
+            assert page.branch is found[at]
+            added[page.branch.conversation_id] += [(turn.offset, turn.message.content) for turn in page.turns]
+            if page.is_last:
+                at += 1
+                begin = found[at].begin if at < len(found) else 0
+            else:
+                begin = page.turns[-1].offset + 1 - page.branch.base
+    return added
 
 
 # -- any history
@@ -344,6 +321,8 @@ class World:
 
     def __post_init__(self) -> None:
         self.forking, self.pages = self.cluster.gateway()
+        self.thin = Conversations(self.cluster.log, NAMES, CODEC, most_records=4)
+        """It keeps next to nothing."""
         self.numbers = itertools.count()
 
     def pick(self, number: int) -> str:
@@ -381,7 +360,7 @@ class World:
         text = texts[number % len(texts)]
         request_id, direction = text.split()
         key = conversation_message_key(message("", request_id, direction)).encode()
-        self.cluster.write(NAMES.conversation("acme", self.owners[text]), key, None)
+        self.cluster.put(NAMES.conversation("acme", self.owners[text]), key, None)
         for name, kept in self.lists.items():
             self.lists[name] = None if kept is None else [one for one in kept if one[1] != text]
 
@@ -405,7 +384,7 @@ class World:
         self.lists[name] = self.lists[name] or []
 
     def check(self) -> None:
-        for pages in (self.pages, self.cluster.gateway()[1]):
+        for pages in (self.pages, self.thin, self.cluster.gateway()[1]):
             deleted = pages.deleted("acme", list(self.lists))
             for name, kept in self.lists.items():
                 if not kept:  # what is empty may have been erased behind a deletion: then there is none
@@ -441,6 +420,33 @@ class World:
         children = {one for one, _ in pages.forks("acme", name, 100)}
         alive = {one for one in self.children.get(name, ()) if self.lists[one]}
         assert alive <= children <= self.children.get(name, set())
+        self.look_at_tree(pages, name)
+
+    def look_at_tree(self, pages: Conversations, name: str) -> None:
+        """Every branch goes on from what it inherits with what it adds, and none is missing or there twice."""
+        found = pages.tree("acme", name)
+        added = tree_messages(pages, found)
+        whole: dict[str, list[tuple[int, str]]] = {}
+        for one in found:
+            assert one.conversation_id not in whole
+            inherited = [] if one.forked_from is None else whole[one.forked_from.conversation_id][: one.inherited]
+            assert len(added[one.conversation_id]) == one.messages
+            whole[one.conversation_id] = inherited + added[one.conversation_id]
+            if not one.is_deleted:
+                assert whole[one.conversation_id] == (self.lists[one.conversation_id] or [])
+            else:  # only what others inherit
+                heirs = [
+                    other.inherited
+                    for other in found
+                    if other.forked_from is not None and other.forked_from.conversation_id == one.conversation_id
+                ]
+                assert len(whole[one.conversation_id]) == max(heirs)
+        assert name in whole
+        living = [one.conversation_id for one in found if not one.is_deleted]
+        forks = {child for one in living for child in self.children.get(one, ()) if self.lists[child]}
+        assert forks <= set(living)
+        others = {pages.tree("acme", one)[0].conversation_id for one in living if self.lists[one]}
+        assert others == {found[0].conversation_id}, "the same tree, whichever of it is named"
 
     def read_topic(self, name: str, topic_id: str | None) -> TopicRecords | None:
         found_id, found = self.cluster.read_topic(NAMES.conversation("acme", name))
@@ -480,6 +486,51 @@ def test_pages_of_forks_are_those_of_copies(new: type[Cluster], steps: list[tupl
         world.delete(number)
         world.check()
     assert world.cluster.is_empty
+
+
+def test_a_deleted_conversation_is_in_a_tree_as_long_as_one_that_lives_goes_on_from_it() -> None:
+    """Also when a gateway was killed in the deletion of the last, and the topics are still there."""
+    cluster = Cluster()
+    parent(cluster)
+    forking, pages = cluster.gateway()
+    run(forking.fork("acme", "c", 1, "f"))
+    run(forking.fork("acme", "c", 3, "g"))
+    run(forking.fork("acme", "f", 1, "h"))  # through what f inherits: a fork of c
+    run(forking.delete("acme", "c"))
+    for one in ("g", "h"):
+        ended = forks.deleted_record("acme", one, "d", 2, 0)
+        cluster.put(NAMES.conversation("acme", one), ended.key.encode(), CODEC.encode(ended.message))
+    found = pages.tree("acme", "f")
+    assert [(one.conversation_id, one.is_deleted, one.messages) for one in found] == [("c", True, 2), ("f", False, 0)]
+    with pytest.raises(NotFound):
+        pages.tree("acme", "c")
+
+
+def test_a_tree_is_read_by_its_levels_not_by_its_branches() -> None:
+    cluster = Cluster()
+    say(cluster, "c", "r")
+    forking, _ = cluster.gateway()
+    for number in range(30):
+        run(forking.fork("acme", "c", 1, f"f{number}"))
+        say(cluster, f"f{number}", f"r{number}")
+        run(forking.fork("acme", f"f{number}", 3, f"g{number}"))
+    _, pages = cluster.gateway()
+    calls = 0
+    for name in ("places", "read_many", "topic_id", "end"):
+        plain = getattr(cluster, name)
+
+        def counted(*args: Any, plain: Any = plain) -> Any:
+            nonlocal calls
+            calls += 1
+            return plain(*args)
+
+        setattr(cluster, name, counted)
+    found = pages.tree("acme", "g7")
+    assert [(one.depth, one.messages) for one in found] == [(0, 2)] + [(1, 2), (2, 0)] * 30
+    assert calls <= 2 * 3 + 2 * 3, "two for each level, and two for each that g7 goes on from"
+    calls = 0
+    assert len(tree_messages(pages, found)) == 61
+    assert calls <= 2
 
 
 # -- killed anywhere
@@ -657,7 +708,7 @@ def test_what_cannot_be_forked(new: type[Cluster]) -> None:
     parent(cluster)
     say(cluster, "taken", "r3")
     forking, pages = cluster.gateway()
-    cluster.write(NAMES.conversation("acme", "c"), b"r2/in/0/0", None)
+    cluster.put(NAMES.conversation("acme", "c"), b"r2/in/0/0", None)
     for name, through, param in (
         ("nowhere", 0, "conversation_id"),
         ("c", 9, "through"),

@@ -16,29 +16,23 @@ import httpx
 import typer
 
 from penstock.cli.commands.common import ARTIFACTS, AsJson, Gateway, print_json
-from penstock.cli.commands.following import wait_for
-from penstock.cli.commands.submitting import MOST_ATTEMPTS, SILENCE_S, Timeout, require_completed, submit_once
-from penstock.cli.exported import (
-    Line,
-    Section,
-    idempotency_key,
-    messages_of,
-    pages,
-    parsed,
-    request_of,
-    says_the_same,
-    sections,
-)
+from penstock.cli.commands.conversation_appending import Appending
+from penstock.cli.commands.conversation_trees import CONVERSATIONS, TreeImport
+from penstock.cli.commands.submitting import SILENCE_S, Timeout
+from penstock.cli.exported import Line, Section, parsed, says_the_same, sections
+from penstock.cli.exported_trees import Tree, trees
 from penstock.cli.failures import CliFailure, ExitCode
 
 EVERY = 1_000_000
-CONVERSATIONS = "/v1/conversations"
 
 
 def export(
     gateway: Gateway,
     conversations: Annotated[list[str] | None, typer.Argument(help="Ids of conversations.")] = None,
     pattern: Annotated[str | None, typer.Option(help="All whose ids match this glob, as 'trip-*'.")] = None,
+    tree: Annotated[
+        str | None, typer.Option(help="The whole tree in which this conversation stands: all forks, from the root on.")
+    ] = None,
     images: Annotated[
         bool, typer.Option("--images", help="With the bytes of images, for another installation.")
     ] = False,
@@ -50,14 +44,19 @@ def export(
       penstock conversations export trip > trip.jsonl
 
       penstock conversations export --pattern 'trip-*' --images > trips.jsonl
+
+      penstock conversations export --tree trip > trip-with-forks.jsonl
     """
-    if bool(conversations) == (pattern is not None):
-        raise CliFailure("name conversations, or many by --pattern", exit_code=ExitCode.USAGE)
-    ids = conversations or [
-        one["id"] for one in gateway.pages(CONVERSATIONS, EVERY) if fnmatchcase(one["id"], pattern or "")
-    ]
+    if bool(conversations) + (pattern is not None) + (tree is not None) != 1:
+        raise CliFailure("name conversations, or many by --pattern, or one for --tree", exit_code=ExitCode.USAGE)
+    ids = (
+        [tree]
+        if tree is not None
+        else conversations
+        or [one["id"] for one in gateway.pages(CONVERSATIONS, EVERY) if fnmatchcase(one["id"], pattern or "")]
+    )
     for conversation in ids:
-        with exported(gateway, conversation) as lines:
+        with exported(gateway, conversation, tree=tree is not None) as lines:
             for number, text in enumerate(lines, 1):
                 line = parsed(text, number)
                 if images and line.get("images"):
@@ -66,10 +65,11 @@ def export(
 
 
 @contextmanager
-def exported(gateway: Gateway, conversation: str) -> Generator[Iterator[str]]:
-    """The lines of a conversation, as the gateway sends them. Raises CliFailure."""
+def exported(gateway: Gateway, conversation: str, *, tree: bool = False) -> Generator[Iterator[str]]:
+    """The lines of a conversation, or of its tree, as the gateway sends them. Raises CliFailure."""
     timeout = httpx.Timeout(30, read=SILENCE_S)
-    with gateway.stream("GET", f"{CONVERSATIONS}/{conversation}/export", timeout=timeout) as answer:
+    path = f"{CONVERSATIONS}/{conversation}/export{'?tree=true' if tree else ''}"
+    with gateway.stream("GET", path, timeout=timeout) as answer:
         yield answer.iter_lines()
 
 
@@ -88,27 +88,43 @@ def import_(
     new_id: Annotated[
         str | None, typer.Option("--id", help="Another id, where the file holds one conversation.")
     ] = None,
+    prefix: Annotated[str, typer.Option(help="Put before the id of each conversation.")] = "",
     timeout: Timeout = 900,
     as_json: AsJson = False,
 ) -> None:
-    """Append the messages of exported conversations, to conversations of the same ids unless --id names another.
+    """Append the messages of exported conversations, to conversations of the same ids unless --id or --prefix says
+    otherwise. Of trees the same forks are made at the same places.
 
     A repeat goes on where an import was cut off, and adds nothing to one that is complete. Summaries are left out.
     Example: penstock conversations import trip.jsonl --id trip-copy
     """
-    with file.open(encoding="utf-8") as lines:
+    with file.open("rb") as lines:
         found = sections(lines)
-    if new_id is not None and len(found) > 1:
-        raise CliFailure(f"{file} holds {len(found)} conversations: --id is for one", exit_code=ExitCode.USAGE)
+    if new_id is not None and (prefix or len(found) > 1):
+        said = "--id is in place of --prefix" if prefix else f"{file} holds {len(found)} conversations: --id is for one"
+        raise CliFailure(said, exit_code=ExitCode.USAGE)
+    parts = trees(found)
     for section in found:  # of all, before anything is appended
         _require_images(gateway, section)
-    for section in found:
-        result = Import(gateway, file, section, new_id or section.id, timeout).run()
-        if as_json:
-            print_json(result)
-            continue
-        left = f"; {section.summaries} summaries left out" if section.summaries else ""
-        typer.echo(f"{result['id']}: {result['messages']} messages, {result['appended']} appended{left}")
+    for tree in parts:
+        for result in _imported(gateway, file, tree, new_id, prefix, timeout):
+            if as_json:
+                print_json(result)
+                continue
+            summaries = result["summaries_left_out"]
+            left = f"; {summaries} summaries left out" if summaries else ""
+            typer.echo(f"{result['id']}: {result['messages']} messages, {result['appended']} appended{left}")
+
+
+def _imported(
+    gateway: Gateway, file: Path, tree: Tree, new_id: str | None, prefix: str, timeout_s: float
+) -> Iterator[Mapping[str, Any]]:
+    if len(tree.sections) > 1:
+        yield from TreeImport(gateway, file, tree, prefix, timeout_s).run()
+    else:
+        section = tree.sections[0]
+        target = prefix + section.id if new_id is None else new_id
+        yield Import(gateway, Appending(gateway, file, timeout_s), section, target).run()
 
 
 def _require_images(gateway: Gateway, section: Section) -> None:
@@ -128,13 +144,12 @@ def _require_images(gateway: Gateway, section: Section) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One conversation of a file, brought to a gateway. `timeout_s`: for each request that appends some."""
+    """One conversation of a file, brought to a gateway."""
 
     gateway: Gateway
-    file: Path
+    appending: Appending
     section: Section
     target: str
-    timeout_s: float
 
     def run(self) -> Mapping[str, Any]:
         """Append what is not there yet. Raises CliFailure, which says how far it came."""
@@ -142,11 +157,8 @@ class Import:
         log_id, there = self._look()
         done = there
         try:
-            for first, page in self._pages():
-                if first + len(page) <= done:
-                    continue
-                self._append(log_id, first, page)
-                done = first + len(page)
+            for done in self.appending.append(self.section, self.target, log_id, there):  # noqa: B007
+                pass
             _, now = self._look()
             if now < self.section.messages:
                 raise CliFailure(f"only {now} messages are there")
@@ -171,7 +183,7 @@ class Import:
             there = (
                 line for number, text in enumerate(lines, 2) if (line := parsed(text, number))["type"] == "message"
             )
-            ours = opened.enter_context(self._messages())
+            ours = opened.enter_context(self.appending.messages(self.section))
             for count, (own, other) in enumerate(zip_longest(ours, there)):
                 if own is None or other is None:
                     return head["log_id"], count
@@ -180,25 +192,3 @@ class Import:
                         f"message {count + 1} of {self.target} is another than the file's: name a new --id"
                     )
         return head["log_id"], self.section.messages
-
-    @contextmanager
-    def _messages(self) -> Generator[Iterator[Line]]:
-        with self.file.open(encoding="utf-8") as lines:
-            yield messages_of(lines, self.section)
-
-    def _pages(self) -> Iterator[tuple[int, list[Line]]]:
-        with self._messages() as messages:
-            yield from pages(messages)
-
-    def _append(self, log_id: str, first: int, page: list[Line]) -> None:
-        """Have these messages appended, once. A request of an earlier import that failed or was erased is sent anew."""
-        body = request_of(page, self.target)
-        for attempt in range(MOST_ATTEMPTS):
-            sent = submit_once(self.gateway, body, idempotency_key(log_id, first, body, attempt))
-            if sent is None:
-                continue
-            found = wait_for(self.gateway, sent.request_id, self.timeout_s, lambda line: typer.echo(line, err=True))
-            if found["status"] == "completed" or not sent.is_repeat:
-                require_completed(sent.request_id, found)
-                return
-        raise CliFailure(f"{MOST_ATTEMPTS} imports failed at message {first + 1}")

@@ -122,13 +122,18 @@ def forks(
     gateway: Gateway,
     conversation: Conversation,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    tree: Annotated[
+        bool, typer.Option("--tree", help="All conversations of its tree, from the root on, whatever their number.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """The conversations that go on from messages of another. Example: penstock conversations forks trip --json"""
-    found = list(gateway.pages(f"/v1/conversations/{conversation}/forks", limit))
+    """The conversations that go on from messages of another. Example: penstock conversations forks trip --tree"""
+    path = f"/v1/conversations/{conversation}"
+    found = gateway.call("GET", f"{path}/tree")["data"] if tree else list(gateway.pages(f"{path}/forks", limit))
 
     def row(item: dict[str, Any]) -> list[str]:
-        return [item["id"], str(item["forked_from"]["through"])]
+        name = "  " * item.get("depth", 0) + item["id"] + (" (deleted)" if item.get("deleted") else "")
+        return [name, str(item.get("forked_from", {}).get("through", ""))]
 
     print_list(found, as_json=as_json, columns=["conversation", "through"], row=row, empty="no forks")
 

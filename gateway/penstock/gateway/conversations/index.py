@@ -4,14 +4,40 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from penstock.common.conversations import ConversationRecord
 from penstock.common.forks import TopicForks
 from penstock.common.shards.addresses import first_offset, is_shared
+from penstock.schemas.records import ConversationMessage
 
 Place = tuple[int, str | None, str, int]
 """(deletions before it, request_id, direction, number) of a message or summary. Of several records of one place the
 lowest offset counts."""
+
+
+MESSAGES = frozenset({"in", "out", "summary"})
+"""Directions of messages and summaries; other records are about forks and deletions."""
+
+
+class Said(NamedTuple):
+    """Which message a record holds, without what it says."""
+
+    request_id: str | None
+    direction: str
+    number: int
+
+
+class HeadRecord(NamedTuple):
+    """A record of which only the head was read, unless it is about forks or a deletion. See `ConversationRecord`."""
+
+    offset: int
+    timestamp_ms: int
+    key: str
+    message: Said | ConversationMessage | None
+
+
+Records = Iterable[ConversationRecord] | Iterable[HeadRecord]
 
 
 class ConversationIndex:
@@ -22,14 +48,16 @@ class ConversationIndex:
     Compaction can remove indexed records. If a read by offset does not find all of them, discard the index.
     """
 
-    def __init__(self, topic_id: str | None = None) -> None:
-        """`topic_id`: the conversation's, or that of its topic."""
-        self.end = first_offset(topic_id)
+    def __init__(self, end: int | None = None, *, topic_id: str | None = None) -> None:
+        """`end`: it is built from there on alone, of a window of the log. `topic_id`: the conversation's, or that of
+        its topic."""
+        first = first_offset(topic_id)
+        self.end = first if end is None else end
         """Everything below this offset is indexed; the next read begins here."""
         self.created_ms: int | None = None
         """The time of the first record."""
-        self.forks = TopicForks(self.end)
-        self._head = self.end if is_shared(topic_id) else None
+        self.forks = TopicForks(first)
+        self._head = first if is_shared(topic_id) else None
         """In the shared topic the first record makes the conversation, and goes last."""
         self._offsets: list[int] = []
         self._live: dict[str, tuple[int, Place | None]] = {}
@@ -41,18 +69,42 @@ class ConversationIndex:
         """Offsets of the summaries that stand, one for each request that made one."""
         self._erased: dict[str, int] = {}
         """By key: the offset of its newest tombstone."""
+        self.is_thin = False
+        """It holds tombstones alone, and what is said of forks."""
 
     def __len__(self) -> int:
         """The number of its records."""
-        return len(self._offsets)
+        return len(self._erased) + len(self.forks.forks) if self.is_thin else len(self._offsets)
 
-    def extend(self, records: Iterable[ConversationRecord], end: int) -> None:
+    def thin(self) -> ConversationIndex:
+        """One that holds little of a long conversation: its `window` says which records of a part count. There must be
+        no deletion."""
+        made = ConversationIndex(self.end)
+        made.is_thin, made.created_ms, made.forks, made._erased = True, self.created_ms, self.forks, self._erased
+        return made
+
+    def window(self, records: Records, begin: int, end: int) -> ConversationIndex:
+        """An index of the records from `begin` to before `end`. What stood before `begin` is as if it was not there;
+        later tombstones count, as far as this one has them."""
+        made = ConversationIndex(begin)
+        made.extend(records, end)
+        for key, (offset, _) in list(made._live.items()):
+            if (erased := self._erased.get(key, -1)) > offset:
+                made._erase(key, erased)
+        return made
+
+    def extend(self, records: Records, end: int) -> None:
         """Add the records from `self.end` to `end` (exclusive)."""
         for record in records:
-            self._offsets.append(record.offset)
             if self.created_ms is None:
                 self.created_ms = record.timestamp_ms
-            self.forks.apply(record.offset, record.key, record.message)
+            if not isinstance(record.message, Said):
+                self.forks.apply(record.offset, record.key, record.message)
+            if self.is_thin:
+                if record.message is None:
+                    self._erased[record.key] = record.offset
+                continue
+            self._offsets.append(record.offset)
             if record.message is None:
                 self._erase(record.key, record.offset)
             elif record.key not in self._live:
@@ -156,11 +208,12 @@ class ConversationIndex:
         return self._summaries if place[2] == "summary" else self._turns
 
 
-def _place_of(record: ConversationRecord, deletions: int) -> Place | None:
+def _place_of(record: ConversationRecord | HeadRecord, deletions: int) -> Place | None:
     message = record.message
-    if message is None or message.direction not in ("in", "out", "summary"):
+    if message is None or message.direction not in MESSAGES:
         return None
-    return deletions, message.request_id, message.direction, message.index
+    number = message.number if isinstance(message, Said) else message.index
+    return deletions, message.request_id, message.direction, number
 
 
 def ranges(offsets: Sequence[int], gap: int) -> list[tuple[int, int]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from penstock.gateway.conversations.pages import Log
+from penstock.gateway.conversations.indexes import Log
 
 
 class Target(NamedTuple):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from confluent_kafka import Consumer
 
 from penstock.common import admin
 from penstock.common.kafka_errors import translated
-from penstock.common.reader import RawMessage, make_consumer, read_with
+from penstock.common.reader import RawMessage, make_consumer, read_batches, read_with
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.conversations.tails import Place
 from penstock.schemas.errors import BrokerUnavailable, NotFound, PenstockError
@@ -43,8 +43,8 @@ class KafkaLog:
     def end(self, topic: str) -> int:
         return admin.end_offsets(self._settings, [(topic, 0)])[topic, 0]
 
-    def newest_ms(self, topic: str) -> int | None:
-        return admin.newest_times(self._settings, [topic]).get(topic)
+    def newest_times(self, topics: Sequence[str]) -> dict[str, int]:
+        return admin.newest_times(self._settings, topics)
 
     def places(self, topics: Sequence[str]) -> dict[str, Place]:
         ids = admin.topic_ids(self._settings, topics)
@@ -57,6 +57,30 @@ class KafkaLog:
     def read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
         """Raises BrokerUnavailable at `give_up` (monotonic), NotFound."""
         return self._read({(topic, 0): (begin, end)}, give_up, most)
+
+    def read_many(self, spans: Mapping[str, tuple[int, int]], give_up: float) -> list[RawMessage]:
+        """Raises BrokerUnavailable at `give_up` (monotonic), NotFound."""
+        return self._read({(topic, 0): span for topic, span in spans.items()}, give_up, None)
+
+    def batches(self, topic: str, begin: int, end: int, give_up: float, most: int) -> Iterator[Sequence[RawMessage]]:
+        """One reading, which a failure interrupts: it goes on with another consumer. Raises BrokerUnavailable at
+        `give_up` (monotonic), NotFound."""
+        while begin < end:
+            consumer, uses = self._take()
+            patience = give_up if not uses else min(give_up, time.monotonic() + PATIENCE_S)
+            try:
+                with translated(f"read {topic}", topic):
+                    _know(consumer, topic, patience)
+                for batch in read_batches(consumer, (topic, 0), begin, end, give_up, most, first_by=patience):
+                    begin = batch[-1].offset + 1 if len(batch) == most else end
+                    yield batch
+                consumer.unassign()
+            except BaseException as error:
+                consumer.close()
+                if uses and isinstance(error, PenstockError) and time.monotonic() < give_up:
+                    continue  # its connection or metadata may be stale: try another one
+                raise
+            self._give_back(consumer, uses + 1)
 
     def last_records(self, topics: Sequence[str], give_up: float) -> dict[str, RawMessage | None]:
         """Raises BrokerUnavailable at `give_up` (monotonic)."""
@@ -111,9 +135,12 @@ def _read(
 ) -> list[RawMessage]:
     first = next(iter(ranges))[0]
     with translated(f"read {first}", first):
-        # Without this, a used consumer looks up the leader of a topic that is new to it only after a second.
-        left_s = max(0.1, give_up - time.monotonic())
-        consumer.list_topics(first if len(ranges) == 1 else None, timeout=left_s)
+        _know(consumer, first if len(ranges) == 1 else None, give_up)
         found = read_with(consumer, ranges, give_up, most)
         consumer.unassign()
     return found
+
+
+def _know(consumer: Consumer, topic: str | None, give_up: float) -> None:
+    """Without this, a used consumer looks up the leader of a topic that is new to it only after a second."""
+    consumer.list_topics(topic, timeout=max(0.1, give_up - time.monotonic()))

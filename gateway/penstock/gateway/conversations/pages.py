@@ -3,55 +3,32 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, replace
 
-from penstock.common.conversations import ConversationRecord, Turn, decoded
+from penstock.common.conversations import ConversationRecord, Turn
 from penstock.common.forks import fork_id_of
-from penstock.common.reader import RawMessage
-from penstock.gateway.conversations import tails
-from penstock.gateway.conversations.index import ConversationIndex, ranges
+from penstock.common.shards.addresses import is_shared
+from penstock.gateway.conversations.index import ConversationIndex
+from penstock.gateway.conversations.indexes import MOST_RECORDS, TRIES, Indexed, Indexes, Log
 from penstock.gateway.conversations.lineage import About, Holder, Lineage
 from penstock.gateway.conversations.tails import Place, Tail
+from penstock.gateway.conversations.trees import Branch, Trees
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BrokerUnavailable, NotFound
 from penstock.schemas.ids import check_conversation_id, check_tenant
 from penstock.schemas.topics import TopicNames
 
-MOST_RECORDS = 100_000
-"""Limit for all indexes together, about 500 bytes per record. A conversation above half of it is not kept."""
-INDEX_WEIGHT = 10
-"""What an empty index counts for, in records."""
-READ_AT_ONCE = 2_000
-GAP = 100
-"""Offsets of a page that are at most this far apart are read in one go."""
 DEADLINE_S = 10.0
-TRIES = 3
-
-
-class Log(tails.Log, Protocol):
-    """Topics of one partition. All methods block, and raise BrokerUnavailable."""
-
-    def topic_id(self, topic: str) -> str | None:
-        """Kafka's id of the topic, another one after it was made anew; None when it does not exist."""
-        ...
-
-    def end(self, topic: str) -> int:
-        """The offset of its next record. Raises NotFound."""
-        ...
-
-    def newest_ms(self, topic: str) -> int | None:
-        """When its newest record was written, in ms since the epoch. Raises NotFound."""
-        ...
-
-    def last_records(self, topics: Sequence[str], give_up: float) -> dict[str, RawMessage | None]:
-        """By topic that holds records: the last one; None where compaction removed it. Unknown ones are left out."""
-        ...
+WINDOW = 1_000
+"""So many records are indexed at a time where the index of a conversation is thin."""
+REPEATS_WITHIN = 1_000
+"""Of several records of one message the first counts, and the others stand at most so many records behind it: turns
+are retried in place. See `tails`."""
+MOST_UNINDEXED = 3_000
+"""A conversation with more new records is not indexed for its newest page."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,35 +43,22 @@ class Outline:
     summaries: int
 
 
-@dataclass(eq=False, slots=True)
-class _Indexed:
-    """A conversation's index. Hold the lock to extend or query it."""
-
-    topic_id: str
-    index: ConversationIndex = field(init=False)
-    weight: int = 0
-    """Its part of `Conversations._weight`."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
-        self.index = ConversationIndex(self.topic_id)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Part:
     """What one topic contributes to a conversation: its own, or one that it goes on from. Offsets are Kafka's."""
 
     conversation_id: str
     topic: str
-    indexed: _Indexed
+    indexed: Indexed
     base: int
     """The offset in the conversation of the topic's first record."""
     begin: int
     end: int | None
     """Exclusive; None: up to the end of the topic."""
+
+
+Choose = Callable[[_Part, int], list[int]]
+"""Kafka's offsets of what a page has of a part, so many at most."""
 
 
 class Conversations:
@@ -112,35 +76,24 @@ class Conversations:
         self._log = log
         self._names = names
         self._codec = codec
-        self._most_records = most_records
-        self._indexes: OrderedDict[str, _Indexed] = OrderedDict()
-        self._weight = 0
-        self._guard = threading.Lock()
-        self.records_read = 0
-        """Records that were read from topics since the start."""
-
-    def __len__(self) -> int:
-        """The weight of the kept indexes, in records."""
-        return self._weight
+        self.indexes = Indexes(log, codec, most_records)
+        self.trees = Trees(log, self.indexes, names)
 
     def about(self, tenant: str, conversation_id: str) -> About:
         """Of one that is no fork it reads the first record and the last."""
         topic, give_up = self._topic(tenant, conversation_id), time.monotonic() + DEADLINE_S
         with self._indexed(topic, conversation_id) as indexed:
             if indexed.index.created_ms is None:
-                self._extend(topic, conversation_id, indexed, give_up, first_only=True)
+                self.indexes.extend(topic, indexed, give_up, first_only=True)
             index = indexed.index
             told_by_all = index.forks.fork_key is not None or index.is_deleted()  # it may be begun anew by now
-            if told_by_all or self._perhaps_deleted(topic, conversation_id, indexed, give_up):
-                self._extend(topic, conversation_id, indexed, give_up)
+            if told_by_all or self._perhaps_deleted(topic, indexed, give_up):
+                self.indexes.extend(topic, indexed, give_up)
             if indexed.index.is_deleted():
-                raise _unknown(conversation_id)
+                raise unknown(conversation_id)
             topic_id, index = indexed.topic_id, indexed.index
             created_ms, forked_from = index.created_ms, index.forks.goes_on_from()
-        try:
-            newest_ms = self._log.newest_ms(topic)
-        except NotFound as error:
-            raise _unknown(conversation_id) from error
+            newest_ms = self._log.newest_times([topic]).get(topic)
         return About(topic_id=topic_id, created_ms=created_ms, last_active_ms=newest_ms, forked_from=forked_from)
 
     def deleted(self, tenant: str, conversation_ids: Sequence[str]) -> set[str]:
@@ -150,7 +103,7 @@ class Conversations:
         found: set[str] = set()
         for topic in self._without_last_message(list(topics), give_up):
             with suppress(NotFound), self._indexed(topic, topics[topic]) as indexed:
-                self._extend(topic, topics[topic], indexed, give_up)
+                self.indexes.extend(topic, indexed, give_up)
                 if indexed.index.is_deleted():
                     found.add(topics[topic])
         return found
@@ -159,7 +112,7 @@ class Conversations:
         """Of a deleted one too, as long as its topic is there."""
         topic = self._topic(tenant, conversation_id)
         with self._indexed(topic, conversation_id) as indexed:
-            self._extend(topic, conversation_id, indexed, time.monotonic() + DEADLINE_S)
+            self.indexes.extend(topic, indexed, time.monotonic() + DEADLINE_S)
             index = indexed.index
             return Lineage(
                 topic_id=indexed.topic_id,
@@ -179,7 +132,7 @@ class Conversations:
         """The conversations that were forked from messages in its topic, by id, the last first with `newest_first`."""
         lineage = self.lineage(tenant, conversation_id)
         if lineage.is_deleted:
-            raise _unknown(conversation_id)
+            raise unknown(conversation_id)
         keys: dict[str, set[str]] = {}
         for key, fork in lineage.forks.items():
             if fork.through >= lineage.begin:
@@ -201,13 +154,19 @@ class Conversations:
         topic = self._topic(tenant, conversation_id)
         with suppress(NotFound), self._indexed(topic, conversation_id) as indexed:
             if indexed.index.created_ms is None:
-                self._extend(topic, conversation_id, indexed, time.monotonic() + DEADLINE_S, first_only=True)
+                self.indexes.extend(topic, indexed, time.monotonic() + DEADLINE_S, first_only=True)
             return indexed.index.forks.fork_key
         return None
 
+    def tree(self, tenant: str, conversation_id: str) -> list[Branch]:
+        """All conversations of the tree in which this one stands, in the order of their places. See `trees`."""
+        first = self._parts(tenant, conversation_id, time.monotonic() + DEADLINE_S)[-1]
+        at = None if first.end is None else first.base + first.end - 1
+        return self.trees.tree(tenant, first.conversation_id, at)
+
     def holder(self, tenant: str, conversation_id: str, offset: int) -> Holder:
         """Whose topic the message at this offset stands in. Raises NotFound when none that counts is there."""
-        parts = self._parts(tenant, conversation_id, time.monotonic() + DEADLINE_S)
+        parts = self._parts(tenant, conversation_id, time.monotonic() + DEADLINE_S, whole=True)
         for number, part in enumerate(parts):
             at = offset - part.base
             with part.indexed.lock:
@@ -230,13 +189,15 @@ class Conversations:
                 left, after=behind, newest_first=newest_first, begin=part.begin, end=part.end
             )
 
-        found = self._page(tenant, conversation_id, limit, choose, newest_first=newest_first)
+        if newest_first and (newest := self._newest(tenant, conversation_id, limit, after)) is not None:
+            return newest
+        found = self._page(tenant, conversation_id, limit, choose, at=after, newest_first=newest_first)
         turns = [Turn(offset=one.offset, message=one.message) for one, _ in found if one.message is not None]
         return turns[::-1] if newest_first else turns
 
     def outline(self, tenant: str, conversation_id: str) -> Outline:
         """What stands in it now."""
-        parts = self._parts(tenant, conversation_id, time.monotonic() + DEADLINE_S)
+        parts = self._parts(tenant, conversation_id, time.monotonic() + DEADLINE_S, whole=True)
         messages = summaries = 0
         for part in parts:
             with part.indexed.lock:
@@ -260,7 +221,7 @@ class Conversations:
         with self._indexed(topic, conversation_id) as indexed:
             base = indexed.index.forks.base
         if (found := self._log.places([topic]).get(topic)) is None:
-            raise _unknown(conversation_id)
+            raise unknown(conversation_id)
         return found.counted_from(base)
 
     def tail(self, tenant: str, conversation_id: str, place: Place) -> Tail:
@@ -284,7 +245,7 @@ class Conversations:
             last = end - part.base if part.end is None else min(part.end, end - part.base)
             return part.indexed.index.told(left, max(part.begin, begin - part.base), last)
 
-        found = self._page(tenant, conversation_id, limit, choose)
+        found = self._page(tenant, conversation_id, limit, choose, at=begin)
         return [Turn(offset=one.offset, message=one.message) for one, _ in found if one.message is not None]
 
     def records(
@@ -296,7 +257,7 @@ class Conversations:
             begin = max(part.begin, from_offset - part.base)
             return part.indexed.index.records(left, begin=begin, end=part.end)
 
-        found = self._page(tenant, conversation_id, limit, choose)
+        found = self._page(tenant, conversation_id, limit, choose, at=from_offset)
         return [replace(one, message=None) if erased else one for one, erased in found]
 
     def _page(
@@ -304,11 +265,15 @@ class Conversations:
         tenant: str,
         conversation_id: str,
         limit: int,
-        choose: Callable[[_Part, int], list[int]],
+        choose: Choose,
         *,
+        at: int | None,
         newest_first: bool = False,
     ) -> list[tuple[ConversationRecord, bool]]:
-        """The records that `choose` finds in each part, `limit` in all, ascending; and whether each is erased."""
+        """The records that `choose` finds in each part, `limit` in all, ascending; and whether each is erased.
+
+        They stand at or behind the offset `at`, with `newest_first` before it.
+        """
         give_up = time.monotonic() + DEADLINE_S
         for _ in range(TRIES):
             parts = self._parts(tenant, conversation_id, give_up)
@@ -317,7 +282,10 @@ class Conversations:
             for part in parts if newest_first else reversed(parts):
                 if left:
                     with part.indexed.lock:
-                        offsets = sorted(choose(part, left))
+                        is_thin = part.indexed.index.is_thin
+                        offsets = [] if is_thin else sorted(choose(part, left))
+                    if is_thin:
+                        offsets = self._choose_by_windows(part, choose, left, at, newest_first, give_up)
                     wanted.append((part, offsets))
                     left -= len(offsets)
             found = [self._read_part(part, offsets, give_up) for part, offsets in wanted]
@@ -326,20 +294,71 @@ class Conversations:
                 return sorted(every, key=lambda one: one[0].offset)
         raise BrokerUnavailable("the conversation changes while it is read; try again", retry_after_s=1)
 
+    def _choose_by_windows(
+        self, part: _Part, choose: Choose, left: int, at: int | None, newest_first: bool, give_up: float
+    ) -> list[int]:
+        """As `choose` of a part whose index is thin: windows of the log are indexed from the place on, one by one."""
+        with part.indexed.lock:
+            known_end = part.indexed.index.end
+        begin, end = part.begin, known_end if part.end is None else part.end
+        if at is not None:
+            begin, end = (begin, min(end, at - part.base)) if newest_first else (max(begin, at - part.base), end)
+        found: list[int] = []
+        while begin < end and len(found) < left:
+            first, last = (max(begin, end - WINDOW), end) if newest_first else (begin, min(end, begin + WINDOW))
+            index = self.indexes.window(part.topic, part.indexed, max(0, first - REPEATS_WITHIN), last, give_up)
+            indexed = Indexed(part.indexed.topic_id)
+            indexed.index = index
+            window = replace(part, indexed=indexed, begin=first, end=last)
+            found += choose(window, left - len(found))
+            begin, end = (begin, first) if newest_first else (last, end)
+        return sorted(found)
+
+    def _newest(self, tenant: str, conversation_id: str, limit: int, after: int | None) -> list[Turn] | None:
+        """A page of the newest messages, from the last records alone, of a long conversation that is not indexed.
+
+        None where those do not suffice, and at the next call: whoever pages on shall have the index.
+        """
+        topic, give_up = self._topic(tenant, conversation_id), time.monotonic() + DEADLINE_S
+        with self._indexed(topic, conversation_id) as indexed:
+            index, end = indexed.index, self._log.end(topic)
+            # Where others stand between, offsets do not tell how many records there are.
+            if is_shared(indexed.topic_id) or indexed.was_asked or index.is_thin or index.end > end - MOST_UNINDEXED:
+                return None
+            indexed.was_asked = True
+            self.indexes.extend(topic, indexed, give_up, first_only=True)
+            base = index.forks.base
+            last = end if after is None else min(end, after - base)
+            first = last - 2 * limit
+            if first - REPEATS_WITHIN < end - MOST_UNINDEXED:
+                return None
+            records = self.indexes.read_all(topic, first - REPEATS_WITHIN, end, give_up)
+        window = ConversationIndex(first - REPEATS_WITHIN)
+        window.extend(records, end)
+        begin = max(first, window.own_begin() if window.forks.deletions else 0)
+        offsets = frozenset(window.turns(limit, newest_first=True, begin=begin, end=last))
+        if len(offsets) < limit:
+            return None
+        return [
+            Turn(offset=base + one.offset, message=one.message)
+            for one in reversed(records)
+            if one.offset in offsets and one.message is not None
+        ]
+
     def _read_part(
         self, part: _Part, offsets: list[int], give_up: float
     ) -> list[tuple[ConversationRecord, bool]] | None:
         """The records, at the conversation's offsets. None, and the index is gone, if compaction removed some."""
-        found = self._read_all(part.topic, offsets, give_up)
+        found = self.indexes.read(part.topic, offsets, give_up)
         if [one.offset for one in found] != offsets:
-            self._forget(part.topic, part.indexed)
+            self.indexes.forget(part.topic, part.indexed)
             return None
         with part.indexed.lock:
             erased = [part.indexed.index.is_erased(one) for one in found]
         return [(replace(one, offset=part.base + one.offset), gone) for one, gone in zip(found, erased, strict=True)]
 
-    def _parts(self, tenant: str, conversation_id: str, give_up: float) -> list[_Part]:
-        """The topics that the conversation consists of, its own first, indexed to their ends.
+    def _parts(self, tenant: str, conversation_id: str, give_up: float, *, whole: bool = False) -> list[_Part]:
+        """The topics that the conversation consists of, its own first, indexed to their ends; `whole`: none thinly.
 
         A fork whose parent's topic was deleted by others inherits nothing.
         """
@@ -351,12 +370,14 @@ class Conversations:
                 with self._indexed(topic, name) as indexed:
                     if topic_id is not None and indexed.topic_id != topic_id:
                         return parts
-                    self._extend(topic, name, indexed, give_up)
+                    self.indexes.extend(topic, indexed, give_up)
                     if not parts and indexed.index.is_deleted():
-                        raise _unknown(name)
+                        raise unknown(name)
                     forks = indexed.index.forks
                     fork = forks.goes_on_from(limit)
                     begin, end = forks.begin(limit) - forks.base, None if limit is None else limit + 1 - forks.base
+                    if whole:
+                        indexed = self.indexes.whole(topic, indexed, give_up)
             except NotFound:
                 if parts:
                     return parts
@@ -368,9 +389,9 @@ class Conversations:
             limit = fork.through if limit is None else min(limit, fork.through)
             name, topic_id = fork.conversation_id, fork.topic_id
 
-    def _perhaps_deleted(self, topic: str, conversation_id: str, indexed: _Indexed, give_up: float) -> bool:
+    def _perhaps_deleted(self, topic: str, indexed: Indexed, give_up: float) -> bool:
         """Whether what is not indexed yet has to be read to know."""
-        if indexed.index.end == self._end(topic, conversation_id):
+        if indexed.index.end == self._log.end(topic):
             return False
         return bool(self._without_last_message([topic], give_up))
 
@@ -382,86 +403,19 @@ class Conversations:
             if last is None or last.value is None or (last.key or b"").startswith((b"deleted/", b"forked/"))
         ]
 
-    def _extend(
-        self, topic: str, conversation_id: str, indexed: _Indexed, give_up: float, *, first_only: bool = False
-    ) -> None:
-        """Index what was added since the last call; with `first_only` stop at the first record.
-
-        If a read fails, the next call resumes after the last successful one.
-        """
-        end = self._end(topic, conversation_id)
-        if end < indexed.index.end:  # the log was truncated: indexed offsets can hold other records now
-            indexed.begin_anew()
-        index, most = indexed.index, 1 if first_only else READ_AT_ONCE
-        while index.end < end and not (first_only and index.created_ms is not None):
-            raw = self._read(topic, index.end, end, give_up, most)
-            index.extend(decoded(self._codec, raw), raw[-1].offset + 1 if len(raw) == most else end)
-
-    def _end(self, topic: str, conversation_id: str) -> int:
-        try:
-            return self._log.end(topic)
-        except NotFound as error:
-            raise _unknown(conversation_id) from error
-
-    def _read_all(self, topic: str, offsets: Sequence[int], give_up: float) -> list[ConversationRecord]:
-        wanted = frozenset(offsets)
-        raw = itertools.chain.from_iterable(self._read(topic, *one, give_up) for one in ranges(offsets, GAP))
-        return list(decoded(self._codec, (one for one in raw if one.offset in wanted)))
-
-    def _read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
-        found = self._log.read(topic, begin, end, give_up, most)
-        with self._guard:
-            self.records_read += len(found)
-        return found
-
     def _topic(self, tenant: str, conversation_id: str) -> str:
         return self._names.conversation(check_tenant(tenant), check_conversation_id(conversation_id))
 
-    # -- which indexes are kept
-
     @contextmanager
-    def _indexed(self, topic: str, conversation_id: str) -> Generator[_Indexed]:
-        """The index of the current topic, locked. Its new size is counted at the end."""
-        topic_id = self._log.topic_id(topic)
-        with self._guard:
-            indexed = self._indexes.get(topic)
-            if indexed is None or indexed.topic_id != topic_id:
-                self._drop(topic)
-                if topic_id is None:
-                    raise _unknown(conversation_id)
-                indexed = self._indexes[topic] = _Indexed(topic_id)
-        with indexed.lock:
-            try:
-                yield indexed
-            finally:
-                self._count(topic, indexed)
-
-    def _count(self, topic: str, indexed: _Indexed) -> None:
-        """Count its size, mark it as most recently used, and drop indexes above the limit."""
-        with self._guard:
-            if self._indexes.get(topic) is not indexed:
-                return
-            self._weight -= indexed.weight
-            indexed.weight = len(indexed.index) + INDEX_WEIGHT
-            self._weight += indexed.weight
-            self._indexes.move_to_end(topic)
-            if indexed.weight > self._most_records / 2:
-                self._drop(topic)
-            while self._weight > self._most_records:
-                self._drop(next(iter(self._indexes)))
-
-    def _forget(self, topic: str, indexed: _Indexed) -> None:
-        with self._guard:
-            if self._indexes.get(topic) is indexed:
-                self._drop(topic)
-
-    def _drop(self, topic: str) -> None:
-        """Called with the guard."""
-        indexed = self._indexes.pop(topic, None)
-        if indexed is not None:
-            self._weight -= indexed.weight
-            indexed.weight = 0
+    def _indexed(self, topic: str, conversation_id: str) -> Generator[Indexed]:
+        """The index of the current topic, locked."""
+        try:
+            with self.indexes.indexed(topic) as found:
+                yield found
+        except NotFound as error:
+            raise unknown(conversation_id) from error
 
 
-def _unknown(conversation_id: str) -> NotFound:
+def unknown(conversation_id: str) -> NotFound:
+    """The error for a conversation that does not exist."""
     return NotFound(f"conversation {conversation_id} does not exist", param="conversation_id")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from penstock.common import forks
 from penstock.common.clock import now_ms
@@ -66,7 +66,7 @@ class SharedTopic:
         return {topic: place.topic_id for topic, place in self.log.places(topics).items()}
 
     def newest_times(self, topics: Sequence[str]) -> dict[str, int]:
-        return {topic: span.newest_ms for topic, span in self.log.spans(topics).items()}
+        return self.log.newest_times(topics)
 
     def close(self) -> None:
         self._copy.close()
@@ -92,8 +92,8 @@ class SharedLog:
     def end(self, topic: str) -> int:
         return self._span(topic).end
 
-    def newest_ms(self, topic: str) -> int | None:
-        return self._span(topic).newest_ms
+    def newest_times(self, topics: Sequence[str]) -> dict[str, int]:
+        return {topic: span.newest_ms for topic, span in self.spans(topics).items()}
 
     def places(self, topics: Sequence[str]) -> dict[str, Place]:
         topic_id = self._copy.topic_id
@@ -116,6 +116,15 @@ class SharedLog:
         address = self._address(topic)
         rows = self._copy.file.records(address.conversation, max(head, begin), end, most)
         return [_raw(topic, address, row) for row in rows]
+
+    def read_many(self, spans: Mapping[str, tuple[int, int]], give_up: float) -> list[RawMessage]:
+        return [one for topic, span in spans.items() for one in self.read(topic, *span, give_up)]
+
+    def batches(self, topic: str, begin: int, end: int, give_up: float, most: int) -> Iterator[Sequence[RawMessage]]:
+        while begin < end:
+            found = self.read(topic, begin, end, give_up, most)
+            begin = found[-1].offset + 1 if len(found) == most else end
+            yield found
 
     def last_records(self, topics: Sequence[str], give_up: float) -> dict[str, RawMessage | None]:
         addresses = {topic: self._address(topic) for topic in topics}

@@ -284,6 +284,9 @@ ROUTES: dict[RouteKey, Declared] = {
     ("GET", "/v1/conversations/{conversation_id}/forks"): Declared(
         READ, Documented(responses=_json(Page[conversation_answers.Conversation]), errors=OF_ONE)
     ),
+    ("GET", "/v1/conversations/{conversation_id}/tree"): Declared(
+        READ, Documented(responses=_json(Page[conversation_answers.ConversationBranch]), errors=OF_ONE)
+    ),
     ("GET", "/v1/conversations/{conversation_id}/replay"): Declared(
         READ, Documented(responses=_json(conversation_answers.Replay), errors=OF_ONE)
     ),

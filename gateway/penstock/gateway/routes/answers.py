@@ -179,6 +179,7 @@ class ContextHeld(Answer):
     summarized_turns: Annotated[int, Field(description="Earlier turns for which a summary stood there.")]
     dropped_turns: Annotated[int, Field(description="Earlier turns that were left out.")]
     summary_through: Annotated[int | None, Field(description="Offset of the last record that the summary stands for.")]
+    dropped_tokens: Annotated[int | None, Field(description="About how many tokens the dropped turns have.")] = None
 
 
 class Result(Answer):

@@ -69,6 +69,14 @@ class Conversation(Answer):
     forked_from: Annotated[ForkedFrom | None, Field(description="Of a fork.")] = None
 
 
+class ConversationBranch(Conversation):
+    """A conversation of a tree."""
+
+    depth: Annotated[int, Field(description="How many others it goes on from.")]
+    messages: Annotated[int, Field(description="How many it adds to what it inherits.")]
+    deleted: Annotated[bool, Field(description="It is there for those that go on from it.")]
+
+
 class ConversationDeleted(Answer):
     object: Literal["conversation.deleted"]
     id: str

@@ -10,13 +10,15 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from penstock.gateway.context import context_of, service_of
+from penstock.gateway.conversations.trees import Branch
 from penstock.gateway.limits.callers import caller_of
-from penstock.gateway.routes.conversations import conversation_about, read_conversation
+from penstock.gateway.routes.conversations import conversation_about, conversation_json, read_conversation
 from penstock.gateway.routes.item_ids import offset_of
 from penstock.gateway.routes.multipart import read_json
-from penstock.gateway.routes.paging import After, Limit, Order, first_page
+from penstock.gateway.routes.paging import After, Limit, Order, first_page, page
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
 from penstock.schemas.ids import check_conversation_id
+from penstock.schemas.records import ConversationFacts
 
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
 
@@ -76,3 +78,31 @@ async def list_forks(
         caller_of(request).tenant, {one: about.topic_id for one, about in found}
     )
     return first_page([conversation_about(one, about, facts.get(one)) for one, about in found], limit=limit)
+
+
+@router.get("/{conversation_id}/tree", summary="All conversations of the tree in which this one stands")
+async def tree(request: Request, conversation_id: str) -> dict[str, Any]:
+    """The conversation that is no fork, and all that go on from it, each before those that go on from it.
+
+    `depth` says how many others one goes on from, `messages` how many it adds to what it inherits. A deleted one is
+    there while others go on from it.
+    """
+    service, tenant = service_of(request), caller_of(request).tenant
+    found = await read_conversation(request, service.conversations.tree, conversation_id)
+    threads = service.threads.conversations
+    active = await threads.run_for(tenant, service.conversations.trees.newest_ms, found)
+    facts = await service.conversation_facts.of_many(
+        tenant, {one.conversation_id: one.topic_id for one in found if not one.is_deleted}
+    )
+    shown = [_branch_json(one, facts.get(one.conversation_id), active.get(one.conversation_id)) for one in found]
+    return page(shown, has_more=False)
+
+
+def _branch_json(branch: Branch, facts: ConversationFacts | None, last_active_ms: int | None) -> dict[str, Any]:
+    name = branch.conversation_id
+    return {
+        **conversation_json(name, branch.created_ms, facts, last_active_ms, branch.forked_from),
+        "depth": branch.depth,
+        "messages": branch.messages,
+        "deleted": branch.is_deleted,
+    }

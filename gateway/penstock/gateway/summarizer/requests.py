@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import aclosing
 
@@ -22,12 +23,14 @@ AGAIN_S = 1.0
 LATE_S = 60.0
 """So long after its time to live a request must have ended."""
 CLOSE_S = 5.0
+MOST_IDLE = 8
+"""Clients without a request that are kept; each holds connections and threads."""
 COMPLETED = "completed"
 GONE, LOST, REFUSED = "gone", "lost", "refused"
 
 
 class Requests:
-    """On one event loop; a client for each tenant that has a conversation to sum up."""
+    """On one event loop; a client for each tenant whose requests are under way, and for those of some ended last."""
 
     def __init__(
         self,
@@ -42,6 +45,8 @@ class Requests:
         self._codec = codec
         self._section = section
         self._clients: dict[str, AsyncClient] = {}
+        """By tenant, the one used last at the end."""
+        self._under_way: Counter[str] = Counter()
         self.waits_for: str | None = None
 
     async def run(self, submit: Submit) -> tuple[str, int]:
@@ -49,6 +54,16 @@ class Requests:
 
         How: its status, or `gone` without its conversation, `refused`, `lost` without an end.
         """
+        tenant = submit.key.tenant
+        self._under_way[tenant] += 1
+        try:
+            ended = await self._to_its_end(submit)
+        finally:
+            self._under_way[tenant] -= 1
+        await self._close_idle()
+        return ended
+
+    async def _to_its_end(self, submit: Submit) -> tuple[str, int]:
         give_up = time.monotonic() + self._section.ttl_s + LATE_S
         while time.monotonic() < give_up:
             try:
@@ -76,11 +91,14 @@ class Requests:
 
     async def close(self) -> None:
         """Leave; what is under way goes on without this process."""
-        for client in self._clients.values():
-            try:
-                await client.close(CLOSE_S)
-            except PenstockError as error:
-                logger.warning("summarizer.not_delivered error=%s", error)
+        clients, self._clients = self._clients, {}
+        await asyncio.gather(*map(_close, clients.values()))
+
+    async def _close_idle(self) -> None:
+        self._under_way += Counter()  # without those that have none
+        idle = [tenant for tenant in self._clients if tenant not in self._under_way]
+        gone = [self._clients.pop(tenant) for tenant in idle[:-MOST_IDLE]]
+        await asyncio.gather(*map(_close, gone))
 
     async def _once(self, submit: Submit, give_up: float) -> tuple[str, int]:
         if await asyncio.to_thread(self._end, submit.key, submit.topic_id) is None:
@@ -118,7 +136,13 @@ class Requests:
         return LOST, 0
 
     def _client(self, tenant: str) -> AsyncClient:
-        client = self._clients.get(tenant)
-        if client is None:
-            client = self._clients[tenant] = AsyncClient(self._kafka, tenant=tenant, codec=self._codec)
+        client = self._clients.pop(tenant, None) or AsyncClient(self._kafka, tenant=tenant, codec=self._codec)
+        self._clients[tenant] = client
         return client
+
+
+async def _close(client: AsyncClient) -> None:
+    try:
+        await client.close(CLOSE_S)
+    except PenstockError as error:
+        logger.warning("summarizer.not_delivered error=%s", error)

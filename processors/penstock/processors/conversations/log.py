@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.common.forks import TopicForks
 from penstock.common.shards.addresses import first_offset
 from penstock.processors.conversations.messages import as_chat
+from penstock.processors.past import chars_of
 from penstock.schemas.records import ArtifactRef, ConversationFork, ConversationMessage
 
 ENTRY_OVERHEAD_BYTES = 1500
@@ -77,6 +78,8 @@ class ConversationLog:
         self._counting: list[Entry] = []
         self._chat: list[dict[str, Any]] = []
         """Of those the forms in which engines read them."""
+        self._chars: list[int] = []
+        """Of those, each with all before it, the characters."""
         self._hashes: list[int] = []
         """Of those, each with all before it, a hash of their offsets."""
         self._has_pictures = False
@@ -154,6 +157,11 @@ class ConversationLog:
         """The messages that count in front of this request's own input, as engines read them; all when its input is not
         here yet. They are to be read only."""
         return self._chat[: self._in_front(request_id)]
+
+    @property
+    def chars(self) -> Sequence[int]:
+        """Of each message that counts, the characters of all up to it; it grows with the log."""
+        return self._chars
 
     def pictured(self, request_id: str) -> list[ConversationMessage]:
         """The same as records, if there are images in them; else nothing."""
@@ -296,6 +304,7 @@ class ConversationLog:
             self._hashes.append(hash((self._hash(len(self._hashes)), entry.offset)))
             self._counting.append(entry)
             self._chat.append(as_chat(message))
+            self._chars.append(chars_of(self._chat[-1]) + (self._chars[-1] if self._chars else 0))
             self._has_pictures = self._has_pictures or bool(message.artifacts)
 
     def _remove(self, key: bytes) -> None:
@@ -317,7 +326,7 @@ class ConversationLog:
     def _rebuild(self) -> None:
         self.changes += 1
         self._by_request, self._identities = {}, set()
-        self._counting, self._summaries, self._chat, self._hashes = [], [], [], []
+        self._counting, self._summaries, self._chat, self._chars, self._hashes = [], [], [], [], []
         self._has_pictures = False
         for entry in self.entries():
             self._add(entry)

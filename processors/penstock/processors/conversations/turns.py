@@ -580,9 +580,10 @@ class Turns:
 def _past(log: ConversationLog, request_id: str, messages: list[dict[str, Any]]) -> Past:
     told = log.summary_for(request_id)
     if told is None:
-        return Past(messages=messages)
+        return Past(messages=messages, chars=log.chars)
     turns = whole_turns(messages, log.covered_by(told, request_id))
-    return Past(messages=messages, summary=Summary(text=told.message.content, through=covers(told), turns=turns))
+    summary = Summary(text=told.message.content, through=covers(told), turns=turns)
+    return Past(messages=messages, summary=summary, chars=log.chars)
 
 
 def _is_open(log: ConversationLog, mark: HistoryMark, request_id: str) -> bool:

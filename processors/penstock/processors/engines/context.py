@@ -14,15 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.processors.past import NO_PAST, Message, Past, turn_begins
+from penstock.processors.past import NO_PAST, Message, Past, chars_of, turn_begins
 from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest
 from penstock.schemas.limits import RECENT_TURNS
 from penstock.schemas.records import ContextHeld, ContextLimits
 
 Count = Callable[[Sequence[Message]], int]
 
-MESSAGE_CHARS = 16
-"""What a message adds to its text in a template, in characters: foretelling needs no more than a guess."""
 FIRST_TOKENS_PER_CHAR = 0.35
 """Before anything is counted. English has 0.25; a guess that is too low costs more than one that is too high."""
 SUMMARY_IS = "Summary of the conversation so far:"
@@ -40,8 +38,9 @@ class Context:
 class _History:
     """A history seen from its end: the newest turns, found as far as they are asked for."""
 
-    def __init__(self, history: Sequence[Message]) -> None:
-        self._history = history
+    def __init__(self, past: Past) -> None:
+        history = past.messages
+        self._history, self._chars_through = history, past.chars
         self._begins = turn_begins(history)
         self._chars = [0]
         """By number of turns, newest first: their characters together."""
@@ -70,8 +69,17 @@ class _History:
             number = len(self._chars)
             end = None if number == 1 else self._begins[-number + 1]
             messages = self._history[self._begins[-number] : end]
-            self._chars.append(self._chars[-1] + sum(map(_chars_of, messages)))
+            self._chars.append(self._chars[-1] + sum(map(chars_of, messages)))
         return self._chars[turns]
+
+    def chars_between(self, first: int, last: int) -> int:
+        """Characters of the turns from number `first` to before `last`, counted from the oldest, 0."""
+        if first >= last:
+            return 0
+        begin, end = self._begins[first], self._begins[last] if last < self.turns else len(self._history)
+        if (through := self._chars_through) is None:
+            return sum(map(chars_of, self._history[begin:end]))
+        return through[end - 1] - (through[begin - 1] if begin else 0)
 
     def within(self, chars: float, low: int, high: int) -> int:
         """The most turns, low ≤ n ≤ high, whose characters stay within the limit; `low` if none does."""
@@ -81,22 +89,25 @@ class _History:
         return turns
 
 
-def _chars_of(message: Message) -> int:
-    content = message.get("content")
-    return MESSAGE_CHARS + (len(content) if isinstance(content, str) else 0)
-
-
 def recent_past(past: Past, *, chars: int) -> Past:
     """The newest system message and the newest turns within so many characters, with the summary of older ones.
 
     For a past that is handed on before anybody can count its tokens.
     """
-    told = _History(past.messages)
+    told = _History(past)
     kept = told.within(chars, 0, told.turns)
     if kept == told.turns:
         return past
-    omitted = past.omitted_turns + told.turns - kept
-    return replace(past, messages=[*told.system(), *told.newest(kept)], omitted_turns=omitted)
+    cut = told.turns - kept
+    summed = 0 if past.summary is None else min(cut, past.summary.turns - past.omitted_turns)
+    return replace(
+        past,
+        messages=[*told.system(), *told.newest(kept)],
+        omitted_turns=past.omitted_turns + cut,
+        omitted_chars=past.omitted_chars + told.chars_between(0, cut),
+        omitted_summed_chars=past.omitted_summed_chars + told.chars_between(0, summed),
+        chars=None,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +159,32 @@ def build_context(
     limits require a summary and there is none.
     """
     past, limits = past or NO_PAST, limits or ContextLimits()
-    history, summary = _History(past.messages), past.summary
-    room = _Room(window_tokens, max_output_tokens, limits)
+    history, room = _History(past), _Room(window_tokens, max_output_tokens, limits)
+    context = _chosen(past, history, new, room, count)
+    return replace(context, held=replace(context.held, dropped_tokens=_dropped_tokens(past, history, context)))
+
+
+def _dropped_tokens(past: Past, history: _History, context: Context) -> int:
+    """About how many tokens the turns have that were left out, as dense as the prompt. To count them would cost more
+    than the prompt."""
+    held, omitted = context.held, past.omitted_turns
+    if held.dropped_turns == 0:
+        return 0
+    end = held.summarized_turns + held.dropped_turns
+    chars = history.chars_between(max(held.summarized_turns, omitted) - omitted, end - omitted)
+    if held.summarized_turns < omitted:
+        chars += past.omitted_chars - (past.omitted_summed_chars if held.summarized_turns else 0)
+    return round(chars * context.prompt_tokens / max(1, sum(map(_prompt_chars, context.messages))))
+
+
+def _prompt_chars(message: Message) -> int:
+    """As `chars_of`, also of a system message."""
+    return chars_of({**message, "role": "user"}) if message["role"] == "system" else chars_of(message)
+
+
+def _chosen(past: Past, history: _History, new: Sequence[Message], room: _Room, count: Count) -> Context:
+    """The context, without the tokens of what was dropped. Raises as `build_context`."""
+    summary, limits = past.summary, room.limits
     if limits.summary and summary is None:
         raise InvalidRequest("context.summary is required, and the conversation has none", param="context.summary")
     system, fresh = _around(history, new) if past.messages or summary else ([], list(new))

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.processors.engines.context import MESSAGE_CHARS, SUMMARY_IS, build_context, recent_past
-from penstock.processors.past import Message, Past, Summary, turn_begins, whole_turns
+from penstock.processors.engines.context import SUMMARY_IS, build_context, recent_past
+from penstock.processors.past import MESSAGE_CHARS, Message, Past, Summary, chars_of, turn_begins, whole_turns
 from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest
 from penstock.schemas.limits import RECENT_TURNS
 from penstock.schemas.records import ContextHeld, ContextLimits
 
 PER_MESSAGE = 3
+FAR_CHARS = 2 * (MESSAGE_CHARS + len("far"))
+"""Of a turn that stood in front of what an engine gets."""
 
 
 def split_turns(history: Sequence[Message]) -> tuple[list[Message], list[list[Message]]]:
@@ -30,6 +34,10 @@ def split_turns(history: Sequence[Message]) -> tuple[list[Message], list[list[Me
 
 def count(messages: Sequence[Message]) -> int:
     return sum(len(message["content"]) + PER_MESSAGE for message in messages) + 1
+
+
+def chars(some: Sequence[Message]) -> int:
+    return sum(len(message["content"]) + MESSAGE_CHARS for message in some)
 
 
 def messages(roles: st.SearchStrategy[str], *, least: int, most: int) -> st.SearchStrategy[list[Message]]:
@@ -145,7 +153,16 @@ def test_a_summary_stands_for_what_does_not_fit(
     budget = window if limits.max_tokens is None else min(window, limits.max_tokens)
     turns_of_all = omitted + len(turns)
     wanted = turns_of_all if limits.last_turns is None else min(limits.last_turns, turns_of_all)
-    past = Past(messages=history, summary=summary, omitted_turns=omitted)
+    far = [{"role": role, "content": "far"} for _ in range(omitted) for role in ("user", "assistant")]
+    omitted_chars = omitted * FAR_CHARS
+    summed_chars = 0 if summary is None else min(omitted, summary.turns) * FAR_CHARS
+    past = Past(
+        messages=history,
+        summary=summary,
+        omitted_turns=omitted,
+        omitted_chars=omitted_chars,
+        omitted_summed_chars=summed_chars,
+    )
 
     def best(head: list[Message], most: int) -> tuple[list[Message], int] | None:
         prompts = [[*head, *(m for turn in turns[len(turns) - n :] for m in turn), *fresh] for n in range(most + 1)]
@@ -181,7 +198,11 @@ def test_a_summary_stands_for_what_does_not_fit(
             build()
         return
     context = build()
-    assert (context.messages, context.held) == (found[0], held)
+    assert held is not None
+    begin, every = held.summarized_turns, [*(far[n : n + 2] for n in range(0, len(far), 2)), *turns]
+    dropped = [m for turn in every[begin : begin + held.dropped_turns] for m in turn]
+    about = round(chars(dropped) * context.prompt_tokens / max(1, chars(context.messages)))
+    assert (context.messages, context.held) == (found[0], replace(held, dropped_tokens=about))
     assert context.prompt_tokens == count(context.messages) <= budget
 
 
@@ -200,8 +221,45 @@ def test_a_past_that_is_cut_for_an_engine_is_known_to_be_cut() -> None:
     assert (len(past.messages), past.omitted_turns) == (6, 3)
     new = [{"role": "user", "content": "And now?"}]
     context = build_context(past, new, window_tokens=10_000, max_output_tokens=1, limits=None, count=count)
-    assert context.held == ContextHeld(turns=3, summarized_turns=3, dropped_turns=0, summary_through=9)
+    assert context.held == ContextHeld(
+        turns=3, summarized_turns=3, dropped_turns=0, summary_through=9, dropped_tokens=0
+    )
     assert context.messages[0] == {"role": "system", "content": f"{SUMMARY_IS}\nlong ago"}
+
+
+@given(history=HISTORY, new=NEW, room=st.integers(20, 200), cut=st.integers(0, 400), summary=SUMMARIES)
+def test_what_was_dropped_is_the_same_whether_a_past_was_cut_or_not(
+    history: list[Message], new: list[Message], room: int, cut: int, summary: Summary | None
+) -> None:
+    """As long as what fits was left, the engine says the same of a past as the worker, which has all of it."""
+    whole = Past(messages=history, summary=summary)
+    part = recent_past(recent_past(whole, chars=cut + 100), chars=cut)
+    limits = ContextLimits(last_turns=min(1, len(turn_begins(part.messages))))
+
+    def held(past: Past) -> ContextHeld | None:
+        try:
+            return build_context(past, new, window_tokens=room, max_output_tokens=0, limits=limits, count=count).held
+        except ContextLengthExceeded:
+            return None
+
+    known = replace(whole, chars=list(itertools.accumulate(map(chars_of, [*history, *new]))))
+    assert held(known) == held(whole)
+    assert replace(recent_past(known, chars=cut), chars=None) == recent_past(whole, chars=cut)
+    if part.messages:
+        assert held(part) == held(whole)
+
+
+@pytest.mark.parametrize("length", [10, 1_000])
+def test_what_was_dropped_is_foretold_by_the_density_of_the_prompt(length: int) -> None:
+    history = conversation(50, (length,))
+    new = [{"role": "user", "content": "And now?"}]
+    limits = ContextLimits(last_turns=5)
+    context = build_context(
+        Past(messages=history), new, window_tokens=100_000, max_output_tokens=1, limits=limits, count=count
+    )
+    exact = count(history[:-10])
+    assert context.held.dropped_turns == 45
+    assert context.held.dropped_tokens == pytest.approx(exact, rel=0.05)
 
 
 # -- what it costs, and that it gives what it gave before

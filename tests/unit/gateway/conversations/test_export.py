@@ -25,9 +25,7 @@ TOPIC = TopicNames().conversation("default", "c")
 
 @pytest.fixture
 def log() -> FakeLog:
-    made = FakeLog()
-    made.topics, made.logs, made.ends = {TOPIC: "id-0"}, {TOPIC: []}, {TOPIC: 0}
-    return made
+    return FakeLog(TOPIC)
 
 
 @pytest.fixture
@@ -46,8 +44,8 @@ def write(log: FakeLog, number: int, *, erased: bool = False) -> None:
     log.write(message(f"r{number}", "in", 0, 1), tombstone=erased, topic=TOPIC)
 
 
-def lines(client: TestClient) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in client.get("/v1/conversations/c/export").text.splitlines()]
+def lines(client: TestClient, query: str = "") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in client.get(f"/v1/conversations/c/export{query}").text.splitlines()]
 
 
 def test_more_than_a_page_comes_whole_and_without_what_is_erased(log: FakeLog, client: TestClient) -> None:
@@ -57,6 +55,18 @@ def test_more_than_a_page_comes_whole_and_without_what_is_erased(log: FakeLog, c
     head, *told = lines(client)
     assert (head["messages"], head["log_id"], len(told)) == (249, "id-0", 249)
     assert [line["source"]["offset"] for line in told] == [n for n in range(250) if n != 7]
+
+
+def test_a_tree_of_one_comes_by_several_pages_also_where_much_between_is_erased(
+    log: FakeLog, client: TestClient
+) -> None:
+    for number in range(1_300):
+        write(log, number)
+    for number in range(100, 400):
+        write(log, number, erased=True)
+    head, *told = lines(client, "?tree=true")
+    assert (head["version"], head["messages"], head["forks"]) == (2, 1_000, 0)
+    assert [line["source"]["offset"] for line in told] == [*range(100), *range(400, 1_300)]
 
 
 def while_the_first_page_is_read(log: FakeLog, act: Any) -> None:
@@ -72,19 +82,20 @@ def test_what_is_appended_meanwhile_is_not_in_it(log: FakeLog, client: TestClien
     assert len(lines(client)) == 1 + 150
 
 
+@pytest.mark.parametrize(("query", "count"), [("", 150), ("?tree=true", 1_100)])
 @pytest.mark.parametrize("made_anew", [False, True])
 def test_one_that_loses_messages_meanwhile_ends_with_an_error(
-    log: FakeLog, client: TestClient, made_anew: bool
+    log: FakeLog, client: TestClient, made_anew: bool, query: str, count: int
 ) -> None:
-    for number in range(150):
+    for number in range(count):
         write(log, number)
 
     def change() -> None:
         if made_anew:
-            log.topics[TOPIC] = "id-1"
+            log.ids[TOPIC] = "id-1"
         else:
-            write(log, 140, erased=True)
+            write(log, count - 10, erased=True)
 
     while_the_first_page_is_read(log, change)
-    last = lines(client)[-1]
+    last = lines(client, query)[-1]
     assert (last["type"], last["error"]["code"]) == ("error", "conflict")

@@ -188,7 +188,7 @@ async def test_a_deletion_ends_it(world: World, made_anew: bool) -> None:
         if made_anew:
             world.log.make_anew()
         else:
-            del world.log.topics[TOPIC]
+            del world.log.ids[TOPIC]
         world.hub.notify(items_subject("acme", "c"))
         (event,) = await told(events, 1)
         assert event["type"] == "deleted"

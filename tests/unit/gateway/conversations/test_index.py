@@ -8,15 +8,19 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conversation_logs import TOPIC, FakeLog, message, reader
+from conversation_logs import CODEC, TOPIC, FakeLog, message, reader
 from penstock.common.conversations import ConversationRecord, Turn, fold_messages
+from penstock.common.forks import deleted_record
+from penstock.gateway.conversations import pages
 from penstock.gateway.conversations.index import ranges
-from penstock.gateway.conversations.pages import GAP, READ_AT_ONCE, Conversations
+from penstock.gateway.conversations.indexes import GAP, READ_AT_ONCE
+from penstock.gateway.conversations.pages import Conversations
 from penstock.schemas.errors import BrokerUnavailable, NotFound
 from penstock.schemas.records import ConversationMessage, conversation_message_key
 from penstock.schemas.topics import TopicNames
@@ -97,7 +101,7 @@ class World:
         outline, everything = self.conversations.outline("acme", "c"), plain_told(self.log, 1_000, 0, end)
         summaries = sum(one.message.direction == "summary" for one in everything)
         assert (outline.messages, outline.summaries) == (len(everything) - summaries, summaries)
-        assert (outline.topic_id, outline.end) == (self.log.topics[TOPIC], end)
+        assert (outline.topic_id, outline.end) == (self.log.ids[TOPIC], end)
 
 
 NUMBER = st.integers(0, 1_000)
@@ -125,20 +129,22 @@ STEPS = st.lists(
 
 
 @settings(max_examples=300)
-@given(STEPS, STEPS, st.sampled_from([10_000, 8, 0]))
+@given(STEPS, STEPS, st.sampled_from([10_000, 8, 0]), st.sampled_from([1, 3, 1_000]))
 def test_a_page_is_that_of_a_plain_reading(
-    steps: list[tuple[Any, ...]], others: list[tuple[Any, ...]], most_records: int
+    steps: list[tuple[Any, ...]], others: list[tuple[Any, ...]], most_records: int, window: int
 ) -> None:
-    """Whatever is written, erased and compacted, and when it is made anew with the same name."""
+    """Whatever is written, erased and compacted, and when it is made anew with the same name; with a whole index, and
+    by windows of the log."""
     log = FakeLog()
     world = World(log, reader(log, most_records))
-    for act, *with_these in steps:
-        act(world, *with_these)
-    world.look(100, 0)
-    world.make_anew()
-    for act, *with_these in others:
-        act(world, *with_these)
-    world.look(100, 0)
+    with patch.object(pages, "WINDOW", window):
+        for act, *with_these in steps:
+            act(world, *with_these)
+        world.look(100, 0)
+        world.make_anew()
+        for act, *with_these in others:
+            act(world, *with_these)
+        world.look(100, 0)
 
 
 def long_conversation(log: FakeLog, turns: int) -> None:
@@ -151,9 +157,9 @@ def test_a_page_of_a_warm_conversation_reads_its_own_records_and_what_is_new() -
     log = FakeLog()
     long_conversation(log, 5_000)
     conversations = reader(log, most_records=100_000)
-    conversations.turns("acme", "c", 20, newest_first=True)
+    conversations.turns("acme", "c", 20)
     assert log.records_read == 10_000 + 20
-    assert conversations.records_read == log.records_read
+    assert conversations.indexes.records_read == log.records_read
 
     def read_for(page: Callable[[], object]) -> int:
         before = log.records_read
@@ -166,6 +172,105 @@ def test_a_page_of_a_warm_conversation_reads_its_own_records_and_what_is_new() -
     assert read_for(lambda: conversations.about("acme", "c").created_ms) == 0
     long_conversation(log, 1)
     assert read_for(lambda: conversations.turns("acme", "c", 20, newest_first=True)) <= 20 + 2
+
+
+def uneven_conversation(log: FakeLog, turns: int) -> None:
+    """With repeats of other epochs, summaries, and erasures of messages far back and just before."""
+    for number in range(turns):
+        log.write(message(f"r{number}", "in", 0, 1))
+        log.write(message(f"r{number}", "out", 0, 1))
+        if number % 5 == 0:
+            log.write(message(f"r{number}", "out", 0, 2))
+        if number % 7 == 0:
+            log.write(message(f"r{number}", "summary", 0, 1))
+        if number % 11 == 0:
+            log.write(message(f"r{number // 2}", "in", 0, 1), tombstone=True)
+        if number % 13 == 0:
+            log.write(message(f"r{number}", "out", 0, 1), tombstone=True)
+
+
+@pytest.fixture
+def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a conversation of some hundred turns is a long one."""
+    for name, records in (("WINDOW", 100), ("REPEATS_WITHIN", 30), ("MOST_UNINDEXED", 300)):
+        monkeypatch.setattr(pages, name, records)
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_the_newest_page_of_a_long_conversation_is_read_from_its_end() -> None:
+    log = FakeLog()
+    uneven_conversation(log, 200)
+    end = log.ends[TOPIC]
+    for limit in (1, 20, 101):
+        for after in (None, end, end - 1, end - 30, end - 250, 7):
+            conversations, before = reader(log, most_records=100_000), log.records_read
+            found = conversations.turns("acme", "c", limit, after=after, newest_first=True)
+            assert found == plain_turns(log, limit, after, True)
+            if limit < 101 and (after is None or after > end - 100):
+                assert log.records_read - before <= pages.MOST_UNINDEXED
+            assert conversations.turns("acme", "c", limit, after=after, newest_first=True) == found
+            assert log.records_read - before >= end, "who asks again shall have an index"
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_the_newest_page_behind_a_deletion_has_nothing_of_before() -> None:
+    log = FakeLog()
+    long_conversation(log, 250)
+    ended = deleted_record("acme", "c", "d", 0, 0)
+    log.put(TOPIC, ended.key.encode(), CODEC.encode(ended.message))
+    for number in range(3):
+        log.write(message(f"new{number}", "in", 0, 1))
+        found = reader(log, most_records=100_000).turns("acme", "c", 2, newest_first=True)
+        assert [one.message.request_id for one in found] == [f"new{n}" for n in (number, number - 1) if n >= 0]
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_pages_of_a_conversation_that_is_too_long_for_an_index_read_windows_of_it() -> None:
+    log = FakeLog()
+    uneven_conversation(log, 250)
+    conversations = reader(log, most_records=500)
+    conversations.turns("acme", "c", 1)
+    assert 0 < len(conversations.indexes) < 100, "tombstones alone"
+
+    def look() -> None:
+        end = log.ends[TOPIC]
+        for at, limit in itertools.product((0, 1, 99, 100, 101, 250, end - 1, end), (1, 50)):
+            before = log.records_read
+            for newest_first in (False, True):
+                found = conversations.turns("acme", "c", limit, after=at, newest_first=newest_first)
+                assert found == plain_turns(log, limit, at, newest_first)
+            assert conversations.told("acme", "c", limit, at, end) == plain_told(log, limit, at, end)
+            assert conversations.records("acme", "c", limit, from_offset=at) == plain_records(log, limit, at)
+            assert log.records_read - before < 4 * (pages.WINDOW + pages.REPEATS_WITHIN + 100)
+
+    look()
+    log.write(message("r3", "out", 0, 1), tombstone=True)
+    log.write(message("last", "in", 0, 1))
+    look()
+    everything = plain_told(log, 10_000, 0, log.ends[TOPIC])
+    assert conversations.outline("acme", "c").messages == sum(t.message.direction != "summary" for t in everything)
+    assert conversations.holder("acme", "c", everything[-1].offset).conversation_id == "c"
+    assert conversations.tree("acme", "c")[0].messages == conversations.outline("acme", "c").messages
+    ended = deleted_record("acme", "c", "d", 0, 0)
+    log.put(TOPIC, ended.key.encode(), CODEC.encode(ended.message))
+    with pytest.raises(NotFound):
+        conversations.turns("acme", "c", 1)
+    log.write(message("anew", "in", 0, 1))
+    assert [one.message.request_id for one in conversations.turns("acme", "c", 5)] == ["anew"]
+
+
+@pytest.mark.parametrize("most_records", [10_000, 4])
+def test_a_record_that_does_not_decode_behind_its_head_is_passed_over(most_records: int) -> None:
+    log = FakeLog()
+    long_conversation(log, 2)
+    log.write(CODEC.encode(message("torn", "in", 0, 1))[:-20])
+    long_conversation(log, 3)
+    conversations = reader(log, most_records)
+    for newest_first in (False, True):
+        found = [turn.offset for turn in conversations.turns("acme", "c", 20, newest_first=newest_first)]
+        assert sorted(found) == [0, 1, 2, 3, 9, 10]
+    assert conversations.outline("acme", "c").messages == 6
+    assert len(conversations.records("acme", "c", 20)) == 10
 
 
 def test_when_a_conversation_began_is_two_records_of_a_cold_one() -> None:
@@ -231,13 +336,13 @@ def test_a_deleted_conversation_and_one_of_its_name_have_nothing_in_common() -> 
     log.make_anew()
     assert conversations.turns("acme", "c", 20) == []
     assert conversations.about("acme", "c").created_ms is None
-    del log.topics[TOPIC]
+    del log.ids[TOPIC]
     for call in (conversations.turns, conversations.records):
         with pytest.raises(NotFound):
             call("acme", "c", 20)
     with pytest.raises(NotFound):
         conversations.about("acme", "c")
-    assert len(conversations) == 0
+    assert len(conversations.indexes) == 0
 
 
 def test_a_log_that_lost_its_end_is_read_anew() -> None:
@@ -272,7 +377,7 @@ def test_a_conversation_that_is_never_the_same_is_an_error_and_no_loop() -> None
     conversations, numbers = reader(log), iter(range(300))
 
     def compacted_meanwhile() -> None:
-        if len(conversations) or conversations.records_read:
+        if len(conversations.indexes) or conversations.indexes.records_read:
             log.write(message(f"r{next(numbers)}", "in", 0, 1), tombstone=True)
             log.compact(tombstones_too=False)
 
@@ -285,7 +390,7 @@ def test_indexes_are_kept_within_a_bound_and_the_oldest_go_first() -> None:
     log, names = FakeLog(), TopicNames()
     for number in range(6):
         topic = names.conversation("acme", f"c{number}")
-        log.topics[topic], log.logs[topic], log.ends[topic] = "id", [], 0
+        log.create(topic)
         for turn in range(10):
             log.write(message(f"r{turn}", "in", 0, 1), topic=topic)
     conversations = reader(log, most_records=100)
@@ -298,12 +403,12 @@ def test_indexes_are_kept_within_a_bound_and_the_oldest_go_first() -> None:
     assert [reads_all_of(number) for number in range(6)] == [True] * 6
     assert [reads_all_of(number) for number in (5, 4)] == [False, False], "the newest are kept"
     assert reads_all_of(0)
-    assert len(conversations) <= 100
+    assert len(conversations.indexes) <= 100
 
 
 def test_a_conversation_that_is_larger_than_its_share_pushes_no_others_out() -> None:
     log, topic = FakeLog(), TopicNames().conversation("acme", "small")
-    log.topics[topic], log.logs[topic], log.ends[topic] = "id", [], 0
+    log.create(topic)
     log.write(message("r", "in", 0, 1), topic=topic)
     long_conversation(log, 200)
     conversations = reader(log, most_records=400)

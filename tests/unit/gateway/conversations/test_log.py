@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from penstock.common.reader import RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.conversations import log as log_module
 from penstock.gateway.conversations.log import IDLE, USES, KafkaLog
@@ -84,6 +86,36 @@ def test_a_used_consumer_that_fails_is_replaced_and_a_new_one_tells_the_failure(
     stage.failures = [RuntimeError("a defect")]
     with pytest.raises(RuntimeError):
         read(log)
+    assert stage.opened == 0
+
+
+def test_a_long_reading_that_fails_goes_on_with_another_consumer_where_it_was(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = KafkaLog(KafkaSettings())
+    read(log)
+    failures = {4: BrokerUnavailable("stale")}
+
+    def batches(_: Any, tp: tuple[str, int], begin: int, end: int, *__: Any, **___: Any) -> Iterator[list[RawMessage]]:
+        for first in range(begin, end, 2):
+            if first in failures:
+                raise failures.pop(first)
+            yield [RawMessage(tp[0], 0, offset, 0, None, None) for offset in range(first, min(end, first + 2))]
+
+    monkeypatch.setattr(log_module, "read_batches", batches)
+    give_up = time.monotonic() + 20
+    assert [[one.offset for one in some] for some in log.batches("t", 0, 7, give_up, 2)] == [
+        [0, 1],
+        [2, 3],
+        [4, 5],
+        [6],
+    ]
+    assert [one.closed for one in stage.made] == [True, False]
+    assert list(log.batches("t", 7, 7, give_up, 2)) == []
+    failures[2] = BrokerUnavailable("away")
+    log.close()
+    with pytest.raises(BrokerUnavailable, match="away"):
+        list(log.batches("t", 0, 7, give_up, 2))
     assert stage.opened == 0
 
 

@@ -12,13 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memory_topics import MemoryTopics
 from penstock.common.forks import ForkRecord, begin_record, deleted_record, fork_record, forked_record
+from penstock.common.reader import RawMessage
 from penstock.common.shards.addresses import id_of
 from penstock.processors.conversations.messages import answer_message, as_summary
 from penstock.processors.conversations.turns import Turns, TurnStart
 from penstock.processors.kafka.broker_watch import BrokerWatch
+from penstock.processors.past import chars_of
 from penstock.schemas.codec import default_codec
-from penstock.schemas.errors import Cancelled, Conflict, NotFound
+from penstock.schemas.errors import Cancelled, Conflict
 from penstock.schemas.records import ArtifactRef, ConversationFork, ConversationMessage, InferenceRequest
 from penstock.schemas.topics import TopicNames
 
@@ -26,15 +29,13 @@ CODEC = default_codec()
 topic_of = TopicNames().conversation
 
 
-class MemoryTopics:
-    """Topics as lists of records; `before_append` runs once, in front of the next append."""
+class WorkerTopics(MemoryTopics):
+    """As `Turns` wants them; `before_append` runs once, in front of the next append."""
 
     is_shared = False
 
     def __init__(self) -> None:
-        self.topics: dict[str, list[tuple[int, bytes, bytes | None]]] = {}
-        self.ends: dict[str, int] = {}
-        self.ids: dict[str, str] = {}
+        super().__init__()
         self.before_append: Callable[[], object] | None = None
         self.numbers = itertools.count()
 
@@ -42,45 +43,26 @@ class MemoryTopics:
         return self.ids.get(topic)
 
     def open(self, topic: str, timeout_s: float) -> str:
-        self.topics.setdefault(topic, [])
-        self.ends.setdefault(topic, 0)
-        return self.ids.setdefault(topic, f"id-{next(self.numbers)}")
+        self.create(topic)
+        return self.ids[topic]
 
     def read(self, topic: str, from_offset: int, timeout_s: float) -> list[tuple[int, bytes, bytes | None]]:
-        return [record for record in self.topics[topic] if record[0] >= from_offset]
+        return [(one.offset, one.key or b"", one.value) for one in self.logs[topic] if one.offset >= from_offset]
 
     async def append(self, topic: str, records: Sequence[tuple[bytes, bytes | None]]) -> list[int]:
         before, self.before_append = self.before_append, None
         if before is not None:
             before()
-        return [self.write(topic, key, value) for key, value in records]
-
-    def write(self, topic: str, key: bytes, value: bytes | None) -> int:
-        if topic not in self.topics:
-            raise NotFound(f"there is no topic {topic}")
-        offset = self.ends[topic]
-        self.ends[topic] += 1
-        self.topics[topic].append((offset, key, value))
-        return offset
-
-    def compact(self, *, tombstones_too: bool) -> None:
-        """The newest record of a key stays; a log's last one always."""
-        for topic, records in self.topics.items():
-            newest = {key: offset for offset, key, _ in records}
-            self.topics[topic] = [
-                (offset, key, value)
-                for offset, key, value in records
-                if offset == self.ends[topic] - 1 or (newest[key] == offset and not (value is None and tombstones_too))
-            ]
+        return [self.put(topic, key, value) for key, value in records]
 
     # -- what gateways do
 
-    def put(self, conversation_id: str, record: ForkRecord) -> None:
-        self.write(topic_of("default", conversation_id), record.key.encode(), CODEC.encode(record.message))
+    def put_record(self, conversation_id: str, record: ForkRecord) -> None:
+        self.put(topic_of("default", conversation_id), record.key.encode(), CODEC.encode(record.message))
 
     def fork(self, parent: str, child: str, through: int) -> None:
         fork_id = f"f{next(self.numbers)}"
-        self.put(
+        self.put_record(
             parent,
             forked_record("default", parent, fork_id, ConversationFork(conversation_id=child, through=through), 0),
         )
@@ -90,14 +72,14 @@ class MemoryTopics:
         self.begin(child, fork_record("default", child, fork_id, goes_on_from, 0))
 
     def begin(self, conversation_id: str, first: ForkRecord) -> None:
-        self.open(topic_of("default", conversation_id), 1)
-        self.put(conversation_id, first)
+        self.create(topic_of("default", conversation_id))
+        self.put_record(conversation_id, first)
 
     def delete(self, conversation_id: str, base: int = 0) -> None:
-        self.put(conversation_id, deleted_record("default", conversation_id, f"d{next(self.numbers)}", base, 0))
+        self.put_record(conversation_id, deleted_record("default", conversation_id, f"d{next(self.numbers)}", base, 0))
 
 
-class SharedTopics(MemoryTopics):
+class SharedTopics(WorkerTopics):
     """As one topic for all looks to a worker: offsets have gaps, and a conversation begins with its head."""
 
     is_shared = True
@@ -106,26 +88,25 @@ class SharedTopics(MemoryTopics):
         super().__init__()
         self.end = 0
 
-    def open(self, topic: str, timeout_s: float) -> str:
-        if topic not in self.topics:
+    def create(self, topic: str) -> None:
+        if topic not in self.ids:
             conversation_id = topic.partition(".")[2]
             self.begin(conversation_id, begin_record("default", conversation_id, f"h{next(self.numbers)}", 0))
-        return self.ids[topic]
 
     def begin(self, conversation_id: str, first: ForkRecord) -> None:
         topic = topic_of("default", conversation_id)
-        self.topics[topic], self.ids[topic] = [], id_of("id", self.end)
-        self.put(conversation_id, first)
+        self.logs[topic], self.ids[topic] = [], id_of("id", self.end)
+        self.put_record(conversation_id, first)
 
-    def write(self, topic: str, key: bytes, value: bytes | None) -> int:
+    def put(self, topic: str, key: bytes, value: bytes | None) -> int:
         offset, self.end = self.end, self.end + 1
-        if topic in self.topics:
-            self.topics[topic].append((offset, key, value))
+        if topic in self.ids:
+            self.logs[topic].append(RawMessage(topic, 0, offset, 1_000 + offset, key, value))
             self.ends[topic] = self.end
         return offset
 
 
-def make(log: MemoryTopics, cached_bytes: int = 1 << 20) -> Turns:
+def make(log: WorkerTopics, cached_bytes: int = 1 << 20) -> Turns:
     return Turns(log, CODEC, topic_of, threads=1, cached_bytes=cached_bytes, watch=BrokerWatch(lambda _: True))
 
 
@@ -206,7 +187,7 @@ class Said:
 class World:
     """Conversations as plain lists, copied when one is forked; and the topics, read by one worker all the time."""
 
-    topics: MemoryTopics
+    topics: WorkerTopics
     lists: dict[str, list[Said]] = field(default_factory=lambda: {"c0": []})
     origins: dict[str, ConversationFork | None] = field(default_factory=lambda: {"c0": None})
     numbers: Any = field(default_factory=itertools.count)
@@ -279,6 +260,9 @@ class World:
                 start = await seen(turns, name)
                 texts = [one.text for one in expected if one.covers is None]
                 assert [message["content"] for message in start.past.messages] == texts
+                assert start.past.chars is not None
+                in_all = list(itertools.accumulate(map(chars_of, start.past.messages)))
+                assert start.past.chars[: len(texts)] == in_all
                 summaries = [one for one in expected if one.covers is not None]
                 assert (start.past.summary is None) == (not summaries)
                 if start.past.summary is not None:
@@ -301,10 +285,10 @@ STEP = st.one_of(
 )
 
 
-@pytest.mark.parametrize("layout", [MemoryTopics, SharedTopics])
+@pytest.mark.parametrize("layout", [WorkerTopics, SharedTopics])
 @settings(max_examples=100)
 @given(st.lists(STEP, min_size=8, max_size=20))
-def test_a_fork_has_what_a_copy_of_its_parent_has(layout: type[MemoryTopics], steps: list[tuple[Any, ...]]) -> None:
+def test_a_fork_has_what_a_copy_of_its_parent_has(layout: type[WorkerTopics], steps: list[tuple[Any, ...]]) -> None:
     """Whatever is said, forked, summed up, erased, deleted and compacted; by a worker that follows and by a new one."""
 
     async def live() -> None:
@@ -321,14 +305,14 @@ def test_a_fork_has_what_a_copy_of_its_parent_has(layout: type[MemoryTopics], st
 # -- one by one
 
 
-async def forked_after_two_turns(log: MemoryTopics, turns: Turns) -> None:
+async def forked_after_two_turns(log: WorkerTopics, turns: Turns) -> None:
     await turn(turns, "c", 1)
     await turn(turns, "c", 2)
     log.fork("c", "f", 1)
 
 
 async def test_both_go_on_from_the_same_messages() -> None:
-    log = MemoryTopics()
+    log = WorkerTopics()
     turns = make(log)
     await forked_after_two_turns(log, turns)
     await turn(turns, "f", 3)
@@ -338,7 +322,7 @@ async def test_both_go_on_from_the_same_messages() -> None:
 
 
 async def test_a_summary_of_the_parent_counts_in_a_fork_behind_it_alone() -> None:
-    log = MemoryTopics()
+    log = WorkerTopics()
     turns = make(log)
     await turn(turns, "c", 1)
     assert await add_summary(turns, "c", "s", "told") == 1
@@ -352,7 +336,7 @@ async def test_a_summary_of_the_parent_counts_in_a_fork_behind_it_alone() -> Non
 
 
 async def test_a_fork_is_prepared_again_when_its_parent_is_erased_meanwhile() -> None:
-    log = MemoryTopics()
+    log = WorkerTopics()
     turns = make(log)
     await forked_after_two_turns(log, turns)
     asked = request("f", "r3")
@@ -364,13 +348,13 @@ async def test_a_fork_is_prepared_again_when_its_parent_is_erased_meanwhile() ->
 
 async def test_a_summary_of_what_the_parent_erased_meanwhile_is_taken_back() -> None:
     """The parent is another worker's, which erases while the fork's summary is on its way to the log."""
-    log = MemoryTopics()
+    log = WorkerTopics()
     turns = make(log)
     await forked_after_two_turns(log, turns)
     found = await turns.to_sum_up(request("f", "s"), "f", None, mine)
     assert found is not None
     keys = (b"r1/in/0/1", b"r1/out/1")
-    log.before_append = lambda: [log.write(topic_of("default", "c"), key, None) for key in keys]
+    log.before_append = lambda: [log.put(topic_of("default", "c"), key, None) for key in keys]
     summary = as_summary(answer(request("f", "s"), "told"), found.through)
     with pytest.raises(Conflict):
         await turns.add_summary(summary, mine, found.mark)
@@ -379,7 +363,7 @@ async def test_a_summary_of_what_the_parent_erased_meanwhile_is_taken_back() -> 
 
 async def test_a_turn_does_not_outlive_a_deletion_that_its_forks_outlive() -> None:
     """The topic stays: an answer that comes behind the deletion is not written, an input is taken back."""
-    log = MemoryTopics()
+    log = WorkerTopics()
     turns = make(log)
     await forked_after_two_turns(log, turns)
     asked = request("c", "r3", "q3")
@@ -400,7 +384,7 @@ async def test_a_turn_does_not_outlive_a_deletion_that_its_forks_outlive() -> No
 
 
 async def test_commands_are_read_again_behind_a_deletion() -> None:
-    log, read = MemoryTopics(), list[float]()
+    log, read = WorkerTopics(), list[float]()
     turns = Turns(
         log,
         CODEC,
@@ -420,7 +404,7 @@ async def test_commands_are_read_again_behind_a_deletion() -> None:
 
 
 async def test_a_turn_of_a_deleted_conversation_is_erased_where_forks_show_it() -> None:
-    log = MemoryTopics()
+    log = WorkerTopics()
     turns = make(log)
     await forked_after_two_turns(log, turns)
     await add_summary(turns, "f", "s", "told")
@@ -433,7 +417,7 @@ async def test_a_turn_of_a_deleted_conversation_is_erased_where_forks_show_it() 
 
 async def test_a_summary_of_what_was_begun_anew_outlives_an_erasure_in_what_was_deleted() -> None:
     """It stood behind what was erased, and never told of it."""
-    log = MemoryTopics()
+    log = WorkerTopics()
     turns = make(log)
     await forked_after_two_turns(log, turns)
     log.delete("c")
@@ -449,7 +433,7 @@ async def test_a_summary_of_what_was_begun_anew_outlives_an_erasure_in_what_was_
 
 
 async def test_images_of_deleted_messages_are_held_until_they_are_erased() -> None:
-    log = MemoryTopics()
+    log = WorkerTopics()
     turns = make(log)
     asked = request("c", "r1")
     drawn = ArtifactRef(artifact_id="a1", uri="file:a1", media_type="image/png", size_bytes=1, sha256="0")
@@ -470,14 +454,14 @@ async def test_images_of_deleted_messages_are_held_until_they_are_erased() -> No
 
 async def test_a_summary_that_comes_while_its_parent_is_erased_goes_too() -> None:
     """Of a fork that is made, and summed up by another worker, in front of the tombstones."""
-    log = MemoryTopics()
+    log = WorkerTopics()
     turns = make(log)
     await turn(turns, "c", 1)
     summary = as_summary(answer(request("f", "s"), "told"), 1)
 
     def fork_and_sum_up() -> None:
         log.fork("c", "f", 1)
-        log.write(topic_of("default", "f"), b"s/summary/1", CODEC.encode(summary))
+        log.put(topic_of("default", "f"), b"s/summary/1", CODEC.encode(summary))
 
     log.before_append = fork_and_sum_up
     await turns.erase("default", "c", "r1")
@@ -486,19 +470,19 @@ async def test_a_summary_that_comes_while_its_parent_is_erased_goes_too() -> Non
 
 
 async def test_a_fork_whose_parent_was_deleted_by_others_has_its_own_messages() -> None:
-    log = MemoryTopics()
+    log = WorkerTopics()
     turns = make(log)
     await forked_after_two_turns(log, turns)
     await turn(turns, "f", 3)
     topic = topic_of("default", "c")
-    del log.topics[topic], log.ids[topic], log.ends[topic]
+    log.remove(topic)
     assert await said(turns, "f") == ["q3", "a3"]
     await turn(turns, "c", 4)
     assert await said(turns, "f") == ["q3", "a3"], "one of the same name is another conversation"
 
 
 async def test_what_a_fork_holds_in_memory_counts_with_what_it_inherited() -> None:
-    log = MemoryTopics()
+    log = WorkerTopics()
     turns = make(log, cached_bytes=1 << 20)
     asked = request("c", "r1", "x" * 100_000)
     await turns.finish(answer(asked, "a"), mine, await begin(turns, asked))
