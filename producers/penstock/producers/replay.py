@@ -84,7 +84,8 @@ class ConversationReplay:
     Thread-safe: who gave up waiting for a `step` in another thread may call `close`, which waits for its end.
 
     All methods but `wait_s` block for Kafka's answers, each for at most `timeout_s`. They raise BrokerUnavailable,
-    Forbidden, RegistryUnavailable, and Conflict when the group has members. Making one raises InvalidRequest.
+    Forbidden, RegistryUnavailable, and Conflict when the group has members or keeps the positions of another replay.
+    Making one raises InvalidRequest.
     """
 
     def __init__(
