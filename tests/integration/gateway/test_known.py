@@ -14,12 +14,18 @@ from penstock.common.admin import create_conversation_topic, ensure_topics
 from penstock.common.shards.addresses import address_of
 from penstock.gateway.bridge import known as known_module
 from penstock.gateway.bridge.known import Known, content_header, content_of
+from penstock.gateway.bridge.requests import Requests
+from penstock.gateway.limits.allowances import Allowances
+from penstock.gateway.limits.limits import Limits
 from penstock.schemas.codec import default_codec
+from penstock.schemas.errors import TenantLimit
+from penstock.schemas.records import InferenceRequest
 from penstock.schemas.requests import parse_request
 from penstock.schemas.topics import request_key, topic_specs
 from support import create_topics
 
 DEADLINE_S = 40
+MESSAGE = {"role": "user", "content": "hello"}
 
 
 async def test_pools_that_come_are_read_and_those_that_go_are_not_waited_for(own_place: Any) -> None:
@@ -72,12 +78,24 @@ async def test_conversations_that_share_a_topic_are_those_whose_heads_stand(
         await write("acme", "c", b"r2", b"behind the end")
         found = await asyncio.gather(*(known.conversations() for _ in range(4)))
         assert [sorted(one) for one in found] == [[("acme", "b"), ("acme", "d"), ("default", "a")]] * 4
+        requests = Requests(
+            {}, known, Allowances(by_tenant={"acme": Limits(conversations=2)}), lambda store, prefix: None
+        )
+        with pytest.raises(TenantLimit):
+            await requests.accepted(turn("c"))
+        with pytest.raises(KeyError, match="acme"):  # no limit stands in its way: it is sent, by a client that is none
+            await requests.accepted(turn("d"))
         await write("acme", "c", b"fork/2", b"anew")
         await write("default", "a", b"fork/1", None)
         assert sorted(await known.conversations()) == [("acme", "b"), ("acme", "c"), ("acme", "d")]
     finally:
         await known.stop()
     assert not any(thread.name == "penstock-heads" for thread in threading.enumerate())
+
+
+def turn(conversation: str) -> InferenceRequest:
+    body = {"task": "text_generation", "conversation_id": conversation, "payload": {"messages": [MESSAGE]}}
+    return parse_request(body, tenant="acme", request_id="r1", now_ms=1)
 
 
 async def test_conversations_with_topics_are_those_topics(own_place: Any) -> None:
