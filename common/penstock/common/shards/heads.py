@@ -21,10 +21,6 @@ class Heads:
         self._live: dict[str, dict[bytes, int]] = {}
         """By conversation: the offset of each by its key in the conversation."""
 
-    def __len__(self) -> int:
-        """How many conversations there are."""
-        return len(self._live)
-
     def apply(self, conversation: str, key: bytes, offset: int, *, is_tombstone: bool) -> None:
         """Take the next record of a head."""
         if not is_tombstone:
