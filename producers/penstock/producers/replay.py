@@ -45,8 +45,8 @@ logger = logging.getLogger(__name__)
 BATCH_RECORDS = 100
 WINDOW_RECORDS, WINDOW_PLACES = 1_000, 100
 """Of what is read at a time."""
-LOOK_RECORDS = 20_000
-"""Of what is looked through at a time: a partition that all conversations share may be long."""
+LOOK_RECORDS = 5_000
+"""Of what is looked through at a time: a partition that conversations share may be long, and its records large."""
 FORGET_S = 12 * 3_600.0
 """What was looked at longer ago is looked at anew: Kafka drops tombstones a day after it compacted what they erase."""
 STALE_S = 10.0
