@@ -123,7 +123,7 @@ def list_topics(
     conversations: Annotated[bool, typer.Option(help="Conversation topics too; there may be thousands.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List Penstock's topics with their partitions.
+    """List Penstock's topics with their partitions. Conversations that share a topic are not counted.
 
     Example:  penstock topics list --conversations --json
     """
@@ -135,12 +135,16 @@ def list_topics(
     talks = {topic for topic in counts if names.parse_conversation(topic) is not None}
     ours = {topic for topic in counts if topic.startswith(f"{names.prefix}inference.")}
     shown = {topic: counts[topic] for topic in sorted(ours | (talks if conversations else set[str]()))}
+    sharded = names.conversation_log in counts  # counting those that share a topic would mean to read it
     if as_json:
-        typer.echo(json.dumps({"topics": shown, "conversations": len(talks)}))
+        layout = "sharded" if sharded else "topics"
+        found = {"topics": shown, "conversations": None if sharded else len(talks), "conversation_layout": layout}
+        typer.echo(json.dumps(found))
         return
     for topic, count in shown.items():
         typer.echo(f"{topic:<48} {count:>4} partition{'s' if count > 1 else ''}")
-    typer.echo(f"{len(shown)} topics; {len(talks)} conversations")
+    told = f"conversations share {names.conversation_log}" if sharded else f"{len(talks)} conversations"
+    typer.echo(f"{len(shown)} topics; {told}")
 
 
 @app.command()

@@ -1,7 +1,8 @@
 """Reads many conversations of a tenant from Kafka, in batches, and keeps the position in a consumer group.
 
-Conversations are read in windows by one consumer that assigns itself. A group that subscribes keeps the topics of its
-members in one record, and ten thousand of them can be more than a broker takes.
+Partitions are read in windows by one consumer that assigns itself: each is that of a conversation's own topic, or all
+are those of the topic that conversations share (`replay_records` says which records are shown). A group that subscribes
+keeps the topics of its members in one record, and ten thousand of them can be more than a broker takes.
 """
 
 from __future__ import annotations
@@ -12,33 +13,42 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from confluent_kafka import Message
 
-from penstock.common.conversations import ConversationRecord, decoded
+from penstock.common.conversations import decoded
 from penstock.common.group_positions import GroupPositions, Kept
 from penstock.common.kafka_errors import translated
 from penstock.common.reader import RawMessage, make_consumer, read_with
 from penstock.common.settings import KafkaSettings
 from penstock.producers.replay_plan import (
-    Erasures,
     Pace,
+    Piece,
     Range,
     ReplayedRecord,
     ReplayOptions,
     begin_at,
+    check_kept,
     check_options,
+    cut,
     next_window,
 )
+from penstock.producers.replay_records import PartitionRecords
 from penstock.producers.replay_topics import ReplayTopics
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BrokerUnavailable, NotFound, PenstockError
+from penstock.schemas.topics import TP
 
 logger = logging.getLogger(__name__)
 
 BATCH_RECORDS = 100
-WINDOW_RECORDS, WINDOW_TOPICS = 1_000, 100
+WINDOW_RECORDS, WINDOW_PLACES = 1_000, 100
 """Of what is read at a time."""
+LOOK_RECORDS = 5_000
+"""Of what is looked through at a time: a partition that conversations share may be long, and its records large."""
+FORGET_S = 12 * 3_600.0
+"""What was looked at longer ago is looked at anew: Kafka drops tombstones a day after it compacted what they erase."""
 STALE_S = 10.0
 """What was read longer ago is read again: it may be erased by now."""
 COMMIT_S = 1.0
@@ -49,21 +59,23 @@ LIST_S = 10.0
 
 
 @dataclass(kw_only=True, slots=True)
-class _Conversation:
-    id: str
+class _Log:
+    """A partition that is read."""
+
     topic_id: str
     position: int
     """Everything before was taken."""
     goal: int
-    erasures: Erasures = field(default_factory=Erasures)
+    records: PartitionRecords
+    looked_at: float
+    taken: dict[str, int] = field(default_factory=dict[str, int])
+    """By conversation: what was taken of it beyond the position, up to this offset."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Batch:
-    topic: str
-    records: list[ReplayedRecord]
-    through: int
-    """The position once it is taken."""
+    place: TP
+    piece: Piece
 
 
 class ConversationReplay:
@@ -72,7 +84,8 @@ class ConversationReplay:
     Thread-safe: who gave up waiting for a `step` in another thread may call `close`, which waits for its end.
 
     All methods but `wait_s` block for Kafka's answers, each for at most `timeout_s`. They raise BrokerUnavailable,
-    Forbidden, RegistryUnavailable, and Conflict when the group has members. Making one raises InvalidRequest.
+    Forbidden, RegistryUnavailable, and Conflict when the group has members or keeps the positions of another replay.
+    Making one raises InvalidRequest.
     """
 
     def __init__(
@@ -96,16 +109,15 @@ class ConversationReplay:
         self._consumer = make_consumer(settings, fetch_wait_ms=1, overrides={"group.id": group} if group else {})
         self._group = GroupPositions(group=group, consumer=self._consumer, timeout_s=timeout_s) if group else None
         self._lock = threading.Lock()
-        self._conversations: dict[str, _Conversation] = {}
-        """By topic."""
-        self._behind: dict[str, None] = {}
-        """Topics whose goal is not reached, in the order in which they are read."""
+        self._logs: dict[TP, _Log] = {}
+        self._behind: dict[TP, None] = {}
+        """Those whose goal is not reached, in the order in which they are read."""
         self._met: set[str] = set()
         """Topics whose leaders the consumer knows."""
         self._batches: deque[_Batch] = deque()
         self._read_at = 0.0
         self._handed: _Batch | None = None
-        self._uncommitted: set[str] = set()
+        self._uncommitted: set[TP] = set()
         self._committed_at = clock()
         self._listed_at: float | None = None
         self._look_at = 0.0
@@ -115,7 +127,8 @@ class ConversationReplay:
         with self._lock:
             while (batch := self._next_batch()) is None:
                 if self._behind:
-                    self._read(self._window())
+                    if not self._read(self._window()):
+                        return []
                     continue
                 now = self._clock()
                 if self._listed_at is None or (self._follows and now >= self._look_at):
@@ -124,8 +137,8 @@ class ConversationReplay:
                     self._commit()
                     return [] if self._follows else None
             self._handed = batch
-            self._pace.count(len(batch.records), self._clock())
-            return batch.records
+            self._pace.count(len(batch.piece.records), self._clock())
+            return batch.piece.records
 
     def taken(self) -> None:
         """The batch that `step` gave is dealt with: it does not come again once its position is committed."""
@@ -157,8 +170,10 @@ class ConversationReplay:
         self._committed_at = self._clock()
         if self._group is None or not self._uncommitted:
             return
-        known = [(topic, self._conversations[topic]) for topic in self._uncommitted]
-        self._group.keep({topic: Kept(offset=one.position, topic_id=one.topic_id) for topic, one in known})
+        known = [(place, self._logs[place]) for place in self._uncommitted]
+        self._group.keep_partitions(
+            {place: Kept(offset=one.position, topic_id=one.topic_id, note=one.records.note) for place, one in known}
+        )
         self._uncommitted.clear()
 
     # -- batches
@@ -168,136 +183,183 @@ class ConversationReplay:
             self._batches.clear()
         while self._batches:
             batch = self._batches.popleft()
-            if batch.records:
+            if batch.piece.records:
                 return batch
             self._pass(batch)  # nothing in it is to be seen
         return None
 
     def _pass(self, batch: _Batch) -> None:
-        if (one := self._conversations.get(batch.topic)) is None:
+        if (one := self._logs.get(batch.place)) is None:
             return
-        one.position = batch.through
-        self._uncommitted.add(batch.topic)
+        one.position = batch.piece.through
+        if records := batch.piece.records:
+            one.taken[records[0].conversation_id] = records[-1].offset + 1
+        one.taken = {name: through for name, through in one.taken.items() if through > one.position}
+        self._uncommitted.add(batch.place)
         if one.position >= one.goal:
-            self._behind.pop(batch.topic, None)
-            one.erasures = Erasures()
+            self._behind.pop(batch.place, None)
+            one.records.forget(one.position)
 
-    def _window(self) -> dict[str, Range]:
-        known = self._conversations
-        behind = ((topic, (known[topic].position, known[topic].goal)) for topic in self._behind)
-        return next_window(behind, self._window_records, WINDOW_TOPICS)
+    def _window(self) -> dict[TP, Range]:
+        known = self._logs
+        behind = ((place, (known[place].position, known[place].goal)) for place in self._behind)
+        return next_window(behind, self._window_records, WINDOW_PLACES)
 
-    def _read(self, window: Mapping[str, Range]) -> None:
-        """Fill `_batches` with what is to be seen of these ranges, unless a topic was replaced: then nothing."""
+    def _read(self, window: Mapping[TP, Range]) -> bool:
+        """Fill `_batches` with what is to be seen of these ranges, unless a topic was replaced: then nothing.
+
+        False: more has to be looked through first.
+        """
         try:
             if not self._replaced(window):
+                if not self._look_through(window):
+                    return False
                 self._batches.extend(self._batches_of(window))
         except (BrokerUnavailable, NotFound):
             if not self._replaced(window):
                 raise
+        return True
 
-    def _batches_of(self, window: Mapping[str, Range]) -> list[_Batch]:
+    def _look_through(self, places: Iterable[TP]) -> bool:
+        """Look at the next part of what says which records of these partitions are to be seen. True: all is known."""
+        ranges: dict[TP, Range] = {}
+        for place in places:
+            one = self._logs[place]
+            if self._clock() - one.looked_at > FORGET_S:
+                one.records.begin(one.position)
+            one.looked_at = self._clock()
+            if (unlooked := one.records.unlooked(one.goal)) is not None:
+                ranges[place] = unlooked[0], min(unlooked[1], unlooked[0] + LOOK_RECORDS)
+        self._look_at_ranges(ranges, time.monotonic() + self._timeout_s)
+        return all(self._logs[place].records.unlooked(self._logs[place].goal) is None for place in ranges)
+
+    def _look_at_ranges(self, ranges: Mapping[TP, Range], give_up: float) -> None:
+        found = self._read_ranges(ranges, give_up, keep=self._matters)
+        by_place = _by_place(ranges, found)
+        for place, (_, through) in ranges.items():
+            self._logs[place].records.look(by_place[place], through)
+
+    def _matters(self, message: Any) -> bool:
+        one = self._logs[message.topic(), message.partition()]
+        return one.records.matters(message.key(), message.value())
+
+    def _batches_of(self, window: Mapping[TP, Range]) -> list[_Batch]:
         give_up = time.monotonic() + self._timeout_s
         self._read_at = self._clock()
         ends = self._topics.ends(window)
-        raw = self._read_ranges(window, give_up)
-        rest = {
-            topic: (max(through, self._conversations[topic].erasures.looked_to), ends.get(topic, 0))
-            for topic, (_, through) in window.items()
-        }
-        rest = {topic: one for topic, one in rest.items() if one[0] < one[1]}
-        later = self._read_ranges(rest, give_up, keep=lambda message: message.value() is None)
-        by_topic: dict[str, list[RawMessage]] = {topic: [] for topic in window}
-        for message in raw:
-            by_topic[message.topic].append(message)
-        for message in (*(one for one in raw if one.value is None), *later):
-            erased = self._conversations[message.topic].erasures
-            erased.add((message.key or b"").decode("utf-8", "replace"), message.offset)
-        batches: list[_Batch] = []
-        for topic, (_, through) in window.items():
-            self._conversations[topic].erasures.looked_to = max(through, ends.get(topic, 0))
-            batches += self._cut(topic, decoded(self._codec, by_topic[topic]), through)
-        return batches
+        raw = _by_place(window, self._read_ranges(window, give_up))
+        rest: dict[TP, Range] = {}
+        for place, (_, through) in window.items():
+            records = self._logs[place].records
+            records.look(raw[place], through)
+            if records.looked_to < ends.get(place, 0):
+                rest[place] = records.looked_to, ends[place]
+        self._look_at_ranges(rest, give_up)
+        return [batch for place, (_, through) in window.items() for batch in self._cut(place, raw[place], through)]
 
-    def _cut(self, topic: str, records: Iterable[ConversationRecord], through: int) -> list[_Batch]:
+    def _cut(self, place: TP, raw: Iterable[RawMessage], through: int) -> list[_Batch]:
         """The records that are to be seen, in batches; an empty one when there are none."""
-        conversation = self._conversations[topic]
-        seen = [
+        log = self._logs[place]
+        shown: dict[str, list[RawMessage]] = {}
+        for record in raw:
+            if (found := log.records.shown(record)) and record.offset >= log.taken.get(found[0], 0):
+                shown.setdefault(found[0], []).append(found[1])
+        conversations = [self._replayed(name, records) for name, records in shown.items()]
+        pieces = cut(conversations, self._batch_records, through)
+        return [_Batch(place=place, piece=piece) for piece in pieces]
+
+    def _replayed(self, conversation_id: str, records: Iterable[RawMessage]) -> list[ReplayedRecord]:
+        return [
             ReplayedRecord(
-                conversation_id=conversation.id,
+                conversation_id=conversation_id,
                 offset=record.offset,
                 timestamp_ms=record.timestamp_ms,
                 key=record.key,
                 message=record.message,
             )
-            for record in records
-            if record.message is None or not conversation.erasures.erase(record)
+            for record in decoded(self._codec, records)
         ]
-        pieces = [seen[at : at + self._batch_records] for at in range(0, len(seen), self._batch_records)]
-        batches = [_Batch(topic=topic, records=piece, through=piece[-1].offset + 1) for piece in pieces[:-1]]
-        return [*batches, _Batch(topic=topic, records=pieces[-1] if pieces else [], through=through)]
 
     def _read_ranges(
-        self, ranges: Mapping[str, Range], give_up: float, keep: Callable[[Message], bool] = lambda _: True
+        self, ranges: Mapping[TP, Range], give_up: float, keep: Callable[[Message], bool] = lambda _: True
     ) -> list[RawMessage]:
         if not ranges:
             return []
         # Without this, the consumer looks up the leader of a topic that is new to it only after a second.
-        for topic in ranges.keys() - self._met:
+        topics = {topic for topic, _ in ranges}
+        for topic in topics - self._met:
             with translated(f"read {topic}", topic):
                 self._consumer.list_topics(topic, timeout=max(0.1, give_up - time.monotonic()))
-        self._met |= ranges.keys()
-        found = read_with(self._consumer, {(topic, 0): one for topic, one in ranges.items()}, give_up, keep=keep)
+        self._met |= topics
+        found = read_with(self._consumer, ranges, give_up, keep=keep)
         self._consumer.unassign()
         return found
 
-    # -- which conversations there are, and how far they go
+    # -- which partitions there are, and how far they go
 
     def _look(self, now: float) -> None:
-        """Set new goals, and begin with conversations that are new."""
+        """Set new goals, and begin with what is new."""
         if self._listed_at is not None:
-            for topic, end in self._topics.ends(self._conversations).items():
-                one = self._conversations[topic]
-                # An end before the position: the log lost records, and others may stand in their place.
-                one.goal, one.position = end, one.position if one.position <= end else 0
+            for place, end in self._topics.ends(self._logs).items():
+                one = self._logs[place]
+                if end < one.goal:  # the log lost records, and others may stand in their place
+                    one.position, one.taken = one.position if one.position <= end else 0, {}
+                    one.records.begin(one.position)
+                one.goal = end
+                if end == one.records.looked_to:  # nothing came since
+                    one.looked_at = now
         if self._listed_at is None or now - self._listed_at >= LIST_S:
             self._list()
             self._listed_at = now
-        self._behind = {topic: None for topic, one in self._conversations.items() if one.position < one.goal}
+        self._behind = {place: None for place, one in self._logs.items() if one.position < one.goal}
         ended = self._clock()
         self._look_at = ended + max(LOOK_S, 10 * (ended - now))
 
     def _list(self) -> None:
         found = self._topics.list()
-        if missing := self._conversations.keys() - found.keys():
+        if missing := self._logs.keys() - found.keys():
             self._replaced(missing)
-        self._begin({topic: one for topic, one in found.items() if topic not in self._conversations})
+        self._begin({place: records for place, records in found.items() if place not in self._logs})
 
-    def _begin(self, found: Mapping[str, str]) -> None:
-        """Begin with these conversations, ids by topic."""
+    def _begin(self, found: Mapping[TP, PartitionRecords]) -> None:
+        """Begin with these partitions. Raises Conflict when the group has positions of another replay in them."""
         since_ms, from_offset = self._options.get("since_ms"), self._options.get("from_offset")
         located = self._topics.locate(found, from_offset=from_offset, since_ms=since_ms)
-        kept = {} if self._group is None else self._group.read(list(located))
-        for topic, place in located.items():
-            position = begin_at(kept.get(topic), place.topic_id, place.start, place.bounds)
-            self._conversations[topic] = _Conversation(
-                id=found[topic], topic_id=place.topic_id, position=position, goal=place.bounds[1]
+        kept = {} if self._group is None else self._group.read_partitions(list(located))
+        for place, one in kept.items():
+            check_kept(one, located[place].topic_id, found[place].note, self._options.get("group") or "")
+        for place, one in located.items():
+            position = begin_at(kept.get(place), one.topic_id, one.start, one.bounds)
+            found[place].begin(position)
+            self._logs[place] = _Log(
+                topic_id=one.topic_id,
+                position=position,
+                goal=one.bounds[1],
+                records=found[place],
+                looked_at=self._clock(),
             )
             # Committed also where nothing is new: positions of a group without members are dropped by their age.
-            self._uncommitted.add(topic)
+            self._uncommitted.add(place)
 
-    def _replaced(self, topics: Iterable[str]) -> bool:
-        """Whether any of these is no more the topic that it was. Those begin anew, if they exist."""
-        ids = self._topics.ids(topics)
-        gone = {topic: one.id for topic in topics if ids.get(topic) != (one := self._conversations[topic]).topic_id}
-        for topic in gone:
-            self._forget(topic)
+    def _replaced(self, places: Iterable[TP]) -> bool:
+        """Whether any of these is no more of the topic that it was. Those begin anew, if they exist."""
+        ids = self._topics.ids(places)
+        gone = {place: one.records for place in places if ids.get(place) != (one := self._logs[place]).topic_id}
+        for place in gone:
+            self._forget(place)
         self._begin(gone)
-        self._behind |= {topic: None for topic in gone if topic in self._conversations}
+        self._behind |= {place: None for place in gone if place in self._logs}
         return bool(gone)
 
-    def _forget(self, topic: str) -> None:
-        del self._conversations[topic]
-        self._behind.pop(topic, None)
-        self._uncommitted.discard(topic)
-        self._met.discard(topic)
+    def _forget(self, place: TP) -> None:
+        del self._logs[place]
+        self._behind.pop(place, None)
+        self._uncommitted.discard(place)
+        self._met.discard(place[0])
+
+
+def _by_place(places: Iterable[TP], records: Iterable[RawMessage]) -> dict[TP, list[RawMessage]]:
+    found: dict[TP, list[RawMessage]] = {place: [] for place in places}
+    for record in records:
+        found[record.topic, record.partition].append(record)
+    return found

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
-from penstock.common.conversations import ConversationRecord
 from penstock.common.group_positions import Kept
-from penstock.schemas.errors import InvalidRequest
+from penstock.schemas.errors import Conflict, InvalidRequest
 from penstock.schemas.records import ConversationMessage
+from penstock.schemas.topics import TP
 
 Range = tuple[int, int]
 """Offsets: from, to but not with."""
@@ -18,7 +19,10 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayedRecord:
-    """A record of a conversation's topic. `message` is None for a tombstone: what had this key was erased."""
+    """A record of a conversation. `message` is None for a tombstone: what had this key was erased.
+
+    `offset` is Kafka's: in the conversation's topic, or in its partition of the topic that conversations share.
+    """
 
     conversation_id: str
     offset: int
@@ -31,9 +35,9 @@ class ReplayOptions(TypedDict, total=False):
     """Keyword arguments of `replay_conversations`."""
 
     group: str | None
-    """Name of the consumer group that keeps the position in each conversation; without one nothing is kept."""
+    """Name of the consumer group that keeps the position in each partition; without one nothing is kept."""
     from_offset: int | None
-    """Where a conversation without a kept position begins; without this and `since_ms` at its first record."""
+    """Where a partition without a kept position begins; without this and `since_ms` at its first record."""
     since_ms: int | None
     """The same by time, in milliseconds since the epoch: the first record that is not older."""
     rate: float | None
@@ -60,7 +64,7 @@ def check_options(options: ReplayOptions) -> None:
 
 
 def begin_at(kept: Kept | None, topic_id: str, start: int, bounds: Range) -> int:
-    """The offset to begin at in a topic whose log has these bounds.
+    """The offset to begin at in a partition whose log has these bounds.
 
     A kept position of another topic of this name is that of a deleted conversation, and one behind the end that of a
     log that lost records: both count for nothing.
@@ -71,37 +75,73 @@ def begin_at(kept: Kept | None, topic_id: str, start: int, bounds: Range) -> int
     return max(start, first)
 
 
+def check_kept(kept: Kept, topic_id: str, note: str, group: str) -> None:
+    """Raises Conflict for a position of another replay: in a topic that conversations share it would skip records.
+
+    `note` says whose records were passed; a position without one was set by Kafka's own tools.
+    """
+    if note and kept.topic_id == topic_id and kept.note not in ("", note):
+        try:
+            tenant, pattern = json.loads(kept.note)
+            theirs = f"the conversations {pattern!r} of the tenant {tenant}"
+        except (TypeError, ValueError):
+            theirs = "another service"
+        text = f"the group {group} keeps the positions of {theirs}: each pattern needs a group of its own"
+        raise Conflict(text, param="group")
+
+
 def matching(pattern: str, conversation_ids: Iterable[str]) -> list[str]:
     """Ids that match the glob, sorted."""
     return sorted(one for one in conversation_ids if fnmatchcase(one, pattern))
 
 
-def next_window(behind: Iterable[tuple[str, Range]], most_records: int, most_topics: int) -> dict[str, Range]:
-    """Of what is to be read the part to read now: whole conversations in order, the first one cut if it is too long."""
-    window: dict[str, Range] = {}
+def next_window(behind: Iterable[tuple[TP, Range]], most_records: int, most_places: int) -> dict[TP, Range]:
+    """Of what is to be read the part to read now: whole partitions in order, the first one cut if it is too long."""
+    window: dict[TP, Range] = {}
     left = most_records
-    for topic, (begin, end) in behind:
-        if window and (end - begin > left or len(window) == most_topics):
+    for place, (begin, end) in behind:
+        if window and (end - begin > left or len(window) == most_places):
             break
-        window[topic] = begin, min(end, begin + left)
-        left -= window[topic][1] - begin
+        window[place] = begin, min(end, begin + left)
+        left -= window[place][1] - begin
     return window
 
 
+class Piece(NamedTuple):
+    """Records of one conversation, and the position in the partition once they are taken."""
+
+    records: list[ReplayedRecord]
+    through: int
+
+
+def cut(conversations: Iterable[Sequence[ReplayedRecord]], most_records: int, through: int) -> list[Piece]:
+    """The records of a range of a partition up to `through`, by conversation and in order, in pieces.
+
+    What begins first comes first, and each piece takes the position to the first record that is left: a kill between
+    two repeats as little as the order allows. Without records the one piece is empty.
+    """
+    pieces = [list(one[at : at + most_records]) for one in conversations for at in range(0, len(one), most_records)]
+    pieces.sort(key=lambda piece: piece[0].offset)
+    begins = [*(piece[0].offset for piece in pieces[1:]), through]
+    return [Piece(*one) for one in zip(pieces or [[]], begins, strict=True)]
+
+
 class Erasures:
-    """Tombstones of one conversation, of all records that were looked at."""
+    """Tombstones of one partition, of all records that were looked at."""
 
     def __init__(self) -> None:
-        self.looked_to = 0
-        """Everything that the caller needs below this offset was looked at."""
-        self._by_key: dict[str, int] = {}
+        self._by_key: dict[bytes, int] = {}
 
-    def add(self, key: str, offset: int) -> None:
+    def add(self, key: bytes, offset: int) -> None:
         self._by_key[key] = max(offset, self._by_key.get(key, -1))
 
-    def erase(self, record: ConversationRecord) -> bool:
-        """Whether a later tombstone has this record's key."""
-        return record.offset < self._by_key.get(record.key, -1)
+    def erase(self, key: bytes, offset: int) -> bool:
+        """Whether a later tombstone has the key of this record."""
+        return offset < self._by_key.get(key, -1)
+
+    def drop_before(self, offset: int) -> None:
+        """Records before it are not asked for any more."""
+        self._by_key = {key: at for key, at in self._by_key.items() if at >= offset}
 
 
 class Pace:

@@ -55,6 +55,33 @@ def test_create_twice_then_check_and_list(topics: Topics) -> None:
     assert listed[f"{topics.prefix}inference.control"] == 1
 
 
+def test_conversations_are_counted_by_their_topics_unless_they_share_one(topics: Topics) -> None:
+    assert topics.run("create", "--partitions", "3").exit_code == 0
+    topics.make("conversation.c1", 1)
+    wait_until(lambda: json.loads(topics.run("list", "--json").output)["conversations"] == 1)
+    assert json.loads(topics.run("list", "--json").output)["conversation_layout"] == "topics"
+    assert topics.run("list").output.endswith("topics; 1 conversations\n")
+    topics.admin.delete_topics([f"{topics.prefix}conversation.c1"])[f"{topics.prefix}conversation.c1"].result(20)
+    wait_until(lambda: json.loads(topics.run("list", "--json").output)["conversations"] == 0)
+    assert topics.run("create", "--partitions", "3", "--conversation-layout", "sharded").exit_code == 0
+    listed = json.loads(topics.run("list", "--json").output)
+    assert (listed["conversations"], listed["conversation_layout"]) == (None, "sharded")
+    assert listed["topics"][f"{topics.prefix}inference.conversation.log"] == 3
+    shared = f"conversations share {topics.prefix}inference.conversation.log"
+    assert topics.run("list").output.endswith(f"topics; {shared}\n")
+
+
+def test_flushing_takes_the_topic_that_conversations_share(topics: Topics) -> None:
+    assert topics.run("create", "--partitions", "3", "--conversation-layout", "sharded").exit_code == 0
+    name = f"{topics.prefix}inference.conversation.log"
+    assert topic_config(topics.settings, name)["flush.messages"] != "1"
+    done = topics.run("create", "--partitions", "3", "--durability", "fsync", "--alter")
+    assert done.exit_code == 0, done.output
+    assert f"altered  {name}" in done.output
+    assert topic_config(topics.settings, name)["flush.messages"] == "1"
+    assert flush_conversations(topics.settings) == 0
+
+
 def test_drift_is_told_and_not_touched(topics: Topics) -> None:
     topics.make("inference.result", 6, {"retention.ms": "3600000", "cleanup.policy": "delete"})
     created = topics.run("create", "--partitions", "3", "--json")

@@ -1,19 +1,32 @@
-"""What a bridge knows from the topics, on a real broker: pools that come and go."""
+"""What a bridge knows from the topics, on a real broker: pools and conversations that come and go."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
+from functools import partial
 from typing import Any
 
+import pytest
 from confluent_kafka.admin import AdminClient
 
+from penstock.common.admin import create_conversation_topic, ensure_topics
+from penstock.common.shards.addresses import address_of
+from penstock.common.shards.scanning import shared_partitions
+from penstock.gateway.bridge import known as known_module
 from penstock.gateway.bridge.known import Known, content_header, content_of
+from penstock.gateway.bridge.requests import Requests
+from penstock.gateway.limits.allowances import Allowances
+from penstock.gateway.limits.limits import Limits
 from penstock.schemas.codec import default_codec
+from penstock.schemas.errors import TenantLimit
+from penstock.schemas.records import InferenceRequest
 from penstock.schemas.requests import parse_request
-from penstock.schemas.topics import request_key
+from penstock.schemas.topics import request_key, topic_specs
 from support import create_topics
 
 DEADLINE_S = 40
+MESSAGE = {"role": "user", "content": "hello"}
 
 
 async def test_pools_that_come_are_read_and_those_that_go_are_not_waited_for(own_place: Any) -> None:
@@ -40,6 +53,60 @@ async def test_pools_that_come_are_read_and_those_that_go_are_not_waited_for(own
         known.check()
     finally:
         await known.stop()
+
+
+async def test_conversations_that_share_a_topic_are_those_whose_heads_stand(
+    own_place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_module, "LISTED_S", -1.0)
+    kafka, names = own_place.kafka, own_place.kafka.names
+    specs = topic_specs(names, partitions=2, shared_conversations=True)
+    await asyncio.to_thread(ensure_topics, kafka, [one for one in specs if one.name == names.conversation_log])
+
+    async def write(tenant: str, conversation: str, key: bytes, value: bytes | None) -> None:
+        address = address_of(names, names.conversation(tenant, conversation), 2)
+        put = partial(own_place.scribe.put, partition=address.partition)
+        await asyncio.to_thread(put, names.conversation_log, value, address.key(key))
+
+    await write("default", "a", b"fork/1", b"head")
+    known = Known(kafka, default_codec())
+    await known.start()
+    try:
+        for conversation in "bcd":
+            await write("acme", conversation, b"fork/1", b"head")
+            await write("acme", conversation, b"r1", b"text")
+        await write("acme", "c", b"fork/1", None)
+        await write("acme", "c", b"r2", b"behind the end")
+        found = await asyncio.gather(*(known.conversations() for _ in range(4)))
+        assert [sorted(one) for one in found] == [[("acme", "b"), ("acme", "d"), ("default", "a")]] * 4
+        requests = Requests(
+            {}, known, Allowances(by_tenant={"acme": Limits(conversations=2)}), lambda store, prefix: None
+        )
+        with pytest.raises(TenantLimit):
+            await requests.accepted(turn("c"))
+        with pytest.raises(KeyError, match="acme"):  # no limit stands in its way: it is sent, by a client that is none
+            await requests.accepted(turn("d"))
+        await write("acme", "c", b"fork/2", b"anew")
+        await write("default", "a", b"fork/1", None)
+        assert sorted(await known.conversations()) == [("acme", "b"), ("acme", "c"), ("acme", "d")]
+    finally:
+        await known.stop()
+    assert not any(thread.name == "penstock-heads" for thread in threading.enumerate())
+
+
+def turn(conversation: str) -> InferenceRequest:
+    body = {"task": "text_generation", "conversation_id": conversation, "payload": {"messages": [MESSAGE]}}
+    return parse_request(body, tenant="acme", request_id="r1", now_ms=1)
+
+
+async def test_conversations_with_topics_are_those_topics(own_place: Any) -> None:
+    if shared_partitions(own_place.kafka) is not None:
+        pytest.skip("all conversations share a topic here")
+    known = Known(own_place.kafka, default_codec())
+    topic = own_place.kafka.names.conversation("acme", "a")
+    await asyncio.to_thread(create_conversation_topic, own_place.kafka, topic)
+    assert await known.conversations() == [("acme", "a")]
+    await known.stop()
 
 
 async def up_to_date(known: Known) -> None:

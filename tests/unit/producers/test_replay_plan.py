@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.common.conversations import ConversationRecord
 from penstock.common.group_positions import Kept
-from penstock.producers.replay_plan import Erasures, Pace, begin_at, check_options, matching, next_window
-from penstock.schemas.errors import InvalidRequest
+from penstock.producers.replay_plan import (
+    Erasures,
+    Pace,
+    ReplayedRecord,
+    begin_at,
+    check_kept,
+    check_options,
+    cut,
+    matching,
+    next_window,
+)
+from penstock.schemas.errors import Conflict, InvalidRequest
 
 
 @pytest.mark.parametrize(
@@ -35,6 +45,29 @@ def test_a_start_before_the_log_is_its_first_record() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kept", "says"),
+    [
+        (Kept(offset=7, topic_id="a", note='["acme", "trip-*"]'), None),
+        (Kept(offset=7, topic_id="b", note='["acme", "*"]'), None),  # of a topic that is gone
+        (Kept(offset=7, topic_id="a"), None),  # set by Kafka's own tools
+        (Kept(offset=7, topic_id="a", note='["acme", "*"]'), "the conversations '*' of the tenant acme"),
+        (Kept(offset=7, topic_id="a", note="0 0"), "another service"),
+        (Kept(offset=7, topic_id="a", note="7"), "another service"),
+    ],
+)
+def test_a_group_of_another_replay_is_refused(kept: Kept, says: str | None) -> None:
+    if says is None:
+        check_kept(kept, "a", '["acme", "trip-*"]', "index")
+    else:
+        with pytest.raises(
+            Conflict, match=f"the group index keeps the positions of {re.escape(says)}: each"
+        ) as refused:
+            check_kept(kept, "a", '["acme", "trip-*"]', "index")
+        assert refused.value.param == "group"
+    check_kept(kept, "a", "", "index")  # in a topic of its own nothing is skipped
+
+
+@pytest.mark.parametrize(
     ("pattern", "found"), [("*", ["a", "trip-1", "trip-2"]), ("trip-*", ["trip-1", "trip-2"]), ("A", []), ("?", ["a"])]
 )
 def test_ids_match_a_glob(pattern: str, found: list[str]) -> None:
@@ -45,33 +78,47 @@ def test_ids_match_a_glob(pattern: str, found: list[str]) -> None:
 def test_windows_read_each_record_once_and_hold_no_more_than_they_may(
     lengths: list[int], most: int, topics: int
 ) -> None:
-    positions = dict.fromkeys(map(str, range(len(lengths))), 0)
+    positions = {(str(number), 0): 0 for number in range(len(lengths))}
     goals = dict(zip(positions, lengths, strict=True))
-    while behind := [(topic, (at, goals[topic])) for topic, at in positions.items() if at < goals[topic]]:
+    while behind := [(place, (at, goals[place])) for place, at in positions.items() if at < goals[place]]:
         window = next_window(behind, most, topics)
         assert 1 <= len(window) <= topics
         assert 1 <= sum(end - begin for begin, end in window.values()) <= most
-        for topic, (begin, end) in window.items():
-            assert begin == positions[topic]
-            assert begin < end <= goals[topic]
-            positions[topic] = end
+        for place, (begin, end) in window.items():
+            assert begin == positions[place]
+            assert begin < end <= goals[place]
+            positions[place] = end
     assert positions == goals
 
 
 def test_only_what_stands_before_its_tombstone_is_erased() -> None:
     erased = Erasures()
-    erased.add("k", 5)
-    erased.add("k", 3)
+    erased.add(b"k", 5)
+    erased.add(b"k", 3)
+    asked = [(b"k", 4), (b"k", 5), (b"k", 6), (b"other", 0)]
+    assert [erased.erase(*one) for one in asked] == [True, False, False, False]
+    erased.drop_before(5)
+    assert erased.erase(b"k", 4)
+    erased.drop_before(6)
+    assert not erased.erase(b"k", 4)
 
-    def at(offset: int, key: str = "k") -> ConversationRecord:
-        return ConversationRecord(offset=offset, timestamp_ms=0, key=key, message=None)
 
-    assert [erased.erase(at(4)), erased.erase(at(5)), erased.erase(at(6)), erased.erase(at(0, "other"))] == [
-        True,
-        False,
-        False,
-        False,
-    ]
+def record(conversation: str, offset: int) -> ReplayedRecord:
+    return ReplayedRecord(conversation_id=conversation, offset=offset, timestamp_ms=0, key="k", message=None)
+
+
+@given(of=st.lists(st.sampled_from("abc"), max_size=30), most=st.integers(1, 5), more=st.integers(0, 3))
+def test_pieces_are_whole_and_each_position_stands_before_what_is_left(of: list[str], most: int, more: int) -> None:
+    records = [record(one, offset) for offset, one in enumerate(of)]
+    conversations = [[one for one in records if one.conversation_id == name] for name in "cab"]
+    pieces = cut(conversations, most, len(of) + more)
+    for number, (found, through) in enumerate(pieces):
+        assert len(found) <= most
+        left = [one.offset for later in pieces[number + 1 :] for one in later.records]
+        assert through == min(left, default=len(of) + more)
+    for conversation in conversations:
+        names = {one.conversation_id for one in conversation}
+        assert [one for found, _ in pieces for one in found if one.conversation_id in names] == conversation
 
 
 @pytest.mark.parametrize("rate", [0.5, 3, 40, 1000])

@@ -20,6 +20,7 @@ from penstock.common.clock import now_ms
 from penstock.common.model_pools import pool_of
 from penstock.common.reader import PartitionReader, RawMessage
 from penstock.common.settings import KafkaSettings
+from penstock.common.shards.heads import HeadsFollower
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BrokerUnavailable, DecodeError, InternalError, InvalidRequest, PenstockError
 from penstock.schemas.records import InferenceRequest, ModelInfo
@@ -103,6 +104,10 @@ class Known:
         self._conversations: dict[bytes, str] = {}
         """The pools of conversations that are not in the common one, by their keys."""
         self._listed: tuple[float, list[tuple[str, str]]] = (float("-inf"), [])
+        self._listing: asyncio.Task[None] | None = None
+        """One for all who ask: beginning to follow a shared topic takes long."""
+        self._heads: HeadsFollower | None = None
+        """Of conversations that share a topic, once somebody asked for them."""
         self._looking: asyncio.Task[None] | None = None
         self.sent = SentRequests()
 
@@ -115,6 +120,10 @@ class Known:
             self._looking.cancel()
         if self._reader is not None:
             await asyncio.to_thread(self._reader.stop)
+        if self._listing is not None:  # its thread may be making the follower
+            await asyncio.wait([self._listing])
+        if self._heads is not None:
+            await asyncio.to_thread(self._heads.close)
 
     def check(self) -> None:
         """Raises InternalError when reading has ended."""
@@ -141,11 +150,16 @@ class Known:
         return request if home is None else dataclasses.replace(request, pool=home)
 
     async def conversations(self) -> list[tuple[str, str]]:
-        """All conversations that exist, as (tenant, id); some seconds old. Raises BrokerUnavailable."""
+        """All conversations that exist, as (tenant, id); some seconds old.
+
+        Raises BrokerUnavailable, also while a topic that they share is read for the first time.
+        """
         if time.monotonic() - self._listed[0] > LISTED_S:
-            counts = await asyncio.to_thread(admin.partition_counts, self._kafka)
-            parse = self._kafka.names.parse_conversation
-            self._listed = (time.monotonic(), [pair for topic in counts if (pair := parse(topic)) is not None])
+            if self._listing is None or self._listing.done():
+                self._listing = asyncio.get_running_loop().create_task(self._list(), name="conversations")
+            listing = self._listing
+            await asyncio.wait([listing])
+            listing.result()
         return self._listed[1]
 
     # -- being up to date
@@ -176,7 +190,20 @@ class Known:
                 logger.info("known.up_to_date sent=%d seconds=%.1f", len(self.sent), time.monotonic() - began)
                 return
 
+    async def _list(self) -> None:
+        found = await asyncio.to_thread(self._list_conversations)
+        self._listed = (time.monotonic(), found)
+
     # -- on other threads
+
+    def _list_conversations(self) -> list[tuple[str, str]]:
+        names = self._kafka.names
+        counts = admin.partition_counts(self._kafka)
+        if names.conversation_log not in counts:
+            return [pair for topic in counts if (pair := names.parse_conversation(topic)) is not None]
+        if self._heads is None:
+            self._heads = HeadsFollower(self._kafka)
+        return self._heads.conversations()
 
     def _begin(self) -> PartitionReader:
         counts = self._request_topics()
