@@ -112,7 +112,8 @@ def read_through(
             forks.apply(record.offset, record.key, record.message)
         live = {record.key: record for record in records}
         begin = forks.begin(limit)
-        if not parts and forks.deletions and not any(_stands_behind(one, begin - forks.base) for one in live.values()):
+        behind = (one for one in live.values() if one.offset >= begin - forks.base and one.key not in forks.void)
+        if not parts and forks.deletions and not any(map(_is_of_conversation, behind)):
             raise NotFound("the conversation is deleted")
         parts.append(
             [
@@ -130,8 +131,8 @@ def read_through(
     return [record for part in reversed(parts) for record in part]
 
 
-def _stands_behind(record: ConversationRecord, begin: int) -> bool:
-    return record.offset >= begin and record.message is not None and record.message.direction != "forked"
+def _is_of_conversation(record: ConversationRecord) -> bool:
+    return record.message is not None and record.message.direction != "forked"
 
 
 def decoded(codec: Codec, raw: Iterable[RawMessage]) -> Iterator[ConversationRecord]:

@@ -3,182 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conversation_topics import CODEC, NAMES, Cluster, Killed, message, run, said, say, together
 from penstock.common import forks
 from penstock.common.conversations import ConversationRecord, decoded, fold_messages, read_through
-from penstock.common.reader import RawMessage
-from penstock.common.transport import Delivery
 from penstock.gateway.conversations.pages import Conversations
-from penstock.gateway.conversations.tails import Place
-from penstock.gateway.service.forking import Forking
-from penstock.schemas.codec import default_codec
-from penstock.schemas.errors import BrokerUnavailable, Conflict, NotFound, PenstockError
-from penstock.schemas.records import ConversationFork, ConversationMessage, conversation_message_key
-from penstock.schemas.topics import TopicNames
-
-CODEC = default_codec()
-NAMES = TopicNames()
-
-
-class Killed(BaseException):
-    """The process is gone."""
-
-
-class Step:
-    """Gives the other call its turn."""
-
-    def __await__(self) -> Generator[None]:
-        yield
-
-
-@dataclass
-class Cluster:
-    """Topics in memory. `kill_at`: so many calls of it work, then the process is killed."""
-
-    logs: dict[str, list[RawMessage]] = field(default_factory=dict)
-    ends: dict[str, int] = field(default_factory=dict)
-    ids: dict[str, str] = field(default_factory=dict)
-    released: list[str] = field(default_factory=list)
-    kill_at: int | None = None
-    calls: int = 0
-    numbers: Any = field(default_factory=itertools.count)
-
-    # -- as the log of `Conversations`
-
-    def topic_id(self, topic: str) -> str | None:
-        return self.ids.get(topic)
-
-    def end(self, topic: str) -> int:
-        if topic not in self.logs:
-            raise NotFound(topic)
-        return self.ends[topic]
-
-    def read(self, topic: str, begin: int, end: int, give_up: float, most: int | None = None) -> list[RawMessage]:
-        return [one for one in self.logs[topic] if begin <= one.offset < end][:most]
-
-    def last_records(self, topics: Sequence[str], give_up: float) -> dict[str, RawMessage | None]:
-        return {topic: self.logs[topic][-1] for topic in topics if self.logs.get(topic)}
-
-    def places(self, topics: Sequence[str]) -> dict[str, Place]:
-        return {topic: Place(self.ids[topic], self.ends[topic]) for topic in topics if topic in self.ids}
-
-    def newest_ms(self, topic: str) -> int | None:
-        return max((one.timestamp_ms for one in self.logs[topic]), default=None)
-
-    # -- as topics and producer of `Forking`
-
-    def create(self, topic: str) -> None:
-        if topic not in self.logs:
-            self.logs[topic], self.ends[topic], self.ids[topic] = [], 0, f"id-{next(self.numbers)}"
-
-    def remove(self, topic: str) -> None:
-        self.logs.pop(topic, None)
-        self.ids.pop(topic, None)
-
-    async def produce(self, topic: str, value: bytes | None, *, key: bytes | None = None) -> Delivery:
-        await self.step()
-        if topic not in self.logs:
-            raise NotFound(topic)
-        return Delivery(topic=topic, partition=0, offset=self.write(topic, key or b"", value), timestamp_ms=0)
-
-    def write(self, topic: str, key: bytes, value: bytes | None) -> int:
-        offset = self.ends[topic]
-        self.ends[topic] += 1
-        self.logs[topic].append(RawMessage(topic, 0, offset, 1_000 + offset, key, value))
-        return offset
-
-    def compact(self, tombstones_too: bool) -> None:
-        """The newest record of a key stays; a log's last one always."""
-        for topic, records in self.logs.items():
-            newest = {one.key: one.offset for one in records}
-            self.logs[topic] = [
-                one
-                for one in records
-                if one.offset == self.ends[topic] - 1
-                or (newest[one.key] == one.offset and not (one.value is None and tombstones_too))
-            ]
-
-    # -- as its threads and artifacts
-
-    async def run_for(self, tenant: str, work: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        await self.step()
-        return work(*args, **options)
-
-    async def step(self) -> None:
-        await Step()
-        if self.kill_at is not None and self.calls >= self.kill_at:
-            raise Killed
-        self.calls += 1
-
-    def conversation_gone(self, tenant: str, conversation_id: str) -> None:
-        self.released.append(conversation_id)
-
-    def gateway(self) -> tuple[Forking, Conversations]:
-        """A gateway that has read nothing yet."""
-        pages = Conversations(self, NAMES, CODEC)
-        threads = SimpleNamespace(conversations=self, artifacts=self)
-        return Forking(self, self, pages, NAMES, CODEC, cast(Any, self), cast(Any, threads)), pages
-
-
-def run(call: Coroutine[Any, Any, Any]) -> Any:
-    while True:
-        try:
-            call.send(None)
-        except StopIteration as end:
-            return end.value
-
-
-def together(first: Coroutine[Any, Any, Any], second: Coroutine[Any, Any, Any], order: Sequence[bool]) -> list[Any]:
-    """What both return or raise; `order` says whose step is next, as long as both go on."""
-    calls, ends = [first, second], list[Any]([None, None])
-    steps = iter(order)
-    going = [0, 1]
-    while going:
-        at = going[next(steps, False)] if len(going) == 2 else going[0]
-        try:
-            calls[at].send(None)
-        except StopIteration as end:
-            ends[at] = end.value
-            going.remove(at)
-        except PenstockError as error:
-            ends[at] = error
-            going.remove(at)
-    return ends
-
-
-def message(conversation_id: str, request_id: str, direction: str, epoch: int = 0) -> ConversationMessage:
-    return ConversationMessage(
-        request_id=request_id,
-        tenant="acme",
-        conversation_id=conversation_id,
-        direction=direction,
-        epoch=epoch,
-        role="user" if direction == "in" else "assistant",
-        content=f"{request_id} {direction}",
-        created_at=0,
-    )
-
-
-def say(cluster: Cluster, conversation_id: str, request_id: str, epoch: int = 0) -> None:
-    """As a worker does: the topic is made, and the whole turn is written."""
-    topic = NAMES.conversation("acme", conversation_id)
-    cluster.create(topic)
-    for direction in ("in", "out"):
-        made = message(conversation_id, request_id, direction, epoch)
-        cluster.write(topic, conversation_message_key(made).encode(), CODEC.encode(made))
-
-
-def said(pages: Conversations, conversation_id: str) -> list[str]:
-    return [turn.message.content for turn in pages.turns("acme", conversation_id, 1_000)]
-
+from penstock.schemas.errors import BrokerUnavailable, Conflict, NotFound
+from penstock.schemas.records import ConversationFork, conversation_message_key
 
 # -- any history
 
@@ -245,6 +82,17 @@ class World:
         self.children.pop(name, None)
         for children in self.children.values():
             children.discard(name)
+
+    def delete_too_late(self, number: int) -> None:
+        """An expiry before whose record another one came."""
+        name = self.pick(number)
+        topic = NAMES.conversation("acme", name)
+        if self.cluster.ends.get(topic) and topic in self.cluster.ids:
+            base, end = self.bases[name], self.cluster.ends[topic]
+            late = forks.deleted_record("acme", name, f"late{next(self.numbers)}", base, 0, only_behind=base + end - 2)
+            self.cluster.write(topic, late.key.encode(), CODEC.encode(late.message))
+            if number % 2:
+                self.cluster.write(topic, late.key.encode(), None)
 
     def compact(self, number: int) -> None:
         self.cluster.compact(tombstones_too=number % 2 == 0)
@@ -316,6 +164,7 @@ STEP = st.one_of(
     st.tuples(st.just(World.delete), NUMBER),
     st.tuples(st.just(World.delete), NUMBER),
     st.tuples(st.just(World.create), NUMBER),
+    st.tuples(st.just(World.delete_too_late), NUMBER),
     st.tuples(st.just(World.compact), NUMBER),
 )
 

@@ -102,7 +102,8 @@ class ConversationIndex:
             return False
         begin = self.own_begin()
         live = reversed(self._live.items())
-        return not any(offset >= begin and key not in self.forks.forks for key, (offset, _) in live)
+        says_nothing = self.forks.forks.keys() | self.forks.void
+        return not any(offset >= begin and key not in says_nothing for key, (offset, _) in live)
 
     def keys_before_deletion(self) -> list[str]:
         """Keys of the live records that stand before the newest deletion, but for those that name forks."""

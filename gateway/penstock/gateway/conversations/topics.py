@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 from penstock.common import admin
+from penstock.gateway.conversations.tails import Place
 from penstock.gateway.settings import GatewaySettings
 from penstock.schemas.errors import BrokerUnavailable, InsufficientCapacity
 
@@ -31,13 +32,23 @@ class ConversationTopics:
                 )
             admin.create_conversation_topic(kafka, topic, durability=self.settings.topics.durability)
 
-    def remove(self, topic: str) -> None:
-        """Delete the topic and wait until a broker says that it is gone: the next turn must not find it."""
+    def remove(self, topic: str, place: Place | None = None) -> bool:
+        """Delete the topic and wait until a broker says that it is gone: the next turn must not find it.
+
+        False when it is still there and does not end at `place` any more. One of another id is left alone: another
+        gateway has removed this one, and a turn made it anew.
+        """
         kafka = self.settings.kafka_settings()
-        topic_id = admin.topic_id(kafka, topic)
+        found = admin.topic_id(kafka, topic)
+        if place is not None:
+            if found != place.topic_id:
+                return True
+            if admin.end_offsets(kafka, [(topic, 0)])[topic, 0] != place.end:
+                return False
         admin.delete_topic(kafka, topic)
         give_up = time.monotonic() + GONE_S
-        while topic_id is not None and admin.topic_id(kafka, topic) == topic_id:
+        while found is not None and admin.topic_id(kafka, topic) == found:
             if time.monotonic() > give_up:
                 raise BrokerUnavailable(f"{topic} is still there; delete the conversation again", retry_after_s=1)
             time.sleep(0.01)
+        return True

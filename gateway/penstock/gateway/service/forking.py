@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -20,6 +20,7 @@ from penstock.common.forks import ForkRecord, fork_id_of
 from penstock.common.transport import Delivery
 from penstock.gateway.conversations.lineage import Holder, Lineage
 from penstock.gateway.conversations.pages import Conversations
+from penstock.gateway.conversations.tails import Place
 from penstock.gateway.threads import Threads
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import Conflict, InsufficientCapacity, NotFound, PenstockError
@@ -35,14 +36,16 @@ T = TypeVar("T")
 class Producer(Protocol):
     """`AsyncTransport`, as far as it is needed here."""
 
-    async def produce(self, topic: str, value: bytes | None, *, key: bytes | None = None) -> Delivery: ...
+    async def produce(
+        self, topic: str, value: bytes | None, *, key: bytes | None = None, timestamp_ms: int | None = None
+    ) -> Delivery: ...
 
 
 class Topics(Protocol):
     """See `ConversationTopics`."""
 
     def create(self, topic: str) -> None: ...
-    def remove(self, topic: str) -> None: ...
+    def remove(self, topic: str, place: Place | None = None) -> bool: ...
 
 
 @dataclass(eq=False)
@@ -68,7 +71,7 @@ class Forking:
         """Whether there is such a conversation. Of a deleted one what nobody needs any more is removed."""
         lineage = await self._lineage(tenant, conversation_id)
         if lineage is not None and lineage.is_deleted:
-            await self._let_go(tenant, conversation_id)
+            await self.let_go(tenant, conversation_id)
             return False
         return lineage is not None
 
@@ -137,16 +140,32 @@ class Forking:
 
         With the last fork of a deleted conversation that one's topic goes too.
         """
-        lineage = await self._lineage(tenant, conversation_id)
-        if lineage is None:
-            await self._release_artifacts(tenant, conversation_id)
+        if await self.end(tenant, conversation_id):
+            await self.let_go(tenant, conversation_id)
         else:
-            if not lineage.is_deleted:
-                deleted = forks.deleted_record(tenant, conversation_id, uuid.uuid4().hex, lineage.base, now_ms())
-                await self._append(tenant, conversation_id, deleted)
-            await self._let_go(tenant, conversation_id)
+            await self._release_artifacts(tenant, conversation_id)
 
-    async def _let_go(self, tenant: str, conversation_id: str) -> None:
+    async def end(self, tenant: str, conversation_id: str, still: Callable[[], Awaitable[bool]] | None = None) -> bool:
+        """Append the record that ends it: from now on it has no messages. `let_go` does the rest.
+
+        `still` is asked right before, and holds for the records that stood there when this was called: if another one
+        comes first, nothing is ended. False then, when it says no, and when there is no such conversation.
+        """
+        lineage = await self._lineage(tenant, conversation_id)
+        if lineage is None or lineage.is_deleted:
+            return lineage is not None
+        if still is not None and not await still():
+            return False
+        only_behind = None if still is None else lineage.base + lineage.end - 1
+        made = forks.deleted_record(
+            tenant, conversation_id, uuid.uuid4().hex, lineage.base, now_ms(), only_behind=only_behind
+        )
+        if await self._append(tenant, conversation_id, made) == lineage.end or still is None:
+            return True
+        await self._erase(tenant, conversation_id, [made.key])
+        return False
+
+    async def let_go(self, tenant: str, conversation_id: str) -> None:
         """Remove what a deletion ended and no fork goes on from.
 
         Its own topic goes last: a call that is repeated after a kill finds what is left to do.
@@ -160,17 +179,20 @@ class Forking:
         if lineage.parent is not None:
             await self._let_go_of(tenant, lineage.parent, fork_id_of(lineage.fork_key or ""))
         if lineage.is_deleted:
-            await self._remove_topic(tenant, conversation_id)
-            await self._release_artifacts(tenant, conversation_id)
+            if await self._remove_topic(tenant, conversation_id, Place(lineage.topic_id, lineage.end)):
+                await self._release_artifacts(tenant, conversation_id)
+            else:  # something was appended: a turn has begun it anew, or another gateway is at it
+                await self.let_go(tenant, conversation_id)
         else:  # begun anew in the same topic
             await self._erase(tenant, conversation_id, lineage.keys_before_deletion)
 
     async def _let_go_of(self, tenant: str, parent: ConversationFork, fork_id: str) -> None:
-        """A fork of `parent` is gone."""
+        """A fork of `parent` is gone. The parent is as old as before: the tombstone has the time of its newest record."""
         lineage = await self._lineage(tenant, parent.conversation_id)
         if lineage is not None and lineage.topic_id == parent.topic_id:
-            await self._erase(tenant, parent.conversation_id, [f"forked/{fork_id}"])
-            await self._let_go(tenant, parent.conversation_id)
+            newest_ms = await self._run(tenant, self._conversations.newest_ms, parent.conversation_id)
+            await self._erase(tenant, parent.conversation_id, [f"forked/{fork_id}"], newest_ms)
+            await self.let_go(tenant, parent.conversation_id)
 
     async def _lives(self, tenant: str, key: str, fork: ConversationFork) -> bool:
         """Whether the fork that a record `forked` names was made, and its topic is there."""
@@ -203,19 +225,19 @@ class Forking:
         value = self._codec.encode(record.message)
         return (await self._transport.produce(topic, value, key=record.key.encode())).offset
 
-    async def _erase(self, tenant: str, conversation_id: str, keys: list[str]) -> None:
-        """Write tombstones, in order."""
+    async def _erase(self, tenant: str, conversation_id: str, keys: list[str], time_ms: int | None = None) -> None:
+        """Write tombstones, in order, of this time or of now."""
         topic = self._topic(tenant, conversation_id)
         for key in keys:
-            await self._transport.produce(topic, None, key=key.encode())
+            await self._transport.produce(topic, None, key=key.encode(), timestamp_ms=time_ms)
 
     async def _create_topic(self, tenant: str, conversation_id: str) -> None:
         topic = self._topic(tenant, conversation_id)
         await self._threads.conversations.run_for(tenant, self._topics.create, topic)
 
-    async def _remove_topic(self, tenant: str, conversation_id: str) -> None:
+    async def _remove_topic(self, tenant: str, conversation_id: str, place: Place | None = None) -> bool:
         topic = self._topic(tenant, conversation_id)
-        await self._threads.conversations.run_for(tenant, self._topics.remove, topic)
+        return await self._threads.conversations.run_for(tenant, self._topics.remove, topic, place)
 
     def _topic(self, tenant: str, conversation_id: str) -> str:
         return self._names.conversation(tenant, conversation_id)

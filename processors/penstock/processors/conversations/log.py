@@ -103,10 +103,10 @@ class ConversationLog:
         if offset < self.next_offset:
             return
         self.next_offset = offset + 1
-        self.topic.apply(offset, key.decode("utf-8", "replace"), message)
+        ends = self.topic.apply(offset, key.decode("utf-8", "replace"), message)
         if message is None:
             self._remove(key)
-        elif message.direction == "deleted":
+        elif ends:
             if self.is_within(offset):
                 self._begin_anew()
         elif message.direction in ("in", "out", "summary") and self.is_within(offset):

@@ -87,8 +87,15 @@ class MemoryTopics:
         )
         self.put(child, fork_record("default", child, fork_id, goes_on_from, 0))
 
-    def delete(self, conversation_id: str, base: int = 0) -> None:
-        self.put(conversation_id, deleted_record("default", conversation_id, f"d{next(self.numbers)}", base, 0))
+    def delete(self, conversation_id: str, base: int = 0, *, late_by: int | None = None) -> None:
+        """With `late_by` only if the next record of the topic is so many before."""
+        end = self.ends[topic_of("default", conversation_id)]
+        behind = None if late_by is None else base + end - late_by - 1
+        number = next(self.numbers)
+        self.put(
+            conversation_id,
+            deleted_record("default", conversation_id, f"d{number}", base, 0, only_behind=behind),
+        )
 
 
 def make(log: MemoryTopics, cached_bytes: int = 1 << 20) -> Turns:
@@ -227,12 +234,13 @@ class World:
                 and not any(covered.request_id == request_id for covered in one.covers or ())
             ]
 
-    async def delete(self, number: int) -> None:
+    async def delete(self, number: int, late_by: int | None) -> None:
         name = self.pick(number)
         self.topics.open(topic_of("default", name), 1)
         origin = self.origins[name]
-        self.topics.delete(name, 0 if origin is None else origin.through + 1)
-        self.lists[name] = []
+        self.topics.delete(name, 0 if origin is None else origin.through + 1, late_by=late_by)
+        if not late_by:
+            self.lists[name] = []
 
     async def compact(self, number: int) -> None:
         """Tombstones go only when all readers have read them."""
@@ -262,7 +270,7 @@ STEP = st.one_of(
     st.tuples(st.just(World.fork), NUMBER, NUMBER),
     st.tuples(st.just(World.sum_up), NUMBER),
     st.tuples(st.just(World.erase), NUMBER),
-    st.tuples(st.just(World.delete), NUMBER),
+    st.tuples(st.just(World.delete), NUMBER, st.sampled_from([None, 0, 1])),
     st.tuples(st.just(World.compact), NUMBER),
 )
 
