@@ -66,7 +66,33 @@ class Conversation(Answer):
     last_active_at: Annotated[
         int | None, Field(description="When its newest record was written, Unix seconds; null without one.")
     ]
+    expires_at: Annotated[
+        int | None,
+        Field(
+            description="When it is deleted if nobody touches it before, Unix seconds; null: never, or not known yet."
+        ),
+    ]
     forked_from: Annotated[ForkedFrom | None, Field(description="Of a fork.")] = None
+
+
+class ExpiringConversation(Answer):
+    """A conversation that is due, or will be; one with an open request stays until that has ended."""
+
+    tenant: str
+    conversation_id: str
+    last_active_at: Time
+    expires_at: Time
+    retention_s: float
+    open_request: bool
+
+
+class ConversationSweep(Answer):
+    """How many conversations are due, and the first thousand of them."""
+
+    object: Literal["conversation.sweep"]
+    dry_run: bool
+    conversations: int
+    data: list[ExpiringConversation]
 
 
 class ConversationDeleted(Answer):

@@ -187,7 +187,7 @@ class Forking:
             await self._erase(tenant, conversation_id, lineage.keys_before_deletion)
 
     async def _let_go_of(self, tenant: str, parent: ConversationFork, fork_id: str) -> None:
-        """A fork of `parent` is gone. The parent is as old as before: the tombstone has the time of its newest record."""
+        """A fork of `parent` is gone. That does not renew it: the tombstone has the time of its newest record."""
         lineage = await self._lineage(tenant, parent.conversation_id)
         if lineage is not None and lineage.topic_id == parent.topic_id:
             newest_ms = await self._run(tenant, self._conversations.newest_ms, parent.conversation_id)
