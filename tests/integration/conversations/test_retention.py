@@ -318,3 +318,32 @@ def test_a_gateway_that_is_killed_in_a_sweep_leaves_the_rest_to_the_other(
     wait_gone(system, *names)
     eventually(lambda: swept(operators[0], "expired") >= expired + len(left) - 1, 30, gateway_of(system).tail)
     system.gateway("g2").wait_ready()
+
+
+@pytest.mark.slow
+def test_a_sweep_that_loses_its_broker_says_so_and_a_later_one_goes_on(
+    system: System, kafka: Any, acme: httpx.Client, operators: list[httpx.Client]
+) -> None:
+    if getattr(kafka, "process", None) is None:
+        pytest.skip("this test kills the broker, and PENSTOCK_TEST_KAFKA names one that is not ours")
+    names, first = [f"away{number}" for number in range(20)], operators[0]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(partial(ask, acme, text="old"), names))
+    make_older(system, "acme", names, OLD_S)
+    failed = swept(first, "failed")
+    sweep(first)
+    eventually(lambda: sum(is_there(system, one) for one in names) < 18, 60, gateway_of(system).tail)
+    kafka.kill()
+    try:
+        eventually(lambda: swept(first, "failed") > failed, 60, gateway_of(system).tail)
+    finally:
+        kafka.start()
+    assert "not_swept error=broker_unavailable" in gateway_of(system).log.read_text()
+    gateway_of(system).wait_ready()
+
+    def asked_again_all_are_gone() -> bool:
+        return first.post("/v1/admin/conversations/sweep").status_code == 200 and not any(
+            is_there(system, one) for one in names
+        )
+
+    eventually(asked_again_all_are_gone, 120, gateway_of(system).tail)
