@@ -20,8 +20,13 @@ from typer.testing import CliRunner
 from aged_conversations import make_older
 from penstock.cli.main import app
 from penstock.common import admin
+from penstock.common.configuration import KafkaSection
 from penstock.common.settings import KafkaSettings
+from penstock.common.transport import Transport
+from penstock.gateway.conversations.tails import Place
+from penstock.gateway.conversations.topics import ConversationTopics
 from penstock.gateway.edge.keys import create_key
+from penstock.gateway.settings import GatewaySettings
 from system import NOOP, Process, System, eventually, running
 
 DAY_S, OLD_S = 86_400, 31 * 86_400
@@ -177,6 +182,8 @@ def test_it_goes_everywhere_with_all_that_belongs_to_it(
     assert [one["conversation_id"] for one in json.loads(looked.stdout)["data"]] == ["old", "young"]
     assert is_there(system, "old"), "a dry run deletes nothing"
     assert acme.post("/v1/admin/conversations/sweep").status_code == 403
+    refused = first.post("/v1/admin/conversations/sweep", params={"within_s": 60})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "within_s")
 
     done = CliRunner().invoke(app, words)
     assert [one["conversation_id"] for one in json.loads(done.stdout)["data"]] == ["old"]
@@ -347,3 +354,23 @@ def test_a_sweep_that_loses_its_broker_says_so_and_a_later_one_goes_on(
         )
 
     eventually(asked_again_all_are_gone, 120, gateway_of(system).tail)
+
+
+def test_a_topic_is_removed_only_where_it_ends_as_it_was_seen(system: System) -> None:
+    """Another gateway may have removed it, and a turn begun it anew, since it was looked at."""
+    kafka = KafkaSettings(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix)
+    topics = ConversationTopics(
+        GatewaySettings(kafka=KafkaSection(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix))
+    )
+    topic = kafka.names.conversation("acme", "seen")
+    topics.create(topic)
+    eventually(lambda: admin.topic_id(kafka, topic) is not None, 30, lambda: topic)
+    seen = Place(admin.topic_id(kafka, topic) or "", 0)
+    assert topics.remove(topic, Place("another", 0)), "that one is gone"
+    transport = Transport(kafka)
+    transport.send(topic, b"x", key=b"k", partition=0)
+    assert transport.close(30) == 0
+    assert not topics.remove(topic, seen)
+    assert is_there(system, "seen")
+    assert topics.remove(topic, Place(seen.topic_id, 1))
+    assert not is_there(system, "seen")
