@@ -97,7 +97,7 @@ class FakeLog(ReadTopics):
         self.ends[TOPIC] += 1
 
     def make_anew(self) -> None:
-        self.remove(TOPIC)
+        self.drop(TOPIC)
         self.create(TOPIC)
 
     # -- as all is read again

@@ -14,6 +14,7 @@ from penstock.gateway.edge.bodies import BodyLimits
 from penstock.gateway.edge.edge import EdgeParts, install_edge
 from penstock.gateway.edge.rules import RouteKey, RouteTable, Rules
 from penstock.gateway.limits.allowances import Allowances
+from penstock.gateway.limits.retention import Retention
 from penstock.gateway.routes import artifacts as artifact_routes
 from penstock.gateway.service.dependencies import Dependencies
 from penstock.gateway.service.service import GatewayService
@@ -47,6 +48,9 @@ def service_with(part: Any, artifacts: Any = None, dependencies: Dependencies | 
         layout=part,
         conversation_facts=part,
         forking=part,
+        deleting=part,
+        retention=Retention(),
+        conversation_sweeps=part,
         feeds=part,
         redriving=part,
         dependencies=dependencies or Dependencies({}, every_s=60),

@@ -23,15 +23,17 @@ class MemoryTopics:
         if topic not in self.ids:
             self.logs[topic], self.ends[topic], self.ids[topic] = [], 0, f"id-{next(self._numbers)}"
 
-    def remove(self, topic: str) -> None:
+    def drop(self, topic: str) -> None:
         for kept in (self.logs, self.ends, self.ids):
             kept.pop(topic, None)
 
-    def put(self, topic: str, key: bytes, value: bytes | None) -> int:
-        """Append a record, at 1,000 ms and its offset; that."""
+    def put(self, topic: str, key: bytes, value: bytes | None, timestamp_ms: int | None = None) -> int:
+        """Append a record, at 1,000 ms and its offset if no time is given; the offset."""
         self.require(topic)
         offset = self.ends[topic]
-        self.logs[topic].append(RawMessage(topic, 0, offset, 1_000 + offset, key, value))
+        self.logs[topic].append(
+            RawMessage(topic, 0, offset, 1_000 + offset if timestamp_ms is None else timestamp_ms, key, value)
+        )
         self.ends[topic] += 1
         return offset
 

@@ -11,7 +11,7 @@ from penstock.common import admin
 from penstock.common.forks import TopicForks
 from penstock.common.reader import RawMessage, read_to_end
 from penstock.common.settings import KafkaSettings
-from penstock.common.shards.addresses import first_offset
+from penstock.common.shards.addresses import head_of
 from penstock.common.shards.scanning import read_shared, shared_partitions
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.errors import DecodeError, NotFound
@@ -46,8 +46,8 @@ class TopicRecords(NamedTuple):
     """All records of a conversation's topic, at Kafka's offsets."""
 
     records: list[ConversationRecord]
-    first: int = 0
-    """The offset with which the conversation begins."""
+    head: int | None = None
+    """The offset of its head, where it shares the topic with others."""
 
 
 def fold_messages(records: Iterable[ConversationRecord]) -> list[Turn]:
@@ -106,7 +106,7 @@ def read_conversation(
             if topic_id is not None and admin.topic_id(settings, topic, deadline_s) != topic_id:
                 return None
             messages = read_to_end(settings, topic, partition=0, deadline_s=deadline_s)
-        return TopicRecords(list(decoded(codec or default_codec(), messages)), first_offset(found_id))
+        return TopicRecords(list(decoded(codec or default_codec(), messages)), head_of(found_id))
 
     try:
         records = read_through(own_id, read_topic)
@@ -126,12 +126,13 @@ def read_through(
     parts: list[list[ConversationRecord]] = []
     name, topic_id, limit = conversation_id, None, None
     while (found := read_topic(name, topic_id)) is not None:
-        records, forks = found.records, TopicForks(found.first)
+        records, forks = found.records, TopicForks(found.head)
         for record in records:
             forks.apply(record.offset, record.key, record.message)
         live = {record.key: record for record in records}
         begin = forks.begin(limit)
-        if not parts and forks.deletions and not any(_stands_behind(one, begin - forks.base) for one in live.values()):
+        behind = (one for one in live.values() if one.offset >= begin - forks.base and one.key not in forks.void)
+        if not parts and forks.deletions and not any(map(_is_of_conversation, behind)):
             raise NotFound("the conversation is deleted")
         parts.append(
             [
@@ -149,8 +150,8 @@ def read_through(
     return [record for part in reversed(parts) for record in part]
 
 
-def _stands_behind(record: ConversationRecord, begin: int) -> bool:
-    return record.offset >= begin and record.message is not None and record.message.direction != "forked"
+def _is_of_conversation(record: ConversationRecord) -> bool:
+    return record.message is not None and record.message.direction != "forked"
 
 
 def decoded(codec: Codec, raw: Iterable[RawMessage]) -> Iterator[ConversationRecord]:

@@ -2,12 +2,13 @@
 
 A fork goes on from a record of its parent. Its topic begins with a record `fork` that names the parent; the record
 `forked` in the parent's topic names the fork, and keeps what it inherits. Both have the fork's id in their keys. A
-record `deleted` ends a conversation whose topic has to stay for its forks.
+record `deleted` ends a conversation whose topic has to stay for its forks. With `covers_through` it does so only if it
+stands right behind that offset: whoever deletes what nobody has touched for long must not delete what has just come.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.schemas.records import ConversationFork, ConversationMessage
 
@@ -38,10 +39,16 @@ def begin_record(tenant: str, conversation_id: str, record_id: str, now_ms: int)
     return _record(tenant, conversation_id, "fork", record_id, None, now_ms)
 
 
-def deleted_record(tenant: str, conversation_id: str, record_id: str, base: int, now_ms: int) -> ForkRecord:
-    """Ends what stands before it. Offsets go on behind it, from the `base` of the topic."""
+def deleted_record(
+    tenant: str, conversation_id: str, record_id: str, base: int, now_ms: int, *, only_behind: int | None = None
+) -> ForkRecord:
+    """Ends what stands before it. Offsets go on behind it, from the `base` of the topic.
+
+    With `only_behind` it says nothing unless it comes to stand right behind this offset of the conversation.
+    """
     begins = ConversationFork(conversation_id=conversation_id, through=base - 1) if base else None
-    return _record(tenant, conversation_id, "deleted", record_id, begins, now_ms)
+    made = _record(tenant, conversation_id, "deleted", record_id, begins, now_ms)
+    return replace(made, message=replace(made.message, covers_through=only_behind))
 
 
 def _record(
@@ -71,9 +78,11 @@ class TopicForks:
     inherited messages keep those that they have where they stand.
     """
 
-    def __init__(self, first: int = 0) -> None:
-        """`first`: Kafka's offset of the first record."""
-        self._first = first
+    def __init__(self, head: int | None = None) -> None:
+        """`head`: Kafka's offset of the first record of a conversation that shares its topic with others."""
+        self._head = head
+        self._newest = -1
+        """Kafka's offset of the newest record."""
         self.base = 0
         self.fork: ConversationFork | None = None
         """What the conversation goes on from, also if that was deleted."""
@@ -81,14 +90,17 @@ class TopicForks:
         self.tenant = ""
         """Of a fork: whose it is."""
         self.deletions: list[int] = []
+        self.void: set[str] = set()
+        """Keys of records `deleted` that say nothing: they do not stand where they were to stand."""
         self.forks: dict[str, ConversationFork] = {}
         """By key: the forks that go on from records of this topic."""
 
-    def apply(self, offset: int, key: str, message: ConversationMessage | None) -> None:
-        """Take the record at Kafka's offset; most of them say nothing."""
+    def apply(self, offset: int, key: str, message: ConversationMessage | None) -> bool:
+        """Take the record at Kafka's offset; most of them say nothing. Whether it ends what stands before it."""
+        before, self._newest = self._newest, offset
         if message is None:
             self._erase(key)
-        elif message.direction == "fork" and offset == self._first and message.fork is not None:
+        elif message.direction == "fork" and offset == (self._head or 0) and message.fork is not None:
             self.fork, self.fork_key, self.tenant = message.fork, key, message.tenant
             self.base = message.fork.through + 1
         elif message.direction == "forked" and message.fork is not None:
@@ -96,7 +108,18 @@ class TopicForks:
         elif message.direction == "deleted":
             if self.base == 0 and message.fork is not None:  # the first record is erased
                 self.base = message.fork.through + 1
-            self.deletions.append(self.base + offset)
+            at, only_behind = self.base + offset, message.covers_through
+            comes_first = at - 1 if self._head is None else self.base + before
+            if only_behind is not None and comes_first > only_behind:
+                self.void.add(key)
+                return False
+            self.deletions.append(at)
+            return True
+        return False
+
+    def passed(self, offset: int) -> None:
+        """There is a record at Kafka's offset that says nothing of forks."""
+        self._newest = offset
 
     def _erase(self, key: str) -> None:
         self.forks.pop(key, None)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from penstock.common.configuration import Section
+from penstock.common.durations import seconds
 from penstock.common.engine_kinds import KINDS
 from penstock.common.engine_options import wrong_option
 from penstock.schemas.errors import InvalidRequest, PenstockError
@@ -31,19 +32,6 @@ _MOVED_DEFAULTS = {
     "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "default_max_tokens": "max_tokens",
 }  # fmt: skip
 """Options of text models that are defaults now."""
-_UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
-
-
-def seconds(value: Any) -> Any:
-    """Seconds of a number or of a text as 30s, 5m, 1h; below zero, as Ollama has it, is for ever (null)."""
-    if isinstance(value, str):
-        match = re.fullmatch(r"\s*(-?\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*", value)
-        if match is None:
-            raise ValueError(f"{value!r} is no duration; write it as 300, 30s, 5m or 1h")
-        value = float(match[1]) * _UNITS_S[match[2] or "s"]
-    if isinstance(value, int | float) and not isinstance(value, bool) and value < 0:
-        return None
-    return value
 
 
 class RetriesSection(Section):

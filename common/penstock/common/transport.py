@@ -108,9 +108,12 @@ class Transport:
         key: bytes | None = None,
         headers: Headers | None = None,
         partition: int | None = None,
+        timestamp_ms: int | None = None,
         on_delivery: Callable[[Delivery], None] | None = None,
     ) -> None:
         """Queue one record; returns at once. `on_delivery` then runs exactly once, unless this raises.
+
+        `timestamp_ms`: the record's time; None: now. Topics with LogAppendTime ignore it.
 
         Raises TooLarge (naming the limit), Overloaded (the local queue is full), BrokerUnavailable, NotFound, and
         InternalError in a child of the process that made this.
@@ -133,6 +136,7 @@ class Transport:
                 key,
                 -1 if partition is None else partition,
                 report,
+                timestamp=timestamp_ms or 0,
                 headers=list(headers) if headers else None,  # pyright: ignore[reportArgumentType]
             )
         except BufferError as error:
@@ -239,6 +243,7 @@ class AsyncTransport:
         key: bytes | None = None,
         headers: Headers | None = None,
         partition: int | None = None,
+        timestamp_ms: int | None = None,
     ) -> Delivery:
         """Send and wait for the broker's acknowledgement. Raises the delivery's error, and what `send` raises."""
         delivered: asyncio.Future[Delivery] = self._loop.create_future()
@@ -247,7 +252,9 @@ class AsyncTransport:
             if not delivered.done():  # the waiter may have been cancelled
                 delivered.set_result(delivery)
 
-        self.produce_nowait(topic, value, key=key, headers=headers, partition=partition, callback=note)
+        self.produce_nowait(
+            topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms, callback=note
+        )
         delivery = await delivered
         if delivery.error is not None:
             raise delivery.error
@@ -281,11 +288,20 @@ class AsyncTransport:
         key: bytes | None = None,
         headers: Headers | None = None,
         partition: int | None = None,
+        timestamp_ms: int | None = None,
         callback: Callable[[Delivery], None] | None = None,
     ) -> None:
         """Send; `callback` runs on the event loop with the outcome. Raises as `Transport.send`."""
         on_delivery = None if callback is None else self._handing_over(callback)
-        self.transport.send(topic, value, key=key, headers=headers, partition=partition, on_delivery=on_delivery)
+        self.transport.send(
+            topic,
+            value,
+            key=key,
+            headers=headers,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+            on_delivery=on_delivery,
+        )
 
     def _handing_over(self, callback: Callable[[Delivery], None]) -> Callable[[Delivery], None]:
         def on_delivery(delivery: Delivery) -> None:  # on the poll thread

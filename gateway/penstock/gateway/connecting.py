@@ -164,6 +164,8 @@ class Connecting:
             await asyncio.to_thread(letters.start)
             self._context.metrics.read_letters = letters.counts
             self._context.metrics.read_records = lambda: follower.records(outcomes.read)
+            sweeps = service.conversation_sweeps
+            self._context.metrics.read_swept = lambda: (sweeps.due, sweeps.counts)
             batches = BatchRunner(self._context, service)
             self._context.wake_batches = batches.wake
             self._context.metrics.read_batches = batches.counts
@@ -172,6 +174,7 @@ class Connecting:
             stack.push_async_callback(_ended, running)
             for errand, name in (
                 (service.sweeps.run(), "sweep-artifacts"),
+                (service.conversation_sweeps.run(), "sweep-conversations"),
                 (service.ending_lost.run(), "end-lost"),
                 (service.withdrawing.run(), "withdraw-models"),
                 (service.dependencies.run(), "dependencies"),

@@ -49,6 +49,8 @@ class GatewayMetrics:
         """Records of the topics that were read, by what became of them."""
         self.read_batches: Callable[[], Mapping[str, int]] = dict
         """Batches that this gateway runs, by what they wait for; under "" those that wait for nothing."""
+        self.read_swept: Callable[[], tuple[int, Mapping[str, int]]] = lambda: (0, {})
+        """Conversations that a sweep has still to look at, and what became of those that were due."""
         lines = Counter("penstock_batch_lines", "Lines of batches ended here.", ["result"], registry=self.registry)
         self._completed_lines, self._failed_lines = lines.labels(result="completed"), lines.labels(result="failed")
         self._requests = Counter("penstock_requests", "Outcomes seen.", ["task", "outcome"], registry=self.registry)
@@ -71,7 +73,11 @@ class GatewayMetrics:
         )
         self.registry.register(
             _GaugeCollector(
-                read_gauges, lambda: self.read_letters(), lambda: self.read_records(), lambda: self.read_batches()
+                read_gauges,
+                lambda: self.read_letters(),
+                lambda: self.read_records(),
+                lambda: self.read_batches(),
+                lambda: self.read_swept(),
             )
         )
 
@@ -119,9 +125,10 @@ class _GaugeCollector(Collector):
         read_letters: Callable[[], Mapping[str, int]],
         read_records: Callable[[], Mapping[str, int]],
         read_batches: Callable[[], Mapping[str, int]],
+        read_swept: Callable[[], tuple[int, Mapping[str, int]]],
     ) -> None:
         self._read, self._read_letters, self._read_records = read, read_letters, read_records
-        self._read_batches = read_batches
+        self._read_batches, self._read_swept = read_batches, read_swept
 
     def collect(self) -> Iterator[Metric]:
         gauges = self._read()
@@ -140,7 +147,14 @@ class _GaugeCollector(Collector):
             yield family
         yield GaugeMetricFamily("penstock_inflight", "Requests accepted and not done.", value=gauges.inflight)
         yield GaugeMetricFamily("penstock_ws_clients", "Open WebSockets.", value=gauges.ws_clients)
-        records = CounterMetricFamily("penstock_view_records", "Records read for the view.", labels=["fate"])
-        for fate, count in self._read_records().items():
-            records.add_metric([fate], count)
-        yield records
+        due, swept = self._read_swept()
+        yield GaugeMetricFamily("penstock_conversations_due", "Conversations to be deleted by age.", value=due)
+        yield _counters("conversations_swept", "Conversations that were due, by what became of them.", "result", swept)
+        yield _counters("view_records", "Records read for the view.", "fate", self._read_records())
+
+
+def _counters(name: str, text: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
+    family = CounterMetricFamily(f"penstock_{name}", text, labels=[label])
+    for value, count in counts.items():
+        family.add_metric([value], count)
+    return family

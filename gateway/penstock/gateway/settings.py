@@ -34,6 +34,11 @@ class GatewaySection(Section):
     sweep_artifacts_s: float = Field(3_600.0, ge=0)
     """Seconds, about, between sweeps of expired artifacts, of outputs whose worker died before its event and of uploads
     that broke off; 0: never."""
+    sweep_conversations_s: float = Field(600.0, ge=0)
+    """Seconds, about, between looks for conversations that `conversation_retention_s` of the limits has run out for; 0:
+    only when an operator asks."""
+    expired_per_minute: int = Field(120, ge=1)
+    """Conversations that this gateway deletes in a minute because of that, at most."""
     client_queue_frames: int = Field(1024, ge=8)
     """Frames that wait for one client before it is let go as too slow."""
     max_pending_submits: int = Field(2_000, ge=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import secrets
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import httpx
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
+from aged_conversations import make_older
 from penstock.cli.embedded_kafka import EmbeddedKafka
 from penstock.cli.paths import free_port
 from penstock.common.settings import KafkaSettings
@@ -46,7 +48,9 @@ def system(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[System]:
     sharded = request.param == "sharded"
     broker = EmbeddedKafka(tmp_path / "kafka", free_port(), properties=SOON).start()
     try:
-        with running(System(broker.bootstrap_servers, "", tmp_path, models=MODELS, sharded=sharded)) as started:
+        options = {"limits": {"conversation_retention_s": "1h"}, "sweep_conversations_s": 1}
+        made = System(broker.bootstrap_servers, "", tmp_path, models=MODELS, gateway_options=options, sharded=sharded)
+        with running(made) as started:
             started.worker().wait_ready()
             started.gateway().wait_ready()
             yield started
@@ -70,7 +74,7 @@ def text(content: str, conversation: str | None = None) -> Json:
 def files_with(folder: Path, marks: list[bytes]) -> list[str]:
     """The files below the folder that hold one of these, read byte by byte."""
     found: list[str] = []
-    for path in folder.rglob("*"):
+    for path in (Path(within) / name for within, _, names in os.walk(folder) for name in names):
         try:
             content = path.read_bytes() if path.is_file() else b""
         except FileNotFoundError:  # Kafka or the store has removed it just now
@@ -139,3 +143,26 @@ def test_no_byte_of_it_is_left(system: System, tmp_path: Path) -> None:
             ended(client, text("Go on.", "c"))  # a segment of a log closes when the next record comes
         items = client.get("/v1/conversations/c/items?limit=100").json()["data"]
         assert items, "what was not erased stands there"
+
+
+def test_no_byte_of_a_conversation_that_expired_is_left(system: System, tmp_path: Path) -> None:
+    """Without anybody's doing: the gateway sweeps by itself."""
+    said, titled = secrets.token_hex(16), secrets.token_hex(16)
+    marks = [said.encode(), titled.encode()]
+    gateway = next(one for one in system.processes if one.name == "g1")
+    with httpx.Client(base_url=gateway.url, timeout=90) as client:
+        ended(client, text(f"It is {said}.", "old"))
+        ended(client, {"model": "talk"}, "/v1/conversations/old/summarize")
+        assert client.post("/v1/conversations/old", json={"title": titled}).status_code == 200
+        before = files_with(tmp_path, marks)
+        assert {one.split("/")[2] for one in before} >= {"conversation.old-0", "inference.conversation-0"}, before
+        make_older(system, "default", ["old"], 7_200)
+        wait_until(lambda: client.get("/v1/conversations/old").status_code == 404, 60, gateway.tail)
+        let_retention_pass(system)
+        assert client.post("/v1/conversations", json={"id": "young"}).status_code == 200
+        deadline = time.monotonic() + 90
+        while left := files_with(tmp_path, marks):
+            assert time.monotonic() < deadline, left
+            # A segment of a compacted log closes when the next record comes.
+            assert client.post("/v1/conversations/young", json={"title": secrets.token_hex(4)}).status_code == 200
+        assert client.get("/v1/conversations/young").status_code == 200, "what is young stays"

@@ -65,6 +65,7 @@ NO_BODY = {
     "/v1/responses/{response_id}/cancel",
     "/v1/tickets",
     "/v1/admin/artifacts/sweep",
+    "/v1/admin/conversations/sweep",
     "/v1/admin/models/{model_id}/{action}",
     "/v1/admin/classes/{class_name}/{action}",
 }

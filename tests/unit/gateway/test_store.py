@@ -590,3 +590,27 @@ def test_a_file_that_cannot_be_opened_now_is_not_thrown_away(path: Path, monkeyp
             Store(path, "cluster")
     with closing(Store(path, "cluster")) as store:
         assert live(store) == ["kept"]
+
+
+def test_facts_that_were_taken_away_stand_nowhere_in_the_files(path: Path) -> None:
+    """The write-ahead log had them until it was full, four megabytes later; also where somebody reads meanwhile."""
+    store = Store(path, "p")
+    try:
+        store.submit(Batch([], {}, threading.Event(), {"c": b"the secret title"}))
+        wait_until(lambda: store.facts_of(["c"]), 10, "they are written")
+        assert b"the secret title" in b"".join(one.read_bytes() for one in path.parent.iterdir())
+        with closing(view_file.connect(path)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM conversations").fetchall()
+            gone = Batch([], {}, threading.Event(), {"c": None})
+            store.submit(gone)
+            assert gone.written.wait(5), "nobody waits for a reader"
+        store.submit(last := Batch([], {RESULTS: 1}, threading.Event()))
+        assert last.written.wait(5)
+        wait_until(
+            lambda: b"the secret title" not in b"".join(one.read_bytes() for one in path.parent.iterdir()),
+            10,
+            "it is gone",
+        )
+    finally:
+        store.close()

@@ -64,6 +64,7 @@ def facts_text(conversation: dict[str, Any]) -> str:
         "title": conversation["title"],
         "created": when(conversation["created_at"]),
         "last active": when(conversation["last_active_at"]),
+        "expires": when(conversation.get("expires_at")),
         "metadata": " ".join(f"{name}={value}" for name, value in conversation["metadata"].items()) or None,
         "summed up": _policy_text(conversation["summarize"]),
     }

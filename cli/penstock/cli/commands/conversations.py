@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.commands.common import AsJson, Gateway, console, print_json, print_list
+from penstock.cli.commands.common import AsJson, Gateway, console, print_json, print_list, print_table
 from penstock.cli.commands.conversation_compare import compare
 from penstock.cli.commands.conversation_facts import Facts, facts_text, when
 from penstock.cli.commands.conversation_files import export, import_
@@ -15,7 +15,9 @@ from penstock.cli.commands.conversation_replay import replay
 from penstock.cli.commands.conversation_rerun import rerun
 from penstock.cli.commands.item_words import item_role, item_text
 from penstock.cli.commands.submitting import Sent, Timeout, Wait, given, run
+from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.option_groups import App
+from penstock.common.durations import seconds
 
 app = App(
     no_args_is_help=True,
@@ -35,8 +37,13 @@ def list_conversations(
     print_list(
         found,
         as_json=as_json,
-        columns=["conversation", "title", "last active"],
-        row=lambda item: [item["id"], item["title"] or "", when(item["last_active_at"]) or ""],
+        columns=["conversation", "title", "last active", "expires"],
+        row=lambda item: [
+            item["id"],
+            item["title"] or "",
+            when(item["last_active_at"]) or "",
+            when(item.get("expires_at")) or "",
+        ],
         empty="no conversations",
     )
 
@@ -176,3 +183,55 @@ def delete(
         typer.confirm(f"Delete conversation {conversation} and all its turns?", abort=True)
     gateway.call("DELETE", f"/v1/conversations/{conversation}")
     typer.echo(f"{conversation} deleted")
+
+
+@app.command()
+def sweep(
+    gateway: Gateway,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what is due.")] = False,
+    within: Annotated[
+        str | None, typer.Option(help="With --dry-run: what is due by then if nobody touches it, as 12h or 7d.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete the conversations that nobody has touched for as long as their tenant keeps them, of all tenants.
+
+    Gateways do it by themselves every `gateway.sweep_conversations_s`, where
+    `gateway.limits.conversation_retention_s` is set. One with an open request stays until that has ended. It needs a
+    key with the scope `admin`.
+
+    Example:  penstock conversations sweep --dry-run --within 7d
+    """
+    query = {"dry_run": "true"} if dry_run else {}
+    if within is not None:
+        if not dry_run:
+            raise CliFailure("--within is for --dry-run: what is not due is not deleted", exit_code=ExitCode.USAGE)
+        query["within_s"] = str(_seconds(within))
+    swept = gateway.call("POST", "/v1/admin/conversations/sweep", timeout_s=120, **query)
+    if as_json:
+        print_json(swept)
+        return
+    columns = ["tenant", "conversation", "last active", "expires", "kept for", "stays for"]
+    rows = [
+        [
+            one["tenant"],
+            one["conversation_id"],
+            one["last_active_at"],
+            one["expires_at"],
+            f"{one['retention_s'] / 86_400:g} days",
+            "an open request" if one["open_request"] else "",
+        ]
+        for one in swept["data"]
+    ]
+    print_table(columns, rows, "nothing is due")
+    if rows:
+        are = "are due" if dry_run else "are deleted from now on"
+        typer.echo(f"{swept['conversations']} conversations {are}")
+
+
+def _seconds(text: str) -> float:
+    """Raises CliFailure (usage)."""
+    try:
+        return float(seconds(text))
+    except (ValueError, TypeError):
+        raise CliFailure(f"--within {text!r} is no time to come, as 12h or 7d", exit_code=ExitCode.USAGE) from None

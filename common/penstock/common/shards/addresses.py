@@ -59,6 +59,15 @@ def is_shared(conversation_topic_id: str | None) -> bool:
     return conversation_topic_id is not None and _HEAD_AT in conversation_topic_id
 
 
+def head_of(conversation_topic_id: str | None) -> int | None:
+    """Kafka's offset of the conversation's head; None: it has a topic of its own."""
+    return (
+        int(conversation_topic_id.rpartition(_HEAD_AT)[2])
+        if conversation_topic_id and is_shared(conversation_topic_id)
+        else None
+    )
+
+
 def first_offset(conversation_topic_id: str | None) -> int:
     """Kafka's offset of the conversation's first record; a topic of its own begins with 0."""
-    return int((conversation_topic_id or "").rpartition(_HEAD_AT)[2]) if is_shared(conversation_topic_id) else 0
+    return head_of(conversation_topic_id) or 0

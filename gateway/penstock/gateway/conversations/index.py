@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from penstock.common.conversations import ConversationRecord
 from penstock.common.forks import TopicForks
-from penstock.common.shards.addresses import first_offset, is_shared
+from penstock.common.shards.addresses import head_of
 from penstock.schemas.records import ConversationMessage
 
 Place = tuple[int, str | None, str, int]
@@ -51,14 +51,13 @@ class ConversationIndex:
     def __init__(self, end: int | None = None, *, topic_id: str | None = None) -> None:
         """`end`: it is built from there on alone, of a window of the log. `topic_id`: the conversation's, or that of
         its topic."""
-        first = first_offset(topic_id)
-        self.end = first if end is None else end
+        self._head = head_of(topic_id)
+        """In the shared topic the first record makes the conversation, and goes last."""
+        self.end = (self._head or 0) if end is None else end
         """Everything below this offset is indexed; the next read begins here."""
         self.created_ms: int | None = None
         """The time of the first record."""
-        self.forks = TopicForks(first)
-        self._head = first if is_shared(topic_id) else None
-        """In the shared topic the first record makes the conversation, and goes last."""
+        self.forks = TopicForks(self._head)
         self._offsets: list[int] = []
         self._live: dict[str, tuple[int, Place | None]] = {}
         """By key: the offset of its live record, and the place if that is a message or a summary."""
@@ -98,7 +97,9 @@ class ConversationIndex:
         for record in records:
             if self.created_ms is None:
                 self.created_ms = record.timestamp_ms
-            if not isinstance(record.message, Said):
+            if isinstance(record.message, Said):
+                self.forks.passed(record.offset)
+            else:
                 self.forks.apply(record.offset, record.key, record.message)
             if self.is_thin:
                 if record.message is None:
@@ -158,7 +159,8 @@ class ConversationIndex:
             return False
         begin = self.own_begin()
         live = reversed(self._live.items())
-        return not any(offset >= begin and key not in self.forks.forks for key, (offset, _) in live)
+        says_nothing = self.forks.forks.keys() | self.forks.void
+        return not any(offset >= begin and key not in says_nothing for key, (offset, _) in live)
 
     def keys_before_deletion(self) -> list[str]:
         """Keys of the live records that stand before the newest deletion, but for those that name forks."""

@@ -3,10 +3,11 @@ each had its own; a layout says what that means."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from penstock.gateway.conversations.indexes import Log
+from penstock.gateway.conversations.tails import Place
 
 
 class Target(NamedTuple):
@@ -36,8 +37,12 @@ class Layout(Protocol):
         """Make the conversation, empty, unless it is there. Raises InsufficientCapacity."""
         ...
 
-    def remove(self, topic: str) -> None:
-        """Remove it for good, and wait until readers see that it is gone: the next turn must not find it."""
+    def remove(self, topic: str, place: Place | None = None) -> bool:
+        """Remove it for good, and wait until readers see that it is gone: the next turn must not find it.
+
+        False when it is still there and does not end at `place` any more. One of another id is left alone: another
+        gateway has removed this one, and a turn made it anew.
+        """
         ...
 
     def ids(self, tenant: str) -> list[str]:
@@ -54,6 +59,11 @@ class Layout(Protocol):
 
     def newest_times(self, topics: Sequence[str]) -> dict[str, int]:
         """When the newest record of each was written, in ms since the epoch. One without records may be absent."""
+        ...
+
+    def times_of(self, wants: Callable[[str], bool]) -> dict[tuple[str, str], int | None]:
+        """By tenant and id, of all conversations of the tenants that are wanted: when the newest record was written, in
+        ms since the epoch; None without records."""
         ...
 
     def close(self) -> None: ...

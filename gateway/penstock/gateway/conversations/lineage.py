@@ -38,6 +38,8 @@ class Lineage:
     parent: ConversationFork | None
     fork_key: str | None
     begin: int
+    end: int
+    """Kafka's offset behind its last record; the others are the conversation's."""
     forks: dict[str, ConversationFork]
     is_empty: bool
     """No record was ever written."""

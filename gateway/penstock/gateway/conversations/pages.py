@@ -93,8 +93,16 @@ class Conversations:
                 raise unknown(conversation_id)
             topic_id, index = indexed.topic_id, indexed.index
             created_ms, forked_from = index.created_ms, index.forks.goes_on_from()
-            newest_ms = self._log.newest_times([topic]).get(topic)
+        newest_ms = self.newest_ms(tenant, conversation_id)
         return About(topic_id=topic_id, created_ms=created_ms, last_active_ms=newest_ms, forked_from=forked_from)
+
+    def newest_ms(self, tenant: str, conversation_id: str) -> int | None:
+        """When the newest record of its topic was written, in ms since the epoch; None without records."""
+        topic = self._topic(tenant, conversation_id)
+        try:
+            return self._log.newest_times([topic]).get(topic)
+        except NotFound as error:
+            raise unknown(conversation_id) from error
 
     def deleted(self, tenant: str, conversation_ids: Sequence[str]) -> set[str]:
         """Which of these are deleted, and have a topic for the sake of their forks alone."""
@@ -120,6 +128,7 @@ class Conversations:
                 parent=index.forks.fork,
                 fork_key=index.forks.fork_key,
                 begin=index.forks.begin(),
+                end=index.end,
                 forks=dict(index.forks.forks),
                 is_empty=index.end == 0,
                 is_deleted=index.is_deleted(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from penstock.common import forks
 from penstock.common.clock import now_ms
@@ -18,7 +18,7 @@ from penstock.gateway.conversations.layout import Target
 from penstock.gateway.conversations.tails import Place
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import NotFound
-from penstock.schemas.topics import TopicNames
+from penstock.schemas.topics import TopicNames, conversation_key
 
 PATIENCE_S = 10.0
 
@@ -46,15 +46,22 @@ class SharedTopic:
             head = forks.begin_record(tenant, name, uuid.uuid4().hex, now_ms())
             self._send(address, [(head.key.encode(), self._codec.encode(head.message))])
 
-    def remove(self, topic: str) -> None:
+    def remove(self, topic: str, place: Place | None = None) -> bool:
         """Its head goes last: a call that is repeated after a kill finds what is left to do."""
         address = self._address(topic)
         file = self._copy.refresh([address.partition])
-        if (span := file.span(address.conversation)) is not None:
+        span = file.span(address.conversation)
+        if place is not None:
+            if span is None or id_of(self._copy.topic_id, span.head) != place.topic_id:
+                return True
+            if span.end != place.end:
+                return False
+        if span is not None:
             head = file.records(address.conversation, span.head, span.head + 1)[0][2]
             keys = [key for key in file.live_keys(address.conversation) if key != head]
             self._send(address, [(key, None) for key in (*keys, head)])
             self._copy.refresh([address.partition])
+        return True
 
     def ids(self, tenant: str) -> list[str]:
         return self._copy.refresh_all().ids(tenant)
@@ -67,6 +74,12 @@ class SharedTopic:
 
     def newest_times(self, topics: Sequence[str]) -> dict[str, int]:
         return self.log.newest_times(topics)
+
+    def times_of(self, wants: Callable[[str], bool]) -> dict[tuple[str, str], int | None]:
+        file = self._copy.refresh_all()
+        keys = [key for key in file.everyone() if wants(key[0])]
+        spans = {key: file.span(conversation_key(*key)) for key in keys}
+        return {key: span.newest_ms for key, span in spans.items() if span is not None}
 
     def close(self) -> None:
         self._copy.close()

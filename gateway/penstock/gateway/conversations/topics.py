@@ -1,19 +1,21 @@
-"""Conversations with a topic each: made within the limit of the cluster, removed for good."""
+"""Conversations with a topic each: made within the limit of the cluster, removed for good, asked for their times."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from penstock.common import admin
 from penstock.gateway.conversations.layout import Target
 from penstock.gateway.conversations.log import KafkaLog
+from penstock.gateway.conversations.tails import Place
 from penstock.gateway.settings import GatewaySettings
 from penstock.schemas.errors import BrokerUnavailable, InsufficientCapacity, NotFound
 
 GONE_S = 10.0
 """A broker knows of a topic's deletion some milliseconds after it."""
+TRIES = 3
 
 
 class OwnTopics:
@@ -40,21 +42,26 @@ class OwnTopics:
                 )
             admin.create_conversation_topic(self._kafka, topic, durability=self._durability)
 
-    def remove(self, topic: str) -> None:
-        topic_id = admin.topic_id(self._kafka, topic)
+    def remove(self, topic: str, place: Place | None = None) -> bool:
+        found = admin.topic_id(self._kafka, topic)
+        if place is not None:
+            if found != place.topic_id:
+                return True
+            if admin.end_offsets(self._kafka, [(topic, 0)])[topic, 0] != place.end:
+                return False
         admin.delete_topic(self._kafka, topic)
         give_up = time.monotonic() + GONE_S
-        while topic_id is not None and admin.topic_id(self._kafka, topic) == topic_id:
+        while found is not None and admin.topic_id(self._kafka, topic) == found:
             if time.monotonic() > give_up:
                 raise BrokerUnavailable(f"{topic} is still there; delete the conversation again", retry_after_s=1)
             time.sleep(0.01)
+        return True
 
     def ids(self, tenant: str) -> list[str]:
         return [name for owner, name in self.everyone() if owner == tenant]
 
     def everyone(self) -> list[tuple[str, str]]:
-        parse = self._kafka.names.parse_conversation
-        return [found for topic in admin.partition_counts(self._kafka) if (found := parse(topic)) is not None]
+        return list(self._topics().values())
 
     def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
         return admin.topic_ids(self._kafka, topics)
@@ -64,5 +71,27 @@ class OwnTopics:
             return admin.newest_times(self._kafka, topics)
         return {}
 
+    def times_of(self, wants: Callable[[str], bool]) -> dict[tuple[str, str], int | None]:
+        keys = {topic: key for topic, key in self._topics().items() if wants(key[0])}
+        found: dict[tuple[str, str], int | None] = {}
+        for group in admin.in_groups(list(keys)):
+            found |= {keys[topic]: time_ms for topic, time_ms in self._newest_of(group).items()}
+        return found
+
     def close(self) -> None:
         self.log.close()
+
+    def _topics(self) -> dict[str, tuple[str, str]]:
+        parse = self._kafka.names.parse_conversation
+        return {topic: found for topic in admin.partition_counts(self._kafka) if (found := parse(topic)) is not None}
+
+    def _newest_of(self, topics: Sequence[str]) -> dict[str, int | None]:
+        """Those that are deleted meanwhile are left out."""
+        for _ in range(TRIES):
+            try:
+                times = admin.newest_times(self._kafka, topics)
+            except NotFound:
+                topics = list(admin.topic_ids(self._kafka, topics))
+            else:
+                return {topic: times.get(topic) for topic in topics}
+        raise BrokerUnavailable("conversations are deleted while they are listed; try again", retry_after_s=1)

@@ -297,6 +297,9 @@ ROUTES: dict[RouteKey, Declared] = {
         READ, Documented(responses={200: {conversation_export.MEDIA_TYPE: _TEXT}}, errors=OF_ONE)
     ),
     ("POST", "/v1/admin/artifacts/sweep"): Declared(ADMIN, Documented(responses=_json(artifact_answers.ArtifactSweep))),
+    ("POST", "/v1/admin/conversations/sweep"): Declared(
+        ADMIN, Documented(responses=_json(conversation_answers.ConversationSweep))
+    ),
     ("POST", "/v1/artifacts"): Declared(
         _rules("submit", Takes.FILE),
         Documented(

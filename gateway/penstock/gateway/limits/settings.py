@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from penstock.common.configuration import Section
+from penstock.common.durations import seconds
 from penstock.gateway.limits.limits import Limits
+from penstock.gateway.limits.retention import Retention
+
+SHORTEST_RETENTION_S = 3_600.0
+
+
+def _long_enough(value_s: float) -> float:
+    """A number of days that was written without its unit would delete all conversations."""
+    if 0 < value_s < SHORTEST_RETENTION_S:
+        raise ValueError(f"{value_s:g} s is too short: it is 0 (for ever) or at least an hour, as 12h or 30d")
+    return value_s
 
 
 class TenantLimits(Section):
@@ -39,6 +52,11 @@ class TenantLimits(Section):
     """The largest `requirements.vram_bytes`; null: no limit."""
     max_cpu_memory_bytes: int | None = Field(default=None, ge=0)
     """The largest `requirements.cpu_memory_bytes`; null: no limit."""
+    conversation_retention_s: Annotated[float, BeforeValidator(seconds), AfterValidator(_long_enough)] = Field(
+        default=0.0, ge=0
+    )
+    """A conversation that nobody has touched for so long is deleted: seconds, or a text as `30d`, at least an hour;
+    0: never. It holds without keys too, and not for a key."""
 
 
 class LimitsSection(TenantLimits):
@@ -61,9 +79,22 @@ class LimitsSection(TenantLimits):
 
 def tenant_limits(section: LimitsSection, *, keyless: bool) -> tuple[Limits, dict[str, Limits]]:
     """(of all tenants, of those with limits of their own). Without keys only what is set holds."""
-    chosen = section.model_dump(exclude={"reserve", "tenants"}, exclude_unset=keyless)
+    chosen = section.model_dump(exclude={"reserve", "tenants", "conversation_retention_s"}, exclude_unset=keyless)
     by_tenant = {
-        tenant: Limits.from_dict({**chosen, **own.model_dump(exclude_unset=True)})
+        tenant: Limits.from_dict({**chosen, **own.model_dump(exclude={"conversation_retention_s"}, exclude_unset=True)})
         for tenant, own in section.tenants.items()
     }
     return Limits.from_dict(chosen), by_tenant
+
+
+def retention_of(section: LimitsSection) -> Retention:
+    """How long each tenant's conversations are kept."""
+    name = "conversation_retention_s"
+    return Retention(
+        all_s=section.conversation_retention_s,
+        tenants_s={
+            tenant: own.conversation_retention_s
+            for tenant, own in section.tenants.items()
+            if name in own.model_fields_set
+        },
+    )

@@ -9,8 +9,11 @@ from fastapi import APIRouter, Query, Request
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.paging import page
+from penstock.schemas.errors import InvalidRequest
 
 router = APIRouter(prefix="/v1", tags=["operations"])
+
+MOST_AHEAD_S = 36_500 * 86_400.0
 
 
 @router.get("/stats", summary="The caller's tenant: what it has under way, its rates and its limits")
@@ -42,3 +45,24 @@ async def sweep_artifacts(
         for tenant in {one.tenant for one in swept.doomed}:
             context_of(request).allowances.artifacts.removed(tenant)
     return swept.to_json()
+
+
+@router.post(
+    "/admin/conversations/sweep", summary="Delete the conversations whose retention has run out, of all tenants"
+)
+async def sweep_conversations(
+    request: Request,
+    dry_run: Annotated[bool, Query(description="Only say what is due.")] = False,
+    within_s: Annotated[
+        float, Query(ge=0, le=MOST_AHEAD_S, description="With `dry_run`: what is due in so many seconds, too.")
+    ] = 0.0,
+) -> dict[str, Any]:
+    """Gateways do it every `gateway.sweep_conversations_s` by themselves. The answer says what is due, the first first;
+    they go from now on, `gateway.expired_per_minute` at most."""
+    if within_s and not dry_run:
+        raise InvalidRequest("within_s goes with dry_run: what is not due is not deleted", param="within_s")
+    sweeps = service_of(request).conversation_sweeps
+    look = await sweeps.look(round(within_s * 1000))
+    if not dry_run:
+        sweeps.ask()
+    return look.to_json(dry_run=dry_run, retention=sweeps.retention)

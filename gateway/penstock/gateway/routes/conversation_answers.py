@@ -66,6 +66,12 @@ class Conversation(Answer):
     last_active_at: Annotated[
         int | None, Field(description="When its newest record was written, Unix seconds; null without one.")
     ]
+    expires_at: Annotated[
+        int | None,
+        Field(
+            description="When it is deleted if nobody touches it before, Unix seconds; null: never, or not known yet."
+        ),
+    ]
     forked_from: Annotated[ForkedFrom | None, Field(description="Of a fork.")] = None
 
 
@@ -75,6 +81,26 @@ class ConversationBranch(Conversation):
     depth: Annotated[int, Field(description="How many others it goes on from.")]
     messages: Annotated[int, Field(description="How many it adds to what it inherits.")]
     deleted: Annotated[bool, Field(description="It is there for those that go on from it.")]
+
+
+class ExpiringConversation(Answer):
+    """A conversation that is due, or will be; one with an open request stays until that has ended."""
+
+    tenant: str
+    conversation_id: str
+    last_active_at: Time
+    expires_at: Time
+    retention_s: float
+    open_request: bool
+
+
+class ConversationSweep(Answer):
+    """How many conversations are due, and the first thousand of them."""
+
+    object: Literal["conversation.sweep"]
+    dry_run: bool
+    conversations: int
+    data: list[ExpiringConversation]
 
 
 class ConversationDeleted(Answer):

@@ -14,6 +14,7 @@ from penstock.common.conversations import ConversationRecord
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.conversations.lineage import About
 from penstock.gateway.limits.callers import caller_of
+from penstock.gateway.limits.retention import last_active_ms
 from penstock.gateway.routes.conversation_answers import ConversationChange, NewConversation
 from penstock.gateway.routes.paging import After, Limit, Order, page
 from penstock.schemas.errors import NotFound
@@ -35,6 +36,7 @@ def conversation_json(
     facts: ConversationFacts | None = None,
     last_active_ms: int | None = None,
     forked_from: ConversationFork | None = None,
+    expires_ms: int | None = None,
 ) -> dict[str, Any]:
     """OpenAI's shape: times in seconds since the epoch; `created_at` is null where only the topic itself could tell."""
     policy = None if facts is None else facts.summarize
@@ -46,6 +48,7 @@ def conversation_json(
         "metadata": {} if facts is None else facts.metadata,
         "summarize": None if policy is None else policy.to_dict(),
         "last_active_at": _seconds(last_active_ms),
+        "expires_at": _seconds(expires_ms),
     }
     if forked_from is None:
         return made
@@ -67,18 +70,30 @@ async def create_conversation(request: Request, conversation_id: str, asked: New
     allowances.tenants.conversation_began(caller.tenant, conversation_id, time.time())
     about = await read_conversation(request, service.conversations.about, conversation_id)
     facts = await _changed(request, conversation_id, about.topic_id, asked)
-    return conversation_about(conversation_id, replace(about, created_ms=about.created_ms or now_ms()), facts)
+    return conversation_about(request, conversation_id, replace(about, created_ms=about.created_ms or now_ms()), facts)
 
 
 @router.post("/{conversation_id}", summary="Change a conversation's title, metadata or policy of summaries")
 async def update(request: Request, conversation_id: str, body: ConversationChange) -> dict[str, Any]:
     about = await read_conversation(request, service_of(request).conversations.about, conversation_id)
-    return conversation_about(conversation_id, about, await _changed(request, conversation_id, about.topic_id, body))
+    facts = await _changed(request, conversation_id, about.topic_id, body)
+    return conversation_about(request, conversation_id, about, facts)
 
 
-def conversation_about(conversation_id: str, about: About, facts: ConversationFacts | None) -> dict[str, Any]:
+def conversation_about(
+    request: Request, conversation_id: str, about: About, facts: ConversationFacts | None
+) -> dict[str, Any]:
     """A conversation as callers see it."""
-    return conversation_json(conversation_id, about.created_ms, facts, about.last_active_ms, about.forked_from)
+    expires_ms = _expires_ms(request, about.last_active_ms, facts)
+    return conversation_json(
+        conversation_id, about.created_ms, facts, about.last_active_ms, about.forked_from, expires_ms
+    )
+
+
+def _expires_ms(request: Request, record_ms: int | None, facts: ConversationFacts | None) -> int | None:
+    """When it is deleted if nobody touches it before."""
+    changed_ms = facts.updated_at if facts is not None and facts.updated_at else None
+    return service_of(request).retention.expires_ms(caller_of(request).tenant, last_active_ms(record_ms, changed_ms))
 
 
 async def _changed(
@@ -123,7 +138,16 @@ async def list_conversations(
     topics = {service.kafka.names.conversation(caller.tenant, one): one for one in chosen}
     newest = await threads.run_for(caller.tenant, service.layout.newest_times, list(topics))
     active = {topics[topic]: time_ms for topic, time_ms in newest.items()}
-    shown = [conversation_json(one, None, facts.get(one), active.get(one)) for one in chosen]
+    shown = [
+        conversation_json(
+            one,
+            None,
+            facts.get(one),
+            active.get(one),
+            expires_ms=_expires_ms(request, active.get(one), facts.get(one)),
+        )
+        for one in chosen
+    ]
     return page(shown, has_more=has_more)
 
 
@@ -133,7 +157,7 @@ async def retrieve(request: Request, conversation_id: str) -> dict[str, Any]:
     about = await read_conversation(request, service.conversations.about, conversation_id)
     tenant, kept = caller_of(request).tenant, service.conversation_facts
     facts = await kept.of(tenant, conversation_id, about.topic_id, newest=False)
-    return conversation_about(conversation_id, about, facts)
+    return conversation_about(request, conversation_id, about, facts)
 
 
 @router.delete("/{conversation_id}", summary="Delete a conversation with all its turns")
@@ -142,21 +166,7 @@ async def delete(request: Request, conversation_id: str) -> dict[str, Any]:
 
     Its forks keep what they inherited.
     """
-    caller = caller_of(request)
-    service = service_of(request)
-    control = service.control
-    exists = await service.forking.exists(caller.tenant, check_conversation_id(conversation_id))
-    if not exists and not await control.has_turns(caller.tenant, conversation_id):
-        await service.conversation_facts.take_away(caller.tenant, conversation_id)
-        raise NotFound("there is no such conversation")
-    # The command comes first: a worker that sees that the topic is gone can know of the deletion.
-    await control.end_turns(caller.tenant, conversation_id)
-    # Its facts go before it, so that none outlive it if this ends here, and again for those that were set meanwhile.
-    await service.conversation_facts.take_away(caller.tenant, conversation_id)
-    await service.forking.delete(caller.tenant, conversation_id)
-    await service.conversation_facts.take_away(caller.tenant, conversation_id)
-    service.feeds.wake(caller.tenant, conversation_id)
-    context_of(request).allowances.tenants.conversation_gone(caller.tenant, conversation_id)
+    await service_of(request).deleting.delete(caller_of(request).tenant, check_conversation_id(conversation_id))
     return {"object": "conversation.deleted", "id": conversation_id, "deleted": True}
 
 

@@ -48,7 +48,7 @@ async def fork(request: Request, conversation_id: str) -> dict[str, Any]:
     allowances.tenants.conversation_began(caller.tenant, fork_id, time.time())
     about = await read_conversation(request, service.conversations.about, fork_id)
     facts = await service.conversation_facts.of(caller.tenant, fork_id, about.topic_id, newest=False)
-    return conversation_about(fork_id, replace(about, forked_from=made_of), facts)
+    return conversation_about(request, fork_id, replace(about, forked_from=made_of), facts)
 
 
 def through_of(given: Any) -> int:
@@ -77,7 +77,7 @@ async def list_forks(
     facts = await service.conversation_facts.of_many(
         caller_of(request).tenant, {one: about.topic_id for one, about in found}
     )
-    return first_page([conversation_about(one, about, facts.get(one)) for one, about in found], limit=limit)
+    return first_page([conversation_about(request, one, about, facts.get(one)) for one, about in found], limit=limit)
 
 
 @router.get("/{conversation_id}/tree", summary="All conversations of the tree in which this one stands")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from weakref import WeakValueDictionary
 
 from penstock.common import admin
+from penstock.common.clock import now_ms
 from penstock.common.kafka_errors import missing_topic, unavailable
 from penstock.common.outgoing import Outgoing, facts_record
 from penstock.common.settings import KafkaSettings
@@ -97,6 +99,16 @@ class FactsOfConversations:
                 with suppress(DecodeError):  # then nobody of ours wrote it
                     found[keys[key]] = self._codec.decode(record, ConversationFacts)
         return found
+
+    async def begin_clock(self, tenant: str, conversation_id: str, topic_id: str) -> None:
+        """Empty facts of now, unless there are some: the age of a conversation without records counts from them.
+
+        Raises BrokerUnavailable.
+        """
+        async with self.changing(tenant, conversation_id):
+            facts = await self.of(tenant, conversation_id, topic_id)
+            if not facts.updated_at:
+                await self.put(replace(facts, updated_at=now_ms()))
 
     async def put(self, facts: ConversationFacts) -> None:
         """Raises BrokerUnavailable, also while the topic is missing."""

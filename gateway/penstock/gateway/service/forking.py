@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -21,6 +21,7 @@ from penstock.common.transport import Delivery
 from penstock.gateway.conversations.layout import Target
 from penstock.gateway.conversations.lineage import Holder, Lineage
 from penstock.gateway.conversations.pages import Conversations
+from penstock.gateway.conversations.tails import Place
 from penstock.gateway.threads import Threads
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import Conflict, InsufficientCapacity, NotFound, PenstockError
@@ -37,7 +38,13 @@ class Producer(Protocol):
     """`AsyncTransport`, as far as it is needed here."""
 
     async def produce(
-        self, topic: str, value: bytes | None, *, key: bytes | None = None, partition: int | None = None
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
     ) -> Delivery: ...
 
 
@@ -48,7 +55,7 @@ class Topics(Protocol):
     def is_shared(self) -> bool: ...
     def target(self, topic: str, key: bytes) -> Target: ...
     def create(self, topic: str) -> None: ...
-    def remove(self, topic: str) -> None: ...
+    def remove(self, topic: str, place: Place | None = None) -> bool: ...
 
 
 @dataclass(eq=False)
@@ -74,7 +81,7 @@ class Forking:
         """Whether there is such a conversation. Of a deleted one what nobody needs any more is removed."""
         lineage = await self._lineage(tenant, conversation_id)
         if lineage is not None and lineage.is_deleted:
-            await self._let_go(tenant, conversation_id)
+            await self.let_go(tenant, conversation_id)
             return False
         return lineage is not None
 
@@ -145,16 +152,38 @@ class Forking:
 
         With the last fork of a deleted conversation that one's topic goes too.
         """
-        lineage = await self._lineage(tenant, conversation_id)
-        if lineage is None:
-            await self._release_artifacts(tenant, conversation_id)
+        if await self.end(tenant, conversation_id):
+            await self.let_go(tenant, conversation_id)
         else:
-            if not lineage.is_deleted:
-                deleted = forks.deleted_record(tenant, conversation_id, uuid.uuid4().hex, lineage.base, now_ms())
-                await self._append(tenant, conversation_id, deleted)
-            await self._let_go(tenant, conversation_id)
+            await self._release_artifacts(tenant, conversation_id)
 
-    async def _let_go(self, tenant: str, conversation_id: str) -> None:
+    async def end(self, tenant: str, conversation_id: str, still: Callable[[], Awaitable[bool]] | None = None) -> bool:
+        """Append the record that ends it: from now on it has no messages. `let_go` does the rest.
+
+        `still` is asked right before, and holds for the records that stood there when this was called: if another one
+        comes first, nothing is ended. False then, when it says no, and when there is no such conversation.
+        """
+        lineage = await self._lineage(tenant, conversation_id)
+        if lineage is None or lineage.is_deleted:
+            return lineage is not None
+        if still is not None and not await still():
+            return False
+        only_behind = None if still is None else lineage.base + lineage.end - 1
+        made = forks.deleted_record(
+            tenant, conversation_id, uuid.uuid4().hex, lineage.base, now_ms(), only_behind=only_behind
+        )
+        offset = await self._append(tenant, conversation_id, made)
+        if still is None or offset == lineage.end or await self._has_ended(tenant, conversation_id, lineage):
+            return True
+        await self._erase(tenant, conversation_id, [made.key])
+        return False
+
+    async def _has_ended(self, tenant: str, conversation_id: str, before: Lineage) -> bool:
+        """Whether it was ended since. In the shared topic offsets do not tell whether another record came first."""
+        now = await self._lineage(tenant, conversation_id)
+        return now is None or now.topic_id != before.topic_id or now.begin > before.begin
+
+    async def let_go(self, tenant: str, conversation_id: str) -> None:
         """Remove what a deletion ended and no fork goes on from.
 
         Its own topic goes last: a call that is repeated after a kill finds what is left to do.
@@ -168,17 +197,20 @@ class Forking:
         if lineage.parent is not None:
             await self._let_go_of(tenant, lineage.parent, fork_id_of(lineage.fork_key or ""))
         if lineage.is_deleted:
-            await self._remove_topic(tenant, conversation_id)
-            await self._release_artifacts(tenant, conversation_id)
+            if await self._remove_topic(tenant, conversation_id, Place(lineage.topic_id, lineage.end)):
+                await self._release_artifacts(tenant, conversation_id)
+            else:  # something was appended: a turn has begun it anew, or another gateway is at it
+                await self.let_go(tenant, conversation_id)
         else:  # begun anew in the same topic
             await self._erase(tenant, conversation_id, lineage.keys_before_deletion)
 
     async def _let_go_of(self, tenant: str, parent: ConversationFork, fork_id: str) -> None:
-        """A fork of `parent` is gone."""
+        """A fork of `parent` is gone. That does not renew it: the tombstone has the time of its newest record."""
         lineage = await self._lineage(tenant, parent.conversation_id)
         if lineage is not None and lineage.topic_id == parent.topic_id:
-            await self._erase(tenant, parent.conversation_id, [f"forked/{fork_id}"])
-            await self._let_go(tenant, parent.conversation_id)
+            newest_ms = await self._run(tenant, self._conversations.newest_ms, parent.conversation_id)
+            await self._erase(tenant, parent.conversation_id, [f"forked/{fork_id}"], newest_ms)
+            await self.let_go(tenant, parent.conversation_id)
 
     async def _lives(self, tenant: str, key: str, fork: ConversationFork) -> bool:
         """Whether the fork that a record `forked` names was made, and its topic is there."""
@@ -205,26 +237,31 @@ class Forking:
         except NotFound:
             return None
 
-    async def _append(self, tenant: str, conversation_id: str, record: ForkRecord) -> None:
-        """Raises NotFound without the topic."""
-        await self._write(tenant, conversation_id, record.key, self._codec.encode(record.message))
+    async def _append(self, tenant: str, conversation_id: str, record: ForkRecord) -> int:
+        """Kafka's offset of it. Raises NotFound without the topic."""
+        return await self._write(tenant, conversation_id, record.key, self._codec.encode(record.message))
 
-    async def _erase(self, tenant: str, conversation_id: str, keys: list[str]) -> None:
-        """Write tombstones, in order."""
+    async def _erase(self, tenant: str, conversation_id: str, keys: list[str], time_ms: int | None = None) -> None:
+        """Write tombstones, in order, of this time or of now."""
         for key in keys:
-            await self._write(tenant, conversation_id, key, None)
+            await self._write(tenant, conversation_id, key, None, time_ms)
 
-    async def _write(self, tenant: str, conversation_id: str, key: str, value: bytes | None) -> None:
+    async def _write(
+        self, tenant: str, conversation_id: str, key: str, value: bytes | None, time_ms: int | None = None
+    ) -> int:
         target = self._topics.target(self._topic(tenant, conversation_id), key.encode())
-        await self._transport.produce(target.topic, value, key=target.key, partition=target.partition)
+        delivery = await self._transport.produce(
+            target.topic, value, key=target.key, partition=target.partition, timestamp_ms=time_ms
+        )
+        return delivery.offset
 
     async def _create_topic(self, tenant: str, conversation_id: str) -> None:
         topic = self._topic(tenant, conversation_id)
         await self._threads.conversations.run_for(tenant, self._topics.create, topic)
 
-    async def _remove_topic(self, tenant: str, conversation_id: str) -> None:
+    async def _remove_topic(self, tenant: str, conversation_id: str, place: Place | None = None) -> bool:
         topic = self._topic(tenant, conversation_id)
-        await self._threads.conversations.run_for(tenant, self._topics.remove, topic)
+        return await self._threads.conversations.run_for(tenant, self._topics.remove, topic, place)
 
     def _topic(self, tenant: str, conversation_id: str) -> str:
         return self._names.conversation(tenant, conversation_id)

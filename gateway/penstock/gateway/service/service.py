@@ -15,11 +15,15 @@ from penstock.gateway.conversations.pages import Conversations
 from penstock.gateway.dead_letters.follower import LetterFollower
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
+from penstock.gateway.limits.retention import Retention
+from penstock.gateway.limits.settings import retention_of
 from penstock.gateway.service.artifact_sweeps import ArtifactSweeps
 from penstock.gateway.service.bulk_commands import BulkCommands
 from penstock.gateway.service.control import Control
 from penstock.gateway.service.conversation_facts import FactsOfConversations
 from penstock.gateway.service.conversation_feeds import Feeds
+from penstock.gateway.service.conversation_sweeps import ConversationSweeps
+from penstock.gateway.service.deleting import Deleting
 from penstock.gateway.service.deliveries import DeliveryLookups
 from penstock.gateway.service.dependencies import Dependencies, artifact_probe, orders_probe
 from penstock.gateway.service.ending_lost import EndingLost
@@ -68,6 +72,9 @@ class GatewayService:
     layout: Layout
     conversation_facts: FactsOfConversations
     forking: Forking
+    deleting: Deleting
+    retention: Retention
+    conversation_sweeps: ConversationSweeps
     feeds: Feeds
     redriving: Redriving
     threads: Threads = field(default_factory=Threads)
@@ -106,6 +113,10 @@ class GatewayService:
         orders = ModelOrders(transport, facts, kafka, codec, threads)
         control = Control(transport, view, follower, lookups, codec, kafka.names, artifacts, allowances, threads)
         submitting = Submitter(settings, transport, view, follower, codec, allowances, facts, artifacts.check_place)
+        kept = FactsOfConversations(transport, view, follower, layout, kafka, codec, threads)
+        forking = Forking(transport, layout, conversations, kafka.names, codec, artifacts, threads)
+        feeds, retention = Feeds(conversations, hub, threads), retention_of(settings.gateway.limits)
+        deleting = Deleting(control, kept, forking, conversations, feeds, allowances, threads, retention)
         return cls(
             settings=settings,
             kafka=kafka,
@@ -122,10 +133,25 @@ class GatewayService:
             model_orders=orders,
             withdrawing=Withdrawing(facts, orders),
             conversations=conversations,
-            conversation_facts=FactsOfConversations(transport, view, follower, layout, kafka, codec, threads),
+            conversation_facts=kept,
             layout=layout,
-            forking=Forking(transport, layout, conversations, kafka.names, codec, artifacts, threads),
-            feeds=Feeds(conversations, hub, threads),
+            forking=forking,
+            deleting=deleting,
+            retention=retention,
+            conversation_sweeps=ConversationSweeps(
+                deleting,
+                conversations,
+                kept,
+                view,
+                follower,
+                layout,
+                kafka.names,
+                threads,
+                retention,
+                every_s=settings.gateway.sweep_conversations_s,
+                per_minute=settings.gateway.expired_per_minute,
+            ),
+            feeds=feeds,
             redriving=Redriving(letters, submitting, view, transport, codec, kafka, threads),
             dependencies=Dependencies(
                 {"artifacts": artifact_probe(artifacts, threads), "orders": orders_probe(orders)},

@@ -72,6 +72,8 @@ class Store:
         self._closing = threading.Event()
         self.failure: BaseException | None = None
         """Why the newest batch could not be written; None again when it was."""
+        self._to_wipe = False
+        """Facts were taken away, which may still stand in the write-ahead log."""
         self._thread = threading.Thread(target=self._write_forever, name="view-writer", daemon=True)
         self._thread.start()
 
@@ -127,6 +129,9 @@ class Store:
         for row in rows:  # here rather than on the event loop: until `written` nobody needs to ask the file
             self._known.add((row.tenant, row.request_id))
         batch.written.set()
+        self._to_wipe = self._to_wipe or bool(gone)
+        if self._to_wipe:
+            self._to_wipe = not _wiped(connection)
 
     def prune(self, before_ms: int) -> bool:
         """Delete some rows of what has ended that were not touched since; whether there may be more.
@@ -254,6 +259,19 @@ class Store:
             connection = self._pages.connection = self._connect()
             self._page_readers.append(connection)
         return connection
+
+
+def _wiped(connection: sqlite3.Connection) -> bool:
+    """Empty the write-ahead log, where pages of before a deletion stand until it is full. False while somebody reads:
+    nobody is waited for."""
+    connection.execute("PRAGMA busy_timeout = 0")
+    try:
+        busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    except sqlite3.Error:
+        return False
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {view_file.BUSY_S * 1000}")
+    return not busy
 
 
 def _entry(row: Row) -> Entry:

@@ -12,6 +12,8 @@ from penstock.schemas.errors import Overloaded
 logger = logging.getLogger(__name__)
 
 VERSION = 7
+BUSY_S = 10
+"""So long a call waits for another connection's lock."""
 _META = "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);"
 # Lists are read in the order of acceptance. What few requests share has an index of that order. What many share, as a
 # task, stands in the indices of time and status, with `erased` for SQLite to answer from them alone: rows are read only
@@ -83,7 +85,7 @@ def own(path: Path) -> int:
 
 def connect(path: Path) -> sqlite3.Connection:
     """A connection for any thread. Raises sqlite3.Error."""
-    connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
+    connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=BUSY_S)
     connection.execute("PRAGMA journal_mode=WAL")
     # The log is the truth: what a power cut takes from this file is read again.
     connection.execute("PRAGMA synchronous=NORMAL")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.common.forks import TopicForks
-from penstock.common.shards.addresses import first_offset
+from penstock.common.shards.addresses import head_of
 from penstock.processors.conversations.messages import as_chat
 from penstock.processors.past import chars_of
 from penstock.schemas.records import ArtifactRef, ConversationFork, ConversationMessage
@@ -63,7 +63,7 @@ class ConversationLog:
         """This worker has carried out all commands that were given before this topic was seen."""
         self.next_offset = 0
         """Kafka's offset."""
-        self.topic = TopicForks(first_offset(topic_id))
+        self.topic = TopicForks(head_of(topic_id))
         self.parent: ConversationLog | None = None
         self.changes = 0
         """How often the messages changed."""
@@ -107,10 +107,10 @@ class ConversationLog:
         if offset < self.next_offset:
             return
         self.next_offset = offset + 1
-        self.topic.apply(offset, key.decode("utf-8", "replace"), message)
+        ends = self.topic.apply(offset, key.decode("utf-8", "replace"), message)
         if message is None:
             self._remove(key)
-        elif message.direction == "deleted":
+        elif ends:
             if self.is_within(offset):
                 self._begin_anew()
         elif message.direction in ("in", "out", "summary") and self.is_within(offset):
@@ -120,6 +120,7 @@ class ConversationLog:
 
     def skip(self, offset: int) -> None:
         """Pass over a record that cannot be read."""
+        self.topic.passed(offset)
         self.next_offset = max(self.next_offset, offset + 1)
 
     def is_within(self, offset: int) -> bool:

@@ -75,8 +75,15 @@ class WorkerTopics(MemoryTopics):
         self.create(topic_of("default", conversation_id))
         self.put_record(conversation_id, first)
 
-    def delete(self, conversation_id: str, base: int = 0) -> None:
-        self.put_record(conversation_id, deleted_record("default", conversation_id, f"d{next(self.numbers)}", base, 0))
+    def delete(self, conversation_id: str, base: int = 0, *, late_by: int | None = None) -> None:
+        """With `late_by` only if the next record of the topic is so many before."""
+        end = self.ends[topic_of("default", conversation_id)]
+        behind = None if late_by is None else base + end - late_by - 1
+        number = next(self.numbers)
+        self.put_record(
+            conversation_id,
+            deleted_record("default", conversation_id, f"d{number}", base, 0, only_behind=behind),
+        )
 
 
 class SharedTopics(WorkerTopics):
@@ -98,7 +105,7 @@ class SharedTopics(WorkerTopics):
         self.logs[topic], self.ids[topic] = [], id_of("id", self.end)
         self.put_record(conversation_id, first)
 
-    def put(self, topic: str, key: bytes, value: bytes | None) -> int:
+    def put(self, topic: str, key: bytes, value: bytes | None, timestamp_ms: int | None = None) -> int:
         offset, self.end = self.end, self.end + 1
         if topic in self.ids:
             self.logs[topic].append(RawMessage(topic, 0, offset, 1_000 + offset, key, value))
@@ -242,12 +249,13 @@ class World:
                 and not any(covered.request_id == request_id for covered in one.covers or ())
             ]
 
-    async def delete(self, number: int) -> None:
+    async def delete(self, number: int, late_by: int | None) -> None:
         name = self.pick(number)
         self.topics.open(topic_of("default", name), 1)
         origin = self.origins[name]
-        self.topics.delete(name, 0 if origin is None else origin.through + 1)
-        self.lists[name] = []
+        self.topics.delete(name, 0 if origin is None else origin.through + 1, late_by=late_by)
+        if not late_by:
+            self.lists[name] = []
 
     async def compact(self, number: int) -> None:
         """Tombstones go only when all readers have read them."""
@@ -280,7 +288,7 @@ STEP = st.one_of(
     st.tuples(st.just(World.fork), NUMBER, NUMBER),
     st.tuples(st.just(World.sum_up), NUMBER),
     st.tuples(st.just(World.erase), NUMBER),
-    st.tuples(st.just(World.delete), NUMBER),
+    st.tuples(st.just(World.delete), NUMBER, st.sampled_from([None, 0, 1])),
     st.tuples(st.just(World.compact), NUMBER),
 )
 
@@ -475,7 +483,7 @@ async def test_a_fork_whose_parent_was_deleted_by_others_has_its_own_messages() 
     await forked_after_two_turns(log, turns)
     await turn(turns, "f", 3)
     topic = topic_of("default", "c")
-    log.remove(topic)
+    log.drop(topic)
     assert await said(turns, "f") == ["q3", "a3"]
     await turn(turns, "c", 4)
     assert await said(turns, "f") == ["q3", "a3"], "one of the same name is another conversation"

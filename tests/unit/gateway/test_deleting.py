@@ -1,0 +1,258 @@
+"""Expiry of a conversation: a turn at the same moment, two gateways, a kill at each step; and what is left over."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conversation_topics import CODEC, NAMES, Cluster, Killed, SharedCluster, message, run, said, say, together
+from penstock.common.forks import TopicForks
+from penstock.gateway.limits.retention import Retention
+from penstock.gateway.service.deleting import Deleting
+from penstock.schemas.errors import NotFound
+from penstock.schemas.records import ConversationFacts, ConversationMessage, conversation_message_key
+
+KEPT_MS, NOW_MS = 3_600_000, 10_000_000
+"""The records of `Cluster` are of the first seconds of 1970."""
+TOPIC = NAMES.conversation("acme", "c")
+LAYOUTS = pytest.mark.parametrize("new", [Cluster, SharedCluster])
+ORDER = st.lists(st.booleans(), max_size=60)
+
+
+@dataclass
+class Kafka:
+    """All that gateways share: topics, open requests, facts."""
+
+    cluster: Cluster
+    open_requests: set[str] = field(default_factory=set)
+    facts: dict[str, int] = field(default_factory=dict)
+    """By conversation: when its facts were changed."""
+    commands: int = 0
+
+    def gateway(self, now_ms: int = NOW_MS) -> Deleting:
+        forking, pages = self.cluster.gateway()
+
+        def told(tenant: str, conversation_id: str) -> None:
+            return None
+
+        unused: Any = SimpleNamespace(wake=told, tenants=SimpleNamespace(conversation_gone=told))
+        threads: Any = SimpleNamespace(conversations=self.cluster)
+        mine = cast(Any, self)
+        return Deleting(
+            mine, mine, forking, pages, unused, unused, threads, Retention(all_s=KEPT_MS / 1000), lambda: now_ms
+        )
+
+    # -- as control and facts
+
+    async def has_turns(self, tenant: str, conversation_id: str) -> bool:
+        await self.cluster.step()
+        return bool(self.open_requests)
+
+    async def end_turns(self, tenant: str, conversation_id: str) -> None:
+        self.commands += 1
+
+    async def of_some(self, tenant: str, conversation_ids: Sequence[str]) -> dict[str, ConversationFacts]:
+        await self.cluster.step()
+        found = {one: self.facts[one] for one in conversation_ids if one in self.facts}
+        return {one: ConversationFacts(tenant=tenant, conversation_id=one, updated_at=at) for one, at in found.items()}
+
+    async def take_away(self, tenant: str, conversation_id: str) -> None:
+        await self.cluster.step()
+        self.facts.pop(conversation_id, None)
+
+    # -- as a worker that has a turn
+
+    async def turn(self, request_id: str) -> str:
+        """Accept a request and run it; how it ended. As `Turns` does: one identity from the input to the answer."""
+        self.open_requests.add(request_id)
+        await self.cluster.step()
+        while True:
+            seen = self._identity()
+            await self.cluster.step()
+            self.cluster.create(TOPIC)
+            if seen is not None and self._identity() != seen:
+                continue  # it is read and prepared again
+            begun = self._identity()
+            made = self._write(message("c", request_id, "in"))
+            await self.cluster.step()
+            if self._identity() == begun:
+                break
+            if self.cluster.exists(TOPIC):
+                self.cluster.put(TOPIC, made, None)
+        await self.cluster.step()
+        ended = "completed" if self._identity() == begun else "cancelled"
+        if ended == "completed":
+            self._write(message("c", request_id, "out"))
+        elif self.cluster.exists(TOPIC):
+            self.cluster.put(TOPIC, made, None)
+        self.open_requests.discard(request_id)
+        return ended
+
+    def _identity(self) -> tuple[str, list[int]] | None:
+        if not self.cluster.exists(TOPIC):
+            return None
+        topic_id, found = self.cluster.read_topic(TOPIC)
+        forks = TopicForks(found.head)
+        for one in found.records:
+            forks.apply(one.offset, one.key, one.message)
+        return topic_id, forks.deletions
+
+    def _write(self, made: ConversationMessage) -> bytes:
+        key = conversation_message_key(made).encode()
+        self.cluster.put(TOPIC, key, CODEC.encode(made), NOW_MS)
+        return key
+
+
+def old_conversation(new: type[Cluster]) -> Kafka:
+    kafka = Kafka(new())
+    say(kafka.cluster, "c", "r1")
+    kafka.facts["c"] = 1_000
+    return kafka
+
+
+def is_gone(kafka: Kafka) -> bool:
+    return not kafka.cluster.exists(TOPIC) and "c" not in kafka.facts
+
+
+@LAYOUTS
+def test_it_goes_with_its_facts_and_ends_no_turn_by_command(new: type[Cluster]) -> None:
+    kafka = old_conversation(new)
+    assert run(kafka.gateway().expire("acme", "c"))
+    assert is_gone(kafka)
+    assert kafka.cluster.released == ["c"]
+    assert kafka.commands == 0
+    assert not run(kafka.gateway().expire("acme", "c")), "another gateway finds that it is gone"
+
+
+@LAYOUTS
+@pytest.mark.parametrize("kept_by", ["its newest record", "an open request", "its facts"])
+def test_it_stays_whole_where_the_last_look_says_so(new: type[Cluster], kept_by: str) -> None:
+    kafka = old_conversation(new)
+    now_ms = NOW_MS
+    if kept_by == "its newest record":
+        now_ms = 1_000 + new.first + 1 + KEPT_MS - 1
+    elif kept_by == "an open request":
+        kafka.open_requests.add("r2")
+    else:
+        kafka.facts["c"] = NOW_MS - KEPT_MS + 1
+    records = kafka.cluster.read_topic(TOPIC)
+    assert not run(kafka.gateway(now_ms).expire("acme", "c"))
+    assert kafka.cluster.read_topic(TOPIC) == records
+    assert "c" in kafka.facts
+    if kept_by == "its newest record":
+        assert run(kafka.gateway(now_ms + 1).expire("acme", "c"))
+
+
+@LAYOUTS
+@settings(max_examples=500)
+@given(ORDER)
+def test_a_turn_at_the_same_moment_is_not_lost(new: type[Cluster], order: list[bool]) -> None:
+    """It has the whole history or none, and what it said stands there."""
+    kafka = old_conversation(new)
+    expired, ended = together(kafka.gateway().expire("acme", "c"), kafka.turn("r2"), order)
+    pages = kafka.cluster.gateway()[1]
+    there = said(pages, "c") if kafka.cluster.exists(TOPIC) and not pages.deleted("acme", ["c"]) else []
+    if not expired:
+        assert (ended, there) == ("completed", ["r1 in", "r1 out", "r2 in", "r2 out"])
+    else:
+        assert (ended, there) == ("completed", ["r2 in", "r2 out"])
+
+
+@LAYOUTS
+def test_a_turn_that_was_accepted_before_the_last_look_is_never_lost(new: type[Cluster]) -> None:
+    for steps in itertools.count():
+        kafka = old_conversation(new)
+        turn = kafka.turn("r2")
+        turn.send(None)  # accepted
+        try:
+            for _ in range(steps):
+                turn.send(None)
+        except StopIteration:
+            assert steps > 2
+            return
+        assert not run(kafka.gateway().expire("acme", "c"))
+        assert run(turn) == "completed"
+        assert said(kafka.cluster.gateway()[1], "c") == ["r1 in", "r1 out", "r2 in", "r2 out"]
+
+
+@LAYOUTS
+@settings(max_examples=300)
+@given(ORDER)
+def test_two_gateways_delete_it_once_and_leave_what_is_begun_anew(new: type[Cluster], order: list[bool]) -> None:
+    kafka = old_conversation(new)
+    together(kafka.gateway().expire("acme", "c"), kafka.gateway().expire("acme", "c"), order)
+    run(kafka.gateway().finish("acme", "c"))
+    assert is_gone(kafka)
+    say(kafka.cluster, "c", "r2")
+    run(kafka.gateway().finish("acme", "c"))
+    assert said(kafka.cluster.gateway()[1], "c") == ["r2 in", "r2 out"]
+
+
+@LAYOUTS
+def test_a_gateway_that_is_killed_leaves_it_whole_or_another_one_finishes(new: type[Cluster]) -> None:
+    for kill_at in itertools.count():
+        kafka = old_conversation(new)
+        kafka.cluster.kill_at = kill_at
+        try:
+            run(kafka.gateway().expire("acme", "c"))
+            ended = True
+        except Killed:
+            ended = False
+        kafka.cluster.kill_at = None
+        pages = kafka.cluster.gateway()[1]
+        if kafka.cluster.exists(TOPIC) and "c" not in pages.deleted("acme", ["c"]):
+            assert said(pages, "c") == ["r1 in", "r1 out"]
+            assert "c" in kafka.facts
+            assert run(kafka.gateway().expire("acme", "c"))
+        run(kafka.gateway().finish("acme", "c"))
+        assert is_gone(kafka)
+        if ended:
+            assert kill_at > 8
+            return
+
+
+@LAYOUTS
+def test_forks_keep_reading_an_expired_parent_which_goes_with_the_last(new: type[Cluster]) -> None:
+    kafka = old_conversation(new)
+    forking, pages = kafka.cluster.gateway()
+    run(forking.fork("acme", "c", new.first + 1, "f"))
+    assert run(kafka.gateway().expire("acme", "c"))
+    with pytest.raises(NotFound):
+        said(pages, "c")
+    assert said(pages, "f") == ["r1 in", "r1 out"]
+    run(kafka.gateway().finish("acme", "c"))
+    assert said(pages, "f") == ["r1 in", "r1 out"], "a sweep that finishes what was cut off leaves it to the fork"
+    assert run(kafka.gateway().expire("acme", "f"))
+    assert kafka.cluster.is_empty
+
+
+@LAYOUTS
+def test_the_end_of_a_fork_is_no_activity_of_its_parent(new: type[Cluster]) -> None:
+    """Its parent was kept for one more retention: the tombstone of the record `forked` was the newest record."""
+    kafka = old_conversation(new)
+    forking, pages = kafka.cluster.gateway()
+    run(forking.fork("acme", "c", new.first + 1, "f"))
+    before = pages.newest_ms("acme", "c")
+    for number in range(20):
+        kafka.cluster.put(NAMES.conversation("acme", "f"), b"x%d" % number, None)
+    run(kafka.gateway().delete("acme", "f"))
+    assert not kafka.cluster.exists(NAMES.conversation("acme", "f"))
+    assert kafka.cluster.read_topic(TOPIC)[1].records[-1].message is None
+    assert pages.newest_ms("acme", "c") == before
+
+
+@LAYOUTS
+async def test_what_is_not_deleted_is_not_finished(new: type[Cluster]) -> None:
+    kafka = old_conversation(new)
+    await kafka.gateway().finish("acme", "none")
+    records = kafka.cluster.read_topic(TOPIC)
+    run(kafka.gateway().finish("acme", "c"))
+    assert kafka.cluster.read_topic(TOPIC) == records
+    assert "c" in kafka.facts
