@@ -167,6 +167,8 @@ class SharedCluster(Cluster):
 
     is_shared: ClassVar[bool] = True
     first: ClassVar[int] = 1
+    records_left: int | None = None
+    """So many are written, then the process is killed."""
 
     def __post_init__(self) -> None:
         self.logs = {}
@@ -197,6 +199,10 @@ class SharedCluster(Cluster):
         on_delivery(Delivery(topic=topic, partition=partition, offset=offset, timestamp_ms=0))
 
     def put(self, partition: int, key: bytes, value: bytes | None) -> int:
+        if self.records_left is not None:
+            if not self.records_left:
+                raise Killed
+            self.records_left -= 1
         offset = self.partition_ends[partition]
         self.partition_ends[partition] += 1
         message = RawMessage(self.topic, partition, offset, 1_000 + offset, key, value)
@@ -546,6 +552,55 @@ def test_a_killed_deletion_is_finished_by_a_repeat(new: type[Cluster]) -> None:
         if whole:
             assert kill_at > 5
             return
+
+
+@pytest.mark.parametrize("name", ["c", "f"])
+def test_what_is_deleted_stays_so_whatever_record_is_the_last_before_a_kill(name: str) -> None:
+    for records_left in itertools.count(1):  # the first one says that it is deleted
+        cluster = SharedCluster()
+        parent(cluster)
+        if name == "f":
+            run(cluster.gateway()[0].fork("acme", "c", cluster.first + 1, "f"))
+            say(cluster, "f", "r3")
+        cluster.records_left = records_left
+        try:
+            run(cluster.gateway()[0].delete("acme", name))
+            whole = True
+        except Killed:
+            whole = False
+        cluster.records_left = None
+        for _ in range(2):
+            with pytest.raises(NotFound):
+                said(cluster.gateway()[1], name)
+            with pytest.raises(NotFound):
+                fold_messages(read_through(name, World(cluster).read_topic))
+            cluster.compact(tombstones_too=True)
+        run(cluster.gateway()[0].delete("acme", name))
+        assert not cluster.exists(NAMES.conversation("acme", name))
+        key = address_of(NAMES, NAMES.conversation("acme", name), 2).key(b"")
+        newest = {one.key or b"": one.value for records in cluster.partition_logs for one in records}
+        left = [one for one, value in newest.items() if value is not None and one.startswith(key)]
+        assert [one for one in left if not one.startswith(key + b"deleted/")] == []
+        if whole:
+            assert records_left > 4
+            assert left == []
+            return
+
+
+def test_of_two_that_remove_a_conversation_the_later_finds_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = SharedCluster()
+    parent(cluster)
+    topic, span = NAMES.conversation("acme", "c"), cluster.file.span
+
+    def seen_and_removed(conversation: str) -> Any:
+        found = span(conversation)
+        monkeypatch.setattr(cluster.file, "span", span)
+        cluster.layout.remove(topic)
+        return found
+
+    monkeypatch.setattr(cluster.file, "span", seen_and_removed)
+    cluster.layout.remove(topic)
+    assert not cluster.exists(topic)
 
 
 # -- two at once
