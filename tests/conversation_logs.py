@@ -72,6 +72,9 @@ class FakeLog:
     def topic_id(self, topic: str) -> str | None:
         return self.topics.get(topic)
 
+    def back(self, topic: str, end: int, records: int) -> int:
+        return max(0, end - records)
+
     def end(self, topic: str) -> int:
         return self.ends[topic]
 
