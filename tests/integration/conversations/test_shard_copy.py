@@ -154,6 +154,21 @@ def test_a_topic_that_is_gone_or_made_anew(place: Place, monkeypatch: pytest.Mon
     assert keys(place.copy(), place, "a") == [b"fork/9"]
 
 
+def test_a_broker_that_knows_no_topics_yet_has_not_made_it_anew(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_copy, "TOUCH_S", 0.05)
+    copy = place.copy()
+    place.write("a", (b"fork/1", b"head"))
+    assert len(keys(copy, place, "a")) == 1
+    asked: list[str] = []
+
+    def unknown(_: KafkaSettings, topic: str) -> None:
+        asked.append(topic)
+
+    monkeypatch.setattr(shard_copy.admin, "topic_id", unknown)
+    wait_until(lambda: len(asked) >= 2, 20, lambda: str(asked))
+    assert len(keys(copy, place, "a")) == 1
+
+
 def _made(place: Place) -> bool:
     try:
         place.create()

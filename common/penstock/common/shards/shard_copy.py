@@ -152,7 +152,8 @@ class ShardCopy:
         self._touched = time.monotonic()
         reached = self._reader.positions()
         try:
-            self._is_replaced = admin.topic_id(self._settings, self.topic) != self.topic_id
+            # A broker that has just started may know no topics yet.
+            self._is_replaced = admin.topic_id(self._settings, self.topic) not in (None, self.topic_id)
             ends = admin.end_offsets(self._settings, reached)
         except PenstockError as error:
             logger.info("conversations.not_followed error=%s", error.code)
