@@ -25,6 +25,7 @@ from penstock.gateway.conversations.layout import Target
 from penstock.gateway.conversations.pages import Conversations
 from penstock.gateway.conversations.shared import SharedTopic
 from penstock.gateway.conversations.tails import Place
+from penstock.gateway.openai.item_events import Position
 from penstock.gateway.service.forking import Forking
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import BrokerUnavailable, Conflict, NotFound, PenstockError
@@ -585,6 +586,29 @@ def test_what_is_deleted_stays_so_whatever_record_is_the_last_before_a_kill(name
             assert records_left > 4
             assert left == []
             return
+
+
+def test_a_follower_goes_on_at_a_gateway_that_lacks_the_tombstones_at_the_end() -> None:
+    cluster = SharedCluster()
+    parent(cluster)
+    topic, partitions = NAMES.conversation("acme", "c"), range(2)
+    for direction in ("in", "out"):
+        cluster.write(topic, conversation_message_key(message("c", "r2", direction)).encode(), None)
+    for name in ("d", "e", "f", "g"):  # what stands at the end of a partition is not compacted
+        say(cluster, name, "r3")
+    assert all(records[-1].value is not None for records in (cluster.partition_logs[one] for one in partitions))
+    seen = cluster.gateway()[1].place("acme", "c")
+    cluster.compact(tombstones_too=True)
+    pages = cluster.gateway()[1]
+    now = pages.place("acme", "c")
+    assert now.end < seen.end
+    begin = Position.after(Position(seen.end).event_id, now)
+    at = say(cluster, "c", "r4")
+    tail = pages.tail("acme", "c", now)
+    assert tail.refresh() > begin.offset
+    part = tail.part(begin.offset, 10)
+    assert part is not None
+    assert [one.offset for one in part.turns] == [*at]
 
 
 def test_of_two_that_remove_a_conversation_the_later_finds_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
