@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from penstock.common import admin
 from penstock.common.settings import KafkaSettings
 from penstock.producers.replay_plan import Range, matching
-from penstock.schemas.errors import NotFound
+from penstock.schemas.errors import Conflict, NotFound
 from penstock.schemas.topics import TP
 
 Offsets = dict[TP, int]
@@ -24,15 +24,20 @@ class Located:
 
 
 class ReplayTopics:
-    """Conversations of a tenant whose ids match a glob. All methods block, and raise BrokerUnavailable."""
+    """Conversations of a tenant whose ids match a glob, each with a topic of its own.
+
+    All methods block, and raise BrokerUnavailable.
+    """
 
     def __init__(self, settings: KafkaSettings, tenant: str, pattern: str, timeout_s: float) -> None:
         self._settings, self._tenant, self._pattern, self._timeout_s = settings, tenant, pattern, timeout_s
 
     def list(self) -> dict[str, str]:
-        """The id of each conversation by its topic, in the order of the ids."""
-        parse = self._settings.names.parse_conversation
+        """The id of each conversation by its topic, in the order of the ids. Raises Conflict where they share one."""
+        parse, shared = self._settings.names.parse_conversation, self._settings.names.conversation_log
         counts = admin.partition_counts(self._settings, timeout_s=self._timeout_s)
+        if shared in counts:
+            raise Conflict(f"conversations share {shared}: replay them one by one, or read that topic")
         topics = {found[1]: topic for topic in counts if (found := parse(topic)) and found[0] == self._tenant}
         return {topics[one]: one for one in matching(self._pattern, topics)}
 

@@ -25,7 +25,7 @@ from penstock.producers.replay import ConversationReplay
 from penstock.producers.replay_topics import ReplayTopics
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import ConversationMessage, conversation_message_key
-from support import committed_offsets, wait_until
+from support import committed_offsets, create_topics, wait_until
 
 Place = tuple[str, int]
 
@@ -85,6 +85,13 @@ def places(records: list[ReplayedRecord]) -> list[Place]:
 
 def whole(client: Client, pattern: str = "*", **options: Any) -> list[ReplayedRecord]:
     return [record for batch in client.replay_conversations(pattern, **options) for record in batch]
+
+
+def test_conversations_that_share_a_topic_are_not_passed_over_in_silence(kafka: Any, kafka_prefix: str) -> None:
+    create_topics(kafka.bootstrap_servers, kafka_prefix, partitions=1, sharded=True)
+    shared = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers, topic_prefix=kafka_prefix)
+    with Client(shared) as client, pytest.raises(Conflict, match="replay them one by one"):
+        list(client.replay_conversations("*"))
 
 
 def test_conversations_of_a_pattern_come_whole_in_order_and_no_others(client: Client, scribe: Scribe) -> None:
