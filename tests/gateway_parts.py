@@ -44,6 +44,7 @@ def service_with(part: Any, artifacts: Any = None, dependencies: Dependencies | 
         ending_lost=part,
         withdrawing=part,
         conversations=part,
+        layout=part,
         conversation_facts=part,
         forking=part,
         feeds=part,

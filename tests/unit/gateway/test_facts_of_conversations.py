@@ -40,7 +40,9 @@ async def test_the_loop_looks_first_and_what_it_has_goes_before_the_file() -> No
     view, threads = View(), Threads()
     view.written = {f"t.{name}": record(name, "old") for name in ("changed", "gone", "same", "former")}
     view.unwritten = {"t.changed": record("changed", "new"), "t.gone": None, "t.broken": b"\0nothing"}
-    facts = FactsOfConversations(cast(Any, None), cast(Any, view), cast(Any, None), KafkaSettings(), CODEC, threads)
+    facts = FactsOfConversations(
+        cast(Any, None), cast(Any, view), cast(Any, None), cast(Any, None), KafkaSettings(), CODEC, threads
+    )
     try:
         names = ["changed", "gone", "same", "former", "broken", "none"]
         found = await facts.of_many("t", {name: "another" if name == "former" else "id" for name in names})
@@ -53,7 +55,13 @@ async def test_the_loop_looks_first_and_what_it_has_goes_before_the_file() -> No
 
 def test_changes_of_one_conversation_come_one_after_the_other() -> None:
     facts = FactsOfConversations(
-        cast(Any, None), cast(Any, None), cast(Any, None), KafkaSettings(), CODEC, cast(Any, None)
+        cast(Any, None),
+        cast(Any, None),
+        cast(Any, None),
+        cast(Any, None),
+        KafkaSettings(),
+        CODEC,
+        cast(Any, None),
     )
     first = facts.changing("t", "c")
     assert facts.changing("t", "c") is first
