@@ -112,6 +112,23 @@ def test_a_copy_that_may_lack_tombstones_is_made_anew(place: Place) -> None:
     assert taken() == 7, "it is followed again"
 
 
+def test_what_is_idle_is_followed_while_others_are_never(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_copy, "TOUCH_S", 0.1)
+    copy = place.copy()
+    idle = next(name for name in "bcdefgh" if place.address(name).partition != place.address("a").partition)
+    for name in ("a", idle):
+        place.write(name, (b"fork/1", b"head"))
+        assert len(keys(copy, place, name)) == 1
+    monkeypatch.setattr(copy._reader, "_on_idle", lambda: None)
+    place.now_ms += 1_000
+    for number in range(500):
+        place.write("a", (b"%d" % number, b"text"))
+        keys(copy, place, "a")
+        if copy.file.positions()[place.address(idle).partition].followed_ms == place.now_ms:
+            return
+    pytest.fail("a partition without records is taken for one that is not followed")
+
+
 def test_a_full_disk_is_told_and_waited_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_copy, "RETRY_S", 0.05)
     copy = place.copy()

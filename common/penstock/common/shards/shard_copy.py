@@ -141,6 +141,7 @@ class ShardCopy:
         self._until_done(lambda: self.file.apply(batch, positions, followed_ms))
         self._followed_ms |= dict.fromkeys(positions, followed_ms)
         self.on_records(batch)
+        self._reader.call(self._touch)  # while some partitions are written to without a pause others are followed too
         for partition in stale:
             logger.warning("conversations.copied_anew partition=%d: it was not followed for long", partition)
             self._reader.call(partial(self._begin_anew, partition))
