@@ -28,6 +28,8 @@ topic_of = TopicNames().conversation
 class MemoryTopics:
     """Topics as lists of records; `before_append` runs once, in front of the next append."""
 
+    is_shared = False
+
     def __init__(self) -> None:
         self.topics: dict[str, list[tuple[int, bytes, bytes | None]]] = {}
         self.ends: dict[str, int] = {}

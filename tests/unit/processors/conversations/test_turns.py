@@ -28,6 +28,8 @@ TOPIC = TopicNames().conversation("default", "c1")
 class MemoryLog:
     """A conversation topic as a list; `before_append` lets a rival write first."""
 
+    is_shared = False
+
     def __init__(self) -> None:
         self.records: list[tuple[int, bytes, bytes | None]] = []
         self.topic_id = "first"
