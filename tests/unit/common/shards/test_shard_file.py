@@ -171,7 +171,7 @@ def test_addresses() -> None:
     mine, theirs = address_of(names, "p.conversation.c", 8), address_of(names, "p.conversations.t.c", 8)
     assert (mine.key(b"r/in/0"), theirs.key(b"r/in/0")) == (b"c/r/in/0", b"t.c/r/in/0")
     assert split_key(theirs.key(b"fork/1")) == ("t.c", b"fork/1")
-    assert [split_key(key) for key in (None, b"", b"c", b"/x", b"\xff/x")] == [None] * 5
+    assert [split_key(key) for key in (None, b"", b"c", b"/x", b"\xff/x", b"a b/fork/1", b"x.y.z/fork/1")] == [None] * 7
     with pytest.raises(ValueError, match="no conversation"):
         address_of(names, "p.inference.result", 8)
     assert (first_offset(id_of(TOPIC_ID, 42)), first_offset(TOPIC_ID), first_offset(None)) == (42, 0, 0)
