@@ -123,6 +123,8 @@ class SharedCluster(Cluster):
 
     is_shared: ClassVar[bool] = True
     first: ClassVar[int] = 1
+    records_left: int | None = None
+    """So many are written, then the process is killed."""
 
     def __init__(self, kill_at: int | None = None) -> None:
         super().__init__(kill_at)
@@ -153,6 +155,10 @@ class SharedCluster(Cluster):
         on_delivery(Delivery(topic=topic, partition=partition, offset=offset, timestamp_ms=0))
 
     def append(self, partition: int, key: bytes, value: bytes | None, timestamp_ms: int | None = None) -> int:
+        if self.records_left is not None:
+            if not self.records_left:
+                raise Killed
+            self.records_left -= 1
         offset = self.partition_ends[partition]
         self.partition_ends[partition] += 1
         time_ms = 1_000 + offset if timestamp_ms is None else timestamp_ms

@@ -229,6 +229,8 @@ def answer_of(request_id: str, text: str) -> ConversationMessage:
 class ListLog:
     """A conversation's topic as a list, for real `Turns`."""
 
+    is_shared = False
+
     def __init__(self) -> None:
         self.records: list[tuple[int, bytes, bytes | None]] = []
         self._made = False

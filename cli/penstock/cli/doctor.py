@@ -372,7 +372,10 @@ def conversation_check(own_topics: int | None, brokers: int) -> Check:
     detail = f"{own_topics} have a topic each, on {brokers} broker{'s' if brokers > 1 else ''}"
     if own_topics < MANY_TOPICS * brokers:
         return Check.ok("conversations", detail)
-    cure = "give conversations a retention, or begin anew with `penstock topics create --conversation-layout sharded`"
+    cure = (
+        "give conversations a retention; or export and delete all, let them share a topic"
+        " (`penstock topics create --conversation-layout sharded`), and import them"
+    )
     return Check.warn("conversations", f"{detail}, which bears about {4 * MANY_TOPICS // 3 * brokers}", cure)
 
 

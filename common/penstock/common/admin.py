@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetS
 from penstock.common.admin_clients import answer_of, asked, is_new, unanswered
 from penstock.common.kafka_errors import missing_topic, translated, unavailable
 from penstock.common.settings import KafkaSettings
-from penstock.schemas.errors import NotFound, PenstockError
+from penstock.schemas.errors import Conflict, NotFound, PenstockError
 from penstock.schemas.topics import TP, TopicSpec, conversation_topic_config
 
 TOPICS_A_REQUEST = 500
@@ -140,8 +140,10 @@ def create_conversation_topic(
 ) -> bool:
     """Create a compacted topic of one partition and wait until it is visible; False when it exists already.
 
-    The brokers are counted when `brokers` is not given.
+    The brokers are counted when `brokers` is not given. Raises Conflict where conversations share a topic by now.
     """
+    if topic_id(settings, settings.names.conversation_log, timeout_s) is not None:
+        raise Conflict("conversations share a topic since this process was started: start it again")
     count = broker_count(settings, timeout_s) if brokers is None else brokers
     config = conversation_topic_config(brokers=count, durability=durability)
     spec = TopicSpec(name=topic, partitions=1, replication=3 if count >= 3 else 1, config=config)

@@ -82,7 +82,7 @@ class TopicForks:
         """`head`: Kafka's offset of the first record of a conversation that shares its topic with others."""
         self._head = head
         self._newest = -1
-        """Kafka's offset of the newest record."""
+        """Kafka's offset of the newest record that is no tombstone."""
         self.base = 0
         self.fork: ConversationFork | None = None
         """What the conversation goes on from, also if that was deleted."""
@@ -91,16 +91,19 @@ class TopicForks:
         """Of a fork: whose it is."""
         self.deletions: list[int] = []
         self.void: set[str] = set()
-        """Keys of records `deleted` that say nothing: they do not stand where they were to stand."""
+        """Keys of records `deleted` that say nothing: they do not stand where they were to stand. In the shared topic they
+        have to go before a record is erased that came first: without it they would say something."""
         self.forks: dict[str, ConversationFork] = {}
         """By key: the forks that go on from records of this topic."""
 
     def apply(self, offset: int, key: str, message: ConversationMessage | None) -> bool:
         """Take the record at Kafka's offset; most of them say nothing. Whether it ends what stands before it."""
-        before, self._newest = self._newest, offset
+        before = self._newest
         if message is None:
             self._erase(key)
-        elif message.direction == "fork" and offset == (self._head or 0) and message.fork is not None:
+            return False
+        self._newest = offset
+        if message.direction == "fork" and offset == (self._head or 0) and message.fork is not None:
             self.fork, self.fork_key, self.tenant = message.fork, key, message.tenant
             self.base = message.fork.through + 1
         elif message.direction == "forked" and message.fork is not None:
@@ -109,6 +112,7 @@ class TopicForks:
             if self.base == 0 and message.fork is not None:  # the first record is erased
                 self.base = message.fork.through + 1
             at, only_behind = self.base + offset, message.covers_through
+            # Where others stand between, what came first is known by its offset; tombstones may be compacted away.
             comes_first = at - 1 if self._head is None else self.base + before
             if only_behind is not None and comes_first > only_behind:
                 self.void.add(key)
@@ -123,6 +127,7 @@ class TopicForks:
 
     def _erase(self, key: str) -> None:
         self.forks.pop(key, None)
+        self.void.discard(key)
         if key == self.fork_key:
             self.fork = self.fork_key = None
 

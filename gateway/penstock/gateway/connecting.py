@@ -117,7 +117,12 @@ class Connecting:
                 counts_since_ms=self._since_ms,
                 tenants=self._context.allowances.tenants,
             )
-            layout = await asyncio.to_thread(open_layout, settings, transport, codecs.blocking)
+            loop = asyncio.get_running_loop()
+
+            def on_failure(reason: str) -> None:
+                loop.call_soon_threadsafe(self._context.on_failure, reason)
+
+            layout = await asyncio.to_thread(open_layout, settings, transport, codecs.blocking, on_failure)
             stack.push_async_callback(asyncio.to_thread, layout.close)
             follower = Follower(
                 kafka,

@@ -122,6 +122,8 @@ class WorkerApp:
             hooks = Hooks(lambda: self._finish(EXIT_FAILED), self._not_ready, self._describe, self._refresh_gauges)
             parts = self._parts = assemble(self.settings, partitions, self._metrics, hooks, loop, copy)
             on_faults(loop, parts.worker.break_down)
+            if copy is not None:
+                copy.on_failure = lambda reason: loop.call_soon_threadsafe(self._copy_failed, reason)
             parts.desired_models.on_observed = self._orders_observed
         except RegistryUnavailable as error:
             raise CannotStart(str(error), EXIT_UNREACHABLE) from error
@@ -283,6 +285,10 @@ class WorkerApp:
 
         desired = self._parts.desired_models
         asyncio.get_running_loop().call_soon(report, desired.observed_topic_id, desired.observed_revision)
+
+    def _copy_failed(self, reason: str) -> None:
+        logger.critical("worker.ends reason=%s", reason)
+        self._finish(EXIT_FAILED)
 
     def _not_ready(self) -> list[str]:
         parts = self._parts

@@ -25,7 +25,10 @@ class Located:
 
 
 class ReplayTopics:
-    """Conversations of a tenant whose ids match a glob. All methods block, and raise BrokerUnavailable."""
+    """Conversations of a tenant whose ids match a glob, each with a topic of its own.
+
+    All methods block, and raise BrokerUnavailable.
+    """
 
     def __init__(self, settings: KafkaSettings, tenant: str, pattern: str, timeout_s: float) -> None:
         self._settings, self._tenant, self._pattern, self._timeout_s = settings, tenant, pattern, timeout_s

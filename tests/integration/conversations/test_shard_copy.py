@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.common.admin import delete_topic, ensure_topics
+from penstock.common.admin import create_conversation_topic, delete_topic, ensure_topics, partition_counts
 from penstock.common.reader import RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.common.shards import shard_copy
@@ -17,7 +17,7 @@ from penstock.common.shards.addresses import Address, address_of
 from penstock.common.shards.sending import send_and_wait
 from penstock.common.shards.shard_copy import STALE_MS, ShardCopy
 from penstock.common.transport import Transport
-from penstock.schemas.errors import BrokerUnavailable, NotFound
+from penstock.schemas.errors import BrokerUnavailable, Conflict, InternalError, NotFound
 from penstock.schemas.topics import topic_specs
 from support import wait_until
 
@@ -112,6 +112,23 @@ def test_a_copy_that_may_lack_tombstones_is_made_anew(place: Place) -> None:
     assert taken() == 7, "it is followed again"
 
 
+def test_what_is_idle_is_followed_while_others_are_never(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_copy, "TOUCH_S", 0.1)
+    copy = place.copy()
+    idle = next(name for name in "bcdefgh" if place.address(name).partition != place.address("a").partition)
+    for name in ("a", idle):
+        place.write(name, (b"fork/1", b"head"))
+        assert len(keys(copy, place, name)) == 1
+    monkeypatch.setattr(copy._reader, "_on_idle", lambda: None)
+    place.now_ms += 1_000
+    for number in range(500):
+        place.write("a", (b"%d" % number, b"text"))
+        keys(copy, place, "a")
+        if copy.file.positions()[place.address(idle).partition].followed_ms == place.now_ms:
+            return
+    pytest.fail("a partition without records is taken for one that is not followed")
+
+
 def test_a_full_disk_is_told_and_waited_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_copy, "RETRY_S", 0.05)
     copy = place.copy()
@@ -154,6 +171,21 @@ def test_a_topic_that_is_gone_or_made_anew(place: Place, monkeypatch: pytest.Mon
     assert keys(place.copy(), place, "a") == [b"fork/9"]
 
 
+def test_a_broker_that_knows_no_topics_yet_has_not_made_it_anew(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_copy, "TOUCH_S", 0.05)
+    copy = place.copy()
+    place.write("a", (b"fork/1", b"head"))
+    assert len(keys(copy, place, "a")) == 1
+    asked: list[str] = []
+
+    def unknown(_: KafkaSettings, topic: str) -> None:
+        asked.append(topic)
+
+    monkeypatch.setattr(shard_copy.admin, "topic_id", unknown)
+    wait_until(lambda: len(asked) >= 2, 20, lambda: str(asked))
+    assert len(keys(copy, place, "a")) == 1
+
+
 def _made(place: Place) -> bool:
     try:
         place.create()
@@ -161,3 +193,28 @@ def _made(place: Place) -> bool:
     except Exception:  # its deletion takes a moment
         return False
     return True
+
+
+def test_a_process_that_began_before_conversations_shared_a_topic_makes_no_topic_of_its_own(place: Place) -> None:
+    topic = place.settings.names.conversation("default", "late")
+    with pytest.raises(Conflict, match="start it again"):
+        create_conversation_topic(place.settings, topic)
+    assert topic not in partition_counts(place.settings)
+
+
+def test_a_reading_that_has_ended_is_told_to_whoever_can_end_the_process(place: Place) -> None:
+    copy, told = place.copy(), list[str]()
+    copy.on_failure = told.append
+
+    def fail(_: Any) -> None:
+        raise RuntimeError("broken")
+
+    copy.on_records = fail
+    place.write("a", (b"fork/1", b"head"))
+    wait_until(
+        lambda: copy.failure is not None or not copy.refresh([place.address("a").partition], 1), 20, "it reads on"
+    )
+    with pytest.raises(InternalError):
+        copy.refresh([place.address("a").partition], 1)
+    assert told
+    assert "broken" in told[0]

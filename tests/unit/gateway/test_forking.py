@@ -25,9 +25,11 @@ from conversation_topics import (
 )
 from penstock.common import forks
 from penstock.common.conversations import ConversationRecord, TopicRecords, fold_messages, read_through
+from penstock.common.shards.addresses import address_of
 from penstock.common.transport import Delivery
 from penstock.gateway.conversations.pages import Conversations
 from penstock.gateway.conversations.trees import Branch
+from penstock.gateway.openai.item_events import Position
 from penstock.schemas.errors import BrokerUnavailable, Conflict, NotFound
 from penstock.schemas.records import ConversationFork, conversation_message_key
 
@@ -105,7 +107,11 @@ class World:
         text = texts[number % len(texts)]
         request_id, direction = text.split()
         key = conversation_message_key(message("", request_id, direction)).encode()
-        self.cluster.put(NAMES.conversation("acme", self.owners[text]), key, None)
+        topic = NAMES.conversation("acme", self.owners[text])
+        for void in self.cluster.live_keys(topic) if self.cluster.is_shared and self.cluster.exists(topic) else ():
+            if void.startswith(b"deleted/late"):  # as a worker does
+                self.cluster.put(topic, void, None)
+        self.cluster.put(topic, key, None)
         for name, kept in self.lists.items():
             self.lists[name] = None if kept is None else [one for one in kept if one[1] != text]
 
@@ -124,6 +130,10 @@ class World:
         topic = NAMES.conversation("acme", name)
         if self.cluster.exists(topic) and (end := self.cluster.log.end(topic)):
             base = self.bases[name]
+            if self.cluster.is_shared:
+                _, found = self.cluster.read_topic(topic)
+                live = {one.key: one for one in found.records}
+                end = max(one.offset for one in live.values() if one.message is not None) + 1
             late = forks.deleted_record("acme", name, f"late{next(self.numbers)}", base, 0, only_behind=base + end - 2)
             self.cluster.put(topic, late.key.encode(), CODEC.encode(late.message))
             if number % 2:
@@ -354,6 +364,78 @@ def test_a_killed_deletion_is_finished_by_a_repeat(new: type[Cluster]) -> None:
         if whole:
             assert kill_at > 5
             return
+
+
+@pytest.mark.parametrize("name", ["c", "f"])
+def test_what_is_deleted_stays_so_whatever_record_is_the_last_before_a_kill(name: str) -> None:
+    for records_left in itertools.count(1):  # the first one says that it is deleted
+        cluster = SharedCluster()
+        parent(cluster)
+        if name == "f":
+            run(cluster.gateway()[0].fork("acme", "c", cluster.first + 1, "f"))
+            say(cluster, "f", "r3")
+        cluster.records_left = records_left
+        try:
+            run(cluster.gateway()[0].delete("acme", name))
+            whole = True
+        except Killed:
+            whole = False
+        cluster.records_left = None
+        for _ in range(2):
+            with pytest.raises(NotFound):
+                said(cluster.gateway()[1], name)
+            with pytest.raises(NotFound):
+                fold_messages(read_through(name, World(cluster).read_topic))
+            cluster.compact(tombstones_too=True)
+        run(cluster.gateway()[0].delete("acme", name))
+        assert not cluster.exists(NAMES.conversation("acme", name))
+        key = address_of(NAMES, NAMES.conversation("acme", name), 2).key(b"")
+        newest = {one.key or b"": one.value for records in cluster.partition_logs for one in records}
+        left = [one for one, value in newest.items() if value is not None and one.startswith(key)]
+        assert [one for one in left if not one.startswith(key + b"deleted/")] == []
+        if whole:
+            assert records_left > 4
+            assert left == []
+            return
+
+
+def test_a_follower_goes_on_at_a_gateway_that_lacks_the_tombstones_at_the_end() -> None:
+    cluster = SharedCluster()
+    parent(cluster)
+    topic, partitions = NAMES.conversation("acme", "c"), range(2)
+    for direction in ("in", "out"):
+        cluster.put(topic, conversation_message_key(message("c", "r2", direction)).encode(), None)
+    for name in ("d", "e", "f", "g"):  # what stands at the end of a partition is not compacted
+        say(cluster, name, "r3")
+    assert all(records[-1].value is not None for records in (cluster.partition_logs[one] for one in partitions))
+    seen = cluster.gateway()[1].place("acme", "c")
+    cluster.compact(tombstones_too=True)
+    pages = cluster.gateway()[1]
+    now = pages.place("acme", "c")
+    assert now.end < seen.end
+    begin = Position.after(Position(seen.end).event_id, now)
+    at = say(cluster, "c", "r4")
+    tail = pages.tail("acme", "c", now)
+    assert tail.refresh() > begin.offset
+    part = tail.part(begin.offset, 10)
+    assert part is not None
+    assert [one.offset for one in part.turns] == [*at]
+
+
+def test_of_two_that_remove_a_conversation_the_later_finds_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = SharedCluster()
+    parent(cluster)
+    topic, span = NAMES.conversation("acme", "c"), cluster.file.span
+
+    def seen_and_removed(conversation: str) -> Any:
+        found = span(conversation)
+        monkeypatch.setattr(cluster.file, "span", span)
+        cluster.layout.remove(topic)
+        return found
+
+    monkeypatch.setattr(cluster.file, "span", seen_and_removed)
+    cluster.layout.remove(topic)
+    assert not cluster.exists(topic)
 
 
 # -- two at once

@@ -6,6 +6,7 @@ behaves as a topic of its own: begun again under the same name it has another id
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from penstock.schemas.topics import TopicNames, conversation_key, partition_for
@@ -14,6 +15,8 @@ HEAD = b"fork/"
 """What the key of a head begins with, behind the conversation."""
 _HEAD_AT = ":"
 """Kafka's ids are base64, which has no colon."""
+_CONVERSATION = re.compile(rb"(?:[a-z0-9-]{1,63}\.)?[A-Za-z0-9_-]{1,128}")
+"""`conversation_key`: readers would stumble over an id or a tenant that cannot be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +44,9 @@ def address_of(names: TopicNames, topic: str, partitions: int) -> Address:
 def split_key(key: bytes | None) -> tuple[str, bytes] | None:
     """The conversation, and the record's key in it. None for a key that nobody of ours wrote."""
     conversation, slash, of_record = (key or b"").partition(b"/")
-    if not slash or not conversation:
+    if not slash or _CONVERSATION.fullmatch(conversation) is None:
         return None
-    try:
-        return conversation.decode("ascii"), of_record
-    except UnicodeDecodeError:
-        return None
+    return conversation.decode("ascii"), of_record
 
 
 def id_of(topic_id: str, head: int) -> str:

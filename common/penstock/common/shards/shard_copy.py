@@ -49,6 +49,8 @@ class ShardCopy:
         self.file = ShardFile(path, topic_id, self.partitions)
         self.on_records: Callable[[Sequence[RawMessage]], None] = lambda _: None
         """Told of records that were written to the file, on the copy's thread."""
+        self.on_failure: Callable[[str], object] = lambda _: None
+        """Told by whoever asks for a file that is not followed any more; only a new process mends that."""
         self._lock = threading.Lock()
         self._followed: set[int] = set()
         self._followed_ms: dict[int, int] = {}
@@ -71,6 +73,8 @@ class ShardCopy:
 
     def refresh(self, partitions: Iterable[int], timeout_s: float = 10.0) -> ShardFile:
         """The file, once all is in it that stands in these partitions now."""
+        if self._reader.failure is not None:
+            self.on_failure(f"conversations are not copied any more: {self._reader.failure!r}")
         wanted = [(self.topic, one) for one in sorted(set(partitions))]
         self._follow([partition for _, partition in wanted], timeout_s)
         try:
@@ -141,6 +145,7 @@ class ShardCopy:
         self._until_done(lambda: self.file.apply(batch, positions, followed_ms))
         self._followed_ms |= dict.fromkeys(positions, followed_ms)
         self.on_records(batch)
+        self._reader.call(self._touch)  # while some partitions are written to without a pause others are followed too
         for partition in stale:
             logger.warning("conversations.copied_anew partition=%d: it was not followed for long", partition)
             self._reader.call(partial(self._begin_anew, partition))
@@ -152,7 +157,8 @@ class ShardCopy:
         self._touched = time.monotonic()
         reached = self._reader.positions()
         try:
-            self._is_replaced = admin.topic_id(self._settings, self.topic) != self.topic_id
+            # A broker that has just started may know no topics yet.
+            self._is_replaced = admin.topic_id(self._settings, self.topic) not in (None, self.topic_id)
             ends = admin.end_offsets(self._settings, reached)
         except PenstockError as error:
             logger.info("conversations.not_followed error=%s", error.code)

@@ -12,7 +12,7 @@ import sqlite3
 import threading
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,10 @@ CACHE_KBYTES = 32 << 10
 """Of the connection that writes."""
 _NUMBER = "(SELECT number FROM conversations WHERE conversation = ?)"
 _ROW = "place / ?, time_ms, key, value"
+_SPAN = """
+SELECT (SELECT min(place) FROM heads WHERE number = found.number), place, time_ms
+FROM conversations AS found JOIN records USING (number) WHERE conversation = ? ORDER BY place DESC LIMIT 1
+"""
 _FAR = 1 << 62
 _TABLES = ("meta", "conversations", "heads", "records", "positions")
 _PASSING = frozenset(
@@ -89,17 +93,27 @@ class ShardFile:
         """What stands there of a topic with another id is dropped."""
         self._path = path
         self._partitions = partitions
-        self._lock = self._hold()
-        self._prepare(f"{VERSION} {topic_id} {partitions}")
         self._readers = threading.local()
-        self._open: list[sqlite3.Connection] = []
-        self._writer = self._connect()
+        self._open: list[_Reader] = []
+        self._opening = threading.Lock()
+        self._is_closed = False
+        self._lock = self._hold()
+        try:
+            self._prepare(f"{VERSION} {topic_id} {partitions}")
+            self._writer = self._connect()
+        except BaseException:  # who tries again in this process must not find its own lock
+            os.close(self._lock)
+            raise
         self._writer.execute(f"PRAGMA cache_size=-{CACHE_KBYTES}")
 
     def close(self) -> None:
-        """Nobody may read or write any more."""
-        for connection in (*self._open, self._writer):
-            connection.close()
+        """Nobody may write any more. Reads that are under way end first; later ones raise sqlite3.ProgrammingError."""
+        with self._opening:
+            self._is_closed = True
+        for reader in self._open:
+            with reader.lock:  # SQLite does not bear that a connection is closed under a read
+                reader.connection.close()
+        self._writer.close()
         os.close(self._lock)
 
     def _hold(self) -> int:
@@ -174,13 +188,11 @@ class ShardFile:
 
     def span(self, conversation: str) -> Span | None:
         """None: there is no such conversation."""
-        number = self._one("SELECT number FROM conversations WHERE conversation = ?", conversation)
-        head = number and self._one("SELECT min(place) FROM heads WHERE number = ?", number[0])[0]
-        if number is None or head is None:
+        # One statement: between two the conversation may go, and another one get its number.
+        row = self._one(_SPAN, conversation)
+        if row is None:
             return None
-        place, time_ms = self._one(
-            "SELECT place, time_ms FROM records WHERE number = ? ORDER BY place DESC LIMIT 1", number[0]
-        )
+        head, place, time_ms = row
         return Span(head // self._partitions, place // self._partitions + 1, time_ms)
 
     def records(self, conversation: str, begin: int, end: int | None = None, most: int | None = None) -> list[Row]:
@@ -228,17 +240,32 @@ class ShardFile:
         return self._all("SELECT tenant, id FROM conversations")
 
     def _one(self, statement: str, *values: str | int) -> Any:
-        return self._reader().execute(statement, values).fetchone()
+        reader = self._reader()
+        with reader.lock:
+            return reader.connection.execute(statement, values).fetchone()
 
     def _all(self, statement: str, *values: str | int) -> list[Any]:
-        return self._reader().execute(statement, values).fetchall()
+        reader = self._reader()
+        with reader.lock:
+            return reader.connection.execute(statement, values).fetchall()
 
-    def _reader(self) -> sqlite3.Connection:
-        connection: sqlite3.Connection | None = getattr(self._readers, "connection", None)
-        if connection is None:
-            connection = self._readers.connection = self._connect()
-            self._open.append(connection)
-        return connection
+    def _reader(self) -> _Reader:
+        reader: _Reader | None = getattr(self._readers, "reader", None)
+        if reader is None:
+            with self._opening:
+                if self._is_closed:
+                    raise sqlite3.ProgrammingError("the copy of conversations is closed")
+                reader = self._readers.reader = _Reader(self._connect())
+                self._open.append(reader)
+        return reader
+
+
+@dataclass(eq=False, slots=True)
+class _Reader:
+    """The connection of one thread. Hold the lock while it reads."""
+
+    connection: sqlite3.Connection
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class _Writing:

@@ -41,6 +41,8 @@ class Lineage:
     end: int
     """Kafka's offset behind its last record; the others are the conversation's."""
     forks: dict[str, ConversationFork]
+    void: list[str]
+    """Keys of records `deleted` that say nothing."""
     is_empty: bool
     """No record was ever written."""
     is_deleted: bool

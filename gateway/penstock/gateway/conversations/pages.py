@@ -130,6 +130,7 @@ class Conversations:
                 begin=index.forks.begin(),
                 end=index.end,
                 forks=dict(index.forks.forks),
+                void=sorted(index.forks.void),
                 is_empty=index.end == 0,
                 is_deleted=index.is_deleted(),
                 keys_before_deletion=index.keys_before_deletion(),

@@ -21,6 +21,9 @@ from penstock.schemas.errors import NotFound
 from penstock.schemas.topics import TopicNames, conversation_key
 
 PATIENCE_S = 10.0
+DELETED = b"deleted/"
+"""What the key of a record begins with that ends what stands before it."""
+REMOVED_AT_ONCE = 1_000
 
 
 class SharedTopic:
@@ -47,20 +50,26 @@ class SharedTopic:
             self._send(address, [(head.key.encode(), self._codec.encode(head.message))])
 
     def remove(self, topic: str, place: Place | None = None) -> bool:
-        """Its head goes last: a call that is repeated after a kill finds what is left to do."""
+        """Its head goes when all else has gone, but for what says that it is deleted: a call that is repeated after a
+        kill finds what is left to do, and until then the conversation is a deleted one."""
         address = self._address(topic)
         file = self._copy.refresh([address.partition])
         span = file.span(address.conversation)
-        if place is not None:
-            if span is None or id_of(self._copy.topic_id, span.head) != place.topic_id:
-                return True
-            if span.end != place.end:
-                return False
-        if span is not None:
-            head = file.records(address.conversation, span.head, span.head + 1)[0][2]
-            keys = [key for key in file.live_keys(address.conversation) if key != head]
-            self._send(address, [(key, None) for key in (*keys, head)])
-            self._copy.refresh([address.partition])
+        if place is not None and (span is None or id_of(self._copy.topic_id, span.head) != place.topic_id):
+            return True
+        if place is not None and span is not None and span.end != place.end:
+            return False
+        heads = [] if span is None else file.records(address.conversation, span.head, span.head + 1)
+        if not heads:  # others have removed it
+            return True
+        head = heads[0][2]
+        keys = [key for key in file.live_keys(address.conversation) if key != head]
+        ends = [key for key in keys if key.startswith(DELETED)]
+        contents = [key for key in keys if not key.startswith(DELETED)]
+        parts = [contents[start : start + REMOVED_AT_ONCE] for start in range(0, len(contents), REMOVED_AT_ONCE)]
+        for part in (*parts, [head], ends):
+            self._send(address, [(key, None) for key in part])
+        self._copy.refresh([address.partition])
         return True
 
     def ids(self, tenant: str) -> list[str]:

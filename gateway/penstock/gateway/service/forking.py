@@ -202,14 +202,14 @@ class Forking:
             else:  # something was appended: a turn has begun it anew, or another gateway is at it
                 await self.let_go(tenant, conversation_id)
         else:  # begun anew in the same topic
-            await self._erase(tenant, conversation_id, lineage.keys_before_deletion)
+            await self._erase(tenant, conversation_id, [*lineage.void, *lineage.keys_before_deletion])
 
     async def _let_go_of(self, tenant: str, parent: ConversationFork, fork_id: str) -> None:
         """A fork of `parent` is gone. That does not renew it: the tombstone has the time of its newest record."""
         lineage = await self._lineage(tenant, parent.conversation_id)
         if lineage is not None and lineage.topic_id == parent.topic_id:
             newest_ms = await self._run(tenant, self._conversations.newest_ms, parent.conversation_id)
-            await self._erase(tenant, parent.conversation_id, [f"forked/{fork_id}"], newest_ms)
+            await self._erase(tenant, parent.conversation_id, [*lineage.void, f"forked/{fork_id}"], newest_ms)
             await self.let_go(tenant, parent.conversation_id)
 
     async def _lives(self, tenant: str, key: str, fork: ConversationFork) -> bool:

@@ -13,7 +13,7 @@ from penstock.common.shards.addresses import Address, address_of, id_of, split_k
 from penstock.common.shards.shard_copy import ShardCopy
 from penstock.common.shards.shard_file import Row
 from penstock.gateway.summarizer.desk import Commit, Key
-from penstock.gateway.summarizer.sources import Place
+from penstock.gateway.summarizer.sources import REACHED, Place
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import NotFound
 
@@ -75,7 +75,8 @@ class SharedTopic:
         self._copy.call(lambda: self._followed.pop(self._address(key).conversation, None))
 
     def mark(self, unread: Mapping[Key, int]) -> None:
-        """The end is that of the last record, of which is told."""
+        """A last record that cannot be decoded does not say by itself that all was read."""
+        self._copy.call(partial(self._mark, unread))
 
     def commit(self, commits: Mapping[Key, tuple[str, Commit]]) -> None:
         """What stands in the copy is read again by the next process."""
@@ -90,6 +91,17 @@ class SharedTopic:
             self._followed[self._address(key).conversation] = self._names.conversation(*key)
             if rows := self._rows(key, offset):
                 self._put(rows)
+
+    def _mark(self, unread: Mapping[Key, int]) -> None:
+        """Of what is followed all was told that stands in the file now."""
+        marks: list[RawMessage] = []
+        for key, number in unread.items():
+            address, topic = self._address(key), self._names.conversation(*key)
+            span = self._copy.file.span(address.conversation)
+            if span is not None and address.conversation in self._followed:
+                marks.append(RawMessage(topic, address.partition, span.end, number, None, None, REACHED))
+        if marks:
+            self._put(marks)
 
     def _tell(self, batch: Sequence[RawMessage]) -> None:
         told: list[RawMessage] = []

@@ -297,7 +297,8 @@ class Turns:
             if first is not None:
                 await self._forget_in_forks(tenant, log, first)
             if keys:
-                await self._log.append(topic, [(key, None) for key in keys])
+                void = [key.encode() for key in sorted(log.topic.void)]
+                await self._log.append(topic, [(key, None) for key in (*void, *keys)])
             if first is not None:
                 log = await self._run(lambda: self._refreshed(topic, LONGEST_ATTEMPT_S))
                 await self._forget_in_forks(tenant, log, first)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,6 +98,61 @@ def test_a_batch_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         assert (file.positions(), file.span("c")) == ({}, None)
 
 
+def test_a_conversation_is_not_taken_for_one_that_gets_its_number(tmp_path: Path) -> None:
+    """Heads of `c` have even offsets, those of `d` odd ones; each gets the number that the other had."""
+    with opened(tmp_path / "f") as file:
+        found: list[int | Exception] = []
+        done = threading.Event()
+
+        def look() -> None:
+            while not done.is_set():
+                try:
+                    span = file.span("c")
+                except Exception as error:
+                    found.append(error)
+                else:
+                    found.extend([] if span is None or span.head % 2 == 0 else [span.head])
+
+        readers = [threading.Thread(target=look) for _ in range(3)]
+        for one in readers:
+            one.start()
+        for at in range(0, 600, 6):
+            feed(file, [RawMessage("t", 0, at, 9, b"c/fork/%d" % at, b"head")])
+            anew = RawMessage("t", 0, at + 3, 9, b"d/fork/%d" % at, b"head")
+            feed(file, [RawMessage("t", 0, at + 1, 9, b"c/fork/%d" % at, None), anew])
+            feed(file, [RawMessage("t", 0, at + 4, 9, b"d/fork/%d" % at, None)])
+        done.set()
+        for one in readers:
+            one.join()
+        assert found == []
+
+
+def test_it_is_closed_while_others_read(tmp_path: Path) -> None:
+    with opened(tmp_path / "f") as file:
+        feed(file, log_of(("c/fork/1", "head"), *((f"c/{number}", "text" * 500) for number in range(2_000))))
+        reads = threading.Semaphore(0)
+        ends: list[Exception] = []
+
+        def read() -> None:
+            try:
+                while True:
+                    assert len(file.records("c", 0)) == 2_001
+                    reads.release()
+            except sqlite3.ProgrammingError as error:
+                ends.append(error)
+
+        readers = [threading.Thread(target=read) for _ in range(4)]
+        for one in readers:
+            one.start()
+        for _ in range(8):
+            assert reads.acquire(timeout=20)
+    for one in readers:
+        one.join(20)
+    assert len(ends) == 4
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        file.span("c")
+
+
 def test_an_unreadable_file_is_made_anew_and_one_that_cannot_be_opened_is_left(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"no database" * 500)
     with opened(tmp_path / "f") as file:
@@ -105,6 +161,9 @@ def test_an_unreadable_file_is_made_anew_and_one_that_cannot_be_opened_is_left(t
     (tmp_path / "folder").mkdir()
     with pytest.raises(Overloaded, match="folder"):
         ShardFile(tmp_path / "folder", TOPIC_ID, 2)
+    (tmp_path / "folder").rmdir()
+    with opened(tmp_path / "folder") as file:  # whoever tries again in the same process
+        assert file.everyone() == []
 
 
 def test_addresses() -> None:
@@ -112,7 +171,7 @@ def test_addresses() -> None:
     mine, theirs = address_of(names, "p.conversation.c", 8), address_of(names, "p.conversations.t.c", 8)
     assert (mine.key(b"r/in/0"), theirs.key(b"r/in/0")) == (b"c/r/in/0", b"t.c/r/in/0")
     assert split_key(theirs.key(b"fork/1")) == ("t.c", b"fork/1")
-    assert [split_key(key) for key in (None, b"", b"c", b"/x", b"\xff/x")] == [None] * 5
+    assert [split_key(key) for key in (None, b"", b"c", b"/x", b"\xff/x", b"a b/fork/1", b"x.y.z/fork/1")] == [None] * 7
     with pytest.raises(ValueError, match="no conversation"):
         address_of(names, "p.inference.result", 8)
     assert (first_offset(id_of(TOPIC_ID, 42)), first_offset(TOPIC_ID), first_offset(None)) == (42, 0, 0)

@@ -57,8 +57,6 @@ class Client:
 def clients(monkeypatch: pytest.MonkeyPatch) -> Clients:
     made = Clients()
     monkeypatch.setattr(module, "AsyncClient", made.make)
-    monkeypatch.setattr(module.admin, "topic_id", lambda *_: "id")
-    monkeypatch.setattr(module.admin, "end_offsets", lambda _, places: dict.fromkeys(places, 7))
     return made
 
 
@@ -68,7 +66,7 @@ def submit(tenant: str) -> Submit:
 
 
 def requests() -> Requests:
-    return Requests(KafkaSettings(), default_codec(), SummarizerSection())
+    return Requests(KafkaSettings(), default_codec(), SummarizerSection(), lambda *_: 7)
 
 
 async def test_of_many_tenants_the_clients_of_some_are_kept(clients: Clients) -> None:

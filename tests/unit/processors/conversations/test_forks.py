@@ -34,6 +34,8 @@ class WorkerTopics(MemoryTopics):
 
     is_shared = False
 
+    is_shared = False
+
     def __init__(self) -> None:
         super().__init__()
         self.before_append: Callable[[], object] | None = None
