@@ -81,8 +81,8 @@ class TopicForks:
     def __init__(self, head: int | None = None) -> None:
         """`head`: Kafka's offset of the first record of a conversation that shares its topic with others."""
         self._head = head
-        self._newest = -1
-        """Kafka's offset of the newest record that is no tombstone."""
+        self._standing: dict[str, int] = {}
+        """In the shared topic: by key, Kafka's offsets of the records that have no tombstone."""
         self.base = 0
         self.fork: ConversationFork | None = None
         """What the conversation goes on from, also if that was deleted."""
@@ -91,18 +91,16 @@ class TopicForks:
         """Of a fork: whose it is."""
         self.deletions: list[int] = []
         self.void: set[str] = set()
-        """Keys of records `deleted` that say nothing: they do not stand where they were to stand. In the shared topic they
-        have to go before a record is erased that came first: without it they would say something."""
+        """Keys of records `deleted` that say nothing: they do not stand where they were to stand. In the shared topic
+        they go before a record is erased that came first: without it they would say something."""
         self.forks: dict[str, ConversationFork] = {}
         """By key: the forks that go on from records of this topic."""
 
     def apply(self, offset: int, key: str, message: ConversationMessage | None) -> bool:
         """Take the record at Kafka's offset; most of them say nothing. Whether it ends what stands before it."""
-        before = self._newest
         if message is None:
             self._erase(key)
             return False
-        self._newest = offset
         if message.direction == "fork" and offset == (self._head or 0) and message.fork is not None:
             self.fork, self.fork_key, self.tenant = message.fork, key, message.tenant
             self.base = message.fork.through + 1
@@ -112,20 +110,34 @@ class TopicForks:
             if self.base == 0 and message.fork is not None:  # the first record is erased
                 self.base = message.fork.through + 1
             at, only_behind = self.base + offset, message.covers_through
-            # Where others stand between, what came first is known by its offset; tombstones may be compacted away.
-            comes_first = at - 1 if self._head is None else self.base + before
-            if only_behind is not None and comes_first > only_behind:
+            if only_behind is not None and self._before(at) > only_behind:
                 self.void.add(key)
                 return False
             self.deletions.append(at)
+            self.passed(offset, key)
             return True
+        self.passed(offset, key)
         return False
 
-    def passed(self, offset: int) -> None:
+    def passed(self, offset: int, key: str) -> None:
         """There is a record at Kafka's offset that says nothing of forks."""
-        self._newest = offset
+        if self._head is not None:
+            self._standing[key] = offset
+
+    def _before(self, at: int) -> int:
+        """The offset of the record that comes before the one at `at`.
+
+        Where others stand between, it is one that stands: what is erased may be compacted away with its tombstone.
+        """
+        return at - 1 if self._head is None else self.base + self.newest
+
+    @property
+    def newest(self) -> int:
+        """In the shared topic: Kafka's offset of the newest record that stands, those apart that say nothing."""
+        return max(self._standing.values(), default=-1)
 
     def _erase(self, key: str) -> None:
+        self._standing.pop(key, None)
         self.forks.pop(key, None)
         self.void.discard(key)
         if key == self.fork_key:

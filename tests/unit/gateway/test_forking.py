@@ -25,6 +25,7 @@ from conversation_topics import (
 )
 from penstock.common import forks
 from penstock.common.conversations import ConversationRecord, TopicRecords, fold_messages, read_through
+from penstock.common.forks import TopicForks
 from penstock.common.shards.addresses import address_of
 from penstock.common.transport import Delivery
 from penstock.gateway.conversations.pages import Conversations
@@ -132,8 +133,10 @@ class World:
             base = self.bases[name]
             if self.cluster.is_shared:
                 _, found = self.cluster.read_topic(topic)
-                live = {one.key: one for one in found.records}
-                end = max(one.offset for one in live.values() if one.message is not None) + 1
+                read = TopicForks(found.head)
+                for one in found.records:
+                    read.apply(one.offset, one.key, one.message)
+                end = read.newest + 1
             late = forks.deleted_record("acme", name, f"late{next(self.numbers)}", base, 0, only_behind=base + end - 2)
             self.cluster.put(topic, late.key.encode(), CODEC.encode(late.message))
             if number % 2:

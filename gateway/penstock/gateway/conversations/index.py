@@ -98,7 +98,7 @@ class ConversationIndex:
             if self.created_ms is None:
                 self.created_ms = record.timestamp_ms
             if isinstance(record.message, Said):
-                self.forks.passed(record.offset)
+                self.forks.passed(record.offset, record.key)
             else:
                 self.forks.apply(record.offset, record.key, record.message)
             if self.is_thin:

@@ -120,7 +120,6 @@ class ConversationLog:
 
     def skip(self, offset: int) -> None:
         """Pass over a record that cannot be read."""
-        self.topic.passed(offset)
         self.next_offset = max(self.next_offset, offset + 1)
 
     def is_within(self, offset: int) -> bool:

@@ -297,8 +297,7 @@ class Turns:
             if first is not None:
                 await self._forget_in_forks(tenant, log, first)
             if keys:
-                void = [key.encode() for key in sorted(log.topic.void)]
-                await self._log.append(topic, [(key, None) for key in (*void, *keys)])
+                await self._log.append(topic, [(key, None) for key in (*_void(log), *keys)])
             if first is not None:
                 log = await self._run(lambda: self._refreshed(topic, LONGEST_ATTEMPT_S))
                 await self._forget_in_forks(tenant, log, first)
@@ -321,7 +320,7 @@ class Turns:
                 if fork_id_of(forked.topic.fork_key or "") != fork_id_of(key):
                     continue
                 if keys := forked.summaries_telling(offset):
-                    await self._log.append(topic, [(key, None) for key in keys])
+                    await self._log.append(topic, [(key, None) for key in (*_void(forked), *keys)])
                 await self._forget_in_forks(tenant, forked, offset)
 
     def close(self) -> None:
@@ -576,6 +575,11 @@ class Turns:
     def _remember(self, topic: str, log: ConversationLog) -> None:
         with self._cache_lock:
             self._cache.put(topic, log)
+
+
+def _void(log: ConversationLog) -> list[bytes]:
+    """What has to go before a record is erased. See `TopicForks`."""
+    return [key.encode() for key in sorted(log.topic.void)]
 
 
 def _past(log: ConversationLog, request_id: str, messages: list[dict[str, Any]]) -> Past:

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memory_topics import MemoryTopics
-from penstock.common.forks import ForkRecord, begin_record, deleted_record, fork_record, forked_record
+from penstock.common.forks import ForkRecord, TopicForks, begin_record, deleted_record, fork_record, forked_record
 from penstock.common.reader import RawMessage
-from penstock.common.shards.addresses import id_of
+from penstock.common.shards.addresses import head_of, id_of
 from penstock.processors.conversations.messages import answer_message, as_summary
 from penstock.processors.conversations.turns import Turns, TurnStart
 from penstock.processors.kafka.broker_watch import BrokerWatch
@@ -77,9 +77,13 @@ class WorkerTopics(MemoryTopics):
         self.create(topic_of("default", conversation_id))
         self.put_record(conversation_id, first)
 
+    def next(self, conversation_id: str) -> int:
+        """The offset of the next record, as far as a reader can know it."""
+        return self.ends[topic_of("default", conversation_id)]
+
     def delete(self, conversation_id: str, base: int = 0, *, late_by: int | None = None) -> None:
         """With `late_by` only if the next record of the topic is so many before."""
-        end = self.ends[topic_of("default", conversation_id)]
+        end = self.next(conversation_id)
         behind = None if late_by is None else base + end - late_by - 1
         number = next(self.numbers)
         self.put_record(
@@ -106,6 +110,13 @@ class SharedTopics(WorkerTopics):
         topic = topic_of("default", conversation_id)
         self.logs[topic], self.ids[topic] = [], id_of("id", self.end)
         self.put_record(conversation_id, first)
+
+    def next(self, conversation_id: str) -> int:
+        topic = topic_of("default", conversation_id)
+        read = TopicForks(head_of(self.ids[topic]))
+        for offset, key, value in self.read(topic, 0, 1):
+            read.apply(offset, key.decode(), None if value is None else CODEC.decode(value, ConversationMessage))
+        return read.newest + 1
 
     def put(self, topic: str, key: bytes, value: bytes | None, timestamp_ms: int | None = None) -> int:
         offset, self.end = self.end, self.end + 1
