@@ -24,7 +24,7 @@ from penstock.common.configuration import KafkaSection
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import Transport
 from penstock.gateway.conversations.tails import Place
-from penstock.gateway.conversations.topics import ConversationTopics
+from penstock.gateway.conversations.topics import OwnTopics
 from penstock.gateway.edge.keys import create_key
 from penstock.gateway.settings import GatewaySettings
 from system import NOOP, Process, System, eventually, running
@@ -359,7 +359,7 @@ def test_a_sweep_that_loses_its_broker_says_so_and_a_later_one_goes_on(
 def test_a_topic_is_removed_only_where_it_ends_as_it_was_seen(system: System) -> None:
     """Another gateway may have removed it, and a turn begun it anew, since it was looked at."""
     kafka = KafkaSettings(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix)
-    topics = ConversationTopics(
+    topics = OwnTopics(
         GatewaySettings(kafka=KafkaSection(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix))
     )
     topic = kafka.names.conversation("acme", "seen")
