@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import uvicorn
+
+HANDSHAKES_S = 1.0
+LOOK_S = 0.01
 
 
 class Server(uvicorn.Server):
@@ -14,3 +19,13 @@ class Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Sockets that are being opened are opened first, and closed as all others: uvicorn would answer 500."""
+        for server in self.servers:
+            server.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(HANDSHAKES_S):
+                while not all(getattr(one, "handshake_complete", True) for one in self.server_state.connections):
+                    await asyncio.sleep(LOOK_S)
+        await super().shutdown(sockets)

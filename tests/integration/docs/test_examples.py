@@ -33,6 +33,7 @@ ELSEWHERE = {
     "Make a real picture": "no model hub is reachable",
     "Serve through an OpenAI-compatible server": "tests/integration/engines serve through one",
     "Give hosts different models": "tests/integration/worker/test_pools.py has pools",
+    "Hold more conversations than a broker has topics for": "it comes before the first; test_topics_command.py has it",
     "Use an existing Kafka": "its brokers are the reader's; tests/integration/cli/test_topics_command.py has one",
     "Send messages as other services write them, and read results as JSON": "test_foreign_messages.py sends some",
     "Send requests with a stock Avro producer": "test_foreign_messages.py of stock runs examples/avro_request.py",

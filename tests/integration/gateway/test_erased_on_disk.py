@@ -43,9 +43,9 @@ SOON = {
 Json = dict[str, Any]
 
 
-@pytest.fixture(params=["topics", "sharded"])
+@pytest.fixture
 def system(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[System]:
-    sharded = request.param == "sharded"
+    sharded = getattr(request, "param", "topics") == "sharded"
     broker = EmbeddedKafka(tmp_path / "kafka", free_port(), properties=SOON).start()
     try:
         options = {"limits": {"conversation_retention_s": "1h"}, "sweep_conversations_s": 1}
@@ -107,6 +107,7 @@ def without_store(folder: Path) -> Iterator[None]:
         away.rename(folder)
 
 
+@pytest.mark.parametrize("system", ["topics", "sharded"], indirect=True)
 def test_no_byte_of_it_is_left(system: System, tmp_path: Path) -> None:
     said, image = secrets.token_hex(16), secrets.token_bytes(16)
     picture = {"data": base64.b64encode(PNG + image).decode()}

@@ -1,0 +1,48 @@
+"""A server that stops while a socket is being opened."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import uvicorn
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from penstock.cli.paths import free_port
+from penstock.gateway.server import Server
+from support import wait_until_async
+
+
+@pytest.mark.parametrize("ws", ["websockets-sansio", "auto"])
+async def test_a_socket_that_is_opened_at_the_stop_is_told_to_come_again(ws: Any) -> None:
+    """It was refused with 500, which clients take for a fault."""
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        asked.set()
+        await answer.wait()
+        await send({"type": "websocket.accept"})
+        await receive()
+
+    port = free_port()
+    server = Server(uvicorn.Config(app, host="127.0.0.1", port=port, ws=ws, lifespan="off", log_level="error"))
+    serving = asyncio.create_task(server.serve())
+    await wait_until_async(lambda: server.started, 10)
+
+    async def opened() -> int | None:
+        async with connect(f"ws://127.0.0.1:{port}") as client:
+            with pytest.raises(ConnectionClosed):
+                await client.recv()
+            return client.close_code
+
+    opening = asyncio.create_task(opened())
+    async with asyncio.timeout(20):
+        await asked.wait()
+        server.should_exit = True
+        await wait_until_async(lambda: not any(one.is_serving() for one in server.servers), 10)
+        answer.set()
+        assert await opening == 1012
+        await serving
