@@ -305,7 +305,9 @@ def test_turns_that_come_while_two_gateways_sweep_are_not_lost(
         if one["status"] == "completed":
             said = questions(one)
             assert said in (["old", f"new {number}"], [f"new {number}"])
-            items = acme.get(f"/v1/conversations/{names[number]}/items?order=asc").json()["data"]
+            answer = acme.get(f"/v1/conversations/{names[number]}/items?order=asc")
+            assert answer.status_code == 200, f"{answer.text}\n{one}\n{system.logs(20)}"
+            items = answer.json()["data"]
             assert [item["content"][0]["text"] for item in items if item["role"] == "user"] == said
 
 
