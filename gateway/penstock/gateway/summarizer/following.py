@@ -25,6 +25,8 @@ MOST_FAILURES = 3
 """Of conversations one after the other, until the broker is taken to be away."""
 BEGUN_AT_ONCE = 200
 """Conversations whose reading begins in one go."""
+COMPARED_AT_ONCE = 500
+"""Conversations of which each look asks whether they are still the same."""
 MakeSource = Callable[[PartitionReader, Callable[[Sequence[RawMessage]], None]], Source]
 T = TypeVar("T")
 
@@ -54,6 +56,8 @@ class Following:
         self._folded = asyncio.Event()
         self._whole: asyncio.Queue[Key] = asyncio.Queue()
         self._topic_ids: dict[Key, str] = {}
+        self._to_compare: list[Key] = []
+        """Conversations that are followed, whose ids are still to be compared."""
         self._commits: dict[Key, Commit] = {}
         self._generations: dict[Key, int] = {}
         """By conversation, how often its reading began: marks of an earlier one tell nothing."""
@@ -212,11 +216,22 @@ class Following:
         """Begin to follow what is to be, and forget what is gone, or to be followed no more."""
         there = await asyncio.to_thread(self.source.there)
         wanted = {key for key in there if self._desk.wants(key)}
-        for key in self._desk.followed.keys() - wanted:
+        for key in (self._desk.followed.keys() - wanted) | await self._replaced():
             self.forget(key)
         new = sorted(wanted - self._desk.followed.keys())
         for start in range(0, len(new), BEGUN_AT_ONCE):
             await self._begin(new[start : start + BEGUN_AT_ONCE])
+
+    async def _replaced(self) -> set[Key]:
+        """Of the conversations whose turn it is to be looked at those that are another one by now, or gone.
+
+        One that is begun anew between two looks, with as many records as the former one, tells nothing of it.
+        """
+        if not self._to_compare:
+            self._to_compare = list(self._desk.followed)
+        some, self._to_compare = self._to_compare[:COMPARED_AT_ONCE], self._to_compare[COMPARED_AT_ONCE:]
+        ids = await asyncio.to_thread(self.source.ids, some) if some else {}
+        return {key for key in some if key in self._desk.followed and ids.get(key) != self._topic_ids[key]}
 
     async def _begin(self, keys: Sequence[Key]) -> None:
         """Those that cannot be asked about are left to the next look. Raises BrokerUnavailable if none can."""

@@ -40,6 +40,10 @@ class OwnTopics:
         parse = self._kafka.names.parse_conversation
         return {Key(*found) for topic in admin.partition_counts(self._kafka) if (found := parse(topic)) is not None}
 
+    def ids(self, keys: Sequence[Key]) -> dict[Key, str]:
+        topics = {self._topic(key): key for key in keys}
+        return {topics[topic]: topic_id for topic, topic_id in admin.topic_ids(self._kafka, list(topics)).items()}
+
     def places(self, keys: Sequence[Key]) -> dict[Key, Place]:
         topics = {self._topic(key): key for key in keys}
         topic_ids = admin.topic_ids(self._kafka, list(topics))

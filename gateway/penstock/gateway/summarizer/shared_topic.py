@@ -36,6 +36,9 @@ class SharedTopic:
     def there(self) -> set[Key]:
         return {Key(*one) for one in self._copy.refresh_all().everyone()}
 
+    def ids(self, keys: Sequence[Key]) -> dict[Key, str]:
+        return {key: place.topic_id for key, place in self.places(keys).items()}
+
     def places(self, keys: Sequence[Key]) -> dict[Key, Place]:
         addresses = {key: self._address(key) for key in keys}
         file = self._copy.refresh({one.partition for one in addresses.values()})

@@ -39,6 +39,10 @@ class Source(Protocol):
         """All conversations."""
         ...
 
+    def ids(self, keys: Sequence[Key]) -> dict[Key, str]:
+        """What tells a conversation from another one of its name, of those that exist."""
+        ...
+
     def places(self, keys: Sequence[Key]) -> dict[Key, Place]:
         """Those that exist. Raises NotFound for one that is deleted at this moment."""
         ...
