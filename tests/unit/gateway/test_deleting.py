@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from conversation_topics import CODEC, NAMES, Cluster, Killed, SharedCluster, message, run, said, say, together
 from penstock.common.forks import TopicForks
+from penstock.gateway.conversations.shared import SharedTopic
 from penstock.gateway.limits.retention import Retention
 from penstock.gateway.service.deleting import Deleting
+from penstock.gateway.service.forking import Forking
 from penstock.schemas.errors import NotFound
 from penstock.schemas.records import ConversationFacts, ConversationMessage, conversation_message_key
 
@@ -180,6 +182,35 @@ def test_a_turn_that_was_accepted_before_the_last_look_is_never_lost(new: type[C
         assert not run(kafka.gateway().expire("acme", "c"))
         assert run(turn) == "completed"
         assert said(kafka.cluster.gateway()[1], "c") == ["r1 in", "r1 out", "r2 in", "r2 out"]
+
+
+@LAYOUTS
+def test_the_topic_stays_while_a_turn_may_begin_it_anew(new: type[Cluster], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that wrote all of its records while the broker removed the topic was answered, and went with it."""
+    kafka = old_conversation(new)
+    end, remove, turns = Forking.end, kafka.cluster.remove, list[Any]()
+
+    async def end_and_accept(forking: Forking, *args: Any) -> bool:
+        ended = await end(forking, *args)
+        turns.append(kafka.turn("r2"))
+        turns[0].send(None)
+        return ended
+
+    def remove_late(topic: str, place: Any = None) -> bool:
+        if not (gone := kafka.cluster.exists(topic) and kafka.cluster.log.end(topic) != place.end):
+            outcomes.append(run(turns[0]))
+            return remove(topic)
+        return not gone
+
+    outcomes: list[str] = []
+    monkeypatch.setattr(Forking, "end", end_and_accept)
+    monkeypatch.setattr(SharedTopic, "remove", lambda _, topic, place=None: remove_late(topic, place))
+    monkeypatch.setattr(kafka.cluster, "remove", remove_late)
+    assert run(kafka.gateway().expire("acme", "c"))
+    monkeypatch.undo()
+    outcomes = outcomes or [run(turns[0])]
+    assert (outcomes, said(kafka.cluster.gateway()[1], "c")) == (["completed"], ["r2 in", "r2 out"])
+    assert not [key for key in kafka.cluster.live_keys(TOPIC) if key.startswith(b"r1")], "what expired is erased"
 
 
 @LAYOUTS

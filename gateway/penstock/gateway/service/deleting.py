@@ -59,7 +59,7 @@ class Deleting:
         try:
             if not await self._forking.end(tenant, conversation_id, lambda: self._is_due(tenant, conversation_id)):
                 return False
-            await self._take_away(tenant, conversation_id, self._forking.let_go)
+            await self._take_away(tenant, conversation_id, self._let_go)
         except NotFound:  # another gateway was quicker
             return False
         return True
@@ -68,7 +68,7 @@ class Deleting:
         """Take away what is left of one that was deleted, by a call that was cut off; it stays where forks need it."""
         with suppress(NotFound):  # another gateway was quicker
             if await self._forking.end(tenant, conversation_id, _never):
-                await self._take_away(tenant, conversation_id, self._forking.let_go)
+                await self._take_away(tenant, conversation_id, self._let_go)
 
     async def _is_due(self, tenant: str, conversation_id: str) -> bool:
         """As Kafka has it now. Requests are looked at first: one that has ended by then has left its records."""
@@ -81,6 +81,9 @@ class Deleting:
         )
         expires_ms = self._retention.expires_ms(tenant, last_active_ms(record_ms, changed_ms))
         return expires_ms is not None and expires_ms <= self._clock()
+
+    async def _let_go(self, tenant: str, conversation_id: str) -> None:
+        await self._forking.let_go(tenant, conversation_id, self._control.has_turns)
 
     async def _take_away(
         self, tenant: str, conversation_id: str, remove: Callable[[str, str], Awaitable[None]]

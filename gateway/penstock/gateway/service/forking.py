@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Busy = Callable[[str, str], Awaitable[bool]]
+"""Whether turns of a conversation, by tenant and id, wait or run."""
 
 
 class Producer(Protocol):
@@ -183,10 +185,11 @@ class Forking:
         now = await self._lineage(tenant, conversation_id)
         return now is None or now.topic_id != before.topic_id or now.begin > before.begin
 
-    async def let_go(self, tenant: str, conversation_id: str) -> None:
+    async def let_go(self, tenant: str, conversation_id: str, busy: Busy | None = None) -> None:
         """Remove what a deletion ended and no fork goes on from.
 
-        Its own topic goes last: a call that is repeated after a kill finds what is left to do.
+        Its own topic goes last: a call that is repeated after a kill finds what is left to do. While a conversation is
+        `busy` its topic stays, without what was deleted: a turn may be about to begin it anew in there.
         """
         lineage = await self._lineage(tenant, conversation_id)
         if lineage is None or lineage.begin == lineage.base:
@@ -195,22 +198,21 @@ class Forking:
             if (fork.through < lineage.begin or lineage.is_deleted) and await self._lives(tenant, key, fork):
                 return
         if lineage.parent is not None:
-            await self._let_go_of(tenant, lineage.parent, fork_id_of(lineage.fork_key or ""))
-        if lineage.is_deleted:
-            if await self._remove_topic(tenant, conversation_id, Place(lineage.topic_id, lineage.end)):
-                await self._release_artifacts(tenant, conversation_id)
-            else:  # something was appended: a turn has begun it anew, or another gateway is at it
-                await self.let_go(tenant, conversation_id)
-        else:  # begun anew in the same topic
+            await self._let_go_of(tenant, lineage.parent, fork_id_of(lineage.fork_key or ""), busy)
+        if not lineage.is_deleted or (busy is not None and await busy(tenant, conversation_id)):
             await self._erase(tenant, conversation_id, [*lineage.void, *lineage.keys_before_deletion])
+        elif await self._remove_topic(tenant, conversation_id, Place(lineage.topic_id, lineage.end)):
+            await self._release_artifacts(tenant, conversation_id)
+        else:  # something was appended: a turn has begun it anew, or another gateway is at it
+            await self.let_go(tenant, conversation_id, busy)
 
-    async def _let_go_of(self, tenant: str, parent: ConversationFork, fork_id: str) -> None:
+    async def _let_go_of(self, tenant: str, parent: ConversationFork, fork_id: str, busy: Busy | None = None) -> None:
         """A fork of `parent` is gone. That does not renew it: the tombstone has the time of its newest record."""
         lineage = await self._lineage(tenant, parent.conversation_id)
         if lineage is not None and lineage.topic_id == parent.topic_id:
             newest_ms = await self._run(tenant, self._conversations.newest_ms, parent.conversation_id)
             await self._erase(tenant, parent.conversation_id, [*lineage.void, f"forked/{fork_id}"], newest_ms)
-            await self.let_go(tenant, parent.conversation_id)
+            await self.let_go(tenant, parent.conversation_id, busy)
 
     async def _lives(self, tenant: str, key: str, fork: ConversationFork) -> bool:
         """Whether the fork that a record `forked` names was made, and its topic is there."""
