@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -18,9 +19,10 @@ Json = dict[str, Any]
 
 
 @contextmanager
-def worked(kafka: Any, folder: Path, models: Sequence[Json]) -> Generator[System]:
+def worked(kafka: Any, folder: Path, models: Sequence[Json], **options: Any) -> Generator[System]:
     """A system whose worker `w1` and gateway `g1` are ready."""
-    made = System(kafka.bootstrap_servers, f"{folder.name}{uuid.uuid4().hex[:6]}-", folder, models=list(models))
+    prefix = f"{folder.name}{uuid.uuid4().hex[:6]}-"
+    made = System(kafka.bootstrap_servers, prefix, folder, models=list(models), **options)
     with running(made) as started:
         started.worker().wait_ready()
         started.gateway().wait_ready()
@@ -30,6 +32,17 @@ def worked(kafka: Any, folder: Path, models: Sequence[Json]) -> Generator[System
 def part(system: System, name: str) -> Process:
     """The process of the system with this name."""
     return next(one for one in system.processes if one.name == name)
+
+
+def newest(system: System, kind: str) -> Process:
+    """The process that was started last of those whose names begin so."""
+    return [one for one in system.processes if one.name.startswith(kind)][-1]
+
+
+def questions(done: Json) -> list[str]:
+    """What users said, of all that a model was told that repeats it."""
+    assert done["status"] == "completed", done
+    return [one["content"] for one in json.loads(done["result"]["text"]) if one["role"] == "user"]
 
 
 def turn(

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from conversing import Json, fork, output, part, turn, worked
+from conversing import Json, fork, output, part, questions, turn, worked
 from penstock.common import admin
 from penstock.common.settings import KafkaSettings
 from penstock.producers import Client
@@ -53,12 +53,6 @@ def kafka_of(system: System) -> KafkaSettings:
 
 def has_topic(system: System, conversation: str) -> bool:
     return admin.topic_id(kafka_of(system), system.names.conversation("default", conversation)) is not None
-
-
-def questions(done: Json) -> list[str]:
-    """What users said, of all that the model was told."""
-    assert done["status"] == "completed", done
-    return [one["content"] for one in json.loads(done["result"]["text"]) if one["role"] == "user"]
 
 
 def items(client: httpx.Client, conversation: str) -> list[Json]:

@@ -18,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from aged_conversations import make_older
+from conversing import questions
 from penstock.cli.main import app
 from penstock.common import admin
 from penstock.common.configuration import KafkaSection
@@ -107,12 +108,6 @@ def ask(client: httpx.Client, conversation: str, text: str, wait: int = 30, **fi
     answer = client.post(f"/v1/requests?wait={wait}", json=body)
     assert answer.status_code in (200, 202), answer.text
     return answer.json()
-
-
-def questions(done: Json) -> list[str]:
-    """What users said, of all that the model was told."""
-    assert done["status"] == "completed", done
-    return [one["content"] for one in json.loads(done["result"]["text"]) if one["role"] == "user"]
 
 
 def due(operator: httpx.Client, **query: Any) -> dict[str, Json]:

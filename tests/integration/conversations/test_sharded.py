@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from conversing import Json, fork, newest, questions, turn, worked
 from penstock.common import admin
 from penstock.common.settings import KafkaSettings
 from penstock.common.shards.addresses import split_key
 from penstock.producers import Client
 from support import wait_until
-from system import NOOP, Process, System, eventually, running
+from system import NOOP, System, eventually
 
 TASKS = ["text_generation", "summarization"]
 MODELS = [
-    {**NOOP, "id": "echo", "tasks": TASKS, "options": {"echo": True}},
+    {**NOOP, "id": "talk", "tasks": TASKS, "options": {"echo": True}},
     {**NOOP, "id": "slow", "options": {"echo": True, "first_delay_ms": 3_000}},
     {**NOOP, "id": "stuck", "options": {"echo": True, "first_delay_ms": 600_000}},
 ]
-Json = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
 def system(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    prefix, folder = f"sh{uuid.uuid4().hex[:6]}-", tmp_path_factory.mktemp("sharded")
-    with running(System(kafka.bootstrap_servers, prefix, folder, models=MODELS, sharded=True)) as started:
-        started.worker().wait_ready()
-        started.gateway().wait_ready()
+    with worked(kafka, tmp_path_factory.mktemp("sharded"), MODELS, sharded=True) as started:
         yield started
 
 
@@ -41,37 +37,14 @@ def client(system: System) -> Iterator[httpx.Client]:
         yield found
 
 
-def newest(system: System, kind: str) -> Process:
-    return [one for one in system.processes if one.name.startswith(kind)][-1]
-
-
 def kafka_of(system: System) -> KafkaSettings:
     return KafkaSettings(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix)
-
-
-def ask(client: httpx.Client, conversation: str, text: str, wait: int = 40, **fields: Any) -> Json:
-    body = {
-        "task": "text_generation",
-        "model": "echo",
-        "conversation_id": conversation,
-        "payload": {"messages": [{"role": "user", "content": text}]},
-        **fields,
-    }
-    answer = client.post(f"/v1/requests?wait={wait}", json=body)
-    assert answer.status_code in (200, 202), answer.text
-    return answer.json()
 
 
 def ended(client: httpx.Client, asked: Json) -> Json:
     answer = client.get(f"/v1/requests/{asked['request_id']}?wait=50")
     assert answer.json()["done"], answer.text
     return answer.json()
-
-
-def questions(done: Json) -> list[str]:
-    """What users said, of all that the model was told."""
-    assert done["status"] == "completed", done
-    return [one["content"] for one in json.loads(done["result"]["text"]) if one["role"] == "user"]
 
 
 def items(client: httpx.Client, conversation: str) -> list[Json]:
@@ -82,11 +55,6 @@ def items(client: httpx.Client, conversation: str) -> list[Json]:
 
 def said(client: httpx.Client, conversation: str) -> list[str]:
     return [one["content"][0]["text"] for one in items(client, conversation) if one["role"] == "user"]
-
-
-def fork(client: httpx.Client, conversation: str, through: int, fork_id: str) -> None:
-    answer = client.post(f"/v1/conversations/{conversation}/fork", json={"through": through, "id": fork_id})
-    assert answer.status_code == 201, answer.text
 
 
 def live_keys(system: System, conversation: str) -> list[bytes]:
@@ -110,9 +78,9 @@ def run_until(system: System, client: httpx.Client, asked: Json, status: str) ->
 
 def test_turns_go_on_over_kills_and_lost_copies(system: System, client: httpx.Client) -> None:
     for number in range(3):
-        assert questions(ask(client, "c", f"q{number}")) == [f"q{one}" for one in range(number + 1)]
-        ask(client, f"other-{number}", "something else")
-    asked = ask(client, "c", "q3", wait=0, model="slow")
+        assert questions(turn(client, "c", f"q{number}")) == [f"q{one}" for one in range(number + 1)]
+        turn(client, f"other-{number}", "something else")
+    asked = turn(client, "c", "q3", wait=0, model="slow")
     run_until(system, client, asked, "running")
     newest(system, "w").kill9()
     system.worker("w1").wait_ready()
@@ -121,7 +89,7 @@ def test_turns_go_on_over_kills_and_lost_copies(system: System, client: httpx.Cl
     newest(system, "w").kill9()
     (system.folder / "w1" / "conversations").unlink()
     system.worker("w1").wait_ready()
-    assert questions(ask(client, "c", "q4")) == ["q0", "q1", "q2", "q3", "q4"]
+    assert questions(turn(client, "c", "q4")) == ["q0", "q1", "q2", "q3", "q4"]
     before = items(client, "c")
     newest(system, "g").kill9()
     for name in ("g1", "g2"):  # over its copy, and beside it without one
@@ -137,19 +105,19 @@ def test_turns_go_on_over_kills_and_lost_copies(system: System, client: httpx.Cl
 
 
 def test_a_deleted_conversation_ends_its_turns_and_begins_anew(system: System, client: httpx.Client) -> None:
-    ask(client, "gone", "old")
-    stuck = ask(client, "gone", "stuck", wait=0, model="stuck")
-    waiting = ask(client, "gone", "waiting", wait=0)
+    turn(client, "gone", "old")
+    stuck = turn(client, "gone", "stuck", wait=0, model="stuck")
+    waiting = turn(client, "gone", "waiting", wait=0)
     run_until(system, client, stuck, "running")
     assert client.delete("/v1/conversations/gone").json()["deleted"]
     assert [ended(client, one)["status"] for one in (stuck, waiting)] == ["cancelled", "cancelled"]
     assert client.get("/v1/conversations/gone").status_code == 404
     assert live_keys(system, "gone") == []
-    assert questions(ask(client, "gone", "new")) == ["new"]
+    assert questions(turn(client, "gone", "new")) == ["new"]
     assert said(client, "gone") == ["new"]
     newest(system, "w").kill9()
     assert client.delete("/v1/conversations/gone").status_code == 200
-    late = ask(client, "gone", "newer", wait=0)
+    late = turn(client, "gone", "newer", wait=0)
     system.worker("w1").wait_ready()
     assert questions(ended(client, late)) == ["newer"]
     assert [key.partition(b"/")[0] for key in live_keys(system, "gone")] == [
@@ -160,38 +128,38 @@ def test_a_deleted_conversation_ends_its_turns_and_begins_anew(system: System, c
 
 def test_forks_outlive_their_parent_which_goes_with_the_last(system: System, client: httpx.Client) -> None:
     for number in range(3):
-        ask(client, "root", f"q{number}")
+        turn(client, "root", f"q{number}")
     answer = items(client, "root")[3]
     fork(client, "root", answer["offset"], "heir")
-    assert questions(ask(client, "heir", "mine")) == ["q0", "q1", "mine"]
+    assert questions(turn(client, "heir", "mine")) == ["q0", "q1", "mine"]
     last = items(client, "heir")[-1]
     fork(client, "heir", last["offset"], "grandchild")
     assert client.delete("/v1/conversations/root").status_code == 200
     assert client.get("/v1/conversations/root").status_code == 404
-    assert questions(ask(client, "heir", "more")) == ["q0", "q1", "mine", "more"]
+    assert questions(turn(client, "heir", "more")) == ["q0", "q1", "mine", "more"]
     assert said(client, "grandchild") == ["q0", "q1", "mine"]
-    assert questions(ask(client, "root", "anew")) == ["anew"]
+    assert questions(turn(client, "root", "anew")) == ["anew"]
     assert client.delete("/v1/conversations/root").status_code == 200
     assert said(client, "grandchild") == ["q0", "q1", "mine"]
     assert client.delete("/v1/conversations/heir").status_code == 200
     assert live_keys(system, "root"), "the grandchild inherits from it"
-    assert questions(ask(client, "grandchild", "last")) == ["q0", "q1", "mine", "last"]
+    assert questions(turn(client, "grandchild", "last")) == ["q0", "q1", "mine", "last"]
     assert client.delete("/v1/conversations/grandchild").status_code == 200
     assert [live_keys(system, one) for one in ("root", "heir", "grandchild")] == [[], [], []]
 
 
 def test_what_is_erased_is_erased_for_all_who_read_it(system: System, client: httpx.Client) -> None:
-    done = [ask(client, "leak", text) for text in ("public", "secret", "after")]
+    done = [turn(client, "leak", text) for text in ("public", "secret", "after")]
     fork(client, "leak", items(client, "leak")[-1]["offset"], "leak-2")
     assert client.delete(f"/v1/requests/{done[1]['request_id']}").status_code == 200
     eventually(lambda: said(client, "leak") == ["public", "after"], 30, lambda: str(said(client, "leak")))
     assert said(client, "leak-2") == ["public", "after"]
-    assert questions(ask(client, "leak-2", "next")) == ["public", "after", "next"]
+    assert questions(turn(client, "leak-2", "next")) == ["public", "after", "next"]
     assert not [key for key in live_keys(system, "leak") if key.startswith(done[1]["request_id"].encode())]
 
 
 def test_followers_and_the_summarizer_see_what_comes(system: System, client: httpx.Client) -> None:
-    made = client.post("/v1/conversations", json={"id": "live", "summarize": {"every_turns": 2, "model": "echo"}})
+    made = client.post("/v1/conversations", json={"id": "live", "summarize": {"every_turns": 2, "model": "talk"}})
     assert made.status_code == 200, made.text
     with client.stream("GET", "/v1/conversations/live/events", timeout=40) as events:
         lines = events.iter_lines()
@@ -199,11 +167,11 @@ def test_followers_and_the_summarizer_see_what_comes(system: System, client: htt
         summarizer = system.summarizer()
         summarizer.wait_ready()
         for number in range(4):
-            ask(client, "live", f"q{number}")
-            ask(client, "beside", "others write to the topic too")
+            turn(client, "live", f"q{number}")
+            turn(client, "beside", "others write to the topic too")
         summarizer.kill9()
         for number in range(4, 8):
-            ask(client, "live", f"q{number}")
+            turn(client, "live", f"q{number}")
         shown = [json.loads(line[5:]) for line in _data(lines, 8)]
     assert [one["item"]["role"] for one in shown] == ["user", "assistant"] * 4
     system.summarizer("s2").wait_ready()

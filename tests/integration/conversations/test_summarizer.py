@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from conversing import newest
 from support import wait_until
-from system import NOOP, Process, System, running
+from system import NOOP, System, running
 
 TASKS = ["text_generation", "summarization"]
 MODELS = [
@@ -37,10 +38,6 @@ def system(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sys
 def client(system: System) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=newest(system, "g").url, timeout=60) as found:
         yield found
-
-
-def newest(system: System, kind: str) -> Process:
-    return [one for one in system.processes if one.name.startswith(kind)][-1]
 
 
 def talk(client: httpx.Client, conversation: str, turns: int, *, first: int = 0) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from penstock.common import log_copies
 from penstock.gateway.view import store as store_module
 from penstock.gateway.view import view_file
 from penstock.gateway.view.entries import Entry
@@ -585,7 +586,7 @@ def test_a_file_that_cannot_be_opened_now_is_not_thrown_away(path: Path, monkeyp
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(view_file, "connect", full)
+        patch.setattr(log_copies, "connect", full)
         with pytest.raises(Overloaded, match="full"):
             Store(path, "cluster")
     with closing(Store(path, "cluster")) as store:
@@ -599,7 +600,7 @@ def test_facts_that_were_taken_away_stand_nowhere_in_the_files(path: Path) -> No
         store.submit(Batch([], {}, threading.Event(), {"c": b"the secret title"}))
         wait_until(lambda: store.facts_of(["c"]), 10, "they are written")
         assert b"the secret title" in b"".join(one.read_bytes() for one in path.parent.iterdir())
-        with closing(view_file.connect(path)) as reader:
+        with closing(log_copies.connect(path)) as reader:
             reader.execute("BEGIN")
             reader.execute("SELECT count(*) FROM conversations").fetchall()
             gone = Batch([], {}, threading.Event(), {"c": None})

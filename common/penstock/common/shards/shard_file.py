@@ -6,29 +6,26 @@ that cannot be trusted is made anew from it.
 
 from __future__ import annotations
 
-import logging
 import os
 import sqlite3
 import threading
 from collections.abc import Generator, Iterable, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.common import file_lock
+from penstock.common import file_lock, log_copies
+from penstock.common.log_copies import CopyFormat
 from penstock.common.reader import RawMessage
 from penstock.common.shards.addresses import HEAD, split_key
 from penstock.schemas.errors import Overloaded
 from penstock.schemas.topics import conversation_of_key
 
-logger = logging.getLogger(__name__)
-
 VERSION = 1
 # Records come in the order of the log and are read by conversation: so their table grows at its end, and only an index
 # of numbers is written everywhere. `place` is the offset times the number of partitions, and the partition.
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS conversations (
   number INTEGER PRIMARY KEY, conversation TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, id TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS by_tenant ON conversations (tenant, id);
@@ -49,21 +46,9 @@ SELECT (SELECT min(place) FROM heads WHERE number = found.number), place, time_m
 FROM conversations AS found JOIN records USING (number) WHERE conversation = ? ORDER BY place DESC LIMIT 1
 """
 _FAR = 1 << 62
-_TABLES = ("meta", "conversations", "heads", "records", "positions")
-_PASSING = frozenset(
-    {
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_NOMEM,
-        sqlite3.SQLITE_PERM,
-        sqlite3.SQLITE_READONLY,
-    }
+_FORMAT = CopyFormat(
+    what="the copy of conversations", schema=_SCHEMA, tables=("conversations", "heads", "records", "positions")
 )
-"""Errors that say nothing about what the file holds."""
-
 
 Row = tuple[int, int, bytes, bytes | None]
 """(offset, time in ms since the epoch, key in the conversation, value)"""
@@ -99,8 +84,8 @@ class ShardFile:
         self._is_closed = False
         self._lock = self._hold()
         try:
-            self._prepare(f"{VERSION} {topic_id} {partitions}")
-            self._writer = self._connect()
+            log_copies.open_or_start_anew(path, f"{VERSION} {topic_id} {partitions}", _FORMAT)
+            self._writer = log_copies.connect(self._path)
         except BaseException:  # who tries again in this process must not find its own lock
             os.close(self._lock)
             raise
@@ -127,32 +112,6 @@ class ShardFile:
         if held is None:
             raise Overloaded(f"the copy of conversations at {self._path} is in use by another process", retry_after_s=1)
         return held
-
-    def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None, timeout=10)
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=NORMAL")
-        # What was erased is overwritten in the file, not left in free pages.
-        connection.execute("PRAGMA secure_delete=ON")
-        return connection
-
-    def _prepare(self, identity: str) -> None:
-        try:
-            with closing(self._connect()) as connection:
-                connection.executescript(_SCHEMA)
-                row = connection.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()
-                if row is not None and row[0] != identity:
-                    connection.executescript("".join(f"DROP TABLE {name};" for name in _TABLES) + _SCHEMA)
-                connection.execute("INSERT OR REPLACE INTO meta VALUES ('identity', ?)", (identity,))
-        except sqlite3.DatabaseError as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _PASSING:
-                raise Overloaded(f"the copy of conversations at {self._path}: {error}", retry_after_s=1) from error
-            logger.warning("conversations.unreadable path=%s: the copy is made anew from the topic", self._path)
-            for suffix in ("", "-wal", "-shm"):
-                Path(f"{self._path}{suffix}").unlink(missing_ok=True)
-            with closing(self._connect()) as connection:
-                connection.executescript(_SCHEMA)
-                connection.execute("INSERT INTO meta VALUES ('identity', ?)", (identity,))
 
     # -- writing, on one thread
 
@@ -255,7 +214,7 @@ class ShardFile:
             with self._opening:
                 if self._is_closed:
                     raise sqlite3.ProgrammingError("the copy of conversations is closed")
-                reader = self._readers.reader = _Reader(self._connect())
+                reader = self._readers.reader = _Reader(log_copies.connect(self._path))
                 self._open.append(reader)
         return reader
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock.common import log_copies
 from penstock.gateway.view import view_file
 from penstock.gateway.view.census import AGES_MS, Counted
 from penstock.gateway.view.entries import Entry
@@ -78,7 +79,7 @@ class Store:
         self._thread.start()
 
     def _connect(self) -> sqlite3.Connection:
-        return view_file.connect(self._path)
+        return log_copies.connect(self._path)
 
     # -- writing
 
@@ -270,7 +271,7 @@ def _wiped(connection: sqlite3.Connection) -> bool:
     except sqlite3.Error:
         return False
     finally:
-        connection.execute(f"PRAGMA busy_timeout = {view_file.BUSY_S * 1000}")
+        connection.execute(f"PRAGMA busy_timeout = {log_copies.BUSY_S * 1000}")
     return not busy
 
 

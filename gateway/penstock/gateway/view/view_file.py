@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-import sqlite3
 from pathlib import Path
 
-from penstock.common import file_lock
+from penstock.common import file_lock, log_copies
+from penstock.common.log_copies import CopyFormat
 from penstock.schemas.errors import Overloaded
 
-logger = logging.getLogger(__name__)
-
 VERSION = 7
-BUSY_S = 10
-"""So long a call waits for another connection's lock."""
-_META = "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);"
 # Lists are read in the order of acceptance. What few requests share has an index of that order. What many share, as a
 # task, stands in the indices of time and status, with `erased` for SQLite to answer from them alone: rows are read only
 # of what is listed. What is erased is in none.
@@ -51,19 +45,7 @@ CREATE TABLE IF NOT EXISTS offsets (
 """
 _TABLES = ("requests", "texts", "outcomes", "conversations", "offsets")
 """Those of earlier versions too."""
-_PASSING = frozenset(
-    {
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_NOMEM,
-        sqlite3.SQLITE_PERM,
-        sqlite3.SQLITE_READONLY,
-    }
-)
-"""Errors that say nothing about what the file holds: it is not ours to throw away then."""
+_FORMAT = CopyFormat(what="the view", schema=_SCHEMA, tables=_TABLES)
 
 
 def own(path: Path) -> int:
@@ -83,40 +65,9 @@ def own(path: Path) -> int:
     return held
 
 
-def connect(path: Path) -> sqlite3.Connection:
-    """A connection for any thread. Raises sqlite3.Error."""
-    connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=BUSY_S)
-    connection.execute("PRAGMA journal_mode=WAL")
-    # The log is the truth: what a power cut takes from this file is read again.
-    connection.execute("PRAGMA synchronous=NORMAL")
-    # What was erased is overwritten in the file, not left in free pages.
-    connection.execute("PRAGMA secure_delete=ON")
-    return connection
-
-
 def open_or_start_anew(path: Path, cluster: str) -> None:
-    """Make sure that the file is there, with our tables. Raises Overloaded when it cannot be opened now.
+    """Make sure that the file is there. Raises Overloaded when it cannot be opened now, OSError.
 
-    A file of another cluster, prefix or version says nothing about this log: it is emptied.
+    A file of another cluster, prefix or version is emptied.
     """
-    identity = f"{VERSION} {cluster}"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        connection = connect(path)
-        connection.executescript(_META)
-        row = connection.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()
-        if row is not None and row[0] != identity:
-            # Of another version its columns may differ too.
-            connection.executescript("".join(f"DROP TABLE IF EXISTS {name};" for name in _TABLES))
-        connection.executescript(_SCHEMA)
-        connection.execute("INSERT OR REPLACE INTO meta VALUES ('identity', ?)", (identity,))
-    except sqlite3.DatabaseError as error:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _PASSING:
-            raise Overloaded(f"the view at {path} cannot be opened: {error}", retry_after_s=1) from error
-        logger.warning("view.unreadable: it is made anew from the topics")
-        for suffix in ("", "-wal", "-shm"):
-            Path(f"{path}{suffix}").unlink(missing_ok=True)
-        connection = connect(path)
-        connection.executescript(_META + _SCHEMA)
-        connection.execute("INSERT OR REPLACE INTO meta VALUES ('identity', ?)", (identity,))
-    connection.close()
+    log_copies.open_or_start_anew(path, f"{VERSION} {cluster}", _FORMAT)
