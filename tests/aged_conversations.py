@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from penstock.common import admin
@@ -18,7 +20,27 @@ CODEC = default_codec()
 
 
 def make_older(system: System, tenant: str, conversations: Sequence[str], by_s: float) -> None:
-    """Write their topics anew, with all records and facts so much earlier. Forks are to be named with their parents."""
+    """Write their topics anew, with all records and facts so much earlier. Forks are to be named with their parents.
+
+    The gateways stand still meanwhile: a sweep that saw a topic while it is empty would begin its clock.
+    """
+    with _gateways_stand_still(system):
+        _write_anew(system, tenant, conversations, by_s)
+
+
+@contextmanager
+def _gateways_stand_still(system: System) -> Iterator[None]:
+    gateways = [one for one in system.processes if one.command == "gateway" and one.alive()]
+    for one in gateways:
+        one.popen.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for one in gateways:
+            one.popen.send_signal(signal.SIGCONT)
+
+
+def _write_anew(system: System, tenant: str, conversations: Sequence[str], by_s: float) -> None:
     kafka = KafkaSettings(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix)
     names, by_ms = kafka.names, round(by_s * 1000)
     topics = {names.conversation(tenant, one): one for one in conversations}

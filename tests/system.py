@@ -37,6 +37,7 @@ class Process:
     popen: subprocess.Popen[bytes]
     log: Path
     port: int
+    command: str
 
     @property
     def url(self) -> str:
@@ -161,7 +162,7 @@ class System:
                 env={**os.environ, "PENSTOCK_CONFIG": str(self.config()), "PYTHONUNBUFFERED": "1", **env},
                 start_new_session=True,
             )
-        process = Process(name, popen, log, port)
+        process = Process(name, popen, log, port, command)
         self.processes.append(process)
         return process
 
