@@ -76,7 +76,8 @@ def test_sustained_high_load_on_a_slow_model_starves_nobody(make_system: Make) -
         assert after <= 1.5 * before, f"p95 of other models {before} ms alone, {after} ms beside the load"
         first = seen.wait_any(low, 10, worker.tail)
         aged_from = seen.terminals[first].origin.append_time_ms + 1000 * AGING_S + 500
-        load_end = seen.terminals[high[0]].origin.append_time_ms + 1000 * LOAD_S
+        first = seen.wait_any(high, 10, worker.tail)
+        load_end = seen.terminals[first].origin.append_time_ms + 1000 * LOAD_S
         lows = len(seen.started_between(low, aged_from, load_end))
         starts = lows + len(seen.started_between(high, aged_from, load_end))
         assert starts > 100, "the load was too short to count anything"
