@@ -52,6 +52,21 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def wiped(connection: sqlite3.Connection) -> bool:
+    """Empty the log of writes, where pages of before a deletion stand until it is full.
+
+    False while somebody reads: nobody is waited for, and whoever writes asks again.
+    """
+    connection.execute("PRAGMA busy_timeout = 0")
+    try:
+        busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    except sqlite3.Error:
+        return False
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_S * 1000}")
+    return not busy
+
+
 def open_or_start_anew(path: Path, identity: str, made_as: CopyFormat) -> None:
     """Make sure that the file is there, with these tables. Raises Overloaded when it cannot be opened now, OSError.
 

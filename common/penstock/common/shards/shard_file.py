@@ -72,7 +72,7 @@ class Span:
 
 
 class ShardFile:
-    """Reads are of what was written last. Raises Overloaded when the file cannot be opened now."""
+    """Reads are of what was written last. Opening and reading raise Overloaded when the file does not allow it now."""
 
     def __init__(self, path: Path, topic_id: str, partitions: int) -> None:
         """What stands there of a topic with another id is dropped."""
@@ -90,9 +90,11 @@ class ShardFile:
             os.close(self._lock)
             raise
         self._writer.execute(f"PRAGMA cache_size=-{CACHE_KBYTES}")
+        self._to_wipe = False
+        """Whether the log of writes may hold what was erased. What a killed process left went when this was opened."""
 
     def close(self) -> None:
-        """Nobody may write any more. Reads that are under way end first; later ones raise sqlite3.ProgrammingError."""
+        """Nobody may write any more. Reads that are under way end first; later ones raise Overloaded."""
         with self._opening:
             self._is_closed = True
         for reader in self._open:
@@ -128,7 +130,10 @@ class ShardFile:
             write.execute("DELETE FROM positions WHERE partition = ?", (partition,))
 
     def apply(self, batch: Iterable[RawMessage], positions: Mapping[int, int], now_ms: int) -> None:
-        """Take the next records of their partitions; everything below `positions` is read then."""
+        """Take the next records of their partitions; everything below `positions` is read then.
+
+        What was erased is gone from the disk too, unless somebody reads just now: then with the next call.
+        """
         with _transaction(self._writer) as write:
             writing = _Writing(write, self._partitions)
             for message in batch:
@@ -140,8 +145,9 @@ class ShardFile:
                 "INSERT OR REPLACE INTO positions VALUES (?, ?, ?)",
                 [(partition, offset, now_ms) for partition, offset in positions.items()],
             )
-        if writing.erases:  # what was erased stands in the log of writes too, until that begins anew
-            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._to_wipe = self._to_wipe or writing.erases
+        if self._to_wipe:
+            self._to_wipe = not log_copies.wiped(self._writer)
 
     # -- reading, on any thread
 
@@ -199,14 +205,21 @@ class ShardFile:
         return self._all("SELECT tenant, id FROM conversations")
 
     def _one(self, statement: str, *values: str | int) -> Any:
-        reader = self._reader()
-        with reader.lock:
-            return reader.connection.execute(statement, values).fetchone()
+        with self._reading() as connection:
+            return connection.execute(statement, values).fetchone()
 
     def _all(self, statement: str, *values: str | int) -> list[Any]:
-        reader = self._reader()
-        with reader.lock:
-            return reader.connection.execute(statement, values).fetchall()
+        with self._reading() as connection:
+            return connection.execute(statement, values).fetchall()
+
+    @contextmanager
+    def _reading(self) -> Generator[sqlite3.Connection]:
+        try:
+            reader = self._reader()
+            with reader.lock:
+                yield reader.connection
+        except sqlite3.Error as error:
+            raise Overloaded(f"the copy of conversations at {self._path}: {error}", retry_after_s=1) from error
 
     def _reader(self) -> _Reader:
         reader: _Reader | None = getattr(self._readers, "reader", None)

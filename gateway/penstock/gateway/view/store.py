@@ -132,7 +132,7 @@ class Store:
         batch.written.set()
         self._to_wipe = self._to_wipe or bool(gone)
         if self._to_wipe:
-            self._to_wipe = not _wiped(connection)
+            self._to_wipe = not log_copies.wiped(connection)
 
     def prune(self, before_ms: int) -> bool:
         """Delete some rows of what has ended that were not touched since; whether there may be more.
@@ -260,19 +260,6 @@ class Store:
             connection = self._pages.connection = self._connect()
             self._page_readers.append(connection)
         return connection
-
-
-def _wiped(connection: sqlite3.Connection) -> bool:
-    """Empty the write-ahead log, where pages of before a deletion stand until it is full. False while somebody reads:
-    nobody is waited for."""
-    connection.execute("PRAGMA busy_timeout = 0")
-    try:
-        busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-    except sqlite3.Error:
-        return False
-    finally:
-        connection.execute(f"PRAGMA busy_timeout = {log_copies.BUSY_S * 1000}")
-    return not busy
 
 
 def _entry(row: Row) -> Entry:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -138,7 +138,7 @@ def test_it_is_closed_while_others_read(tmp_path: Path) -> None:
                 while True:
                     assert len(file.records("c", 0)) == 2_001
                     reads.release()
-            except sqlite3.ProgrammingError as error:
+            except Overloaded as error:
                 ends.append(error)
 
         readers = [threading.Thread(target=read) for _ in range(4)]
@@ -149,8 +149,50 @@ def test_it_is_closed_while_others_read(tmp_path: Path) -> None:
     for one in readers:
         one.join(20)
     assert len(ends) == 4
-    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+    with pytest.raises(Overloaded, match="closed"):
         file.span("c")
+
+
+def left_on_disk(path: Path, text: bytes) -> list[str]:
+    return [one.name for one in path.parent.glob(f"{path.name}*") if text in one.read_bytes()]
+
+
+def test_what_is_erased_while_somebody_reads_leaves_the_disk_with_the_next_write(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    with opened(path) as file:
+        feed(file, log_of(("c/fork/1", "head"), ("c/q", "a secret")))
+        with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT * FROM records").fetchall()
+            feed(file, [RawMessage("t", 0, 2, 9, b"c/q", None)])
+            assert left_on_disk(path, b"a secret"), "the other still reads what it began with"
+        file.apply((), {0: 3}, 6)
+        assert left_on_disk(path, b"a secret") == []
+
+
+def test_a_process_that_was_killed_leaves_nothing_to_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    with opened(path) as file:
+        feed(file, log_of(("c/fork/1", "head"), ("c/q", "a secret")))
+        with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT * FROM records").fetchall()
+            feed(file, [RawMessage("t", 0, 2, 9, b"c/q", None)])
+            for name in ("f", "f-wal"):  # what a kill leaves
+                (tmp_path / name.replace("f", "g", 1)).write_bytes((tmp_path / name).read_bytes())
+    killed = tmp_path / "g"
+    assert left_on_disk(killed, b"a secret")
+    with opened(killed):
+        assert left_on_disk(killed, b"a secret") == []
+
+
+def test_a_read_that_the_disk_does_not_allow_says_so(tmp_path: Path) -> None:
+    with opened(tmp_path / "f") as file:
+        feed(file, log_of(("c/fork/1", "head")))
+        with closing(sqlite3.connect(tmp_path / "f", isolation_level=None)) as other:
+            other.execute("DROP TABLE heads")
+        with pytest.raises(Overloaded, match="no such table"):
+            file.span("c")
 
 
 def test_an_unreadable_file_is_made_anew_and_one_that_cannot_be_opened_is_left(tmp_path: Path) -> None:
