@@ -301,6 +301,8 @@ class WorkerApp:
             reasons.append("a partition has lag and does not move")
         if parts.worker.registry_waits:
             reasons.append("the schema registry is unreachable")
+        if parts.copy is not None and parts.copy.trouble is not None:
+            reasons.append(f"conversations are not copied to the disk: {parts.copy.trouble}")
         for lane in parts.flow.lanes.values():
             if lane.lost and lane.served:
                 reasons.append(f"the model {lane.name} has died and cannot be loaded again")

@@ -144,8 +144,10 @@ def test_a_full_disk_is_told_and_waited_for(place: Place, monkeypatch: pytest.Mo
     place.write("a", (b"1", b"text"))
     with pytest.raises(BrokerUnavailable, match="database or disk is full"):
         copy.refresh([place.address("a").partition], 1)
+    assert copy.trouble == "database or disk is full"
     monkeypatch.setattr(copy.file, "apply", apply)
     assert keys(copy, place, "a") == [b"fork/1", b"1"]
+    assert copy.trouble is None
 
 
 def test_a_topic_that_is_gone_or_made_anew(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

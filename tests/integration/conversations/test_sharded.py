@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import httpx
@@ -102,6 +104,21 @@ def test_turns_go_on_over_kills_and_lost_copies(system: System, client: httpx.Cl
     assert names == [], "no conversation has a topic of its own"
     with Client(kafka_of(system)) as direct:
         assert [turn.offset for turn in direct.history("c")] == [one["offset"] for one in before]
+
+
+def test_a_worker_that_cannot_write_its_copy_says_so_and_goes_on_when_it_can(
+    system: System, client: httpx.Client
+) -> None:
+    turn(client, "held", "q0")
+    worker = newest(system, "w")
+    with closing(sqlite3.connect(system.folder / worker.name / "conversations", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        asked = turn(client, "held", "q1", wait=0)
+        wait_until(lambda: "database is locked" in httpx.get(worker.url + "/readyz").text, 40, worker.tail)
+        assert not worker.ready()
+        other.execute("ROLLBACK")
+    assert questions(ended(client, asked)) == ["q0", "q1"]
+    assert worker.ready()
 
 
 def test_a_deleted_conversation_ends_its_turns_and_begins_anew(system: System, client: httpx.Client) -> None:

@@ -56,8 +56,8 @@ class ShardCopy:
         self._followed_ms: dict[int, int] = {}
         self._closing = threading.Event()
         self._touched = 0.0
-        self._failure: str | None = None
-        """What the disk says."""
+        self.trouble: str | None = None
+        """Why the disk does not take what is read now; None again when it does."""
         self._is_replaced = False
         """Whether Kafka has another topic of this name by now."""
         self._reader = PartitionReader(
@@ -80,7 +80,7 @@ class ShardCopy:
         try:
             self._reader.wait_until_caught_up(timeout_s, partitions=wanted)
         except BrokerUnavailable as error:
-            why = self._failure or self._how_far(wanted)
+            why = self.trouble or self._how_far(wanted)
             raise BrokerUnavailable(
                 f"conversations are being copied from {self.topic}: {why}", retry_after_s=1
             ) from error
@@ -180,11 +180,11 @@ class ShardCopy:
             try:
                 done = work()
             except sqlite3.Error as error:
-                if self._failure is None:
+                if self.trouble is None:
                     logger.warning("conversations.not_copied error=%s: trying again", error)
-                self._failure = str(error)
+                self.trouble = str(error)
                 self._closing.wait(RETRY_S)
             else:
-                self._failure = None
+                self.trouble = None
                 return done
         return None
