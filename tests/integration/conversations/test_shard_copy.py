@@ -106,11 +106,13 @@ def test_a_copy_that_may_lack_tombstones_is_made_anew(place: Place) -> None:
     # The process lives, and heard nothing for as long.
     place.now_ms += STALE_MS + 1
     place.write("a", (b"2", b"text"))
-    wait_until(lambda: taken() == 2 + 1 + 3, 20, lambda: str(taken()))
+    # The record shows it, and comes once more with all; or a look at the topic did before the record came.
+    wait_until(lambda: taken() in (2 + 1 + 3, 2 + 3), 20, lambda: str(taken()))
     assert keys(second, place, "a") == [b"fork/1", b"1", b"2"]
+    before = taken()
     place.write("a", (b"3", b"text"))
     assert len(keys(second, place, "a")) == 4
-    assert taken() == 7, "it is followed again"
+    assert taken() == before + 1, "it is followed again"
 
 
 def test_what_is_idle_is_followed_while_others_are_never(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
