@@ -302,7 +302,7 @@ class WorkerApp:
         if parts.worker.registry_waits:
             reasons.append("the schema registry is unreachable")
         if parts.copy is not None and parts.copy.trouble is not None:
-            reasons.append(f"conversations are not copied to the disk: {parts.copy.trouble}")
+            reasons.append(f"conversations cannot be copied: {parts.copy.trouble}")
         for lane in parts.flow.lanes.values():
             if lane.lost and lane.served:
                 reasons.append(f"the model {lane.name} has died and cannot be loaded again")

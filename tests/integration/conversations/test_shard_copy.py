@@ -170,6 +170,7 @@ def test_a_topic_that_is_gone_or_made_anew(place: Place, monkeypatch: pytest.Mon
         return bool(refused) and "made anew: start this process again" in refused[-1]
 
     wait_until(is_refused, 30, lambda: str(refused))
+    assert "made anew" in (copy.trouble or "")
     copy.close()
     place.copies.clear()
     place.write("a", (b"fork/9", b"head"))

@@ -56,8 +56,8 @@ class ShardCopy:
         self._followed_ms: dict[int, int] = {}
         self._closing = threading.Event()
         self._touched = 0.0
-        self.trouble: str | None = None
-        """Why the disk does not take what is read now; None again when it does."""
+        self._failure: str | None = None
+        """What the disk says."""
         self._is_replaced = False
         """Whether Kafka has another topic of this name by now."""
         self._reader = PartitionReader(
@@ -80,17 +80,25 @@ class ShardCopy:
         try:
             self._reader.wait_until_caught_up(timeout_s, partitions=wanted)
         except BrokerUnavailable as error:
-            why = self.trouble or self._how_far(wanted)
+            why = self._failure or self._how_far(wanted)
             raise BrokerUnavailable(
                 f"conversations are being copied from {self.topic}: {why}", retry_after_s=1
             ) from error
         if self._is_replaced:
-            raise BrokerUnavailable(f"{self.topic} was made anew: start this process again", retry_after_s=5)
+            raise BrokerUnavailable(self._replaced(), retry_after_s=5)
         return self.file
 
     def _how_far(self, wanted: Sequence[TP]) -> str:
         positions = self._reader.positions()
         return ", ".join(f"partition {tp[1]} up to offset {positions.get(tp, 0)}" for tp in wanted)
+
+    def _replaced(self) -> str:
+        return f"{self.topic} was made anew: start this process again"
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nobody can read now: what the disk says, or that another topic has this one's name. None: they can."""
+        return self._replaced() if self._is_replaced else self._failure
 
     @property
     def failure(self) -> BaseException | None:
@@ -180,11 +188,11 @@ class ShardCopy:
             try:
                 done = work()
             except sqlite3.Error as error:
-                if self.trouble is None:
+                if self._failure is None:
                     logger.warning("conversations.not_copied error=%s: trying again", error)
-                self.trouble = str(error)
+                self._failure = str(error)
                 self._closing.wait(RETRY_S)
             else:
-                self.trouble = None
+                self._failure = None
                 return done
         return None

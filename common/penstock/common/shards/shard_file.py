@@ -226,7 +226,7 @@ class ShardFile:
         if reader is None:
             with self._opening:
                 if self._is_closed:
-                    raise sqlite3.ProgrammingError("the copy of conversations is closed")
+                    raise sqlite3.ProgrammingError("it is closed")
                 reader = self._readers.reader = _Reader(log_copies.connect(self._path))
                 self._open.append(reader)
         return reader

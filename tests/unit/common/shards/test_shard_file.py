@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,8 @@ from penstock.common.shards.shard_file import ShardFile
 from penstock.schemas.errors import Overloaded
 from penstock.schemas.topics import TopicNames
 
+ERASURE = [RawMessage("t", 0, 2, 9, b"c/q", None)]
+"""Of a second record."""
 TOPIC_ID = "AA+A/AAAAAAAAAAAAAAA/1"
 
 
@@ -157,36 +160,40 @@ def left_on_disk(path: Path, text: bytes) -> list[str]:
     return [one.name for one in path.parent.glob(f"{path.name}*") if text in one.read_bytes()]
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Somebody reads the file as it is now."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM records").fetchall()
+        yield
+
+
 def test_what_is_erased_while_somebody_reads_leaves_the_disk_with_the_next_write(tmp_path: Path) -> None:
     path = tmp_path / "f"
     with opened(path) as file:
         feed(file, log_of(("c/fork/1", "head"), ("c/q", "a secret")))
-        with closing(sqlite3.connect(path, isolation_level=None)) as reader:
-            reader.execute("BEGIN")
-            reader.execute("SELECT * FROM records").fetchall()
-            feed(file, [RawMessage("t", 0, 2, 9, b"c/q", None)])
+        with reading(path):
+            feed(file, ERASURE)
             assert left_on_disk(path, b"a secret"), "the other still reads what it began with"
         file.apply((), {0: 3}, 6)
         assert left_on_disk(path, b"a secret") == []
 
 
 def test_a_process_that_was_killed_leaves_nothing_to_the_next(tmp_path: Path) -> None:
-    path = tmp_path / "f"
+    path, killed = tmp_path / "f", tmp_path / "g"
     with opened(path) as file:
         feed(file, log_of(("c/fork/1", "head"), ("c/q", "a secret")))
-        with closing(sqlite3.connect(path, isolation_level=None)) as reader:
-            reader.execute("BEGIN")
-            reader.execute("SELECT * FROM records").fetchall()
-            feed(file, [RawMessage("t", 0, 2, 9, b"c/q", None)])
-            for name in ("f", "f-wal"):  # what a kill leaves
-                (tmp_path / name.replace("f", "g", 1)).write_bytes((tmp_path / name).read_bytes())
-    killed = tmp_path / "g"
+        with reading(path):
+            feed(file, ERASURE)
+            for suffix in ("", "-wal"):  # what a kill leaves
+                shutil.copy(f"{path}{suffix}", f"{killed}{suffix}")
     assert left_on_disk(killed, b"a secret")
     with opened(killed):
         assert left_on_disk(killed, b"a secret") == []
 
 
-def test_a_read_that_the_disk_does_not_allow_says_so(tmp_path: Path) -> None:
+def test_a_read_that_sqlite_refuses_is_overload(tmp_path: Path) -> None:
     with opened(tmp_path / "f") as file:
         feed(file, log_of(("c/fork/1", "head")))
         with closing(sqlite3.connect(tmp_path / "f", isolation_level=None)) as other:
