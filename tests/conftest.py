@@ -14,6 +14,7 @@ import pytest
 from httpx._transports import default as httpx_transport
 from hypothesis import HealthCheck, settings
 
+from penstock.cli import children
 from penstock.cli.embedded_kafka import EmbeddedKafka
 from penstock.cli.paths import free_port
 from support import create_topics as _create_topics
@@ -44,11 +45,18 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
-    """After a file's last test its topics go: a broker with thousands of partitions takes a minute to start again."""
+    """A test leaves the session's broker running.
+
+    After a file's last test its topics go: a broker with thousands of partitions takes a minute to start again.
+    """
     yield
+    stopped = [broker for broker in BROKERS if not broker.running]
+    for broker in stopped:
+        broker.start()
     if nextitem is not None and nextitem.path != item.path:
         for broker in BROKERS:
             delete_topics(broker.bootstrap_servers, but=[system.prefix for system in RUNNING])
+    assert not stopped, f"the broker does not run at the end:\n{children.tail(stopped[0].log, 40)}"
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,12 +45,14 @@ def running_parts(system: System) -> Iterator[Process]:
 
 
 @contextmanager
-def eight_calls(callers: Callers) -> Iterator[list[Future[str]]]:
-    """Two of each kind, which have begun. A failure of the test does not wait for them."""
+def eight_calls(callers: Callers, accepted: Callable[[], int]) -> Iterator[list[Future[str]]]:
+    """Two of each kind: all are accepted, and the streams have begun. A failure of the test does not wait for them."""
+    before = accepted()
     pool = ThreadPoolExecutor(8)
     try:
         calls = [pool.submit(kind, number) for kind in callers.kinds for number in range(2)]
         wait_until(lambda: callers.begun == 6, PATIENCE_S, lambda: f"{callers.begun} streams have begun")
+        wait_until(lambda: accepted() == before + 8, PATIENCE_S, lambda: f"{accepted() - before} calls are accepted")
         yield calls
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -93,8 +95,14 @@ def test_streams_batch_and_webhook_go_on(kafka: Any, kafka_prefix: str, tmp_path
             called = httpx.post(f"{gateway.url}/v1/requests", json=body).raise_for_status().json()["request_id"]
             wait_until(lambda: receiver.of(called), PATIENCE_S, lambda: system.logs(20))
             batches = Batches.at(gateway)
-            batch = batches.begin([line(number) for number in range(LINES)])
-            with eight_calls(Callers([gateway.url], "noop", WORDS, PATIENCE_S)) as calls:
+
+            def accepted() -> int:
+                return sum(system.ends(system.names.request_topics()).values())
+
+            with eight_calls(Callers([gateway.url], "noop", WORDS, PATIENCE_S), accepted) as calls:
+                batch = batches.begin([line(number) for number in range(LINES)])
+                before = accepted()
+                wait_until(lambda: accepted() > before, PATIENCE_S, lambda: system.logs(20))
                 be_away(kafka, gateway.url)
                 assert not any(call.done() for call in calls)
                 back = True

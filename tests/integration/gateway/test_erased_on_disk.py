@@ -157,7 +157,7 @@ def test_no_byte_of_a_conversation_that_expired_is_left(system: System, tmp_path
         ended(client, {"model": "talk"}, "/v1/conversations/old/summarize")
         assert client.post("/v1/conversations/old", json={"title": titled}).status_code == 200
         before = files_with(tmp_path, marks)
-        assert {one.split("/")[2] for one in before} >= {"conversation.old-0", "inference.conversation-0"}, before
+        assert {Path(one).parent.name for one in before} >= {"conversation.old-0", "inference.conversation-0"}, before
         make_older(system, "default", ["old"], 7_200)
         wait_until(lambda: client.get("/v1/conversations/old").status_code == 404, 60, gateway.tail)
         let_retention_pass(system)
