@@ -12,7 +12,8 @@ from penstock.common.forks import TopicForks
 from penstock.common.reader import RawMessage, read_to_end
 from penstock.common.settings import KafkaSettings
 from penstock.common.shards.addresses import head_of
-from penstock.common.shards.scanning import read_shared, shared_partitions
+from penstock.common.shards.partitioning import partitions_in_use
+from penstock.common.shards.scanning import read_shared
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.errors import DecodeError, NotFound
 from penstock.schemas.ids import check_conversation_id, check_tenant
@@ -93,7 +94,7 @@ def read_conversation(
     """
     own_id = check_conversation_id(conversation_id)
 
-    owner, shared = check_tenant(tenant), shared_partitions(settings, deadline_s)
+    owner, shared = check_tenant(tenant), partitions_in_use(settings, deadline_s)
 
     def read_topic(name: str, topic_id: str | None) -> TopicRecords | None:
         topic = settings.names.conversation(owner, name)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from penstock.common.admin import create_conversation_topic, delete_topic, ensure_topics, partition_counts
 from penstock.common.reader import RawMessage
@@ -177,6 +178,42 @@ def test_a_topic_that_is_gone_or_made_anew(place: Place, monkeypatch: pytest.Mon
     assert keys(place.copy(), place, "a") == [b"fork/9"]
 
 
+def test_partitions_that_are_added_stay_unused(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shard_copy, "TOUCH_S", 0.05)
+    ids = [f"c{number}" for number in range(20)]
+    for one in ids:
+        place.write(one, (b"fork/1", b"head"))
+    copy = place.copy()
+    copy.refresh_all()
+    add_partitions(place, 6)
+    wait_until(lambda: "partitions_added count=6 used=2" in caplog.text, 20, lambda: caplog.text)
+    assert all(keys(copy, place, one) == [b"fork/1"] for one in ids)
+    assert copy.trouble is None
+    copy.close()
+    place.copies.clear()
+    anew = place.copy()
+    assert anew.partitions == PARTITIONS
+    assert all(keys(anew, place, one) == [b"fork/1"] for one in ids)
+
+
+def test_a_topic_without_conversations_uses_all_partitions_after_a_restart(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_copy, "TOUCH_S", 0.05)
+    copy = place.copy()
+    copy.refresh_all()
+    add_partitions(place, 6)
+    wait_until(lambda: copy.trouble, 20, "the copy goes on as before")
+    assert "has 6 partitions now, and had 2: start this process again" in (copy.trouble or "")
+    with pytest.raises(BrokerUnavailable, match="start this process again"):
+        copy.refresh([0])
+    copy.close()
+    place.copies.clear()
+    assert place.copy().partitions == 6
+
+
 def test_a_broker_that_knows_no_topics_yet_has_not_made_it_anew(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_copy, "TOUCH_S", 0.05)
     copy = place.copy()
@@ -190,6 +227,13 @@ def test_a_broker_that_knows_no_topics_yet_has_not_made_it_anew(place: Place, mo
     monkeypatch.setattr(shard_copy.admin, "topic_id", unknown)
     wait_until(lambda: len(asked) >= 2, 20, lambda: str(asked))
     assert len(keys(copy, place, "a")) == 1
+
+
+def add_partitions(place: Place, count: int) -> None:
+    topic = place.settings.names.conversation_log
+    client = AdminClient(place.settings.librdkafka())
+    client.create_partitions([NewPartitions(topic, count)])[topic].result(20)
+    wait_until(lambda: partition_counts(place.settings, [topic])[topic] == count, 20, "the partitions are added")
 
 
 def _made(place: Place) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from conversing import Json, fork, newest, questions, turn, worked
 from penstock.common import admin
@@ -200,6 +201,27 @@ def test_followers_and_the_summarizer_see_what_comes(system: System, client: htt
         return [one["covers_through"] for one in told if one["direction"] == "summary"]
 
     wait_until(lambda: covered() == [ends[1], ends[3]], 60, lambda: f"{covered()} of {ends}\n{system.logs(10)}")
+
+
+def test_conversations_go_on_where_they_stand_after_partitions_were_added(system: System, client: httpx.Client) -> None:
+    ids = [f"spread-{number}" for number in range(12)]
+    for one in ids:
+        turn(client, one, "before")
+    topic = system.names.conversation_log
+    admin_client = AdminClient(kafka_of(system).librdkafka())
+    admin_client.create_partitions([NewPartitions(topic, 9)])[topic].result(20)
+    for one in ids:
+        assert questions(turn(client, one, "beside")) == ["before", "beside"]
+    newest(system, "w").kill9()
+    newest(system, "g").kill9()
+    (system.folder / "w1" / "conversations").unlink()
+    system.worker("w1").wait_ready()
+    system.gateway("g3").wait_ready()
+    with httpx.Client(base_url=newest(system, "g").url, timeout=60) as other, Client(kafka_of(system)) as direct:
+        for one in ids:
+            assert questions(turn(other, one, "after")) == ["before", "beside", "after"]
+            assert said(other, one) == ["before", "beside", "after"]
+            assert len(direct.history(one)) == 6
 
 
 def _data(lines: Iterator[str], count: int) -> list[str]:

@@ -16,12 +16,6 @@ from penstock.common.shards.addresses import HEAD, Address, address_of, id_of, s
 from penstock.schemas.errors import NotFound
 
 
-def shared_partitions(settings: KafkaSettings, timeout_s: float = 10.0) -> int | None:
-    """Of the topic that conversations share; None: each has its own. Raises BrokerUnavailable."""
-    topic = settings.names.conversation_log
-    return admin.partition_counts(settings, [topic], timeout_s).get(topic)
-
-
 def read_shared(
     settings: KafkaSettings, topic: str, partitions: int, deadline_s: float
 ) -> tuple[str, list[RawMessage]]:

@@ -16,6 +16,7 @@ from penstock.common.clock import now_ms
 from penstock.common.kafka_errors import missing_topic
 from penstock.common.reader import PartitionReader, RawMessage
 from penstock.common.settings import KafkaSettings
+from penstock.common.shards.partitioning import partitions_in_use
 from penstock.common.shards.shard_file import ShardFile
 from penstock.schemas.errors import BrokerUnavailable, PenstockError
 from penstock.schemas.topics import TP
@@ -45,7 +46,9 @@ class ShardCopy:
         if topic_id is None:
             raise missing_topic(self.topic)
         self.topic_id = topic_id
-        self.partitions = admin.partition_counts(settings, [self.topic])[self.topic]
+        self._count = admin.partition_counts(settings, [self.topic])[self.topic]
+        self.partitions = partitions_in_use(settings) or self._count
+        """Those over which conversations are spread. More may have been added since."""
         self.file = ShardFile(path, topic_id, self.partitions)
         self.on_records: Callable[[Sequence[RawMessage]], None] = lambda _: None
         """Told of records that were written to the file, on the copy's thread."""
@@ -58,8 +61,8 @@ class ShardCopy:
         self._touched = 0.0
         self._failure: str | None = None
         """What the disk says."""
-        self._is_replaced = False
-        """Whether Kafka has another topic of this name by now."""
+        self._changed: str | None = None
+        """What is another topic by now than this process began with."""
         self._reader = PartitionReader(
             settings, {}, self._take, batch_size=BATCH_RECORDS, on_idle=self._touch, name="penstock-conversations"
         )
@@ -84,21 +87,18 @@ class ShardCopy:
             raise BrokerUnavailable(
                 f"conversations are being copied from {self.topic}: {why}", retry_after_s=1
             ) from error
-        if self._is_replaced:
-            raise BrokerUnavailable(self._replaced(), retry_after_s=5)
+        if self._changed is not None:
+            raise BrokerUnavailable(self._changed, retry_after_s=5)
         return self.file
 
     def _how_far(self, wanted: Sequence[TP]) -> str:
         positions = self._reader.positions()
         return ", ".join(f"partition {tp[1]} up to offset {positions.get(tp, 0)}" for tp in wanted)
 
-    def _replaced(self) -> str:
-        return f"{self.topic} was made anew: start this process again"
-
     @property
     def trouble(self) -> str | None:
-        """Why nobody can read now: what the disk says, or that another topic has this one's name. None: they can."""
-        return self._replaced() if self._is_replaced else self._failure
+        """Why nobody can read now: what the disk says, or how the topic has changed. None: they can."""
+        return self._changed or self._failure
 
     @property
     def failure(self) -> BaseException | None:
@@ -165,8 +165,7 @@ class ShardCopy:
         self._touched = time.monotonic()
         reached = self._reader.positions()
         try:
-            # A broker that has just started may know no topics yet.
-            self._is_replaced = admin.topic_id(self._settings, self.topic) not in (None, self.topic_id)
+            self._changed = self._how_changed()
             ends = admin.end_offsets(self._settings, reached)
         except PenstockError as error:
             logger.info("conversations.not_followed error=%s", error.code)
@@ -178,6 +177,20 @@ class ShardCopy:
         now = self._clock_ms()
         self._until_done(lambda: self.file.apply((), at_end, now))
         self._followed_ms |= dict.fromkeys(at_end, now)
+
+    def _how_changed(self) -> str | None:
+        topic = self.topic
+        # A broker that has just started may know no topics yet.
+        if admin.topic_id(self._settings, topic) not in (None, self.topic_id):
+            return f"{topic} was made anew: start this process again"
+        count = admin.partition_counts(self._settings, [topic]).get(topic, self._count)
+        if count != self._count:
+            # A process that starts now may take all of them, where the conversations are too few to tell.
+            if partitions_in_use(self._settings) not in (None, self.partitions):
+                return f"{topic} has {count} partitions now, and had {self._count}: start this process again"
+            logger.warning("conversations.partitions_added count=%d used=%d", count, self.partitions)
+            self._count = count
+        return None
 
     def _until_done(self, work: Callable[[], T]) -> T | None:
         """Do it, again while the disk does not let it: what was read must not be missing in the file.
