@@ -14,8 +14,11 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from conversing import Json, fork, newest, questions, turn, worked
 from penstock.common import admin
+from penstock.common.clock import now_ms
 from penstock.common.settings import KafkaSettings
-from penstock.common.shards.addresses import split_key
+from penstock.common.shards.addresses import address_of, split_key
+from penstock.common.transport import Transport
+from penstock.gateway.service.conversation_sweeps import STRAY_MS
 from penstock.producers import Client
 from support import wait_until
 from system import NOOP, System, eventually
@@ -201,6 +204,23 @@ def test_followers_and_the_summarizer_see_what_comes(system: System, client: htt
         return [one["covers_through"] for one in told if one["direction"] == "summary"]
 
     wait_until(lambda: covered() == [ends[1], ends[3]], 60, lambda: f"{covered()} of {ends}\n{system.logs(10)}")
+
+
+def test_what_a_killed_worker_left_of_a_deleted_conversation_is_erased(system: System, client: httpx.Client) -> None:
+    turn(client, "left", "kept")
+    kafka, topic = kafka_of(system), system.names.conversation_log
+    partitions = admin.partition_counts(kafka, [topic])[topic]
+    transport = Transport(kafka)
+    for conversation in ("left", "deleted"):
+        address = address_of(system.names, system.names.conversation("default", conversation), partitions)
+        key = address.key(b"r1/in/0")
+        transport.send(topic, b"text", key=key, partition=address.partition, timestamp_ms=now_ms() - STRAY_MS)
+    assert transport.close(20) == 0
+    assert live_keys(system, "deleted") == [b"r1/in/0"]
+    sweeping = system.gateway("sweeping", env={"PENSTOCK_GATEWAY__SWEEP_CONVERSATIONS_S": "1"})
+    wait_until(lambda: live_keys(system, "deleted") == [], 60, sweeping.tail)
+    assert b"r1/in/0" in live_keys(system, "left")
+    assert sweeping.stop() == 0, sweeping.tail()
 
 
 def test_conversations_go_on_where_they_stand_after_partitions_were_added(system: System, client: httpx.Client) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.gateway.limits.retention import Key, Retention
 from penstock.gateway.service import conversation_sweeps
-from penstock.gateway.service.conversation_sweeps import ConversationSweeps
+from penstock.gateway.service.conversation_sweeps import STRAY_MS, ConversationSweeps
 from penstock.gateway.threads import Threads
 from penstock.schemas.errors import BrokerUnavailable
 from penstock.schemas.records import ConversationFacts
@@ -39,6 +39,9 @@ class Shared:
     fails: Callable[[Key], bool] = field(default=lambda _: False)
     away: bool = False
     ready: bool = True
+    is_shared: bool = False
+    strays: list[int] = field(default_factory=list[int])
+    """When each was written, in ms since the epoch."""
 
     def sweeps(self, *, per_minute: int = 60_000, every_s: float = 0.0, retention: Retention = RETENTION) -> Any:
         mine = cast(Any, self)
@@ -71,6 +74,11 @@ class Shared:
 
     def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
         return {topic: f"id-{topic.rpartition('.')[2]}" for topic in topics}
+
+    def take_back(self, before_ms: int) -> int:
+        taken = [one for one in self.strays if one < before_ms]
+        self.strays = [one for one in self.strays if one >= before_ms]
+        return len(taken)
 
     def deleted(self, tenant: str, conversation_ids: Sequence[str]) -> set[str]:
         return {one for one in conversation_ids if (tenant, one) in self.deleted_ones}
@@ -228,3 +236,23 @@ async def test_without_a_time_it_runs_when_it_is_asked() -> None:
 
 async def test_without_a_retention_nothing_runs() -> None:
     await asyncio.wait_for(Shared().sweeps(retention=Retention(tenants_s={"a": 0})).run(), 5)
+
+
+async def test_what_no_conversation_holds_is_taken_back_once_nobody_writes_it_anew() -> None:
+    young = NOW_MS - STRAY_MS
+    shared = Shared(records={("a", "old"): OLD_MS}, strays=[young - 1, young], is_shared=True)
+    await shared.sweeps(retention=Retention()).sweep()
+    assert (shared.strays, shared.expired) == ([young], [])
+    await shared.sweeps().sweep()
+    assert shared.expired == [("a", "old")]
+
+
+async def test_a_gateway_sweeps_where_there_is_something_to_sweep() -> None:
+    await shared_run(Shared())
+    with pytest.raises(TimeoutError):
+        await shared_run(Shared(is_shared=True))
+
+
+async def shared_run(shared: Shared) -> None:
+    async with asyncio.timeout(0.1):
+        await shared.sweeps(retention=Retention()).run()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ from penstock.common.shards.addresses import HEAD, split_key
 from penstock.schemas.errors import Overloaded
 from penstock.schemas.topics import conversation_of_key
 
-VERSION = 1
+VERSION = 2
 # Records come in the order of the log and are read by conversation: so their table grows at its end, and only an index
 # of numbers is written everywhere. `place` is the offset times the number of partitions, and the partition.
 _SCHEMA = """
@@ -36,6 +36,8 @@ CREATE TABLE IF NOT EXISTS records (
 CREATE INDEX IF NOT EXISTS by_conversation ON records (number, place);
 CREATE TABLE IF NOT EXISTS positions (
   partition INTEGER PRIMARY KEY, offset INTEGER NOT NULL, followed_ms INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS strays (
+  key BLOB PRIMARY KEY, partition INTEGER NOT NULL, time_ms INTEGER NOT NULL) WITHOUT ROWID;
 """
 CACHE_KBYTES = 32 << 10
 """Of the connection that writes."""
@@ -47,7 +49,9 @@ FROM conversations AS found JOIN records USING (number) WHERE conversation = ? O
 """
 _FAR = 1 << 62
 _FORMAT = CopyFormat(
-    what="the copy of conversations", schema=_SCHEMA, tables=("conversations", "heads", "records", "positions")
+    what="the copy of conversations",
+    schema=_SCHEMA,
+    tables=("conversations", "heads", "records", "positions", "strays"),
 )
 
 Row = tuple[int, int, bytes, bytes | None]
@@ -127,7 +131,8 @@ class ShardFile:
             write.execute("DELETE FROM records WHERE place % ? = ?", (self._partitions, partition))
             write.execute("DELETE FROM heads WHERE place % ? = ?", (self._partitions, partition))
             write.execute("DELETE FROM conversations WHERE number NOT IN (SELECT number FROM heads)")
-            write.execute("DELETE FROM positions WHERE partition = ?", (partition,))
+            for table in ("positions", "strays"):
+                write.execute(f"DELETE FROM {table} WHERE partition = ?", (partition,))
 
     def apply(self, batch: Iterable[RawMessage], positions: Mapping[int, int], now_ms: int) -> None:
         """Take the next records of their partitions; everything below `positions` is read then.
@@ -204,6 +209,13 @@ class ShardFile:
         """(tenant, id) of all conversations."""
         return self._all("SELECT tenant, id FROM conversations")
 
+    def strays(self, before_ms: int, most: int) -> list[tuple[int, bytes]]:
+        """(partition, key in the topic) of records that no conversation holds, written before that time.
+
+        Their conversation had gone when they were written, or its removal was cut off.
+        """
+        return self._all("SELECT partition, key FROM strays WHERE time_ms < ? LIMIT ?", before_ms, most)
+
     def _one(self, statement: str, *values: str | int) -> Any:
         with self._reading() as connection:
             return connection.execute(statement, values).fetchone()
@@ -250,10 +262,13 @@ class _Writing:
         """To be inserted."""
         self._places: dict[int, dict[bytes, list[int]]] = {}
         """Of conversations in which something is erased: by key where its records stand."""
+        self._has_strays = write.execute("SELECT 1 FROM strays LIMIT 1").fetchone() is not None
         self.erases = False
 
     def take(self, message: RawMessage, conversation: str, key: bytes) -> None:
         number = self._number(conversation)
+        if self._has_strays:  # whatever stands behind it with its key takes its place
+            self._write.execute("DELETE FROM strays WHERE key = ?", (message.key,))
         if message.value is None:
             self.erases = True
             if number is not None:
@@ -262,8 +277,10 @@ class _Writing:
         if key.startswith(HEAD):
             number = self._begin(conversation) if number is None else number
             self._write.execute("INSERT OR REPLACE INTO heads VALUES (?, ?)", (number, self._place(message)))
-        if number is not None:  # else it came after the conversation had gone
+        if number is not None:
             self._insert(message, number, key)
+        else:
+            self._is_stray([(message.key or b"", message.partition, message.timestamp_ms)])
 
     def flush(self) -> None:
         """Write what was taken."""
@@ -292,6 +309,11 @@ class _Writing:
         if key.startswith(HEAD):
             self._write.executemany("DELETE FROM heads WHERE number = ? AND place = ?", [(number, *p) for p in places])
             if self._write.execute("SELECT 1 FROM heads WHERE number = ?", (number,)).fetchone() is None:
+                left = self._write.execute(
+                    "SELECT key, time_ms FROM records WHERE number = ? AND value IS NOT NULL", (number,)
+                ).fetchall()
+                prefix = f"{conversation}/".encode()
+                self._is_stray([(prefix + one, message.partition, time_ms) for one, time_ms in left if one != key])
                 self._write.execute("DELETE FROM records WHERE number = ?", (number,))
                 self._write.execute("DELETE FROM conversations WHERE number = ?", (number,))
                 del self._places[number]
@@ -299,6 +321,11 @@ class _Writing:
                 return
         self._write.executemany("DELETE FROM records WHERE place = ?", places)
         self._insert(message, number, key)
+
+    def _is_stray(self, records: Sequence[tuple[bytes, int, int]]) -> None:
+        """(key in the topic, partition, time in ms since the epoch) of each."""
+        self._write.executemany("INSERT OR REPLACE INTO strays VALUES (?, ?, ?)", records)
+        self._has_strays = self._has_strays or bool(records)
 
     def _known(self, number: int) -> dict[bytes, list[int]]:
         if number not in self._places:

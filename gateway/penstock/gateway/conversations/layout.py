@@ -66,4 +66,9 @@ class Layout(Protocol):
         ms since the epoch; None without records."""
         ...
 
+    def take_back(self, before_ms: int) -> int:
+        """Erase records, written before that time, that no conversation holds; how many. Whoever wrote them does it
+        himself, unless he was killed."""
+        ...
+
     def close(self) -> None: ...

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from penstock.common import forks
 from penstock.common.clock import now_ms
 from penstock.common.reader import RawMessage
-from penstock.common.shards.addresses import Address, address_of, id_of
+from penstock.common.shards.addresses import Address, address_of, id_of, split_key
 from penstock.common.shards.sending import send_and_wait
 from penstock.common.shards.shard_copy import ShardCopy
 from penstock.common.shards.shard_file import Row, Span
@@ -23,7 +23,7 @@ from penstock.schemas.topics import TopicNames, conversation_key
 PATIENCE_S = 10.0
 DELETED = b"deleted/"
 """What the key of a record begins with that ends what stands before it."""
-REMOVED_AT_ONCE = 1_000
+REMOVED_AT_ONCE = TAKEN_BACK_AT_ONCE = 1_000
 
 
 class SharedTopic:
@@ -89,6 +89,16 @@ class SharedTopic:
         keys = [key for key in file.everyone() if wants(key[0])]
         spans = {key: file.span(conversation_key(*key)) for key in keys}
         return {key: span.newest_ms for key, span in spans.items() if span is not None}
+
+    def take_back(self, before_ms: int) -> int:
+        strays = self._copy.refresh_all().strays(before_ms, TAKEN_BACK_AT_ONCE)
+        for partition, key in strays:
+            split = split_key(key)
+            assert split is not None  # only such records are noted
+            send_and_wait(
+                self._transport, self._copy.topic, Address(split[0], partition), [(split[1], None)], PATIENCE_S
+            )
+        return len(strays)
 
     def close(self) -> None:
         self._copy.close()

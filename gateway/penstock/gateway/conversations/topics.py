@@ -78,6 +78,9 @@ class OwnTopics:
             found |= {keys[topic]: time_ms for topic, time_ms in self._newest_of(group).items()}
         return found
 
+    def take_back(self, before_ms: int) -> int:
+        return 0  # a topic holds what stands in it
+
     def close(self) -> None:
         self.log.close()
 

@@ -34,15 +34,20 @@ AT_ONCE = 200
 """Conversations whose last records and facts are read in one go."""
 MOST_FAILURES = 3
 """In a row, until the broker is taken to be away."""
+STRAY_MS = 600_000
+"""A turn whose worker was killed may write anew what that one left, under the same key: it has so long for it."""
 SHOWN = 1_000
 """At most so many conversations are named in an answer."""
 
 
-class TopicTimes(Protocol):
+class Topics(Protocol):
     """See `Layout`."""
 
+    @property
+    def is_shared(self) -> bool: ...
     def times_of(self, wants: Callable[[str], bool]) -> dict[Key, int | None]: ...
     def topic_ids(self, topics: Sequence[str]) -> dict[str, str]: ...
+    def take_back(self, before_ms: int) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +91,7 @@ class ConversationSweeps:
         facts: FactsOfConversations,
         view: View,
         follower: Follower,
-        topics: TopicTimes,
+        topics: Topics,
         names: TopicNames,
         threads: Threads,
         retention: Retention,
@@ -121,7 +126,7 @@ class ConversationSweeps:
 
     async def run(self) -> None:
         """Sweep every so often and when it is asked for, until it is cancelled. Gateways do not begin together."""
-        if not self.retention.is_on:
+        if not self.retention.is_on and not self._topics.is_shared:
             return
         wait_s = self._every_s
         while True:
@@ -151,7 +156,15 @@ class ConversationSweeps:
         self._asked.clear()
 
     async def sweep(self) -> None:
-        """Delete what is due, at the set pace. Raises BrokerUnavailable; the next sweep goes on."""
+        """Delete what is due, at the set pace, and what no conversation holds. Raises BrokerUnavailable; the next sweep
+        goes on."""
+        strays = await self._threads.conversations.run(self._topics.take_back, self._clock() - STRAY_MS)
+        if strays:
+            logger.info("conversations.taken_back records=%d", strays)
+        if self.retention.is_on:
+            await self._expire_due()
+
+    async def _expire_due(self) -> None:
         look = await self.look()
         self._looked_at &= set(look.unfinished)
         await self._each([key for key in look.unfinished if key not in self._looked_at], self._finish)

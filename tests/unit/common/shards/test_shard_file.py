@@ -22,6 +22,7 @@ from penstock.schemas.topics import TopicNames
 
 ERASURE = [RawMessage("t", 0, 2, 9, b"c/q", None)]
 """Of a second record."""
+FAR_MS = 1 << 40
 TOPIC_ID = "AA+A/AAAAAAAAAAAAAAA/1"
 
 
@@ -68,6 +69,20 @@ def test_a_conversation_is_found_among_others_and_ends_with_its_head(tmp_path: P
         assert file.records("c", 0) == []
         feed(file, [RawMessage("t", 0, 8, 9, b"c/fork/9", b"anew")])
         assert contents(file, "c") == (8, [(8, b"fork/9", b"anew")])
+
+
+def test_what_no_conversation_holds_is_named_until_it_is_taken_back(tmp_path: Path) -> None:
+    with opened(tmp_path / "f") as file:
+        feed(file, log_of(("c/fork/1", "head"), ("c/q", "cut off"), ("c/r", "erased"), ("c/r", None)))
+        assert file.strays(5_000, 10) == []
+        feed(file, [RawMessage("t", 0, 4, 5_000, b"c/fork/1", None), RawMessage("t", 0, 5, 6_000, b"c/s", b"late")])
+        assert file.strays(6_000, 10) == [(0, b"c/q")]
+        assert file.strays(6_001, 10) == [(0, b"c/q"), (0, b"c/s")]
+        assert len(file.strays(6_001, 1)) == 1
+        feed(file, [RawMessage("t", 0, 6, 9_000, b"c/fork/2", b"anew"), RawMessage("t", 0, 7, 9_000, b"c/q", b"again")])
+        assert file.strays(9_001, 10) == [(0, b"c/s")], "the later record takes the place of the first"
+        feed(file, [RawMessage("t", 0, 8, 9_000, b"c/s", None)])
+        assert file.strays(9_001, 10) == []
 
 
 def test_what_was_erased_is_nowhere_in_the_files(tmp_path: Path) -> None:
@@ -253,6 +268,11 @@ def test_how_it_was_read_makes_no_difference(records: list[tuple[str, str | None
             span = one.span(conversation)
             heads = _live_heads(log, conversation)
             assert (None if span is None else span.head) == min(heads, default=None)
+        assert one.strays(FAR_MS, 100) == two.strays(FAR_MS, 100)
+        held = {conversation: one.live_keys(conversation) for conversation in ("a", "t.b")}
+        standing = {key for key, text in dict(records).items() if text is not None}
+        strays = {key.decode() for _, key in one.strays(FAR_MS, 100)}
+        assert standing == strays | {f"{name}/{key.decode()}" for name, keys in held.items() for key in keys}
 
 
 def _live_heads(log: Sequence[RawMessage], conversation: str) -> list[int]:
@@ -280,6 +300,11 @@ def test_a_compacted_log_says_the_same_of_what_lives(
         feed(less, compacted(log, data.draw(st.integers(0, len(log)))))
         for conversation in ("a", "t.b"):
             assert _living(whole, conversation) == _living(less, conversation)
+            # Of several heads the first may have gone: what stands behind it, before the next, is held in one alone.
+            held = {key for _, key, _, _ in less.records(conversation, 0)}
+            strays = [key.partition(b"/")[2] for _, key in less.strays(FAR_MS, 100)]
+            assert not held & set(strays)
+        assert set(whole.strays(FAR_MS, 100)) <= set(less.strays(FAR_MS, 100))
 
 
 def _living(file: ShardFile, conversation: str) -> tuple[int, list[tuple[int, bytes]]] | None:
