@@ -1,4 +1,7 @@
-"""Where the time of a test run goes, by folder: what makes tests ready, what they do, what clears up behind them."""
+"""Where the time of a test run goes, by folder: what makes tests ready, what they do, what clears up behind them.
+
+And the files that take longest.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ PHASES = ("setup", "call", "teardown")
 FOLDERS = 3
 """Parts of a path that name a room: tests/integration/worker."""
 LEAST_S = 1.0
+LONG_FILE_S = 60.0
 
 
 class TimeTable:
@@ -17,9 +21,12 @@ class TimeTable:
     def __init__(self) -> None:
         self._spent: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(PHASES, 0.0))
         self._tests: dict[str, int] = defaultdict(int)
+        self._files: dict[str, float] = defaultdict(float)
 
     def add(self, nodeid: str, phase: str, seconds: float) -> None:
-        path = nodeid.partition("::")[0].split("/")
+        file = nodeid.partition("::")[0]
+        self._files[file] += seconds
+        path = file.split("/")
         room = "/".join(path[: min(FOLDERS, len(path) - 1)])
         self._spent[room][phase] += seconds
         self._tests[room] += phase == "call"
@@ -32,6 +39,8 @@ class TimeTable:
         for room, tests, spent in rows:
             phases = " ".join(f"{spent[phase]:8.1f}" for phase in PHASES)
             lines.append(f"{_all(spent):9.1f} {phases} {tests:6}  {room}")
+        longest = sorted(self._files.items(), key=lambda one: -one[1])
+        lines += [f"{seconds:9.1f} {file}" for file, seconds in longest if seconds >= LONG_FILE_S]
         return lines
 
 

@@ -17,3 +17,5 @@ def test_rooms_are_added_up_the_longest_first() -> None:
     assert heading.split() == ["seconds", "setup", "call", "teardown", "tests", "room"]
     assert first.split() == ["9.5", "0.0", "9.5", "0.0", "1", "tests/acceptance"]
     assert second.split() == ["6.0", "2.0", "4.0", "0.0", "2", "tests/integration/worker"]
+    table.add("tests/acceptance/test_02.py::test", "call", 61.0)
+    assert table.lines()[-1].split() == ["61.0", "tests/acceptance/test_02.py"]

@@ -100,8 +100,8 @@ def test_streams_batch_and_webhook_go_on(kafka: Any, kafka_prefix: str, tmp_path
                 return sum(system.ends(system.names.request_topics()).values())
 
             with eight_calls(Callers([gateway.url], "noop", WORDS, PATIENCE_S), accepted) as calls:
-                batch = batches.begin([line(number) for number in range(LINES)])
                 before = accepted()
+                batch = batches.begin([line(number) for number in range(LINES)])
                 wait_until(lambda: accepted() > before, PATIENCE_S, lambda: system.logs(20))
                 be_away(kafka, gateway.url)
                 assert not any(call.done() for call in calls)
