@@ -199,7 +199,7 @@ class SharedCluster(Cluster):
         head, records = of_conversation(self.partition_logs[address.partition], address)
         if head is None:
             raise NotFound(topic)
-        return id_of(self.topic_id_of_all, head), TopicRecords(list(decoded(CODEC, records)), head)
+        return id_of(self.topic_id_of_all, address.partition, head), TopicRecords(list(decoded(CODEC, records)), head)
 
     def remove(self, topic: str, place: Place | None = None) -> bool:
         return self.layout.remove(topic, place)

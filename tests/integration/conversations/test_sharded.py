@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -198,12 +199,37 @@ def test_followers_and_the_summarizer_see_what_comes(system: System, client: htt
     system.summarizer("s2").wait_ready()
     ends = [one["offset"] for one in items(client, "live") if one["role"] == "assistant"]
 
-    def covered() -> list[int]:
-        records = client.get("/v1/conversations/live/replay?limit=1000").json()["data"]
-        told = [one["message"] for one in records if one["message"]]
-        return [one["covers_through"] for one in told if one["direction"] == "summary"]
+    wait_until(lambda: covered(client, "live") == [ends[1], ends[3]], 60, lambda: f"{ends}\n{system.logs(10)}")
 
-    wait_until(lambda: covered() == [ends[1], ends[3]], 60, lambda: f"{covered()} of {ends}\n{system.logs(10)}")
+
+def covered(client: httpx.Client, conversation: str) -> list[int]:
+    """Through which offsets its summaries go."""
+    records = client.get(f"/v1/conversations/{conversation}/replay?limit=1000").json()["data"]
+    told = [one["message"] for one in records if one["message"]]
+    return [one["covers_through"] for one in told if one["direction"] == "summary"]
+
+
+def test_conversations_at_the_same_offsets_have_summaries_of_their_own(kafka: Any, tmp_path: Path) -> None:
+    policy = {"every_turns": 2, "model": "talk"}
+    with worked(kafka, tmp_path, MODELS, sharded=True) as system:
+        partitions = admin.partition_counts(kafka_of(system))[system.names.conversation_log]
+        by_partition: dict[int, str] = {}
+        for one in (f"s{number}" for number in range(100)):
+            topic = system.names.conversation("default", one)
+            by_partition.setdefault(address_of(system.names, topic, partitions).partition, one)
+        assert len(by_partition) == partitions > 1
+        system.summarizer().wait_ready()
+        with httpx.Client(base_url=newest(system, "g").url, timeout=60) as client:
+            for one in by_partition.values():
+                client.post("/v1/conversations", json={"id": one, "summarize": policy}).raise_for_status()
+                for number in range(6):
+                    turn(client, one, f"q{number}")
+            places = {tuple(item["offset"] for item in items(client, one)) for one in by_partition.values()}
+            assert len(places) == 1, "they do not stand at the same offsets"
+            for one in by_partition.values():
+                wait_until(lambda one=one: covered(client, one), 30, lambda: system.logs(10))
+            asked = client.get("/v1/requests?task=summarization&limit=100").json()["data"]
+            assert {one["conversation_id"] for one in asked} == set(by_partition.values()), "they share a request"
 
 
 def test_what_a_killed_worker_left_of_a_deleted_conversation_is_erased(system: System, client: httpx.Client) -> None:

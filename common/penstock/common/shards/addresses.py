@@ -49,9 +49,10 @@ def split_key(key: bytes | None) -> tuple[str, bytes] | None:
     return conversation.decode("ascii"), of_record
 
 
-def id_of(topic_id: str, head: int) -> str:
-    """What stands for the id of the conversation's topic: Kafka's of the shared one, and the offset of the head."""
-    return f"{topic_id}{_HEAD_AT}{head}"
+def id_of(topic_id: str, partition: int, head: int) -> str:
+    """What stands for the id of the conversation's topic, which no other has: Kafka's of the shared one, and where the
+    head stands in it."""
+    return f"{topic_id}{_HEAD_AT}{partition}{_HEAD_AT}{head}"
 
 
 def is_shared(conversation_topic_id: str | None) -> bool:

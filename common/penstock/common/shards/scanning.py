@@ -40,7 +40,7 @@ def read_shared(
     head, records = of_conversation(found, address)
     if head is None:
         raise NotFound(f"{topic} does not exist")
-    return id_of(topic_id, head), records
+    return id_of(topic_id, address.partition, head), records
 
 
 def of_conversation(messages: Sequence[RawMessage], address: Address) -> tuple[int | None, list[RawMessage]]:

@@ -55,7 +55,7 @@ class SharedTopic:
         address = self._address(topic)
         file = self._copy.refresh([address.partition])
         span = file.span(address.conversation)
-        if place is not None and (span is None or id_of(self._copy.topic_id, span.head) != place.topic_id):
+        if place is not None and (span is None or self._id_of(address, span) != place.topic_id):
             return True
         if place is not None and span is not None and span.end != place.end:
             return False
@@ -103,6 +103,9 @@ class SharedTopic:
     def close(self) -> None:
         self._copy.close()
 
+    def _id_of(self, address: Address, span: Span) -> str:
+        return id_of(self._copy.topic_id, address.partition, span.head)
+
     def _send(self, address: Address, records: Sequence[tuple[bytes, bytes | None]]) -> None:
         send_and_wait(self._transport, self._copy.topic, address, records, PATIENCE_S)
 
@@ -128,8 +131,10 @@ class SharedLog:
         return {topic: span.newest_ms for topic, span in self.spans(topics).items()}
 
     def places(self, topics: Sequence[str]) -> dict[str, Place]:
-        topic_id = self._copy.topic_id
-        return {topic: Place(id_of(topic_id, span.head), span.end) for topic, span in self.spans(topics).items()}
+        found: dict[str, Place] = {}
+        for topic, span in self.spans(topics).items():
+            found[topic] = Place(id_of(self._copy.topic_id, self._address(topic).partition, span.head), span.end)
+        return found
 
     def spans(self, topics: Sequence[str]) -> dict[str, Span]:
         """Of those that exist now."""

@@ -43,8 +43,9 @@ class SharedTopic:
         addresses = {key: self._address(key) for key in keys}
         file = self._copy.refresh({one.partition for one in addresses.values()})
         spans = {key: file.span(address.conversation) for key, address in addresses.items()}
+        topic_id = self._copy.topic_id
         return {
-            key: Place(id_of(self._copy.topic_id, span.head), span.head, Commit(key, 0), span.end)
+            key: Place(id_of(topic_id, addresses[key].partition, span.head), span.head, Commit(key, 0), span.end)
             for key, span in spans.items()
             if span is not None
         }

@@ -35,7 +35,7 @@ class SharedLog:
     def find(self, topic: str, timeout_s: float) -> str | None:
         address = self._address(topic)
         span = self._copy.refresh([address.partition], timeout_s).span(address.conversation)
-        return None if span is None else id_of(self._copy.topic_id, span.head)
+        return None if span is None else id_of(self._copy.topic_id, address.partition, span.head)
 
     def open(self, topic: str, timeout_s: float) -> str:
         found = self.find(topic, timeout_s)

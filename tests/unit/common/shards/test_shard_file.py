@@ -238,8 +238,9 @@ def test_addresses() -> None:
     assert [split_key(key) for key in (None, b"", b"c", b"/x", b"\xff/x", b"a b/fork/1", b"x.y.z/fork/1")] == [None] * 7
     with pytest.raises(ValueError, match="no conversation"):
         address_of(names, "p.inference.result", 8)
-    assert (first_offset(id_of(TOPIC_ID, 42)), first_offset(TOPIC_ID), first_offset(None)) == (42, 0, 0)
-    assert (is_shared(id_of(TOPIC_ID, 0)), is_shared(TOPIC_ID), is_shared(None)) == (True, False, False)
+    assert (first_offset(id_of(TOPIC_ID, 7, 42)), first_offset(TOPIC_ID), first_offset(None)) == (42, 0, 0)
+    assert (is_shared(id_of(TOPIC_ID, 0, 0)), is_shared(TOPIC_ID), is_shared(None)) == (True, False, False)
+    assert len({id_of(TOPIC_ID, partition, head) for partition in range(12) for head in range(12)}) == 144
 
 
 KEYS = st.sampled_from(

@@ -108,7 +108,7 @@ class SharedTopics(WorkerTopics):
 
     def begin(self, conversation_id: str, first: ForkRecord) -> None:
         topic = topic_of("default", conversation_id)
-        self.logs[topic], self.ids[topic] = [], id_of("id", self.end)
+        self.logs[topic], self.ids[topic] = [], id_of("id", 0, self.end)
         self.put_record(conversation_id, first)
 
     def next(self, conversation_id: str) -> int:
