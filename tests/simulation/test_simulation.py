@@ -29,6 +29,8 @@ QUICK_WITH_NEEDS = {
     "suspect_stops_worker": "reason",
     "summary_added_nowhere": "summary",
     "fork_follows_its_parent": "fork",
+    "newest_record_not_waited_for": "copy",
+    "counts_behind_a_gone_head": "scan",
     "kept_without_reopen": "open",
     "checksum_ignored": "commit_before_outcome",
 }
@@ -44,6 +46,8 @@ BEGIN_AT = {
     "suspect_stops_worker": 476,
     "summary_added_nowhere": 44,
     "fork_follows_its_parent": 5,
+    "newest_record_not_waited_for": 1,
+    "counts_behind_a_gone_head": 331,
     "kept_without_reopen": 33,
     "checksum_ignored": 60,
 }
