@@ -107,8 +107,9 @@ OPERATORS = (
     # Chosen when topics were created.
     "sharded",  # all conversations share a topic
     "slow_copy",  # a worker's copy of it is behind, and who reads waits
+    "churn",  # conversations are deleted again and again while clients write to them
 )
-LAYOUT = ("sharded", "slow_copy")
+LAYOUT = ("sharded", "slow_copy", "churn")
 """Of those, what seeds without operators have too, and what changes nothing else of a plan."""
 SELDOM = frozenset({"pause_suspects"})
 """Half as often as others: a seed that has it has one worker only."""
@@ -344,7 +345,7 @@ def _layout(seed: int) -> frozenset[str]:
     rng = Random(f"{seed}/layout")
     if rng.random() >= 1 / 3:
         return frozenset()
-    return frozenset(LAYOUT if rng.random() < 0.5 else LAYOUT[:1])
+    return frozenset(name for name in LAYOUT if name == "sharded" or rng.random() < 0.5)
 
 
 def _draw(seed: int) -> Plan:

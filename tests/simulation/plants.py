@@ -506,7 +506,7 @@ def newest_record_not_waited_for() -> list[Patch]:
     return [(SharedTopic, "view", lambda self: CopyView(Behind(self.logs)))]
 
 
-@plant_for("sharded", "delete_conversation", "questions")
+@plant_for("sharded", "churn", "questions")
 def old_id_when_begun_again() -> list[Patch]:
     """A conversation that is begun again in the shared topic has the id of the one before it."""
 
@@ -520,7 +520,7 @@ def old_id_when_begun_again() -> list[Patch]:
     return [_wrap(Heads, "apply", make)]
 
 
-@plant_for("sharded", "delete_conversation", "questions")
+@plant_for("sharded", "churn", "questions")
 def counts_behind_a_gone_head() -> list[Patch]:
     """A tombstone does not end a conversation in the shared topic: what is written behind it counts."""
 
