@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -19,11 +20,13 @@ from simulation.coordinator import Coordinator
 from simulation.devices import Devices
 from simulation.gateways import Gateway
 from simulation.invariants import Checks
+from simulation.layouts import OwnTopics
 from simulation.log import TP, Log
 from simulation.operators import Store
 from simulation.orders import Orders
 from simulation.plan import Plan
 from simulation.readers import Readers
+from simulation.shared_topic import SharedTopic
 from simulation.talks import Talks
 from simulation.truth import Truth
 from simulation.workers import Life
@@ -95,7 +98,8 @@ class Cluster:
         self.orders = Orders(self)
         self.store = Store()
         self.registry_away_until = 0.0
-        self.talks = Talks()
+        layout = SharedTopic(plan.partitions) if plan.has("sharded") else OwnTopics()
+        self.talks = Talks(layout, self._a_little_later)
         self.truth = Truth(self)
         self.readers = Readers(self)
         self.gateway = Gateway(self) if plan.has("delete_records") else None
@@ -110,6 +114,7 @@ class Cluster:
         """No more faults happen."""
         self.hosts = [Host(f"w{number}", plan) for number in range(plan.workers)]
         self._rng = self.world.stream("cluster")
+        self._removals = self.world.stream("removals")
         self.log.group.on_commit = self.checks.committed
         self.world.after_step = self.checks.after_step
 
@@ -120,6 +125,10 @@ class Cluster:
             return False
         self.world.fault(fault)
         return True
+
+    def _a_little_later(self, do: Callable[[], None]) -> None:
+        delay = self._removals.choice([0.0, self._removals.uniform(0.0, 0.05), self._removals.uniform(0.0, 1.0)])
+        self.world.at(delay, None, "a deletion goes on", do)
 
     @staticmethod
     def urgency(topic: str) -> int:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 from penstock.common.conversations import ConversationRecord, Turn, fold_messages
 from penstock.processors.conversations.log import ConversationLog
-from penstock.schemas.records import ConversationMessage
+from simulation.layouts import Layout
 from simulation.truth import Violation
-
-Topics = Mapping[str, Sequence[tuple[bytes, ConversationMessage | None]]]
 
 
 class Copies:
-    """Of the topics alone; nothing of the product's `ConversationLog` goes into a copy."""
+    """Of the records alone; nothing of the product's `ConversationLog` goes into a copy."""
 
-    def __init__(self, topics: Topics) -> None:
-        self._topics = topics
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
         self._copies: dict[str, list[tuple[str, int, ConversationRecord]]] = {}
         """By fork: the topic, Kafka's offset in it, and the record at the conversation's offset."""
         self._bases: dict[str, int] = {}
@@ -38,7 +36,7 @@ class Copies:
     def end(self, line: str) -> None:
         """What stands there is deleted, but for forks that have copied it."""
         self._copies.pop(line, None)
-        self._begins[line] = len(self._topics[line])
+        self._begins[line] = self._layout.records(line)[-1][0] + 1
 
     def holder(self, line: str, offset: int) -> str:
         """The topic in which the record at this offset stands."""
@@ -55,19 +53,18 @@ class Copies:
             raise Violation(f"fork: {line} holds {offsets}, and a copy of what it was made of {others}")
 
     def _turns(self, line: str) -> list[Turn]:
+        records = self._records(line)
         erased = {
-            topic: {key.decode(): offset for offset, (key, message) in enumerate(records) if message is None}
-            for topic, records in self._topics.items()
+            topic: {key.decode(): offset for offset, key, message in self._layout.records(topic) if message is None}
+            for topic in {topic for topic, _, _ in records}
         }
-        return fold_messages(
-            record for topic, at, record in self._records(line) if erased[topic].get(record.key, -1) < at
-        )
+        return fold_messages(record for topic, at, record in records if erased[topic].get(record.key, -1) < at)
 
     def _records(self, line: str) -> list[tuple[str, int, ConversationRecord]]:
         base, begin = self._bases.get(line, 0), self._begins.get(line, 0)
         own = [
             (line, at, ConversationRecord(offset=base + at, timestamp_ms=0, key=key.decode(), message=message))
-            for at, (key, message) in enumerate(self._topics[line])
+            for at, key, message in self._layout.records(line)
             if at >= begin and message is not None and message.direction in ("in", "out")
         ]
         return [*self._copies.get(line, ()), *own]

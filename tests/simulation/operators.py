@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 from penstock.processors.core.requests.states import IN_SCHEDULER
 from penstock.schemas.desired import CLASS, MODEL, desired_key
 from penstock.schemas.records import ControlCommand
-from penstock.schemas.topics import CLASSES, conversation_key
+from penstock.schemas.topics import CLASSES, conversation_key, conversation_of_key
 from simulation.plan import EXTRA, LaneSpec
 
 if TYPE_CHECKING:
     from simulation.cluster import Cluster
 
 MOST_TIMES = 6
+TIMES = {"add_partitions": 1, "churn": 12}
 LOOK_FOR_SUSPECTS_S = 0.1
 STANDING = 0.5
 """The share of the orders that are kept to the end, where orders are kept at all."""
@@ -36,6 +37,7 @@ class Operators:
             "pause_class": lambda rng: self._pause(CLASS, rng.choice(CLASSES), rng),
             "change_models": self._change_models,
             "delete_conversation": self._delete_conversation,
+            "churn": self._delete_one_that_is_there,
             "fork_conversation": self._fork_conversation,
             "add_partitions": self._add_partitions,
             "registry_away": self._registry_away,
@@ -48,8 +50,9 @@ class Operators:
     def start(self, until_s: float) -> None:
         for name, do in self._kinds.items():
             rng = self._world.stream(f"operator/{name}")
-            for _ in range(1 if name == "add_partitions" else rng.randint(1, MOST_TIMES)):
-                at = rng.uniform(0.0, until_s)
+            span_s = self._cluster.plan.span_s if name == "churn" else until_s  # while clients send
+            for _ in range(TIMES.get(name) or rng.randint(1, MOST_TIMES)):
+                at = rng.uniform(0.0, span_s)
                 if self._cluster.plan.has(name):
                     self._world.at(at, None, f"operator {name}", self._happens, name, do, rng)
 
@@ -119,9 +122,15 @@ class Operators:
     # -- conversations and topics
 
     def _delete_conversation(self, rng: Random) -> None:
-        """The command first, then the topic goes: as a gateway does it, with its pauses."""
         plan = self._cluster.plan
-        tenant, conversation_id = f"t{rng.randrange(plan.tenants)}", f"c{rng.randrange(plan.lines)}"
+        self._delete(f"t{rng.randrange(plan.tenants)}", f"c{rng.randrange(plan.lines)}", rng)
+
+    def _delete_one_that_is_there(self, rng: Random) -> None:
+        if lines := sorted(self._cluster.talks.layout.lines()):
+            self._delete(*conversation_of_key(rng.choice(lines)), rng)
+
+    def _delete(self, tenant: str, conversation_id: str, rng: Random) -> None:
+        """The command first, then the topic goes: as a gateway does it, with its pauses."""
         command = ControlCommand(
             kind="delete_conversation",
             request_id="",

@@ -104,7 +104,13 @@ OPERATORS = (
     "lose_end",  # a broker loses the end of a log whose records were acknowledged
     "unknown_pool",  # a producer names a pool that there is not
     "pause_suspects",  # some requests kill their workers; the model of one that must run by itself is paused for good
+    # Chosen when topics were created.
+    "sharded",  # all conversations share a topic
+    "slow_copy",  # a worker's copy of it is behind, and who reads waits
+    "churn",  # conversations are deleted again and again while clients write to them
 )
+LAYOUT = ("sharded", "slow_copy", "churn")
+"""Of those, what seeds without operators have too, and what changes nothing else of a plan."""
 SELDOM = frozenset({"pause_suspects"})
 """Half as often as others: a seed that has it has one worker only."""
 CHECKS = (
@@ -296,8 +302,8 @@ def _with_operators(plan: Plan, without: Collection[str]) -> Plan:
     """A third of the seeds has none. They are drawn beside the rest of the plan, which is the same without them."""
     rng = Random(f"{plan.seed}/operators")
     intensity = rng.choice([0.0, 0.15, 0.4])
-    drawn = {name: Random(f"{plan.seed}/operators/{name}").random() for name in OPERATORS}
-    operators = {name for name in OPERATORS if drawn[name] < intensity / (2 if name in SELDOM else 1)}
+    drawn = {name: Random(f"{plan.seed}/operators/{name}").random() for name in OPERATORS if name not in LAYOUT}
+    operators = {name for name in drawn if drawn[name] < intensity / (2 if name in SELDOM else 1)}
     faults, kinds = plan.faults, plan.kinds
     if intensity and rng.random() < 0.6:
         more, more_faults, more_kinds = rng.choice(OPERATOR_THEMES)
@@ -325,13 +331,21 @@ def _with_operators(plan: Plan, without: Collection[str]) -> Plan:
         kinds |= {"summary"}
     return replace(
         plan,
-        operators=frozenset(operators),
+        operators=frozenset(operators | _layout(plan.seed).difference(without)),
         variants=tuple(variants),
         on_lost_log=Random(f"{plan.seed}/on_lost_log").choice(get_args(OnLostLog)),
         settings=settings,
         faults=faults if operators else plan.faults,
         kinds=kinds,
     )
+
+
+def _layout(seed: int) -> frozenset[str]:
+    """A third of the seeds has the shared topic."""
+    rng = Random(f"{seed}/layout")
+    if rng.random() >= 1 / 3:
+        return frozenset()
+    return frozenset(name for name in LAYOUT if name == "sharded" or rng.random() < 0.5)
 
 
 def _draw(seed: int) -> Plan:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from penstock.common.shards.heads import Heads
 from penstock.gateway.view import lost_requests
 from penstock.processors.conversations.log import ConversationLog
 from penstock.processors.core.admission import MANY, Admission
@@ -49,6 +50,7 @@ from penstock.schemas.errors import EngineFailed
 from penstock.schemas.fold import ResultFold
 from penstock.schemas.records import WaitingFor
 from simulation import membership, talks
+from simulation.shared_topic import CopyView, ModelCopy, SharedTopic
 
 Patch = tuple[Any, str, Any]
 PLANTS: dict[str, Callable[[], list[Patch]]] = {}
@@ -474,13 +476,13 @@ def answered_after_deletion() -> list[Patch]:
 
     def make(append: Callable[..., bool]) -> Callable[..., bool]:
         def anyhow(self: talks.Talks, line: str, *args: Any) -> bool:
-            self.open(line)
+            self.open(line, self.topic_id(line))
             return append(self, line, *args)
 
         return anyhow
 
     return [
-        (talks.Talks, "topic_id", lambda self, line: line),
+        (talks.Talks, "topic_id", lambda self, line, view=None: line),
         _wrap(talks.Talks, "append", make),
         (Commanding, "_cancel_turns", lambda self, command, now: None),
         (Screening, "_conversation_was_deleted", lambda self, read: False),
@@ -491,6 +493,45 @@ def answered_after_deletion() -> list[Patch]:
 def fork_follows_its_parent() -> list[Patch]:
     """A fork has what is said in its parent after it was made."""
     return [(ConversationLog, "is_within", lambda self, offset: True)]
+
+
+@plant_for("sharded")
+def newest_record_not_waited_for() -> list[Patch]:
+    """A worker's copy counts as caught up while it lacks the newest record of the shared topic."""
+
+    class Behind(ModelCopy):
+        def end(self, partition: int) -> int:
+            return super().end(partition) - 1
+
+    return [(SharedTopic, "view", lambda self: CopyView(Behind(self.logs)))]
+
+
+@plant_for("sharded", "churn", "questions")
+def old_id_when_begun_again() -> list[Patch]:
+    """A conversation that is begun again in the shared topic has the id of the one before it."""
+
+    def make(apply: Callable[..., None]) -> Callable[..., None]:
+        def as_first(self: Heads, conversation: str, key: bytes, offset: int, *, is_tombstone: bool) -> None:
+            first = self.__dict__.setdefault("first_heads", {}).setdefault(conversation, offset)
+            apply(self, conversation, key, first, is_tombstone=is_tombstone)
+
+        return as_first
+
+    return [_wrap(Heads, "apply", make)]
+
+
+@plant_for("sharded", "churn", "questions")
+def counts_behind_a_gone_head() -> list[Patch]:
+    """A tombstone does not end a conversation in the shared topic: what is written behind it counts."""
+
+    def make(apply: Callable[..., None]) -> Callable[..., None]:
+        def for_good(self: Heads, *head: Any, is_tombstone: bool) -> None:
+            if not is_tombstone:
+                apply(self, *head, is_tombstone=False)
+
+        return for_good
+
+    return [_wrap(Heads, "apply", make)]
 
 
 @plant_for("add_partitions")

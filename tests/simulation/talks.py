@@ -6,8 +6,7 @@ What counts in a log is the product's own `ConversationLog`; here are the log it
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.common.forks import ForkRecord, deleted_record, fork_record, forked_record
@@ -19,12 +18,13 @@ from penstock.schemas.errors import Conflict, PenstockError, conversation_delete
 from penstock.schemas.records import ConversationFork, ConversationMessage, conversation_message_key
 from penstock.schemas.topics import conversation_key
 from simulation.copies import Copies
+from simulation.layouts import Layout, View
 from simulation.truth import Violation
 
 if TYPE_CHECKING:
     from simulation.workers import Life
 
-
+Later = Callable[[Callable[[], None]], None]
 AGAIN_S = 0.05
 NO_LOOK = "looks at its topic"
 """What is asked for after an append: the topic's id alone, not whether an answer stands."""
@@ -37,11 +37,14 @@ class ToSumUp(NamedTuple):
 
 
 class Talks:
-    """All conversation topics."""
+    """All conversations, as they stand on Kafka."""
 
-    def __init__(self) -> None:
-        self.topics: dict[str, list[tuple[bytes, ConversationMessage | None]]] = {}
-        self._deleted: Counter[str] = Counter()
+    def __init__(self, layout: Layout, later: Later) -> None:
+        """`later`: carries out the next step of a deletion, after a pause."""
+        self.layout = layout
+        self._later = later
+        self._removing: set[tuple[str, str | None]] = set()
+        """Conversations, with their ids, of which a removal is under way."""
         self._numbers = itertools.count()
         self._answered: dict[tuple[str, str], float] = {}
         """When the first answer of a request was appended, as far as it stands."""
@@ -52,46 +55,46 @@ class Talks:
         """The summary of a request that was appended first, as far as it stands."""
         self._origins: dict[str, tuple[str, bytes]] = {}
         """By fork: its parent, and the key of the record there that names it."""
-        self.copies = Copies(self.topics)
+        self.copies = Copies(layout)
         self.looked: dict[Work, float] = {}
         """When a worker last looked for the answer of a request, and heard what stands."""
 
-    def log(self, line: str) -> ConversationLog:
-        """The conversation as it is now."""
-        return self._log(line, None)
+    def log(self, line: str, view: View | None = None) -> ConversationLog:
+        """The conversation as it is now, or as it is to the reader of a copy."""
+        return self._log(line, None, view)
 
-    def _log(self, line: str, limit: int | None) -> ConversationLog:
+    def _log(self, line: str, limit: int | None, view: View | None) -> ConversationLog:
         """As a worker reads it, through all that it goes on from."""
-        log = ConversationLog(self.topic_id(line), limit)
-        for offset, (key, message) in enumerate(self.topics.get(line, ())):
+        log = ConversationLog(self.topic_id(line, view), limit)
+        for offset, key, message in (view or self.layout).records(line):
             if message is None or log.is_within(offset):
                 log.apply(offset, key, message)
             else:
                 log.skip(offset)
         if (fork := log.fork) is not None:
             parent = conversation_key(log.topic.tenant, fork.conversation_id)
-            if parent not in self.topics:
+            if self.topic_id(parent, view) != fork.topic_id:
                 raise Violation(f"fork: {line} goes on from {parent}, whose topic is gone")
-            log.inherit(self._log(parent, fork.through if limit is None else min(limit, fork.through)))
+            log.inherit(self._log(parent, fork.through if limit is None else min(limit, fork.through), view))
         return log
 
-    def identity(self, line: str) -> str | None:
+    def identity(self, line: str, view: View | None = None) -> str | None:
         """What a turn must see again in order to write: the topic, and the newest deletion in it."""
-        return None if line not in self.topics else self.log(line).identity
+        return None if (view or self.layout).topic_id(line) is None else self.log(line, view).identity
 
-    def topic_id(self, line: str) -> str | None:
+    def topic_id(self, line: str, view: View | None = None) -> str | None:
         """Another one when the conversation was deleted and made anew; None when there is none."""
-        return None if line not in self.topics else f"{line}/{self._deleted[line]}"
+        return (view or self.layout).topic_id(line)
 
-    def open(self, line: str) -> None:
-        """Make the topic if there is none."""
-        self.topics.setdefault(line, [])
+    def open(self, line: str, seen: str | None) -> None:
+        """Make the topic if there is none. `seen`: its id when the worker looked last."""
+        self.layout.open(line, seen)
 
     def fork(self, tenant: str, parent_id: str, fork_id: str, where: float) -> None:
         """Through a message at some place of the parent, if both can be."""
         line, fork = conversation_key(tenant, parent_id), conversation_key(tenant, fork_id)
         counting = self.log(line).through(None)
-        if not counting or fork in self.topics:
+        if not counting or self.layout.topic_id(fork) is not None or self._is_removed(line):
             return
         through = counting[int(where * len(counting))].offset
         holder = self.copies.holder(line, through)
@@ -102,41 +105,67 @@ class Talks:
         )
         named = ConversationFork(conversation_id=fork_id, through=through)
         self._put(holder, forked_record(tenant, "", f"f{number}", named, 0))
-        self.open(fork)
-        self._put(fork, fork_record(tenant, fork_id, f"f{number}", goes_on_from, 0))
+        self.layout.begin(fork, fork_record(tenant, fork_id, f"f{number}", goes_on_from, 0))
         self._origins[fork] = holder, f"forked/f{number}".encode()
+
+    def _is_removed(self, line: str) -> bool:
+        return (line, self.layout.topic_id(line)) in self._removing
 
     def delete(self, line: str) -> None:
         """What it holds is gone for its turns. The topic goes, if there is one and no fork goes on from it; its name
-        may be used again at once."""
-        if line not in self.topics:
+        may be used again at once. Where it is shared the record `deleted` comes first, and turns go on meanwhile."""
+        if self.layout.topic_id(line) is None:
             return
-        if self._has_forks(line):
+        if not self.layout.is_shared and not self._has_forks(line):
+            self._begin_removal(line)
+        else:
             self._put(line, deleted_record("", "", f"d{next(self._numbers)}", self.copies.base(line), 0))
             self.copies.end(line)
-        else:
-            self._remove(line)
+        if self.layout.is_shared:
+            self._later(lambda: self._remove_if_empty(line))
+        self._forget_answers(line)
+
+    def _forget_answers(self, line: str) -> None:
         for known in [known for known in self._answered if known[0] == line]:
             del self._answered[known]
+
+    def _remove_if_empty(self, line: str) -> None:
+        """One that is deleted and not begun anew, and that no fork goes on from."""
+        log = self.log(line)
+        if log.topic.deletions and not log.entries() and not self._has_forks(line):
+            self._begin_removal(line)
+
+    def _begin_removal(self, line: str) -> None:
+        life = line, self.layout.topic_id(line)
+        if steps := self.layout.removal(line):
+            self._removing.add(life)
+            self._remove(life, steps)
 
     def _has_forks(self, line: str) -> bool:
         return any(parent == line for parent, _ in self._origins.values())
 
-    def _remove(self, line: str) -> None:
-        """The topic, and that of what it alone went on from, if that was deleted and is not begun anew."""
-        del self.topics[line]
+    def _remove(self, life: tuple[str, str | None], steps: Sequence[Callable[[], object]]) -> None:
+        """Take the next step; turns go on between two."""
+        steps[0]()
+        line, topic_id = life
+        if life in self._removing and self.layout.topic_id(line) != topic_id:
+            self._removing.discard(life)
+            self._gone(line)
+        if steps[1:]:
+            self._later(lambda: self._remove(life, steps[1:]))
+
+    def _gone(self, line: str) -> None:
+        """With it goes what it alone went on from, if that was deleted and is not begun anew."""
         self.copies.forget(line)
-        self._deleted[line] += 1
+        self._forget_answers(line)
         if (origin := self._origins.pop(line, None)) is None:
             return
         parent, key = origin
-        self.topics[parent].append((key, None))
-        log = self.log(parent)
-        if log.topic.deletions and not log.entries() and not self._has_forks(parent):
-            self._remove(parent)
+        self.layout.append(parent, [(key, None)])
+        self._remove_if_empty(parent)
 
     def _put(self, line: str, record: ForkRecord) -> None:
-        self.topics[line].append((record.key.encode(), record.message))
+        self.layout.append(line, [(record.key.encode(), record.message)])
 
     def answer_before(self, work: Work, now: float) -> str | None:
         """The answer that stood when the worker last looked for it, or stands now, if it never did."""
@@ -148,11 +177,8 @@ class Talks:
         return standing.content
 
     def append(self, line: str, messages: list[ConversationMessage], now: float) -> bool:
-        """Append to the topic that has the name now; False when none has."""
-        topic = self.topics.get(line)
-        if topic is None:
-            return False
-        for message in messages:
+        """Append to the conversation that has the name now. False when there is no topic for it."""
+        for message in messages if self.layout.topic_id(line) is not None else ():
             known = (line, message.request_id or "")
             if message.direction == "out":
                 self._answered.setdefault(known, now)
@@ -160,8 +186,7 @@ class Talks:
                     self._after_question.add(known)
             elif message.direction == "summary":
                 self._summed.setdefault(known, message.content)
-        topic.extend((conversation_message_key(message).encode(), message) for message in messages)
-        return True
+        return self.layout.append(line, [(conversation_message_key(one).encode(), one) for one in messages])
 
     def erase(self, line: str, request_id: str) -> None:
         self._erased.add((line, request_id))
@@ -174,18 +199,28 @@ class Talks:
         """Summaries of forks that tell of the message at an offset."""
         for fork in [fork for fork, (parent, _) in self._origins.items() if parent == line]:
             if self.copies.base(fork) > offset:
-                self.topics[fork] += [(key, None) for key in self.log(fork).summaries_telling(offset)]
+                told = self.log(fork).summaries_telling(offset)
+                self.layout.append(fork, [(key, None) for key in told])
                 self._forget_in_forks(fork, offset)
 
-    def take_back(self, line: str, request_id: str) -> None:
-        """Write tombstones for all messages of a request."""
+    def take_back(self, line: str, request_id: str, strays: Iterable[ConversationMessage] = ()) -> None:
+        """Write tombstones for all messages of a request, and for `strays`, which may stand in no conversation."""
         self._answered.pop((line, request_id), None)
         if (line, request_id) not in self._erased:
             self._summed.pop((line, request_id), None)
-        for key in self.log(line).keys_of(request_id):
-            self.topics[line].append((key, None))
+        keys = self.log(line).keys_of(request_id)
+        if self.layout.is_shared:
+            keys = list(dict.fromkeys((*keys, *(conversation_message_key(one).encode() for one in strays))))
+        self.layout.append(line, [(key, None) for key in keys])
 
     # -- checks
+
+    def sees_all(self, line: str, log: ConversationLog) -> None:
+        """Who reads a copy sees all that stands on Kafka."""
+        if self.layout.is_shared:
+            seen, standing = ([one.offset for one in some.through(None)] for some in (log, self.log(line)))
+            if seen != standing:
+                raise Violation(f"copy: a turn of {line} reads {seen}, and there stand {standing}")
 
     def completes(self, work: Work) -> None:
         """A turn's outcome is an answer that was written where its question stood."""
@@ -200,9 +235,10 @@ class Talks:
 
     def at_end(self) -> None:
         """Each answer stands where its question does, and forks are what copies would be."""
+        self.layout.check()
         for line in self.copies:
             self.copies.check(line, self.log(line))
-        for line in self.topics:
+        for line in self.layout.lines():
             for message in (entry.message for entry in self.log(line).through(None)):
                 request_id = message.request_id or ""
                 if message.direction == "out" and not self._stands_asked(line, request_id):
@@ -225,6 +261,8 @@ class Turns:
     def __init__(self, life: Life, talks: Talks) -> None:
         self._life = life
         self._talks = talks
+        self._view = talks.layout.view()
+        self._rng = life.world.stream(f"copy/{life.name}")
         self._writable: set[str] = set()
         """Ids of topics that this worker saw before it carried out all commands."""
 
@@ -236,18 +274,32 @@ class Turns:
             return world.now, at_broker()
 
         def told(found: tuple[float, Any]) -> None:
+            behind_s = self._behind_s()
+            if behind_s:
+                world.at(behind_s, self._life, f"{self._life.name} has read its copy", heard, found)
+            else:
+                heard(found)
+
+        def heard(found: tuple[float, Any]) -> None:
             if label != NO_LOOK and work.stage not in (Stage.LETTERING, Stage.SETTLING):  # too late to change its end
                 talks.looked[work] = found[0]
             then(found[1])
 
         self._life.network.ask(f"turns {_line(work)}", f"{label} {work.request_id}", look, told)
 
+    def _behind_s(self) -> float:
+        """How long the copy takes to get where the topic ended when the turn asked."""
+        if self._view is None or not self._life.cluster.happens("slow_copy", self._rng, 0.1):
+            return 0.0
+        return self._rng.uniform(0.01, 1.0)
+
     def read(self, work: Work, run: Run, then: Callable[[str | None, Any], None]) -> None:
         """`then` is told the answer that stands, or the mark of the history."""
         line, request_id = work.line or "", work.request_id
 
         def look() -> tuple[str | None, Any]:
-            log = self._talks.log(line)
+            log = self._talks.log(line, self._view)
+            self._talks.sees_all(line, log)
             if line in self._talks.copies:
                 self._talks.copies.check(line, log)
             answer = log.answer(request_id)
@@ -282,7 +334,7 @@ class Turns:
         line = work.line or ""
 
         def look() -> None:
-            self._ask(work, "looks for its topic", lambda: self._talks.identity(line), found)
+            self._ask(work, "looks for its topic", lambda: self._talks.identity(line, self._view), found)
 
         def found(topic_id: str | None) -> None:
             if not _begins(work, run):
@@ -299,7 +351,7 @@ class Turns:
                 return
             if topic_id is not None:
                 self._writable.add(topic_id)
-            self._ask(work, "opens its topic", lambda: self._talks.open(line), lambda _: look())
+            self._ask(work, "opens its topic", lambda: self._talks.open(line, topic_id), lambda _: look())
 
         look()
 
@@ -312,7 +364,7 @@ class Turns:
             return log.answer(request_id) is None and log.agrees(mark, request_id)
 
         def look() -> list[ConversationMessage] | None:
-            log = self._talks.log(line)
+            log = self._talks.log(line, self._view)
             if not is_open(log):
                 return None
             own = log.inputs(request_id)
@@ -347,20 +399,19 @@ class Turns:
 
         def append() -> ConversationLog | None:
             written = self._talks.append(line, messages, self._life.world.now)
-            return self._talks.log(line) if written else None
+            return self._talks.log(line, self._view) if written else None
 
         def written(log: ConversationLog | None) -> None:
-            if not mine():
-                return
             if log is None:
-                self._later(work, again)
-            else:
+                if mine():
+                    self._later(work, again)
+            elif mine() or self._talks.layout.is_shared:  # lost work takes back what it wrote, too
                 self._ask(work, NO_LOOK, look, lambda same: looked(log, same))
 
         def look() -> bool:
-            same = self._talks.identity(line) == topic_id
+            same = self._talks.identity(line, self._view) == topic_id
             if not same:
-                self._talks.take_back(line, work.request_id)
+                self._talks.take_back(line, work.request_id, messages)
             return same
 
         def looked(log: ConversationLog, same: bool) -> None:
@@ -421,7 +472,7 @@ class Turns:
         def look() -> str | None:
             if work.line is not None:
                 return self._standing(line, request_id)
-            summary = self._talks.log(line).summary_by(request_id)
+            summary = self._talks.log(line, self._view).summary_by(request_id)
             return None if summary is None else summary.content
 
         self._ask(work, "looks for an answer", look, told)
@@ -433,7 +484,7 @@ class Turns:
         line, request_id = _line(work), work.request_id
 
         def look() -> ToSumUp | None:
-            log = self._talks.log(line)
+            log = self._talks.log(line, self._view)
             found = log.through(None)
             if log.topic_id is None or not found:
                 return None
@@ -467,7 +518,7 @@ class Turns:
                 self._ask(work, "adds its summary", look, told)
 
         def look() -> ConversationLog | None:
-            return self._talks.log(line) if self._is_current(work, made_of.topic_id) else None
+            return self._talks.log(line, self._view) if self._is_current(work, made_of.topic_id) else None
 
         def told(log: ConversationLog | None) -> None:
             if not keeps():
@@ -494,13 +545,13 @@ class Turns:
     def _is_current(self, work: Work, topic_id: str | None) -> bool:
         """Whether the topic is the one that the turn has seen. What of the turn came into another is taken back."""
         line = _line(work)
-        if topic_id is None or self._talks.identity(line) == topic_id:
+        if topic_id is None or self._talks.identity(line, self._view) == topic_id:
             return True
         self._talks.take_back(line, work.request_id)
         return False
 
     def _standing(self, line: str, request_id: str) -> str | None:
-        answer = self._talks.log(line).answer(request_id)
+        answer = self._talks.log(line, self._view).answer(request_id)
         return None if answer is None else answer.content
 
 

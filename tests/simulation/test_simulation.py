@@ -29,13 +29,16 @@ QUICK_WITH_NEEDS = {
     "suspect_stops_worker": "reason",
     "summary_added_nowhere": "summary",
     "fork_follows_its_parent": "fork",
+    "newest_record_not_waited_for": "copy",
+    "counts_behind_a_gone_head": "scan",
+    "old_id_when_begun_again": "scan",
     "kept_without_reopen": "open",
     "checksum_ignored": "commit_before_outcome",
 }
 """Planted defects that take operators, or checks that are left out of other runs; and how they show."""
 BEGIN_AT = {
     "gap_committed_past": 13,
-    "attempt_used_twice": 10,
+    "attempt_used_twice": 20,
     "retry_polls_slot": 3,
     "batch_dies_with_poison": 4,
     "duplicate_not_held": 21,
@@ -44,7 +47,10 @@ BEGIN_AT = {
     "suspect_stops_worker": 476,
     "summary_added_nowhere": 44,
     "fork_follows_its_parent": 5,
-    "kept_without_reopen": 33,
+    "newest_record_not_waited_for": 1,
+    "counts_behind_a_gone_head": 331,
+    "old_id_when_begun_again": 1,
+    "kept_without_reopen": 147,
     "checksum_ignored": 60,
 }
 """The first seed that is tried: one that finds the defect. Seeds before it cost time and find nothing, or show it in
