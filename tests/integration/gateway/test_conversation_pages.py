@@ -12,7 +12,9 @@ from penstock.common.conversations import read_conversation
 from penstock.gateway.context import context_of_app
 from penstock.gateway.conversations.pages import Conversations
 from penstock.gateway.edge.keys import create_key
+from penstock.gateway.routes import conversations
 from penstock.schemas.codec import default_codec
+from penstock.schemas.errors import NotFound
 from penstock.schemas.records import ConversationMessage, conversation_message_key
 from support import wait_until
 
@@ -189,3 +191,23 @@ def test_another_tenants_conversation_is_neither_exported_nor_followed(own_place
     connected = context_of_app(gateway.app).connected
     assert connected is not None
     wait_until(lambda: len(connected.feeds) == 0, describe="whoever leaves is forgotten")
+
+
+def test_one_that_was_made_just_now_is_waited_for_until_brokers_know_it(
+    gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about, unknown = Conversations.about, iter(range(3))
+
+    def late(self: Conversations, tenant: str, conversation_id: str) -> Any:
+        if next(unknown, None) is not None:
+            raise NotFound("a broker does not know the topic yet")
+        return about(self, tenant, conversation_id)
+
+    monkeypatch.setattr(Conversations, "about", late)
+    made = gateway.http.post("/v1/conversations", json={"id": "late"})
+    assert (made.status_code, made.json()["id"]) == (200, "late"), made.text
+    assert next(unknown, None) is None
+    monkeypatch.setattr(conversations, "KNOWN_WITHIN_S", 0.1)
+    unknown = iter(range(100))
+    refused = gateway.http.post("/v1/conversations", json={"id": "later"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "broker_unavailable"), refused.text

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.common.admin import create_conversation_topic, ensure_topics
 from penstock.common.shards.addresses import address_of
-from penstock.common.shards.scanning import shared_partitions
+from penstock.common.shards.partitioning import partitions_in_use
 from penstock.gateway.bridge import known as known_module
 from penstock.gateway.bridge.known import Known, content_header, content_of
 from penstock.gateway.bridge.requests import Requests
@@ -100,7 +100,7 @@ def turn(conversation: str) -> InferenceRequest:
 
 
 async def test_conversations_with_topics_are_those_topics(own_place: Any) -> None:
-    if shared_partitions(own_place.kafka) is not None:
+    if partitions_in_use(own_place.kafka) is not None:
         pytest.skip("all conversations share a topic here")
     known = Known(own_place.kafka, default_codec())
     topic = own_place.kafka.names.conversation("acme", "a")

@@ -22,7 +22,7 @@ from confluent_kafka import Consumer
 from penstock.common import admin
 from penstock.common.forks import begin_record
 from penstock.common.shards.addresses import address_of
-from penstock.common.shards.scanning import shared_partitions
+from penstock.common.shards.partitioning import partitions_in_use
 from penstock.common.transport import Transport
 from penstock.producers import AsyncClient, Client, Conflict, KafkaSettings, ReplayedRecord
 from penstock.producers import replay as replay_module
@@ -104,7 +104,7 @@ class Scribe:
 @pytest.fixture
 def own(settings: KafkaSettings) -> Iterator[Scribe]:
     """Each conversation has a topic."""
-    if shared_partitions(settings) is not None:
+    if partitions_in_use(settings) is not None:
         pytest.skip("all conversations share a topic here")
     made = Scribe(settings)
     yield made
@@ -116,7 +116,7 @@ def shared(settings: KafkaSettings) -> Iterator[Scribe]:
     """All are in one topic."""
     specs = topic_specs(settings.names, partitions=2, shared_conversations=True)
     admin.ensure_topics(settings, [spec for spec in specs if spec.name == settings.names.conversation_log])
-    made = Scribe(settings, shared=shared_partitions(settings))
+    made = Scribe(settings, shared=partitions_in_use(settings))
     yield made
     made.transport.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,7 @@ from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.limits.retention import last_active_ms
 from penstock.gateway.routes.conversation_answers import ConversationChange, NewConversation
 from penstock.gateway.routes.paging import After, Limit, Order, page
-from penstock.schemas.errors import NotFound
+from penstock.schemas.errors import BrokerUnavailable, NotFound
 from penstock.schemas.ids import check_conversation_id
 from penstock.schemas.records import ConversationFacts, ConversationFork, SummarizePolicy
 from penstock.schemas.times import rfc3339
@@ -28,6 +29,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 REPLAY_RECORDS = 1_000
+KNOWN_WITHIN_S = 10.0
 
 
 def conversation_json(
@@ -68,9 +70,23 @@ async def create_conversation(request: Request, conversation_id: str, asked: New
     allowances.check_conversation(caller, conversation_id)
     await service.forking.create(caller.tenant, conversation_id)
     allowances.tenants.conversation_began(caller.tenant, conversation_id, time.time())
-    about = await read_conversation(request, service.conversations.about, conversation_id)
+    about = await _about_new(request, conversation_id)
     facts = await _changed(request, conversation_id, about.topic_id, asked)
     return conversation_about(request, conversation_id, replace(about, created_ms=about.created_ms or now_ms()), facts)
+
+
+async def _about_new(request: Request, conversation_id: str) -> About:
+    """Of one that was made just now. A broker may hear of its topic later than the one that has made it."""
+    give_up = time.monotonic() + KNOWN_WITHIN_S
+    while True:
+        try:
+            return await read_conversation(request, service_of(request).conversations.about, conversation_id)
+        except NotFound as error:
+            if time.monotonic() > give_up:
+                raise BrokerUnavailable(
+                    f"conversation {conversation_id} was made, and not all brokers know it yet", retry_after_s=1
+                ) from error
+        await asyncio.sleep(0.05)
 
 
 @router.post("/{conversation_id}", summary="Change a conversation's title, metadata or policy of summaries")
