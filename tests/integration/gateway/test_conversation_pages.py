@@ -194,7 +194,7 @@ def test_another_tenants_conversation_is_neither_exported_nor_followed(own_place
 
 
 def test_one_that_was_made_just_now_is_waited_for_until_brokers_know_it(
-    gateway: Any, monkeypatch: pytest.MonkeyPatch
+    own_place: Any, gateway: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     about, unknown = Conversations.about, iter(range(3))
 
@@ -203,7 +203,13 @@ def test_one_that_was_made_just_now_is_waited_for_until_brokers_know_it(
             raise NotFound("a broker does not know the topic yet")
         return about(self, tenant, conversation_id)
 
+    assert gateway.http.post("/v1/conversations", json={"id": "parent"}).status_code == 200
+    write(own_place.scribe, "parent", 1)
     monkeypatch.setattr(Conversations, "about", late)
+    forked = gateway.http.post("/v1/conversations/parent/fork", json={"through": 1, "id": "late-fork"})
+    assert (forked.status_code, forked.json()["id"]) == (201, "late-fork"), forked.text
+    assert next(unknown, None) is None
+    unknown = iter(range(3))
     made = gateway.http.post("/v1/conversations", json={"id": "late"})
     assert (made.status_code, made.json()["id"]) == (200, "late"), made.text
     assert next(unknown, None) is None

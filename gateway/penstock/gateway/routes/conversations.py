@@ -70,12 +70,12 @@ async def create_conversation(request: Request, conversation_id: str, asked: New
     allowances.check_conversation(caller, conversation_id)
     await service.forking.create(caller.tenant, conversation_id)
     allowances.tenants.conversation_began(caller.tenant, conversation_id, time.time())
-    about = await _about_new(request, conversation_id)
+    about = await about_new(request, conversation_id)
     facts = await _changed(request, conversation_id, about.topic_id, asked)
     return conversation_about(request, conversation_id, replace(about, created_ms=about.created_ms or now_ms()), facts)
 
 
-async def _about_new(request: Request, conversation_id: str) -> About:
+async def about_new(request: Request, conversation_id: str) -> About:
     """Of one that was made just now. A broker may hear of its topic later than the one that has made it."""
     give_up = time.monotonic() + KNOWN_WITHIN_S
     while True:

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.conversations.trees import Branch
 from penstock.gateway.limits.callers import caller_of
-from penstock.gateway.routes.conversations import conversation_about, conversation_json, read_conversation
+from penstock.gateway.routes.conversations import about_new, conversation_about, conversation_json, read_conversation
 from penstock.gateway.routes.item_ids import offset_of
 from penstock.gateway.routes.multipart import read_json
 from penstock.gateway.routes.paging import After, Limit, Order, first_page, page
@@ -46,7 +46,7 @@ async def fork(request: Request, conversation_id: str) -> dict[str, Any]:
     allowances.check_conversation(caller, fork_id)
     made_of = await service.forking.fork(caller.tenant, parent_id, through, fork_id)
     allowances.tenants.conversation_began(caller.tenant, fork_id, time.time())
-    about = await read_conversation(request, service.conversations.about, fork_id)
+    about = await about_new(request, fork_id)
     facts = await service.conversation_facts.of(caller.tenant, fork_id, about.topic_id, newest=False)
     return conversation_about(request, fork_id, replace(about, forked_from=made_of), facts)
 
