@@ -39,6 +39,7 @@ SOON = {
     "log.retention.check.interval.ms": "200",
     "log.initial.task.delay.ms": "0",
     "log.segment.delete.delay.ms": "0",
+    "log.index.size.max.bytes": "4096",  # else each index is 10 MB of nothing, which is read too
 }
 Json = dict[str, Any]
 
