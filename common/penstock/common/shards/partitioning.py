@@ -20,10 +20,18 @@ SAMPLE = 200
 
 
 def partitions_in_use(settings: KafkaSettings, timeout_s: float = 10.0) -> int | None:
-    """Of the topic that conversations share; None: each has its own. Raises BrokerUnavailable."""
+    """Over how many partitions of their topic conversations are spread; None: each has a topic of its own.
+
+    Raises BrokerUnavailable.
+    """
     topic = settings.names.conversation_log
     count = admin.partition_counts(settings, [topic], timeout_s).get(topic)
-    return None if count is None else fitting(_places(settings, topic, count, timeout_s), count)
+    return None if count is None else used_of(settings, count, timeout_s)
+
+
+def used_of(settings: KafkaSettings, count: int, timeout_s: float = 10.0) -> int:
+    """The same, of a topic that has `count` partitions. Raises BrokerUnavailable."""
+    return fitting(_places(settings, count, timeout_s), count)
 
 
 def fitting(places: Collection[tuple[str, int]], count: int) -> int:
@@ -39,10 +47,10 @@ def fitting(places: Collection[tuple[str, int]], count: int) -> int:
     return max(explained, key=lambda number: (explained[number], number))
 
 
-def _places(settings: KafkaSettings, topic: str, count: int, timeout_s: float) -> set[tuple[str, int]]:
+def _places(settings: KafkaSettings, count: int, timeout_s: float) -> set[tuple[str, int]]:
     """Some conversations, with their partitions."""
     give_up = time.monotonic() + timeout_s
-    partitions = [(topic, partition) for partition in range(count)]
+    partitions = [(settings.names.conversation_log, partition) for partition in range(count)]
     first = admin.begin_offsets(settings, partitions, timeout_s)
     end = admin.end_offsets(settings, partitions, timeout_s)
     oldest: Mapping[TP, tuple[int, int]] = {tp: (first[tp], end[tp]) for tp in partitions}

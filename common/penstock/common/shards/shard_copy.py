@@ -16,7 +16,7 @@ from penstock.common.clock import now_ms
 from penstock.common.kafka_errors import missing_topic
 from penstock.common.reader import PartitionReader, RawMessage
 from penstock.common.settings import KafkaSettings
-from penstock.common.shards.partitioning import partitions_in_use
+from penstock.common.shards.partitioning import used_of
 from penstock.common.shards.shard_file import ShardFile
 from penstock.schemas.errors import BrokerUnavailable, PenstockError
 from penstock.schemas.topics import TP
@@ -47,7 +47,7 @@ class ShardCopy:
             raise missing_topic(self.topic)
         self.topic_id = topic_id
         self._count = admin.partition_counts(settings, [self.topic])[self.topic]
-        self.partitions = partitions_in_use(settings) or self._count
+        self.partitions = used_of(settings, self._count)
         """Those over which conversations are spread. More may have been added since."""
         self.file = ShardFile(path, topic_id, self.partitions)
         self.on_records: Callable[[Sequence[RawMessage]], None] = lambda _: None
@@ -59,10 +59,10 @@ class ShardCopy:
         self._followed_ms: dict[int, int] = {}
         self._closing = threading.Event()
         self._touched = 0.0
-        self._failure: str | None = None
-        """What the disk says."""
+        self._disk_error: str | None = None
+        """Why SQLite does not take what is read now; None again when it does."""
         self._changed: str | None = None
-        """What is another topic by now than this process began with."""
+        """How the topic differs from the one that this process began with; None: it does not."""
         self._reader = PartitionReader(
             settings, {}, self._take, batch_size=BATCH_RECORDS, on_idle=self._touch, name="penstock-conversations"
         )
@@ -83,7 +83,7 @@ class ShardCopy:
         try:
             self._reader.wait_until_caught_up(timeout_s, partitions=wanted)
         except BrokerUnavailable as error:
-            why = self._failure or self._how_far(wanted)
+            why = self._disk_error or self._how_far(wanted)
             raise BrokerUnavailable(
                 f"conversations are being copied from {self.topic}: {why}", retry_after_s=1
             ) from error
@@ -98,7 +98,7 @@ class ShardCopy:
     @property
     def trouble(self) -> str | None:
         """Why nobody can read now: what the disk says, or how the topic has changed. None: they can."""
-        return self._changed or self._failure
+        return self._changed or self._disk_error
 
     @property
     def failure(self) -> BaseException | None:
@@ -186,7 +186,7 @@ class ShardCopy:
         count = admin.partition_counts(self._settings, [topic]).get(topic, self._count)
         if count != self._count:
             # A process that starts now may take all of them, where the conversations are too few to tell.
-            if partitions_in_use(self._settings) not in (None, self.partitions):
+            if used_of(self._settings, count) != self.partitions:
                 return f"{topic} has {count} partitions now, and had {self._count}: start this process again"
             logger.warning("conversations.partitions_added count=%d used=%d", count, self.partitions)
             self._count = count
@@ -201,11 +201,11 @@ class ShardCopy:
             try:
                 done = work()
             except sqlite3.Error as error:
-                if self._failure is None:
+                if self._disk_error is None:
                     logger.warning("conversations.not_copied error=%s: trying again", error)
-                self._failure = str(error)
+                self._disk_error = str(error)
                 self._closing.wait(RETRY_S)
             else:
-                self._failure = None
+                self._disk_error = None
                 return done
         return None
