@@ -264,7 +264,7 @@ class WorkerApp:
             devices=parts.serving.device_states(),
             completed_total=self._metrics.completed_total,
             failed_total=self._metrics.failed_total,
-            paused=parts.flow.facts.paused(),
+            paused=parts.flow.orders.paused(),
             waiting=parts.flow.explainer.reasons(),
             reason="; ".join(self._not_ready()) or None,
             evictions_total=parts.flow.lifecycle.evictions,

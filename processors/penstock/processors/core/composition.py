@@ -11,7 +11,6 @@ from penstock.processors.core.alone import AloneClaim
 from penstock.processors.core.commit.gate import CommitGate
 from penstock.processors.core.effects import Effect
 from penstock.processors.core.fleet.estimates import Estimates
-from penstock.processors.core.fleet.facts import FleetFacts
 from penstock.processors.core.fleet.heads import MemoryHeads
 from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.fleet.lane_failures import LaneFailures
@@ -92,7 +91,6 @@ def new_flow(
     claim = AloneClaim()
     memory = DeviceMemory(ledger, estimates, lanes, run_memory, agenda)
     admission = Admission(registry, scheduler, lanes, run_memory, memory, ledger, claim)
-    facts = FleetFacts(scheduler, lanes)
     explainer = Explainer(scheduler, lanes, admission, forecast)
     lifetimes = Lifetimes(settings.lifetimes)
     waits = Waits(forecast, explainer, lifetimes)
@@ -184,7 +182,6 @@ def new_flow(
         estimates=estimates,
         run_memory=run_memory,
         claim=claim,
-        facts=facts,
         explainer=explainer,
         statuses=statuses,
         grants=grants,

@@ -23,7 +23,6 @@ from penstock.processors.core.alone import AloneClaim
 from penstock.processors.core.commit.gate import CommitGate
 from penstock.processors.core.effects import Effect
 from penstock.processors.core.fleet.estimates import Estimates
-from penstock.processors.core.fleet.facts import FleetFacts
 from penstock.processors.core.fleet.lane import Lane, Lanes
 from penstock.processors.core.fleet.ledger import Ledger
 from penstock.processors.core.fleet.lifecycle import Lifecycle
@@ -82,7 +81,6 @@ class Flow:
     estimates: Estimates
     run_memory: RunMemory
     claim: AloneClaim
-    facts: FleetFacts
     explainer: Explainer
     statuses: Statuses
     grants: Grants
