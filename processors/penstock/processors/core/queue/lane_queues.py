@@ -45,14 +45,13 @@ ItemT = TypeVar("ItemT", bound=Item)
 class QueuedItem(Generic[ItemT]):
     """An item and where it is queued: `entry` among the eligible of its class, `aged_entry` among the aged of it."""
 
-    __slots__ = ("aged", "aged_entry", "entry", "item", "klass", "returned", "seq", "ticket", "turn")
+    __slots__ = ("aged", "aged_entry", "entry", "item", "klass", "returned", "seq", "ticket")
 
     def __init__(self, item: ItemT, ticket: int, *, returned: bool) -> None:
         self.item = item
         self.ticket = ticket
         self.klass = item.klass
         self.seq = item.seq
-        self.turn = (item.seq, ticket)
         self.returned = returned  # it was started before and holds its line
         self.aged = False
         self.entry: Entry | None = None

@@ -2,7 +2,7 @@
 
 Classes are strict, but for a share of the starts that goes to what has waited long (`docs/decisions/0007`). Within a
 class tenants have fair shares by cost (`fairqueue`). Within a tenant: priority, then deadline, then arrival. Turns of a
-conversation go one at a time (`lines`). What may start now is *eligible*: all but the turns behind another one. With
+conversation go one at a time (`turns`). What may start now is *eligible*: all but the turns behind another one. With
 `slack` low work is offered only while its engine has room to spare (`docs/decisions/0028`).
 """
 
@@ -42,7 +42,7 @@ class Scheduler(Generic[ItemT]):
         self._aged_share = aged_share
         self._queued_items: dict[int, QueuedItem[ItemT]] = {}  # by ticket
         self._lanes: dict[str, LaneQueues[ItemT]] = {}
-        self._turns: Turns[ItemT] = Turns(self._queued_items, self._lanes)
+        self._turns: Turns[ItemT] = Turns(self._lanes)
         self.census: Census[ItemT] = Census(self._queued_items)
         self._tickets = 0
         self._changes = 0
