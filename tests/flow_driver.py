@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from penstock.processors.core import effects as ask
-from penstock.processors.core.composition import new_flow
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.requests.arrivals import Poison, Taken
 from penstock.processors.core.requests.work import Body, Work
@@ -106,7 +105,7 @@ class World:
 
     def make_flow(self, *args: Any) -> Flow:
         """A flow of models that take no memory; subclasses make others."""
-        return new_flow(*args)
+        return Flow(*args)
 
     # -- in
 

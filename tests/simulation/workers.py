@@ -14,8 +14,8 @@ from penstock.common.desired import DesiredRecord
 from penstock.processors.core import effects as ask
 from penstock.processors.core.commit.gate import DuplicateNotDelivered
 from penstock.processors.core.commit.span import GapInDelivery
-from penstock.processors.core.composition import new_flow
 from penstock.processors.core.fleet.residents import Needs
+from penstock.processors.core.flow import Flow
 from penstock.processors.core.requests.arrivals import Poison
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.told import Told
@@ -77,7 +77,7 @@ class Life(Actor):
         self.told = ToldByOrders(served=dict(self._lanes))
         self._catalog = Catalog(list(self._lanes))
         self._intake = cluster.new_intake()
-        self.flow = new_flow(
+        self.flow = Flow(
             cluster.plan.settings,
             self._catalog,
             self.commands,
