@@ -742,7 +742,7 @@ class Life(Actor):
             self.timer("drain", 0.02, lambda: self._drain(self.world.now + 1.0))
 
     def _drain(self, give_up: float) -> None:
-        if self.flow.unfinished() and self.world.now < give_up:
+        if self.flow.works and self.world.now < give_up:
             self.timer("drain", 0.02, lambda: self._drain(give_up))
             return
         self.flow.hand_back()

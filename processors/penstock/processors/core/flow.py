@@ -15,7 +15,7 @@ The states of a request stand in `requests/states.py`. Models: websockets' `prot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from penstock.processors.core.admission import Admission
@@ -358,7 +358,3 @@ class Flow:
     @property
     def running(self) -> int:
         return self.grants.held
-
-    def unfinished(self) -> Collection[Work]:
-        """Everything that is held: neither done nor dropped."""
-        return self.works.values()
