@@ -170,7 +170,7 @@ class World:
             pool=pool,
             names_deadline=ttl_ms is not None,
         )
-        self.bodies[(*tp, offset)] = (read, Body(request, b"value", (), None, size))
+        self.bodies[(*tp, offset)] = (read, Body(request, b"value", (), None))
         self.flow.arrivals.delivered_range(tp, offset, offset + 1, [offset])
         work = self.flow.arrivals.arrived(tp, offset, read, b"value", (), None, self.now, self.wall_ms)
         if settle:

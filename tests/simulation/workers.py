@@ -709,7 +709,7 @@ class Life(Actor):
                 known = self._read(tp, record)
                 value = record.value or b""
                 request = None if isinstance(known, Poison) else known.request
-                body = Body(request, value, record.headers, record.key, len(value))
+                body = Body(request, value, record.headers, record.key)
                 self.flow.arrivals.fetched((*tp, offset), known, body, self.world.now)
 
         self.network.ask("fetch", f"reads again {tp} {effect.offsets}", read, told)

@@ -443,5 +443,4 @@ def _subject(effect: ask.Effect) -> Subject | None:
 
 def _body(read: Any, record: RawMessage) -> Body:
     request = None if isinstance(read, Poison) else read.request
-    size = len(record.value or b"")
-    return Body(request, record.value or b"", record.headers, record.key, size)  # pyright: ignore[reportArgumentType]
+    return Body(request, record.value or b"", record.headers, record.key)  # pyright: ignore[reportArgumentType]

@@ -78,7 +78,7 @@ class Arrivals:
             self._holdings.drop(former)
         if isinstance(read, Poison):
             return self._poison(key, read, value, headers, record_key, now)
-        body = Body(read.request, value, headers, record_key, read.size_bytes)
+        body = Body(read.request, value, headers, record_key)
         work = self._hold(key, read, body, now, wall_ms)
         if read.belongs_on is not None or read.pool is not None:
             self._registry.transition(work, "arrive_elsewhere", Stage.MOVING)
@@ -133,7 +133,7 @@ class Arrivals:
             size_bytes=len(value),
         )
         stub = replace(work.request, callback_url=poison.callback_url)
-        work.body = Body(stub, value, headers, record_key, len(value))
+        work.body = Body(stub, value, headers, record_key)
         self._registry.hold(work)
         self._endings.letter(work, "arrive_poison", poison.reason)
         return work

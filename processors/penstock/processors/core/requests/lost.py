@@ -40,5 +40,5 @@ def lost_work(command: ControlCommand, key: WorkKey, origin: Origin, *, epoch: i
         max_attempts=1,
         epoch=epoch,
         first_place=origin,
-        body=Body(request, b"", (), None, 0),
+        body=Body(request, b"", (), None),
     )

@@ -33,7 +33,6 @@ class Body:
     value: bytes
     headers: tuple[tuple[str, bytes | None], ...]
     record_key: bytes | None
-    size_bytes: int
 
 
 @fixed
