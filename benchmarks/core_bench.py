@@ -31,7 +31,7 @@ from penstock.processors.core.fleet.views import Demand, ModelView, Need, Replic
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.queue.scheduler import CLASSES, Scheduler
 from penstock.processors.core.requests.arrivals import Taken
-from penstock.processors.core.requests.work import Subject
+from penstock.processors.core.requests.work import Body, Subject
 from penstock.processors.core.settings import FlowSettings
 from penstock.processors.kafka.intake import Intake
 from penstock.schemas.choosing import Choice
@@ -258,7 +258,7 @@ class FullCard:
             names_deadline=False,
         )
         self.flow.arrivals.delivered_range(tp, number, number + 1, [number])
-        self.flow.arrivals.arrived(tp, number, taken, b"", (), None, self.now, 1)
+        self.flow.arrivals.arrived(tp, number, taken, Body(request, b"", (), None), self.now, 1)
 
     def _carry_out(self) -> None:
         """What the shells do, at once: engines are up, outcomes acknowledged."""

@@ -170,9 +170,10 @@ class World:
             pool=pool,
             names_deadline=ttl_ms is not None,
         )
-        self.bodies[(*tp, offset)] = (read, Body(request, b"value", (), None))
+        body = Body(request, b"value", (), None)
+        self.bodies[(*tp, offset)] = (read, body)
         self.flow.arrivals.delivered_range(tp, offset, offset + 1, [offset])
-        work = self.flow.arrivals.arrived(tp, offset, read, b"value", (), None, self.now, self.wall_ms)
+        work = self.flow.arrivals.arrived(tp, offset, read, body, self.now, self.wall_ms)
         if settle:
             self.settle()
         return work
@@ -184,7 +185,7 @@ class World:
         origin = Origin(topic=MEDIUM, partition=0, offset=offset, append_time_ms=self.wall_ms)
         read = Poison(reason=reason, request_id=request_id, tenant=None, origin=origin, attempt=1)
         self.flow.arrivals.delivered_range(tp, offset, offset + 1, [offset])
-        work = self.flow.arrivals.arrived(tp, offset, read, value, (), None, self.now, self.wall_ms)
+        work = self.flow.arrivals.arrived(tp, offset, read, Body(read.request, value, (), None), self.now, self.wall_ms)
         self.settle()
         return work
 
