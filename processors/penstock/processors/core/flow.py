@@ -125,8 +125,8 @@ class Flow:
         admission = Admission(registry, scheduler, lanes, run_memory, memory, ledger, claim)
         explainer = self.explainer = Explainer(scheduler, lanes, admission, forecast)
         lifetimes = Lifetimes(settings.lifetimes)
-        self._waits = Waits(forecast, explainer, lifetimes)
-        statuses = self.statuses = Statuses(emit, settings.status_linger_s, explainer, self._waits.ran)
+        waits = self._waits = Waits(forecast, explainer, lifetimes)
+        statuses = self.statuses = Statuses(emit, settings.status_linger_s, explainer, waits)
         streams = self._streams = Streams(emit, settings.chunk_linger_s)
         steps = self._steps = Steps(emit)
         grants = self.grants = Grants(
