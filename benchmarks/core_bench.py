@@ -23,15 +23,15 @@ from penstock.gateway.view.frames import ChunkFrame
 from penstock.gateway.view.hub import Hub
 from penstock.processors.core import effects as ask
 from penstock.processors.core.commit.gate import CommitGate
-from penstock.processors.core.composition import new_flow
 from penstock.processors.core.fleet.estimates import EstimateKey, Estimates
 from penstock.processors.core.fleet.ledger import DeviceCapacity, Ledger
 from penstock.processors.core.fleet.placement import decide
 from penstock.processors.core.fleet.residents import ModelSpec, Needs
 from penstock.processors.core.fleet.views import Demand, ModelView, Need, ReplicaView
+from penstock.processors.core.flow import Flow
 from penstock.processors.core.queue.scheduler import CLASSES, Scheduler
 from penstock.processors.core.requests.arrivals import Taken
-from penstock.processors.core.requests.work import Subject
+from penstock.processors.core.requests.work import Body, Subject
 from penstock.processors.core.settings import FlowSettings
 from penstock.processors.kafka.intake import Intake
 from penstock.schemas.choosing import Choice
@@ -223,7 +223,7 @@ class FullCard:
         card = DeviceCapacity(device="sim", kind="simulated", total_bytes=80 << 30)
         self.now, self.number = 100.0, 0
         names = [f"m{number}" for number in range(self.MODELS)]
-        self.flow = new_flow(FlowSettings(), BenchModels(), BenchBook(), devices=[card])
+        self.flow = Flow(FlowSettings(), BenchModels(), BenchBook(), devices=[card])
         self.flow.orders.configure({name: ModelSpec(model=name, devices=("simulated",)) for name in names}, self.now)
         self.flow.measurements.observed({"sim": (1 << 30, 0)}, self.now)
         self.flow.assigned({("medium", 0): (0, "")}, 1, fenced=False, now=self.now)
@@ -258,7 +258,7 @@ class FullCard:
             names_deadline=False,
         )
         self.flow.arrivals.delivered_range(tp, number, number + 1, [number])
-        self.flow.arrivals.arrived(tp, number, taken, b"", (), None, self.now, 1)
+        self.flow.arrivals.arrived(tp, number, taken, Body(request, b"", (), None), self.now, 1)
 
     def _carry_out(self) -> None:
         """What the shells do, at once: engines are up, outcomes acknowledged."""

@@ -7,7 +7,6 @@ from typing import Any
 
 from flow_driver import World
 from penstock.processors.core import effects as ask
-from penstock.processors.core.composition import new_flow
 from penstock.processors.core.fleet.ledger import DeviceCapacity
 from penstock.processors.core.fleet.residents import ModelSpec, Needs
 from penstock.processors.core.flow import Flow
@@ -28,7 +27,7 @@ class Card(World):
         super().__init__(*models, **settings)
 
     def make_flow(self, *args: Any) -> Flow:
-        return new_flow(*args, devices=[DeviceCapacity(device="sim", kind="simulated", total_bytes=self.total_gb * GB)])
+        return Flow(*args, devices=[DeviceCapacity(device="sim", kind="simulated", total_bytes=self.total_gb * GB)])
 
     def observe(self, foreign_gb: int = 0) -> None:
         held = self.flow.ledger.reserved_bytes("sim")

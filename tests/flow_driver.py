@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from penstock.processors.core import effects as ask
-from penstock.processors.core.composition import new_flow
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.requests.arrivals import Poison, Taken
 from penstock.processors.core.requests.work import Body, Work
@@ -106,7 +105,7 @@ class World:
 
     def make_flow(self, *args: Any) -> Flow:
         """A flow of models that take no memory; subclasses make others."""
-        return new_flow(*args)
+        return Flow(*args)
 
     # -- in
 
@@ -171,9 +170,10 @@ class World:
             pool=pool,
             names_deadline=ttl_ms is not None,
         )
-        self.bodies[(*tp, offset)] = (read, Body(request, b"value", (), None, size))
+        body = Body(request, b"value", (), None)
+        self.bodies[(*tp, offset)] = (read, body)
         self.flow.arrivals.delivered_range(tp, offset, offset + 1, [offset])
-        work = self.flow.arrivals.arrived(tp, offset, read, b"value", (), None, self.now, self.wall_ms)
+        work = self.flow.arrivals.arrived(tp, offset, read, body, self.now, self.wall_ms)
         if settle:
             self.settle()
         return work
@@ -185,7 +185,7 @@ class World:
         origin = Origin(topic=MEDIUM, partition=0, offset=offset, append_time_ms=self.wall_ms)
         read = Poison(reason=reason, request_id=request_id, tenant=None, origin=origin, attempt=1)
         self.flow.arrivals.delivered_range(tp, offset, offset + 1, [offset])
-        work = self.flow.arrivals.arrived(tp, offset, read, value, (), None, self.now, self.wall_ms)
+        work = self.flow.arrivals.arrived(tp, offset, read, Body(read.request, value, (), None), self.now, self.wall_ms)
         self.settle()
         return work
 

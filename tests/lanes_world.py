@@ -7,7 +7,6 @@ from typing import Any
 from flow_driver import World
 from penstock.common.model_entry import ModelEntry
 from penstock.processors.core import effects as ask
-from penstock.processors.core.composition import new_flow
 from penstock.processors.core.flow import Flow
 from penstock.processors.lanes import Lanes
 from penstock.processors.metrics import Metrics
@@ -47,7 +46,7 @@ class LanesWorld(World):
         raise NotImplementedError
 
     def make_flow(self, *args: Any) -> Flow:
-        flow = new_flow(*args, devices=self.serving.capacities, memory_error=self.metrics.memory_error)
+        flow = Flow(*args, devices=self.serving.capacities, memory_error=self.metrics.memory_error)
         self.lanes.connect(self.serving, flow, self.settle)
         self.serving.connect(flow)
         return flow

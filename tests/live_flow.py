@@ -14,7 +14,6 @@ from typing import Any, cast
 
 from flow_driver import World
 from penstock.processors.core import effects as ask
-from penstock.processors.core.composition import new_flow
 from penstock.processors.core.flow import Flow
 from penstock.processors.execution import Execution
 from penstock.processors.lanes import Lanes
@@ -53,7 +52,7 @@ class LiveFlow(World):
             clock=time.monotonic,
             machine=self.machine,
         )
-        flow = new_flow(settings, self.lanes, book, devices=self.serving.capacities)
+        flow = Flow(settings, self.lanes, book, devices=self.serving.capacities)
         self.lanes.connect(self.serving, flow, lambda: None)
         self.serving.connect(flow)
         self.execution = Execution(

@@ -14,9 +14,8 @@ from penstock.common.desired import DesiredRecord
 from penstock.processors.core import effects as ask
 from penstock.processors.core.commit.gate import DuplicateNotDelivered
 from penstock.processors.core.commit.span import GapInDelivery
-from penstock.processors.core.composition import new_flow
 from penstock.processors.core.fleet.residents import Needs
-from penstock.processors.core.requests.arrivals import Poison
+from penstock.processors.core.flow import Flow
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.told import Told
 from penstock.processors.core.requests.work import Body, Run, Work, WorkKey
@@ -77,7 +76,7 @@ class Life(Actor):
         self.told = ToldByOrders(served=dict(self._lanes))
         self._catalog = Catalog(list(self._lanes))
         self._intake = cluster.new_intake()
-        self.flow = new_flow(
+        self.flow = Flow(
             cluster.plan.settings,
             self._catalog,
             self.commands,
@@ -261,16 +260,9 @@ class Life(Actor):
         delivery brings it, so the worker breaks off and is started again.
         """
         try:
-            self.flow.arrivals.arrived(
-                tp,
-                record.offset,
-                self._read(tp, record),
-                record.value or b"",
-                record.headers,
-                record.key,
-                self.world.now,
-                self.world.wall_ms,
-            )
+            read = self._read(tp, record)
+            body = _body(read, record)
+            self.flow.arrivals.arrived(tp, record.offset, read, body, self.world.now, self.world.wall_ms)
         except DuplicateNotDelivered:
             if not self.cluster.log.partitions[tp].cuts:
                 raise
@@ -707,10 +699,7 @@ class Life(Actor):
                     self.world.at(1.0, self, f"{self.name} reads again after the registry", self._fetch, again)
                     continue
                 known = self._read(tp, record)
-                value = record.value or b""
-                request = None if isinstance(known, Poison) else known.request
-                body = Body(request, value, record.headers, record.key, len(value))
-                self.flow.arrivals.fetched((*tp, offset), known, body, self.world.now)
+                self.flow.arrivals.fetched((*tp, offset), known, _body(known, record), self.world.now)
 
         self.network.ask("fetch", f"reads again {tp} {effect.offsets}", read, told)
 
@@ -742,7 +731,7 @@ class Life(Actor):
             self.timer("drain", 0.02, lambda: self._drain(self.world.now + 1.0))
 
     def _drain(self, give_up: float) -> None:
-        if self.flow.unfinished() and self.world.now < give_up:
+        if self.flow.works and self.world.now < give_up:
             self.timer("drain", 0.02, lambda: self._drain(give_up))
             return
         self.flow.hand_back()
@@ -757,6 +746,10 @@ class Life(Actor):
         self.network.flushes_until = self.world.now + self._rng.choice([0.0, 0.002, 0.02])
         for engine in self.engines.values():
             engine.end()
+
+
+def _body(read: Any, record: Stored) -> Body:
+    return Body(read.request, record.value or b"", record.headers, record.key)
 
 
 def _told(effect: ask.Effect) -> str:

@@ -264,7 +264,7 @@ class WorkerApp:
             devices=parts.serving.device_states(),
             completed_total=self._metrics.completed_total,
             failed_total=self._metrics.failed_total,
-            paused=parts.flow.facts.paused(),
+            paused=parts.flow.orders.paused(),
             waiting=parts.flow.explainer.reasons(),
             reason="; ".join(self._not_ready()) or None,
             evictions_total=parts.flow.lifecycle.evictions,
@@ -411,7 +411,7 @@ class WorkerApp:
         """Let what runs finish within drain_s, then hand it back; wait for the broker's acks; commit."""
         give_up = time.monotonic() + self.settings.worker.drain_s
         parts.worker.stop_taking()
-        await _until(lambda: not parts.flow.unfinished() or parts.membership.crashed or parts.worker.broken, give_up)
+        await _until(lambda: not parts.flow.works or parts.membership.crashed or parts.worker.broken, give_up)
         parts.worker.hand_back()
         await _until(lambda: not (parts.publisher.backlog or parts.publisher.unacknowledged), time.monotonic() + 5)
         if parts.membership.joined and not parts.membership.crashed:

@@ -18,7 +18,6 @@ from penstock.processors.conversations.held import HeldImages
 from penstock.processors.conversations.kafka_log import KafkaLog
 from penstock.processors.conversations.shared_log import SharedLog
 from penstock.processors.conversations.turns import Turns
-from penstock.processors.core.composition import new_flow
 from penstock.processors.core.fleet.views import PlacementSettings
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.pools import Pools
@@ -142,7 +141,7 @@ def assemble(
         clock_ms=now_ms,
         clock=clock,
     )
-    flow = new_flow(
+    flow = Flow(
         flow_settings(settings),
         lanes,
         book,

@@ -21,7 +21,6 @@ from penstock.common.reader import RawMessage
 from penstock.common.refetch import Refetcher
 from penstock.processors.core import effects as ask
 from penstock.processors.core.flow import Flow
-from penstock.processors.core.requests.arrivals import Poison
 from penstock.processors.core.requests.work import Body, Subject
 from penstock.processors.execution import Execution
 from penstock.processors.faults import Faults
@@ -269,9 +268,7 @@ class Worker:
 
     def _take(self, tp: TP, record: Delivered) -> None:
         read = self._read(tp, record)
-        self._rooms.flow.arrivals.arrived(
-            tp, record.offset, read, record.value or b"", record.headers, record.key, self._clock(), now_ms()
-        )
+        self._rooms.flow.arrivals.arrived(tp, record.offset, read, _body(read, record), self._clock(), now_ms())
 
     def _read(self, tp: TP, record: Delivered | RawMessage) -> Any:
         """Raises RegistryUnavailable."""
@@ -441,7 +438,5 @@ def _subject(effect: ask.Effect) -> Subject | None:
     return getattr(effect, "subject", None)
 
 
-def _body(read: Any, record: RawMessage) -> Body:
-    request = None if isinstance(read, Poison) else read.request
-    size = len(record.value or b"")
-    return Body(request, record.value or b"", record.headers, record.key, size)  # pyright: ignore[reportArgumentType]
+def _body(read: Any, record: Delivered | RawMessage) -> Body:
+    return Body(read.request, record.value or b"", record.headers, record.key)

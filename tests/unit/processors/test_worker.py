@@ -14,7 +14,7 @@ from flow_driver import Book, Models
 from penstock.common.reader import Headers, RawMessage
 from penstock.common.transport import Delivery
 from penstock.processors import worker as worker_module
-from penstock.processors.core.composition import new_flow
+from penstock.processors.core.flow import Flow
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.settings import FlowSettings
 from penstock.processors.execution import Execution
@@ -123,7 +123,7 @@ class Shell:
         self.broker, self.intake, self.refetches, self.loads = Broker(), RegistryBehind(), Refetches(), Loads()
         self.engine, self.metrics = ScriptedEngine(inline=True), Metrics()
         self.journal = CrashJournal(folder / "journal")
-        self.flow = new_flow(FlowSettings(**settings), Models("m"), Book(), deaths=self.journal.deaths)
+        self.flow = Flow(FlowSettings(**settings), Models("m"), Book(), deaths=self.journal.deaths)
         self.held: list[frozenset[tuple[str, int]]] = []
         self.erased: list[ControlCommand] = []
         self.broken = 0

@@ -17,8 +17,14 @@ from penstock.schemas.records import Attempt, ControlCommand, Origin, Timings, W
 from penstock.schemas.topics import TP
 
 
+class Effect:
+    """Something to be carried out."""
+
+    __slots__ = ()
+
+
 @fixed
-class Prepare:
+class Prepare(Effect):
     """Read the conversation (writing nothing) and count the prompt. → prepared, refused, answer_stands"""
 
     subject: Subject
@@ -32,7 +38,7 @@ class Prepare:
 
 
 @fixed
-class Begin:
+class Begin(Effect):
     """Append the turn's own input: it was granted. → begun, log_moved, refused
 
     `mark` and `prepared`: as `prepared` gave them.
@@ -45,7 +51,7 @@ class Begin:
 
 
 @fixed
-class Start:
+class Start(Effect):
     """Run it on its replica's engine. → goes_on_from, delta, stepped, previewed, finished, failed
 
     The journal must hold it before the engine does. `prepared`: as `prepared` gave it; None where the engine prepares
@@ -64,7 +70,7 @@ class Start:
 
 
 @fixed
-class CancelRun:
+class CancelRun(Effect):
     """Stop a run, prepared or running; nothing more of it counts."""
 
     lane: str
@@ -73,7 +79,7 @@ class CancelRun:
 
 
 @fixed
-class Keep:
+class Keep(Effect):
     """Append the answer to its conversation, or keep what is large of an output as artifacts, or both.
 
     → kept, not_kept, keep_failed
@@ -91,14 +97,14 @@ class Keep:
 
 
 @fixed
-class LookUp:
+class LookUp(Effect):
     """Look whether the answer stands in the conversation already. → looked_up"""
 
     subject: Subject
 
 
 @fixed
-class Status:
+class Status(Effect):
     """Say how far it is."""
 
     subject: Subject
@@ -114,7 +120,7 @@ class Status:
 
 
 @fixed
-class ShowPreview:
+class ShowPreview(Effect):
     """Keep a small image of what there is so far, and publish where it lies. Nothing answers: it is advice."""
 
     subject: Subject
@@ -123,7 +129,7 @@ class ShowPreview:
 
 
 @fixed
-class Chunk:
+class Chunk(Effect):
     """Publish a piece of its stream. → chunk_refused when it can never be published"""
 
     subject: Subject
@@ -140,7 +146,7 @@ class Chunk:
 
 
 @fixed
-class Terminal:
+class Terminal(Effect):
     """Publish its one outcome. → delivered
 
     `origin`: another place where the same request stands; None for its first record.
@@ -166,7 +172,7 @@ class Terminal:
 
 
 @fixed
-class PublishDeadLetter:
+class PublishDeadLetter(Effect):
     """Keep its record in the dead-letter topic. → lettered"""
 
     subject: Subject
@@ -176,7 +182,7 @@ class PublishDeadLetter:
 
 
 @fixed
-class Republish:
+class Republish(Effect):
     """Put the record where it belongs, with its id and origin. → moved, cannot_move
 
     That is the partition of its conversation, or the topic of another pool.
@@ -189,14 +195,14 @@ class Republish:
 
 
 @fixed
-class Size:
+class Size(Effect):
     """Find out how much memory a model takes. → sized, size_failed"""
 
     model: str
 
 
 @fixed
-class Load:
+class Load(Effect):
     """Load a replica of a model, in so many bytes of a device (None: it takes no memory). → replica_up, load_failed
 
     `devices`: all of them, for an engine that takes so many bytes of each.
@@ -210,7 +216,7 @@ class Load:
 
 
 @fixed
-class Unload:
+class Unload(Effect):
     """End a replica's engine, or its load; what runs on it ends silently. → replica_gone"""
 
     model: str
@@ -221,7 +227,7 @@ class Unload:
 
 
 @fixed
-class Fetch:
+class Fetch(Effect):
     """Read these records again. → fetched, gone. `urgency`: lower first."""
 
     tp: TP
@@ -230,7 +236,7 @@ class Fetch:
 
 
 @fixed
-class RunEnded:
+class RunEnded(Effect):
     """For the journal: it is on no engine any more. A worker that dies from now on does not die while it runs."""
 
     key: WorkKey
@@ -238,7 +244,7 @@ class RunEnded:
 
 
 @fixed
-class AttemptEnded:
+class AttemptEnded(Effect):
     """For the journal: what came of a failed attempt, should this worker die before the request's outcome."""
 
     key: WorkKey
@@ -247,7 +253,7 @@ class AttemptEnded:
 
 
 @fixed
-class ForgetDeaths:
+class ForgetDeaths(Effect):
     """For the journal: the broker has its outcome, so its attempts and the deaths of workers under it count no more."""
 
     key: WorkKey
@@ -255,39 +261,14 @@ class ForgetDeaths:
 
 
 @fixed
-class Erase:
+class Erase(Effect):
     """Tombstone an erased request's turns."""
 
     command: ControlCommand
 
 
 @fixed
-class Retried:
+class Retried(Effect):
     """One more attempt, to be counted in a metric."""
 
     subject: Subject
-
-
-Effect = (
-    Prepare
-    | Begin
-    | Start
-    | CancelRun
-    | Keep
-    | LookUp
-    | Status
-    | Chunk
-    | ShowPreview
-    | Terminal
-    | PublishDeadLetter
-    | Republish
-    | Size
-    | Load
-    | Unload
-    | Fetch
-    | RunEnded
-    | AttemptEnded
-    | ForgetDeaths
-    | Erase
-    | Retried
-)

@@ -15,45 +15,59 @@ The states of a request stand in `requests/states.py`. Models: websockets' `prot
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
+from penstock.processors.core.admission import Admission
 from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.alone import AloneClaim
 from penstock.processors.core.commit.gate import CommitGate
 from penstock.processors.core.effects import Effect
 from penstock.processors.core.fleet.estimates import Estimates
-from penstock.processors.core.fleet.facts import FleetFacts
+from penstock.processors.core.fleet.heads import MemoryHeads
 from penstock.processors.core.fleet.lane import Lane, Lanes
-from penstock.processors.core.fleet.ledger import Ledger
+from penstock.processors.core.fleet.lane_failures import LaneFailures
+from penstock.processors.core.fleet.ledger import DeviceCapacity, Ledger
 from penstock.processors.core.fleet.lifecycle import Lifecycle
 from penstock.processors.core.fleet.measurements import Measurements
+from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.fleet.orders import Orders
 from penstock.processors.core.fleet.placing import Placing
 from penstock.processors.core.fleet.replicas import Replicas
 from penstock.processors.core.fleet.run_memory import RunMemory
+from penstock.processors.core.fleet.view_maker import Views
 from penstock.processors.core.fleet.watch import FleetWatch
 from penstock.processors.core.granting import Grants
+from penstock.processors.core.preparing import Preparing
 from penstock.processors.core.queue.budget import Budget
 from penstock.processors.core.queue.explaining import Explainer
+from penstock.processors.core.queue.fetching import Fetching
 from penstock.processors.core.queue.forecast import Forecast
+from penstock.processors.core.queue.lifetimes import Lifetimes
+from penstock.processors.core.queue.rereads import Rereads
 from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.arriving import Arrivals
 from penstock.processors.core.requests.attempts import Attempts
 from penstock.processors.core.requests.commanding import Commanding
 from penstock.processors.core.requests.endings import Endings
+from penstock.processors.core.requests.histories import Histories
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.progress import Steps
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.retry_queue import RetryQueue
+from penstock.processors.core.requests.screening import Screening
 from penstock.processors.core.requests.states import IN_SCHEDULER, Stage
 from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.streams import Streams
 from penstock.processors.core.requests.unkept import Unkept
 from penstock.processors.core.requests.waits import Waits
 from penstock.processors.core.requests.work import Work, WorkKey
+from penstock.processors.core.rooms import Rooms
+from penstock.processors.core.settings import Catalog, Commands, FlowSettings
+from penstock.processors.core.starting import Starter
+from penstock.processors.core.suspect_starts import SuspectStarts
 from penstock.schemas.errors import ExecutionTimeout
-from penstock.schemas.records import ControlCommand, WaitingFor
+from penstock.schemas.records import AttemptHistory, ControlCommand, WaitingFor
 from penstock.schemas.topics import TP
 
 ROUNDS_A_STEP = 1_000
@@ -67,45 +81,133 @@ class EndlessStep(RuntimeError):
     """A step went round without coming to an end: parts of the flow undo each other's decisions."""
 
 
-@dataclass(eq=False, kw_only=True)
 class Flow:
-    """One worker's requests; `new_flow` makes it. Not thread-safe. Two flows in one process share nothing."""
+    """One worker's requests. Not thread-safe. Two flows in one process share nothing."""
 
-    agenda: Agenda
-    registry: Registry
-    gate: CommitGate
-    forecast: Forecast
-    scheduler: Scheduler[Work]
-    budget: Budget
-    lanes: Lanes
-    ledger: Ledger
-    estimates: Estimates
-    run_memory: RunMemory
-    claim: AloneClaim
-    facts: FleetFacts
-    explainer: Explainer
-    statuses: Statuses
-    grants: Grants
-    endings: Endings
-    attempts: Attempts
-    unkept: Unkept
-    measurements: Measurements
-    replicas: Replicas
-    lifecycle: Lifecycle
-    placing: Placing
-    orders: Orders
-    watch: FleetWatch
-    arrivals: Arrivals
-    _waits: Waits
-    _streams: Streams
-    _steps: Steps
-    _retries: RetryQueue
-    _holdings: Holdings
-    _commanding: Commanding
-    _effects: list[Effect]
-    """The parts append to this very list."""
-    _paused: frozenset[TP] = frozenset()
-    taking: bool = True
+    def __init__(
+        self,
+        settings: FlowSettings,
+        catalog: Catalog,
+        commands: Commands,
+        *,
+        deaths: Callable[[WorkKey, str], int] = lambda key, request_id: 0,
+        earlier_attempts: Callable[[WorkKey, str], AttemptHistory | None] = lambda key, request_id: None,
+        devices: Sequence[DeviceCapacity] = (),
+        estimate_error: Callable[[str, float], None] | None = None,
+        memory_error: Callable[[int, int], None] | None = None,
+        estimates: Estimates | None = None,
+    ) -> None:
+        """Makes each part once, with the parts that it uses.
+
+        `estimate_error` hears what came less what was estimated, `memory_error` the peak and what was booked.
+        `deaths`: how many workers died while a request ran. `earlier_attempts`: those of a request that the crash
+        journal knows. `estimates`: what was learned before.
+        """
+        self.taking = True
+        self._paused: frozenset[TP] = frozenset()
+        self._effects: list[Effect] = []
+        emit = self._effects.append
+        placement = replace(settings.placement, longest_reservation_s=settings.longest_reservation_s)
+        agenda = self.agenda = Agenda()
+        registry = self.registry = Registry(emit, settings.output_bytes)
+        gate = self.gate = CommitGate(commit_span=settings.commit_span)
+        forecast = self.forecast = Forecast(estimate_error)
+        scheduler = self.scheduler = Scheduler[Work](
+            aging_s=settings.aging_s, aged_share=settings.aged_share, slack=settings.slack, run_s=forecast.run_s
+        )
+        budget = self.budget = Budget(settings.intake_bytes)
+        lanes = self.lanes = Lanes(budget.register)
+        ledger = self.ledger = Ledger(devices, longest_reservation_s=settings.longest_reservation_s)
+        estimates = self.estimates = estimates or Estimates()
+        run_memory = self.run_memory = RunMemory(ledger)
+        claim = self.claim = AloneClaim()
+        memory = DeviceMemory(ledger, estimates, lanes, run_memory, agenda)
+        admission = Admission(registry, scheduler, lanes, run_memory, memory, ledger, claim)
+        explainer = self.explainer = Explainer(scheduler, lanes, admission, forecast)
+        lifetimes = Lifetimes(settings.lifetimes)
+        waits = self._waits = Waits(forecast, explainer, lifetimes)
+        statuses = self.statuses = Statuses(emit, settings.status_linger_s, explainer, waits)
+        streams = self._streams = Streams(emit, settings.chunk_linger_s)
+        steps = self._steps = Steps(emit)
+        grants = self.grants = Grants(
+            registry, scheduler, lanes, statuses, run_memory, claim, emit, settings.max_execution_s
+        )
+        fetching = Fetching(registry, scheduler, budget, emit)
+        rooms = Rooms(admission, grants, run_memory, settings.affinity_s)
+        preparing = Preparing(admission, grants, fetching, statuses, run_memory)
+        suspects = SuspectStarts(admission, claim, grants, run_memory, preparing)
+        starter = Starter(scheduler, admission, claim, grants, fetching, rooms, run_memory, preparing, suspects)
+        rereads = Rereads(emit, budget.ends_limit)
+        holdings = self._holdings = Holdings(
+            registry, gate, scheduler, budget, lanes, memory, grants, run_memory, agenda, emit, rereads
+        )
+        histories = Histories(lanes, ledger, explainer, emit, settings.worker_id, earlier_attempts)
+        endings = self.endings = Endings(registry, holdings, lanes, streams, histories, emit, deaths)
+        unkept = self.unkept = Unkept(registry, endings, statuses, emit)
+        retries = self._retries = RetryQueue(registry, scheduler, lanes, statuses, endings, agenda, settings.retries)
+        attempts = self.attempts = Attempts(
+            registry,
+            scheduler,
+            lanes,
+            memory,
+            grants,
+            statuses,
+            streams,
+            steps,
+            forecast,
+            holdings,
+            endings,
+            retries,
+            histories,
+            agenda,
+            emit,
+        )
+        measurements = self.measurements = Measurements(ledger, estimates, lanes, memory, agenda)
+        failures = LaneFailures(registry, scheduler, endings, retries, grants)
+        self.replicas = Replicas(lanes, memory, measurements, claim, forecast, attempts, failures, agenda, memory_error)
+        heads = MemoryHeads(scheduler, lanes, ledger, admission, run_memory, agenda, placement)
+        views = Views(ledger, memory, run_memory, heads, forecast)
+        lifecycle = self.lifecycle = Lifecycle(lanes, grants, agenda, emit)
+        self.placing = Placing(
+            registry,
+            scheduler,
+            lanes,
+            ledger,
+            memory,
+            starter,
+            grants,
+            run_memory,
+            statuses,
+            heads,
+            views,
+            failures,
+            endings,
+            lifecycle,
+            agenda,
+            placement,
+        )
+        self._commanding = Commanding(
+            registry, gate, scheduler, budget, lanes, endings, unkept, statuses, agenda, emit, commands
+        )
+        self.orders = Orders(scheduler, lanes, lifecycle, agenda)
+        self.watch = FleetWatch(scheduler, lanes, memory, grants, heads, views, agenda)
+        screening = Screening(lanes, memory, catalog, commands, retries, deaths)
+        self.arrivals = Arrivals(
+            registry,
+            gate,
+            scheduler,
+            budget,
+            lanes,
+            screening,
+            statuses,
+            explainer,
+            lifetimes,
+            holdings,
+            histories,
+            endings,
+            agenda,
+            emit,
+        )
 
     @property
     def works(self) -> dict[WorkKey, Work]:
@@ -256,7 +358,3 @@ class Flow:
     @property
     def running(self) -> int:
         return self.grants.held
-
-    def unfinished(self) -> Collection[Work]:
-        """Everything that is held: neither done nor dropped."""
-        return self.works.values()

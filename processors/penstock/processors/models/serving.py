@@ -281,9 +281,7 @@ class Serving:
                         device=None if replica is None else replica.device,
                         reserved_bytes=None if replica is None or replica.grant is None else replica.bytes,
                         pinned=lane.is_pinned,
-                        reason=self._flow.facts.reason_of(lane)
-                        if replica is None
-                        else self._reason(lane.name, replica),
+                        reason=lane.why_not_ready if replica is None else self._reason(lane.name, replica),
                         load_seconds=self._flow.forecast.load_s(lane.name),
                         progress=self.manager.progress(lane.name),
                         queued=queued,
@@ -340,7 +338,7 @@ class Serving:
                 priority=config.priority,
                 pinned=lane.is_pinned,
                 max_batch_size=config.max_batch_size,
-                reason=self._flow.facts.reason_of(lane),
+                reason=lane.why_not_ready,
                 load_seconds=self._flow.forecast.load_s(config.id),
                 progress=self.manager.progress(config.id),
                 replicas_ready=len(lane.ready),

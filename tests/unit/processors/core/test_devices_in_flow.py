@@ -8,7 +8,6 @@ import pytest
 
 from flow_driver import HIGH, LOW, World
 from penstock.processors.core import effects as ask
-from penstock.processors.core.composition import new_flow
 from penstock.processors.core.fleet.lane import Lane
 from penstock.processors.core.fleet.ledger import DeviceCapacity
 from penstock.processors.core.fleet.residents import ModelSpec, Needs
@@ -38,7 +37,7 @@ class Fleet(World):
 
     def make_flow(self, *args: Any) -> Flow:
         cards = [DeviceCapacity(device=name, kind="simulated", total_bytes=80 * GB) for name in self.fleet]
-        return new_flow(*args, devices=cards)
+        return Flow(*args, devices=cards)
 
     def observe(self, *unread: str, **foreign_gb: int) -> None:
         self.foreign |= {name: size * GB for name, size in foreign_gb.items()}
@@ -139,7 +138,7 @@ class ThroughHost(World):
 
     def make_flow(self, *args: Any) -> Flow:
         card = DeviceCapacity(device="sim", kind="simulated", total_bytes=80 * GB)
-        return new_flow(*args, devices=[card, DeviceCapacity(device="cpu", kind="cpu", total_bytes=20 * GB)])
+        return Flow(*args, devices=[card, DeviceCapacity(device="cpu", kind="cpu", total_bytes=20 * GB)])
 
     def answer(self, effect: Any) -> None:
         super().answer(effect)
@@ -225,7 +224,7 @@ class Uneven(Fleet):
 
     def make_flow(self, *args: Any) -> Flow:
         sizes = {"sim0": 100, "sim1": 90}
-        return new_flow(
+        return Flow(
             *args,
             devices=[DeviceCapacity(device=d, kind="simulated", total_bytes=s * GB) for d, s in sizes.items()],
         )

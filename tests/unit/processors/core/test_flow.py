@@ -571,7 +571,7 @@ def test_an_orderly_stop_hands_back_what_waits_and_finishes_what_runs() -> None:
     world.submit("waits")
     world.flow.stop_taking()
     world.settle()
-    assert [work.request_id for work in world.flow.unfinished()] == ["runs"]
+    assert [work.request_id for work in world.flow.works.values()] == ["runs"]
     world.finish("runs")
     assert world.ended == [("runs", "completed")]
     assert world.committed() == 1

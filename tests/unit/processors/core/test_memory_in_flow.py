@@ -252,7 +252,7 @@ def test_an_operator_loads_unloads_and_pauses() -> None:
     world.pass_steps(5.0)
     assert not world.running
     assert [world.flow.waiting_for(work, world.now).reason for work in (model, klass)] == ["paused", "paused"]
-    assert world.flow.facts.paused() == ["class/low", "model/a"]
+    assert world.flow.orders.paused() == ["class/low", "model/a"]
     world.flow.orders.pause("model", "a", paused=False)
     world.flow.orders.pause("class", "low", paused=False)
     world.settle()
@@ -267,7 +267,7 @@ def test_a_model_that_nobody_wants_waits_for_nothing() -> None:
     world.flow.orders.desire("a", loaded=False, pinned=None)
     world.pass_steps(1.0)
     assert world.ready("a") == []
-    assert world.flow.facts.reason_of(world.flow.lane("a")) is None
+    assert world.flow.lane("a").why_not_ready is None
 
 
 def test_a_saturated_model_gets_a_replica_more_where_memory_lies_free() -> None:

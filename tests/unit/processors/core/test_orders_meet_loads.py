@@ -245,7 +245,7 @@ def test_nothing_is_kept_or_drained_for_a_model_that_is_paused() -> None:
     world.flow.orders.pause("model", "b", True)
     world.submit("next", LOW, model="a")
     world.pass_steps(3)
-    assert world.flow.facts.reason_of(world.flow.lane("b")) is None, "it does not wait for memory"
+    assert world.flow.lane("b").why_not_ready is None, "it does not wait for memory"
     world.finish("runs")
     world.pass_steps(1)
     assert "next" in world.running

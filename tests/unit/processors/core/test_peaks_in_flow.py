@@ -8,7 +8,6 @@ import pytest
 
 from flow_driver import World
 from penstock.processors.core import effects as ask
-from penstock.processors.core.composition import new_flow
 from penstock.processors.core.fleet.ledger import DeviceCapacity, OutOfMemory
 from penstock.processors.core.fleet.replicas import LIVED
 from penstock.processors.core.fleet.residents import ModelSpec, Needs
@@ -32,7 +31,7 @@ class Host(World):
 
     def make_flow(self, *args: Any) -> Flow:
         devices = [DeviceCapacity(device="cpu", kind="cpu", total_bytes=self.total_mb * MB)]
-        return new_flow(*args, devices=devices, memory_error=lambda peak, booked: self.errors.append((peak, booked)))
+        return Flow(*args, devices=devices, memory_error=lambda peak, booked: self.errors.append((peak, booked)))
 
     def observe(self, measured_mb: int | None = None, peak_mb: int = 0) -> None:
         held = self.flow.ledger.reserved_bytes("cpu")

@@ -159,6 +159,15 @@ class Lane:
             return "loading"
         return "failed" if self.failures or self.never_fits is not None else "absent"
 
+    @property
+    def why_not_ready(self) -> str | None:
+        """Why it has no replica that takes runs; None when nobody wants one."""
+        if self.never_fits is not None:
+            return str(self.never_fits)
+        if self.failures:
+            return "its load failed" if self.failures == 1 else f"{self.failures} loads in a row failed"
+        return "it waits for memory" if self.short else None
+
     def replica_of(self, work: Work) -> Replica | None:
         """The replica that has prepared the work's run, or runs it."""
         return None if work.run is None else self.replicas.get(work.run.replica)

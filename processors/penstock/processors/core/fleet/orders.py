@@ -91,3 +91,8 @@ class Orders:
             raise ValueError(f"neither a model nor a class: {kind} {name}")
         self._agenda.look_at_all(self._lanes.values())
         self._agenda.plan_soon()
+
+    def paused(self) -> list[str]:
+        """Classes and models of which nothing new starts."""
+        classes = [f"class/{klass}" for klass in CLASSES if klass in self._scheduler.fronts.paused]
+        return classes + [f"model/{lane.name}" for lane in self._lanes.values() if lane.paused]

@@ -12,7 +12,6 @@ first.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from penstock.processors.core.commit.gate import TP
 
@@ -23,36 +22,26 @@ FACT_BYTES = 1_024
 ClassAndLane = tuple[str, str]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BudgetStats:
-    """A snapshot. `facts` is a count; shares are in bytes for a pair of class and lane, in facts for a partition."""
-
-    total_bytes: int
-    used_bytes: int
-    bodies_bytes: int
-    facts: int
-    pair_share_bytes: int
-    partition_share: int
-
-
 class Budget:
     """Counts only. A body larger than its share gets in when its pair has no other, and only one such at a time."""
 
     def __init__(self, total_bytes: int, fact_bytes: int = FACT_BYTES) -> None:
-        self._total = total_bytes
         self._fact_bytes = fact_bytes
         self.ends_limit = total_bytes // 8
         """Bytes, of parked requests that end. `Rereads` keeps to it."""
         self._bodies_limit = total_bytes // 2 - self.ends_limit
         self._facts_limit = total_bytes // 2 // fact_bytes
         self._lanes: set[str] = set()
-        self._pair_share = self._bodies_limit // CLASSES_OF_A_LANE
+        self.pair_share_bytes = self._bodies_limit // CLASSES_OF_A_LANE
+        """What each pair of class and lane may keep."""
         self._bodies: dict[ClassAndLane, int] = {}
-        self._bodies_used = 0
+        self.bodies_bytes = 0
+        """Of bodies that are kept."""
         self._large: tuple[ClassAndLane, int] | None = None  # the body that is larger than its share
         self._partitions: frozenset[TP] = frozenset()
         self._facts: dict[TP, int] = {}
-        self._facts_used = 0
+        self.facts = 0
+        """Requests that are parked or work."""
         self._common_used = 0  # facts beyond the guaranteed ones
         self._partition_share = 0
 
@@ -62,7 +51,7 @@ class Budget:
         """A lane is known from now on, and its classes have their shares. Those of the others become smaller."""
         if lane not in self._lanes:
             self._lanes.add(lane)
-            self._pair_share = self._bodies_limit // (CLASSES_OF_A_LANE * len(self._lanes))
+            self.pair_share_bytes = self._bodies_limit // (CLASSES_OF_A_LANE * len(self._lanes))
 
     def try_keep_body(self, klass: str, lane: str, size: int) -> bool:
         """Whether the bytes of this record may stay; if so they are counted until `drop_body`."""
@@ -70,29 +59,29 @@ class Budget:
         pair = (klass, lane)
         used = self._bodies.get(pair, 0)
         large = 0 if self._large is None else self._large[1]
-        if used + size > self._pair_share:
-            if used or large or self._bodies_used > self._bodies_limit:
+        if used + size > self.pair_share_bytes:
+            if used or large or self.bodies_bytes > self._bodies_limit:
                 return False
             self._large = (pair, size)
-        elif self._bodies_used - large + size > self._bodies_limit:
+        elif self.bodies_bytes - large + size > self._bodies_limit:
             return False  # a new lane has made the shares smaller, and others use more than theirs until they drop some
         self._bodies[pair] = used + size
-        self._bodies_used += size
+        self.bodies_bytes += size
         return True
 
     def keep_body(self, klass: str, lane: str, size: int) -> None:
         """Count the bytes of a record that was read again: its turn or end is near. It stays beyond its share too."""
         pair = (klass, lane)
         self._bodies[pair] = self._bodies.get(pair, 0) + size
-        self._bodies_used += size
+        self.bodies_bytes += size
 
     def room(self, klass: str, lane: str) -> int:
         """Bytes that are free of the share of a class and lane."""
-        return max(0, self._pair_share - self._bodies.get((klass, lane), 0))
+        return max(0, self.pair_share_bytes - self._bodies.get((klass, lane), 0))
 
     def over_share(self, klass: str, lane: str) -> bool:
         """Whether a class and lane keep more bytes than their share, as records that were read again can."""
-        return self._bodies.get((klass, lane), 0) > self._pair_share
+        return self._bodies.get((klass, lane), 0) > self.pair_share_bytes
 
     def drop_body(self, klass: str, lane: str, size: int) -> None:
         """The bytes of a record are not kept any more. Raises ValueError for what was not counted."""
@@ -100,7 +89,7 @@ class Budget:
         left = self._bodies.get(pair, 0) - size
         if left < 0:
             raise ValueError(f"{pair} has no {size} bytes")
-        self._bodies_used -= size
+        self.bodies_bytes -= size
         if left:
             self._bodies[pair] = left
             return
@@ -125,7 +114,7 @@ class Budget:
         if count >= self._share(tp):
             self._common_used += 1
         self._facts[tp] = count + 1
-        self._facts_used += 1
+        self.facts += 1
 
     def drop_fact(self, tp: TP) -> None:
         """A request has ended. Raises ValueError when the partition has none."""
@@ -134,7 +123,7 @@ class Budget:
             raise ValueError(f"{tp} has no facts")
         if count > self._share(tp):
             self._common_used -= 1
-        self._facts_used -= 1
+        self.facts -= 1
         if count > 1:
             self._facts[tp] = count - 1
         else:
@@ -148,14 +137,4 @@ class Budget:
 
     @property
     def used_bytes(self) -> int:
-        return self._bodies_used + self._facts_used * self._fact_bytes
-
-    def stats(self) -> BudgetStats:
-        return BudgetStats(
-            total_bytes=self._total,
-            used_bytes=self.used_bytes,
-            bodies_bytes=self._bodies_used,
-            facts=self._facts_used,
-            pair_share_bytes=self._pair_share,
-            partition_share=self._partition_share,
-        )
+        return self.bodies_bytes + self.facts * self._fact_bytes

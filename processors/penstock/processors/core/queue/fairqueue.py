@@ -37,6 +37,9 @@ class Sorted:
     def __iter__(self) -> Iterator[Entry]:
         return chain.from_iterable(self._chunks)
 
+    def first(self) -> Entry | None:
+        return self._chunks[0][0] if self._chunks else None
+
     def add(self, entry: Entry) -> None:
         at = bisect_left(self._lasts, entry)
         if at == len(self._lasts):
@@ -61,7 +64,7 @@ class Sorted:
         at = bisect_left(self._lasts, entry)
         chunk = self._chunks[at]
         place = bisect_left(chunk, entry)
-        assert chunk[place] is entry
+        assert chunk[place] == entry
         del chunk[place]
         if not chunk:
             del self._chunks[at], self._lasts[at]

@@ -7,6 +7,7 @@ exponentially weighted by observation (Roberts 1959). What came is held against 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -53,12 +54,12 @@ class Forecast:
     """`observe_error` takes (kind, seconds that came − seconds that were said); kind is start or run."""
 
     def __init__(self, observe_error: Callable[[str, float], None] | None = None) -> None:
-        self._models: dict[str, ModelTimes] = {}
+        self._models = defaultdict[str, ModelTimes](ModelTimes)
         self._observe_error = observe_error
 
     def ran(self, model: str, seconds: float, cost: int) -> None:
         """A run of so much cost took so long."""
-        times = self._of(model)
+        times = self._models[model]
         if self._observe_error is not None and (said := self.run_s(model, cost)) is not None:
             self._observe_error("run", seconds - said)
         times.run_s.add(seconds)
@@ -66,7 +67,7 @@ class Forecast:
 
     def loaded(self, model: str, seconds: float) -> None:
         """A load of the model took so long."""
-        self._of(model).load_s.add(seconds)
+        self._models[model].load_s.add(seconds)
 
     def started(self, said_at: float | None, now: float) -> None:
         """A request starts; `said_at` is when it was last told that it would, None if it was not told."""
@@ -108,9 +109,3 @@ class Forecast:
             requests = ahead.cost / times.cost.value
         in_line = requests + min(ahead.busy, slots) - slots + 1
         return load_s + mean_s * max(0.5, in_line) / slots
-
-    def _of(self, model: str) -> ModelTimes:
-        times = self._models.get(model)
-        if times is None:
-            times = self._models[model] = ModelTimes()
-        return times

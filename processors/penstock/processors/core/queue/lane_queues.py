@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
-from heapq import heapify, heappop, heappush, merge
+from collections.abc import Iterator, Set
+from heapq import merge
 from math import inf
 from typing import Generic, Protocol, TypeVar
 
-from penstock.processors.core.queue.fairqueue import Entry, FairQueue
+from penstock.processors.core.queue.fairqueue import Entry, FairQueue, Sorted
 from penstock.processors.core.queue.slack import EngineSlack
 from penstock.schemas.topics import CLASSES, RANKS
 
@@ -45,14 +45,13 @@ ItemT = TypeVar("ItemT", bound=Item)
 class QueuedItem(Generic[ItemT]):
     """An item and where it is queued: `entry` among the eligible of its class, `aged_entry` among the aged of it."""
 
-    __slots__ = ("aged", "aged_entry", "entry", "item", "klass", "returned", "seq", "ticket", "turn")
+    __slots__ = ("aged", "aged_entry", "entry", "item", "klass", "returned", "seq", "ticket")
 
     def __init__(self, item: ItemT, ticket: int, *, returned: bool) -> None:
         self.item = item
         self.ticket = ticket
         self.klass = item.klass
         self.seq = item.seq
-        self.turn = (item.seq, ticket)
         self.returned = returned  # it was started before and holds its line
         self.aged = False
         self.entry: Entry | None = None
@@ -63,57 +62,16 @@ class QueuedItem(Generic[ItemT]):
         return self.item.cost
 
 
-class ByTime(Generic[ItemT]):
-    """Places by a time of theirs. Those that left the queue stay until they stand first or are the most."""
-
-    __slots__ = ("_heap", "_queued_items")
-
-    def __init__(self, queued_items: Mapping[int, QueuedItem[ItemT]]) -> None:
-        self._queued_items = queued_items  # all that are queued, by ticket
-        self._heap: list[tuple[float, int]] = []
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def add(self, time: float, queued: QueuedItem[ItemT], queued_at_most: int) -> None:
-        """`queued_at_most`: no more than so many of those within are queued still."""
-        if len(self._heap) > 2 * queued_at_most + 64:
-            self._heap = [entry for entry in self._heap if entry[1] in self._queued_items]
-            heapify(self._heap)
-        heappush(self._heap, (time, queued.ticket))
-
-    def first(self) -> float | None:
-        heap = self._heap
-        while heap and heap[0][1] not in self._queued_items:
-            heappop(heap)
-        return heap[0][0] if heap else None
-
-    def pop_before(self, time: float) -> Iterator[QueuedItem[ItemT]]:
-        while (first := self.first()) is not None and first < time:
-            yield self._queued_items[heappop(self._heap)[1]]
-
-    def up_to(self, time: float, at_most: int) -> list[QueuedItem[ItemT]]:
-        """The first whose time has come, in the order of the times; they stay."""
-        due: list[tuple[float, int]] = []
-        while len(due) < at_most and (first := self.first()) is not None and first <= time:
-            due.append(heappop(self._heap))
-        for entry in due:
-            heappush(self._heap, entry)
-        return [self._queued_items[ticket] for _, ticket in due]
-
-
 class LaneQueues(Generic[ItemT]):
     """What is queued for one engine."""
 
     __slots__ = ("aged", "arrivals", "depths", "queues", "since_aged", "slack")
 
-    def __init__(self, queued_items: Mapping[int, QueuedItem[ItemT]], slack: EngineSlack) -> None:
+    def __init__(self, slack: EngineSlack) -> None:
         self.slack = slack
         self.queues: dict[str, FairQueue[QueuedItem[ItemT]]] = {klass: FairQueue() for klass in CLASSES}
         self.aged: dict[str, FairQueue[QueuedItem[ItemT]]] = {klass: FairQueue() for klass in CLASSES[1:]}
-        self.arrivals: dict[str, ByTime[ItemT]] = {
-            klass: ByTime(queued_items) for klass in CLASSES[1:]
-        }  # of what is not aged yet
+        self.arrivals = {klass: Sorted() for klass in CLASSES[1:]}  # of what is not aged yet
         self.depths = dict.fromkeys(CLASSES, 0)
         self.since_aged = 0  # starts since the last one that was an aged item's turn
 
@@ -164,7 +122,9 @@ class LaneQueues(Generic[ItemT]):
     def grow_old(self, before: float) -> None:
         """What arrived before a time is aged from now on."""
         for arrivals in self.arrivals.values():
-            for queued in arrivals.pop_before(before):
+            while (first := arrivals.first()) is not None and first[0] < before:
+                arrivals.remove(first)
+                queued: QueuedItem[ItemT] = first[-1]
                 queued.aged = True
                 if queued.entry is not None:
                     self.admit_aged(queued)

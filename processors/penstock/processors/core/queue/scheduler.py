@@ -2,7 +2,7 @@
 
 Classes are strict, but for a share of the starts that goes to what has waited long (`docs/decisions/0007`). Within a
 class tenants have fair shares by cost (`fairqueue`). Within a tenant: priority, then deadline, then arrival. Turns of a
-conversation go one at a time (`lines`). What may start now is *eligible*: all but the turns behind another one. With
+conversation go one at a time (`turns`). What may start now is *eligible*: all but the turns behind another one. With
 `slack` low work is offered only while its engine has room to spare (`docs/decisions/0028`).
 """
 
@@ -42,8 +42,8 @@ class Scheduler(Generic[ItemT]):
         self._aged_share = aged_share
         self._queued_items: dict[int, QueuedItem[ItemT]] = {}  # by ticket
         self._lanes: dict[str, LaneQueues[ItemT]] = {}
-        self._turns: Turns[ItemT] = Turns(self._queued_items, self._lanes)
-        self.census: Census[ItemT] = Census(self._queued_items)
+        self._turns: Turns[ItemT] = Turns(self._lanes)
+        self.census: Census[ItemT] = Census()
         self._tickets = 0
         self._changes = 0
         self.fronts: Fronts[ItemT] = Fronts(self._lanes)
@@ -79,11 +79,11 @@ class Scheduler(Generic[ItemT]):
         queued = self._queued_items[item.ticket] = QueuedItem(item, item.ticket, returned=returned)
         lane = self._lanes.get(item.lane)
         if lane is None:
-            lane = self._lanes[item.lane] = LaneQueues(self._queued_items, self.slack.of(item.lane))
+            lane = self._lanes[item.lane] = LaneQueues(self.slack.of(item.lane))
         self.census.count(queued)
         lane.depths[queued.klass] += 1
         if queued.klass in lane.arrivals:
-            lane.arrivals[queued.klass].add(item.arrived_at, queued, lane.depths[queued.klass])
+            lane.arrivals[queued.klass].add((item.arrived_at, item.ticket, queued))
         if item.line is None:
             lane.admit(queued, refund=refund)
             return
@@ -111,7 +111,10 @@ class Scheduler(Generic[ItemT]):
         del self._queued_items[queued.ticket]
         item.ticket = 0
         self.census.left(queued)
-        self._lanes[item.lane].depths[queued.klass] -= 1
+        lane = self._lanes[item.lane]
+        lane.depths[queued.klass] -= 1
+        if queued.klass in lane.arrivals and not queued.aged:
+            lane.arrivals[queued.klass].remove((item.arrived_at, queued.ticket, queued))
         if item.line is not None:
             self._turns.left(item.line, queued)
 

@@ -1,21 +1,51 @@
-"""Which turns of the conversations are eligible: of each class the first of a line, none while one of it is out."""
+"""Conversations as lines: one turn of a line is out at a time, and within a class they go in the order of their log.
+
+Of each class the first turn of a line is eligible, none while one of it is out.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Mapping
 from typing import Generic
 
 from penstock.processors.core.queue.lane_queues import ItemT, LaneQueues, QueuedItem
-from penstock.processors.core.queue.lines import Line
+
+
+class _Line(Generic[ItemT]):
+    """The waiting turns of one conversation. `held`: one of them was started and has not ended."""
+
+    __slots__ = ("fronts", "held", "returned", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, list[tuple[int, int, QueuedItem[ItemT]]]] = {}  # by class, in the order of the log
+        self.fronts: dict[str, QueuedItem[ItemT]] = {}  # by class, the turn that is eligible
+        self.held = False
+        self.returned: QueuedItem[ItemT] | None = None  # the turn that holds the line and waits to be started again
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to remember."""
+        return self.held or any(self.waiting.values())
+
+    def add(self, queued: QueuedItem[ItemT]) -> None:
+        insort(self.waiting.setdefault(queued.klass, []), (queued.seq, queued.ticket, queued))
+
+    def left(self, queued: QueuedItem[ItemT]) -> None:
+        turns = self.waiting[queued.klass]
+        del turns[bisect_left(turns, (queued.seq, queued.ticket))]
+
+    def front(self, klass: str) -> QueuedItem[ItemT] | None:
+        """The turn of a class that should be eligible now."""
+        turns = None if self.held else self.waiting.get(klass)
+        return turns[0][-1] if turns else None
 
 
 class Turns(Generic[ItemT]):
     """Admits items of lines to the queues of their lanes, and withdraws them, as their lines move on."""
 
-    def __init__(self, queued_items: Mapping[int, QueuedItem[ItemT]], lanes: Mapping[str, LaneQueues[ItemT]]) -> None:
-        self._queued_items = queued_items
+    def __init__(self, lanes: Mapping[str, LaneQueues[ItemT]]) -> None:
         self._lanes = lanes
-        self._lines: dict[str, Line[QueuedItem[ItemT]]] = {}
+        self._lines: dict[str, _Line[ItemT]] = {}
 
     def __len__(self) -> int:
         """Lines that have an item queued or started."""
@@ -38,7 +68,7 @@ class Turns(Generic[ItemT]):
         if queued.returned:
             line.returned = None
             return
-        line.left(klass)
+        line.left(queued)
         if line.fronts.get(klass) is queued:
             del line.fronts[klass]
         self._update_front(line, klass)
@@ -63,18 +93,18 @@ class Turns(Generic[ItemT]):
             queued.returned = False
             self._lanes[queued.item.lane].withdraw(queued)
             line.add(queued)
-        for klass in list(line.classes()):
+        for klass in list(line.waiting):
             self._update_front(line, klass)
         self._forget(name)
         return True
 
-    def _line(self, name: str) -> Line[QueuedItem[ItemT]]:
+    def _line(self, name: str) -> _Line[ItemT]:
         line = self._lines.get(name)
         if line is None:
-            line = self._lines[name] = Line(self._queued_items)
+            line = self._lines[name] = _Line()
         return line
 
-    def _update_front(self, line: Line[QueuedItem[ItemT]], klass: str) -> None:
+    def _update_front(self, line: _Line[ItemT], klass: str) -> None:
         before, now = line.fronts.get(klass), line.front(klass)
         if before is now:
             return

@@ -41,3 +41,14 @@ class Poison:
     attempt: int
     callback_url: str | None = None
     labels: Labels = NO_LABELS
+
+    @property
+    def request(self) -> InferenceRequest:
+        """What is known of it as a request."""
+        return InferenceRequest(
+            request_id=self.request_id or "",
+            tenant=self.tenant or "default",
+            task="text_generation",
+            created_at=self.origin.append_time_ms,
+            callback_url=self.callback_url,
+        )

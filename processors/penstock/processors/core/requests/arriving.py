@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.commit.gate import Arrival, CommitGate
@@ -56,17 +56,7 @@ class Arrivals:
         """
         self._gate.batch(tp, start, end, offsets)
 
-    def arrived(
-        self,
-        tp: TP,
-        offset: int,
-        read: Taken | Poison,
-        value: bytes,
-        headers: tuple[tuple[str, bytes | None], ...],
-        record_key: bytes | None,
-        now: float,
-        wall_ms: int,
-    ) -> Work | None:
+    def arrived(self, tp: TP, offset: int, read: Taken | Poison, body: Body, now: float, wall_ms: int) -> Work | None:
         """A record of a delivered range. Returns the work when it is new."""
         key = (*tp, offset)
         arrival = self._gate.arrive(tp, offset, self._gate_id(read, key))
@@ -77,8 +67,7 @@ class Arrivals:
         if (former := self._registry.works.get(key)) is not None:  # of a topic that was deleted and made anew since
             self._holdings.drop(former)
         if isinstance(read, Poison):
-            return self._poison(key, read, value, headers, record_key, now)
-        body = Body(read.request, value, headers, record_key, read.size_bytes)
+            return self._poison(key, read, body, now)
         work = self._hold(key, read, body, now, wall_ms)
         if read.belongs_on is not None or read.pool is not None:
             self._registry.transition(work, "arrive_elsewhere", Stage.MOVING)
@@ -109,40 +98,22 @@ class Arrivals:
         if work is not None and not known and len(work.repeats) < MOST_REPEATS:
             work.repeats.append(read.origin)
 
-    def _poison(
-        self,
-        key: WorkKey,
-        poison: Poison,
-        value: bytes,
-        headers: tuple[tuple[str, bytes | None], ...],
-        record_key: bytes | None,
-        now: float,
-    ) -> Work:
+    def _poison(self, key: WorkKey, poison: Poison, body: Body, now: float) -> Work:
         work = Work(
             key=key,
-            request_id=poison.request_id or "",
-            tenant=poison.tenant or "default",
-            task="text_generation",
-            klass="medium",
-            priority=5,
-            lane="",
-            line=None,
-            deadline_ms=None,
-            deadline=None,
+            request_id=body.request.request_id,
+            tenant=body.request.tenant,
+            task=body.request.task,
             arrived_at=now,
-            cost=1,
             seq=self._registry.next_seq(),
             attempt=poison.attempt,
             max_attempts=1,
             epoch=self._registry.generation,
-            stream=False,
             first_place=poison.origin,
-            body=None,
+            body=body,
             labels=poison.labels,
-            size_bytes=len(value),
+            size_bytes=len(body.value),
         )
-        stub = replace(work.request, callback_url=poison.callback_url)
-        work.body = Body(stub, value, headers, record_key, len(value))
         self._registry.hold(work)
         self._endings.letter(work, "arrive_poison", poison.reason)
         return work
@@ -160,7 +131,6 @@ class Arrivals:
             task=request.task,
             klass=read.klass,
             priority=request.priority,
-            lane="",
             line=read.line,
             conversation_id=request.conversation_id,
             deadline_ms=deadline_ms,

@@ -17,9 +17,8 @@ EVERY_S = 0.2
 class Steps:
     """`emit` takes the statuses. Nothing is said of a run that has ended."""
 
-    def __init__(self, emit: Callable[[Status], None], every_s: float = EVERY_S) -> None:
+    def __init__(self, emit: Callable[[Status], None]) -> None:
         self._emit = emit
-        self._every_s = every_s
         self._due: deque[tuple[float, Work, Run]] = deque()
 
     def done(self, work: Work, run: Run, step: int, steps: int, now: float) -> None:
@@ -27,11 +26,11 @@ class Steps:
         if run.steps == steps and step <= run.step:
             return
         run.step, run.steps = step, steps
-        if run.step_told_at is None or now - run.step_told_at >= self._every_s:
+        if run.step_told_at is None or now - run.step_told_at >= EVERY_S:
             self._tell(work, run, now)
         elif not run.step_due:
             run.step_due = True
-            self._due.append((run.step_told_at + self._every_s, work, run))
+            self._due.append((run.step_told_at + EVERY_S, work, run))
 
     def tick(self, now: float) -> None:
         """Tell what has waited long enough."""

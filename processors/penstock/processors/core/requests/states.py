@@ -133,13 +133,6 @@ Transition = tuple[str, str, str]
 """(stage, event, next stage)"""
 
 TRANSITIONS: frozenset[Transition] = frozenset(
-    (str(stage), event, str(after))
-    for stage, events in TABLE.items()
-    for event, follow in events.items()
-    for after in follow
-)
-
-_ALLOWED: frozenset[tuple[Stage, str, Stage]] = frozenset(
     (stage, event, after) for stage, events in TABLE.items() for event, follow in events.items() for after in follow
 )
 
@@ -150,5 +143,5 @@ class IllegalTransition(RuntimeError):
 
 def check(stage: Stage, event: str, after: Stage) -> None:
     """Raises IllegalTransition for what is not in the table."""
-    if (stage, event, after) not in _ALLOWED:
+    if (stage, event, after) not in TRANSITIONS:
         raise IllegalTransition(f"{event} cannot bring a request from {stage} to {after}")

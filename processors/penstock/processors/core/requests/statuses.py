@@ -13,6 +13,7 @@ from itertools import islice
 
 from penstock.processors.core.effects import Status
 from penstock.processors.core.queue.explaining import Explainer
+from penstock.processors.core.requests.waits import Waits
 from penstock.processors.core.requests.work import Work
 from penstock.schemas.records import WaitingFor
 
@@ -38,15 +39,12 @@ def status_event(
 
 @dataclass(eq=False)
 class Statuses:
-    """`_emit` takes the statuses that have lasted for the linger. `_on_run` hears of each work that goes to its engine.
-
-    Without an explainer nothing is said of what a request waits for.
-    """
+    """`_emit` takes the statuses that have lasted for the linger."""
 
     _emit: Callable[[Status], None]
     _linger_s: float
-    _explainer: Explainer | None = None
-    _on_run: Callable[[Work, float], None] = lambda work, now: None
+    _explainer: Explainer
+    _waits: Waits
     _due: deque[tuple[float, Work, str]] = field(init=False, default_factory=deque[tuple[float, Work, str]])
     _turns: dict[Work, None] = field(init=False, default_factory=dict[Work, None])
     """Turns of conversations that stated another reason than the turn before them, or did until they started."""
@@ -54,7 +52,7 @@ class Statuses:
     def say(self, work: Work, status: str, now: float) -> None:
         """The work is in this status from now on."""
         if status == "running":
-            self._on_run(work, now)
+            self._waits.ran(work, now)
         if work.pending_status != status:
             work.pending_status = status
             self._due.append((now + self._linger_s, work, status))
@@ -63,7 +61,7 @@ class Statuses:
         """Publish it without waiting whether it lasts."""
         work.pending_status = work.published_status = status
         waiting = None
-        if status in WAITING and self._explainer is not None:
+        if status in WAITING:
             waiting = self._explainer.explain(work, now)
             work.published_waiting = (waiting.reason, waiting.position)
         self._emit(status_event(work, status, detail, waiting=waiting))
@@ -74,7 +72,7 @@ class Statuses:
         `ahead`: (requests, tokens) that start before it on its lane, see `Explainer.explain`.
         """
         status = work.published_status
-        if status not in WAITING or work.pending_status != status or self._explainer is None:
+        if status not in WAITING or work.pending_status != status:
             return
         waiting = self._explainer.explain(work, now, ahead)
         if work.published_waiting != (waiting.reason, waiting.position):
@@ -103,7 +101,7 @@ class Statuses:
 
     def _publish(self, work: Work, status: str, now: float, ahead: tuple[int, int] | None = None) -> None:
         waiting = None
-        if status in WAITING and self._explainer is not None:
+        if status in WAITING:
             waiting = self._explainer.explain(work, now, ahead)
             if status in STATUS_OF.values():  # it lasted for the linger: meanwhile it may wait for something else
                 status = STATUS_OF.get(waiting.reason, "queued")

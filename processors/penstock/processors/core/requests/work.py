@@ -33,7 +33,6 @@ class Body:
     value: bytes
     headers: tuple[tuple[str, bytes | None], ...]
     record_key: bytes | None
-    size_bytes: int
 
 
 @fixed
@@ -131,22 +130,25 @@ class Run:
 
 @dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Work:
-    """A request between arrival and commit. The scheduler's item; it stays within the core."""
+    """A request between arrival and commit. The scheduler's item; it stays within the core.
+
+    The defaults of its first facts are for what can only end: its payload, or whose it is, is not known.
+    """
 
     key: WorkKey
     request_id: str
     tenant: str
     task: str
-    klass: str
-    priority: int
-    lane: str
+    klass: str = "medium"
+    priority: int = 5
+    lane: str = ""
     model_reason: str | None = None
     """Why this model, when its caller named none."""
-    line: str | None
-    deadline_ms: int | None
-    deadline: float | None
+    line: str | None = None
+    deadline_ms: int | None = None
+    deadline: float | None = None
     arrived_at: float
-    cost: int
+    cost: int = 1
     seq: int
     ticket: int = 0
     conversation_id: str | None = None
@@ -171,12 +173,12 @@ class Work:
     failure: str | None = None
     """Why its last attempt failed."""
     epoch: int
-    stream: bool
+    stream: bool = False
     first_place: Origin
-    body: Body | None
+    body: Body | None = None
     labels: Labels = NO_LABELS
     """Known also while its bytes are not here."""
-    size_bytes: int
+    size_bytes: int = 0
     run: Run | None = None
     told: Told | None = None
     """What an earlier run has published of its stream."""

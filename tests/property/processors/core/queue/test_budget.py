@@ -85,11 +85,10 @@ class BudgetMachine(RuleBasedStateMachine):
 
     @invariant()
     def bounds(self) -> None:
-        stats = self.budget.stats()
-        assert stats.bodies_bytes == sum(size for _, size in self.bodies)
-        assert stats.facts == sum(self.facts.values())
-        assert self.budget.used_bytes == stats.used_bytes == stats.bodies_bytes + FACT * stats.facts
-        assert 0 <= stats.bodies_bytes <= TOTAL * 3 // 8 + self.largest
+        assert self.budget.bodies_bytes == sum(size for _, size in self.bodies)
+        assert self.budget.facts == sum(self.facts.values())
+        assert self.budget.used_bytes == self.budget.bodies_bytes + FACT * self.budget.facts
+        assert 0 <= self.budget.bodies_bytes <= TOTAL * 3 // 8 + self.largest
 
     @invariant()
     def facts_are_shared(self) -> None:
@@ -111,7 +110,7 @@ def test_one_partition_alone_may_use_all_facts_and_leaves_the_others_theirs() ->
     budget.assign(TPS)
     while not budget.full(TPS[0]):
         budget.count_fact(TPS[0])
-    assert budget.stats().facts == 80 + 20
+    assert budget.facts == 80 + 20
     for tp in TPS[1:]:
         for _ in range(20):
             assert not budget.full(tp)

@@ -53,7 +53,7 @@ def test_a_parked_request_is_read_again_for_its_new_class() -> None:
     world.finish("r39")
     while world.running:
         world.finish(next(iter(world.running)))
-    assert world.flow.budget.stats().bodies_bytes == 0
+    assert world.flow.budget.bodies_bytes == 0
     assert len(world.ended) == 40
 
 
@@ -77,7 +77,7 @@ def test_one_that_runs_or_waits_for_a_retry_is_in_its_new_class_when_it_is_queue
     assert list(world.running) == ["moved"]
     world.finish("moved")
     world.finish("waits")
-    assert world.flow.budget.stats().bodies_bytes == 0
+    assert world.flow.budget.bodies_bytes == 0
 
 
 def test_what_was_said_of_its_place_is_said_anew() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 from flow_driver import World
 from penstock.processors.core import effects as ask
-from penstock.processors.core.composition import new_flow
 from penstock.processors.core.flow import Flow
 from penstock.schemas.records import Origin
 
@@ -22,7 +21,7 @@ class Journaled(World):
         super().__init__()
 
     def make_flow(self, *args: Any) -> Flow:
-        return new_flow(*args, deaths=lambda key, request_id: self._deaths if (key, request_id) == (FIRST, "r") else 0)
+        return Flow(*args, deaths=lambda key, request_id: self._deaths if (key, request_id) == (FIRST, "r") else 0)
 
 
 def test_each_copy_of_a_moved_request_has_the_deaths_of_its_first_record() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 from flow_driver import World
 from penstock.processors.core import effects as ask
-from penstock.processors.core.composition import new_flow
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.requests.work import Work
 from penstock.schemas.errors import EngineFailed, InvalidRequest, Overloaded
@@ -136,7 +135,7 @@ class Journaled(World):
 
     def make_flow(self, *args: Any) -> Flow:
         died = extended(None, [Attempt(attempt=1, worker_id="before")])
-        return new_flow(*args, deaths=lambda *_: 1, earlier_attempts=lambda key, _: died if key[2] == 0 else None)
+        return Flow(*args, deaths=lambda *_: 1, earlier_attempts=lambda key, _: died if key[2] == 0 else None)
 
 
 def test_attempts_under_which_workers_died_stand_before_those_of_this_life() -> None:

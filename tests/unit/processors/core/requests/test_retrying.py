@@ -168,15 +168,15 @@ def test_the_bytes_of_those_that_wait_for_a_retry_keep_to_their_share() -> None:
     """Retries go on for an hour: what fails would fill the memory that is meant for what waits."""
     world = World(intake_bytes=1 << 20)
     flood(world, 60, size=10_000)
-    share = world.flow.budget.stats().pair_share_bytes
+    share = world.flow.budget.pair_share_bytes
     assert not world.running, "each has failed"
-    assert 0 < world.flow.budget.stats().bodies_bytes <= share + 10_000
+    assert 0 < world.flow.budget.bodies_bytes <= share + 10_000
     world.pass_time(40)
     for _ in range(60):
         world.finish(next(iter(world.running)))
     assert len(world.ended) == 60
     assert {status for _, status in world.ended} == {"completed"}
-    assert world.flow.budget.stats().bodies_bytes == 0
+    assert world.flow.budget.bodies_bytes == 0
     assert world.committed() == 60
 
 
