@@ -221,7 +221,6 @@ class EmbeddingBackend:
             output={"embeddings": [truncate(vector, dimensions) for vector in run.vectors], "dimensions": dimensions},
             finish_reason=None,
             usage={"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens},
-            prompt_tokens=tokens,
         )
 
 
