@@ -53,7 +53,7 @@ class LiveFlow(World):
             clock=time.monotonic,
             machine=self.machine,
         )
-        flow = new_flow(settings, self.lanes, book, devices=self.serving.capacities)
+        flow = new_flow(settings, self.serving, book, devices=self.machine.capacities)
         self.lanes.connect(self.serving, flow, lambda: None)
         self.serving.connect(flow)
         self.execution = Execution(
