@@ -46,7 +46,7 @@ class LanesWorld(World):
         raise NotImplementedError
 
     def make_flow(self, *args: Any) -> Flow:
-        flow = Flow(*args, devices=self.serving.capacities, memory_error=self.metrics.memory_error)
+        flow = Flow(*args, devices=self.serving.machine.capacities, memory_error=self.metrics.memory_error)
         self.lanes.connect(self.serving, flow, self.settle)
         self.serving.connect(flow)
         return flow

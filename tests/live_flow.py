@@ -52,7 +52,7 @@ class LiveFlow(World):
             clock=time.monotonic,
             machine=self.machine,
         )
-        flow = Flow(settings, self.lanes, book, devices=self.serving.capacities)
+        flow = Flow(settings, self.serving, book, devices=self.machine.capacities)
         self.lanes.connect(self.serving, flow, lambda: None)
         self.serving.connect(flow)
         self.execution = Execution(

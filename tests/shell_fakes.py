@@ -19,6 +19,7 @@ from penstock.processors.engines.base import (
     RunFailed,
     RunSpec,
     Sink,
+    usage_of,
 )
 from penstock.processors.past import Past
 from penstock.schemas.errors import PenstockError
@@ -114,15 +115,7 @@ class ScriptedEngine:
     def finish_with(self, output: dict[str, Any]) -> None:
         spec, _, sink = self.only_run()
         del self.runs[spec.run_id]
-        sink.on_finished(
-            Finished(
-                run_id=spec.run_id,
-                output=output,
-                finish_reason="stop",
-                prompt_tokens=3,
-                completion_tokens=2,
-            )
-        )
+        sink.on_finished(Finished(run_id=spec.run_id, output=output, finish_reason="stop", usage=usage_of(3, 2)))
 
     def fail(self, error: PenstockError, *, again: bool) -> None:
         spec, _, sink = self.only_run()

@@ -65,8 +65,8 @@ class EngineKind:
     maker: str = f"{_FACTORY}:make_child"
     sizer: str = f"{_SIZING}:own_size"
     """Finds out before it is loaded how much memory it takes."""
-    files_need: str = f"{_SIZING}:weights_need"
-    """Bytes that it takes with the files of a model, for the sizer `size_of_files`."""
+    files_need: str | None = None
+    """Bytes that it takes with the files of a model, for the sizer `size_of_files`; None: see `parts.py`."""
     openai: bool = False
     """Whether it passes on whatever OpenAI's protocol has."""
     abilities: frozenset[str] = frozenset()

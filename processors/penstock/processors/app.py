@@ -134,14 +134,11 @@ class WorkerApp:
         except OSError as error:
             where = f"{self.settings.worker.health_host}:{self.settings.worker.health_port}"
             raise CannotStart(f"{where} cannot be bound ({error.strerror}); set worker.health_port") from error
-        try:
-            await parts.control.start(deadline_s=30)
-        except PenstockError as error:
-            raise CannotStart(f"{kafka.names.control} could not be read: {error}", EXIT_UNREACHABLE) from error
-        try:
-            await parts.desired.start(deadline_s=30)
-        except PenstockError as error:
-            raise CannotStart(f"{kafka.names.desired} could not be read: {error}", EXIT_UNREACHABLE) from error
+        for follower, topic in ((parts.control, kafka.names.control), (parts.desired, kafka.names.desired)):
+            try:
+                await follower.start(deadline_s=30)
+            except PenstockError as error:
+                raise CannotStart(f"{topic} could not be read: {error}", EXIT_UNREACHABLE) from error
         parts.refetcher.start()
         parts.serving.on_change = self._changed.set  # whoever looks at a model that was just loaded finds it so
         await parts.serving.observe()
@@ -151,9 +148,9 @@ class WorkerApp:
         parts.background += [
             asyncio.create_task(self._guard(parts.worker.tick_forever()), name="ticker"),
             asyncio.create_task(self._guard(parts.committer.run_forever()), name="committer"),
-            asyncio.create_task(self._guard(self._watch_forever()), name="watchdog"),
-            asyncio.create_task(self._guard(self._report_forever()), name="reporter"),
-            asyncio.create_task(self._guard(self._observe_forever()), name="observer"),
+            asyncio.create_task(self._guard(self._watch_forever(parts)), name="watchdog"),
+            asyncio.create_task(self._guard(self._report_forever(parts)), name="reporter"),
+            asyncio.create_task(self._guard(self._observe_forever(parts)), name="observer"),
             asyncio.create_task(self._guard(parts.partitions.run_forever()), name="partition watch"),
         ]
         self._state = "running"
@@ -186,51 +183,42 @@ class WorkerApp:
                 self._parts.worker.break_down()
             self._finish(EXIT_FAILED)
 
-    async def _watch_forever(self) -> None:
-        """Once a second: has Faust given up, is a partition stalled, has the control book grown old?"""
-        parts = self._parts
-        assert parts is not None
-        while True:
+    async def _watch_forever(self, parts: Parts) -> None:
+        """Once a second."""
+        trouble = None
+        while trouble is None:
             await asyncio.sleep(1.0)
-            if parts.membership.crashed:
-                logger.error("worker.faust_crashed: exiting to be restarted")
-                self._finish(EXIT_FAILED)
-                return
-            if not (parts.control.alive and parts.desired.alive):
-                logger.error("worker.control_reader_died: exiting to be restarted")
-                self._finish(EXIT_FAILED)
-                return
-            parts.book.prune(now_ms())
-            joined, generation = parts.membership.joined, parts.membership.generation
-            answers = joined or await parts.watch.wait(1.0)
-            if self._join_watch.look(
-                joined=joined, was_member=generation >= 0, broker_answers=answers, now=time.monotonic()
-            ):
-                logger.error("worker.not_joined generation=%d: exiting to be restarted", generation)
-                self._finish(EXIT_FAILED)
-                return
-            if not joined:
-                continue
-            try:
-                async with asyncio.timeout(self.settings.worker.stall_s):
-                    seen = await parts.membership.progress()
-            except TimeoutError:
-                logger.error("worker.consumer_thread_stuck: exiting to be restarted")
-                self._finish(EXIT_FAILED)
-                return
-            self._seen = seen
-            stalled = self._watch.look(seen, room=parts.worker.has_room, now=time.monotonic())
-            if stalled:
-                logger.error("worker.stalled partitions=%s: exiting to be restarted", sorted(stalled))
-                self._finish(EXIT_FAILED)
-                return
+            trouble = await self._trouble(parts)
+        logger.error("%s: exiting to be restarted", trouble)
+        self._finish(EXIT_FAILED)
 
-    async def _report_forever(self) -> None:
-        parts = self._parts
-        assert parts is not None
+    async def _trouble(self, parts: Parts) -> str | None:
+        """Why this process can do no good any more, as it stands in the log; None while it can."""
+        if parts.membership.crashed:
+            return "worker.faust_crashed"
+        if not (parts.control.alive and parts.desired.alive):
+            return "worker.control_reader_died"
+        parts.book.prune(now_ms())
+        joined, generation = parts.membership.joined, parts.membership.generation
+        answers = joined or await parts.watch.wait(1.0)
+        if self._join_watch.look(
+            joined=joined, was_member=generation >= 0, broker_answers=answers, now=time.monotonic()
+        ):
+            return f"worker.not_joined generation={generation}"
+        if not joined:
+            return None
+        try:
+            async with asyncio.timeout(self.settings.worker.stall_s):
+                self._seen = await parts.membership.progress()
+        except TimeoutError:
+            return "worker.consumer_thread_stuck"
+        stalled = self._watch.look(self._seen, room=parts.worker.has_room, now=time.monotonic())
+        return f"worker.stalled partitions={sorted(stalled)}" if stalled else None
+
+    async def _report_forever(self, parts: Parts) -> None:
         rounds = 0
         while True:
-            self._report()
+            self._report(parts)
             if rounds % 12 == 11:  # a gateway that starts late finds recent facts of every model
                 parts.serving.publish_models()
             rounds += 1
@@ -238,19 +226,14 @@ class WorkerApp:
             await asyncio.sleep(REPORT_GAP_S)
             await set_within(self._changed, self.settings.worker.state_interval_s)
 
-    async def _observe_forever(self) -> None:
+    async def _observe_forever(self, parts: Parts) -> None:
         """What others use of the devices changes at any time."""
-        parts = self._parts
-        assert parts is not None
         while True:
             await asyncio.sleep(OBSERVE_S)
             await parts.serving.observe()
             parts.worker.changed()
 
-    def _report(self) -> None:
-        parts = self._parts
-        if parts is None:
-            return
+    def _report(self, parts: Parts) -> None:
         state = WorkerState(
             worker_id=self.settings.worker_id,
             state=self._state,
@@ -383,7 +366,7 @@ class WorkerApp:
         await parts.execution.close()
         await parts.serving.stop()
         self._state = "stopped"
-        self._report()
+        self._report(parts)
         await parts.control.stop()
         await parts.desired.stop()
         await parts.refetcher.stop()

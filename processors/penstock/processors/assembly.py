@@ -49,7 +49,6 @@ from penstock.processors.outputs import Outputs
 from penstock.processors.settings import WorkerSettings
 from penstock.processors.spool import Spool
 from penstock.processors.worker import Rooms, Worker
-from penstock.schemas.codec import Codec
 from penstock.schemas.records import ControlCommand
 from penstock.schemas.registry import registry_codecs
 from penstock.schemas.topics import CLASSES
@@ -127,8 +126,20 @@ def assemble(
     def catch_up(within_s: float) -> None:
         control.catch_up(within_s)
 
-    turns = _turns(
-        settings, asynchronous, codec, faults, watch, HeldImages(outputs.store), store_threads, catch_up, copy
+    conversations = settings.conversations
+    turns = Turns(
+        KafkaLog(kafka, asynchronous, max_topics=conversations.max_topics, durability=settings.topics.durability)
+        if copy is None
+        else SharedLog(copy, asynchronous, names, codec),
+        codec,
+        names.conversation,
+        threads=conversations.threads,
+        cached_bytes=conversations.cached_bytes,
+        watch=watch,
+        catch_up=catch_up,
+        held=HeldImages(outputs.store),
+        store_threads=store_threads,
+        after_append=lambda: faults.hit("after_answer_append"),
     )
     journal = CrashJournal(conf.data_dir / "journal", settings.worker_id)
     book = ControlBook(horizon_s=conf.control_horizon_s, remembered=conf.control_remembered)
@@ -143,11 +154,11 @@ def assemble(
     )
     flow = Flow(
         flow_settings(settings),
-        lanes,
+        serving,
         book,
         deaths=journal.deaths,
         earlier_attempts=journal.attempts,
-        devices=serving.capacities,
+        devices=serving.machine.capacities,
         estimate_error=metrics.estimate_error,
         memory_error=metrics.memory_error,
         estimates=serving.remembered.estimates,
@@ -295,34 +306,6 @@ def flow_settings(settings: WorkerSettings) -> FlowSettings:
         lifetimes=LifetimeSettings(floor_s=scheduler.ttl_floor_s, factor=scheduler.ttl_factor)
         if scheduler.dynamic_ttl
         else None,
-    )
-
-
-def _turns(
-    settings: WorkerSettings,
-    transport: AsyncTransport,
-    codec: Codec,
-    faults: Faults,
-    watch: BrokerWatch,
-    held: HeldImages,
-    store_threads: DaemonThreads,
-    catch_up: Callable[[float], None],
-    copy: ShardCopy | None,
-) -> Turns:
-    conf = settings.conversations
-    kafka = settings.kafka_settings()
-    own = KafkaLog(kafka, transport, max_topics=conf.max_topics, durability=settings.topics.durability)
-    return Turns(
-        own if copy is None else SharedLog(copy, transport, kafka.names, codec),
-        codec,
-        kafka.names.conversation,
-        threads=conf.threads,
-        cached_bytes=conf.cached_bytes,
-        watch=watch,
-        catch_up=catch_up,
-        held=held,
-        store_threads=store_threads,
-        after_append=lambda: faults.hit("after_answer_append"),
     )
 
 

@@ -9,9 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.processors.kafka.batches import Batch
+from penstock.processors.kafka.batches import TP, Batch
 
-TP = tuple[str, int]
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.01, 0.1
 """A schema registry answers within milliseconds; one that is away is asked ten times a second."""
 LONG = 5
@@ -28,17 +27,6 @@ class PendingBatch:
     """How many of its records were taken."""
     announced: bool = False
     """Whether the commit gate knows of it."""
-    holds_room: bool = True
-    """Whether it counts among the few batches that the consumer hands over at a time."""
-
-    @property
-    def tp(self) -> TP:
-        return (self.batch.topic, self.batch.partition)
-
-    def give_room_back(self) -> None:
-        if self.holds_room:
-            self.holds_room = False
-            self.batch.taken()
 
 
 class Inbox:
@@ -63,14 +51,14 @@ class Inbox:
         """The batch to be taken next; None when there is none but those of partitions that are set aside."""
         for queue in self._queues.values():
             for pending in queue:
-                if not self._aside or now >= self._aside.get(pending.tp, (now, 0))[0]:
+                if not self._aside or now >= self._aside.get(pending.batch.tp, (now, 0))[0]:
                     return pending
         return None
 
     def done(self, pending: PendingBatch) -> None:
         """All its records were taken."""
         self._queues[pending.urgency].remove(pending)
-        pending.give_room_back()
+        pending.batch.taken()
 
     def set_aside(self, pending: PendingBatch, now: float) -> int:
         """Its next record cannot be read yet: its partition waits a moment. How often in a row it was set aside.
@@ -78,18 +66,18 @@ class Inbox:
         The room of its batches is given back, or other partitions would wait for this one. `aside` tells the consumer
         to hand over no more of it.
         """
-        tp = pending.tp
+        tp = pending.batch.tp
         _, times = self._aside.get(tp, (now, 0))
         self._aside[tp] = now + min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(times, 10)), times + 1
         for one in self._queues[pending.urgency]:
-            if one.tp == tp:
-                one.give_room_back()
+            if one.batch.tp == tp:
+                one.batch.taken()
         return times + 1
 
     def was_read(self, pending: PendingBatch) -> None:
         """Its next record was read: its partition waits no more."""
         if self._aside:
-            self._aside.pop(pending.tp, None)
+            self._aside.pop(pending.batch.tp, None)
 
     @property
     def aside(self) -> frozenset[TP]:
@@ -108,7 +96,7 @@ class Inbox:
         for queue in self._queues.values():
             for pending in queue:
                 untaken += len(pending.batch.records) - pending.at
-                pending.give_room_back()
+                pending.batch.taken()
             queue.clear()
         return untaken
 

@@ -17,15 +17,13 @@ from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.manager import ModelManager
 from penstock.processors.models.serving import Serving
 from penstock.processors.models.sizing import ModelSize
-from penstock.schemas.abilities import Need
-from penstock.schemas.choosing import Choice
 from penstock.schemas.errors import PenstockError
 
 logger = logging.getLogger(__name__)
 
 
 class Lanes:
-    """Carries out `Size`, `Load` and `Unload`, and takes the manager's reports; the flow's catalog too."""
+    """Carries out `Size`, `Load` and `Unload`, and takes the manager's reports."""
 
     def __init__(self, metrics: Metrics, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._metrics = metrics
@@ -61,12 +59,6 @@ class Lanes:
     def _changed(self) -> None:
         self._serving.publish_models()
         self._wake()
-
-    # -- the flow's catalog
-
-    def resolve(self, task: str, model: str | None, need: Need | None = None) -> Choice:
-        """Raises ModelNotFound, UnsupportedParameter."""
-        return self._serving.resolve(task, model, need)
 
     # -- what operators order
 

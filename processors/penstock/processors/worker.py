@@ -248,15 +248,15 @@ class Worker:
             if not pending.announced:
                 pending.announced = True
                 offsets = [record.offset for record in batch.records]
-                self._rooms.flow.arrivals.delivered_range(pending.tp, batch.start, batch.end, offsets)
+                self._rooms.flow.arrivals.delivered_range(batch.tp, batch.start, batch.end, offsets)
             records = batch.records[pending.at : pending.at + RECORDS_A_TURN - taken]
             for record in records:
                 try:
-                    self._take(pending.tp, record)
+                    self._take(batch.tp, record)
                 except RegistryUnavailable as error:
                     if self._inbox.set_aside(pending, now) == LONG:
                         logger.warning(
-                            "intake.registry_unavailable topic=%s partition=%d error=%s: it waits", *pending.tp, error
+                            "intake.registry_unavailable topic=%s partition=%d error=%s: it waits", *batch.tp, error
                         )
                     break
                 self._inbox.was_read(pending)

@@ -49,11 +49,11 @@ def test_urgent_records_pass_a_batch_that_is_taken_in_part_which_goes_on_where_i
     inbox.put(room.batch("high", 0, 1))
     urgent = inbox.first(0.0)
     assert urgent is not None
-    assert urgent.tp == ("high", 0)
+    assert urgent.batch.tp == ("high", 0)
     inbox.done(urgent)
     again = inbox.first(0.0)
     assert again is not None
-    assert (again.tp, again.at, again.announced) == (("low", 0), 2, True), "the gate is not told of it twice"
+    assert (again.batch.tp, again.at, again.announced) == (("low", 0), 2, True), "the gate is not told of it twice"
 
 
 def test_a_batch_gives_its_room_back_when_it_is_taken_to_its_end() -> None:
@@ -99,7 +99,7 @@ def test_a_partition_that_is_set_aside_waits_and_others_go_on() -> None:
     assert inbox.aside == {("high", 0)}
     other = inbox.first(1.0)
     assert other is not None
-    assert other.tp == ("low", 0)
+    assert other.batch.tp == ("low", 0)
     inbox.done(other)
     assert inbox.first(1.0) is None
     assert inbox.first(1.0 + FIRST_WAIT_S) is stuck

@@ -159,11 +159,11 @@ async def test_a_busy_engine_gets_nothing_new_for_as_long_as_it_says(shell: Shel
 
 
 async def test_the_catalog_is_the_models(shell: Shell) -> None:
-    first = shell.lanes.resolve("text_generation", None)
+    first = shell.serving.resolve("text_generation", None)
     assert (first.model, first.reason) == ("m", "none is loaded; first in the configuration")
-    assert shell.lanes.resolve("text_generation", "other") == ("other", None)
+    assert shell.serving.resolve("text_generation", "other") == ("other", None)
     with pytest.raises(ModelNotFound):
-        shell.lanes.resolve("text_generation", "unknown")
+        shell.serving.resolve("text_generation", "unknown")
 
 
 async def test_events_name_the_device_and_its_memory_while_there_is_an_engine(shell: Shell) -> None:
@@ -260,8 +260,8 @@ async def test_models_come_and_go(shell: Shell) -> None:
     assert shell.forgotten == ["m", "other"] or shell.forgotten == ["other", "m"]
     assert [state.model for state in shell.serving.model_states()] == ["new"]
     with pytest.raises(ModelNotFound):
-        shell.lanes.resolve("text_generation", "m")
-    choice = shell.lanes.resolve("text_generation", None)
+        shell.serving.resolve("text_generation", "m")
+    choice = shell.serving.resolve("text_generation", None)
     assert choice == ("new", "it is the only model for the task")
 
 

@@ -17,7 +17,9 @@ from support import wait_until_async
 
 
 def output(size: int) -> Finished:
-    return Finished(run_id="run", output={"images": [{"data": bytes(size)}]}, finish_reason="stop", prompt_tokens=3)
+    return Finished(
+        run_id="run", output={"images": [{"data": bytes(size)}]}, finish_reason="stop", usage={"prompt_tokens": 3}
+    )
 
 
 async def test_an_output_comes_back_as_it_was(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Set
+from contextlib import suppress
 
 from penstock.common.artifacts import ArtifactStore
 from penstock.schemas.errors import Conflict
@@ -38,11 +39,5 @@ class HeldImages:
         for artifact_id in gone:
             artifact = store.peek(tenant, artifact_id)
             if artifact is not None and artifact.request_id == erased:
-                _delete(store, tenant, artifact_id)
-
-
-def _delete(store: ArtifactStore, tenant: str, artifact_id: str) -> None:
-    try:
-        store.delete(tenant, artifact_id)
-    except Conflict:  # another conversation holds it
-        return
+                with suppress(Conflict):  # another conversation holds it
+                    store.delete(tenant, artifact_id)

@@ -144,8 +144,14 @@ class Finished:
     output: dict[str, Any]
     finish_reason: str | None
     usage: dict[str, int] | None = None
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        return (self.usage or {}).get("prompt_tokens", 0)
+
+    @property
+    def completion_tokens(self) -> int:
+        return (self.usage or {}).get("completion_tokens", 0)
 
 
 @record

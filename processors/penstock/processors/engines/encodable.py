@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-REPLACEMENT = "\ufffd"
+import codecs
 
 
 def encodable(text: str) -> str:
@@ -18,17 +18,10 @@ class EncodableStream:
     """The same for a text that comes in pieces: a first half waits for the piece with the second."""
 
     def __init__(self) -> None:
-        self._held = ""
+        self._decoder = codecs.getincrementaldecoder("utf-16-le")("replace")
 
     def feed(self, text: str) -> str:
-        if self._held or not text.isascii():
-            text = self._held + text
-            self._held = ""
-            if text and "\ud800" <= text[-1] <= "\udbff":
-                text, self._held = text[:-1], text[-1]
-            return encodable(text)
-        return text
+        return self._decoder.decode(text.encode("utf-16-le", "surrogatepass"))
 
     def flush(self) -> str:
-        held, self._held = self._held, ""
-        return REPLACEMENT if held else ""
+        return self._decoder.decode(b"", final=True)

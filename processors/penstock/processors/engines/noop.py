@@ -239,7 +239,6 @@ class _Script:
     def end(self) -> None:
         limit = int(self._spec.params.get("max_tokens", 1 << 30))
         stopped = self._matcher.stopped or self._echo or self._at < limit
-        prompt_tokens = self._prepared.prompt_tokens
         output: dict[str, Any] = {"text": "".join(self._text)}
         if self._spec.task == "embedding":
             output = {"embeddings": [[1.0, 0.0] for _ in self._spec.inputs or []], "dimensions": 2}
@@ -248,9 +247,7 @@ class _Script:
                 run_id=self.run_id,
                 output=output,
                 finish_reason="stop" if stopped else "length",
-                usage=usage_of(prompt_tokens, self._at),
-                prompt_tokens=prompt_tokens,
-                completion_tokens=self._at,
+                usage=usage_of(self._prepared.prompt_tokens, self._at),
             )
         )
 

@@ -29,7 +29,7 @@ class StopMatcher:
             first_end = min(end for end, _ in ends)
             self.stopped, self._held = True, ""
             return text[: min(at for end, at in ends if end == first_end)]
-        keep = self._partial(text)
+        keep = max(begun_at_end(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -38,10 +38,10 @@ class StopMatcher:
         held, self._held = self._held, ""
         return "" if self.stopped else held
 
-    def _partial(self, text: str) -> int:
-        """Length of the longest end of the text that begins a stop string."""
-        for size in range(min(len(text), max(map(len, self._stops)) - 1), 0, -1):
-            tail = text[len(text) - size :]
-            if any(stop.startswith(tail) for stop in self._stops):
-                return size
-        return 0
+
+def begun_at_end(text: str, stop: str) -> int:
+    """How many characters at the end of the text may be the beginning of the string."""
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0

@@ -27,7 +27,6 @@ class Step:
     op: str
     values: Mapping[str, Value]
     size: Size
-    path: str
     overlay: str | None = None
 
 
@@ -37,7 +36,6 @@ def plan(
     *,
     upscales: bool,
     max_pixels: int = MAX_PIXELS,
-    path: str = "payload.operations",
 ) -> list[Step]:
     """The steps of operations in any form. `sizes` by place: `image`, and `operations[2].image` for a composition.
 
@@ -47,7 +45,7 @@ def plan(
     size = sizes["image"]
     steps: list[Step] = []
     for number, operation in enumerate(operations):
-        place = f"{path}[{number}]"
+        place = f"payload.operations[{number}]"
         op, values = str(operation["op"]).lower(), typed(operation, place)
         overlay: str | None = None
         if op == "upscale" and not upscales:
@@ -66,11 +64,11 @@ def plan(
                 f" {max_pixels} in all",
                 param=place,
             )
-        steps.append(Step(op=op, values=values, size=size, path=place, overlay=overlay))
+        steps.append(Step(op=op, values=values, size=size, overlay=overlay))
     return steps
 
 
-def made_size(op: str, values: Mapping[str, Any], size: Size, path: str = "operation") -> Size:
+def made_size(op: str, values: Mapping[str, Any], size: Size, path: str) -> Size:
     """The size that an operation makes of an image of this size. Raises InvalidRequest for a crop that lies outside."""
     match op:
         case "resize":

@@ -27,15 +27,8 @@ class ControlBook:
     def __init__(self, *, horizon_s: float, remembered: int) -> None:
         self._horizon_ms = int(horizon_s * 1000)
         self._remembered = remembered
-        self._cancels: OrderedDict[Subject, ControlCommand] = OrderedDict()
-        self._priorities: OrderedDict[Subject, ControlCommand] = OrderedDict()
-        self._erasures: OrderedDict[Subject, ControlCommand] = OrderedDict()
-        self._deletions: OrderedDict[Subject, ControlCommand] = OrderedDict()
-        self._books = {
-            "cancel": self._cancels,
-            "reprioritize": self._priorities,
-            "erase": self._erasures,
-            "delete_conversation": self._deletions,
+        self._books: dict[str, OrderedDict[Subject, ControlCommand]] = {
+            kind: OrderedDict() for kind in ("cancel", "reprioritize", "erase", "delete_conversation")
         }
 
     def apply(self, command: ControlCommand, now_ms: int) -> bool:
@@ -54,10 +47,10 @@ class ControlBook:
 
     def _delete(self, command: ControlCommand, conversation_id: str) -> bool:
         """Its time is the broker's, as that of the turns which it is compared with: it stays as it is."""
-        subject = (command.tenant, conversation_id)
-        known = self._deletions.get(subject)
+        book, subject = self._books["delete_conversation"], (command.tenant, conversation_id)
+        known = book.get(subject)
         if known is None or known.created_at < command.created_at:
-            self._remember(self._deletions, subject, command)
+            self._remember(book, subject, command)
         return True
 
     def _remember(self, book: OrderedDict[Subject, ControlCommand], subject: Subject, command: ControlCommand) -> None:
@@ -67,23 +60,23 @@ class ControlBook:
             book.popitem(last=False)
 
     def cancelled(self, tenant: str, request_id: str) -> ControlCommand | None:
-        return self._cancels.get((tenant, request_id))
+        return self._books["cancel"].get((tenant, request_id))
 
     def priority(self, tenant: str, request_id: str) -> int | None:
-        command = self._priorities.get((tenant, request_id))
+        command = self._books["reprioritize"].get((tenant, request_id))
         return None if command is None else command.priority
 
     def deleted_at(self, tenant: str, conversation_id: str) -> int | None:
         """Milliseconds since the epoch: turns of the conversation that were appended up to then end as cancelled."""
-        command = self._deletions.get((tenant, conversation_id))
+        command = self._books["delete_conversation"].get((tenant, conversation_id))
         return None if command is None else command.created_at
 
     def erasures(self) -> list[ControlCommand]:
         """Erasures not yet done here, oldest first."""
-        return list(self._erasures.values())
+        return list(self._books["erase"].values())
 
     def erased(self, command: ControlCommand) -> None:
-        self._erasures.pop((command.tenant, command.request_id), None)
+        self._books["erase"].pop((command.tenant, command.request_id), None)
 
     def prune(self, now_ms: int) -> None:
         """Forget what is older than the horizon. The books are in the order of arrival, so only heads are looked at."""

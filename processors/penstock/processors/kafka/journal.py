@@ -81,7 +81,7 @@ class CrashJournal:
         if record in self._unwritten_starts:
             del self._unwritten_starts[record]
         else:
-            self._lines.append(_line("E", record))
+            self._lines.append(_line("E", *record))
 
     def attempt_ended(self, key: Key, request_id: str, attempt: Attempt) -> None:
         """An attempt has failed: its request may run again in another life."""
@@ -93,12 +93,12 @@ class CrashJournal:
         record = (key, request_id)
         attempts = self._attempts.pop(record, None)
         if self._deaths.pop(record, None) is not None or attempts is not None:
-            self._lines.append(_line("F", record))
+            self._lines.append(_line("F", *record))
 
     def flush(self) -> None:
         """Write what has gathered. A disk that refuses costs the journal's lines, never the worker."""
         if self._unwritten_starts:
-            self._lines += [_start_line(record, self._running[record]) for record in self._unwritten_starts]
+            self._lines += [_line("S", *record, *self._running[record]) for record in self._unwritten_starts]
             self._unwritten_starts.clear()
         if self._lines:
             self._unwritten += "".join(self._lines).encode()
@@ -185,10 +185,10 @@ class CrashJournal:
     def _rewrite(self) -> None:
         """Write what is known anew, beside the old file and then over it. After an OSError the old one is in use."""
         lines = [f"W {self._worker_id}\n"] if self._worker_id else []
-        lines += [_deaths_line(record, count) for record, count in self._deaths.items()]
+        lines += [_line("D", key, count, request_id) for (key, request_id), count in self._deaths.items()]
         for record, history in self._attempts.items():
             lines += [_attempt_line(record, attempt) for attempt in history.attempts]
-        lines += [_start_line(record, start) for record, start in self._running.items()]
+        lines += [_line("S", *record, *start) for record, start in self._running.items()]
         fresh = self._path.with_suffix(".new")
         fresh.write_text("".join(lines))
         file = os.open(fresh, os.O_WRONLY | os.O_APPEND)
@@ -204,14 +204,8 @@ class CrashJournal:
         self._unwritten_starts.clear()
 
 
-def _line(kind: str, record: RecordId) -> str:
-    (topic, partition, offset), request_id = record
-    return f"{kind} {topic} {partition} {offset} {request_id}\n"
-
-
-def _start_line(record: RecordId, start: Start) -> str:
-    (topic, partition, offset), request_id = record
-    return f"S {topic} {partition} {offset} {request_id} {start[0]} {start[1]}\n"
+def _line(kind: str, key: Key, *rest: object) -> str:
+    return " ".join(map(str, (kind, *key, *rest))) + "\n"
 
 
 def _start_of(text: str) -> tuple[str, Start | None]:
@@ -224,11 +218,5 @@ def _start_of(text: str) -> tuple[str, Start | None]:
 
 
 def _attempt_line(record: RecordId, attempt: Attempt) -> str:
-    (topic, partition, offset), request_id = record
-    facts = json.dumps({"request_id": request_id, **attempt.to_dict()}, separators=(",", ":"))
-    return f"A {topic} {partition} {offset} {facts}\n"
-
-
-def _deaths_line(record: RecordId, deaths: int) -> str:
-    (topic, partition, offset), request_id = record
-    return f"D {topic} {partition} {offset} {deaths} {request_id}\n"
+    key, request_id = record
+    return _line("A", key, json.dumps({"request_id": request_id, **attempt.to_dict()}, separators=(",", ":")))

@@ -54,20 +54,10 @@ class _QuietMonitor(Monitor):
 
     logger = logging.getLogger("faust.monitor")  # mode would name it after this module
 
-    def on_message_in(self, tp: Any, offset: int, message: Any) -> None:
+    def _not_counted(self, *_: Any, **__: Any) -> Any:
         pass
 
-    def on_stream_event_in(self, tp: Any, offset: int, stream: Any, event: Any) -> None:
-        pass
-
-    def on_stream_event_out(self, tp: Any, offset: int, stream: Any, event: Any, state: Any = None) -> None:
-        pass
-
-    def on_message_out(self, tp: Any, offset: int, message: Any) -> None:
-        pass
-
-    def track_tp_end_offset(self, tp: Any, offset: int) -> None:
-        pass
+    on_message_in = on_message_out = on_stream_event_in = on_stream_event_out = track_tp_end_offset = _not_counted
 
 
 def make_faust_app(group: GroupSettings) -> Any:

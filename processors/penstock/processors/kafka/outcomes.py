@@ -271,14 +271,12 @@ def error_chain(error: BaseException) -> list[str]:
 
 
 def usage_of(finished: Finished) -> Usage:
-    """Counts as the engine tells them, else as it counted them; pixels of the images that it made."""
-    usage = finished.usage or {}
-    prompt = int(usage.get("prompt_tokens", finished.prompt_tokens))
-    completion = int(usage.get("completion_tokens", finished.completion_tokens))
+    """Counts as the engine tells them; pixels of the images that it made."""
+    prompt, completion = finished.prompt_tokens, finished.completion_tokens
     return Usage(
         prompt_tokens=prompt,
         completion_tokens=completion,
-        total_tokens=int(usage.get("total_tokens", prompt + completion)),
+        total_tokens=(finished.usage or {}).get("total_tokens", prompt + completion),
         pixels=pixels_of(finished.output),
     )
 

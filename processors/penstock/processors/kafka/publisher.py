@@ -11,10 +11,10 @@ own, so that a flood of poison delays nothing else.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -55,27 +55,19 @@ class Sending(Protocol):
     ) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class _Outgoing:
     """One record under way. When it is too large `substitute` makes what stands in for it, or `refused` is told."""
 
-    __slots__ = ("done", "headers", "key", "must", "partition", "refused", "substitute", "topic", "value")
-
-    def __init__(
-        self,
-        topic: str,
-        value: bytes | None,
-        key: bytes | None,
-        *,
-        must: bool,
-        done: Done | None = None,
-        substitute: Substitute | None = None,
-        headers: Headers | None = None,
-        partition: int | None = None,
-        refused: Refused | None = None,
-    ) -> None:
-        self.refused = refused
-        self.topic, self.value, self.key, self.must = topic, value, key, must
-        self.done, self.substitute, self.headers, self.partition = done, substitute, headers, partition
+    topic: str
+    value: bytes | None
+    key: bytes | None
+    must: bool
+    done: Done | None = None
+    substitute: Substitute | None = None
+    headers: Headers | None = None
+    partition: int | None = None
+    refused: Refused | None = None
 
 
 class Publisher:
@@ -155,7 +147,7 @@ class Publisher:
         """Publish a status. It is advice, and dropped when it cannot be sent now; one that ends a request never is."""
 
         def bare(_error: PenstockError) -> bytes:
-            return self._codec.encode(dataclasses.replace(event, detail=None))
+            return self._codec.encode(replace(event, detail=None))
 
         try:
             value = self._codec.encode(event)
@@ -314,7 +306,7 @@ class Publisher:
         """The letter with the first bytes of the original only, in words that can be encoded."""
         reason = f"{letter.reason} (the original of {len(letter.original)} bytes is cut to its first 64 KiB)"
         return self._codec.encode(
-            dataclasses.replace(
+            replace(
                 letter,
                 original=letter.original[: 1 << 16],
                 original_key=None,
@@ -326,7 +318,7 @@ class Publisher:
 
 def small_failure(event: ResultEvent, error: PenstockError) -> ResultEvent:
     """The failed event that stands in for one that the broker will never take."""
-    return dataclasses.replace(
+    return replace(
         event,
         kind="terminal",
         status="failed",

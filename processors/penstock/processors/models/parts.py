@@ -181,7 +181,7 @@ def _embedding(files: Files, options: Mapping[str, Any]) -> list[Part]:
 
 
 PARTS: Mapping[str, Callable[[Files, Mapping[str, Any]], list[Part]]] = {"text": _text, "embedding": _embedding}
-"""By kind of engine: what it takes beside weights, tokenizer and process. A kind that is not here takes no more."""
+"""By kind of engine: what it takes beside weights, tokenizer and process."""
 
 
 def shape_of(kind: str, options: Mapping[str, Any]) -> Shape:
@@ -199,7 +199,7 @@ def memory_parts(
     if not files.tensors:
         raise InvalidRequest(f"{path} holds no safetensors weights (pickled ones are not opened)")
     weights = Part("weights", weights_bytes(files, options))
-    running = PARTS[kind](files, options) if kind in PARTS else []
+    running = PARTS[kind](files, options)
     if device_name(options) != "cpu":
         own = [Part("CUDA context", CUDA_CONTEXT_BYTES), Part("workspaces", WORKSPACE_BYTES)]
         return (weights, *running, *own)

@@ -10,7 +10,6 @@ from typing import Any
 
 from penstock.common.model_entry import served_by
 from penstock.processors.core.fleet.lane import Lane
-from penstock.processors.core.fleet.ledger import DeviceCapacity
 from penstock.processors.core.fleet.replica import Replica, ReplicaState
 from penstock.processors.core.fleet.residents import ModelSpec
 from penstock.processors.core.fleet.views import HOST
@@ -136,10 +135,6 @@ class Serving:
             return ()
         told = config.device or config.options.get("device")
         return (str(told),) if told else (HOST,)
-
-    @property
-    def capacities(self) -> list[DeviceCapacity]:
-        return self.machine.capacities
 
     def resolve(self, task: str, model: str | None, need: Need | None = None) -> Choice:
         """The model that a request gets, and why when it names none. Raises ModelNotFound, UnsupportedParameter."""

@@ -19,7 +19,7 @@ from penstock.processors.engines.base import Limits
 from penstock.processors.engines.process.loading import cache_tokens
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.fetching import PROGRESS
-from penstock.processors.models.parts import PARTS, PROCESS_BYTES, Part, memory_parts, shape_of
+from penstock.processors.models.parts import PROCESS_BYTES, Part, memory_parts, shape_of
 from penstock.schemas.errors import InvalidRequest
 
 OnProgress = Callable[[float], None]
@@ -88,7 +88,7 @@ async def size_of_files(config: ModelConfig, on_progress: OnProgress) -> ModelSi
     path = local_path(config.source) or await fetch(config.source, config.revision, code=code, on_progress=on_progress)
     adapters = [str(local_path(one) or await fetch(one, on_progress=on_progress)) for one in config.adapters]
     parts: tuple[Part, ...] = ()
-    if config.engine in PARTS:
+    if config.kind.files_need is None:
         parts = await in_daemon_thread(memory_parts, path, config.engine, config.options)
         need = sum(part.bytes for part in parts)
     else:
@@ -170,11 +170,6 @@ async def fetch(
     if process.returncode or not folder:
         raise InvalidRequest(f"the model {source} could not be fetched from the hub; name a local folder")
     return Path(folder)
-
-
-def weights_need(path: Path, config: ModelConfig) -> int:
-    """Bytes that an engine of this model will take."""
-    return sum(part.bytes for part in memory_parts(path, config.engine, config.options))
 
 
 def usable_cores() -> int:

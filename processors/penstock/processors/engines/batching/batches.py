@@ -12,7 +12,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 from penstock.processors.core.fleet.ledger import OutOfMemory
@@ -64,29 +64,6 @@ class Computing(Protocol[ItemT, ResultT]):
     def ended(self, item: ItemT, result: ResultT | EngineFailed) -> None: ...
 
 
-class BatchWindow:
-    """Calls `begin` on the event loop: at once for a full batch, else `seconds` after the first look."""
-
-    def __init__(self, seconds: float, begin: Callable[[], None]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._seconds = seconds
-        self._begin = begin
-        self._timer: asyncio.TimerHandle | None = None
-
-    def look(self, *, full: bool) -> None:
-        """A batch could begin: a run has come to an idle model, or another batch has ended."""
-        if full or not self._seconds:
-            self._now()
-        elif self._timer is None:
-            self._timer = self._loop.call_later(self._seconds, self._now)
-
-    def _now(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._begin()
-
-
 class Batches(Generic[ItemT, ResultT]):
     """All methods but `moved` are called on the event loop."""
 
@@ -104,7 +81,9 @@ class Batches(Generic[ItemT, ResultT]):
         self._waiting = waiting
         self._computing = computing
         self._emit = emit
-        self._window = BatchWindow(window_s, self._begin)
+        self._window_s = window_s
+        self._timer: asyncio.TimerHandle | None = None
+        """The end of the time in which a first batch waits for more."""
         self._queue: queue.SimpleQueue[list[ItemT]] = queue.SimpleQueue()
         self._under_way = 0
         """Batches that are computed, or wait for that."""
@@ -125,7 +104,10 @@ class Batches(Generic[ItemT, ResultT]):
             return
         full = self._waiting.fills(self.limit.size)
         if not self._under_way:
-            self._window.look(full=full)
+            if full or not self._window_s:
+                self._begin()
+            elif self._timer is None:
+                self._timer = self._loop.call_later(self._window_s, self._begin)
         elif self._under_way == 1 and full:
             self._put()  # so that the computing thread has not to wait for it; others still gather
 
@@ -147,6 +129,9 @@ class Batches(Generic[ItemT, ResultT]):
         self._moves += 1
 
     def _begin(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if not self._under_way and self._waiting:
             self._put()
             self.look()

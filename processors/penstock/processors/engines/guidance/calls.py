@@ -15,6 +15,7 @@ from typing import Any
 
 from penstock.processors.engines.guidance.call_arguments import ArgumentsScanner
 from penstock.processors.engines.guidance.dialects import Dialect
+from penstock.processors.engines.stops import begun_at_end
 from penstock.schemas.finite_json import loads_finite, no_constant
 
 Json = dict[str, Any]
@@ -131,7 +132,7 @@ class CallReader:
             self._text = after
             self._begin_region(marker)
             return before
-        keep = _begun_marker(self._text, marker)
+        keep = begun_at_end(self._text, marker)
         before, self._text = self._text[: len(self._text) - keep], self._text[len(self._text) - keep :]
         return before
 
@@ -142,7 +143,7 @@ class CallReader:
         """What turned out to be text; None when more must come before anything is known."""
         end = self._dialect.end if marker else ""
         if self._in_region:
-            self._text = _after_call(self._text)
+            self._text = _BETWEEN.sub("", self._text, count=1)
         if (begun := self._begun(marker)) is not None:
             name, place = begun
             self._text = self._text[place:]
@@ -252,17 +253,3 @@ def _skip(text: str, place: int) -> int:
     while place < len(text) and (text[place].isspace() or text[place] in ";,"):
         place += 1
     return place
-
-
-def _after_call(text: str) -> str:
-    """Without what closes a call that has been read, and what stands before the next one."""
-    between = _BETWEEN.match(text)
-    return text if between is None else text[between.end() :]
-
-
-def _begun_marker(text: str, marker: str) -> int:
-    """How many characters at the end of the text may be the beginning of the marker."""
-    for count in range(min(len(text), len(marker) - 1), 0, -1):
-        if text.endswith(marker[:count]):
-            return count
-    return 0

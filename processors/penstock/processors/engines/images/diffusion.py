@@ -24,7 +24,7 @@ from penstock.processors.engines.images.diffusion_jobs import MAX_PIXELS, Job, P
 from penstock.processors.engines.images.diffusion_memory import run_need
 from penstock.processors.engines.images.diffusion_pipelines import Pipelines
 from penstock.processors.engines.images.files import encode
-from penstock.processors.engines.process.loading import device_name, dtype_name, limit_device_memory
+from penstock.processors.engines.process.loading import device_name, dtype_name, set_up_torch
 from penstock.processors.engines.process.measuring import Meter
 from penstock.schemas.errors import EngineFailed
 
@@ -56,12 +56,8 @@ class DiffusionBackend:
         self._encoders: ThreadPoolExecutor
 
     def load(self) -> EngineInfo:
-        import torch
-
-        threads = int(self._options.get("threads", 1))
-        torch.set_num_threads(threads)
-        self._encoders = ThreadPoolExecutor(threads, "encode")
-        limit_device_memory(self._options)
+        set_up_torch(self._options)
+        self._encoders = ThreadPoolExecutor(int(self._options.get("threads", 1)), "encode")
         self._pipelines = Pipelines(self._source, self._options)
         self._pipelines.listen(self._batches.moved)
         self._batches.start()

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.processors.engines.base import RunSpec
 from penstock.processors.engines.images.diffusion_pipelines import INPAINT, INSTRUCT, TEXT, Pipelines
-from penstock.processors.images.decoded import DecodedImage
+from penstock.processors.images.pictures import opened
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
 from penstock.schemas.records import OutputSpec
 
@@ -61,7 +61,7 @@ def make_job(spec: RunSpec, pipelines: Pipelines, model: str, max_pixels: int) -
     kind = pipelines.kind_for(spec.task, payload)
     pipelines.samplers.check(payload.get("sampler"))
     _only_what_it_takes(payload, kind, pipelines)
-    image, mask = (_pillow(spec.images.get(name)) for name in ("image", "mask"))
+    image, mask = (opened(spec.images[name]) if name in spec.images else None for name in ("image", "mask"))
     width, height = _size(payload, image, pipelines, max_pixels)
     if image is not None:
         image = image.convert("RGB").resize((width, height)) if image.size != (width, height) else image.convert("RGB")
@@ -153,11 +153,3 @@ def _seeds(payload: Mapping[str, Any]) -> list[int]:
     seed = payload.get("seed")
     first = random.SystemRandom().randrange(2**32) if seed is None else int(seed)
     return [(first + number + 2**63) % 2**64 - 2**63 for number in range(int(payload.get("n") or 1))]
-
-
-def _pillow(image: DecodedImage | None) -> Any:
-    if image is None:
-        return None
-    from PIL import Image
-
-    return Image.frombytes(image.mode, (image.width, image.height), image.pixels)

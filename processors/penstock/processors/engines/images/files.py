@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.schemas.image_operations import FORMATS
 from penstock.schemas.records import OutputSpec
 
-MEDIA_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 QUALITY = 90
 _DESCRIPTION, _SOFTWARE = 0x010E, 0x0131
 """EXIF tags."""
@@ -40,4 +40,4 @@ def encode(image: Any, output: OutputSpec | None, facts: Mapping[str, Any]) -> t
         image = image.convert("RGB")
     file = io.BytesIO()
     image.save(file, format=format, **form)
-    return file.getvalue(), MEDIA_TYPES[format]
+    return file.getvalue(), FORMATS[format]

@@ -20,7 +20,7 @@ from PIL import Image
 from penstock.processors.engines.backend import Emit
 from penstock.processors.engines.base import EngineInfo
 from penstock.processors.engines.images.work import ImageWork, Job
-from penstock.processors.engines.process.loading import device_name, dtype_name, limit_device_memory
+from penstock.processors.engines.process.loading import device_name, dtype_name, set_up_torch
 from penstock.processors.images.operations import Encoded, Picture, apply, encode
 from penstock.processors.images.pictures import opened
 from penstock.schemas.errors import InvalidRequest
@@ -52,8 +52,7 @@ class UpscalingBackend(ImageWork):
     def load(self) -> EngineInfo:
         import torch
 
-        torch.set_num_threads(self.threads())
-        limit_device_memory(self._options)
+        set_up_torch(self._options)
         config = read_config(Path(self._source))
         self._overlap, self._scale = int(config["convolutions"]), int(config["scale"])
         network = load_network(Path(self._source), config)

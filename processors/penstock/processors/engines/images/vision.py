@@ -20,7 +20,7 @@ from penstock.processors.engines.batching.batches import Batches
 from penstock.processors.engines.batching.limit import BatchLimit
 from penstock.processors.engines.batching.sampling import GREEDY, sampling_of
 from penstock.processors.engines.context import build_context, identity
-from penstock.processors.engines.process.loading import device_name, dtype_name, limit_device_memory
+from penstock.processors.engines.process.loading import device_name, dtype_name, end_ids_of, set_up_torch
 from penstock.processors.engines.process.measuring import Meter
 from penstock.processors.engines.process.weights import load_weights
 from penstock.processors.engines.text.detokenise import Detokeniser
@@ -71,15 +71,13 @@ class VisionBackend:
     # -- loading
 
     def load(self) -> EngineInfo:
-        import torch
         from transformers import AutoModelForImageTextToText
         from transformers.utils.logging import disable_progress_bar
 
         from penstock.processors.engines.images.vision_prompts import Prompts
 
-        torch.set_num_threads(int(self._options.get("threads", 1)))
         disable_progress_bar()
-        limit_device_memory(self._options)
+        set_up_torch(self._options)
         self._prompts = Prompts(self._source, self._options)
         self._model = load_weights(AutoModelForImageTextToText, self._source, self._options)
         self._encodes = bool(self._model.config.is_encoder_decoder)
@@ -87,7 +85,7 @@ class VisionBackend:
         longest = int(getattr(config, "max_position_embeddings", 0) or DEFAULT_WINDOW)
         self._window = min(longest, int(self._options.get("window", 1 << 30)))
         self._vocabulary = int(config.vocab_size)
-        self._eos = _end_ids(self._model.generation_config, self._prompts.tokenizer)
+        self._eos = end_ids_of(self._model.generation_config, self._prompts.tokenizer)
         pad = self._prompts.tokenizer.pad_token_id
         self._pad = int(pad if pad is not None else min(self._eos, default=0))
         self._warm_up()
@@ -298,10 +296,3 @@ class VisionBackend:
     def _fail(self, run_id: str, error: EngineFailed) -> None:
         if self._runs.pop(run_id, None) is not None:
             self._emit(("failed", RunFailed(run_id=run_id, error=error, retryable_here=True)))
-
-
-def _end_ids(generation_config: Any, tokenizer: Any) -> frozenset[int]:
-    """All ids that end a text: the model's and the tokenizer's."""
-    given = getattr(generation_config, "eos_token_id", None)
-    ids: list[int | None] = [*given] if isinstance(given, list | tuple) else [given]
-    return frozenset(int(token) for token in [*ids, tokenizer.eos_token_id] if token is not None)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -155,14 +155,7 @@ class ImageWork:
 
 
 def _finished(run_id: str, made: Encoded) -> Finished:
-    image = {
-        "data": made.data,
-        "media_type": made.media_type,
-        "width": made.width,
-        "height": made.height,
-        "seed": None,
-    }
-    return Finished(run_id=run_id, output={"images": [image]}, finish_reason=None)
+    return Finished(run_id=run_id, output={"images": [{**asdict(made), "seed": None}]}, finish_reason=None)
 
 
 def _memory(images: Mapping[str, DecodedImage | EncodedImage], steps: Sequence[Step]) -> int:

@@ -49,13 +49,21 @@ def padded_tokens(options: Mapping[str, Any]) -> int:
 # -- inside the engine's process
 
 
-def limit_device_memory(options: Mapping[str, Any]) -> None:
-    """Hold a card's allocator to what admission granted (`granted_bytes`). Nothing to do on a CPU."""
+def set_up_torch(options: Mapping[str, Any]) -> None:
+    """Have torch compute with `threads`, and hold a card's allocator to what admission granted (`granted_bytes`)."""
+    import torch
+
+    torch.set_num_threads(int(options.get("threads", 1)))
     device, granted = device_name(options), options.get("granted_bytes")
     if device == "cpu" or not granted:
         return
-    import torch
-
     total = torch.cuda.get_device_properties(device).total_memory
     fraction = (int(granted) - CUDA_CONTEXT_BYTES) / total
     torch.cuda.set_per_process_memory_fraction(max(0.01, min(1.0, fraction)), device)
+
+
+def end_ids_of(generation_config: Any, tokenizer: Any) -> frozenset[int]:
+    """All ids that end a text: the model's and the tokenizer's."""
+    given = getattr(generation_config, "eos_token_id", None)
+    ids: list[int | None] = [*given] if isinstance(given, list | tuple) else [given]
+    return frozenset(int(token) for token in [*ids, tokenizer.eos_token_id] if token is not None)

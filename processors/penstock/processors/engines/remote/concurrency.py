@@ -48,13 +48,13 @@ class AdaptiveLimit:
 
 
 class TokenBudget:
-    """`per_minute` tokens on average, `burst` of them at once (default: what ten seconds bring)."""
+    """`per_minute` tokens on average, at once those that ten seconds bring."""
 
-    def __init__(self, per_minute: float, burst: float | None = None) -> None:
+    def __init__(self, per_minute: float) -> None:
         if per_minute <= 0:
             raise ValueError("a budget needs tokens")
         self._per_s = per_minute / 60
-        self._burst = self._per_s * 10 if burst is None else burst
+        self._burst = self._per_s * 10
         self._level = self._burst
         self._at: float | None = None
 

@@ -53,7 +53,7 @@ from penstock.processors.engines.remote.prefix import (
     counting,
     delivered,
 )
-from penstock.processors.engines.remote.shown import Shown, finished_run
+from penstock.processors.engines.remote.shown import Shown
 from penstock.processors.engines.remote.trial import PrefixTrial
 from penstock.processors.engines.remote.wire import Answer, as_event, check_passable, counts, embedding_body, text_body
 from penstock.processors.engines.sinks import GuardedSink
@@ -258,7 +258,12 @@ class RemoteEngine(Engine):
         if prepared.goes_on and spec.told is not None:
             before, rest = await self._behind(path, body, spec.told.text)
             if rest is None:
-                return finished_run(spec.run_id, {"text": before.text}, "length", before.usage({}))
+                return Finished(
+                    run_id=spec.run_id,
+                    output={"text": before.text},
+                    finish_reason="length",
+                    usage=before.usage({}),
+                )
             body = rest
         else:
             before = None
@@ -277,7 +282,7 @@ class RemoteEngine(Engine):
             output = without_prompt(output, spec.prompt, usage["prompt_tokens"], has_logprobs=wanted)
         if before is not None:
             usage, output["text"] = before.usage(usage), before.text + output["text"]
-        return finished_run(spec.run_id, output, answer.reason, usage)
+        return Finished(run_id=spec.run_id, output=output, finish_reason=answer.reason, usage=usage)
 
     async def _behind(self, path: str, body: dict[str, Any], text: str) -> tuple[Delivered, dict[str, Any] | None]:
         """What was delivered, as the server counts it, and the body that asks for the rest; None if nothing is left.
@@ -329,13 +334,11 @@ class RemoteEngine(Engine):
         found = answer.json()
         items = sorted(found["data"], key=lambda item: item["index"])
         vectors = [[float(value) for value in item["embedding"]] for item in items]
-        usage = counts(found.get("usage"))
         return Finished(
             run_id=spec.run_id,
             output={"embeddings": vectors, "dimensions": len(vectors[0])},
             finish_reason=None,
-            usage=usage_of(0, 0) | usage,
-            prompt_tokens=usage.get("prompt_tokens", 0),
+            usage=usage_of(0, 0) | counts(found.get("usage")),
         )
 
     def cancel(self, run_id: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.processors.engines.base import Message, RunSpec
+from penstock.processors.engines.base import Message, RunSpec, usage_of
 from penstock.processors.engines.stops import StopMatcher
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.payloads import NEUTRAL
@@ -77,9 +77,7 @@ class Delivered:
 
     def usage(self, rest: Mapping[str, int]) -> dict[str, int]:
         """Of the whole, each token once. `rest` is what the server says of what it made behind the text."""
-        completion = self.tokens + rest.get("completion_tokens", 0)
-        counts = {"prompt_tokens": self.prompt_tokens, "completion_tokens": completion}
-        counts["total_tokens"] = self.prompt_tokens + completion
+        counts = usage_of(self.prompt_tokens, self.tokens + rest.get("completion_tokens", 0))
         if "cached_tokens" in rest:
             counts["cached_tokens"] = min(rest["cached_tokens"], self.prompt_tokens)
         return counts

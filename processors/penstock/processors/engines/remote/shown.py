@@ -1,11 +1,11 @@
-"""What a remote run tells its sink: text with its place, and the outcome."""
+"""What a remote run tells its sink: text with its place."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.processors.engines.base import Delta, Finished
+from penstock.processors.engines.base import Delta
 from penstock.processors.engines.sinks import GuardedSink
 from penstock.schemas.errors import InternalError
 
@@ -48,14 +48,3 @@ class Shown:
         self._pieces += 1
         if not self._sink.delta(delta):
             raise InternalError("the run is over")  # the sink knows; this closes the stream
-
-
-def finished_run(run_id: str, output: dict[str, Any], reason: str | None, usage: dict[str, int]) -> Finished:
-    return Finished(
-        run_id=run_id,
-        output=output,
-        finish_reason=reason,
-        usage=usage,
-        prompt_tokens=usage.get("prompt_tokens", 0),
-        completion_tokens=usage.get("completion_tokens", 0),
-    )

@@ -35,7 +35,8 @@ from penstock.processors.engines.process.loading import (
     block_size,
     cache_tokens,
     device_name,
-    limit_device_memory,
+    end_ids_of,
+    set_up_torch,
     text_slots,
 )
 from penstock.processors.engines.process.measuring import Meter
@@ -114,23 +115,21 @@ class TextBackend:
     # -- loading
 
     def load(self) -> EngineInfo:
-        import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from transformers.utils.logging import disable_progress_bar
 
         from penstock.processors.engines.batching.prompt_logits import gives_hidden_states
 
-        torch.set_num_threads(int(self._options.get("threads", 1)))
         disable_progress_bar()
         folder, extra = _folder_and_file(Path(self._source))
         device = device_name(self._options)
-        limit_device_memory(self._options)
+        set_up_torch(self._options)
         self._tokenizer = AutoTokenizer.from_pretrained(folder, **extra, **code_option(self._options))
         self._model = load_weights(AutoModelForCausalLM, folder, self._options, extra)
         self._model.set_attn_implementation(f"paged|{self._options.get('attention', 'sdpa')}")
         config: Any = self._model.config.get_text_config()
         self._vocabulary = int(config.vocab_size)
-        self._all_eos = _eos_ids(self._model.generation_config, self._tokenizer)
+        self._all_eos = end_ids_of(self._model.generation_config, self._tokenizer)
         if not self._options.get("ignore_eos", False):  # for benchmarks, which want answers of one length
             self._eos = self._all_eos
         self._gives_hidden_states = gives_hidden_states(self._model)
@@ -551,10 +550,3 @@ def _decoder(tokenizer: Any) -> tuple[Callable[[Sequence[int]], str], bool]:
     if fast is not None:
         return (lambda ids: fast.decode(ids, skip_special_tokens=True)), type(fast.decoder).__name__ == "ByteLevel"
     return (lambda ids: tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)), False
-
-
-def _eos_ids(generation_config: Any, tokenizer: Any) -> frozenset[int]:
-    """All ids that end a text: the model's and the tokenizer's."""
-    model_ids = getattr(generation_config, "eos_token_id", None)
-    ids: list[int | None] = [*model_ids] if isinstance(model_ids, list | tuple) else [model_ids]
-    return frozenset(int(token) for token in [*ids, tokenizer.eos_token_id] if token is not None)

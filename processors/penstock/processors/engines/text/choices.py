@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.processors.engines.backend import Emit, Event
-from penstock.processors.engines.base import Finished
+from penstock.processors.engines.base import Finished, usage_of
 
 
 class Choices:
@@ -44,20 +44,10 @@ class Choices:
             {"index": index, "finish_reason": answer.finish_reason, **_of_answer(answer.output)}
             for index, answer in enumerate(answers)
         ]
-        usage = {
-            "prompt_tokens": first.prompt_tokens,
-            "completion_tokens": made,
-            "total_tokens": first.prompt_tokens + made,
-        }
+        usage = usage_of(first.prompt_tokens, made)
         if first.usage is not None and "cached_tokens" in first.usage:
             usage["cached_tokens"] = first.usage["cached_tokens"]
-        return replace(
-            first,
-            run_id=self.run_id,
-            output={**first.output, "choices": choices},
-            usage=usage,
-            completion_tokens=made,
-        )
+        return replace(first, run_id=self.run_id, output={**first.output, "choices": choices}, usage=usage)
 
 
 def _of_answer(output: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from penstock.processors.engines.base import EngineInfo, Finished, Prepared, Run
 from penstock.processors.engines.batching.batches import Batches
 from penstock.processors.engines.batching.length_batches import LengthBatches
 from penstock.processors.engines.batching.limit import BatchLimit
-from penstock.processors.engines.process.loading import device_name, limit_device_memory, padded_tokens
+from penstock.processors.engines.process.loading import device_name, padded_tokens, set_up_torch
 from penstock.processors.engines.process.measuring import Meter
 from penstock.processors.engines.process.weights import code_option, load_weights
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest
@@ -68,15 +68,13 @@ class EmbeddingBackend:
         self._vocabulary = 0
 
     def load(self) -> EngineInfo:
-        import torch
         from transformers import AutoModel, AutoTokenizer
         from transformers.utils.logging import disable_progress_bar
 
-        torch.set_num_threads(int(self._options.get("threads", 1)))
         disable_progress_bar()
         folder = self._source
         device = device_name(self._options)
-        limit_device_memory(self._options)
+        set_up_torch(self._options)
         self._tokenizer = AutoTokenizer.from_pretrained(folder, **code_option(self._options))
         self._model = load_weights(AutoModel, folder, self._options)
         config: Any = self._model.config
@@ -223,7 +221,6 @@ class EmbeddingBackend:
             output={"embeddings": [truncate(vector, dimensions) for vector in run.vectors], "dimensions": dimensions},
             finish_reason=None,
             usage={"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens},
-            prompt_tokens=tokens,
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.processors.core.requests.told import Told
 from penstock.processors.engines.backend import Emit, Event
-from penstock.processors.engines.base import Finished, RunSpec
+from penstock.processors.engines.base import Finished, RunSpec, usage_of
 from penstock.processors.engines.batching.controls import Control
 from penstock.processors.engines.guidance.calls import CallReader
 from penstock.processors.engines.stops import StopMatcher
@@ -158,11 +158,7 @@ class TextRun:
         made = len(self._ids)
         ended = made > 0 and self._is_end(self._ids[-1])
         at_end = self._matcher.stopped or ended
-        usage = {
-            "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": made,
-            "total_tokens": self._prompt_tokens + made,
-        }
+        usage = usage_of(self._prompt_tokens, made)
         if self.reused_tokens is not None:
             usage["cached_tokens"] = min(self.reused_tokens, self._prompt_tokens)
         output: dict[str, Any] = {"text": "".join(self._text)}
@@ -175,12 +171,5 @@ class TextRun:
             output["logprobs"] = self._logprobs.tokens()
         if self._prompt_logprobs is not None:
             output["prompt_logprobs"] = self._prompt_logprobs()
-        finished = Finished(
-            run_id=self.run_id,
-            output=output,
-            finish_reason=reason,
-            usage=usage,
-            prompt_tokens=self._prompt_tokens,
-            completion_tokens=made,
-        )
+        finished = Finished(run_id=self.run_id, output=output, finish_reason=reason, usage=usage)
         self._emit(("finished", finished))

@@ -263,8 +263,6 @@ class _Summary:
             output={"text": answer.output["text"], **_covers(self._spec)},
             finish_reason=answer.finish_reason,
             usage=usage_of(self._prompt_tokens, self._completion_tokens),
-            prompt_tokens=self._prompt_tokens,
-            completion_tokens=self._completion_tokens,
         )
 
     def _done(self) -> None:

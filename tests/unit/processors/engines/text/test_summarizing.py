@@ -24,6 +24,7 @@ from penstock.processors.engines.base import (
     RunFailed,
     RunSpec,
     Sink,
+    usage_of,
 )
 from penstock.processors.engines.text.summarizing import SummarizingEngine
 from penstock.processors.engines.text.summary_parts import packed, sizes_for, split
@@ -111,7 +112,7 @@ class Reader:
         sink.on_finished(
             Finished(
                 run_id=spec.run_id, output={"text": text}, finish_reason="stop",
-                prompt_tokens=prepared.prompt_tokens, completion_tokens=3,
+                usage=usage_of(prepared.prompt_tokens, 3),
             )
         )  # fmt: skip
 
