@@ -479,7 +479,6 @@ class Execution:
             context=request.context,
             stream=request.stream,
             extra=request.extra,
-            timeout_s=effect.time_limit_s,
             request_id=subject.request_id,
             told=told,
         )

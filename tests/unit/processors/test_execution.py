@@ -152,10 +152,10 @@ async def shell(tmp_path: Path) -> AsyncIterator[Shell]:
 
 
 async def test_a_request_is_prepared_run_and_ended(shell: Shell) -> None:
-    shell.submit("r", execution_timeout_ms=5_000)
+    shell.submit("r")
     await shell.until_running()
     spec, prepared, _ = shell.the_engine().only_run()
-    assert (spec.task, spec.model, spec.prompt, spec.timeout_s) == ("text_generation", "m", "r", 5.0)
+    assert (spec.task, spec.model, spec.prompt) == ("text_generation", "m", "r")
     assert spec.messages is None
     assert spec.history is None
     assert prepared.prompt_tokens == 3

@@ -30,7 +30,6 @@ class Prepare(Effect):
     subject: Subject
     run_id: str
     replica: int
-    time_limit_s: float
     told: Told | None = None
     """What it may go on from."""
     looks: bool = False
@@ -62,7 +61,6 @@ class Start(Effect):
     run_id: str
     replica: int
     prepared: Any
-    time_limit_s: float
     inline: bool
     """Whether its engine runs in this process."""
     told: Told | None = None

@@ -39,8 +39,8 @@ class Grants:
         run = self._new_run(replica, work, now)
         replica.ahead[work] = None
         self._registry.transition(work, "prepare", Stage.PREPARING)
-        told, limit_s = work.goes_on_from, self._time_limit_s(work)
-        self._emit(Prepare(work.subject, run.run_id, replica.number, limit_s, told, work.looks and told is None))
+        told = work.goes_on_from
+        self._emit(Prepare(work.subject, run.run_id, replica.number, told, work.looks and told is None))
 
     def take_from_its_replica(self, lane: Lane, work: Work) -> None:
         """It is prepared anew elsewhere."""
@@ -77,15 +77,14 @@ class Grants:
 
     def run(self, lane: Lane, work: Work, run: Run, event: str, now: float) -> None:
         """It goes to its engine."""
-        limit_s = self._time_limit_s(work)
         run.run_at = now
-        run.timeout_at = now + limit_s
+        run.timeout_at = now + self._time_limit_s(work)
         self._registry.transition(work, event, Stage.RUNNING)
         self._statuses.say(work, "running", now)
         replica = lane.replicas.get(run.replica)
         inline = replica is None or replica.inline
         told, work.looks = work.goes_on_from if run.prepared is None else None, False
-        self._emit(Start(work.subject, run.run_id, run.replica, run.prepared, limit_s, inline, told))
+        self._emit(Start(work.subject, run.run_id, run.replica, run.prepared, inline, told))
 
     def _time_limit_s(self, work: Work) -> float:
         """Of its model, or else of the worker; the request's own can only shorten it."""

@@ -68,7 +68,6 @@ class RunSpec:
     context: ContextLimits | None = None
     stream: bool = False
     extra: dict[str, str] = field(default_factory=dict[str, str])
-    timeout_s: float | None = None
     request_id: str = ""
     """The same in every attempt: what is named after it has its name again when the work is done anew."""
     told: Told | None = None
