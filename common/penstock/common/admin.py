@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
@@ -204,20 +204,17 @@ def count_conversations(settings: KafkaSettings, timeout_s: float = 10.0) -> int
 
 def begin_offsets(settings: KafkaSettings, partitions: Iterable[TP], timeout_s: float = 10.0) -> dict[TP, int]:
     """The first offset that each partition still has."""
-    return _offsets(settings, _all(partitions, OffsetSpec.earliest()), timeout_s)
+    return _offsets(settings, partitions, OffsetSpec.earliest(), timeout_s)
 
 
 def end_offsets(settings: KafkaSettings, partitions: Iterable[TP], timeout_s: float = 10.0) -> dict[TP, int]:
     """Up to where each partition can be read: the offset of its next record, or where an open transaction begins."""
-    return _offsets(settings, _all(partitions, OffsetSpec.latest()), timeout_s)
+    return _offsets(settings, partitions, OffsetSpec.latest(), timeout_s)
 
 
 def newest_times(settings: KafkaSettings, topics: Sequence[str], timeout_s: float = 10.0) -> dict[str, int]:
     """When the newest record of each topic's partition 0 was written, in ms; a topic without records is absent."""
-    specs = _all([(topic, 0) for topic in topics], OffsetSpec.max_timestamp())
-    if not specs:
-        return {}
-    found = asked(settings, lambda client, wait_s: _listed(client, specs, wait_s), timeout_s, refused_too=True)
+    found = _looked_up(settings, [(topic, 0) for topic in topics], OffsetSpec.max_timestamp(), timeout_s)
     return {topic: int(info.timestamp) for (topic, _), info in found.items() if info.offset >= 0}
 
 
@@ -226,38 +223,31 @@ def offsets_at(
 ) -> dict[TP, int]:
     """The first offset of each partition whose record is not older than `time_ms`; the end when there is none."""
     wanted = list(partitions)
-    found = _offsets(settings, _all(wanted, OffsetSpec.for_timestamp(time_ms)), timeout_s)
+    found = _offsets(settings, wanted, OffsetSpec.for_timestamp(time_ms), timeout_s)
     none_so_new = [partition for partition in wanted if found[partition] < 0]
     # Asked for after the times: a record that came in between is older than nobody's wish to see it.
     return found | end_offsets(settings, none_so_new, timeout_s) if none_so_new else found
 
 
-def _all(partitions: Iterable[TP], spec: Any) -> Mapping[TP, OffsetSpec]:
-    return cast("Mapping[TP, OffsetSpec]", dict.fromkeys(partitions, spec))
+def _offsets(settings: KafkaSettings, partitions: Iterable[TP], spec: Any, timeout_s: float) -> dict[TP, int]:
+    return {tp: int(info.offset) for tp, info in _looked_up(settings, partitions, spec, timeout_s).items()}
 
 
-def _offsets(settings: KafkaSettings, specs: Mapping[TP, OffsetSpec], timeout_s: float) -> dict[TP, int]:
-    """Offsets by spec. A partition without a leader (just created, or its broker restarts) is asked again."""
+def _looked_up(settings: KafkaSettings, partitions: Iterable[TP], spec: Any, timeout_s: float) -> dict[TP, Any]:
+    """What `spec` means in each. A partition without a leader (just created, or its broker restarts) is asked again."""
+    specs = {TopicPartition(*tp): spec for tp in dict.fromkeys(partitions)}
     if not specs:
         return {}
-    return asked(settings, lambda client, wait_s: _list_offsets(client, specs, wait_s), timeout_s, refused_too=True)
 
+    def ask(client: AdminClient, wait_s: float) -> dict[TP, Any]:
+        with translated("look up offsets"):
+            futures = client.list_offsets(specs, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=wait_s)
+        return {
+            (tp.topic, tp.partition): answer_of(future, f"look up offsets of {tp.topic}", wait_s, tp.topic)
+            for tp, future in futures.items()
+        }
 
-def _list_offsets(client: AdminClient, specs: Mapping[TP, OffsetSpec], timeout_s: float) -> dict[TP, int]:
-    return {tp: int(info.offset) for tp, info in _listed(client, specs, timeout_s).items()}
-
-
-def _listed(client: AdminClient, specs: Mapping[TP, OffsetSpec], timeout_s: float) -> dict[TP, Any]:
-    with translated("look up offsets"):
-        futures = client.list_offsets(
-            {TopicPartition(topic, partition): spec for (topic, partition), spec in specs.items()},
-            isolation_level=IsolationLevel.READ_COMMITTED,
-            request_timeout=timeout_s,
-        )
-    return {
-        (tp.topic, tp.partition): answer_of(future, f"look up offsets of {tp.topic}", timeout_s, tp.topic)
-        for tp, future in futures.items()
-    }
+    return asked(settings, ask, timeout_s, refused_too=True)
 
 
 def _visible(settings: KafkaSettings, topics: Sequence[str], timeout_s: float) -> list[TopicInfo]:

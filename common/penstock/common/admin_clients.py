@@ -151,6 +151,6 @@ def _heard(future: Future[Any], doing: str, wait_s: float) -> KafkaException | N
     return error
 
 
-def unanswered(error: KafkaException, doing: str, topic: str | None = None) -> PenstockError:
-    ours = from_kafka(error, doing, topic)
+def unanswered(error: KafkaException, doing: str) -> PenstockError:
+    ours = from_kafka(error, doing)
     return _Silent(str(ours), retry_after_s=1.0) if error.args[0].code() in _NOT_HEARD else ours

@@ -73,7 +73,7 @@ class Refetcher:
         self._wake = threading.Condition()
         self._stopping = False
         self._outcomes: dict[TP, Outcome] = {}
-        self._fetched = self._gone = self._bytes_needed = self._repositions = 0
+        self._fetched = self._gone = self._bytes_needed = 0
         self._thread = threading.Thread(target=self._run, name="refetch", daemon=True)
 
     # -- on the event loop
@@ -104,7 +104,6 @@ class Refetcher:
             gone=self._gone,
             bytes_needed=self._bytes_needed,
             bytes_read=self._sparse.bytes_read + self._dense.bytes_read,
-            repositions=self._repositions,
             wanted=sum(len(wants) for wants in list(self._wants.values())),
         )
 
@@ -229,7 +228,6 @@ class Refetcher:
         return self._dense if handle is self._sparse else self._sparse
 
     def _position(self, handle: Handle, tp: TP, offset: int, *, assigned: bool) -> None:
-        self._repositions += 1
         consumer = self._consumer(handle)
         if assigned:
             consumer.incremental_unassign([TopicPartition(*tp)])

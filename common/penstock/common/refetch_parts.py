@@ -24,7 +24,6 @@ class RefetchStats:
     gone: int
     bytes_needed: int
     bytes_read: int
-    repositions: int
     wanted: int
 
 

@@ -61,11 +61,8 @@ class Transport:
         self,
         settings: KafkaSettings,
         *,
-        linger_ms: float = 0,
         delivery_timeout_s: float = 30.0,
         queue_max_messages: int = 100_000,
-        queue_max_bytes: int = 64 * 1024 * 1024,
-        compression: str = "none",
     ) -> None:
         self._max_record_bytes = settings.max_record_bytes
         self._config = {
@@ -73,14 +70,14 @@ class Transport:
             "enable.idempotence": True,
             "acks": "all",
             "partitioner": "murmur2_random",
-            "linger.ms": linger_ms,
-            "compression.type": compression,
+            "linger.ms": 0,
+            "compression.type": "none",
             "message.max.bytes": settings.max_record_bytes + _RECORD_OVERHEAD_BYTES,
             "delivery.timeout.ms": round(delivery_timeout_s * 1000),
             # What was in flight when a connection died is tried again soon.
             "request.timeout.ms": min(10_000, round(delivery_timeout_s * 1000)),
             "queue.buffering.max.messages": queue_max_messages,
-            "queue.buffering.max.kbytes": max(1, queue_max_bytes // 1024),
+            "queue.buffering.max.kbytes": 64 * 1024,
             # A missing topic is an error after two seconds: topics are created before they are used.
             "topic.metadata.propagation.max.ms": 2000,
         }

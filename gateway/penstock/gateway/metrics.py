@@ -43,6 +43,7 @@ class GatewayMetrics:
 
     def __init__(self, read_gauges: Callable[[], Gauges] = Gauges) -> None:
         self.registry = CollectorRegistry()
+        self.read_gauges = read_gauges
         self.read_letters: Callable[[], Mapping[str, int]] = dict
         """Dead letters that lie on their topic, by reason."""
         self.read_records: Callable[[], Mapping[str, int]] = dict
@@ -71,15 +72,7 @@ class GatewayMetrics:
         self._first_token = self._histogram(
             "penstock_first_token_seconds", "From a worker's taking it to the first token."
         )
-        self.registry.register(
-            _GaugeCollector(
-                read_gauges,
-                lambda: self.read_letters(),
-                lambda: self.read_records(),
-                lambda: self.read_batches(),
-                lambda: self.read_swept(),
-            )
-        )
+        self.registry.register(_GaugeCollector(self))
 
     def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
         return Histogram(name, text, labels, buckets=_WAIT_BUCKETS, registry=self.registry)
@@ -119,26 +112,18 @@ class GatewayMetrics:
 
 
 class _GaugeCollector(Collector):
-    def __init__(
-        self,
-        read: Callable[[], Gauges],
-        read_letters: Callable[[], Mapping[str, int]],
-        read_records: Callable[[], Mapping[str, int]],
-        read_batches: Callable[[], Mapping[str, int]],
-        read_swept: Callable[[], tuple[int, Mapping[str, int]]],
-    ) -> None:
-        self._read, self._read_letters, self._read_records = read, read_letters, read_records
-        self._read_batches, self._read_swept = read_batches, read_swept
+    def __init__(self, metrics: GatewayMetrics) -> None:
+        self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        gauges = self._read()
+        read, gauges = self._metrics, self._metrics.read_gauges()
         families: list[tuple[str, str, list[str], Mapping[Any, int | float]]] = [
             ("queue_depth", "Requests accepted and not running.", ["class"], gauges.queue_depth),
             ("oldest_age_seconds", "Age of the oldest of them.", ["class"], gauges.oldest_age_s),
             ("device_memory_bytes", "Memory of all workers' devices.", ["device", "kind"], gauges.device_memory),
             ("batch_size", "Requests running, by model.", ["model"], gauges.running),
-            ("dlq_letters", "Dead letters that lie on their topic, by reason.", ["reason"], self._read_letters()),
-            ("batches", "Batches run here, by what they wait for.", ["waiting_for"], self._read_batches()),
+            ("dlq_letters", "Dead letters that lie on their topic, by reason.", ["reason"], read.read_letters()),
+            ("batches", "Batches run here, by what they wait for.", ["waiting_for"], read.read_batches()),
         ]
         for name, text, labels, values in families:
             family = GaugeMetricFamily(f"penstock_{name}", text, labels=labels)
@@ -147,10 +132,10 @@ class _GaugeCollector(Collector):
             yield family
         yield GaugeMetricFamily("penstock_inflight", "Requests accepted and not done.", value=gauges.inflight)
         yield GaugeMetricFamily("penstock_ws_clients", "Open WebSockets.", value=gauges.ws_clients)
-        due, swept = self._read_swept()
+        due, swept = read.read_swept()
         yield GaugeMetricFamily("penstock_conversations_due", "Conversations to be deleted by age.", value=due)
         yield _counters("conversations_swept", "Conversations that were due, by what became of them.", "result", swept)
-        yield _counters("view_records", "Records read for the view.", "fate", self._read_records())
+        yield _counters("view_records", "Records read for the view.", "fate", read.read_records())
 
 
 def _counters(name: str, text: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:

@@ -48,8 +48,7 @@ class TimeIndex:
 
     def add_id(self, tenant: str, created_at_ms: int, id_: str) -> None:
         """The same for anything that has a UUID and a time."""
-        with self._place.writing():
-            self._place.client.put(self.path(tenant, created_at_ms, id_), b"")
+        self._place.put(self.path(tenant, created_at_ms, id_), b"")
 
     def remove(self, artifact: Artifact) -> None:
         """Remove its entry; one that is not there is no error."""
@@ -57,11 +56,7 @@ class TimeIndex:
 
     def remove_id(self, tenant: str, created_at_ms: int, id_: str) -> None:
         """The same for anything that has a UUID and a time."""
-        try:
-            with self._place.telling_failures():
-                self._place.client.delete(self.path(tenant, created_at_ms, id_))
-        except FileNotFoundError:
-            return
+        self._place.delete(self.path(tenant, created_at_ms, id_))
 
     def path(self, tenant: str, created_at_ms: int, id_: str) -> str:
         return f"{check_tenant(tenant)}/{self._folder}/{_key(created_at_ms, id_)}"
@@ -99,8 +94,7 @@ class TimeIndex:
 
     def complete(self) -> None:
         """All artifacts of the store are in it now."""
-        with self._place.writing():
-            self._place.client.put(COMPLETE, b"")
+        self._place.put(COMPLETE, b"")
 
 
 def path_of(artifact: Artifact) -> str:

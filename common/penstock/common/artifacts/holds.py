@@ -41,15 +41,13 @@ class Holds:
 
     def __init__(self, place: OpenPlace, kind: Kind) -> None:
         self._place = place
-        self._client = place.client
         self._kind = kind
 
     def hold(self, tenant: str, artifact_id: str, holder: str) -> None:
         """From now on the holder holds the artifact. Doing it again changes nothing."""
-        with self._place.writing():
-            # In this order: a mark that `release` would not find must not be.
-            self._client.put(self._by_holder(tenant, artifact_id, holder), b"")
-            self._client.put(self._at_artifact(tenant, artifact_id, holder), b"")
+        # In this order: a mark that `release` would not find must not be.
+        self._place.put(self._by_holder(tenant, artifact_id, holder), b"")
+        self._place.put(self._at_artifact(tenant, artifact_id, holder), b"")
 
     def release(self, tenant: str, holder: str) -> list[str]:
         """The holder is gone: it holds nothing any more. The ids of what it held."""
@@ -70,9 +68,9 @@ class Holds:
     def letting_go(self, tenant: str, holder: str, artifact_ids: Iterable[str]) -> Iterator[str]:
         """As `let_go`, one by one. Until the caller asks for the next one, `held_by` still finds it."""
         for artifact_id in artifact_ids:
-            self._remove(self._at_artifact(tenant, artifact_id, holder))
+            self._place.delete(self._at_artifact(tenant, artifact_id, holder))
             yield artifact_id
-            self._remove(self._by_holder(tenant, artifact_id, holder))
+            self._place.delete(self._by_holder(tenant, artifact_id, holder))
 
     def of(self, tenant: str, artifact_id: str) -> list[str]:
         """The names of those that hold it."""
@@ -84,8 +82,8 @@ class Holds:
     def forget(self, tenant: str, artifact_id: str) -> None:
         """The artifact is gone, and its marks with it."""
         for name in self.of(tenant, artifact_id):
-            self._remove(self._at_artifact(tenant, artifact_id, name))
-            self._remove(self._by_holder(tenant, artifact_id, name))
+            self._place.delete(self._at_artifact(tenant, artifact_id, name))
+            self._place.delete(self._by_holder(tenant, artifact_id, name))
 
     def _by_holder(self, tenant: str, artifact_id: str, holder: str) -> str:
         return f"{check_tenant(tenant)}/{self._kind.by_holder}/{self._kind.name_of(holder)}/{artifact_id}"
@@ -96,10 +94,3 @@ class Holds:
     def _names(self, folder: str) -> Iterator[str]:
         for item in self._place.items(folder):
             yield item["path"].rpartition("/")[2]
-
-    def _remove(self, path: str) -> None:
-        try:
-            with self._place.telling_failures():
-                self._client.delete(path)
-        except FileNotFoundError:
-            return

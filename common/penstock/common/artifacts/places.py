@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.request import url2pathname
 
 from penstock.common.artifacts.facts import Artifact, check_artifact_id, is_artifact_id
@@ -29,6 +29,7 @@ _CALL = re.compile(r"^.*?Error performing [A-Z]+ \S+ in .*? - ")
 """What a client for HTTP says of a call before its cause: method, URL, duration, tries."""
 _QUERY = re.compile(r"\?[^\s\"')]*")
 _LONGEST_CAUSE = 300
+_PIECE_BYTES = 2**20
 SHOWN = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif", "text/plain"})
 """What a browser may show; all else is a download, so that an upload never runs as a page."""
 _CLIENT_OPTIONS = frozenset(
@@ -65,7 +66,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class OpenPlace:
-    """A place with its client."""
+    """A place with its client, and the objects in it by their paths. All methods block and are thread-safe."""
 
     place: Place
     root: str
@@ -94,6 +95,54 @@ class OpenPlace:
         with self.telling_failures():
             found = self.client.list_with_delimiter(under)["common_prefixes"]
         return [path.rstrip("/").rpartition("/")[2] for path in found]
+
+    def names(self, folder: str) -> list[str]:
+        """The paths of the objects under a folder, without that folder. Raises as the store."""
+        return sorted(item["path"].removeprefix(f"{folder}/") for item in self.items(folder))
+
+    def put(self, path: str, content: bytes | IO[bytes], attributes: Mapping[str, str] | None = None) -> None:
+        """Write it, over what is there. Raises StoreUnavailable."""
+        with self.writing():
+            self.client.put(path, content, attributes=attributes)
+
+    def create(self, path: str, content: bytes) -> bool:
+        """Write it unless it is there; of several that try, one succeeds. Raises StoreUnavailable."""
+        from obstore.exceptions import AlreadyExistsError
+
+        try:
+            # Not within `writing`, which tells every error of the store as its failure.
+            self.client.put(path, content, mode="create")
+        except AlreadyExistsError:
+            return False
+        except Exception:
+            with self.writing():
+                raise
+        return True
+
+    def get(self, path: str) -> bytes | None:
+        """What it holds; None if it is not there. Raises StoreUnavailable."""
+        try:
+            with self.telling_failures():
+                return bytes(self.client.get(path).bytes())
+        except FileNotFoundError:
+            return None
+
+    def pieces(self, path: str) -> Iterator[bytes]:
+        """What it holds, in pieces of about a megabyte; nothing if it is not there. Raises StoreUnavailable."""
+        try:
+            with self.telling_failures():
+                for piece in self.client.get(path).stream(min_chunk_size=_PIECE_BYTES):
+                    yield bytes(piece)
+        except FileNotFoundError:
+            return
+
+    def delete(self, path: str) -> None:
+        """One that is not there is no error. Raises StoreUnavailable."""
+        try:
+            with self.telling_failures():
+                self.client.delete(path)
+        except FileNotFoundError:
+            return
 
     @contextmanager
     def telling_failures(self) -> Generator[None]:

@@ -17,7 +17,6 @@ from typing import Any
 from penstock.common.artifacts import facts
 from penstock.common.artifacts.by_time import Entry, TimeIndex
 from penstock.common.artifacts.digests import checked, missing, read_pieces
-from penstock.common.artifacts.documents import Documents
 from penstock.common.artifacts.facts import Artifact, is_artifact_id
 from penstock.common.artifacts.holds import CONVERSATIONS, REQUESTS, Holds
 from penstock.common.artifacts.places import (
@@ -76,14 +75,12 @@ class ArtifactStore:
         first = Place(location=str(location), options=dict(options or {}), presigned=presigned)
         self.places = Places(first, stores or {})
         self._main = self.places[None]
-        self._client = self._main.client
         self.holds = Holds(self._main, CONVERSATIONS)
         self.request_holds = Holds(self._main, REQUESTS)
         """Marks of requests at their inputs; see `inputs.py`."""
         self.by_time = TimeIndex(self._main)
         self.files = TimeIndex(self._main, FILES)
         """The artifacts that are files of `/v1/files`."""
-        self.documents = Documents(self._main)
 
     def now_ms(self) -> int:
         return int(self._clock() * 1000)
@@ -130,11 +127,9 @@ class ArtifactStore:
             marked_since_ms=marked_since_ms,
         )
         # The bytes first: an artifact that can be found is whole.
-        with place.writing():
-            place.client.put(data_path(artifact), data, attributes=place.attributes(artifact))
+        place.put(data_path(artifact), data, place.attributes(artifact))
         self.by_time.add(artifact)
-        with self._main.writing():
-            self._client.put(about_path(tenant, artifact.artifact_id), facts.to_json(artifact))
+        self._main.put(about_path(tenant, artifact.artifact_id), facts.to_json(artifact))
         return artifact
 
     async def put_stream(
@@ -182,8 +177,10 @@ class ArtifactStore:
         with self._main.writing():
             for index in (self.by_time, self.files) if purpose is not None else (self.by_time,):
                 path = index.path(tenant, artifact.created_at_ms, artifact.artifact_id)
-                await obstore.put_async(self._client, path, b"")
-            await obstore.put_async(self._client, about_path(tenant, artifact.artifact_id), facts.to_json(artifact))
+                await obstore.put_async(self._main.client, path, b"")
+            await obstore.put_async(
+                self._main.client, about_path(tenant, artifact.artifact_id), facts.to_json(artifact)
+            )
         return artifact
 
     def check_place(self, store: str | None, prefix: str | None) -> None:
@@ -201,10 +198,7 @@ class ArtifactStore:
 
     def peek(self, tenant: str, artifact_id: str) -> Artifact | None:
         """The reference, expired or not; None when there is none."""
-        try:
-            with self._main.telling_failures():
-                found = bytes(self._client.get(about_path(tenant, artifact_id)).bytes())
-        except FileNotFoundError:
+        if (found := self._main.get(about_path(tenant, artifact_id))) is None:
             return None
         try:
             return facts.from_json(found)
@@ -223,12 +217,8 @@ class ArtifactStore:
         Raises NotFound; InternalError when the digests differ.
         """
         artifact = self.describe(tenant, artifact_id)
-        place = self.places[artifact.store]
-        try:
-            with place.telling_failures():
-                data = bytes(place.client.get(data_path(artifact)).bytes())
-        except FileNotFoundError as error:
-            raise missing(artifact_id) from error
+        if (data := self.places[artifact.store].get(data_path(artifact))) is None:
+            raise missing(artifact_id)
         return checked(data, artifact, sha256)
 
     def pieces(self, artifact: Artifact, start: int = 0, end: int | None = None) -> Iterator[bytes]:
@@ -303,8 +293,7 @@ class ArtifactStore:
         """Put its expiry off to this time at least."""
         if artifact.expires_at_ms is not None and artifact.expires_at_ms < until_ms:
             later = replace(artifact, expires_at_ms=until_ms)
-            with self._main.writing():
-                self._client.put(about_path(artifact.tenant, artifact.artifact_id), facts.to_json(later))
+            self._main.put(about_path(artifact.tenant, artifact.artifact_id), facts.to_json(later))
 
     # -- removing
 
@@ -337,12 +326,7 @@ class ArtifactStore:
 
     def remove(self, store: str | None, path: str) -> None:
         """Remove one object of a place; one that is not there is no error."""
-        place = self.places[store]
-        try:
-            with place.telling_failures():
-                place.client.delete(path)
-        except FileNotFoundError:
-            return
+        self.places[store].delete(path)
 
     # -- within
 

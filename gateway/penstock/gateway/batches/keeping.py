@@ -50,7 +50,7 @@ class BatchStore:
     """Thread-safe. Every method raises StoreUnavailable."""
 
     def __init__(self, store: ArtifactStore) -> None:
-        self._documents = store.documents
+        self._documents = store.places[None]
         self._by_time = TimeIndex(store.places[None], BY_TIME)
 
     # -- for callers

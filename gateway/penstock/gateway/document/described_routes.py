@@ -100,18 +100,35 @@ class Declared:
     documented: Documented | None = None
 
 
-def _json(model: Any, status: int = 200) -> dict[int, dict[str, Any]]:
-    return {status: {JSON: model}}
-
-
 def _rules(
     scope: Scope | None, takes: Takes = Takes.NOTHING, lasts: Lasts = Lasts.SHORT, hot: Endpoint | None = None
 ) -> Rules:
     return Rules(scope=scope, takes=takes, lasts=lasts, hot=hot)
 
 
-def _run(documented: Documented, takes: Takes = Takes.LARGE_JSON, hot: Endpoint | None = None) -> Declared:
-    """A route that submits and answers the outcome."""
+def _route(rules: Rules, model: Any, *statuses: int, **documented: Any) -> Declared:
+    """A route that answers JSON of one model, with 200 if nothing else is said. `documented`: see `Documented`."""
+    return Declared(rules, Documented(responses={one: {JSON: model} for one in statuses or (200,)}, **documented))
+
+
+def _content(rules: Rules, media_types: tuple[str, ...]) -> Declared:
+    """A route that answers bytes: all, a part of them, or that the client has them."""
+    some = dict.fromkeys(media_types, BYTES)
+    return Declared(rules, Documented(responses={200: some, 206: some, 304: {}}, errors=(*OF_ONE, 416)))
+
+
+def _run(
+    model: Any,
+    body: Any,
+    *,
+    body_type: str = JSON,
+    streams: bool = True,
+    takes: Takes = Takes.LARGE_JSON,
+    hot: Endpoint | None = None,
+) -> Declared:
+    """A route that submits and answers the outcome, as JSON or in events."""
+    answer = {JSON: model, SSE: EVENTS} if streams else {JSON: model}
+    documented = Documented(responses={200: answer}, body=body, body_type=body_type, errors=OF_A_RUN)
     return Declared(_rules("submit", takes, Lasts.OUTCOME, hot), documented)
 
 
@@ -162,107 +179,79 @@ ROUTES: dict[RouteKey, Declared] = {
             errors=(*ANY_ROUTE, 413),
         ),
     ),
-    ("GET", "/v1/requests"): Declared(READ, Documented(responses=_json(Page[answers.RequestObject]))),
-    ("GET", "/v1/requests/{request_id}"): Declared(
-        _rules("read", lasts=Lasts.WAITING, hot=hot_routes.one_request),
-        Documented(responses=_json(answers.RequestObject), errors=(*OF_ONE, 410)),
+    ("GET", "/v1/requests"): _route(READ, Page[answers.RequestObject]),
+    ("GET", "/v1/requests/{request_id}"): _route(
+        _rules("read", lasts=Lasts.WAITING, hot=hot_routes.one_request), answers.RequestObject, errors=(*OF_ONE, 410)
     ),
-    ("DELETE", "/v1/requests/{request_id}"): Declared(
-        CANCEL, Documented(responses=_json(answers.RequestDeleted), errors=(*OF_ONE, 409, 410))
-    ),
-    ("GET", "/v1/requests/{request_id}/deliveries"): Declared(
-        READ, Documented(responses=_json(Page[answers.Delivery]), errors=(*OF_ONE, 410))
-    ),
+    ("DELETE", "/v1/requests/{request_id}"): _route(CANCEL, answers.RequestDeleted, errors=(*OF_ONE, 409, 410)),
+    ("GET", "/v1/requests/{request_id}/deliveries"): _route(READ, Page[answers.Delivery], errors=(*OF_ONE, 410)),
     ("GET", "/v1/requests/{request_id}/events"): Declared(
         _rules("read", lasts=Lasts.OUTCOME), Documented(responses={200: {SSE: EVENTS}, 204: {}}, errors=(*OF_ONE, 410))
     ),
-    ("POST", "/v1/requests/{request_id}/cancel"): Declared(
-        CANCEL,
-        Documented(
-            responses={**_json(answers.RequestObject), **_json(answers.RequestObject, 202)}, errors=(*OF_ONE, 410)
-        ),
+    ("POST", "/v1/requests/{request_id}/cancel"): _route(
+        CANCEL, answers.RequestObject, 200, 202, errors=(*OF_ONE, 410)
     ),
-    ("POST", "/v1/requests/cancel"): Declared(
-        _rules("cancel", Takes.JSON), Documented(responses=_json(answers.Cancellation, 202), body=commands.ManyBody)
+    ("POST", "/v1/requests/cancel"): _route(
+        _rules("cancel", Takes.JSON), answers.Cancellation, 202, body=commands.ManyBody
     ),
-    ("POST", "/v1/requests/{request_id}/reprioritize"): Declared(
-        _rules("cancel", Takes.JSON),
-        Documented(responses=_json(answers.RequestObject, 202), body=commands.PriorityBody, errors=(*OF_ONE, 409, 410)),
+    ("POST", "/v1/requests/{request_id}/reprioritize"): _route(
+        _rules("cancel", Takes.JSON), answers.RequestObject, 202, body=commands.PriorityBody, errors=(*OF_ONE, 409, 410)
     ),
-    ("POST", "/v1/requests/reprioritize"): Declared(
-        _rules("cancel", Takes.JSON),
-        Documented(responses=_json(answers.Reprioritization, 202), body=commands.ReprioritizeManyBody),
+    ("POST", "/v1/requests/reprioritize"): _route(
+        _rules("cancel", Takes.JSON), answers.Reprioritization, 202, body=commands.ReprioritizeManyBody
     ),
-    ("GET", "/v1/stats"): Declared(READ, Documented(responses=_json(answers.Stats))),
-    ("GET", "/v1/admin/stats"): Declared(ADMIN, Documented(responses=_json(operator_answers.AdminStats))),
-    ("GET", "/v1/admin/devices"): Declared(ADMIN, Documented(responses=_json(Page[operator_answers.Device]))),
-    ("GET", "/v1/admin/models"): Declared(ADMIN, Documented(responses=_json(Page[operator_answers.AdminModel]))),
-    ("POST", "/v1/admin/models"): Declared(
-        _rules("admin", Takes.JSON),
-        Documented(responses=_json(operator_answers.Desired, 202), body=ModelEntry, errors=(*ANY_ROUTE, 409)),
+    ("GET", "/v1/stats"): _route(READ, answers.Stats),
+    ("GET", "/v1/admin/stats"): _route(ADMIN, operator_answers.AdminStats),
+    ("GET", "/v1/admin/devices"): _route(ADMIN, Page[operator_answers.Device]),
+    ("GET", "/v1/admin/models"): _route(ADMIN, Page[operator_answers.AdminModel]),
+    ("POST", "/v1/admin/models"): _route(
+        _rules("admin", Takes.JSON), operator_answers.Desired, 202, body=ModelEntry, errors=(*ANY_ROUTE, 409)
     ),
-    ("GET", "/v1/admin/models/{model_id:path}"): Declared(
-        ADMIN, Documented(responses=_json(operator_answers.AdminModel), errors=OF_ONE)
+    ("GET", "/v1/admin/models/{model_id:path}"): _route(ADMIN, operator_answers.AdminModel, errors=OF_ONE),
+    ("DELETE", "/v1/admin/models/{model_id:path}"): _route(ADMIN, operator_answers.Desired, 202, errors=OF_ONE),
+    ("POST", "/v1/admin/models/{model_id:path}/{action}"): _route(
+        ADMIN, operator_answers.Desired, 202, errors=(*OF_ONE, 409)
     ),
-    ("DELETE", "/v1/admin/models/{model_id:path}"): Declared(
-        ADMIN, Documented(responses=_json(operator_answers.Desired, 202), errors=OF_ONE)
+    ("GET", "/v1/admin/orders"): _route(ADMIN, Page[operator_answers.OrderInForce]),
+    ("GET", "/v1/admin/orders/{revision}"): _route(ADMIN, operator_answers.Order),
+    ("POST", "/v1/admin/classes/{class_name}/{action}"): _route(ADMIN, operator_answers.Desired, 202, errors=OF_ONE),
+    ("GET", "/v1/admin/dlq"): _route(ADMIN, Page[operator_answers.DeadLetter]),
+    ("POST", "/v1/admin/dlq/redrive"): _route(
+        _rules("admin", Takes.JSON), operator_answers.Redrive, body=dead_letters.RedriveBody
     ),
-    ("POST", "/v1/admin/models/{model_id:path}/{action}"): Declared(
-        ADMIN, Documented(responses=_json(operator_answers.Desired, 202), errors=(*OF_ONE, 409))
+    ("POST", "/v1/admin/dlq/purge"): _route(
+        _rules("admin", Takes.JSON), operator_answers.Purge, body=dead_letters.PurgeBody
     ),
-    ("GET", "/v1/admin/orders"): Declared(ADMIN, Documented(responses=_json(Page[operator_answers.OrderInForce]))),
-    ("GET", "/v1/admin/orders/{revision}"): Declared(ADMIN, Documented(responses=_json(operator_answers.Order))),
-    ("POST", "/v1/admin/classes/{class_name}/{action}"): Declared(
-        ADMIN, Documented(responses=_json(operator_answers.Desired, 202), errors=OF_ONE)
-    ),
-    ("GET", "/v1/admin/dlq"): Declared(ADMIN, Documented(responses=_json(Page[operator_answers.DeadLetter]))),
-    ("POST", "/v1/admin/dlq/redrive"): Declared(
-        _rules("admin", Takes.JSON),
-        Documented(responses=_json(operator_answers.Redrive), body=dead_letters.RedriveBody),
-    ),
-    ("POST", "/v1/admin/dlq/purge"): Declared(
-        _rules("admin", Takes.JSON), Documented(responses=_json(operator_answers.Purge), body=dead_letters.PurgeBody)
-    ),
-    ("GET", "/v1/admin/dlq/{letter_id:path}"): Declared(
-        ADMIN, Documented(responses=_json(operator_answers.DeadLetter), errors=OF_ONE)
-    ),
-    ("POST", "/v1/conversations"): Declared(
+    ("GET", "/v1/admin/dlq/{letter_id:path}"): _route(ADMIN, operator_answers.DeadLetter, errors=OF_ONE),
+    ("POST", "/v1/conversations"): _route(
         _rules("submit", Takes.JSON),
-        Documented(
-            responses=_json(conversation_answers.Conversation),
-            body=conversation_answers.NewConversation,
-            body_required=False,
-            errors=(*ANY_ROUTE, 422),
-        ),
+        conversation_answers.Conversation,
+        body=conversation_answers.NewConversation,
+        body_required=False,
+        errors=(*ANY_ROUTE, 422),
     ),
-    ("GET", "/v1/conversations"): Declared(READ, Documented(responses=_json(Page[conversation_answers.Conversation]))),
-    ("GET", "/v1/conversations/{conversation_id}"): Declared(
-        READ, Documented(responses=_json(conversation_answers.Conversation), errors=OF_ONE)
-    ),
-    ("POST", "/v1/conversations/{conversation_id}"): Declared(
+    ("GET", "/v1/conversations"): _route(READ, Page[conversation_answers.Conversation]),
+    ("GET", "/v1/conversations/{conversation_id}"): _route(READ, conversation_answers.Conversation, errors=OF_ONE),
+    ("POST", "/v1/conversations/{conversation_id}"): _route(
         _rules("submit", Takes.JSON),
-        Documented(
-            responses=_json(conversation_answers.Conversation),
-            body=conversation_answers.ConversationChange,
-            errors=OF_ONE,
-        ),
+        conversation_answers.Conversation,
+        body=conversation_answers.ConversationChange,
+        errors=OF_ONE,
     ),
-    ("DELETE", "/v1/conversations/{conversation_id}"): Declared(
-        CANCEL, Documented(responses=_json(conversation_answers.ConversationDeleted), errors=OF_ONE)
+    ("DELETE", "/v1/conversations/{conversation_id}"): _route(
+        CANCEL, conversation_answers.ConversationDeleted, errors=OF_ONE
     ),
-    ("GET", "/v1/conversations/{conversation_id}/items"): Declared(
-        READ, Documented(responses=_json(Page[conversation_answers.ConversationItem]), errors=OF_ONE)
+    ("GET", "/v1/conversations/{conversation_id}/items"): _route(
+        READ, Page[conversation_answers.ConversationItem], errors=OF_ONE
     ),
-    ("POST", "/v1/conversations/{conversation_id}/items"): Declared(
+    ("POST", "/v1/conversations/{conversation_id}/items"): _route(
         _rules("submit", Takes.LARGE_JSON),
-        Documented(
-            responses=_json(Page[conversation_answers.ConversationItem]),
-            body=conversation_answers.NewItems,
-            errors=(*ANY_ROUTE, 422),
-        ),
+        Page[conversation_answers.ConversationItem],
+        body=conversation_answers.NewItems,
+        errors=(*ANY_ROUTE, 422),
     ),
-    ("GET", "/v1/conversations/{conversation_id}/items/{item_id}"): Declared(
-        READ, Documented(responses=_json(conversation_answers.ConversationItem), errors=OF_ONE)
+    ("GET", "/v1/conversations/{conversation_id}/items/{item_id}"): _route(
+        READ, conversation_answers.ConversationItem, errors=OF_ONE
     ),
     ("POST", "/v1/conversations/{conversation_id}/summarize"): Declared(
         _rules("submit", Takes.JSON, Lasts.WAITING),
@@ -273,172 +262,87 @@ ROUTES: dict[RouteKey, Declared] = {
             errors=(*OF_ONE, 410, 422),
         ),
     ),
-    ("POST", "/v1/conversations/{conversation_id}/fork"): Declared(
+    ("POST", "/v1/conversations/{conversation_id}/fork"): _route(
         _rules("submit", Takes.JSON),
-        Documented(
-            responses=_json(conversation_answers.Conversation, 201),
-            body=conversation_answers.NewFork,
-            errors=(*OF_ONE, 409, 422),
-        ),
+        conversation_answers.Conversation,
+        201,
+        body=conversation_answers.NewFork,
+        errors=(*OF_ONE, 409, 422),
     ),
-    ("GET", "/v1/conversations/{conversation_id}/forks"): Declared(
-        READ, Documented(responses=_json(Page[conversation_answers.Conversation]), errors=OF_ONE)
+    ("GET", "/v1/conversations/{conversation_id}/forks"): _route(
+        READ, Page[conversation_answers.Conversation], errors=OF_ONE
     ),
-    ("GET", "/v1/conversations/{conversation_id}/tree"): Declared(
-        READ, Documented(responses=_json(Page[conversation_answers.ConversationBranch]), errors=OF_ONE)
+    ("GET", "/v1/conversations/{conversation_id}/tree"): _route(
+        READ, Page[conversation_answers.ConversationBranch], errors=OF_ONE
     ),
-    ("GET", "/v1/conversations/{conversation_id}/replay"): Declared(
-        READ, Documented(responses=_json(conversation_answers.Replay), errors=OF_ONE)
-    ),
+    ("GET", "/v1/conversations/{conversation_id}/replay"): _route(READ, conversation_answers.Replay, errors=OF_ONE),
     ("GET", "/v1/conversations/{conversation_id}/events"): Declared(
         _rules("read", lasts=Lasts.OUTCOME), Documented(responses={200: {SSE: EVENTS}}, errors=OF_ONE)
     ),
     ("GET", "/v1/conversations/{conversation_id}/export"): Declared(
         READ, Documented(responses={200: {conversation_export.MEDIA_TYPE: _TEXT}}, errors=OF_ONE)
     ),
-    ("POST", "/v1/admin/artifacts/sweep"): Declared(ADMIN, Documented(responses=_json(artifact_answers.ArtifactSweep))),
-    ("POST", "/v1/admin/conversations/sweep"): Declared(
-        ADMIN, Documented(responses=_json(conversation_answers.ConversationSweep))
-    ),
-    ("POST", "/v1/artifacts"): Declared(
+    ("POST", "/v1/admin/artifacts/sweep"): _route(ADMIN, artifact_answers.ArtifactSweep),
+    ("POST", "/v1/admin/conversations/sweep"): _route(ADMIN, conversation_answers.ConversationSweep),
+    ("POST", "/v1/artifacts"): _route(
         _rules("submit", Takes.FILE),
-        Documented(
-            responses=_json(artifact_answers.ArtifactBody, 201),
-            body=BYTES,
-            body_type="application/octet-stream",
-            errors=(*ANY_ROUTE, 413),
-        ),
+        artifact_answers.ArtifactBody,
+        201,
+        body=BYTES,
+        body_type="application/octet-stream",
+        errors=(*ANY_ROUTE, 413),
     ),
-    ("GET", "/v1/artifacts"): Declared(READ, Documented(responses=_json(Page[artifact_answers.ArtifactBody]))),
-    ("GET", "/v1/artifacts/{artifact_id}"): Declared(
-        READ, Documented(responses=_json(artifact_answers.ArtifactBody), errors=OF_ONE)
-    ),
-    ("DELETE", "/v1/artifacts/{artifact_id}"): Declared(
-        CANCEL, Documented(responses=_json(artifact_answers.ArtifactDeleted), errors=(*OF_ONE, 409))
-    ),
-    ("POST", "/v1/artifacts/{artifact_id}/url"): Declared(
+    ("GET", "/v1/artifacts"): _route(READ, Page[artifact_answers.ArtifactBody]),
+    ("GET", "/v1/artifacts/{artifact_id}"): _route(READ, artifact_answers.ArtifactBody, errors=OF_ONE),
+    ("DELETE", "/v1/artifacts/{artifact_id}"): _route(CANCEL, artifact_answers.ArtifactDeleted, errors=(*OF_ONE, 409)),
+    ("POST", "/v1/artifacts/{artifact_id}/url"): _route(
         _rules("read", Takes.JSON),
-        Documented(
-            responses=_json(artifact_answers.ArtifactUrl),
-            body=artifact_answers.UrlLifetime,
-            body_required=False,
-            errors=OF_ONE,
-        ),
+        artifact_answers.ArtifactUrl,
+        body=artifact_answers.UrlLifetime,
+        body_required=False,
+        errors=OF_ONE,
     ),
-    ("GET", "/v1/artifacts/{artifact_id}/content"): Declared(
-        replace(READ, query=frozenset({"ticket"})),
-        Documented(
-            responses={
-                200: dict.fromkeys(CONTENT_TYPES, BYTES),
-                206: dict.fromkeys(CONTENT_TYPES, BYTES),
-                304: {},
-            },
-            errors=(*OF_ONE, 416),
-        ),
-    ),
+    ("GET", "/v1/artifacts/{artifact_id}/content"): _content(replace(READ, query=frozenset({"ticket"})), CONTENT_TYPES),
     ("POST", "/v1/chat/completions"): _run(
-        Documented(
-            responses={200: {JSON: openai_shapes.ChatCompletion, SSE: EVENTS}},
-            body=openai_models.ChatCompletionBody,
-            errors=OF_A_RUN,
-        ),
-        hot=hot_routes.chat,
+        openai_shapes.ChatCompletion, openai_models.ChatCompletionBody, hot=hot_routes.chat
     ),
-    ("POST", "/v1/completions"): _run(
-        Documented(
-            responses={200: {JSON: openai_shapes.Completion, SSE: EVENTS}},
-            body=openai_models.CompletionBody,
-            errors=OF_A_RUN,
-        )
-    ),
-    ("POST", "/v1/responses"): _run(
-        Documented(
-            responses={200: {JSON: openai_shapes.ResponseObject, SSE: EVENTS}},
-            body=responses_models.ResponsesBody,
-            errors=OF_A_RUN,
-        )
-    ),
+    ("POST", "/v1/completions"): _run(openai_shapes.Completion, openai_models.CompletionBody),
+    ("POST", "/v1/responses"): _run(openai_shapes.ResponseObject, responses_models.ResponsesBody),
     ("GET", "/v1/responses/{response_id}"): Declared(
         _rules("read", lasts=Lasts.WAITING),
         Documented(responses={200: {JSON: openai_shapes.ResponseObject, SSE: EVENTS}}, errors=(*OF_ONE, 500)),
     ),
-    ("DELETE", "/v1/responses/{response_id}"): Declared(
-        CANCEL, Documented(responses=_json(openai_shapes.ResponseDeleted), errors=(*OF_ONE, 409))
-    ),
-    ("POST", "/v1/responses/{response_id}/cancel"): Declared(
-        CANCEL, Documented(responses=_json(openai_shapes.ResponseObject), errors=OF_ONE)
-    ),
-    ("GET", "/v1/responses/{response_id}/input_items"): Declared(
-        READ, Documented(responses=_json(Page[openai_shapes.ResponseItem]), errors=OF_ONE)
-    ),
-    ("POST", "/v1/images/generations"): _run(
-        Documented(
-            responses={200: {JSON: openai_shapes.ImageList, SSE: EVENTS}}, body=image_bodies.ImageBody, errors=OF_A_RUN
-        )
-    ),
+    ("DELETE", "/v1/responses/{response_id}"): _route(CANCEL, openai_shapes.ResponseDeleted, errors=(*OF_ONE, 409)),
+    ("POST", "/v1/responses/{response_id}/cancel"): _route(CANCEL, openai_shapes.ResponseObject, errors=OF_ONE),
+    ("GET", "/v1/responses/{response_id}/input_items"): _route(READ, Page[openai_shapes.ResponseItem], errors=OF_ONE),
+    ("POST", "/v1/images/generations"): _run(openai_shapes.ImageList, image_bodies.ImageBody),
     ("POST", "/v1/images/edits"): _run(
-        Documented(
-            responses={200: {JSON: openai_shapes.ImageList, SSE: EVENTS}},
-            body=EDIT_FORM,
-            body_type="multipart/form-data",
-            errors=OF_A_RUN,
-        ),
-        Takes.FORM,
+        openai_shapes.ImageList, EDIT_FORM, body_type="multipart/form-data", takes=Takes.FORM
     ),
-    ("POST", "/v1/embeddings"): _run(
-        Documented(responses=_json(openai_shapes.EmbeddingList), body=openai_models.EmbeddingBody, errors=OF_A_RUN)
-    ),
-    ("POST", "/v1/files"): Declared(
+    ("POST", "/v1/embeddings"): _run(openai_shapes.EmbeddingList, openai_models.EmbeddingBody, streams=False),
+    ("POST", "/v1/files"): _route(
         _rules("submit", Takes.LINES),
-        Documented(
-            responses=_json(batch_answers.FileObject),
-            body=FILE_FORM,
-            body_type="multipart/form-data",
-            errors=(*ANY_ROUTE, 413),
-        ),
+        batch_answers.FileObject,
+        body=FILE_FORM,
+        body_type="multipart/form-data",
+        errors=(*ANY_ROUTE, 413),
     ),
-    ("GET", "/v1/files"): Declared(READ, Documented(responses=_json(Page[batch_answers.FileObject]), errors=OF_ONE)),
-    ("GET", "/v1/files/{file_id}"): Declared(
-        READ, Documented(responses=_json(batch_answers.FileObject), errors=OF_ONE)
+    ("GET", "/v1/files"): _route(READ, Page[batch_answers.FileObject], errors=OF_ONE),
+    ("GET", "/v1/files/{file_id}"): _route(READ, batch_answers.FileObject, errors=OF_ONE),
+    ("DELETE", "/v1/files/{file_id}"): _route(CANCEL, batch_answers.FileDeleted, errors=(*OF_ONE, 409)),
+    ("GET", "/v1/files/{file_id}/content"): _content(READ, ("application/octet-stream",)),
+    ("POST", "/v1/batches"): _route(
+        _rules("submit", Takes.JSON), batch_answers.BatchObject, body=batch_answers.NewBatch, errors=OF_ONE
     ),
-    ("DELETE", "/v1/files/{file_id}"): Declared(
-        CANCEL, Documented(responses=_json(batch_answers.FileDeleted), errors=(*OF_ONE, 409))
-    ),
-    ("GET", "/v1/files/{file_id}/content"): Declared(
-        READ,
-        Documented(
-            responses={
-                200: {"application/octet-stream": BYTES},
-                206: {"application/octet-stream": BYTES},
-                304: {},
-            },
-            errors=(*OF_ONE, 416),
-        ),
-    ),
-    ("POST", "/v1/batches"): Declared(
-        _rules("submit", Takes.JSON),
-        Documented(responses=_json(batch_answers.BatchObject), body=batch_answers.NewBatch, errors=OF_ONE),
-    ),
-    ("GET", "/v1/batches"): Declared(READ, Documented(responses=_json(Page[batch_answers.BatchObject]), errors=OF_ONE)),
-    ("GET", "/v1/batches/{batch_id}"): Declared(
-        READ, Documented(responses=_json(batch_answers.BatchObject), errors=OF_ONE)
-    ),
-    ("POST", "/v1/batches/{batch_id}/cancel"): Declared(
-        CANCEL, Documented(responses=_json(batch_answers.BatchObject), errors=OF_ONE)
-    ),
-    ("GET", "/v1/models"): Declared(READ, Documented(responses=_json(Page[operator_answers.Model]))),
-    ("GET", "/v1/models/{model_id:path}"): Declared(
-        READ, Documented(responses=_json(operator_answers.Model), errors=OF_ONE)
-    ),
-    ("POST", "/v1/tickets"): Declared(_rules(None), Documented(responses=_json(operator_answers.Ticket))),
-    ("GET", "/healthz"): Declared(PROBE, Documented(responses=_json(operator_answers.Health), errors=())),
-    ("GET", "/health"): Declared(PROBE, Documented(responses=_json(operator_answers.Health), errors=())),
-    ("GET", "/readyz"): Declared(
-        PROBE,
-        Documented(
-            responses={**_json(operator_answers.Readiness), **_json(operator_answers.Readiness, 503)}, errors=()
-        ),
-    ),
+    ("GET", "/v1/batches"): _route(READ, Page[batch_answers.BatchObject], errors=OF_ONE),
+    ("GET", "/v1/batches/{batch_id}"): _route(READ, batch_answers.BatchObject, errors=OF_ONE),
+    ("POST", "/v1/batches/{batch_id}/cancel"): _route(CANCEL, batch_answers.BatchObject, errors=OF_ONE),
+    ("GET", "/v1/models"): _route(READ, Page[operator_answers.Model]),
+    ("GET", "/v1/models/{model_id:path}"): _route(READ, operator_answers.Model, errors=OF_ONE),
+    ("POST", "/v1/tickets"): _route(_rules(None), operator_answers.Ticket),
+    ("GET", "/healthz"): _route(PROBE, operator_answers.Health, errors=()),
+    ("GET", "/health"): _route(PROBE, operator_answers.Health, errors=()),
+    ("GET", "/readyz"): _route(PROBE, operator_answers.Readiness, 200, 503, errors=()),
     ("GET", "/metrics"): Declared(SCRAPER, Documented(responses={200: {"text/plain": _TEXT}}, errors=())),
     ("GET", "/registry/schemas/types"): _registry(list[str], errors=()),
     ("GET", "/registry/schemas/ids/{schema_id}"): _registry(registry_answers.RegistrySchema),

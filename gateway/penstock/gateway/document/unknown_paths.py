@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from difflib import get_close_matches
 
 from penstock.gateway.document.described_routes import ROUTES
@@ -17,9 +16,9 @@ SHOWN_CHARS = 200
 PATHS = sorted({shown_path(path) for _, path in ROUTES} - {"/"})
 
 
-def not_found(path: str, paths: Iterable[str] = PATHS) -> NotFound:
+def not_found(path: str) -> NotFound:
     """The error for an unknown path; it names up to three that are near."""
-    near = near_paths(path, list(paths))
+    near = near_paths(path, PATHS)
     shown = path[:SHOWN_CHARS].encode(errors="backslashreplace").decode()
     hint = f"; near it: {', '.join(near)}" if near else "; GET /docs lists the routes"
     return NotFound(f"there is no route {shown}{hint}", details={"near": near})

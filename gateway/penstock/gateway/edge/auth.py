@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import re
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -44,12 +43,11 @@ class AuthPolicy:
         ticket_key: str | None = None,
         allowed_origins: Iterable[str] = (),
         allowed_hosts: Iterable[str] = (),
-        clock: Callable[[], float] = time.time,
     ) -> AuthPolicy:
         """From settings. Raises KeysFileError when the keys file is missing or broken."""
         return cls(
             keys=KeyRing(keys_file) if keys_file else None,
-            tickets=TicketOffice(ticket_key, clock),
+            tickets=TicketOffice(ticket_key),
             allowed_origins=frozenset(origin.rstrip("/").lower() for origin in allowed_origins),
             allowed_hosts=frozenset(host.lower() for host in allowed_hosts),
         )

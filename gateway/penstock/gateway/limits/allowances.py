@@ -57,13 +57,11 @@ class Allowances:
         by_tenant: Mapping[str, Limits] | None = None,
         totals: Totals | None = None,
         clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._defaults = defaults
         self._by_tenant = by_tenant or {}
         self.totals = totals or Totals()
         self._clock = clock
-        self._wall_clock = wall_clock
         self.tenants = Tenants(lambda tenant: self.limits_of(tenant).tokens_per_minute)
         self._submissions, self._calls, self._cancels = Buckets(), Buckets(), Buckets()
         self._public, self._refusals = Buckets(), Buckets()
@@ -211,7 +209,7 @@ class Allowances:
             self.check_conversation(caller, request.conversation_id)
 
     def _check_tokens(self, tenant: str) -> None:
-        now_s = self._wall_clock()
+        now_s = time.time()
         bucket = self.tenants.tokens(tenant, now_s)
         wait_s = 0.0 if bucket is None else bucket.wait_s(now_s, min(1.0, bucket.burst))
         if bucket is not None and wait_s:
@@ -268,7 +266,7 @@ class Allowances:
 
     def headers(self, caller: Caller) -> list[tuple[bytes, bytes]]:
         """`x-ratelimit-*` as OpenAI sends them, of whichever limit is closer; nothing for what has no limit."""
-        now, now_s = self._clock(), self._wall_clock()
+        now, now_s = self._clock(), time.time()
         requests = [
             self._submissions.of(holder, limits.requests_per_s, now)
             for holder, limits in self._holders(caller)

@@ -161,9 +161,8 @@ class TokenBucket:
 class Buckets:
     """One bucket for each (holder, rate), made when it is first asked for; a full one is the same as none."""
 
-    def __init__(self, *, window_s: float = 1.0, max_holders: int = 10_000) -> None:
-        """A burst is `window_s` worth of the rate, at least one permit."""
-        self._window_s = window_s
+    def __init__(self, *, max_holders: int = 10_000) -> None:
+        """A burst is one second's worth of the rate, at least one permit."""
         self._max_holders = max_holders
         self._buckets: dict[tuple[str, float], TokenBucket] = {}
 
@@ -176,7 +175,7 @@ class Buckets:
         if bucket is None:
             if len(self._buckets) >= self._max_holders:
                 self._buckets = {key: one for key, one in self._buckets.items() if not one.is_full(now)}
-            bucket = self._buckets[(holder, rate)] = TokenBucket(rate, max(1.0, rate * self._window_s), now)
+            bucket = self._buckets[(holder, rate)] = TokenBucket(rate, max(1.0, rate), now)
         return bucket
 
 

@@ -21,7 +21,7 @@ from penstock.gateway.service.brought_images import BroughtImage, take_images
 from penstock.schemas.bodies import ListOf
 from penstock.schemas.errors import InvalidRequest, PenstockError, TooLarge, UnsupportedParameter
 from penstock.schemas.records import InferenceRequest
-from penstock.schemas.requests import DEFAULT_LIMITS, Limits, parse_request
+from penstock.schemas.requests import parse_request
 
 Json = dict[str, Any]
 Words = Mapping[str, str]
@@ -261,21 +261,17 @@ def chat_images(body: ChatCompletionBody, caller: Caller) -> list[BroughtImage]:
         raise in_openai_words(error) from None
 
 
-def chat_request(
-    body: ChatCompletionBody, caller: Caller, now_ms: int, limits: Limits = DEFAULT_LIMITS
-) -> InferenceRequest:
+def chat_request(body: ChatCompletionBody, caller: Caller, now_ms: int) -> InferenceRequest:
     """Raises InvalidRequest or UnsupportedParameter with OpenAI's field in `param`; Forbidden for the priority."""
     refuse_unsupported(body, HARMLESS_CHAT, _PENSTOCK_ONLY)
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise InvalidRequest("max_tokens and max_completion_tokens differ: send one of them", param="max_tokens")
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     payload: Json = {"messages": chat_messages(body.messages), "max_tokens": max_tokens}
-    return _text_request(body, payload, caller, now_ms, limits)
+    return _text_request(body, payload, caller, now_ms)
 
 
-def completion_request(
-    body: CompletionBody, caller: Caller, now_ms: int, limits: Limits = DEFAULT_LIMITS
-) -> InferenceRequest:
+def completion_request(body: CompletionBody, caller: Caller, now_ms: int) -> InferenceRequest:
     """Raises as `chat_request`."""
     refuse_unsupported(body, HARMLESS_COMPLETION, _PENSTOCK_ONLY)
     if body.best_of not in (None, 1, body.n):
@@ -290,7 +286,7 @@ def completion_request(
         payload |= {"logprobs": True, "top_logprobs": body.logprobs}
     if body.echo and (body.logprobs is not None or not isinstance(prompts[0], str)):
         payload["prompt_logprobs"] = body.logprobs or 0  # of a prompt of tokens they hold its text
-    return _text_request(body, payload, caller, now_ms, limits, COMPLETION_WORDS)
+    return _text_request(body, payload, caller, now_ms, COMPLETION_WORDS)
 
 
 def prompts_of(body: CompletionBody) -> list[str | list[int]]:
@@ -305,9 +301,7 @@ def prompts_of(body: CompletionBody) -> list[str | list[int]]:
     return prompts
 
 
-def embedding_request(
-    body: EmbeddingBody, caller: Caller, now_ms: int, limits: Limits = DEFAULT_LIMITS
-) -> InferenceRequest:
+def embedding_request(body: EmbeddingBody, caller: Caller, now_ms: int) -> InferenceRequest:
     """Raises as `chat_request`."""
     refuse_unsupported(body, HARMLESS_EMBEDDING, _PENSTOCK_ONLY)
     cut = -1 if body.truncate and body.truncate_prompt_tokens is None else body.truncate_prompt_tokens
@@ -318,7 +312,7 @@ def embedding_request(
         payload["input_token_ids"] = body.input
     else:
         payload["input"] = body.input
-    return parse_in_openai_words("embedding", body, payload, caller, now_ms, limits=limits)
+    return parse_in_openai_words("embedding", body, payload, caller, now_ms)
 
 
 def _tokens(value: Any) -> bool:
@@ -327,7 +321,7 @@ def _tokens(value: Any) -> bool:
 
 
 def _text_request(
-    body: _TextBody, payload: Json, caller: Caller, now_ms: int, limits: Limits, words: Words = MappingProxyType({})
+    body: _TextBody, payload: Json, caller: Caller, now_ms: int, words: Words = MappingProxyType({})
 ) -> InferenceRequest:
     tier = tier_priority(body.service_tier)
     if body.stream_options is not None and not body.stream:
@@ -345,7 +339,6 @@ def _text_request(
         payload,
         caller,
         now_ms,
-        limits=limits,
         more=more,
         passed=body.passed_on,
         tier=tier,
@@ -367,7 +360,6 @@ def parse_in_openai_words(
     caller: Caller,
     now_ms: int,
     *,
-    limits: Limits = DEFAULT_LIMITS,
     more: Mapping[str, Any] = MappingProxyType({}),
     passed: Mapping[str, Any] = MappingProxyType({}),
     tier: int | None = None,
@@ -396,7 +388,7 @@ def parse_in_openai_words(
     }
     fields.setdefault("priority", caller.priority(tier))
     try:
-        request = parse_request(fields, tenant=caller.tenant, now_ms=now_ms, limits=limits)
+        request = parse_request(fields, tenant=caller.tenant, now_ms=now_ms)
         caller.priority(request.priority)
     except PenstockError as error:
         raise in_openai_words(error, in_penstock, words) from None

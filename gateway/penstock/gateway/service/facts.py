@@ -32,9 +32,9 @@ _ANYWHERE = "*"
 """No pool's name: a conversation of which nothing is known yet."""
 
 MOST_KINDS = 1_000
+"""So many kinds of waiting requests are looked at for a probe: any model may be named on the topics."""
 MOST_TURNS = 5_000
 """Turns of a conversation in the view's file that are counted: that takes 10 ms."""
-"""So many kinds of waiting requests are looked at for a probe: any model may be named on the topics."""
 SERVING = "running"
 STOPPED = "stopped"
 """A worker's state in its last word."""

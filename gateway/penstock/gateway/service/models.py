@@ -69,13 +69,7 @@ def check_abilities(models: Iterable[ModelInfo], request: InferenceRequest) -> N
     longest: int = payload.get("max_tokens") or 0
     if next(only_remote(request.task, payload, request.extra), None) is None and longest <= LEAST_WINDOW:
         return
-    serving = [
-        model
-        for model in models
-        if model.pool == request.pool
-        and request.task in model.tasks
-        and (request.model is None or request.model == model.model or request.model in model.aliases)
-    ]
+    serving = _serving(models, request)
     if not serving:
         return
     unknown = {
@@ -111,16 +105,21 @@ def _check_sees(models: Iterable[ModelInfo], request: InferenceRequest) -> None:
     place = next(image_parts(request.payload), None)
     if place is None or request.task != "text_generation":
         return
-    serving = [
-        one for one in models if one.pool == request.pool and request.task in one.tasks and _is_meant(one, request)
-    ]
+    serving = _serving(models, request)
     if serving and not any("image_to_text" in one.tasks for one in serving):
         names = ", ".join(sorted({one.model for one in serving})[:NAMED_MODELS])
         raise UnsupportedParameter(f"{place} is an image, and {names} reads text alone", param=place)
 
 
-def _is_meant(model: ModelInfo, request: InferenceRequest) -> bool:
-    return request.model is None or request.model == model.model or request.model in model.aliases
+def _serving(models: Iterable[ModelInfo], request: InferenceRequest) -> list[ModelInfo]:
+    """Those that may serve the request, as workers have told of them."""
+    return [
+        one
+        for one in models
+        if one.pool == request.pool
+        and request.task in one.tasks
+        and (request.model is None or request.model == one.model or request.model in one.aliases)
+    ]
 
 
 def public_models(

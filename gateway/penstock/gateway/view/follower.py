@@ -124,7 +124,6 @@ class Follower:
             self._queue.put,
             is_crowded=lambda: self._view.live_count >= CROWDED,
             select=self._selection,
-            name="gateway-follower",
         )
         self._reader = self._reading.reader
         self._pieces = PieceReader(self._settings, self._view.codec, self._view.streams, self._reader, self._threads)

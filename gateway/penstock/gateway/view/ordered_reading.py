@@ -28,7 +28,6 @@ class OrderedReading:
         *,
         is_crowded: Callable[[], bool],
         select: Select,
-        name: str,
     ) -> None:
         self._order: TimeOrder | None = TimeOrder(begin, ends, settings.names.result, time.monotonic())
         self._deliver = deliver
@@ -40,7 +39,7 @@ class OrderedReading:
             tells_ends=False,
             select=select,
             on_idle=self._on_idle,
-            name=name,
+            name="gateway-follower",
         )
 
     def finish(self) -> None:

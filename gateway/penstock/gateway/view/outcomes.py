@@ -83,21 +83,21 @@ class Outcomes:
             self._view.known.keep(entry)
         return entry
 
-    async def message(self, entry: Entry, patience_s: float = PATIENCE_S) -> RawMessage | None:
+    async def message(self, entry: Entry) -> RawMessage | None:
         """The record of its outcome; None when it has not ended, or the topic holds the record no more.
 
         Raises BrokerUnavailable, Overloaded.
         """
         if not entry.done:
             return None
-        return await self._fetch((self._settings.names.result, entry.place), entry.terminal_offset, patience_s)
+        return await self._fetch((self._settings.names.result, entry.place), entry.terminal_offset)
 
-    async def request_message(self, entry: Entry, patience_s: float = PATIENCE_S) -> RawMessage | None:
+    async def request_message(self, entry: Entry) -> RawMessage | None:
         """The first record of the request itself; None when its topic holds it no more. Raises as `message`."""
         origin = entry.first_record
         if origin is None:
             return None
-        return await self._fetch((origin.topic, origin.partition), origin.offset, patience_s)
+        return await self._fetch((origin.topic, origin.partition), origin.offset)
 
     async def all_whole(self, entries: Sequence[Entry], patience_s: float) -> list[Entry]:
         """The entries, with those outcomes that could be read."""
@@ -118,7 +118,7 @@ class Outcomes:
                 shown.append(entry)
         return shown
 
-    async def _fetch(self, tp: TP, offset: int, patience_s: float) -> RawMessage | None:
+    async def _fetch(self, tp: TP, offset: int, patience_s: float = PATIENCE_S) -> RawMessage | None:
         try:
             async with asyncio.timeout(patience_s):
                 return await self._records.read(tp, offset)

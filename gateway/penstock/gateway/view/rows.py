@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from penstock.gateway.view.census import Counted, counted_as
@@ -36,6 +37,7 @@ _FACTS = (
     "labels",
     "stored_text",
 )
+_facts_of = attrgetter(*_FACTS)
 
 
 class Snapshot(NamedTuple):
@@ -76,25 +78,7 @@ def snapshot(entry: Entry) -> Snapshot:
         column_values(entry),
         entry.closed,
         entry.erased,
-        (
-            entry.task,
-            entry.priority,
-            entry.model,
-            entry.pool,
-            entry.conversation_id,
-            entry.stream,
-            entry.metadata,
-            entry.content,
-            entry.deadline_ms,
-            entry.cancelled_ms,
-            entry.end_asked_ms,
-            entry.partitions,
-            entry.former_partition,
-            entry.redriven_from,
-            entry.changed_priority,
-            entry.labels,
-            entry.stored_text,
-        ),
+        _facts_of(entry),
         entry.place,
         entry.origin,
         entry.moved_to,

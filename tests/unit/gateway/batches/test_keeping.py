@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.common.artifacts import ArtifactStore
-from penstock.common.artifacts.documents import Documents
+from penstock.common.artifacts.places import OpenPlace
 from penstock.gateway.batches.checking import Part
 from penstock.gateway.batches.keeping import NO_PLACE, BatchStore, Lease
 from penstock.gateway.batches.records import Batch, Counts, Stop, batch_id_of, batch_name, file_id_of
@@ -157,16 +157,16 @@ def test_a_part_that_is_written_again_leaves_nothing_of_the_first_time(kept: Bat
 def test_a_batch_is_found_at_the_moment_it_ends(kept: BatchStore, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = made()
     kept.create(batch)
-    get = Documents.get
+    get = OpenPlace.get
 
-    def ends_behind(documents: Documents, path: str) -> bytes | None:
-        found = get(documents, path)
+    def ends_behind(place: OpenPlace, path: str) -> bytes | None:
+        found = get(place, path)
         if path.endswith("end.json"):
             monkeypatch.undo()
             kept.end(batch.ended(None, 1))
         return found
 
-    monkeypatch.setattr(Documents, "get", ends_behind)
+    monkeypatch.setattr(OpenPlace, "get", ends_behind)
     assert kept.get(batch.key).status == "completed"
 
 
