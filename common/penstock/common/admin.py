@@ -223,10 +223,10 @@ def offsets_at(
 ) -> dict[TP, int]:
     """The first offset of each partition whose record is not older than `time_ms`; the end when there is none."""
     wanted = list(partitions)
+    # Asked for before the times: a record that comes in between is found by its time, or stands behind this end.
+    ends = end_offsets(settings, wanted, timeout_s)
     found = _offsets(settings, wanted, OffsetSpec.for_timestamp(time_ms), timeout_s)
-    none_so_new = [partition for partition in wanted if found[partition] < 0]
-    # Asked for after the times: a record that came in between is older than nobody's wish to see it.
-    return found | end_offsets(settings, none_so_new, timeout_s) if none_so_new else found
+    return {tp: offset if offset >= 0 else ends[tp] for tp, offset in found.items()}
 
 
 def _offsets(settings: KafkaSettings, partitions: Iterable[TP], spec: Any, timeout_s: float) -> dict[TP, int]:

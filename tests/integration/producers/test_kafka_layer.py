@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -116,6 +117,20 @@ def test_a_reader_begins_where_it_is_told(settings: KafkaSettings) -> None:
         reader.wait_until_caught_up(10)
         reader.stop()
         assert [message.offset for message in got] == list(range(begin, 15)), topics
+
+
+def test_a_record_that_comes_during_the_look_up_of_a_time_is_read(
+    settings: KafkaSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, asked = settings.names.control, admin.asked
+
+    def asked_before_a_record(*args: Any, **options: Any) -> Any:
+        found = asked(*args, **options)
+        write(settings, topic, 1)
+        return found
+
+    monkeypatch.setattr(admin, "asked", asked_before_a_record)
+    assert admin.offsets_at(settings, [(topic, 0)], round(time.time() * 1000) - 60_000) == {(topic, 0): 0}
 
 
 def test_partitions_can_be_added_and_partitions_read_again(settings: KafkaSettings) -> None:

@@ -21,7 +21,7 @@ from penstock.processors.kafka.control import ControlFollower
 from penstock.producers.client import Client
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import ControlCommand
-from support import wait_until_async
+from support import wait_until, wait_until_async
 
 SEED = 7
 
@@ -87,14 +87,15 @@ def test_aborted_and_committed_transactions_go_by(settings: KafkaSettings, tells
     """Their markers take offsets that no record has, also the last one of a partition."""
     topic = settings.names.result
     _write_transactions(settings, topic)
+    end = 4 + 4 + 4  # kept, left, and a marker for each transaction
+    # The broker writes the last marker after it has acknowledged the end of the transaction.
+    wait_until(lambda: admin.end_offsets(settings, [(topic, 0)]) == {(topic, 0): end}, 20, "the last marker")
     got: list[RawMessage] = []
     with reading(settings, topic, got, tells_ends=tells_ends) as reader:
         reader.wait_until_caught_up(20)
-        (end,) = admin.end_offsets(settings, [(topic, 0)]).values()
         assert reader.positions()[topic, 0] == end
     assert [message.value for message in got] == [b"kept"] * 4
     assert [message.value for message in read_to_end(settings, topic)] == [b"kept"] * 4
-    assert end == 4 + 4 + 4  # kept, left, and a marker for each transaction
 
 
 def test_an_open_transaction_keeps_nobody_waiting(settings: KafkaSettings) -> None:
