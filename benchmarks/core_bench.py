@@ -274,7 +274,7 @@ class FullCard:
                 elif isinstance(effect, ask.Start):
                     self.running.append((effect.subject, effect.run_id))
                 elif isinstance(effect, ask.Terminal):
-                    flow.endings.delivered(effect.subject, effect.status)
+                    flow.durable.delivered(effect.subject, effect.status)
 
     def work(self) -> int:
         """A run ends, the next starts with its grant, and a request arrives."""

@@ -217,7 +217,7 @@ class World:
     def delta(self, request_id: str, text: str) -> None:
         work = self.running[request_id]
         assert work.run is not None
-        self.flow.attempts.delta(work.subject, work.run.run_id, text, [1], self.now)
+        self.flow.output.delta(work.subject, work.run.run_id, text, [1], self.now)
         self.settle()
 
     def cancel(self, request_id: str, tenant: str = "default") -> None:
@@ -303,19 +303,19 @@ class World:
                     if self.run_ids[request_id] == run_id:
                         del self.running[request_id]
             case ask.Keep(subject, finished):
-                flow.endings.kept(subject, finished, None, self.now)
+                flow.durable.kept(subject, finished, None, self.now)
             case ask.LookUp(subject):
-                flow.endings.looked_up(subject, None, self.now)
+                flow.durable.looked_up(subject, None, self.now)
             case ask.Terminal(subject, status):
                 self.ended.append((subject.request_id, status))
                 if (work := flow.registry.of(subject)) is not None:
                     self.ended_works.append(work)
-                flow.endings.delivered(subject, status)
+                flow.durable.delivered(subject, status)
             case ask.PublishDeadLetter(subject):
                 self.letters.append(subject.request_id)
-                flow.endings.lettered(subject, self.now)
+                flow.durable.lettered(subject, self.now)
             case ask.Republish(subject):
-                flow.endings.moved(subject)
+                flow.durable.moved(subject)
             case ask.Fetch(tp, offsets):
                 for offset in offsets:
                     read, body = self.bodies[(*tp, offset)]

@@ -437,14 +437,14 @@ class Life(Actor):
             told = self._told.pop(run.run_id, None) or work.goes_on_from
             told = told if engine.goes_on(run.run_id) else None
             if told is not None:
-                self.flow.attempts.goes_on_from(work.subject, run.run_id, told)
+                self.flow.output.goes_on_from(work.subject, run.run_id, told)
             engine.start(work, run.run_id, told)
         else:
             self.flow.attempts.not_started(work.subject, run.run_id, self.world.now)
 
     def delta(self, work: Work, run_id: str, word: str, token: int) -> None:
         logprobs = [{"token": word}]
-        self.flow.attempts.delta(work.subject, run_id, word, [token], self.world.now, logprobs=logprobs)
+        self.flow.output.delta(work.subject, run_id, word, [token], self.world.now, logprobs=logprobs)
 
     def finished(self, work: Work, run_id: str, output: Output) -> None:
         self.flow.attempts.finished(
@@ -458,7 +458,7 @@ class Life(Actor):
     def garbage(self, work: Work, run_id: str) -> None:
         """A piece of the stream that cannot be published."""
         if work.run is not None and work.run.run_id == run_id and work.stream:
-            self.flow.endings.chunk_refused(work.subject, self.world.now)
+            self.flow.durable.chunk_refused(work.subject, self.world.now)
 
     def _keep(self, effect: ask.Keep) -> None:
         work, output = self.inside.work_of(effect.subject), effect.finished
@@ -468,7 +468,7 @@ class Life(Actor):
                 self._keep_failed(work, InternalError("it cannot be kept"))
             else:
                 told = output if text == output.text else Output(text)
-                self.flow.endings.kept(work.subject, told, None, self.world.now, another=told is not output)
+                self.flow.durable.kept(work.subject, told, None, self.world.now, another=told is not output)
 
         def append() -> None:
             if effect.to is not None and work.line is None:
@@ -485,7 +485,7 @@ class Life(Actor):
 
     def _keep_failed(self, work: Work, error: PenstockError) -> None:
         self.cluster.truth.unkept.add(work)
-        self.flow.endings.keep_failed(work.subject, error, self.world.now)
+        self.flow.durable.keep_failed(work.subject, error, self.world.now)
 
     def _store(self, work: Work, effect: ask.Keep, kept: Callable[[], None]) -> None:
         """A store that hangs answers when it is back; one that fails says so, and is asked again.
@@ -515,7 +515,7 @@ class Life(Actor):
 
         def told(answer: str | None) -> None:
             output = None if answer is None else Output(answer)
-            self.flow.endings.looked_up(work.subject, output, self.world.now, large=answer is not None and _large(work))
+            self.flow.durable.looked_up(work.subject, output, self.world.now, large=answer is not None and _large(work))
 
         self.turns.answer(work, told)
 
@@ -644,7 +644,7 @@ class Life(Actor):
         label = f"terminal {event.request_id} {event.epoch}.{event.attempt} {event.status}"
 
         def acknowledged(_: object) -> None:
-            self.flow.endings.delivered(work.subject, event.status or "")
+            self.flow.durable.delivered(work.subject, event.status or "")
             self.may_commit()
 
         self.network.ask("result", label, lambda: self.cluster.on_result(event), acknowledged)
@@ -654,7 +654,7 @@ class Life(Actor):
         letter = events.letter(effect, self.name, self.world.wall_ms)
 
         def acknowledged(_: object) -> None:
-            self.flow.endings.lettered(work.subject, self.world.now)
+            self.flow.durable.lettered(work.subject, self.world.now)
             self.may_commit()
 
         label = f"letter {work.first_place.topic}/{work.first_place.partition}/{work.first_place.offset}"
@@ -666,13 +666,13 @@ class Life(Actor):
             # It cannot be written again, or a pool is not there: its caller hears which.
             poison = work.key[2] % 2 == 0
             error = BadAvro("it cannot be written again") if poison else InvalidRequest("no pool")
-            self.flow.endings.cannot_move(work.subject, error, self.world.now)
+            self.flow.durable.cannot_move(work.subject, error, self.world.now)
             return
         key, value, headers = events.republished(effect, self.cluster.codec)
         tp = (work.key[0], effect.partition)
 
         def acknowledged(_: object) -> None:
-            self.flow.endings.moved(work.subject)
+            self.flow.durable.moved(work.subject)
             self.may_commit()
 
         self.network.ask(

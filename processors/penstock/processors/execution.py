@@ -246,7 +246,7 @@ class Execution:
                 spec = self._spec(effect, subject.request, Gathered(), effect.told)
                 ready = Preparation(spec, _at_once(engine.prepare(spec)))
             if ready.prepared.goes_on and ready.spec.told is not None:
-                self._flow.attempts.goes_on_from(subject, run_id, ready.spec.told)
+                self._flow.output.goes_on_from(subject, run_id, ready.spec.told)
             engine.run(ready.spec, ready.prepared, _Sink(self, subject, run_id))
         except EngineGone:
             self._flow.attempts.not_started(subject, run_id, self._clock())
@@ -274,7 +274,7 @@ class Execution:
         subject = effect.subject
 
         def failed(error: PenstockError) -> None:
-            self._flow.endings.keep_failed(subject, error, self._clock())
+            self._flow.durable.keep_failed(subject, error, self._clock())
 
         with self._reports("run.keep", "the output was kept", subject, failed):
             held = effect.finished
@@ -301,7 +301,7 @@ class Execution:
                 self._flow.unkept.not_kept(again, untraced, self._clock(), output_bytes=size)
                 return
             left = replace(finished, output=stored.output)
-            self._flow.endings.kept(
+            self._flow.durable.kept(
                 subject, left, stored.artifact, self._clock(), another=another, output_bytes=size_of(stored.output)
             )
 
@@ -309,7 +309,7 @@ class Execution:
         self, subject: Subject, to: Any, finished: Finished, references: Sequence[ArtifactRef]
     ) -> Finished | None:
         """Append the answer, or the summary. None when it is what counts in the log, else the earlier one that does."""
-        keeps = partial(self._flow.endings.awaits, subject, Stage.KEEPING)
+        keeps = partial(self._flow.durable.awaits, subject, Stage.KEEPING)
         record = answer_message(
             subject.request,
             str(finished.output.get("text") or ""),
@@ -336,7 +336,7 @@ class Execution:
     async def _items(self, subject: Subject) -> dict[str, Any]:
         """Where the items of a request stand. Raises Cancelled when their conversation was deleted meanwhile."""
         offsets = await self._turns.appended(
-            subject.request, partial(self._flow.endings.awaits, subject, Stage.KEEPING)
+            subject.request, partial(self._flow.durable.awaits, subject, Stage.KEEPING)
         )
         if offsets is None:
             raise conversation_deleted()
@@ -382,7 +382,7 @@ class Execution:
     async def _look_up(self, subject: Subject) -> None:
         finished = None
         try:
-            looks = partial(self._flow.endings.awaits, subject, Stage.LOOKING)
+            looks = partial(self._flow.durable.awaits, subject, Stage.LOOKING)
             if subject.task == ITEMS:
                 offsets = await self._turns.appended(subject.request, looks)
                 finished = (
@@ -397,26 +397,24 @@ class Execution:
         except Exception:
             logger.exception("turn.look_up_failed request=%s", subject.request_id)
         size = 0 if finished is None else size_of(finished.output)
-        self._flow.endings.looked_up(subject, finished, self._clock(), large=size > INLINE_BYTES, output_bytes=size)
+        self._flow.durable.looked_up(subject, finished, self._clock(), large=size > INLINE_BYTES, output_bytes=size)
         self._changed()
 
     # -- events of a run
 
     def delta(self, subject: Subject, run_id: str, delta: Delta) -> None:
         text, token_ids = delta.text, delta.token_ids
-        first_s = self._flow.attempts.delta(
-            subject, run_id, text, token_ids, self._clock(), delta.calls, delta.logprobs
-        )
+        first_s = self._flow.output.delta(subject, run_id, text, token_ids, self._clock(), delta.calls, delta.logprobs)
         if first_s is not None:
             self._metrics.first_token.observe(first_s)
         self._changed()
 
     def progress(self, subject: Subject, run_id: str, progress: Progress) -> None:
-        self._flow.attempts.stepped(subject, run_id, progress.step, progress.steps, self._clock())
+        self._flow.output.stepped(subject, run_id, progress.step, progress.steps, self._clock())
         self._changed()
 
     def preview(self, subject: Subject, run_id: str, preview: Preview) -> None:
-        self._flow.attempts.previewed(subject, run_id, preview)
+        self._flow.output.previewed(subject, run_id, preview)
         self._changed()
 
     def finished(self, subject: Subject, run_id: str, finished: Finished) -> None:

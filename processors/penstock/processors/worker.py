@@ -320,7 +320,7 @@ class Worker:
         faults = self._rooms.faults
         acknowledged = (lambda: faults.hit("mid_stream")) if faults.armed("mid_stream") else None
         if not self._rooms.outcomes.chunk(effect, acknowledged):
-            self._rooms.flow.endings.chunk_refused(effect.subject, self._clock())
+            self._rooms.flow.durable.chunk_refused(effect.subject, self._clock())
 
     def _terminal(self, effect: ask.Terminal) -> None:
         faults = self._rooms.faults
@@ -335,7 +335,7 @@ class Worker:
     @_breaking
     def _delivered(self, effect: ask.Terminal, status: str) -> None:
         self._rooms.faults.hit("before_commit")
-        if self._rooms.flow.endings.delivered(effect.subject, status):
+        if self._rooms.flow.durable.delivered(effect.subject, status):
             waited_s = (effect.timings.queued_ms + effect.timings.load_ms) / 1000
             subject = effect.subject
             self._rooms.metrics.outcome(
@@ -349,7 +349,7 @@ class Worker:
 
     @_breaking
     def _lettered(self, subject: Subject) -> None:
-        self._rooms.flow.endings.lettered(subject, self._clock())
+        self._rooms.flow.durable.lettered(subject, self._clock())
         self.changed()
 
     def _republish(self, effect: ask.Republish) -> None:
@@ -362,12 +362,12 @@ class Worker:
 
     @_breaking
     def _cannot_move(self, subject: Subject, error: PenstockError) -> None:
-        self._rooms.flow.endings.cannot_move(subject, error, self._clock())
+        self._rooms.flow.durable.cannot_move(subject, error, self._clock())
         self.changed()
 
     @_breaking
     def _moved(self, subject: Subject) -> None:
-        self._rooms.flow.endings.moved(subject)
+        self._rooms.flow.durable.moved(subject)
         self.changed()
 
     def _run_ended(self, effect: ask.RunEnded) -> None:

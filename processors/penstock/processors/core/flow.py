@@ -5,7 +5,8 @@ knows no clock. It owns its parts and asks them in a fixed order; each part is g
 knows the flow. Events of one kind go to the part that has them:
 
 - `arrivals`: records that were delivered, and parked ones that were read again
-- `attempts`: answers of engines about runs; `endings`: what became durable; `unkept`: what a store did not take
+- `attempts`: answers of engines about runs; `output`: what runs say meanwhile
+- `durable`: what became durable of requests that end; `unkept`: what a store did not take
 - `replicas`: engines that come up, die and go; `measurements`: memory of devices and engines
 - `orders`: what operators and the configuration want
 
@@ -49,12 +50,14 @@ from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.arriving import Arrivals
 from penstock.processors.core.requests.attempts import Attempts
 from penstock.processors.core.requests.commanding import Commanding
+from penstock.processors.core.requests.durable import Durable
 from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.histories import Histories
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.progress import Steps
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.retry_queue import RetryQueue
+from penstock.processors.core.requests.run_output import RunOutput
 from penstock.processors.core.requests.screening import Screening
 from penstock.processors.core.requests.states import IN_SCHEDULER, Stage
 from penstock.processors.core.requests.statuses import Statuses
@@ -129,6 +132,7 @@ class Flow:
         statuses = self.statuses = Statuses(emit, settings.status_linger_s, explainer, waits)
         streams = self._streams = Streams(emit, settings.chunk_linger_s)
         steps = self._steps = Steps(emit)
+        self.output = RunOutput(registry, streams, steps, emit)
         grants = self.grants = Grants(
             registry, scheduler, lanes, statuses, run_memory, claim, emit, settings.max_execution_s
         )
@@ -142,7 +146,8 @@ class Flow:
             registry, gate, scheduler, budget, lanes, memory, grants, run_memory, agenda, emit, rereads
         )
         histories = Histories(lanes, ledger, explainer, emit, settings.worker_id, earlier_attempts)
-        endings = self.endings = Endings(registry, holdings, lanes, streams, histories, emit, deaths)
+        endings = self.endings = Endings(registry, holdings, lanes, streams, histories, emit)
+        self.durable = Durable(registry, holdings, endings, emit, deaths)
         unkept = self.unkept = Unkept(registry, endings, statuses, emit)
         retries = self._retries = RetryQueue(registry, scheduler, lanes, statuses, endings, agenda, settings.retries)
         attempts = self.attempts = Attempts(
@@ -153,7 +158,6 @@ class Flow:
             grants,
             statuses,
             streams,
-            steps,
             forecast,
             holdings,
             endings,

@@ -266,7 +266,7 @@ def test_a_turn_on_a_failed_lane_ends_with_the_answer_that_stands_in_its_convers
     assert turn is not None
     assert turn.stage is Stage.LOOKING
     assert world.ended == [("plain", "failed")]
-    world.flow.endings.looked_up(
+    world.flow.durable.looked_up(
         turn.subject, Finished(run_id="", output={"text": "it stands"}, finish_reason="stop"), world.now, large=False
     )
     world.settle()
@@ -618,7 +618,7 @@ def test_text_without_tokens_is_told_to_the_next_run() -> None:
     work = world.submit("r", stream=True)
     assert work is not None
     assert work.run is not None
-    world.flow.attempts.delta(work.subject, work.run.run_id, "a ", [], world.now)
+    world.flow.output.delta(work.subject, work.run.run_id, "a ", [], world.now)
     world.fail("r", EngineFailed("it broke off"))
     world.pass_time(1.0)
     (again,) = [effect for effect in world.seen if isinstance(effect, ask.Start) and effect.told is not None]
@@ -793,7 +793,7 @@ def test_an_answer_of_an_earlier_run_stands_under_a_new_number() -> None:
     assert work is not None
     world.delta("r", "my words")
     world.finish("r")
-    world.flow.endings.kept(work.subject, None, None, world.now, another=True)
+    world.flow.durable.kept(work.subject, None, None, world.now, another=True)
     world.settle()
     terminal = next(e for e in world.seen if isinstance(e, ask.Terminal))
     assert (terminal.subject.attempt, work.spent) == (2, 1)
@@ -810,7 +810,7 @@ def test_each_place_of_a_request_has_its_outcome_before_it_is_committed() -> Non
     for _ in range(2):
         assert world.committed(HIGH) == world.committed(LOW) == 0
         (work,) = world.flow.works.values()
-        world.flow.endings.delivered(work.subject, "completed")
+        world.flow.durable.delivered(work.subject, "completed")
         world.settle()
     asked = [effect.origin for effect in world.seen if isinstance(effect, ask.Terminal)]
     assert [origin and origin.topic for origin in asked] == [None, LOW]
@@ -877,7 +877,7 @@ def test_a_request_for_a_pool_that_there_is_not_fails_clearly() -> None:
     world.hold_answers = {ask.Republish}
     work = world.submit("r", pool="nowhere")
     assert work is not None
-    world.flow.endings.cannot_move(work.subject, InvalidRequest("there is no pool nowhere", param="pool"), world.now)
+    world.flow.durable.cannot_move(work.subject, InvalidRequest("there is no pool nowhere", param="pool"), world.now)
     world.settle()
     assert (world.ended, world.letters, world.committed()) == ([("r", "failed")], [], 1)
 
@@ -950,7 +950,7 @@ def test_a_turn_that_two_workers_died_of_ends_with_the_answer_that_stands_in_its
         assert turn is not None
         assert turn.stage is Stage.LOOKING
         answer = STANDS if turn.request_id == "answered" else None
-        world.flow.endings.looked_up(turn.subject, answer, world.now, large=False)
+        world.flow.durable.looked_up(turn.subject, answer, world.now, large=False)
     world.settle()
     assert sorted(world.ended) == [("answered", "completed"), ("silent", "dead_lettered")]
     assert world.letters == ["silent"]
@@ -982,7 +982,7 @@ def test_a_turn_of_which_no_run_has_begun_here_ends_with_the_answer_that_stands(
             assert turn.stage is Stage.RETRYING
             world.cancel("turn")
     assert turn.stage is Stage.LOOKING
-    world.flow.endings.looked_up(turn.subject, STANDS, world.now, large=False)
+    world.flow.durable.looked_up(turn.subject, STANDS, world.now, large=False)
     world.settle()
     assert (world.ended, world.letters) == ([("turn", "completed")], [])
 
@@ -998,7 +998,7 @@ def test_a_parked_turn_whose_record_is_gone_ends_with_the_answer_that_stands_in_
     world.flow.arrivals.gone(parked.key, world.now)
     assert parked.stage is Stage.LOOKING
     assert parked.request.conversation_id == "c", "its bytes are not here, and it is looked up all the same"
-    world.flow.endings.looked_up(parked.subject, STANDS, world.now, large=False)
+    world.flow.durable.looked_up(parked.subject, STANDS, world.now, large=False)
     world.settle()
     assert (world.status_of("r199"), world.letters) == ("completed", [])
 
@@ -1014,9 +1014,9 @@ def test_a_turn_that_cannot_be_moved_ends_with_the_answer_that_stands_in_its_con
     world.hold_answers = {ask.Republish, ask.LookUp}
     turn = world.submit("r", line="c", belongs_on=3)
     assert turn is not None
-    world.flow.endings.cannot_move(turn.subject, error, world.now)
+    world.flow.durable.cannot_move(turn.subject, error, world.now)
     assert turn.stage is Stage.LOOKING
-    world.flow.endings.looked_up(turn.subject, STANDS if stands else None, world.now, large=False)
+    world.flow.durable.looked_up(turn.subject, STANDS if stands else None, world.now, large=False)
     world.settle()
     failed = "failed" if isinstance(error, InvalidRequest) else "dead_lettered"
     assert world.status_of("r") == ("completed" if stands else failed)

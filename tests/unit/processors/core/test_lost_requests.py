@@ -28,7 +28,7 @@ def test_what_nobody_holds_expires_with_its_first_origin() -> None:
     subject = effect.subject
     assert (effect.status, subject.origin, subject.epoch, subject.task) == ("expired", ORIGIN, 1, "embedding")
     assert "deleted or passed over" in str(effect.error)
-    world.flow.endings.delivered(subject, "expired")
+    world.flow.durable.delivered(subject, "expired")
     assert not world.flow.works
     assert world.flow.gate.inflight == 0
 
@@ -90,7 +90,7 @@ def test_an_answer_in_the_conversation_is_its_outcome() -> None:
     (effect,) = end_lost(world, conversation_id="c")
     assert isinstance(effect, LookUp)
     assert (effect.subject.line, effect.subject.request.conversation_id) == ("c", "c")
-    world.flow.endings.looked_up(effect.subject, None, world.now)
+    world.flow.durable.looked_up(effect.subject, None, world.now)
     (outcome,) = world.flow.take_effects()
     assert outcome.status == "expired"
 
@@ -104,6 +104,6 @@ def test_the_record_comes_after_all() -> None:
     work = world.submit("r1", settle=False)
     assert work is not None
     assert world.flow.works[work.key] is work
-    world.flow.endings.delivered(effect.subject, "expired")
+    world.flow.durable.delivered(effect.subject, "expired")
     assert world.flow.works[work.key] is work
     assert not [one for one in world.flow.take_effects() if isinstance(one, PublishDeadLetter)]

@@ -19,7 +19,7 @@ def test_words_keep_the_number_of_the_run_that_said_them() -> None:
     assert work is not None
     assert work.run is not None
     run_id = work.run.run_id
-    world.flow.attempts.delta(work.subject, run_id, "old", [1], world.now)
+    world.flow.output.delta(work.subject, run_id, "old", [1], world.now)
     world.flow.attempts.failed(work.subject, run_id, EngineFailed("it ran out of memory"), world.now, again=True)
     effects = world.flow.take_effects()
     (chunk,) = [effect for effect in effects if isinstance(effect, ask.Chunk)]
@@ -33,7 +33,7 @@ def test_words_keep_the_epoch_of_the_run_that_said_them() -> None:
     work = world.submit("r", stream=True)
     assert work is not None
     assert work.run is not None
-    world.flow.attempts.delta(work.subject, work.run.run_id, "old", [1], world.now)
+    world.flow.output.delta(work.subject, work.run.run_id, "old", [1], world.now)
     committed = dict.fromkeys(world.flow.gate.partitions(), (0, ""))
     world.flow.assigned(committed, 2, fenced=False, now=world.now)
     world.flow.replicas.down("m", 0, world.now)

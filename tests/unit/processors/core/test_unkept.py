@@ -176,7 +176,7 @@ def test_an_answer_that_comes_late_changes_nothing() -> None:
     refuse(world)
     world.cancel("r")
     world.flow.unkept.not_kept(keep, FULL, world.now, output_bytes=MIB)
-    world.flow.endings.kept(keep.subject, keep.finished, None, world.now)
+    world.flow.durable.kept(keep.subject, keep.finished, None, world.now)
     world.settle()
     assert world.ended == [("r", "cancelled")]
 
@@ -217,5 +217,5 @@ def test_what_became_an_artifact_takes_no_memory_on_its_way_to_the_broker() -> N
     finished(world)
     world.hold_answers = {ask.Terminal}
     (keep,) = world.asked
-    world.flow.endings.kept(keep.subject, None, "artifact", world.now, output_bytes=0)
+    world.flow.durable.kept(keep.subject, None, "artifact", world.now, output_bytes=0)
     assert world.flow.registry.output_bytes == 0

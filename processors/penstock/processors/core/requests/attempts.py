@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.processors.core.agenda import Agenda
-from penstock.processors.core.effects import Effect, Retried, ShowPreview
+from penstock.processors.core.effects import Effect, Retried
 from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.granting import Grants
@@ -16,7 +16,6 @@ from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.histories import Histories
 from penstock.processors.core.requests.holdings import Holdings
-from penstock.processors.core.requests.progress import Steps
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.retries import DeadLetter, Fail, Requeue, Retry
 from penstock.processors.core.requests.retry_queue import RetryQueue
@@ -24,7 +23,6 @@ from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, OVER
 from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.streams import Streams
 from penstock.processors.core.requests.suspects import clear_suspicion
-from penstock.processors.core.requests.told import Told
 from penstock.processors.core.requests.work import Subject, Work
 from penstock.schemas.errors import InsufficientCapacity, PenstockError
 
@@ -42,7 +40,6 @@ class Attempts:
     _grants: Grants
     _statuses: Statuses
     _streams: Streams
-    _steps: Steps
     _forecast: Forecast
     _holdings: Holdings
     _endings: Endings
@@ -53,7 +50,7 @@ class Attempts:
 
     def goes_on(self, subject: Subject, run_id: str, *stages: Stage) -> bool:
         """Whether this is still the request's present run, and it is in one of these stages if any are given."""
-        return self._current(subject, run_id, *(stages or UNDER_WAY)) is not None
+        return self._registry.of_run(subject, run_id, *(stages or UNDER_WAY)) is not None
 
     def prepared(
         self,
@@ -71,7 +68,7 @@ class Attempts:
 
         `appends`: its output is appended to its conversation, though it takes no turn.
         """
-        work = self._current(subject, run_id, Stage.PREPARING)
+        work = self._registry.of_run(subject, run_id, Stage.PREPARING)
         if work is None or (run := work.run) is None:
             return
         lane = self._lanes[work.lane]
@@ -95,7 +92,7 @@ class Attempts:
         self, subject: Subject, run_id: str, finished: Any, now: float, *, large: bool, output_bytes: int = 0
     ) -> None:
         """The conversation holds its answer already (a worker died after appending it): it is the outcome."""
-        if (work := self._current(subject, run_id, Stage.PREPARING)) is not None:
+        if (work := self._registry.of_run(subject, run_id, Stage.PREPARING)) is not None:
             self._holdings.leave_waiting(work)
             self._endings.completed(
                 work, "answer_stands", finished, now, append=False, large=large, output_bytes=output_bytes
@@ -103,59 +100,21 @@ class Attempts:
 
     def refused(self, subject: Subject, run_id: str, error: PenstockError, now: float, *, again: bool) -> None:
         """It cannot be prepared, or its turn cannot begin."""
-        work = self._current(subject, run_id, Stage.PREPARING, Stage.BEGINNING)
+        work = self._registry.of_run(subject, run_id, Stage.PREPARING, Stage.BEGINNING)
         if work is not None:
             self.attempt_failed(work, "refused", error, now, again=again)
 
     def begun(self, subject: Subject, run_id: str, now: float, topic_id: str) -> None:
         """Its turn's input stands in the conversation, on the topic with this id."""
-        work = self._current(subject, run_id, Stage.BEGINNING)
+        work = self._registry.of_run(subject, run_id, Stage.BEGINNING)
         if work is not None and (run := work.run) is not None:
             run.topic_id, work.begun = topic_id, True
             self._grants.run(self._lanes[work.lane], work, run, "begun", now)
 
     def log_moved(self, subject: Subject, run_id: str, now: float) -> None:
         """Somebody else wrote to the conversation since it was read: its prompt is made anew."""
-        if (work := self._current(subject, run_id, Stage.BEGINNING)) is not None:
+        if (work := self._registry.of_run(subject, run_id, Stage.BEGINNING)) is not None:
             self.requeue(work, "log_moved", now)
-
-    def goes_on_from(self, subject: Subject, run_id: str, told: Told) -> None:
-        """Its engine begins the run behind what earlier ones have told."""
-        work = self._current(subject, run_id, Stage.RUNNING)
-        if work is not None and work.run is not None:
-            self._streams.go_on_from(work.run, told)
-
-    def delta(
-        self,
-        subject: Subject,
-        run_id: str,
-        text: str,
-        token_ids: list[int],
-        now: float,
-        calls: Sequence[dict[str, Any]] = (),
-        logprobs: Sequence[dict[str, Any]] = (),
-    ) -> float | None:
-        """As `Streams.delta`.
-
-        Returns the seconds from the request's arrival to the first token of the run, if it came with this.
-        """
-        work = self._current(subject, run_id, Stage.RUNNING)
-        if work is None or (run := work.run) is None:
-            return None
-        first = run.first_token_at is None
-        self._streams.delta(work, run, text, token_ids, now, calls, logprobs)
-        return now - work.arrived_at if first else None
-
-    def stepped(self, subject: Subject, run_id: str, step: int, steps: int, now: float) -> None:
-        """So many steps of a run are done."""
-        work = self._current(subject, run_id, Stage.RUNNING)
-        if work is not None and (run := work.run) is not None:
-            self._steps.done(work, run, step, steps, now)
-
-    def previewed(self, subject: Subject, run_id: str, preview: Any) -> None:
-        """There is something to show of a run's output; it is passed on untouched."""
-        if (work := self._current(subject, run_id, Stage.RUNNING)) is not None:
-            self._emit(ShowPreview(work.subject, run_id, preview))
 
     def finished(
         self, subject: Subject, run_id: str, finished: Any, now: float, *, large: bool, output_bytes: int = 0
@@ -164,7 +123,7 @@ class Attempts:
 
         `large`: something of its output must become an artifact. `output_bytes`: of the whole output.
         """
-        work = self._current(subject, run_id, Stage.RUNNING)
+        work = self._registry.of_run(subject, run_id, Stage.RUNNING)
         if work is None or (run := work.run) is None:
             return
         if work.stream:
@@ -182,7 +141,7 @@ class Attempts:
 
     def failed(self, subject: Subject, run_id: str, error: PenstockError, now: float, *, again: bool) -> None:
         """A run ended without output. `again`: the same run may succeed on this worker."""
-        if (work := self._current(subject, run_id, Stage.RUNNING)) is not None:
+        if (work := self._registry.of_run(subject, run_id, Stage.RUNNING)) is not None:
             self.attempt_failed(work, "failed", error, now, again=again)
 
     def timed_out(self, work: Work, error: PenstockError, now: float) -> None:
@@ -192,13 +151,13 @@ class Attempts:
 
     def turned_away(self, subject: Subject, run_id: str, error: PenstockError, now: float) -> None:
         """The server behind its engine did not take it: back to its place in the queue, without an attempt spent."""
-        if (work := self._current(subject, run_id, Stage.RUNNING)) is not None:
+        if (work := self._registry.of_run(subject, run_id, Stage.RUNNING)) is not None:
             work.failure = error.message
             self.requeue(work, "replica_down", now, error)
 
     def not_started(self, subject: Subject, run_id: str, now: float) -> None:
         """Its engine had gone when it was to start; `replica_down` follows, and it is not to blame for that."""
-        if (work := self._current(subject, run_id, Stage.RUNNING)) is not None:
+        if (work := self._registry.of_run(subject, run_id, Stage.RUNNING)) is not None:
             replica = self._lanes[work.lane].replica_of(work)
             if replica is not None:
                 replica.busy_until = float("inf")
@@ -248,10 +207,3 @@ class Attempts:
         if told or (run is not None and run.sent_pieces):
             work.attempt += 1  # readers must be able to tell the new words and statuses from those that were published
         self._agenda.look_at(self._lanes[work.lane])
-
-    def _current(self, subject: Subject, run_id: str, *stages: Stage) -> Work | None:
-        """The request whose run an answer speaks of; None when that is over."""
-        work = self._registry.of(subject)
-        if work is None or work.run is None or work.run.run_id != run_id or work.stage not in stages:
-            return None
-        return work

@@ -61,6 +61,18 @@ class Registry:
         work = self.works.get(subject.key)
         return work if work is not None and work.seq == subject.seq else None
 
+    def in_stage(self, subject: Subject, stage: Stage) -> Work | None:
+        """The same, if the request is in this stage still."""
+        work = self.of(subject)
+        return work if work is not None and work.stage is stage else None
+
+    def of_run(self, subject: Subject, run_id: str, *stages: Stage) -> Work | None:
+        """The same, if this is the request's present run still and it is in one of these stages."""
+        work = self.of(subject)
+        if work is None or work.run is None or work.run.run_id != run_id or work.stage not in stages:
+            return None
+        return work
+
     def find(self, tenant: str, request_id: str) -> Work | None:
         return self._by_name.get((tenant, request_id))
 

@@ -47,8 +47,7 @@ class Unkept:
 
         `output_bytes`: so much of the output is in memory meanwhile.
         """
-        work = self._registry.of(keep.subject)
-        if work is None or work.stage is not Stage.KEEPING:
+        if (work := self._registry.in_stage(keep.subject, Stage.KEEPING)) is None:
             return
         tries: _Tries | None = work.unkept
         if tries is None:

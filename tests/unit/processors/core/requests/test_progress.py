@@ -29,7 +29,7 @@ class Steps(World):
     def step(self, step: int, request_id: str = "r", steps: int = 10) -> None:
         work = self.running[request_id]
         assert work.run is not None
-        self.flow.attempts.stepped(work.subject, work.run.run_id, step, steps, self.now)
+        self.flow.output.stepped(work.subject, work.run.run_id, step, steps, self.now)
         self.settle()
 
     def told(self) -> list[int]:
@@ -73,8 +73,8 @@ def test_nothing_is_told_of_a_run_that_is_over(world: Steps) -> None:
     world.step(1)
     world.step(2)
     world.finish("r")
-    world.flow.attempts.stepped(work.subject, run_id, 9, 10, world.now)
-    world.flow.attempts.previewed(work.subject, run_id, "image")
+    world.flow.output.stepped(work.subject, run_id, 9, 10, world.now)
+    world.flow.output.previewed(work.subject, run_id, "image")
     world.pass_time(1)
     assert world.told() == [1]
     assert world.previews == []
@@ -92,7 +92,7 @@ def test_steps_of_the_next_attempt_begin_anew_under_a_number_of_its_own(world: S
 def test_a_preview_is_passed_on_with_its_attempt(world: Steps) -> None:
     work = world.running["r"]
     assert work.run is not None
-    world.flow.attempts.previewed(work.subject, work.run.run_id, "image")
+    world.flow.output.previewed(work.subject, work.run.run_id, "image")
     world.settle()
     (preview,) = world.previews
     assert (preview.preview, preview.subject.attempt, preview.run_id) == ("image", 1, work.run.run_id)
