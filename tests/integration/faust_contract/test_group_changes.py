@@ -223,7 +223,7 @@ def test_a_member_that_stood_still_is_fenced_and_not_stalled(group: Groups) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("away_s", [5, 25, 45] if os.environ.get("PENSTOCK_TEST_LONG") else [25])
 def test_a_broker_that_stands_still_under_load_loses_no_commit(group: Groups, kafka: Any, away_s: int) -> None:
-    """Issue 7, number 13: two of three such pauses set committed offsets back to 0."""
+    """Two of three such pauses set committed offsets back to 0."""
     one = group(partitions=4, topics=2)
     broker = getattr(kafka, "process", None)
     if broker is None:

@@ -394,7 +394,7 @@ def test_a_client_that_leaves_a_plain_answer_cancels(server: Server) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_has_named_its_request_can_come_back(server: Server, stream: bool) -> None:
-    """Issue 8, defect 6: its retry found its own cancel (409), and one of two callers ended the other's request."""
+    """Its retry found its own cancel (409), and one of two callers ended the other's request."""
     body = {"model": "smol", "messages": [{"role": "user", "content": "hold"}], "stream": stream}
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(

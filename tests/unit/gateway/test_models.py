@@ -114,7 +114,7 @@ def test_the_public_form_is_one_per_model_and_pool() -> None:
 
 
 def test_a_model_is_as_good_as_its_best_engine() -> None:
-    """Issue 9: of two workers with one model the last to speak was believed."""
+    """Of two workers with one model the last to speak was believed."""
     states = [
         worker("w1", ModelState(model="smol", state="failed", reason="it died")),
         worker("w2", ModelState(model="smol", state="loading", progress=0.25, reason="downloading")),
@@ -270,7 +270,6 @@ def test_a_model_is_found_by_id_alias_and_pool() -> None:
 
 
 def test_an_unknown_name_is_told_the_models_there_are() -> None:
-    """Issue 8, defect 24."""
     with pytest.raises(ModelNotFound, match="for text_generation there are smol"):
         find_model(MODELS, "text_generation", "none", None)
     many = [model(f"m{number:02}", "x") for number in range(12)]
@@ -320,7 +319,7 @@ def test_several_images_are_no_matter_of_remote_models(task: str) -> None:
 
 
 def test_an_answer_longer_than_the_window_is_refused_with_its_figures() -> None:
-    """Issue 8, defect 24: it was cut silently to the window, and then refused with the figures of the cut."""
+    """It was cut silently to the window, and then refused with the figures of the cut."""
     with pytest.raises(ContextLengthExceeded) as caught:
         check_abilities(SERVED, asked("smol", max_tokens=900_000))
     assert caught.value.param == "payload.max_tokens"
