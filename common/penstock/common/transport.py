@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 Headers = Sequence[tuple[str, bytes | None]]
 
+PARK_AFTER_S = 1.0
+PARKED_S = 1.0
+"""A producer that has had nothing to do for so long is asked only so often for what it has to tell of itself."""
 _RECORD_OVERHEAD_BYTES = 70
 """What a record batch of one adds to key, value and headers at most, as librdkafka counts it."""
 
@@ -84,6 +87,8 @@ class Transport:
         del self._config["allow.auto.create.topics"]  # a consumer's property
         self._lock = threading.Lock()
         self._outstanding = 0
+        self._parked = False
+        self._wake = threading.Event()
         self._producer = self._new_producer()
         self._fatal: PenstockError | None = None
         self._closing = False
@@ -163,12 +168,15 @@ class Transport:
             self._producer.purge()
             self.flush(1.0)
         self._ended = True
+        self._wake.set()
         self._thread.join()
         return left
 
     def _count(self, change: int) -> None:
         with self._lock:
             self._outstanding += change
+        if self._parked:
+            self._wake.set()
 
     def _new_producer(self) -> Producer:
         try:
@@ -203,11 +211,26 @@ class Transport:
             logger.debug("transport.error error=%s", error)
 
     def _poll_forever(self) -> None:
+        used_at = time.monotonic()
         while not self._ended:
+            wait_s = 0.1
+            if self._outstanding:
+                used_at = time.monotonic()
+            elif time.monotonic() - used_at > PARK_AFTER_S:
+                self._park()
+                wait_s = 0.0
             try:
-                self._producer.poll(0.1)
+                self._producer.poll(wait_s)
             except Exception:  # a callback's exception comes out here and must not end the thread
                 logger.exception("transport.callback_failed")
+
+    def _park(self) -> None:
+        """Wait for something to send, or `PARKED_S`."""
+        self._wake.clear()
+        self._parked = True  # who sends or closes from here on sets the event
+        if not (self._outstanding or self._ended):
+            self._wake.wait(PARKED_S)
+        self._parked = False
 
 
 def _delivery(topic: str, error: KafkaError | None, message: Message) -> Delivery:

@@ -367,9 +367,7 @@ class WorkerApp:
         await parts.serving.stop()
         self._state = "stopped"
         self._report(parts)
-        await parts.control.stop()
-        await parts.desired.stop()
-        await parts.refetcher.stop()
+        await asyncio.gather(parts.control.stop(), parts.desired.stop(), parts.refetcher.stop())
         parts.turns.close()
         if parts.copy is not None:
             await asyncio.to_thread(parts.copy.close)

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 TICK_S = 0.01
-IDLE_TICK_S = 0.25
+IDLE_TICK_S = 1.0
 """While nothing is held only a model that is loaded again after a failure is due by time."""
 SLOW_TICK_S = 0.1
 POSITIONS_S = 1.0

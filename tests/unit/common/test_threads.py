@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from penstock.common.threads import DaemonThreads
+from penstock.common.threads import DaemonThreads, in_daemon_thread
 from support import wait_until_async
 
 
@@ -55,3 +55,33 @@ async def test_an_error_is_the_callers_and_frees_the_place() -> None:
     for _ in range(3):
         with pytest.raises(OSError, match="No space left"):
             await asyncio.wait_for(threads.run(fail), 10)
+
+
+async def test_a_thread_is_there_for_the_next_call_and_ends_when_none_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.common.threads.LINGER_S", 0.2)
+    threads = DaemonThreads(1)
+    used = [await threads.run(threading.current_thread) for _ in range(20)]
+    assert len(set(used)) < 20
+    await wait_until_async(lambda: not any(thread.is_alive() for thread in used), 10)
+    assert await asyncio.wait_for(threads.run(lambda: "again"), 10) == "again"
+
+
+async def test_calls_are_done_while_threads_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that gives up waiting in the moment in which a call counts on it still does that call."""
+    monkeypatch.setattr("penstock.common.threads.LINGER_S", 0.0005)
+    threads = DaemonThreads(4)
+
+    async def caller(number: int) -> list[int]:
+        done: list[int] = []
+        for turn in range(1500):
+            done.append(await threads.run(lambda value=number * 1000 + turn: value))
+            await asyncio.sleep(0.0005 if turn % 3 else 0)
+        return done
+
+    found = await asyncio.wait_for(asyncio.gather(*(caller(number) for number in range(6))), 60)
+    assert found == [[number * 1000 + turn for turn in range(1500)] for number in range(6)]
+
+
+async def test_a_call_of_its_own_ends_its_thread() -> None:
+    used = await in_daemon_thread(threading.current_thread)
+    await wait_until_async(lambda: not used.is_alive(), 10)

@@ -59,6 +59,22 @@ def test_without_a_broker_the_outcome_comes_within_the_deadline(transport: Trans
     assert found[0].offset == -1
 
 
+def test_a_producer_that_rests_is_woken_by_what_is_sent_and_by_closing(
+    nobody: KafkaSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.common.transport.PARK_AFTER_S", 0.0)
+    monkeypatch.setattr("penstock.common.transport.PARKED_S", 3600.0)
+    transport = Transport(nobody, delivery_timeout_s=0.2)
+    for _ in range(3):  # at rest before each
+        told = threading.Event()
+        transport.send("t", b"x", on_delivery=lambda _, told=told: told.set())
+        assert told.wait(10)
+    closing = threading.Thread(target=transport.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
+
+
 def test_closing_tells_what_was_not_delivered(nobody: KafkaSettings) -> None:
     transport, found = Transport(nobody, delivery_timeout_s=60), list[Delivery]()
     transport.send("t", b"x", on_delivery=found.append)

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 FETCH_RECORDS = 500
 HANDED_BATCHES = 2
 POLL_S = 0.02
-IDLE_POLL_S = 0.1
+IDLE_POLL_S = 0.2
 IDLE_AFTER_S = 1.0
 """Without a record and without a call for so long, the thread looks for calls less often: a poll cannot be woken."""
 BUSY_WAIT_S = 0.005

@@ -27,6 +27,7 @@ REGISTRY_RETRY_S = 1.0
 LOOK_EACH_S = 5.0
 """So often it is looked whether the topic is still the same."""
 FETCH_WAIT_MS = 500
+POLL_S = 0.2
 """For so long the broker keeps a fetch that finds nothing. A record that comes ends the wait."""
 REPLAY_S = 30.0
 SLICE = 50
@@ -69,7 +70,9 @@ class RecordFollower(Generic[T]):
         self._reader = self._new_reader()
 
     def _new_reader(self) -> PartitionReader:
-        return PartitionReader(self._settings, [self._topic], self._on_batch, fetch_wait_ms=FETCH_WAIT_MS)
+        return PartitionReader(
+            self._settings, [self._topic], self._on_batch, fetch_wait_ms=FETCH_WAIT_MS, poll_s=POLL_S
+        )
 
     def key_of(self, record: T) -> str | None:
         """The key of the state that the record holds; None for one that is no state."""

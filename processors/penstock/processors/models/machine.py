@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from penstock.common.threads import in_daemon_thread
+from penstock.common.threads import DaemonThreads
 from penstock.processors.core.fleet.ledger import DeviceCapacity
 from penstock.processors.hardware import shares
 from penstock.processors.hardware.cpu import CpuProbe
@@ -70,7 +70,9 @@ class Machine:
         """The sizes are those of the section `memory`. `probes`: in place of this machine's own."""
         self._clock = clock
         own: Sequence[Probe] = [CpuProbe(), NvmlProbe()] if probes is None else probes
-        self._readers = [_Reader(probe) for probe in (*own, SimulatedProbe(entries, clock=clock))]
+        self._trees = DaemonThreads(1)
+        listed = [(probe, probe.devices()) for probe in (*own, SimulatedProbe(entries, clock=clock))]
+        self._readers = [_Reader(probe) for probe, devices in listed if devices]
         self.capacities: list[DeviceCapacity] = []
         self._facts: dict[str, DeviceFacts] = {}
         self._spare: dict[str, int] = {}
@@ -79,7 +81,7 @@ class Machine:
         self._unread_since: dict[str, tuple[str, float]] = {}
         defaults = {"cpu": cpu_reserve_bytes, "cuda": gpu_reserve_bytes}
         used: set[int] = set()
-        for facts in (one for reader in self._readers for one in reader.probe.devices()):
+        for facts in (one for _, devices in listed for one in devices):
             number, entry = _entry_of(facts, entries)
             used.add(number)
             if entry is None or entry.enabled:
@@ -129,7 +131,8 @@ class Machine:
 
     async def observe(self, residents: Sequence[Resident]) -> Observation:
         """Measure all devices. What a device's driver does raises nothing: see `Observation.unread`."""
-        below = await in_daemon_thread(trees, {one.pid for one in residents if one.pid is not None})
+        roots = {one.pid for one in residents if one.pid is not None}
+        below = await self._trees.run(trees, roots) if roots else {}
         pids = frozenset[int]().union(*below.values())
         readings: dict[str, Reading | Unread] = {}
         for read in await asyncio.gather(*(reader.read(pids) for reader in self._readers)):
@@ -191,12 +194,13 @@ class _Reader:
 
     def __init__(self, probe: Probe) -> None:
         self.probe = probe
+        self._threads = DaemonThreads(1)
         self._reading: asyncio.Task[Readings] | None = None
         self._names: set[str] = set()
 
     async def read(self, pids: Set[int]) -> Readings:
         if self._reading is None:
-            self._reading = asyncio.get_running_loop().create_task(in_daemon_thread(self.probe.read, pids))
+            self._reading = asyncio.get_running_loop().create_task(self._threads.run(self.probe.read, pids))
         await asyncio.wait([self._reading], timeout=READ_S)
         if not self._reading.done():
             return dict.fromkeys(self._names, Unread(f"its driver has not answered for {READ_S:g} s"))
