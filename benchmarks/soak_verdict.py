@@ -16,7 +16,7 @@ from soak_requests import Expected
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.sweep import plan
 from penstock.common.artifacts.sweeping import Sweeper
-from penstock.gateway.service.output_artifacts import artifact_ids_of
+from penstock.gateway.view.outputs import artifact_ids_of
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.fold import Ignored, ResultFold
 from penstock.schemas.records import ResultEvent
