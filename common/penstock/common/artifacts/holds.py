@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from penstock.common.artifacts.facts import is_artifact_id
-from penstock.common.artifacts.places import OpenPlace, folder_of
+from penstock.common.artifacts.places import OpenPlace, folder_of, modified_ms
 from penstock.schemas.ids import NAMESPACE, check_conversation_id, check_tenant
 
 
@@ -57,8 +57,11 @@ class Holds:
 
     def held_by(self, tenant: str, holder: str) -> list[str]:
         """The ids of what a holder holds."""
-        folder = f"{check_tenant(tenant)}/{self._kind.by_holder}/{self._kind.name_of(holder)}"
-        return sorted(self._names(folder))
+        return sorted(self._names(self._of_holder(tenant, holder)))
+
+    def held_since_ms(self, tenant: str, holder: str) -> int | None:
+        """When the holder's newest mark was made, in ms since the epoch; None: it has none."""
+        return self._newest_ms(self._of_holder(tenant, holder))
 
     def let_go(self, tenant: str, holder: str, artifact_ids: Iterable[str]) -> None:
         """The holder holds these no more; it may hold others. Doing it again changes nothing."""
@@ -74,10 +77,14 @@ class Holds:
 
     def of(self, tenant: str, artifact_id: str) -> list[str]:
         """The names of those that hold it."""
-        return sorted(self._names(f"{folder_of(tenant, artifact_id)}/{self._kind.at_artifact}"))
+        return sorted(self._names(self._of_artifact(tenant, artifact_id)))
 
     def any_of(self, tenant: str, artifact_id: str) -> bool:
-        return any(True for _ in self._names(f"{folder_of(tenant, artifact_id)}/{self._kind.at_artifact}"))
+        return any(True for _ in self._names(self._of_artifact(tenant, artifact_id)))
+
+    def marked_ms(self, tenant: str, artifact_id: str) -> int | None:
+        """When the newest mark at it was made, in ms since the epoch; None: it has none."""
+        return self._newest_ms(self._of_artifact(tenant, artifact_id))
 
     def forget(self, tenant: str, artifact_id: str) -> None:
         """The artifact is gone, and its marks with it."""
@@ -86,10 +93,19 @@ class Holds:
             self._place.delete(self._by_holder(tenant, artifact_id, name))
 
     def _by_holder(self, tenant: str, artifact_id: str, holder: str) -> str:
-        return f"{check_tenant(tenant)}/{self._kind.by_holder}/{self._kind.name_of(holder)}/{artifact_id}"
+        return f"{self._of_holder(tenant, holder)}/{artifact_id}"
 
     def _at_artifact(self, tenant: str, artifact_id: str, holder: str) -> str:
-        return f"{folder_of(tenant, artifact_id)}/{self._kind.at_artifact}/{self._kind.name_of(holder)}"
+        return f"{self._of_artifact(tenant, artifact_id)}/{self._kind.name_of(holder)}"
+
+    def _of_holder(self, tenant: str, holder: str) -> str:
+        return f"{check_tenant(tenant)}/{self._kind.by_holder}/{self._kind.name_of(holder)}"
+
+    def _of_artifact(self, tenant: str, artifact_id: str) -> str:
+        return f"{folder_of(tenant, artifact_id)}/{self._kind.at_artifact}"
+
+    def _newest_ms(self, folder: str) -> int | None:
+        return max(map(modified_ms, self._place.items(folder)), default=None)
 
     def _names(self, folder: str) -> Iterator[str]:
         for item in self._place.items(folder):
