@@ -45,23 +45,18 @@ class Holds:
 
     def hold(self, tenant: str, artifact_id: str, holder: str) -> None:
         """From now on the holder holds the artifact. Doing it again changes nothing."""
-        # In this order: a mark that `release` would not find must not be.
+        # In this order: a mark that `held_by` would not find must not be.
         self._place.put(self._by_holder(tenant, artifact_id, holder), b"")
         self._place.put(self._at_artifact(tenant, artifact_id, holder), b"")
-
-    def release(self, tenant: str, holder: str) -> list[str]:
-        """The holder is gone: it holds nothing any more. The ids of what it held."""
-        held = self.held_by(tenant, holder)
-        self.let_go(tenant, holder, held)
-        return held
 
     def held_by(self, tenant: str, holder: str) -> list[str]:
         """The ids of what a holder holds."""
         return sorted(self._names(self._of_holder(tenant, holder)))
 
-    def held_since_ms(self, tenant: str, holder: str) -> int | None:
-        """When the holder's newest mark was made, in ms since the epoch; None: it has none."""
-        return self._newest_ms(self._of_holder(tenant, holder))
+    def marks_of(self, tenant: str, holder: str) -> dict[str, int]:
+        """By the id of what a holder holds, when it was marked last, in ms since the epoch."""
+        items = self._place.items(self._of_holder(tenant, holder))
+        return {item["path"].rpartition("/")[2]: modified_ms(item) for item in items}
 
     def let_go(self, tenant: str, holder: str, artifact_ids: Iterable[str]) -> None:
         """The holder holds these no more; it may hold others. Doing it again changes nothing."""
@@ -84,7 +79,7 @@ class Holds:
 
     def marked_ms(self, tenant: str, artifact_id: str) -> int | None:
         """When the newest mark at it was made, in ms since the epoch; None: it has none."""
-        return self._newest_ms(self._of_artifact(tenant, artifact_id))
+        return max(map(modified_ms, self._place.items(self._of_artifact(tenant, artifact_id))), default=None)
 
     def forget(self, tenant: str, artifact_id: str) -> None:
         """The artifact is gone, and its marks with it."""
@@ -103,9 +98,6 @@ class Holds:
 
     def _of_artifact(self, tenant: str, artifact_id: str) -> str:
         return f"{folder_of(tenant, artifact_id)}/{self._kind.at_artifact}"
-
-    def _newest_ms(self, folder: str) -> int | None:
-        return max(map(modified_ms, self._place.items(folder)), default=None)
 
     def _names(self, folder: str) -> Iterator[str]:
         for item in self._place.items(folder):

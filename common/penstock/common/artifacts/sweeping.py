@@ -99,9 +99,9 @@ class Sweeper:
 
     def _release(self, tenant: str, conversation_id: str) -> None:
         """What it held, unless it was begun anew since the look, and has made a mark."""
-        held_ms = self._store.holds.held_since_ms(tenant, conversation_id)
-        if held_ms is not None and held_ms <= self._old_ms():
-            self._store.holds.release(tenant, conversation_id)
+        marks = self._store.holds.marks_of(tenant, conversation_id)
+        if max(marks.values(), default=0) <= self._old_ms():
+            self._store.holds.let_go(tenant, conversation_id, marks)
 
     def _remove(self, seen: Seen) -> bool:
         """Remove an object, unless it was written again since it was seen."""
