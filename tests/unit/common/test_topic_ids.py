@@ -10,6 +10,7 @@ import pytest
 
 from penstock.common import admin
 from penstock.common.settings import KafkaSettings
+from penstock.common.shards.partitioning import partitions_in_use
 from penstock.schemas.errors import BrokerUnavailable
 
 SETTINGS = KafkaSettings(topic_prefix="p-")
@@ -46,6 +47,16 @@ def test_nor_does_it_take_a_single_one_for_deleted(monkeypatch: pytest.MonkeyPat
         admin.topic_id(SETTINGS, "a")
     broker_with(monkeypatch, "p-inference.result", "a")
     assert (admin.topic_id(SETTINGS, "a"), admin.topic_id(SETTINGS, "b")) == ("id of a", None)
+
+
+def test_nor_does_it_say_that_conversations_share_no_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that read one at that moment was told that it does not exist."""
+    known: dict[str, int] = {}
+    monkeypatch.setattr(admin, "partition_counts", lambda *_: known)
+    with pytest.raises(BrokerUnavailable):
+        partitions_in_use(SETTINGS)
+    known |= {"p-inference.result": 1}
+    assert partitions_in_use(SETTINGS) is None
 
 
 def test_the_result_topic_itself_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
