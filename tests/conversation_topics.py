@@ -101,7 +101,14 @@ class Cluster(ReadTopics):
             raise Killed
         self.calls += 1
 
-    def conversation_gone(self, tenant: str, conversation_id: str) -> None:
+    @property
+    def holds(self) -> Cluster:
+        return self
+
+    def marks_of(self, tenant: str, conversation_id: str) -> dict[str, int]:
+        return {}
+
+    def conversation_gone(self, tenant: str, conversation_id: str, marks: object) -> None:
         self.released.append(conversation_id)
 
     def gateway(self) -> tuple[Forking, Conversations]:

@@ -110,9 +110,11 @@ def in_groups(topics: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def topic_id(settings: KafkaSettings, topic: str, timeout_s: float = 10.0) -> str | None:
-    """Kafka's id of the topic (another one after it was deleted and made again); None when it does not exist."""
-    found = _descriptions(settings, [topic], timeout_s, missing_ok=True).get(topic)
-    return None if found is None else str(found.topic_id)
+    """Kafka's id of the topic (another one after it was deleted and made again); None when it does not exist.
+
+    Raises BrokerUnavailable as `topic_ids`.
+    """
+    return topic_ids(settings, [topic], timeout_s).get(topic)
 
 
 def topic_ids(settings: KafkaSettings, topics: Sequence[str], timeout_s: float = 10.0) -> dict[str, str]:
@@ -123,8 +125,9 @@ def topic_ids(settings: KafkaSettings, topics: Sequence[str], timeout_s: float =
     found: dict[str, str] = {}
     witness = settings.names.result
     for names in in_groups(topics):
-        descriptions = _descriptions(settings, [*names, witness], timeout_s, missing_ok=True)
-        if len(descriptions) < len(names) + 1 and witness not in descriptions:
+        asked_for = list(dict.fromkeys((*names, witness)))
+        descriptions = _descriptions(settings, asked_for, timeout_s, missing_ok=True)
+        if witness not in descriptions:
             raise unavailable(missing_topic(witness))
         found |= {name: str(descriptions[name].topic_id) for name in names if name in descriptions}
     return found
@@ -194,6 +197,20 @@ def broker_count(settings: KafkaSettings, timeout_s: float = 10.0) -> int:
     results = metadata.topics.get(settings.names.result)
     replicas = [] if results is None else [partition.replicas for partition in results.partitions.values()]
     return len({*metadata.brokers}.union(*replicas))
+
+
+def known_topics(settings: KafkaSettings, timeout_s: float = 10.0) -> dict[str, int]:
+    """Partitions of all topics. Raises BrokerUnavailable as `topic_ids`: there may be topics that are not told."""
+    counts = partition_counts(settings, timeout_s=timeout_s)
+    if settings.names.result not in counts:
+        raise unavailable(missing_topic(settings.names.result))
+    return counts
+
+
+def conversation_topics(settings: KafkaSettings, timeout_s: float = 10.0) -> dict[str, tuple[str, str]]:
+    """The topics of conversations, each with its tenant and id. Raises BrokerUnavailable as `known_topics`."""
+    parse = settings.names.parse_conversation
+    return {topic: found for topic in known_topics(settings, timeout_s) if (found := parse(topic)) is not None}
 
 
 def count_conversations(settings: KafkaSettings, timeout_s: float = 10.0) -> int:

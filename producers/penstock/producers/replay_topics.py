@@ -36,7 +36,7 @@ class ReplayTopics:
     def list(self) -> dict[TP, PartitionRecords]:
         """The partitions to read: of each conversation's topic in the order of the ids, or all of the shared topic."""
         names = self._settings.names
-        counts = admin.partition_counts(self._settings, timeout_s=self._timeout_s)
+        counts = admin.known_topics(self._settings, self._timeout_s)
         if shared := counts.get(names.conversation_log):
             places = [(names.conversation_log, number) for number in range(shared)]
             return {place: SharedTopicRecords(self._tenant, self._pattern) for place in places}

@@ -229,8 +229,9 @@ def test_an_expired_one_is_gone_unless_a_conversation_holds_it(world: Any) -> No
     assert {one.artifact_id for one in store.list("acme").artifacts} == {long.artifact_id, held.artifact_id}
     with pytest.raises(Conflict, match="trip"):
         store.delete("acme", held.artifact_id)
-    assert store.holds.release("globex", "trip") == []
-    assert store.holds.release("acme", "trip") == [held.artifact_id]
+    assert store.holds.held_by("globex", "trip") == []
+    assert store.holds.held_by("acme", "trip") == [held.artifact_id]
+    store.holds.let_go("acme", "trip", [held.artifact_id])
     with pytest.raises(NotFound):
         store.describe("acme", held.artifact_id)
 
@@ -243,7 +244,7 @@ def test_deleting_takes_the_marks_along(world: Any) -> None:
     assert store.holds.of("acme", kept.artifact_id) == ["one", "two"]
     store.delete("acme", kept.artifact_id, even_held=True)
     assert world.paths() == []
-    assert store.holds.release("acme", "one") == []
+    assert store.holds.held_by("acme", "one") == []
 
 
 def test_a_named_store_and_a_prefix_choose_where_the_bytes_lie(world: Any) -> None:

@@ -52,7 +52,7 @@ def test_upload_describe_list_and_delete(serving: ArtifactGateway, world: Any) -
     world.store().holds.hold("acme", first["id"], "trip")
     refused = acme.delete(f"{PATH}/{first['id']}")
     assert (refused.status_code, refused.json()["error"]["details"]) == (409, {"conversations": ["trip"]})
-    world.store().holds.release("acme", "trip")
+    world.store().holds.let_go("acme", "trip", [first["id"]])
     assert acme.delete(f"{PATH}/{first['id']}").json()["deleted"]
     assert acme.get(f"{PATH}/{first['id']}").status_code == 404
 

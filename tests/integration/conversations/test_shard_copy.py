@@ -37,8 +37,10 @@ class Place:
         self.copies: list[ShardCopy] = []
 
     def create(self) -> None:
-        specs = topic_specs(self.settings.names, partitions=PARTITIONS, shared_conversations=True)
-        ensure_topics(self.settings, [one for one in specs if one.name == self.settings.names.conversation_log])
+        names = self.settings.names
+        specs = topic_specs(names, partitions=PARTITIONS, shared_conversations=True)
+        # By the result topic it is known that the broker knows its topics.
+        ensure_topics(self.settings, [one for one in specs if one.name in (names.conversation_log, names.result)])
 
     def copy(self) -> ShardCopy:
         made = ShardCopy(self.settings, self.folder / "copy", clock_ms=lambda: self.now_ms)

@@ -10,6 +10,7 @@ import pytest
 
 from penstock.common import admin
 from penstock.common.settings import KafkaSettings
+from penstock.common.shards.partitioning import partitions_in_use
 from penstock.schemas.errors import BrokerUnavailable
 
 SETTINGS = KafkaSettings(topic_prefix="p-")
@@ -20,6 +21,7 @@ def broker_with(monkeypatch: pytest.MonkeyPatch, *topics: str) -> list[int]:
     asked: list[int] = []
 
     def descriptions(_: KafkaSettings, names: Sequence[str], timeout_s: float, *, missing_ok: bool) -> dict[str, Any]:
+        assert len(set(names)) == len(names), "librdkafka refuses a question with one topic twice"
         asked.append(len(names))
         return {name: SimpleNamespace(topic_id=f"id of {name}") for name in names if name in topics}
 
@@ -36,6 +38,30 @@ def test_a_broker_that_knows_no_topics_yet_takes_none_for_deleted(monkeypatch: p
     broker_with(monkeypatch, "a")
     with pytest.raises(BrokerUnavailable):
         admin.topic_ids(SETTINGS, ["a", "b"])
+
+
+def test_nor_does_it_take_a_single_one_for_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn that ended at that moment was told that its conversation was deleted, and its images were let go of."""
+    broker_with(monkeypatch)
+    with pytest.raises(BrokerUnavailable):
+        admin.topic_id(SETTINGS, "a")
+    broker_with(monkeypatch, "p-inference.result", "a")
+    assert (admin.topic_id(SETTINGS, "a"), admin.topic_id(SETTINGS, "b")) == ("id of a", None)
+
+
+def test_nor_does_it_say_that_conversations_share_no_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that read one at that moment was told that it does not exist."""
+    known: dict[str, int] = {}
+    monkeypatch.setattr(admin, "partition_counts", lambda *_: known)
+    with pytest.raises(BrokerUnavailable):
+        partitions_in_use(SETTINGS)
+    known |= {"p-inference.result": 1}
+    assert partitions_in_use(SETTINGS) is None
+
+
+def test_the_result_topic_itself_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker_with(monkeypatch, "p-inference.result")
+    assert admin.topic_id(SETTINGS, "p-inference.result") == "id of p-inference.result"
 
 
 def test_many_are_asked_for_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:

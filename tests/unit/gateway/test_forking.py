@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from conversation_topics import (
     together,
 )
 from penstock.common import forks
+from penstock.common.artifacts import ArtifactStore
 from penstock.common.conversations import ConversationRecord, TopicRecords, fold_messages, read_through
 from penstock.common.forks import TopicForks
 from penstock.common.shards.addresses import address_of
@@ -630,3 +632,40 @@ def test_an_id_that_is_deleted_and_still_needed_begins_anew_and_is_cleaned_up_la
     assert not [key for key in cluster.live_keys(NAMES.conversation("acme", "c")) if key.startswith((b"r1", b"r2"))]
     assert said(cluster.gateway()[1], "c") == ["r3 in", "r3 out"]
     assert cluster.released == ["f"]
+
+
+# -- images
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_the_next_conversation_of_a_name_holds_stays(tmp_path: Path, is_there: bool) -> None:
+    """A turn that came while the former one was deleted had begun it anew: its images were let go of, and deleted."""
+    cluster, store = Cluster(), ArtifactStore(tmp_path)
+    forking, pages = cluster.gateway()
+    forking._artifacts = store
+    former, image = (store.put("acme", name, conversation_id="c0") for name in (b"former", b"next"))
+    store.holds.hold("acme", former.artifact_id, "c0")
+    releasing = store.conversation_gone
+
+    def begun_anew(*args: Any) -> None:
+        store.holds.hold("acme", image.artifact_id, "c0")
+        say(cluster, "c0", "r2")
+        releasing(*args)
+
+    store.conversation_gone = begun_anew
+    if is_there:
+        say(cluster, "c0", "r1")
+    run(forking.delete("acme", "c0"))
+    assert len(said(pages, "c0")) == 2
+    assert store.holds.held_by("acme", "c0") == [image.artifact_id]
+    assert store.get("acme", image.artifact_id) == b"next"
+    assert store.peek("acme", former.artifact_id) is None
+
+
+def test_an_image_that_a_turn_of_the_next_conversation_holds_again_stays_held(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path)
+    image = store.put("acme", b"both")
+    store.holds.hold("acme", image.artifact_id, "c0")
+    marks = {one: marked_ms - 5_000 for one, marked_ms in store.holds.marks_of("acme", "c0").items()}
+    store.conversation_gone("acme", "c0", marks)  # it was marked five seconds after that look
+    assert store.holds.of("acme", image.artifact_id) == ["c0"]

@@ -932,7 +932,7 @@ async def test_a_conversation_from_drawing_to_erasure_across_the_death_of_a_work
     assert [store.peek("default", one) for one in drawn] == [None, None]
     assert store.holds.held_by("default", "trip") == edited
     assert store.get("default", edited[0]) == b"blue cat"
-    store.conversation_gone("default", "trip")
+    store.conversation_gone("default", "trip", store.holds.marks_of("default", "trip"))
     assert store.peek("default", edited[0]) is None
     await second.execution.close()
 

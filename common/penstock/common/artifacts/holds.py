@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from penstock.common.artifacts.facts import is_artifact_id
-from penstock.common.artifacts.places import OpenPlace, folder_of
+from penstock.common.artifacts.places import OpenPlace, folder_of, modified_ms
 from penstock.schemas.ids import NAMESPACE, check_conversation_id, check_tenant
 
 
@@ -45,20 +45,18 @@ class Holds:
 
     def hold(self, tenant: str, artifact_id: str, holder: str) -> None:
         """From now on the holder holds the artifact. Doing it again changes nothing."""
-        # In this order: a mark that `release` would not find must not be.
+        # In this order: a mark that `held_by` would not find must not be.
         self._place.put(self._by_holder(tenant, artifact_id, holder), b"")
         self._place.put(self._at_artifact(tenant, artifact_id, holder), b"")
 
-    def release(self, tenant: str, holder: str) -> list[str]:
-        """The holder is gone: it holds nothing any more. The ids of what it held."""
-        held = self.held_by(tenant, holder)
-        self.let_go(tenant, holder, held)
-        return held
-
     def held_by(self, tenant: str, holder: str) -> list[str]:
         """The ids of what a holder holds."""
-        folder = f"{check_tenant(tenant)}/{self._kind.by_holder}/{self._kind.name_of(holder)}"
-        return sorted(self._names(folder))
+        return sorted(self._names(self._of_holder(tenant, holder)))
+
+    def marks_of(self, tenant: str, holder: str) -> dict[str, int]:
+        """By the id of what a holder holds, when it was marked last, in ms since the epoch."""
+        items = self._place.items(self._of_holder(tenant, holder))
+        return {item["path"].rpartition("/")[2]: modified_ms(item) for item in items}
 
     def let_go(self, tenant: str, holder: str, artifact_ids: Iterable[str]) -> None:
         """The holder holds these no more; it may hold others. Doing it again changes nothing."""
@@ -74,10 +72,14 @@ class Holds:
 
     def of(self, tenant: str, artifact_id: str) -> list[str]:
         """The names of those that hold it."""
-        return sorted(self._names(f"{folder_of(tenant, artifact_id)}/{self._kind.at_artifact}"))
+        return sorted(self._names(self._of_artifact(tenant, artifact_id)))
 
     def any_of(self, tenant: str, artifact_id: str) -> bool:
-        return any(True for _ in self._names(f"{folder_of(tenant, artifact_id)}/{self._kind.at_artifact}"))
+        return any(True for _ in self._names(self._of_artifact(tenant, artifact_id)))
+
+    def marked_ms(self, tenant: str, artifact_id: str) -> int | None:
+        """When the newest mark at it was made, in ms since the epoch; None: it has none."""
+        return max(map(modified_ms, self._place.items(self._of_artifact(tenant, artifact_id))), default=None)
 
     def forget(self, tenant: str, artifact_id: str) -> None:
         """The artifact is gone, and its marks with it."""
@@ -86,10 +88,16 @@ class Holds:
             self._place.delete(self._by_holder(tenant, artifact_id, name))
 
     def _by_holder(self, tenant: str, artifact_id: str, holder: str) -> str:
-        return f"{check_tenant(tenant)}/{self._kind.by_holder}/{self._kind.name_of(holder)}/{artifact_id}"
+        return f"{self._of_holder(tenant, holder)}/{artifact_id}"
 
     def _at_artifact(self, tenant: str, artifact_id: str, holder: str) -> str:
-        return f"{folder_of(tenant, artifact_id)}/{self._kind.at_artifact}/{self._kind.name_of(holder)}"
+        return f"{self._of_artifact(tenant, artifact_id)}/{self._kind.name_of(holder)}"
+
+    def _of_holder(self, tenant: str, holder: str) -> str:
+        return f"{check_tenant(tenant)}/{self._kind.by_holder}/{self._kind.name_of(holder)}"
+
+    def _of_artifact(self, tenant: str, artifact_id: str) -> str:
+        return f"{folder_of(tenant, artifact_id)}/{self._kind.at_artifact}"
 
     def _names(self, folder: str) -> Iterator[str]:
         for item in self._place.items(folder):

@@ -6,9 +6,11 @@ artifact is erased with the last request that has a mark.
 
 from __future__ import annotations
 
+from penstock.common.artifacts.digests import checked
 from penstock.common.artifacts.facts import Artifact
+from penstock.common.artifacts.places import data_path
 from penstock.common.artifacts.store import ArtifactStore
-from penstock.schemas.errors import InternalError, NotFound
+from penstock.schemas.errors import InternalError
 
 INPUT_KEPT_S = 3 * 86_400
 """As long as records of requests are kept. A conversation that shows an input holds it longer."""
@@ -58,18 +60,49 @@ def _may_be_used_unmarked(artifact: Artifact, now_ms: int) -> bool:
 
 def _erase(store: ArtifactStore, artifact: Artifact) -> None:
     """Delete it; store it again if another request has marked it meanwhile."""
-    tenant, artifact_id = artifact.tenant, artifact.artifact_id
+    data = _data(store, artifact)
+    store.delete(artifact.tenant, artifact.artifact_id, even_held=True)
+    if store.request_holds.any_of(artifact.tenant, artifact.artifact_id):
+        _restore(store, artifact, data)
+
+
+def take_expired(store: ArtifactStore, artifact: Artifact, marked_after_ms: int) -> bool:
+    """Delete an input that has expired, unless a request marks it after that time: then it stays, or is stored again.
+
+    Such a request may just be bringing its bytes. Whether it is gone. Raises Conflict when a conversation holds it.
+    """
+
+    def is_marked() -> bool:
+        marked_ms = store.request_holds.marked_ms(artifact.tenant, artifact.artifact_id)
+        return marked_ms is not None and marked_ms > marked_after_ms
+
+    data = _data(store, artifact)
+    if is_marked():
+        return False
+    store.delete(artifact.tenant, artifact.artifact_id)
+    if is_marked():
+        return not _restore(store, artifact, data)
+    return True
+
+
+def _data(store: ArtifactStore, artifact: Artifact) -> bytes | None:
+    """Its bytes, also if it has expired; None: there is nothing that could be stored again."""
+    data = store.places[artifact.store].get(data_path(artifact))
     try:
-        data = store.get(tenant, artifact_id)
-    except (NotFound, InternalError):  # nothing that could be stored again
-        data = None
-    store.delete(tenant, artifact_id, even_held=True)
-    if data is not None and store.request_holds.any_of(tenant, artifact_id):
+        return None if data is None else checked(data, artifact)
+    except InternalError:
+        return None
+
+
+def _restore(store: ArtifactStore, artifact: Artifact, data: bytes | None) -> bool:
+    """Whether there was something to store again."""
+    if data is not None:
         store.put(
-            tenant,
+            artifact.tenant,
             data,
             media_type=artifact.media_type,
-            artifact_id=artifact_id,
+            artifact_id=artifact.artifact_id,
             ttl_s=INPUT_KEPT_S,
             marked_since_ms=artifact.marked_since_ms,
         )
+    return data is not None

@@ -127,6 +127,14 @@ class OpenPlace:
         except FileNotFoundError:
             return None
 
+    def modified_ms(self, path: str) -> int | None:
+        """When it was written last, in ms since the epoch; None if it is not there. Raises StoreUnavailable."""
+        try:
+            with self.telling_failures():
+                return modified_ms(self.client.head(path))
+        except FileNotFoundError:
+            return None
+
     def pieces(self, path: str) -> Iterator[bytes]:
         """What it holds, in pieces of about a megabyte; nothing if it is not there. Raises StoreUnavailable."""
         try:
@@ -284,6 +292,11 @@ def check_prefix(value: object) -> str | None:
                 param="output.prefix",
             )
     return value.rstrip("/")
+
+
+def modified_ms(item: Mapping[str, Any]) -> int:
+    """When an object was written last, in ms since the epoch, as a listing and a look at it alone say."""
+    return int(item["last_modified"].timestamp() * 1000)
 
 
 def folder_of(tenant: str, artifact_id: str) -> str:

@@ -316,9 +316,16 @@ class ArtifactStore:
         self.remove(None, about_path(tenant, artifact_id))
         self.holds.forget(tenant, artifact_id)
 
-    def conversation_gone(self, tenant: str, conversation_id: str) -> None:
-        """It holds nothing any more, and what was made in it goes, unless another conversation holds that."""
-        for artifact_id in self.holds.release(tenant, conversation_id):
+    def conversation_gone(self, tenant: str, conversation_id: str, marks: Mapping[str, int]) -> None:
+        """What it held goes, if it was made in it, unless another conversation holds that.
+
+        `marks`: what `holds.marks_of` said before it went. What was marked since, or again, another one of its name
+        holds, which was begun meanwhile.
+        """
+        now = self.holds.marks_of(tenant, conversation_id)
+        held = [artifact_id for artifact_id, marked_ms in marks.items() if now.get(artifact_id) == marked_ms]
+        self.holds.let_go(tenant, conversation_id, held)
+        for artifact_id in held:
             artifact = self.peek(tenant, artifact_id)
             if artifact is not None and artifact.conversation_id == conversation_id:
                 with suppress(Conflict):

@@ -13,12 +13,15 @@ from pathlib import Path
 from penstock.common.artifacts import by_time
 from penstock.common.artifacts.facts import Artifact, is_artifact_id
 from penstock.common.artifacts.holds import CONVERSATIONS, REQUESTS
-from penstock.common.artifacts.places import data_path
+from penstock.common.artifacts.inputs import take_expired
+from penstock.common.artifacts.places import data_path, modified_ms
 from penstock.common.artifacts.store import FILES, ArtifactStore
 from penstock.common.artifacts.sweep import GRACE_MS, Doomed, Key, Listing, Seen, Sweep, listing_of, unindexed
 from penstock.schemas.errors import Conflict, InternalError
 
 _READERS = 8
+RESOLUTION_MS = 1_000
+"""Some stores list times in milliseconds, and tell them in seconds of a single object."""
 _OURS = frozenset({CONVERSATIONS.by_holder, REQUESTS.by_holder, by_time.FOLDER, FILES})
 
 
@@ -34,6 +37,7 @@ class Sweeper:
         self._clock = clock
         self._known: dict[Key, tuple[int, Artifact]] = {}
         """Facts that were read, with the time of their object: a look reads only what is new."""
+        self._looked_ms = 0
         self._stopped = threading.Event()
 
     def stop(self) -> None:
@@ -45,6 +49,7 @@ class Sweeper:
 
     def look(self) -> tuple[Listing, dict[Key, Artifact]]:
         """All objects, and the facts that can be read. Raises as the store."""
+        self._looked_ms = self.now_ms()
         listing = listing_of(self._objects())
         known = {
             key: (seen.modified_ms, self._known[key][1])
@@ -61,10 +66,10 @@ class Sweeper:
 
     def apply(self, sweep: Sweep) -> list[Doomed]:
         """Do it; what was taken away. What has changed since the look stays."""
-        for tenant, conversation_id in sweep.released:
-            self._store.holds.release(tenant, conversation_id)
+        for key in sweep.released:
+            self._release(*key)
         for one in sweep.stale:
-            self._store.remove(one.store, one.path)
+            self._remove(one)
         self._add_to_index(sweep.unindexed)
         taken = [one for one in sweep.doomed if self._take(one)]
         for folder in self._store.places.folders():
@@ -92,6 +97,20 @@ class Sweeper:
         if not self._store.by_time.is_complete():
             self._store.by_time.complete()
 
+    def _release(self, tenant: str, conversation_id: str) -> None:
+        """What it held, unless it was begun anew since the look, and has made a mark."""
+        marks = self._store.holds.marks_of(tenant, conversation_id)
+        if max(marks.values(), default=0) <= self._old_ms():
+            self._store.holds.let_go(tenant, conversation_id, marks)
+
+    def _remove(self, seen: Seen) -> bool:
+        """Remove an object, unless it was written again since it was seen."""
+        written_ms = self._store.places[seen.store].modified_ms(seen.path)
+        if written_ms is None or written_ms >= seen.modified_ms + RESOLUTION_MS:
+            return False
+        self._store.remove(seen.store, seen.path)
+        return True
+
     def _take(self, one: Doomed) -> bool:
         found = self._facts((one.tenant, one.artifact_id))
         if one.artifact is None:
@@ -99,18 +118,25 @@ class Sweeper:
         if found != one.artifact:
             return False
         try:
+            if one.artifact.marked_since_ms is not None:
+                return take_expired(self._store, one.artifact, self._old_ms())
             self._store.delete(one.tenant, one.artifact_id)
         except Conflict:  # a conversation holds it meanwhile
             return False
         return True
 
     def _take_partial(self, one: Doomed, found: Artifact | None) -> bool:
-        """Bytes that were on their way have their facts by now, perhaps: then they are no partial ones."""
+        """Bytes that were on their way have their facts by now, perhaps: then they are no partial ones.
+
+        Others may be on their way to the same place.
+        """
         named = None if found is None else (found.store, data_path(found))
-        objects = [seen for seen in one.objects if (seen.store, seen.path) != named]
-        for seen in objects:
-            self._store.remove(seen.store, seen.path)
-        return bool(objects)
+        removed = [self._remove(seen) for seen in one.objects if (seen.store, seen.path) != named]
+        return any(removed)
+
+    def _old_ms(self) -> int:
+        """What was written later was not there at the look, or may belong to something that is under way."""
+        return self._looked_ms - GRACE_MS
 
     def _check(self) -> None:
         if self._stopped.is_set():
@@ -131,7 +157,7 @@ class Sweeper:
                     store=name,
                     path=item["path"],
                     size_bytes=int(item["size"]),
-                    modified_ms=int(item["last_modified"].timestamp() * 1000),
+                    modified_ms=modified_ms(item),
                 )
 
 

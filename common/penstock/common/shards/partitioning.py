@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection, Mapping
 
 from penstock.common import admin
+from penstock.common.kafka_errors import missing_topic, unavailable
 from penstock.common.reader import RawMessage, read_ranges
 from penstock.common.settings import KafkaSettings
 from penstock.common.shards.addresses import split_key
@@ -22,10 +23,13 @@ SAMPLE = 200
 def partitions_in_use(settings: KafkaSettings, timeout_s: float = 10.0) -> int | None:
     """Over how many partitions of their topic conversations are spread; None: each has a topic of its own.
 
-    Raises BrokerUnavailable.
+    Raises BrokerUnavailable as `admin.topic_ids`.
     """
-    topic = settings.names.conversation_log
-    count = admin.partition_counts(settings, [topic], timeout_s).get(topic)
+    topic, witness = settings.names.conversation_log, settings.names.result
+    counts = admin.partition_counts(settings, [topic, witness], timeout_s)
+    if witness not in counts:
+        raise unavailable(missing_topic(witness))
+    count = counts.get(topic)
     return None if count is None else used_of(settings, count, timeout_s)
 
 

@@ -93,9 +93,9 @@ class BatchRun:
         self._caller_now = caller_now
         self._caller = caller_now() or Caller(tenant=batch.tenant)
         self._stop = None if batch.stop is None else Stop(batch.stop)
-        self._lines = LineRuns(
-            batch, service, allowances, lambda: self._caller, lambda: self._stop, resumed=batch.status != "validating"
-        )
+        # Whoever had the lease before may have checked the input, and begun, since the batch was read.
+        resumed = batch.status != "validating" or lease.number > 1
+        self._lines = LineRuns(batch, service, allowances, lambda: self._caller, lambda: self._stop, resumed=resumed)
         self._window = Window(share, budget)
         self._on_line = on_line
         self._folder = str(service.settings.gateway.view_path.parent)

@@ -61,7 +61,7 @@ class OwnTopics:
         return [name for owner, name in self.everyone() if owner == tenant]
 
     def everyone(self) -> list[tuple[str, str]]:
-        return list(self._topics().values())
+        return list(admin.conversation_topics(self._kafka).values())
 
     def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
         return admin.topic_ids(self._kafka, topics)
@@ -72,7 +72,7 @@ class OwnTopics:
         return {}
 
     def times_of(self, wants: Callable[[str], bool]) -> dict[tuple[str, str], int | None]:
-        keys = {topic: key for topic, key in self._topics().items() if wants(key[0])}
+        keys = {topic: key for topic, key in admin.conversation_topics(self._kafka).items() if wants(key[0])}
         found: dict[tuple[str, str], int | None] = {}
         for group in admin.in_groups(list(keys)):
             found |= {keys[topic]: time_ms for topic, time_ms in self._newest_of(group).items()}
@@ -83,10 +83,6 @@ class OwnTopics:
 
     def close(self) -> None:
         self.log.close()
-
-    def _topics(self) -> dict[str, tuple[str, str]]:
-        parse = self._kafka.names.parse_conversation
-        return {topic: found for topic in admin.partition_counts(self._kafka) if (found := parse(topic)) is not None}
 
     def _newest_of(self, topics: Sequence[str]) -> dict[str, int | None]:
         """Those that are deleted meanwhile are left out."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -156,8 +156,10 @@ class Forking:
         """
         if await self.end(tenant, conversation_id):
             await self.let_go(tenant, conversation_id)
-        else:
-            await self._release_artifacts(tenant, conversation_id)
+            return
+        marks = await self._marks(tenant, conversation_id)
+        if await self._lineage(tenant, conversation_id) is None:  # else a turn has begun it, and made marks perhaps
+            await self._release_artifacts(tenant, conversation_id, marks)
 
     async def end(self, tenant: str, conversation_id: str, still: Callable[[], Awaitable[bool]] | None = None) -> bool:
         """Append the record that ends it: from now on it has no messages. `let_go` does the rest.
@@ -201,8 +203,11 @@ class Forking:
             await self._let_go_of(tenant, lineage.parent, fork_id_of(lineage.fork_key or ""), busy)
         if not lineage.is_deleted or (busy is not None and await busy(tenant, conversation_id)):
             await self._erase(tenant, conversation_id, [*lineage.void, *lineage.keys_before_deletion])
-        elif await self._remove_topic(tenant, conversation_id, Place(lineage.topic_id, lineage.end)):
-            await self._release_artifacts(tenant, conversation_id)
+            return
+        # Before it goes: afterwards a turn may begin it anew, and hold images of its own.
+        marks = await self._marks(tenant, conversation_id)
+        if await self._remove_topic(tenant, conversation_id, Place(lineage.topic_id, lineage.end)):
+            await self._release_artifacts(tenant, conversation_id, marks)
         else:  # something was appended: a turn has begun it anew, or another gateway is at it
             await self.let_go(tenant, conversation_id, busy)
 
@@ -219,12 +224,22 @@ class Forking:
         begun = await self._run(tenant, self._conversations.fork_key, fork.conversation_id)
         return begun is not None and fork_id_of(begun) == fork_id_of(key)
 
-    async def _release_artifacts(self, tenant: str, conversation_id: str) -> None:
+    async def _marks(self, tenant: str, conversation_id: str) -> Mapping[str, int]:
+        """See `Holds.marks_of`. None while the store is away: the sweeper comes after."""
+        try:
+            return await self._threads.artifacts.run_for(
+                tenant, self._artifacts.holds.marks_of, tenant, conversation_id
+            )
+        except PenstockError as error:
+            logger.warning("conversation.artifacts_still_held error=%s", error.code)
+            return {}
+
+    async def _release_artifacts(self, tenant: str, conversation_id: str, marks: Mapping[str, int]) -> None:
         """What its turns referred to is held no more, what they made goes. The conversation is gone in any case: the
         sweeper comes after."""
-        artifacts = self._artifacts
+        gone = self._artifacts.conversation_gone
         try:
-            await self._threads.artifacts.run_for(tenant, artifacts.conversation_gone, tenant, conversation_id)
+            await self._threads.artifacts.run_for(tenant, gone, tenant, conversation_id, marks)
         except PenstockError as error:
             logger.warning("conversation.artifacts_still_held error=%s", error.code)
 

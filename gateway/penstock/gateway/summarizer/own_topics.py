@@ -37,8 +37,7 @@ class OwnTopics:
         return self._reader.failure
 
     def there(self) -> set[Key]:
-        parse = self._kafka.names.parse_conversation
-        return {Key(*found) for topic in admin.partition_counts(self._kafka) if (found := parse(topic)) is not None}
+        return {Key(*one) for one in admin.conversation_topics(self._kafka).values()}
 
     def ids(self, keys: Sequence[Key]) -> dict[Key, str]:
         topics = {self._topic(key): key for key in keys}

@@ -100,6 +100,9 @@ class Dispatcher:
         self._unsettled: set[Key] = set()
         self._owned: set[TP] = set()
         """As the group says; those in the log were loaded too."""
+        self._read_here: set[TP] = set()
+        """Those of which all was taken that was read since they came. Of one that was given away, the rest is left to
+        whoever gets it, and is read again here if it comes back."""
         self._arriving: asyncio.Queue[Coroutine[Any, Any, None]] = asyncio.Queue()
         self._calls: dict[asyncio.Task[None], TP] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -165,6 +168,7 @@ class Dispatcher:
     async def _revoked(self, partitions: list[TP]) -> None:
         """Nobody else gets them before their calls have ended, each within its time."""
         self._owned.difference_update(partitions)
+        self._read_here.difference_update(partitions)
         self._deliveries.leave(partitions)
         calls = [task for task, tp in self._calls.items() if tp in partitions]
         await asyncio.gather(*calls, return_exceptions=True)
@@ -192,8 +196,10 @@ class Dispatcher:
                 continue
             self.waits_for = None
             still = {tp for tp in wanted if tp in self._owned}
-            for tp in still if new else ():
-                self._log.assign(tp)
+            if new:
+                self._read_here |= still
+                for tp in still:
+                    self._log.assign(tp)
             for delivery in found:
                 if partition_of(delivery) in still and not self._deliveries.knows(
                     key_of(delivery), delivery.created_at
@@ -213,10 +219,10 @@ class Dispatcher:
 
     async def _take(self, batch: Sequence[Read]) -> None:
         for read in batch:
-            if read.tp not in self._log or read.tp not in self._owned:
+            if read.tp not in self._read_here:
                 continue  # another process has it now
             event = await self._decoded(read)
-            if event is None:
+            if event is None or read.tp not in self._read_here:  # it may have been given away meanwhile
                 continue
             key = (event.tenant, event.request_id)
             if self._deliveries.knows(key, event.origin.append_time_ms):
@@ -241,7 +247,8 @@ class Dispatcher:
 
     async def _passed(self, offsets: Mapping[TP, int]) -> None:
         for tp, offset in offsets.items():
-            self._log.passed(tp, offset, self._now_ms())
+            if tp in self._read_here:  # what was left to others must not be committed here
+                self._log.passed(tp, offset, self._now_ms())
 
     def _outcome(self, read: Read, event: ResultEvent, key: Key) -> None:
         kind, at = type_of(event), self._now_ms()

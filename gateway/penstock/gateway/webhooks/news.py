@@ -65,6 +65,7 @@ class StatusNews:
         for waiting in (self._held, self._next):
             for key in [key for key, one in waiting.items() if partition_of(one.delivery) == tp]:
                 del waiting[key]
+                self._folds.pop(key, None)  # if the partition comes back, it is no repeat
 
     def on_status(self, tp: TP, offset: int, event: StatusEvent, url: str, now_ms: int) -> str | None:
         """Take the next status of the topic; DROPPED when there is no room to tell it."""

@@ -38,9 +38,6 @@ class ResultLog:
     def __init__(self) -> None:
         self._partitions: dict[TP, _Partition] = {}
 
-    def __contains__(self, tp: TP) -> bool:
-        return tp in self._partitions
-
     def assign(self, tp: TP) -> None:
         self._partitions.setdefault(tp, _Partition())
 

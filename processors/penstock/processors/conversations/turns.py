@@ -155,6 +155,8 @@ class Turns:
         self._after_append = after_append
         self._appends: set[asyncio.Future[list[int]]] = set()
         """What is being appended, also for work that was lost or cancelled meanwhile."""
+        self._finishing: dict[str, list[ConversationMessage]] = {}
+        """By topic, the answers whose images are held, and that stand in the log a moment later."""
         self._closed = False
 
     async def read(self, request: InferenceRequest, mine: Callable[[], bool]) -> TurnStart:
@@ -263,7 +265,6 @@ class Turns:
         request_id = answer.request_id or ""
 
         tried = False
-        await self._hold([answer])
 
         async def attempt(within_s: float) -> ConversationMessage:
             nonlocal tried
@@ -282,7 +283,15 @@ class Turns:
                 await self._let_go(answer, {artifact.artifact_id for artifact in answer.artifacts} - log.artifact_ids())
             return log.answer(request_id) or answer
 
-        return await self._patiently(topic, mine, attempt)
+        under_way = self._finishing.setdefault(topic, [])
+        under_way.append(answer)
+        try:
+            await self._hold([answer])
+            return await self._patiently(topic, mine, attempt)
+        finally:
+            under_way.remove(answer)
+            if not under_way:
+                self._finishing.pop(topic, None)
 
     async def erase(self, tenant: str, conversation_id: str, request_id: str) -> int:
         """Write tombstones for all of a request's messages; how many. Images that only they referred to are let go.
@@ -302,9 +311,14 @@ class Turns:
                 log = await self._run(lambda: self._refreshed(topic, LONGEST_ATTEMPT_S))
                 await self._forget_in_forks(tenant, log, first)
             if (held := self._held) is not None:
-                left = log.artifact_ids(without=request_id)
+                left = log.artifact_ids(without=request_id) | self._about_to_stand(topic, request_id)
                 await self._store_threads.run(held.keep_only, tenant, conversation_id, left, request_id)
             return len(keys)
+
+    def _about_to_stand(self, topic: str, without: str) -> set[str]:
+        """The images of answers that wait for the conversation's lock, but for those of one request."""
+        answers = (one for one in self._finishing.get(topic, ()) if one.request_id != without)
+        return {artifact.artifact_id for one in answers for artifact in one.artifacts}
 
     async def _forget_in_forks(self, tenant: str, log: ConversationLog, offset: int) -> None:
         """Erase the summaries of forks that tell of the message at an offset.

@@ -46,13 +46,16 @@ class PoolTopics:
             self._tasks.start(self._ask(topic), f"look for {topic}")
 
     async def _ask(self, topic: str) -> None:
+        witness = self._kafka.names.result
         while True:
             try:
-                counts = await in_daemon_thread(admin.partition_counts, self._kafka, [topic])
-                break
+                counts = await in_daemon_thread(admin.partition_counts, self._kafka, [topic, witness])
             except PenstockError as error:
                 logger.info("pools.unknown topic=%s error=%s", topic, error.code)
-                await asyncio.sleep(AGAIN_S)
+            else:
+                if witness in counts:  # else the broker has just started, and knows no topics yet
+                    break
+            await asyncio.sleep(AGAIN_S)
         found = bool(counts.get(topic))
         if found:
             self._there.add(topic)

@@ -35,7 +35,7 @@ SLICE = 50
 
 
 class RecordFollower(Generic[T]):
-    """`on_records` runs on the event loop, in log order; it must bear a record twice.
+    """Of a topic of one partition. `on_records` runs on the event loop, in log order; it must bear a record twice.
 
     The records come in small slices, and reading waits until the loop has done with one before it brings the next.
     `read` makes a record of a message, None of what says nothing. What it cannot decode (DecodeError) and what cannot
@@ -102,7 +102,8 @@ class RecordFollower(Generic[T]):
         Raises BrokerUnavailable after `deadline_s`, also when reading has ended: the watchdog ends the worker then.
         """
         try:
-            self._reader.wait_until_caught_up(deadline_s)
+            # Named here: a reader that is about to begin with a topic made anew has no partitions yet.
+            self._reader.wait_until_caught_up(deadline_s, partitions=[(self._topic, 0)])
         except InternalError as error:
             raise BrokerUnavailable(error.message) from error
 

@@ -88,7 +88,7 @@ def test_a_conversation_that_is_gone_takes_along_what_was_made_in_it(tmp_path: P
     for artifact in (made, shared, upload, elsewhere):
         store.holds.hold("acme", artifact.artifact_id, "trip")
     store.holds.hold("acme", shared.artifact_id, "other")
-    store.conversation_gone("acme", "trip")
+    store.conversation_gone("acme", "trip", store.holds.marks_of("acme", "trip"))
     assert store.peek("acme", made.artifact_id) is None
     assert all(store.peek("acme", one.artifact_id) for one in (shared, upload, elsewhere))
     assert store.holds.held_by("acme", "trip") == []

@@ -89,7 +89,7 @@ def test_it_stays_while_another_conversation_holds_it(world: World) -> None:
         world.store.holds.hold("acme", ID, conversation)
     world.erase("first", "own")
     assert world.there_is()
-    world.store.holds.release("acme", "other")
+    world.store.holds.let_go("acme", "other", [ID])
     world.bring("second")
     world.erase("second", "own")
     assert world.files() == []

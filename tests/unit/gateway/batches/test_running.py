@@ -14,6 +14,7 @@ import pytest
 
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.clock import now_ms
+from penstock.gateway.batches import running
 from penstock.gateway.batches.checking import Part
 from penstock.gateway.batches.keeping import BatchStore, Lease
 from penstock.gateway.batches.records import Batch, Counts
@@ -89,3 +90,23 @@ async def test_a_stop_outlives_the_gateway_that_writes_the_files(why: str, tmp_p
         await run(kept, batch, caller, stops=True)
     await run(kept, batch, caller, stops=False)
     assert kept.get(batch.key).status == ("expired" if why == "expired" else "cancelled")
+
+
+@pytest.mark.parametrize(("lease", "resumed"), [(1, False), (2, True)])
+async def test_who_is_not_the_first_that_runs_a_batch_looks_what_was_submitted(
+    lease: int, resumed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one before may have checked the input and begun since this one read how far it was: lines ran twice."""
+    kept = BatchStore(ArtifactStore(tmp_path))
+    kept.create(batch := made(status="validating", parts=()))
+    assert kept.take_lease(batch.key, lease, "beat")
+    told: list[bool] = []
+
+    def line_runs(*_: Any, resumed: bool) -> Any:
+        told.append(resumed)
+        return SimpleNamespace(close=lambda: None)
+
+    monkeypatch.setattr(running, "LineRuns", line_runs)
+    service: Any = Service(stops=False)
+    BatchRun(batch, Lease(lease, "beat"), kept, service, Allowances(), lambda: None, lambda: 1)
+    assert told == [resumed]

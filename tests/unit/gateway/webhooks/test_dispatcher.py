@@ -75,6 +75,7 @@ class World:
     events: dict[int, ResultEvent] = field(default_factory=dict)
     before_read: Callable[[], None] = lambda: None
     takes: float = 0.0
+    committed: dict[TP, int] = field(default_factory=dict)
 
     async def read(self, tp: TP, offset: int) -> RawMessage | None:
         self.before_read()
@@ -83,8 +84,8 @@ class World:
         event = self.events.get(offset) or outcome(f"r{offset}")
         return RawMessage(*tp, offset, now_ms(), b"r", CODEC.encode(event))
 
-    def commit(self, offsets: Any) -> None:
-        """Nothing asks what is committed."""
+    def commit(self, offsets: dict[TP, int]) -> None:
+        self.committed |= offsets
 
     async def produce(self, topic: str, value: bytes, **_: Any) -> None:
         self.kept.append((topic, value))
@@ -122,6 +123,7 @@ class Rig:
         )
         self.it: Any = Dispatcher(tools, section)
         self.it._owned.add(TP0)
+        self.it._read_here.add(TP0)
         self.it._log.assign(TP0)
 
     def begin(self, *found: WebhookDelivery) -> None:
@@ -135,6 +137,17 @@ class Rig:
         headers = ((HEADER_CALLBACK, b"http://h/hook"),)
         await self.it._take([Read(TP0, offset, b"r", CODEC.encode(event), now_ms(), headers)])
         await self.done()
+
+    async def reads(self, offset: int, event: ResultEvent) -> None:
+        """The consumer has read the event alone."""
+        headers = ((HEADER_CALLBACK, b"http://h/hook"),)
+        await self.it._take([Read(TP0, offset, b"r", CODEC.encode(event), now_ms(), headers)])
+        await self.it._passed({TP0: offset + 1})
+
+    async def arrive(self) -> None:
+        """What waits has its turn."""
+        while not self.it._arriving.empty():
+            await self.it._arriving.get_nowait()
 
     async def done(self) -> None:
         await wait_until_async(lambda: not self.it._calls, 5)
@@ -204,6 +217,41 @@ async def test_a_partition_that_comes_back_meanwhile_is_read_again() -> None:
         rig.it._arriving.get_nowait().close()
 
 
+async def test_what_comes_while_a_partition_is_given_away_is_left_to_who_gets_it() -> None:
+    """Its offset was committed: nobody was ever called for it."""
+    world = World(Answer(status_code=200), takes=0.1)
+    rig = Rig(world)
+    rig.begin(delivery(1))
+    await wait_until_async(lambda: world.sent, 5)
+    giving = asyncio.ensure_future(rig.it._revoked([TP0]))
+    await asyncio.sleep(0)
+    assert not giving.done()
+    await rig.reads(2, outcome("r2"))
+    await giving
+    assert world.states() == [("r1", "delivered")]
+    assert world.committed.get(TP0, 0) <= 2
+
+
+async def test_what_was_read_before_a_partition_came_back_counts_for_nothing() -> None:
+    """It is read again from what was committed, and the records before it too."""
+    world = World(Answer(status_code=200), takes=0.1)
+    rig = Rig(world)
+    rig.begin(delivery(1))
+    await wait_until_async(lambda: world.sent, 5)
+    giving = asyncio.ensure_future(rig.it._revoked([TP0]))
+    await asyncio.sleep(0)
+    await rig.reads(2, outcome("r2"))
+    rig.it._assigned([TP0])
+    await rig.reads(3, outcome("r3"))  # it stands in the queue in front of the assignment
+    await giving
+    assert max((rig.it._log.commits() | world.committed).values(), default=0) <= 2
+    await rig.arrive()
+    await rig.reads(2, outcome("r2"))
+    await rig.done()
+    assert ("r2", "delivered") in world.states()
+    assert rig.it._log.commits() == {TP0: 3}
+
+
 async def test_a_request_id_that_is_used_again_is_called_again() -> None:
     """It was taken for a repeat, and nobody was called."""
     world = World(Answer(status_code=200))
@@ -242,6 +290,18 @@ async def test_a_registry_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyP
     rig.begin(delivery(1))
     await rig.done()
     assert (world.states(), rig.it.waits_for) == ([("r1", "delivered")], None)
+
+
+async def test_a_partition_that_goes_while_the_registry_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended the process, and with it the calls for all other partitions."""
+    monkeypatch.setattr(registry, "AGAIN_S", 0.01)
+    world = World(Answer(status_code=200))
+    rig = Rig(world, Registry(3).codec())
+    reading = asyncio.ensure_future(rig.reads(2, outcome("r2")))
+    await wait_until_async(lambda: rig.it.waits_for not in (None, "the broker was not asked yet"), 5)
+    await rig.it._revoked([TP0])
+    await reading
+    assert (world.sent, world.committed) == ([], {})
 
 
 def test_a_request_that_cannot_be_decoded_now_makes_no_body_without_it() -> None:

@@ -142,6 +142,20 @@ def test_a_partition_that_goes_takes_its_news_along() -> None:
     assert topic.begun() == ["queued"]
 
 
+def test_a_partition_that_comes_back_brings_what_was_not_told() -> None:
+    """Its status was known, so it was passed over and its offset committed, though nobody had heard of it."""
+    topic = Topic()
+    topic.comes(status("a", "queued"))
+    assert topic.begun() == ["queued"]
+    assert topic.ends(DOWN) is None
+    topic.news.revoke(TP)
+    topic.news.assign(TP)
+    topic.offset = 0
+    topic.comes(status("a", "queued"))
+    assert topic.news.commits() == {TP: 0}
+    assert topic.begun() == ["queued"]
+
+
 NAMES, STATES = st.sampled_from("abc"), st.sampled_from(["queued", "loading_model", "running", "retrying"])
 STEPS = st.one_of(
     st.tuples(st.just("comes"), NAMES, STATES, st.integers(1, 3), st.booleans()),

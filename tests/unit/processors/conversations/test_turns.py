@@ -752,6 +752,31 @@ async def test_an_erasure_keeps_only_what_other_turns_refer_to() -> None:
     assert marks.held == set()
 
 
+async def test_an_erasure_lets_go_of_nothing_that_an_answer_is_about_to_refer_to() -> None:
+    """Its images were held already, and it waited for the erasure: the conversation's own images could be swept."""
+    log = MemoryLog()
+    turns, marks = holding(log)
+    first, second = drawing("r1", "a cat"), drawing("r2", "a dog")
+    await take(turns, first)
+    await turns.finish(drawn(first, "cat"), mine, "first")
+    await take(turns, second)
+    appending, finishing = log.append, list[asyncio.Task[ConversationMessage]]()
+
+    async def answered_meanwhile(topic: str, records: Sequence[tuple[bytes, bytes | None]]) -> list[int]:
+        log.append = appending
+        finishing.append(asyncio.create_task(turns.finish(drawn(second, "dog"), mine, "first")))
+        await wait_until_async(lambda: "dog" in marks.held, 5)
+        return await appending(topic, records)
+
+    log.append = answered_meanwhile
+    assert await turns.erase("default", "c1", "r1") == 2
+    await asyncio.gather(*finishing)
+    assert standing(log)[-1] == "r2/out/1"
+    assert marks.held == {"dog"}
+    assert await turns.erase("default", "c1", "r2") == 2
+    assert marks.held == set()
+
+
 # -- summaries
 
 

@@ -98,7 +98,7 @@ async def test_the_time_of_a_deletion_is_that_of_its_record(monkeypatch: pytest.
 async def test_a_reader_that_has_ended_is_waited_for_like_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     control, reader = follower(monkeypatch, lambda commands: None)
 
-    def ended(deadline_s: float) -> None:
+    def ended(deadline_s: float, **_: object) -> None:
         raise InternalError("the reader has ended")
 
     reader.wait_until_caught_up = ended  # type: ignore[attr-defined]

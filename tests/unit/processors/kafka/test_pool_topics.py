@@ -1,0 +1,43 @@
+"""Whether another pool's topic is there, as a broker tells it that may have started a moment ago."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from penstock.common.settings import KafkaSettings
+from penstock.processors.kafka import pool_topics
+from penstock.processors.kafka.pool_topics import PoolTopics
+from support import wait_until_async
+
+TOPIC = "inference.request.text.gpu"
+
+
+async def test_a_broker_that_knows_no_topics_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request was refused, as if there were no such pool."""
+    known: dict[str, int] = {}
+    answers: list[str] = []
+    asked: list[Sequence[str]] = []
+
+    def partition_counts(_: KafkaSettings, topics: Sequence[str]) -> dict[str, int]:
+        asked.append(topics)
+        return {topic: known[topic] for topic in topics if topic in known}
+
+    monkeypatch.setattr(pool_topics.admin, "partition_counts", partition_counts)
+    monkeypatch.setattr(pool_topics, "AGAIN_S", 0.01)
+    pools = PoolTopics(KafkaSettings())
+    pools.look(TOPIC, lambda: answers.append("there"), lambda: answers.append("missing"))
+    await wait_until_async(lambda: len(asked) > 1 or answers, 5)
+    assert answers == []
+    known |= {"inference.result": 1, TOPIC: 1}
+    await wait_until_async(lambda: answers, 5)
+    assert answers == ["there"]
+
+
+async def test_a_topic_that_is_missing_among_others_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_topics.admin, "partition_counts", lambda *_: {"inference.result": 1})
+    answers: list[str] = []
+    PoolTopics(KafkaSettings()).look(TOPIC, lambda: answers.append("there"), lambda: answers.append("missing"))
+    await wait_until_async(lambda: answers, 5)
+    assert answers == ["missing"]
