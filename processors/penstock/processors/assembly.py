@@ -138,7 +138,7 @@ def assemble(
         watch=watch,
         catch_up=catch_up,
         held=HeldImages(outputs.store),
-        store_threads=store_threads.writes,
+        store_threads=store_threads.writes(),
         after_append=lambda: faults.hit("after_answer_append"),
     )
     journal = CrashJournal(conf.data_dir / "journal", settings.worker_id)

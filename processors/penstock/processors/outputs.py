@@ -96,14 +96,15 @@ class Outputs:
         """
         if has_images(output):
             place = subject.request.output or OutputSpec()
+            run = self._threads.writes(place.store).run
             kept = [
-                await self._threads.writes.run(self._keep_image, subject, image, str(number), place)
+                await run(self._keep_image, subject, image, str(number), place)
                 for number, image in enumerate(output["images"])
             ]
             left = {**output, "images": [_image_of(one) for one in kept]}
             return Stored(left, [reference_to(one) for one in kept], None)
         if size_of(output) > INLINE_BYTES:
-            return Stored({}, [], reference_to(await self._threads.writes.run(self._keep_json, subject, output)))
+            return Stored({}, [], reference_to(await self._threads.writes().run(self._keep_json, subject, output)))
         return Stored(dict(output), [], None)
 
     async def whole(self, request: InferenceRequest) -> InferenceRequest:
@@ -140,7 +141,7 @@ class Outputs:
             "height": preview.height,
         }
         # Nobody refers to it once its request has ended: the sweeper takes it away, or its time is over.
-        kept = await self._threads.writes.run(
+        kept = await self._threads.writes().run(
             self._keep_image,
             effect.subject,
             image,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from penstock.common.threads import DaemonThreads
 
 
@@ -14,4 +16,8 @@ class StoreThreads:
 
     def __init__(self) -> None:
         self.reads = DaemonThreads()
-        self.writes = DaemonThreads()
+        self._writes = defaultdict[str | None, DaemonThreads](DaemonThreads)
+
+    def writes(self, store: str | None = None) -> DaemonThreads:
+        """For outputs to the store of this name, one that is configured; None for the default one."""
+        return self._writes[store]

@@ -67,7 +67,7 @@ class ImageInputs:
             raise InvalidRequest(f"{param} is not an image of a known format ({', '.join(MEDIA_TYPES)})", param=param)
         artifact_id = input_artifact_id(tenant, hashlib.sha256(data).hexdigest())
         media_type = MEDIA_TYPES[found]
-        kept = await self._threads.writes.run(
+        kept = await self._threads.writes().run(
             lambda: keep_input(self._store(), tenant, request_id, data, artifact_id=artifact_id, media_type=media_type)
         )
         return reference_to(kept)
