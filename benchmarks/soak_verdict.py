@@ -77,14 +77,17 @@ class Judge:
         self.faults["left behind"] |= {one for _, one in (*left.facts, *left.data)} - known
         return Counter(one.reason for one in swept)
 
-    def longest_waits(self) -> dict[str, tuple[float, str]]:
-        """By kind of request: the longest, in seconds from its append to its outcome, and whose it was."""
-        longest: dict[str, tuple[float, str]] = {}
+    def longest_waits(self) -> dict[str, tuple[float, str, int]]:
+        """By kind of request: the longest, in seconds from its append to its outcome, whose it was, and how many others
+        of the kind waited at least half as long: what holds up a kind holds up many."""
+        waits: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
         for name, event in self.outcomes().items():
-            kind = self.expected[name].kind
             wait_s = (event.created_at - event.origin.append_time_ms) / 1000
-            longest[kind] = max(longest.get(kind, (0.0, "")), (wait_s, name))
-        return longest
+            waits[self.expected[name].kind].append((wait_s, name))
+        return {
+            kind: (*max(of_kind), sum(wait_s >= max(of_kind)[0] / 2 for wait_s, _ in of_kind) - 1)
+            for kind, of_kind in waits.items()
+        }
 
     def figures(self) -> dict[str, Any]:
         outcomes = self.outcomes().values()

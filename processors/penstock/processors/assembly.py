@@ -11,7 +11,6 @@ from typing import Any
 from penstock.common.clock import now_ms
 from penstock.common.refetch import Refetcher
 from penstock.common.shards.shard_copy import ShardCopy
-from penstock.common.threads import DaemonThreads
 from penstock.common.transport import AsyncTransport, Transport
 from penstock.processors.committing import Committer
 from penstock.processors.conversations.held import HeldImages
@@ -48,6 +47,7 @@ from penstock.processors.models.serving import Serving
 from penstock.processors.outputs import Outputs
 from penstock.processors.settings import WorkerSettings
 from penstock.processors.spool import Spool
+from penstock.processors.store_threads import StoreThreads
 from penstock.processors.worker import Rooms, Worker
 from penstock.schemas.records import ControlCommand
 from penstock.schemas.registry import registry_codecs
@@ -120,7 +120,7 @@ def assemble(
     publisher = Publisher(
         asynchronous, codec, names, loop=loop, max_record_bytes=kafka.max_record_bytes, on_answer=watch.answered
     )
-    store_threads = DaemonThreads()  # a store that hangs must hold up nothing else
+    store_threads = StoreThreads()
     outputs = Outputs(settings.artifacts_location, settings.artifacts, store_threads)
 
     def catch_up(within_s: float) -> None:
@@ -138,7 +138,7 @@ def assemble(
         watch=watch,
         catch_up=catch_up,
         held=HeldImages(outputs.store),
-        store_threads=store_threads,
+        store_threads=store_threads.writes(),
         after_append=lambda: faults.hit("after_answer_append"),
     )
     journal = CrashJournal(conf.data_dir / "journal", settings.worker_id)

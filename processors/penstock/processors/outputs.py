@@ -12,9 +12,9 @@ from penstock.common.artifacts.configured import open_store
 from penstock.common.artifacts.facts import Artifact
 from penstock.common.artifacts.places import check_place
 from penstock.common.configuration import ArtifactsSection
-from penstock.common.threads import DaemonThreads
 from penstock.processors.core.effects import ShowPreview
 from penstock.processors.core.requests.work import Subject
+from penstock.processors.store_threads import StoreThreads
 from penstock.schemas.errors import NotFound
 from penstock.schemas.ids import output_artifact_id
 from penstock.schemas.large_inputs import put_text_back
@@ -72,13 +72,13 @@ class Outputs:
     """Where large outputs and images go. The store is opened when the first one comes."""
 
     def __init__(
-        self, location: str | Path, section: ArtifactsSection | None = None, threads: DaemonThreads | None = None
+        self, location: str | Path, section: ArtifactsSection | None = None, threads: StoreThreads | None = None
     ) -> None:
         """`location`: as this process sees it; the rest of `[artifacts]` stands in `section`.
 
         `threads` are for all calls of the store.
         """
-        self._threads = threads or DaemonThreads()
+        self._threads = threads or StoreThreads()
         self._location = location
         self._section = section or ArtifactsSection()
         self._store: ArtifactStore | None = None
@@ -96,14 +96,15 @@ class Outputs:
         """
         if has_images(output):
             place = subject.request.output or OutputSpec()
+            run = self._threads.writes(place.store).run
             kept = [
-                await self._threads.run(self._keep_image, subject, image, str(number), place)
+                await run(self._keep_image, subject, image, str(number), place)
                 for number, image in enumerate(output["images"])
             ]
             left = {**output, "images": [_image_of(one) for one in kept]}
             return Stored(left, [reference_to(one) for one in kept], None)
         if size_of(output) > INLINE_BYTES:
-            return Stored({}, [], reference_to(await self._threads.run(self._keep_json, subject, output)))
+            return Stored({}, [], reference_to(await self._threads.writes().run(self._keep_json, subject, output)))
         return Stored(dict(output), [], None)
 
     async def whole(self, request: InferenceRequest) -> InferenceRequest:
@@ -113,7 +114,7 @@ class Outputs:
         """
         if request.input_artifact is None:
             return request
-        return await self._threads.run(self._whole, request, request.input_artifact)
+        return await self._threads.reads.run(self._whole, request, request.input_artifact)
 
     def _whole(self, request: InferenceRequest, reference: InputArtifact) -> InferenceRequest:
         try:
@@ -126,8 +127,9 @@ class Outputs:
 
     async def images_of(self, tenant: str, references: Sequence[ArtifactRef]) -> list[dict[str, Any]]:
         """The images that an answer in a conversation refers to, as an output has them. Raises NotFound."""
-        store = await self._threads.run(self.store)
-        return [_image_of(await self._threads.run(store.describe, tenant, one.artifact_id)) for one in references]
+        run = self._threads.reads.run
+        store = await run(self.store)
+        return [_image_of(await run(store.describe, tenant, one.artifact_id)) for one in references]
 
     async def keep_preview(self, effect: ShowPreview) -> Preview:
         """The preview with a reference in place of its bytes. Raises as the store."""
@@ -139,7 +141,7 @@ class Outputs:
             "height": preview.height,
         }
         # Nobody refers to it once its request has ended: the sweeper takes it away, or its time is over.
-        kept = await self._threads.run(
+        kept = await self._threads.writes().run(
             self._keep_image,
             effect.subject,
             image,

@@ -16,6 +16,10 @@ from worker_requests import outcome, send, statuses
 
 IMAGES = {"id": "images", "source": "pillow", "engine": "imaging"}
 SMALL = {"id": "small", "source": "noop", "engine": "noop", "tasks": ["text_generation"]}
+LARGE = {**SMALL, "id": "large", "options": {"tokens": 6, "chars": 50_000, "slots": 64}}
+"""Its outputs go to the store."""
+UNKEPT = 300
+"""So many refused outputs keep eight threads busy for a minute: the store's client takes some seconds for each."""
 
 
 @pytest.fixture
@@ -67,6 +71,26 @@ def test_an_image_that_cannot_be_read_is_waited_for(make_system: Callable[..., S
     ended = outcome(system, "i", 30)
     assert (ended.status, ended.error) == ("completed", None), worker.tail()
     assert statuses(system, "i")[-1] == "completed"
+
+
+@pytest.mark.slow
+def test_an_image_is_read_though_the_store_takes_no_outputs(
+    make_system: Callable[..., System], store: BreakableS3
+) -> None:
+    """Reads waited behind writes that were refused: of the soak's images none ran while the store was full."""
+    system = make_system(models=[IMAGES, LARGE])
+    worker = system.worker(env=store.env).wait_ready()
+    request = image_request(store.direct())
+    send(system, {"request_id": "before", **request})
+    assert outcome(system, "before", 60).status == "completed", "the engine is there from here on"
+    store.begin("fills")
+    send(system, *({"request_id": f"l{n}", "model": "large"} for n in range(UNKEPT)))
+    eventually(lambda: worker.log.read_text(errors="replace").count("output.not_stored") > 8, 60, worker.tail)
+    send(system, {"request_id": "i", **request})
+    eventually(lambda: "running" in statuses(system, "i"), 20, worker.tail)
+    assert "i" not in system.outcomes(), "its own output waits like the others"
+    store.heal()
+    assert outcome(system, "i", 60).status == "completed", worker.tail()
 
 
 @pytest.mark.slow

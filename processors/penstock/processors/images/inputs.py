@@ -9,7 +9,6 @@ from typing import Any
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.facts import Artifact
 from penstock.common.artifacts.inputs import keep_input
-from penstock.common.threads import DaemonThreads
 from penstock.common.urls.rules import UrlRules
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.decoders import DecodeLimits, Decoders
@@ -17,6 +16,7 @@ from penstock.processors.images.encoded import EncodedImage
 from penstock.processors.images.fetching import ImageFetcher
 from penstock.processors.outputs import reference_to
 from penstock.processors.settings import ImagesSection
+from penstock.processors.store_threads import StoreThreads
 from penstock.schemas.errors import InvalidRequest, NotFound, TooLarge
 from penstock.schemas.ids import input_artifact_id
 from penstock.schemas.image_formats import MEDIA_TYPES, sniff
@@ -33,10 +33,10 @@ class ImageInputs:
         fetcher: ImageFetcher,
         *,
         max_bytes: int,
-        threads: DaemonThreads | None = None,
+        threads: StoreThreads | None = None,
     ) -> None:
         """`store` opens the store when it is first asked, and blocks. `threads` are for all calls of it."""
-        self._threads = threads or DaemonThreads()
+        self._threads = threads or StoreThreads()
         self._store = store
         self._decoders = decoders
         self._fetcher = fetcher
@@ -60,14 +60,14 @@ class ImageInputs:
         Raises as `fetch`.
         """
         if ref.get("url") is None:
-            return reference_to(await self._threads.run(self._described, tenant, ref, param))
+            return reference_to(await self._threads.reads.run(self._described, tenant, ref, param))
         data = await self._bytes(tenant, ref, param)
         found = sniff(data)
         if found is None:
             raise InvalidRequest(f"{param} is not an image of a known format ({', '.join(MEDIA_TYPES)})", param=param)
         artifact_id = input_artifact_id(tenant, hashlib.sha256(data).hexdigest())
         media_type = MEDIA_TYPES[found]
-        kept = await self._threads.run(
+        kept = await self._threads.writes().run(
             lambda: keep_input(self._store(), tenant, request_id, data, artifact_id=artifact_id, media_type=media_type)
         )
         return reference_to(kept)
@@ -82,7 +82,7 @@ class ImageInputs:
             raise InvalidRequest(f"{param} needs artifact_id or url, one of the two", param=param)
         if url is not None:
             return await self._fetcher.fetch(url, param=f"{param}.url")
-        return await self._threads.run(self._kept, tenant, artifact_id, ref.get("sha256"), param)
+        return await self._threads.reads.run(self._kept, tenant, artifact_id, ref.get("sha256"), param)
 
     def _described(self, tenant: str, ref: Mapping[str, Any], param: str) -> Artifact:
         try:
@@ -106,7 +106,7 @@ class ImageInputs:
 
 
 def image_inputs(
-    settings: ImagesSection, store: Callable[[], ArtifactStore], threads: DaemonThreads | None = None
+    settings: ImagesSection, store: Callable[[], ArtifactStore], threads: StoreThreads | None = None
 ) -> ImageInputs:
     """As a worker's settings say. Starts no process: the first image does."""
     limits = DecodeLimits(
