@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import uuid
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,6 +78,47 @@ def test_an_end_is_written_once_and_nothing_else_is_left(kept: BatchStore) -> No
     assert kept.get(batch.key) == ended
     assert kept.cancel(batch.key, 9) == ended
     assert (kept.open(), kept.parts(batch.key), kept.lease(batch.key)) == ([], {}, None)
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("deletions", range(7))
+def test_an_end_that_is_cut_off_is_finished_by_whoever_looks_next(
+    kept: BatchStore, monkeypatch: pytest.MonkeyPatch, deletions: int
+) -> None:
+    """What nobody had marked as open any more stayed for a month: the parts, which hold the answers."""
+    batch = made()
+    kept.create(batch)
+    kept.put_part(batch.key, 0, io.BytesIO(b"x"), io.BytesIO(b"y"), Counts(1))
+    assert kept.take_lease(batch.key, 1, "beat")
+    ended = batch.ended(None, 7)
+    delete, left = OpenPlace.delete, deletions
+
+    def deletes_some(place: OpenPlace, path: str) -> None:
+        nonlocal left
+        if not left:
+            raise Killed
+        left -= 1
+        delete(place, path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OpenPlace, "delete", deletes_some)
+        with suppress(Killed):
+            kept.end(ended)
+    assert kept.get(batch.key) == ended
+    assert kept.reader_of("default", batch.input_file_id) is None
+    kept.create(made("default"), most_open=1)  # it counts no more
+    for key in kept.open():
+        if key == batch.key:
+            if kept.running(key) is None:
+                kept.forget_unmade(key)
+            else:
+                kept.end(ended)
+    assert kept._documents.names(f"default/.batches/{batch.batch_id}") == ["end.json"]
+    assert batch.key not in kept.open()
+    assert kept.get(batch.key) == ended
 
 
 def test_one_of_those_that_try_gets_a_lease(kept: BatchStore) -> None:
