@@ -28,7 +28,7 @@ from penstock.gateway.service.brought_images import take_images, with_inputs
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.view.entries import Entry
 from penstock.schemas.errors import InvalidRequest, NotFound, PenstockError, UnsupportedParameter
-from penstock.schemas.ids import check_conversation_id
+from penstock.schemas.ids import check_conversation_id, idempotent_request_id
 from penstock.schemas.records import ArtifactRef
 
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
@@ -41,18 +41,27 @@ WORDS = {"payload.messages": "items"}
 
 
 @router.post("", summary="Create a conversation")
-async def create(request: Request) -> Json:
+async def create(request: Request, idempotency_key: IdempotencyKey = None) -> Json:
     """Body, all optional: {"id": …, "title": …, "metadata": …, "summarize": …, "items": […]}. Turns come with requests
-    that name it; the first would create it as well."""
+    that name it; the first would create it as well. With `Idempotency-Key` a repeat means the same conversation, and
+    appends nothing twice."""
     body = await read_json(request) if await request.body() else {}
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
     asked = validated(NewConversation, body)
-    conversation_id = check_conversation_id(asked.id or f"conv_{uuid.uuid4().hex}")
+    conversation_id = check_conversation_id(asked.id or _new_id(caller_of(request).tenant, idempotency_key))
     made = await create_conversation(request, conversation_id, asked)
     if asked.items:
-        await append_items(request, conversation_id, asked.items, None)
+        await append_items(request, conversation_id, asked.items, idempotency_key)
     return made
+
+
+def _new_id(tenant: str, idempotency_key: str | None) -> str:
+    """Of a conversation that its caller gives none: the same for a repeat."""
+    if idempotency_key is None:
+        return f"conv_{uuid.uuid4().hex}"
+    made = idempotent_request_id(tenant, f"conversation\n{idempotency_key}")
+    return f"conv_{made.replace('-', '')}"
 
 
 @router.get("/{conversation_id}/items", summary="The messages that count, as items")
