@@ -102,6 +102,21 @@ def test_a_conversation_with_items_that_is_created_again_with_its_key_has_them_o
     assert (other.status_code, other.json()["error"]["code"]) == (422, "idempotency_key_reused")
     unlike = client.post("/v1/conversations", json={"title": "gates"}, headers={"Idempotency-Key": "another"})
     assert unlike.json()["id"] != first.json()["id"]
+    refused = client.post("/v1/conversations", headers={"Idempotency-Key": "k" * 256})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "Idempotency-Key")
+
+
+def test_a_fork_that_is_made_again_with_its_key_is_one(client: httpx.Client) -> None:
+    client.post("/v1/conversations", json={"id": "forked", "items": ITEMS})
+    made = [
+        client.post("/v1/conversations/forked/fork", json={"through": 0}, headers={"Idempotency-Key": key})
+        for key in ("fork-1", "fork-1", "fork-2")
+    ]
+    assert [one.status_code for one in made] == [201, 201, 201]
+    first, again, other = (one.json()["id"] for one in made)
+    assert first == again != other
+    listed = client.get("/v1/conversations/forked/forks").json()["data"]
+    assert {one["id"] for one in listed} == {first, other}
 
 
 def test_items_stand_in_order_with_turns_and_once_over_a_kill(system: System, client: httpx.Client) -> None:

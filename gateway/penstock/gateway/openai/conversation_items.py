@@ -5,10 +5,9 @@ An item that is appended is a turn without an answer: it goes through the conver
 
 from __future__ import annotations
 
-import uuid
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Request
 
 from penstock.common.conversations import Turn
 from penstock.gateway.context import context_of, service_of
@@ -19,7 +18,7 @@ from penstock.gateway.openai.chat_bodies import in_openai_words
 from penstock.gateway.openai.exchange import completed
 from penstock.gateway.openai.responses_bodies import item_messages
 from penstock.gateway.routes.conversation_answers import NewConversation
-from penstock.gateway.routes.conversations import create_conversation, read_conversation
+from penstock.gateway.routes.conversations import IdempotencyKey, create_conversation, new_id, read_conversation
 from penstock.gateway.routes.item_ids import offset_of
 from penstock.gateway.routes.multipart import read_json
 from penstock.gateway.routes.native import native_request
@@ -28,13 +27,12 @@ from penstock.gateway.service.brought_images import take_images, with_inputs
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.view.entries import Entry
 from penstock.schemas.errors import InvalidRequest, NotFound, PenstockError, UnsupportedParameter
-from penstock.schemas.ids import check_conversation_id, idempotent_request_id
+from penstock.schemas.ids import check_conversation_id
 from penstock.schemas.records import ArtifactRef
 
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
 
 Json = dict[str, Any]
-IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key")]
 
 WAIT_S = 60.0
 WORDS = {"payload.messages": "items"}
@@ -49,19 +47,11 @@ async def create(request: Request, idempotency_key: IdempotencyKey = None) -> Js
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
     asked = validated(NewConversation, body)
-    conversation_id = check_conversation_id(asked.id or _new_id(caller_of(request).tenant, idempotency_key))
+    conversation_id = check_conversation_id(asked.id or new_id(caller_of(request).tenant, idempotency_key))
     made = await create_conversation(request, conversation_id, asked)
     if asked.items:
         await append_items(request, conversation_id, asked.items, idempotency_key)
     return made
-
-
-def _new_id(tenant: str, idempotency_key: str | None) -> str:
-    """Of a conversation that its caller gives none: the same for a repeat."""
-    if idempotency_key is None:
-        return f"conv_{uuid.uuid4().hex}"
-    made = idempotent_request_id(tenant, f"conversation\n{idempotency_key}")
-    return f"conv_{made.replace('-', '')}"
 
 
 @router.get("/{conversation_id}/items", summary="The messages that count, as items")

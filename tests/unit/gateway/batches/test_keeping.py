@@ -260,3 +260,41 @@ def test_a_tenant_has_so_many_open_batches(kept: BatchStore) -> None:
     kept.create(made("other"), most_open=2)
     kept.end(batches[0].ended(None, 1))
     kept.create(made(), most_open=2)
+
+
+def test_of_two_with_one_id_the_first_stands(kept: BatchStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repeat of a call whose answer was lost."""
+    batch = made()
+    repeat = replace(batch, created_ms=batch.created_ms + 5, input_file_id=str(uuid.uuid4()))
+    assert kept.create(batch) == batch
+    assert kept.create(repeat, most_open=1).input_file_id == batch.input_file_id
+    find = kept.find
+    with monkeypatch.context() as patched:  # at the same moment
+        patched.setattr(kept, "find", lambda key: (patched.undo(), None)[1])
+        assert kept.create(repeat).created_ms == batch.created_ms
+    assert find(batch.key) is not None
+    assert kept.reader_of("default", batch.input_file_id) == batch.batch_id
+    assert kept.made_ms(batch.key) == batch.created_ms
+    ended = batch.ended(None, 7)
+    kept.end(ended)
+    assert kept.create(repeat) == ended
+    assert kept.open() == []
+    assert [one.batch_id for one in kept.list("default", None, 20)] == [batch.batch_id]
+
+
+def test_a_call_that_was_cut_off_and_repeated_is_one_batch_of_the_list(
+    kept: BatchStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = made()
+
+    def killed(place: OpenPlace, path: str, content: bytes) -> bool:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OpenPlace, "create", killed)
+        with pytest.raises(Killed):
+            kept.create(batch)
+    repeat = replace(batch, created_ms=batch.created_ms + 5)
+    assert kept.create(repeat) == repeat
+    assert [one.created_ms for one in kept.list("default", None, 20)] == [repeat.created_ms]
+    assert kept.open() == [batch.key]
