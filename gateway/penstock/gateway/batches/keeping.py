@@ -55,18 +55,25 @@ class BatchStore:
 
     # -- for callers
 
-    def create(self, batch: Batch, most_open: int = MOST_OPEN) -> None:
-        """What can be found is whole, and is run. Raises TenantLimit."""
+    def create(self, batch: Batch, most_open: int = MOST_OPEN) -> Batch:
+        """What can be found is whole, and is run. Of several with one id the first stands, and is returned.
+
+        Raises TenantLimit.
+        """
+        if (standing := self.find(batch.key)) is not None:
+            return standing
         if self._has_open(batch.tenant, most_open):
             text = f"the tenant {batch.tenant} may have {most_open} batches that have not ended"
             details = {"limit": "open_batches", "value": most_open}
             raise TenantLimit(text, retry_after_s=OPEN_RETRY_S, details=details)
         self._mark(batch)
         self._by_time.add_id(batch.tenant, batch.created_ms, batch.batch_id)
-        self.write(batch)
-        self._mark(batch)  # the first mark was forgotten if this took long
+        if not self._documents.create(_path(batch.key, "batch.json"), batch.to_json()):
+            batch = self.find(batch.key) or batch
+        self._mark(batch)  # the first mark was forgotten if this took long, or was of another with this id
         if self.has_ended(batch.key):
             self._documents.delete(_open(batch.key))
+        return batch
 
     def _has_open(self, tenant: str, count: int) -> bool:
         """Whether a tenant has so many that have not ended. Of those that are marked some may just be ending."""
@@ -102,11 +109,17 @@ class BatchStore:
         page: list[Batch] = []
         with ThreadPoolExecutor(_READERS, "batches") as readers:
             while len(page) <= limit and (some := [*islice(entries, limit + 1 - len(page))]):
-                found = readers.map(self._find, [(tenant, entry.artifact_id) for entry in some])
-                page += [batch for batch in found if batch is not None]
+                found = readers.map(self.find, [(tenant, entry.artifact_id) for entry in some])
+                # A call that was cut off has left an entry of its own, if the batch was made by its repeat.
+                page += [
+                    batch
+                    for batch, entry in zip(found, some, strict=True)
+                    if batch is not None and batch.created_ms == entry.created_at_ms
+                ]
         return page
 
-    def _find(self, key: Key) -> Batch | None:
+    def find(self, key: Key) -> Batch | None:
+        """As `get`; None: there is none."""
         try:
             return self.get(key)
         except NotFound:
@@ -197,7 +210,7 @@ class BatchStore:
                     break
                 key = (tenant, entry.artifact_id)
                 try:
-                    batch = self._find(key)
+                    batch = self.find(key)
                 except PenstockError:
                     raise
                 except Exception:  # the others are forgotten all the same
