@@ -135,7 +135,7 @@ class LocalSystem:
     def serves(self) -> None:
         """It says so from now on, and is stopped in order when it is asked to."""
         self.phase = "ready"
-        self._changed()
+        self.supervisor.tell()
         self._watch.start()
 
     def stop(self) -> None:
@@ -143,7 +143,7 @@ class LocalSystem:
         worker drains and commits, the broker closes its logs."""
         self.phase = "stopping"
         self._watch.stop()
-        self._changed()
+        self.supervisor.tell()
         self.supervisor.stop()
 
     def _check(self) -> None:

@@ -92,11 +92,24 @@ class Supervisor:
         self.stopping = False
         self._progress = progress
         self._changed = changed
+        self._untold = False
+        """Whether something has changed that `changed` could not be told of, for want of a disk."""
 
     def start(self, part: Part) -> None:
         """Start a part and take it into care. Raises what its launch raises."""
         self.parts.append(part)
         self._launch(part)
+
+    def tell(self) -> None:
+        """Something has changed. A full disk, where that is written down, is no reason to end anything."""
+        try:
+            self._changed()
+        except OSError as error:
+            if not self._untold:
+                self._progress(f"what runs cannot be written down ({error.strerror}): trying again")
+            self._untold = True
+        else:
+            self._untold = False
 
     def wait_ready(self, part: Part, deadline_s: float) -> None:
         """Return when the part is ready, restarting it (and all others) meanwhile as needed.
@@ -131,6 +144,8 @@ class Supervisor:
     def tend(self) -> None:
         """Look at each part once: note ends, start again what is due."""
         now = time.monotonic()
+        if self._untold:
+            self.tell()
         for part in self.parts:
             if part.running:
                 continue
@@ -148,13 +163,13 @@ class Supervisor:
         # Who was killed had no time for last words.
         how = f"signal {-code}" if code < 0 else f"exit code {code}: {part.last_words()}"
         self._progress(f"the {part.name} ended ({how}); starting it again in {delay_s:g} s (log: {part.log})")
-        self._changed()
+        self.tell()
 
     def _start_again(self, part: Part, now: float) -> None:
         part.restarts += 1
         try:
             self._launch(part)
-        except CliFailure as failure:
+        except (CliFailure, OSError) as failure:
             # Its port may be held for a moment more, or its disk be full: that is no reason to end the others.
             delay_s = part.backoff.ended(0.0)
             part.due_at = now + delay_s
@@ -166,7 +181,7 @@ class Supervisor:
         part.process = part.launch()
         part.started_at = time.monotonic()
         part.due_at = None
-        self._changed()
+        self.tell()
 
     def stop(self) -> None:
         """Stop all parts, the last started first, each within its grace; nothing of them is left afterwards."""
@@ -180,7 +195,7 @@ class Supervisor:
             if was_running and code < 0 and code != -15:
                 self._progress(f"the {part.name} did not stop within {part.grace_s:.0f} s and was killed")
             part.process = None
-            self._changed()
+            self.tell()
 
     def kill(self) -> None:
         """End all parts at once."""

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -383,5 +384,6 @@ def noted(line: str) -> None:
 
 
 def say(line: str) -> None:
-    """Progress and the card go to stderr: stdout is for data."""
-    typer.echo(line, err=True)
+    """Progress and the card go to stderr: stdout is for data. That may be a file on a full disk, which ends nothing."""
+    with suppress(OSError):
+        typer.echo(line, err=True)

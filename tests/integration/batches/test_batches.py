@@ -45,6 +45,29 @@ def each_ran_once(system: System, lines: int) -> None:
     assert set(terminal.values()) == {1}
 
 
+def test_a_batch_that_is_created_again_with_its_key_is_one(make_system: Make) -> None:
+    """A caller whose gateway was killed before it answered: the repeat ran all lines again."""
+    gateway = make_system(models=[NOOP]).gateway().wait_ready()
+    batches = Batches.at(gateway)
+    file_id = batches.upload([line(0, CHAT, model="noop", messages=messages("hello"))])
+
+    def create(key: str | None, **changed: Any) -> Any:
+        asked: dict[str, Any] = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h", **changed}
+        headers = {} if key is None else {"Idempotency-Key": key}
+        return batches.client.batches.create(**asked, extra_headers=headers)
+
+    first, again, other, plain = create("night"), create("night"), create("day"), create(None)
+    assert first.id == again.id
+    assert first.created_at == again.created_at
+    listed = [one.id for one in batches.client.batches.list()]
+    assert sorted(listed) == sorted([first.id, other.id, plain.id])
+    with pytest.raises(openai.UnprocessableEntityError) as reused:
+        create("night", metadata={"of": "another"})
+    assert reused.value.code == "idempotency_key_reused"
+    with pytest.raises(openai.BadRequestError):
+        create("k" * 256)
+
+
 def test_a_batch_of_every_endpoint(make_system: Make, minilm: Path) -> None:
     drawn = {"id": "noop", "source": "noop", "engine": "noop", "tasks": ["text_generation"]}
     small = {"id": "minilm", "source": str(minilm), "engine": "embedding", "tasks": ["embedding"], "device": "cpu"}

@@ -86,6 +86,39 @@ def test_the_stock_client_creates_conversations_with_items_and_appends_more(clie
         stock.conversations.items.retrieve("msg_99", conversation_id=begun.id)
 
 
+@pytest.mark.parametrize("named", [{}, {"id": "begun-once"}])
+def test_a_conversation_with_items_that_is_created_again_with_its_key_has_them_once(
+    client: httpx.Client, named: dict[str, str]
+) -> None:
+    """A caller whose gateway was killed before it answered: the items stood there twice, or a second conversation."""
+    body = {**named, "title": "gates", "items": ITEMS}
+    headers = {"Idempotency-Key": f"begin-{len(named)}"}
+    first, again = (client.post("/v1/conversations", json=body, headers=headers) for _ in range(2))
+    assert (first.status_code, again.status_code) == (200, 200), again.text
+    assert first.json()["id"] == again.json()["id"]
+    listed = client.get(f"/v1/conversations/{first.json()['id']}/items?order=asc").json()["data"]
+    assert [one["type"] for one in listed] == [one["type"] for one in ITEMS]
+    other = client.post("/v1/conversations", json={**body, "items": ITEMS[:1]}, headers=headers)
+    assert (other.status_code, other.json()["error"]["code"]) == (422, "idempotency_key_reused")
+    unlike = client.post("/v1/conversations", json={"title": "gates"}, headers={"Idempotency-Key": "another"})
+    assert unlike.json()["id"] != first.json()["id"]
+    refused = client.post("/v1/conversations", headers={"Idempotency-Key": "k" * 256})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "Idempotency-Key")
+
+
+def test_a_fork_that_is_made_again_with_its_key_is_one(client: httpx.Client) -> None:
+    client.post("/v1/conversations", json={"id": "forked", "items": ITEMS})
+    made = [
+        client.post("/v1/conversations/forked/fork", json={"through": 0}, headers={"Idempotency-Key": key})
+        for key in ("fork-1", "fork-1", "fork-2")
+    ]
+    assert [one.status_code for one in made] == [201, 201, 201]
+    first, again, other = (one.json()["id"] for one in made)
+    assert first == again != other
+    listed = client.get("/v1/conversations/forked/forks").json()["data"]
+    assert {one["id"] for one in listed} == {first, other}
+
+
 def test_items_stand_in_order_with_turns_and_once_over_a_kill(system: System, client: httpx.Client) -> None:
     """Twenty submissions, turns and items by turns, and the worker is killed among them."""
     kinds = ["text_generation", "conversation_items"] * 10

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from subprocess import PIPE
@@ -23,6 +23,7 @@ from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.local_system import LocalSystem, Options, card
 from penstock.cli.paths import free_port
 from penstock.cli.state import Home, PartState, SystemState
+from penstock.cli.up import noted
 from penstock.common.desired import Desired
 from penstock.common.model_entry import ModelEntry, parse_entry
 from penstock.schemas.desired import MODEL, desired_key, ordered
@@ -408,3 +409,14 @@ def test_the_card_says_where_the_models_are(tmp_path: Path) -> None:
         where = "chat (on cuda:0 cuda:1), drawing (loading), elsewhere, idle (loaded when asked for)"
         assert where in card(system)
     assert "models  chat, drawing, elsewhere, idle, new" in card(system), "a worker that does not answer"
+
+
+def test_a_disk_that_takes_no_line_of_progress_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Detached, progress goes to a file beside the data."""
+    full = open("/dev/full", "w", buffering=1)  # noqa: SIM115
+    monkeypatch.setattr(sys, "stderr", full)
+    try:
+        noted("the broker ended")
+    finally:
+        with suppress(OSError):
+            full.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -66,6 +68,84 @@ def test_a_part_that_dies_is_started_again_and_said(tmp_path: Path) -> None:
             "the worker ended (signal 9)",
             "the worker is started again (restart 1)",
         ]
+    finally:
+        supervisor.kill()
+
+
+def test_a_full_disk_ends_no_part_and_what_changed_is_told_when_it_has_room(tmp_path: Path) -> None:
+    """A broker dies of a full disk: the file of what runs could not be written then, and all other parts ended too."""
+    lines: list[str] = []
+    told: list[int] = []
+    full = False
+
+    def changed() -> None:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        told.append(broker.restarts)
+
+    supervisor = Supervisor(lines.append, changed)
+    broker, gateway = part(tmp_path, "broker", STEADY), part(tmp_path, "gateway", STEADY)
+    broker.backoff = Backoff(first_s=0.01)
+    try:
+        for each in (broker, gateway):
+            supervisor.start(each)
+            supervisor.wait_ready(each, 20)
+        assert broker.process is not None
+        full = True
+        broker.process.kill()
+        broker.process.wait()
+
+        def again() -> bool:
+            supervisor.tend()
+            return broker.running and broker.restarts == 1
+
+        wait_until(again, 20, "the broker runs again")
+        assert gateway.running
+        assert lines[1:] == [
+            "what runs cannot be written down (No space left on device): trying again",
+            "the broker is started again (restart 1)",
+        ]
+        assert told[-1] == 0
+        full = False
+        supervisor.tend()
+        assert told[-1] == 1
+        count = len(told)
+        supervisor.tend()
+        assert len(told) == count
+        full = True
+        supervisor.stop()
+        assert broker.process is gateway.process is None
+    finally:
+        supervisor.kill()
+
+
+def test_a_part_that_the_disk_does_not_let_start_is_tried_again(tmp_path: Path) -> None:
+    lines: list[str] = []
+    supervisor = Supervisor(lines.append)
+    broker = part(tmp_path, "broker", STEADY)
+    broker.backoff = Backoff(first_s=0.01)
+    launch, failures = broker.launch, [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))]
+
+    def launch_at_last() -> subprocess.Popen[bytes]:
+        if failures and broker.restarts:
+            raise failures.pop()
+        return launch()
+
+    broker.launch = launch_at_last
+    try:
+        supervisor.start(broker)
+        supervisor.wait_ready(broker, 20)
+        assert broker.process is not None
+        broker.process.kill()
+        broker.process.wait()
+
+        def again() -> bool:
+            supervisor.tend()
+            return broker.running
+
+        wait_until(again, 20, "the broker runs again")
+        assert broker.restarts == 2
+        assert "the broker cannot start: [Errno 28] No space left on device" in lines[1]
     finally:
         supervisor.kill()
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from unittest.mock import Mock
 import pytest
 
 from flow_driver import World
-from penstock.common.artifacts import ArtifactStore
+from penstock.common.artifacts import Artifact, ArtifactStore
 from penstock.common.configuration import ArtifactsSection
 from penstock.processors import execution
 from penstock.processors.conversations.held import HeldImages
@@ -38,6 +39,7 @@ from penstock.schemas.errors import (
     InvalidRequest,
     Overloaded,
     PenstockError,
+    StoreUnavailable,
     conversation_deleted,
 )
 from penstock.schemas.records import ArtifactRef
@@ -883,6 +885,36 @@ async def test_images_that_stand_in_the_conversation_are_the_outcome(shell: Shel
     terminal = await shell.until_ended()
     assert terminal.finished.output == {"images": [{**kept.reference(), "expires_at": None}]}
     assert terminal.status == "completed"
+
+
+@pytest.mark.parametrize("failures", [3, 10**9])
+async def test_images_that_stand_are_the_outcome_of_a_cancelled_turn_also_when_their_store_is_away_for_a_while(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """A worker died between the answer and its outcome. The next one could not ask the store what it knows of the
+    images, and ended the turn as cancelled, whose answer its conversation shows."""
+    kept = ArtifactStore(tmp_path / "artifacts").put("default", b"drawn", media_type="image/png", width=4, height=2)
+    shell.turns.stands = replace(answer_of("r", ""), artifacts=[reference_to(kept)])
+    describe, asked = ArtifactStore.describe, Counter[str]()
+
+    def away_at_first(store: ArtifactStore, tenant: str, artifact_id: str) -> Artifact:
+        asked[artifact_id] += 1
+        if asked[artifact_id] <= failures:
+            raise StoreUnavailable("away", retry_after_s=1)
+        return describe(store, tenant, artifact_id)
+
+    monkeypatch.setattr(ArtifactStore, "describe", away_at_first)
+    monkeypatch.setattr(execution, "AGAIN_S", 0.001)
+    if failures > 3:
+        monkeypatch.setattr(execution, "STORE_S", 0.05)
+    shell.up(slots=0)
+    shell.submit("r", task="image_generation", payload={"prompt": "a cat"}, line="c")
+    shell.cancel("r")
+    terminal = await shell.until_ended()
+    assert asked[kept.artifact_id] > 3
+    assert terminal.status == ("completed" if failures == 3 else "cancelled")
+    if failures == 3:
+        assert terminal.finished.output == {"images": [{**kept.reference(), "expires_at": None}]}
 
 
 class Talking(Shell):

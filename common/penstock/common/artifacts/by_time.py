@@ -14,7 +14,8 @@ from penstock.common.artifacts.facts import Artifact, is_artifact_id
 from penstock.common.artifacts.places import OpenPlace
 from penstock.schemas.ids import check_tenant
 
-FOLDER = ".by_time"
+FOLDER, FILES = ".by_time", ".files"
+"""The index of all artifacts, and that of those that are files of `/v1/files`."""
 COMPLETE = ".indexed_by_time"
 """There when all artifacts of the store are in the index: releases without one wrote some that were not."""
 _LAST_MS = 10**13 - 1
@@ -97,8 +98,8 @@ class TimeIndex:
         self._place.put(COMPLETE, b"")
 
 
-def path_of(artifact: Artifact) -> str:
-    return f"{check_tenant(artifact.tenant)}/{FOLDER}/{_key(artifact.created_at_ms, artifact.artifact_id)}"
+def path_of(artifact: Artifact, folder: str = FOLDER) -> str:
+    return f"{check_tenant(artifact.tenant)}/{folder}/{_key(artifact.created_at_ms, artifact.artifact_id)}"
 
 
 def _key(created_at_ms: int, artifact_id: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.common.artifacts import facts
-from penstock.common.artifacts.by_time import Entry, TimeIndex
+from penstock.common.artifacts.by_time import FILES, Entry, TimeIndex
 from penstock.common.artifacts.digests import checked, missing, read_pieces
 from penstock.common.artifacts.facts import Artifact, is_artifact_id
 from penstock.common.artifacts.holds import CONVERSATIONS, REQUESTS, Holds
@@ -34,7 +34,6 @@ from penstock.schemas.ids import check_tenant
 UPLOAD_BYTES = 5 * 1024 * 1024
 """The parts of a streamed upload; object stores take none that is smaller."""
 MAX_BYTES = 100 * 1024 * 1024
-FILES = ".files"
 _READERS = 8
 
 

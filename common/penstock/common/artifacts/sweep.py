@@ -51,7 +51,7 @@ class Listing:
     inputs: dict[Key, list[Seen]] = field(default_factory=dict[Key, "list[Seen]"])
     """By artifact: the marks of requests whose input it is."""
     by_time: dict[Key, list[Seen]] = field(default_factory=dict[Key, "list[Seen]"])
-    """By artifact: its entries in the index by time."""
+    """By artifact: its entries in the indexes by time, that of all and that of files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +85,7 @@ def listing_of(objects: Iterable[Seen]) -> Listing:
     found = Listing()
     for one in objects:
         match one.path.split("/"):
-            case [tenant, by_time.FOLDER, _, name]:
+            case [tenant, by_time.FOLDER | by_time.FILES, _, name]:
                 found.by_time.setdefault((tenant, name[-ID_LENGTH:]), []).append(one)
             case [tenant, REQUESTS.by_holder, _, artifact_id]:
                 found.inputs.setdefault((tenant, artifact_id), []).append(one)
@@ -167,14 +167,19 @@ def unindexed(listing: Listing, facts: Mapping[Key, Artifact]) -> list[Artifact]
 
 
 def _stale_entries(listing: Listing, facts: Mapping[Key, Artifact], now_ms: int) -> list[Seen]:
-    """Entries of artifacts that are gone or were written again."""
+    """Entries of artifacts that are gone or were written again, and entries as files of what is none."""
     stale: list[Seen] = []
     for key, entries in listing.by_time.items():
         artifact = facts.get(key)
         if artifact is not None or key not in listing.facts:
-            path = None if artifact is None else by_time.path_of(artifact)
-            stale += [one for one in entries if one.path != path and _is_old(one, now_ms)]
+            paths = set[str]() if artifact is None else _entries_of(artifact)
+            stale += [one for one in entries if one.path not in paths and _is_old(one, now_ms)]
     return stale
+
+
+def _entries_of(artifact: Artifact) -> set[str]:
+    folders = [by_time.FOLDER] if artifact.purpose is None else [by_time.FOLDER, by_time.FILES]
+    return {by_time.path_of(artifact, folder) for folder in folders}
 
 
 def _stale_marks(listing: Listing, now_ms: int) -> list[Seen]:

@@ -15,14 +15,15 @@ from penstock.common.artifacts.facts import Artifact, is_artifact_id
 from penstock.common.artifacts.holds import CONVERSATIONS, REQUESTS
 from penstock.common.artifacts.inputs import take_expired
 from penstock.common.artifacts.places import data_path, modified_ms
-from penstock.common.artifacts.store import FILES, ArtifactStore
+from penstock.common.artifacts.store import ArtifactStore
 from penstock.common.artifacts.sweep import GRACE_MS, Doomed, Key, Listing, Seen, Sweep, listing_of, unindexed
 from penstock.schemas.errors import Conflict, InternalError
 
 _READERS = 8
 RESOLUTION_MS = 1_000
 """Some stores list times in milliseconds, and tell them in seconds of a single object."""
-_OURS = frozenset({CONVERSATIONS.by_holder, REQUESTS.by_holder, by_time.FOLDER, FILES})
+_MARKS = frozenset({CONVERSATIONS.at_artifact, REQUESTS.at_artifact})
+_OURS = frozenset({CONVERSATIONS.by_holder, REQUESTS.by_holder, by_time.FOLDER, by_time.FILES})
 
 
 class Stopped(Exception):
@@ -164,19 +165,27 @@ class Sweeper:
 def clear_folder(folder: Path, older_than_s: float) -> None:
     """What no listing of a local place shows: files of writes that broke off, and empty folders of artifacts.
 
+    Batches lie there too.
+
     `older_than_s`, in seconds since the epoch: what was changed later may be in use. The folders of tenants stay: a put
     that makes one of its own within would fail if the tenant's went meanwhile.
     """
     for path, _, files in os.walk(folder, topdown=False):
         within = Path(path)
         for file in files:
-            name, _, number = file.partition("#")
-            if name in ("data", "about.json") and number.isdigit() and _is_old(within / file, older_than_s):
+            if _broke_off((within / file).relative_to(folder)) and _is_old(within / file, older_than_s):
                 (within / file).unlink(missing_ok=True)
         ours = is_artifact_id(within.name) or is_artifact_id(within.parent.name) or within.parent.name in _OURS
         if ours and _is_old(within, older_than_s):
             with suppress(OSError):  # it is not empty
                 within.rmdir()
+
+
+def _broke_off(path: Path) -> bool:
+    """Whether it is what a write of ours left, by its path within the place. Names with a dot are all ours."""
+    name, sign, number = path.name.partition("#")
+    is_ours = name in ("data", "about.json") or path.parent.name in _MARKS or any(one[0] == "." for one in path.parts)
+    return bool(sign) and number.isdigit() and is_ours
 
 
 def _is_old(path: Path, older_than_s: float) -> bool:

@@ -13,28 +13,40 @@ from penstock.gateway.batches.answers import NewBatch
 from penstock.gateway.batches.file_routes import PURPOSE, find_file
 from penstock.gateway.batches.keeping import BatchStore
 from penstock.gateway.batches.line_runs import ENDPOINTS
-from penstock.gateway.batches.records import WINDOW_S, Batch, batch_id_of
+from penstock.gateway.batches.records import WINDOW_S, Batch, batch_id_of, file_id_of
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.limits.callers import caller_of
+from penstock.gateway.routes.conversations import IdempotencyKey
 from penstock.gateway.routes.paging import After, Limit, page
-from penstock.schemas.errors import InvalidRequest
+from penstock.gateway.service.submitting import check_idempotency_key
+from penstock.schemas.errors import IdempotencyKeyReused, InvalidRequest
+from penstock.schemas.ids import idempotent_request_id
 
 T = TypeVar("T")
 router = APIRouter(prefix="/v1/batches", tags=["openai"])
 
 
 @router.post("", summary="Run the lines of a file as low work, as OpenAI's API has it")
-async def create_batch(body: NewBatch, request: Request) -> dict[str, Any]:
-    """The file is checked after the answer: a batch whose file is wrong ends as `failed`, with line numbers."""
+async def create_batch(body: NewBatch, request: Request, idempotency_key: IdempotencyKey = None) -> dict[str, Any]:
+    """The file is checked after the answer: a batch whose file is wrong ends as `failed`, with line numbers.
+
+    With `Idempotency-Key` a repeat is the same batch.
+    """
     if body.endpoint not in ENDPOINTS:
         raise InvalidRequest(f"endpoint must be one of {', '.join(ENDPOINTS)}", param="endpoint")
     caller, made_ms = caller_of(request), now_ms()
+    batch_id = str(uuid.uuid4())
+    if idempotency_key is not None:
+        check_idempotency_key(idempotency_key)
+        batch_id = idempotent_request_id(caller.tenant, f"batch\n{idempotency_key}")
+        standing = await _kept(request, lambda kept, tenant: kept.find((tenant, batch_id)))
+        if standing is not None:  # its file may be gone by now
+            return _if_asked(standing, body)
     artifact = await find_file(request, body.input_file_id, "input_file_id")
     if artifact.purpose != PURPOSE:
         raise InvalidRequest(f"the purpose of this file is not {PURPOSE}", param="input_file_id")
-    kept_for = body.output_expires_after
     batch = Batch(
-        batch_id=str(uuid.uuid4()),
+        batch_id=batch_id,
         tenant=caller.tenant,
         key_id=caller.key_id,
         endpoint=body.endpoint,
@@ -42,13 +54,25 @@ async def create_batch(body: NewBatch, request: Request) -> dict[str, Any]:
         created_ms=made_ms,
         expires_at=made_ms // 1000 + WINDOW_S,
         metadata=body.metadata,
-        output_ttl_s=None if kept_for is None else kept_for.seconds,
+        output_ttl_s=_output_ttl_s(body),
         base_url=str(request.base_url),
     )
     service = service_of(request)
     await service.stored(caller.tenant, lambda store: store.keep_until(artifact, batch.expires_at * 1000))
-    await _kept(request, lambda kept, _: kept.create(batch))
+    made = await _kept(request, lambda kept, _: kept.create(batch))
     context_of(request).wake_batches()
+    return _if_asked(made, body)
+
+
+def _output_ttl_s(body: NewBatch) -> int | None:
+    return None if body.output_expires_after is None else body.output_expires_after.seconds
+
+
+def _if_asked(batch: Batch, body: NewBatch) -> dict[str, Any]:
+    """The batch as it is shown. Raises IdempotencyKeyReused if the body asks for another one."""
+    asked = (body.endpoint, file_id_of(body.input_file_id, "input_file_id"), body.metadata, _output_ttl_s(body))
+    if asked != (batch.endpoint, batch.input_file_id, batch.metadata, batch.output_ttl_s):
+        raise IdempotencyKeyReused("this Idempotency-Key was used with another body", param="Idempotency-Key")
     return batch.public()
 
 

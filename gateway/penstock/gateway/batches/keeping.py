@@ -55,18 +55,30 @@ class BatchStore:
 
     # -- for callers
 
-    def create(self, batch: Batch, most_open: int = MOST_OPEN) -> None:
-        """What can be found is whole, and is run. Raises TenantLimit."""
-        if len(self._documents.names(f"{OPEN}/{batch.tenant}")) >= most_open:
+    def create(self, batch: Batch, most_open: int = MOST_OPEN) -> Batch:
+        """What can be found is whole, and is run. Of several with one id the first stands, and is returned.
+
+        Raises TenantLimit.
+        """
+        if (standing := self.find(batch.key)) is not None:
+            return standing
+        if self._has_open(batch.tenant, most_open):
             text = f"the tenant {batch.tenant} may have {most_open} batches that have not ended"
             details = {"limit": "open_batches", "value": most_open}
             raise TenantLimit(text, retry_after_s=OPEN_RETRY_S, details=details)
         self._mark(batch)
         self._by_time.add_id(batch.tenant, batch.created_ms, batch.batch_id)
-        self.write(batch)
-        self._mark(batch)  # the first mark was forgotten if this took long
+        if not self._documents.create(_path(batch.key, "batch.json"), batch.to_json()):
+            batch = self.find(batch.key) or batch
+        self._mark(batch)  # the first mark was forgotten if this took long, or was of another with this id
         if self.has_ended(batch.key):
             self._documents.delete(_open(batch.key))
+        return batch
+
+    def _has_open(self, tenant: str, count: int) -> bool:
+        """Whether a tenant has so many that have not ended. Of those that are marked some may just be ending."""
+        marked = self._documents.names(f"{OPEN}/{tenant}")
+        return len(marked) >= count and sum(self.has_ended((tenant, one)) is None for one in marked) >= count
 
     def _mark(self, batch: Batch) -> None:
         self._documents.put(_open(batch.key), f"{batch.created_ms} {batch.input_file_id}".encode())
@@ -97,11 +109,17 @@ class BatchStore:
         page: list[Batch] = []
         with ThreadPoolExecutor(_READERS, "batches") as readers:
             while len(page) <= limit and (some := [*islice(entries, limit + 1 - len(page))]):
-                found = readers.map(self._find, [(tenant, entry.artifact_id) for entry in some])
-                page += [batch for batch in found if batch is not None]
+                found = readers.map(self.find, [(tenant, entry.artifact_id) for entry in some])
+                # A call that was cut off has left an entry of its own, if the batch was made by its repeat.
+                page += [
+                    batch
+                    for batch, entry in zip(found, some, strict=True)
+                    if batch is not None and batch.created_ms == entry.created_at_ms
+                ]
         return page
 
-    def _find(self, key: Key) -> Batch | None:
+    def find(self, key: Key) -> Batch | None:
+        """As `get`; None: there is none."""
         try:
             return self.get(key)
         except NotFound:
@@ -117,7 +135,8 @@ class BatchStore:
         """A batch that runs and reads this file."""
         folder = f"{OPEN}/{tenant}"
         for batch_id in self._documents.names(folder):
-            if (self._documents.get(f"{folder}/{batch_id}") or b"").endswith(input_file_id.encode()):
+            reads = (self._documents.get(f"{folder}/{batch_id}") or b"").endswith(input_file_id.encode())
+            if reads and self.has_ended((tenant, batch_id)) is None:
                 return batch_id
         return None
 
@@ -160,15 +179,18 @@ class BatchStore:
     def end(self, batch: Batch) -> None:
         """It has ended. A kill in between leaves it open: whoever takes it next does the rest."""
         self._documents.create(_path(batch.key, "end.json"), batch.to_json())
-        self._documents.delete(_open(batch.key))
         self.remove(batch.key, lambda name: name != "end.json")
+        self._documents.delete(_open(batch.key))
 
     def has_ended(self, key: Key) -> Batch | None:
         found = self._documents.get(_path(key, "end.json"))
         return None if found is None else Batch.from_json(found)
 
     def forget_unmade(self, key: Key) -> None:
-        """It was never made: its maker died, and no caller knows it."""
+        """It was never made: its maker died, and no caller knows it. Or its end was cut off, which is finished."""
+        if (ended := self.has_ended(key)) is not None:
+            self.end(ended)
+            return
         self._documents.delete(_open(key))
         if (batch := self.running(key)) is not None:  # made since it was looked for
             self._mark(batch)
@@ -188,7 +210,7 @@ class BatchStore:
                     break
                 key = (tenant, entry.artifact_id)
                 try:
-                    batch = self._find(key)
+                    batch = self.find(key)
                 except PenstockError:
                     raise
                 except Exception:  # the others are forgotten all the same

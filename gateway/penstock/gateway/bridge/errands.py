@@ -118,14 +118,14 @@ class Errands:
             raise _Unreadable(error) from None
         request_id: str | None = None
         try:
-            request = self._request_of(queue, message)
-            request_id = idempotent_request_id(queue.tenant, request_key(queue, message.id, tries))
+            request = self._request_of(queue, message, was_sent=self._was_sent(queue, message, tries))
+            request_id = _request_id(queue, message, tries)
             accepted = await self._requests.accepted(dataclasses.replace(request, request_id=request_id))
             event = (await self._outcome(accepted)).event
             result = await whole_result(self._reads, queue.tenant, _completed(event))
             answer = await self._shaped(message, request, request_id, result)
         except FinalFailure as failure:
-            if message.deadline_s is not None and _may_pass(failure.error) and time.time() < message.deadline_s:
+            if _may_pass(failure.error) and self._has_another_try(queue, message, tries + 1):
                 raise TryAgain(failure.error, True) from None
             answer = refused(message.id, message.form, failure.error, failure.request_id)
             await self._answer(queue, message.id, answer)
@@ -138,13 +138,25 @@ class Errands:
         await self._answer(queue, message.id, answer, message, request_id)
         return "completed"
 
-    def _request_of(self, queue: QueueSection, message: LlmdMessage) -> InferenceRequest:
+    def _was_sent(self, queue: QueueSection, message: LlmdMessage, tries: int) -> bool:
+        """Whether this try was begun before: its outcome may have been answered, by a bridge that died before it
+        could commit the message. Then the same is answered again, also behind the deadline.
+        """
+        return self._requests.knows(queue.tenant, _request_id(queue, message, tries))
+
+    def _has_another_try(self, queue: QueueSection, message: LlmdMessage, tries: int) -> bool:
+        if message.deadline_s is None:
+            return False
+        return time.time() < message.deadline_s or self._was_sent(queue, message, tries)
+
+    def _request_of(self, queue: QueueSection, message: LlmdMessage, *, was_sent: bool) -> InferenceRequest:
         """Raises PenstockError."""
         left_ms = DEFAULT_LIMITS.max_ttl_ms
         if message.deadline_s is not None:
             left_ms = min(left_ms, message.deadline_s * 1000 - now_ms())
-            if left_ms <= 0:
+            if left_ms <= 0 and not was_sent:
                 raise Expired("deadline exceeded")
+            left_ms = max(1, left_ms)
         caller = Caller(tenant=queue.tenant)
         match message.kind:
             case "chat":
@@ -260,6 +272,10 @@ class _Unreadable(Exception):
     def __init__(self, cause: PenstockError) -> None:
         super().__init__(cause.message)
         self.cause = cause
+
+
+def _request_id(queue: QueueSection, message: LlmdMessage, tries: int) -> str:
+    return idempotent_request_id(queue.tenant, request_key(queue, message.id, tries))
 
 
 def _may_pass(error: PenstockError) -> bool:

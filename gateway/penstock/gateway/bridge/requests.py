@@ -58,6 +58,10 @@ class Requests:
         """Wait until it is known what others have sent. Raises BrokerUnavailable."""
         await self._known.up_to_date()
 
+    def knows(self, tenant: str, request_id: str) -> bool:
+        """Whether it was sent, by whoever had its message, as far as is known since `up_to_date`."""
+        return self._known.sent.find((tenant, request_id)) is not None
+
     async def accepted(self, request: InferenceRequest) -> Accepted:
         """The request as it stands on its topic: sent now, or before by whoever had the message.
 

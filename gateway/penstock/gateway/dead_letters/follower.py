@@ -147,6 +147,9 @@ class LetterFollower:
         except PenstockError as error:
             logger.info("dead_letters.not_looked_at error=%s", error)  # the broker is away: it is asked again
             return
-        self.index.expired({tp[1]: first for tp, first in firsts.items()})
-        self._stale = True
         self._reader.add_partitions({tp: first for tp, first in firsts.items() if tp not in self._reader.positions()})
+        try:
+            self.index.expired({tp[1]: first for tp, first in firsts.items()})
+        except sqlite3.OperationalError as error:  # a full disk: the next look comes
+            logger.error("dead_letters.not_written error=%s", error)
+        self._stale = True

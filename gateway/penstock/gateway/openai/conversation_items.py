@@ -5,10 +5,9 @@ An item that is appended is a turn without an answer: it goes through the conver
 
 from __future__ import annotations
 
-import uuid
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Request
 
 from penstock.common.conversations import Turn
 from penstock.gateway.context import context_of, service_of
@@ -19,7 +18,7 @@ from penstock.gateway.openai.chat_bodies import in_openai_words
 from penstock.gateway.openai.exchange import completed
 from penstock.gateway.openai.responses_bodies import item_messages
 from penstock.gateway.routes.conversation_answers import NewConversation
-from penstock.gateway.routes.conversations import create_conversation, read_conversation
+from penstock.gateway.routes.conversations import IdempotencyKey, create_conversation, new_id, read_conversation
 from penstock.gateway.routes.item_ids import offset_of
 from penstock.gateway.routes.multipart import read_json
 from penstock.gateway.routes.native import native_request
@@ -34,24 +33,24 @@ from penstock.schemas.records import ArtifactRef
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
 
 Json = dict[str, Any]
-IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key")]
 
 WAIT_S = 60.0
 WORDS = {"payload.messages": "items"}
 
 
 @router.post("", summary="Create a conversation")
-async def create(request: Request) -> Json:
+async def create(request: Request, idempotency_key: IdempotencyKey = None) -> Json:
     """Body, all optional: {"id": …, "title": …, "metadata": …, "summarize": …, "items": […]}. Turns come with requests
-    that name it; the first would create it as well."""
+    that name it; the first would create it as well. With `Idempotency-Key` a repeat means the same conversation, and
+    appends nothing twice."""
     body = await read_json(request) if await request.body() else {}
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
     asked = validated(NewConversation, body)
-    conversation_id = check_conversation_id(asked.id or f"conv_{uuid.uuid4().hex}")
+    conversation_id = check_conversation_id(asked.id or new_id(caller_of(request).tenant, idempotency_key))
     made = await create_conversation(request, conversation_id, asked)
     if asked.items:
-        await append_items(request, conversation_id, asked.items, None)
+        await append_items(request, conversation_id, asked.items, idempotency_key)
     return made
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Header, Query, Request
 
 from penstock.common.clock import now_ms
 from penstock.common.conversations import ConversationRecord
@@ -18,8 +19,9 @@ from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.limits.retention import last_active_ms
 from penstock.gateway.routes.conversation_answers import ConversationChange, NewConversation
 from penstock.gateway.routes.paging import After, Limit, Order, page
+from penstock.gateway.service.submitting import check_idempotency_key
 from penstock.schemas.errors import BrokerUnavailable, NotFound
-from penstock.schemas.ids import check_conversation_id
+from penstock.schemas.ids import check_conversation_id, idempotent_request_id
 from penstock.schemas.records import ConversationFacts, ConversationFork, SummarizePolicy
 from penstock.schemas.times import rfc3339
 
@@ -28,6 +30,7 @@ router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
 P = ParamSpec("P")
 T = TypeVar("T")
 
+IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key")]
 REPLAY_RECORDS = 1_000
 KNOWN_WITHIN_S = 10.0
 
@@ -62,6 +65,15 @@ def conversation_json(
 
 def _seconds(time_ms: int | None) -> int | None:
     return None if time_ms is None else time_ms // 1000
+
+
+def new_id(tenant: str, idempotency_key: str | None) -> str:
+    """Of a conversation that its caller gives none: the same for a repeat. Raises InvalidRequest for a wrong key."""
+    if idempotency_key is None:
+        return f"conv_{uuid.uuid4().hex}"
+    check_idempotency_key(idempotency_key)
+    made = idempotent_request_id(tenant, f"conversation\n{idempotency_key}")
+    return f"conv_{made.replace('-', '')}"
 
 
 async def create_conversation(request: Request, conversation_id: str, asked: NewConversation) -> dict[str, Any]:

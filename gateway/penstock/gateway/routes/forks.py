@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,14 @@ from fastapi import APIRouter, Request
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.conversations.trees import Branch
 from penstock.gateway.limits.callers import caller_of
-from penstock.gateway.routes.conversations import about_new, conversation_about, conversation_json, read_conversation
+from penstock.gateway.routes.conversations import (
+    IdempotencyKey,
+    about_new,
+    conversation_about,
+    conversation_json,
+    new_id,
+    read_conversation,
+)
 from penstock.gateway.routes.item_ids import offset_of
 from penstock.gateway.routes.multipart import read_json
 from penstock.gateway.routes.paging import After, Limit, Order, first_page, page
@@ -26,9 +32,10 @@ router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
 @router.post(
     "/{conversation_id}/fork", status_code=201, summary="A conversation that goes on from a message of this one"
 )
-async def fork(request: Request, conversation_id: str) -> dict[str, Any]:
+async def fork(request: Request, conversation_id: str, idempotency_key: IdempotencyKey = None) -> dict[str, Any]:
     """Body: {"through": …, "id": …}. `through` is an item or its offset: the last message that both have, a question
-    without its answer too. `id` is that of the fork; repeated with the same body, the call makes no second one.
+    without its answer too. `id` is that of the fork; repeated with the same body, the call makes no second one. Nor
+    does it without an `id`, with the same `Idempotency-Key`.
 
     Nothing is copied. What is erased here is gone in the fork. The fork outlives this conversation.
     """
@@ -40,8 +47,8 @@ async def fork(request: Request, conversation_id: str) -> dict[str, Any]:
             raise UnsupportedParameter(f"{name[:100]} is not supported", param=name[:100])
     through = through_of(body.get("through"))
     given = body.get("id")
-    fork_id = f"conv_{uuid.uuid4().hex}" if given is None else check_conversation_id(given)
     caller, service = caller_of(request), service_of(request)
+    fork_id = new_id(caller.tenant, idempotency_key) if given is None else check_conversation_id(given)
     allowances, parent_id = context_of(request).allowances, check_conversation_id(conversation_id)
     allowances.check_conversation(caller, fork_id)
     made_of = await service.forking.fork(caller.tenant, parent_id, through, fork_id)

@@ -289,8 +289,7 @@ class Submitter:
         self, request: InferenceRequest, key: str, traceparent: str | None, keep: Keep | None
     ) -> Accepted:
         """A repeat of a key is the same request, at every gateway, while the horizon lasts."""
-        if not 0 < len(key) <= 255:
-            raise InvalidRequest("Idempotency-Key must have 1 to 255 characters", param="Idempotency-Key")
+        check_idempotency_key(key)
         request_id = idempotent_request_id(request.tenant, key)
         return await self._submit_as(dataclasses.replace(request, request_id=request_id), traceparent, keep)
 
@@ -360,6 +359,12 @@ class Submitter:
         finally:
             self._pending -= 1
         self._view.accepted(request, _origin_of(delivery))
+
+
+def check_idempotency_key(key: str) -> None:
+    """Raises InvalidRequest."""
+    if not 0 < len(key) <= 255:
+        raise InvalidRequest("Idempotency-Key must have 1 to 255 characters", param="Idempotency-Key")
 
 
 def _origin_of(delivery: Delivery) -> Origin | None:

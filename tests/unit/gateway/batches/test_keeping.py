@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import uuid
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,6 +78,47 @@ def test_an_end_is_written_once_and_nothing_else_is_left(kept: BatchStore) -> No
     assert kept.get(batch.key) == ended
     assert kept.cancel(batch.key, 9) == ended
     assert (kept.open(), kept.parts(batch.key), kept.lease(batch.key)) == ([], {}, None)
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("deletions", range(7))
+def test_an_end_that_is_cut_off_is_finished_by_whoever_looks_next(
+    kept: BatchStore, monkeypatch: pytest.MonkeyPatch, deletions: int
+) -> None:
+    """What nobody had marked as open any more stayed for a month: the parts, which hold the answers."""
+    batch = made()
+    kept.create(batch)
+    kept.put_part(batch.key, 0, io.BytesIO(b"x"), io.BytesIO(b"y"), Counts(1))
+    assert kept.take_lease(batch.key, 1, "beat")
+    ended = batch.ended(None, 7)
+    delete, left = OpenPlace.delete, deletions
+
+    def deletes_some(place: OpenPlace, path: str) -> None:
+        nonlocal left
+        if not left:
+            raise Killed
+        left -= 1
+        delete(place, path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OpenPlace, "delete", deletes_some)
+        with suppress(Killed):
+            kept.end(ended)
+    assert kept.get(batch.key) == ended
+    assert kept.reader_of("default", batch.input_file_id) is None
+    kept.create(made("default"), most_open=1)  # it counts no more
+    for key in kept.open():
+        if key == batch.key:
+            if kept.running(key) is None:
+                kept.forget_unmade(key)
+            else:
+                kept.end(ended)
+    assert kept._documents.names(f"default/.batches/{batch.batch_id}") == ["end.json"]
+    assert batch.key not in kept.open()
+    assert kept.get(batch.key) == ended
 
 
 def test_one_of_those_that_try_gets_a_lease(kept: BatchStore) -> None:
@@ -218,3 +260,41 @@ def test_a_tenant_has_so_many_open_batches(kept: BatchStore) -> None:
     kept.create(made("other"), most_open=2)
     kept.end(batches[0].ended(None, 1))
     kept.create(made(), most_open=2)
+
+
+def test_of_two_with_one_id_the_first_stands(kept: BatchStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repeat of a call whose answer was lost."""
+    batch = made()
+    repeat = replace(batch, created_ms=batch.created_ms + 5, input_file_id=str(uuid.uuid4()))
+    assert kept.create(batch) == batch
+    assert kept.create(repeat, most_open=1).input_file_id == batch.input_file_id
+    find = kept.find
+    with monkeypatch.context() as patched:  # at the same moment
+        patched.setattr(kept, "find", lambda key: (patched.undo(), None)[1])
+        assert kept.create(repeat).created_ms == batch.created_ms
+    assert find(batch.key) is not None
+    assert kept.reader_of("default", batch.input_file_id) == batch.batch_id
+    assert kept.made_ms(batch.key) == batch.created_ms
+    ended = batch.ended(None, 7)
+    kept.end(ended)
+    assert kept.create(repeat) == ended
+    assert kept.open() == []
+    assert [one.batch_id for one in kept.list("default", None, 20)] == [batch.batch_id]
+
+
+def test_a_call_that_was_cut_off_and_repeated_is_one_batch_of_the_list(
+    kept: BatchStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = made()
+
+    def killed(place: OpenPlace, path: str, content: bytes) -> bool:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OpenPlace, "create", killed)
+        with pytest.raises(Killed):
+            kept.create(batch)
+    repeat = replace(batch, created_ms=batch.created_ms + 5)
+    assert kept.create(repeat) == repeat
+    assert [one.created_ms for one in kept.list("default", None, 20)] == [repeat.created_ms]
+    assert kept.open() == [batch.key]
