@@ -214,8 +214,6 @@ class Reasons:
             return None
         if told.pauses(alone.lane, alone.klass):
             return f"{alone}, which is paused, keeps the worker"
-        if alone.stage in (Stage.PARKED, Stage.FETCHING, Stage.PREPARING):
-            return f"{alone}, which is not ready, keeps the worker"
         taking = self._inside.taking_replicas(alone.lane)
         if all(told.busy_until.get(key, 0.0) > self._world.now for key in taking):
             return f"{alone}, whose model takes nothing, keeps the worker"

@@ -98,8 +98,6 @@ class Starter:
             if walked >= WALK:
                 return None
             if work.alone or work.group is not None:
-                if work.alone:
-                    self._suspects.prepare(lane, work, now)
                 free = rooms if not waited_for else self._suspects.empty(rooms, waited_for, work, now)
                 if free and self._suspects.may_go_apart(lane, free, work, now):
                     return self._apart(lane, free, work, now)

@@ -42,15 +42,6 @@ class SuspectStarts:
             and self._memory.is_free(room.replica, work, now)
         ]
 
-    def prepare(self, lane: Lane, work: Work, now: float) -> None:
-        """Prepare one that must run alone, beside the others: it can take long, as an image does whose store hangs."""
-        if self._admission.is_waiting(lane, work) and self._admission.of_queue(lane, work) is None:
-            replica = self._replica_for(lane, lane.ready, work)
-            # Were it prepared beside suspects and the engine died, nobody would know who is to blame.
-            free = replica.exclusive is None and now >= replica.busy_until
-            if free and not self._preparing.startable(replica, work):
-                self._preparing.step(lane, work, Room(replica, 1, MANY), now, may_prepare=True)
-
     def may_go_apart(self, lane: Lane, rooms: list[Room], work: Work, now: float) -> bool:
         """Whether a replica, or for one that must run alone the worker, is kept for it from now on."""
         if work.alone:
@@ -68,15 +59,14 @@ class SuspectStarts:
     def may_be_alone(self, lane: Lane, work: Work, now: float) -> bool:
         """Whether all others must wait for it: only while nothing but them keeps it from starting, and not for long.
 
-        `lane` is its own. What it waits for else (its model, a slot, memory, a busy server, an order, its own bytes or
-        images) may be long.
+        `lane` is its own. What it waits for else (its model, a slot, memory, a busy server, an order) may be long.
         """
         if not self._claim.is_due(work, now) or self._admission.of_queue(lane, work) is not None:
             return False
         replica = self._replica_for(lane, lane.ready, work)
         if now < replica.busy_until or replica.free_slots <= 0:
             return False
-        return self._preparing.startable(replica, work) and not self._preparing.lacks_memory(lane, replica, work, now)
+        return not (self._preparing.startable(replica, work) and self._preparing.lacks_memory(lane, replica, work, now))
 
     def _replica_for(self, lane: Lane, able: list[Replica], work: Work) -> Replica:
         head = self._memory.heads.get(work)
@@ -101,8 +91,6 @@ class SuspectStarts:
         group = replica.exclusive
         if group is None:
             return None
-        if any(one.alone and one.stage is Stage.PREPARING for one in replica.ahead):
-            return None  # see `prepare`
         others = any(holder.group is not group for holder in replica.holders)
         room = Room.of(replica)
         for work in sorted(group.members, key=lambda member: member.seq):

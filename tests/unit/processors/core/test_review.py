@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flow_driver import HIGH, LOW, MEDIUM, Finished, World
+from flow_driver import LOW, MEDIUM, Finished, World
 from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet.ledger import CannotLoad
 from penstock.processors.core.requests.states import Stage
@@ -80,6 +80,7 @@ def test_one_that_must_run_alone_and_ends_while_it_is_read_again_holds_nobody_up
     world.up(inline=True)
     world.finish("first")
     assert work.stage is Stage.FETCHING
+    assert world.flow.claim.holder is work
     if end == "cancel":
         world.cancel("alone")
         world.release(ask.Fetch)
@@ -94,60 +95,17 @@ def test_one_that_must_run_alone_and_ends_while_it_is_read_again_holds_nobody_up
     assert "next" in world.started
 
 
-def test_nobody_waits_while_one_that_must_run_alone_is_prepared() -> None:
-    """Its image lies in a store that hangs: nothing started on the worker for a minute, and again after another."""
-    world = World("m", "other")
-    world.flow.arrivals._screening._deaths = lambda key, request_id: 2 if request_id == "alone" else 0  # pyright: ignore[reportPrivateUsage]
-    world.hold_answers = {ask.Prepare}
-    work = world.submit("alone", model="m")
-    world.up("m")
-    world.up("other", inline=True)
-    assert work is not None
-    assert work.stage is Stage.PREPARING
-    world.submit("next", model="other")
-    assert list(world.running) == ["next"]
-    world.release(ask.Prepare)
-    assert world.flow.claim.holder is work
-    world.submit("late", model="other")
-    world.finish("next")
-    world.pass_time(0.01)
-    assert list(world.running) == ["alone"]
-    world.finish("alone")
-    world.pass_time(0.01)
-    assert list(world.running) == ["late"]
-
-
-def test_no_suspect_runs_while_one_that_must_run_alone_is_prepared_on_the_same_engine() -> None:
-    """If the engine died both could be to blame, each time anew, and it would never be known who is."""
-    world = World("m")
-    world.flow.arrivals._screening._deaths = lambda key, request_id: 2 if request_id == "alone" else 0  # pyright: ignore[reportPrivateUsage]
-    suspect = world.submit("suspect")
-    world.up(slots=4)
-    world.die()
-    assert suspect is not None
-    assert suspect.group is not None
-    world.hold_answers = {ask.Prepare}
-    work = world.submit("alone", HIGH)
-    world.up(slots=4)
-    world.pass_time(1.0)
-    assert work is not None
-    assert (work.stage, suspect.stage) == (Stage.PREPARING, Stage.QUEUED)
-    world.die()
-    assert work.deaths == 1
-    assert suspect.deaths == 1
-
-
 def test_one_that_must_run_alone_and_is_not_next_in_its_conversation_any_more_holds_nobody_up() -> None:
-    world = World("m", "other", "third")
+    world = World("m", "other")
     world.flow.arrivals._screening._deaths = lambda key, request_id: 2 if request_id == "alone" else 0  # pyright: ignore[reportPrivateUsage]
     world.submit("before", MEDIUM, line="c", model="other")
     work = world.submit("alone", LOW, line="c", model="m")
-    world.submit("running", model="third")
-    world.up("third", inline=True)
+    world.hold_answers = {ask.Prepare}
     world.up("m")
     assert work is not None
     assert world.flow.claim.holder is work
     world.reprioritize("alone", 5)
+    world.release(ask.Prepare)
     world.up("other")
     world.pass_time(0.1)
     assert "before" in world.started
