@@ -1,4 +1,4 @@
-"""A server that stops while a socket is being opened."""
+"""A server that stops while a socket or a connection is being opened."""
 
 from __future__ import annotations
 
@@ -45,4 +45,29 @@ async def test_a_socket_that_is_opened_at_the_stop_is_told_to_come_again(ws: Any
         await wait_until_async(lambda: not any(one.is_serving() for one in server.servers), 10)
         answer.set()
         assert await opening == 1012
+        await serving
+
+
+@pytest.mark.parametrize("http", ["httptools", "h11"])
+async def test_a_connection_that_was_just_made_is_answered_at_the_stop(http: Any) -> None:
+    """It was closed without a word while its first request was on its way."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    port = free_port()
+    server = Server(uvicorn.Config(app, host="127.0.0.1", port=port, http=http, lifespan="off", log_level="error"))
+    serving = asyncio.create_task(server.serve())
+    await wait_until_async(lambda: server.started, 10)
+    async with asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        await wait_until_async(lambda: bool(server.server_state.connections), 10)
+        server.should_exit = True
+        await wait_until_async(lambda: not any(one.is_serving() for one in server.servers), 10)
+        writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert answer.endswith(b"ok")
+        writer.close()
         await serving
