@@ -46,12 +46,13 @@ class DaemonThreads:
 
     def _begin(self, call: Callable[[], None]) -> None:
         with self._lock:
-            is_new = not self._idle
-            self._idle -= not is_new
-        if is_new:
-            threading.Thread(target=self._serve, args=(call,), name="blocking calls", daemon=True).start()
-        else:
+            is_taken = self._idle > 0
+            if is_taken:
+                self._idle -= 1
+        if is_taken:
             self._calls.put(call)
+        else:
+            threading.Thread(target=self._serve, args=(call,), name="blocking calls", daemon=True).start()
 
     def _serve(self, call: Callable[[], None]) -> None:
         while True:

@@ -106,6 +106,28 @@ def test_a_conversation_with_items_that_is_created_again_with_its_key_has_them_o
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "Idempotency-Key")
 
 
+def test_items_are_appended_once_though_their_gateway_began_anew(system: System) -> None:
+    """Such a gateway has the outcome of the first call on the topic alone: each repeat was a 500."""
+    gateway = system.gateway("anew").wait_ready()
+    asked = {
+        "url": "/v1/conversations",
+        "json": {"items": ITEMS},
+        "headers": {"Idempotency-Key": "anew"},
+        "timeout": 60,
+    }
+    with httpx.Client(base_url=gateway.url) as http:
+        first = http.request("POST", **asked)
+    assert gateway.stop() == 0, gateway.tail()
+    gateway = system.gateway("anew").wait_ready()
+    with httpx.Client(base_url=gateway.url) as http:
+        again = http.request("POST", **asked)
+        assert (first.status_code, again.status_code) == (200, 200), again.text
+        assert first.json()["id"] == again.json()["id"]
+        listed = http.get(f"/v1/conversations/{first.json()['id']}/items").json()["data"]
+    assert len(listed) == len(ITEMS)
+    assert gateway.stop() == 0, gateway.tail()
+
+
 def test_a_fork_that_is_made_again_with_its_key_is_one(client: httpx.Client) -> None:
     client.post("/v1/conversations", json={"id": "forked", "items": ITEMS})
     made = [

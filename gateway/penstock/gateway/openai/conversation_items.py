@@ -134,9 +134,9 @@ async def append_items(request: Request, conversation_id: str, items: Any, idemp
 
 
 async def _outcome(service: GatewayService, tenant: str, request_id: str) -> Entry:
-    while not (entry := await service.lookups.wait(tenant, request_id, WAIT_S)).done:
+    while not (await service.lookups.wait(tenant, request_id, WAIT_S)).done:
         pass
-    return entry
+    return await service.lookups.find_whole(tenant, request_id)  # of a repeat it may be on its topic alone
 
 
 def items_of_turn(turn: Turn) -> list[Json]:
