@@ -120,8 +120,12 @@ def describe(error: ValidationError, path: str | None) -> str:
     where = _variable_of([str(part) for part in first["loc"]]) or path or "the environment (PENSTOCK_*)"
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     whole = isinstance(first["input"], Mapping)  # all of a table, secrets too, of which the message names a part
-    shown = "" if whole or is_secret(field) or first["type"] == "missing" else f", not {first['input']!r}"
+    shown = "" if whole or is_secret(field) else f", not {first['input']!r}"
     wrong = first["msg"].removeprefix("Value error, ").rstrip(".")
+    if first["type"] == "extra_forbidden":
+        wrong, shown = "there is no such setting", ""
+    elif first["type"] == "missing":
+        wrong, shown = "is missing", ""
     return f"configuration: {field}: {wrong}{shortened(shown, 80)}; mend it in {where}{more}"
 
 

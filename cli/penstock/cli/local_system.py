@@ -478,7 +478,7 @@ def card(system: LocalSystem) -> str:
     """What a person needs now, short."""
     url, data, option = system.url, system.home.data_dir, system.home.option
     entries = system.entries()
-    models = [entry.id for entry in entries if "text_generation" in entry.tasks] or ["default"]
+    models = [entry.id for entry in entries if "text_generation" in entry.tasks]
     chat = next((model for model in models if model not in system.failed), None)
     without = "".join(f" without the model {model}" for model in system.failed)
     body = f'{{"model":"{chat}","messages":[{{"role":"user","content":"What is the capital of France?"}}]}}'

@@ -266,6 +266,8 @@ def parse_entry(fields: Any) -> ModelEntry:
         text = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
             text = f"there is no such field; the fields are {', '.join(ModelEntry.model_fields)}"
+        elif first["type"] == "missing":
+            text = "is missing"
         raise InvalidRequest(
             f"{place}: {text}" if place else text, param=named[1] if named else place or None
         ) from error

@@ -85,6 +85,8 @@ def test_the_card_tells_what_is_served_now(tmp_path: Path, broker: Broker) -> No
     assert "models  stays, imaging, new" in text
     assert '"model":"stays"' in text
     (lacking,) = re.findall("no model for (.*) \\(", text)
+    broker.order("stays", "remove")
+    assert "curl" not in card(system), "it shows how to chat, and no model can"
     assert {"image_processing", "summarization", "text_generation", "conversation_items"}.isdisjoint(
         lacking.split(", ")
     )
@@ -273,7 +275,9 @@ def test_where_keys_are_asked_for_the_card_says_so(
     config.write_text("" if by_variable else '[auth]\nkeys_file = "keys.json"\n')
     if by_variable:
         monkeypatch.setenv("PENSTOCK_AUTH__KEYS_FILE", "keys.json")
-    text = card(LocalSystem(Options(data_dir=tmp_path, config=config), print))
+    system = LocalSystem(Options(data_dir=tmp_path, config=config), print)
+    system.models = [entry("m")]
+    text = card(system)
     assert "authorization: Bearer KEY" in text
     assert 'api_key="KEY"' in text
     assert "--key KEY" in text

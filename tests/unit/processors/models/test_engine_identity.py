@@ -12,6 +12,7 @@ from penstock.processors.core.requests.retries import RetrySettings
 from penstock.processors.models.catalog import ModelConfig, engine_identity
 from penstock.processors.models.serving import Serving
 from penstock.processors.settings import WorkerSettings
+from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.topics import TopicNames
 
 # field → (another value, whether that makes another engine)
@@ -107,3 +108,8 @@ def test_the_order_of_options_makes_no_other_engine() -> None:
         dataclasses.replace(CONFIG, options=dict(pairs)) for pairs in ([("a", 1), ("b", 2)], [("b", 2), ("a", 1)])
     )
     assert engine_identity(one) == engine_identity(two)
+
+
+def test_a_field_that_is_missing_is_told_in_plain_words() -> None:
+    with pytest.raises(InvalidRequest, match=r"^source: is missing$"):
+        parse_entry({"id": "m", "engine": "noop"})
