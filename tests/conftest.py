@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from functools import cache, partial
@@ -29,6 +30,10 @@ BROKERS: list[EmbeddedKafka] = []
 # The machine's processor is stolen in waves: no example fails for the time it took.
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("penstock")
+
+# A shell starts `command &` with Ctrl-C ignored, which all processes that tests start would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Every client reads the certificates of all authorities: 50 ms of processor time, for each look at /readyz too.
 httpx_transport.create_ssl_context = cache(httpx.create_ssl_context)
