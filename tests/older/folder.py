@@ -26,7 +26,9 @@ def unpack(archive: Path, into: Path) -> tuple[Path, dict[str, Any]]:
     Otherwise retention would delete the records, and what waits would be past its deadline.
     """
     with tarfile.open(archive) as file:
-        file.extractall(into, filter="data")
+        # Python 3.11.2, which Debian 12 has, takes no `filter=`.
+        file.extraction_filter = getattr(tarfile, "data_filter", None)
+        file.extractall(into)
     data = into / "data"
     notes: dict[str, Any] = json.loads((data / "notes.json").read_text())
     move = _Times(notes["began_ms"], notes["ended_ms"])
