@@ -27,6 +27,7 @@ from system import eventually, free_port
 
 LITSERVE = ("litserve==0.2.19",)
 CLIENTS = 64
+SERVERS = ("gateway", "worker")
 PATH = "/v1/chat/completions"
 
 PLAIN = """
@@ -64,22 +65,19 @@ def broker_pid() -> int | None:
 
 def costs(url: str, seconds: float, gateway: int, worker: int) -> Figures:
     """The rate of chats, and the microseconds of processor that each costs every process."""
-    threads: dict[str, tuple[int, int | None]] = {
-        "gateway": (gateway, None),
-        "gateway's main thread": (gateway, gateway),
-    }
-    threads |= {"worker": (worker, None), "worker's main thread": (worker, worker)}
-    threads |= {"client": (os.getpid(), None)}
-    if (broker := broker_pid()) is not None:
-        threads |= {"Kafka": (broker, None)}
-    before = {name: cpu_seconds(*who) for name, who in threads.items()}
-    began = time.perf_counter()
+    processes = {"gateway": gateway, "worker": worker, "client": os.getpid()}
+    if (kafka := broker_pid()) is not None:
+        processes["Kafka"] = kafka
+
+    def spent() -> Figures:
+        whole = {name: cpu_seconds(pid) for name, pid in processes.items()}
+        main = {f"{name}'s main thread": cpu_seconds(pid, pid) for name, pid in processes.items() if name in SERVERS}
+        return whole | main | ({} if kafka is None else {"all processes": sum(whole.values())})
+
+    before, began = spent(), time.perf_counter()
     rate = asyncio.run(closed_loop(url, seconds))["rate"]
     count = rate * (time.perf_counter() - began)
-    spent = {name: 1e6 * (cpu_seconds(*who) - before[name]) / count for name, who in threads.items()}
-    if broker is not None:
-        spent["all processes"] = sum(spent[name] for name in ("gateway", "worker", "Kafka", "client"))
-    return {"rate": rate, **spent}
+    return {"rate": rate} | {name: 1e6 * (after - before[name]) / count for name, after in spent().items()}
 
 
 def serving(stack: ExitStack, command: list[str]) -> str:

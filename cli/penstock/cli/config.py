@@ -19,6 +19,8 @@ from penstock.common.settings import KafkaSettings
 from penstock.schemas.texts import shortened
 
 DEFAULT_NAME = "penstock.toml"
+PLAIN_WORDS = {"extra_forbidden": "there is no such setting", "missing": "is missing"}
+"""By the type of pydantic's error, whose own words speak of inputs and fields."""
 SECRET_WORDS = ("password", "secret", "ticket_key", "token", "api_key", "access_key", "account_key", "sas_")
 
 ConfigFile = Annotated[
@@ -120,12 +122,9 @@ def describe(error: ValidationError, path: str | None) -> str:
     where = _variable_of([str(part) for part in first["loc"]]) or path or "the environment (PENSTOCK_*)"
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     whole = isinstance(first["input"], Mapping)  # all of a table, secrets too, of which the message names a part
-    shown = "" if whole or is_secret(field) else f", not {first['input']!r}"
-    wrong = first["msg"].removeprefix("Value error, ").rstrip(".")
-    if first["type"] == "extra_forbidden":
-        wrong, shown = "there is no such setting", ""
-    elif first["type"] == "missing":
-        wrong, shown = "is missing", ""
+    plain = PLAIN_WORDS.get(first["type"])
+    wrong = plain or first["msg"].removeprefix("Value error, ").rstrip(".")
+    shown = "" if plain or whole or is_secret(field) else f", not {first['input']!r}"
     return f"configuration: {field}: {wrong}{shortened(shown, 80)}; mend it in {where}{more}"
 
 

@@ -152,6 +152,12 @@ def test_very_much_that_is_wrong_is_a_few_errors(body: type[BaseModel], fields: 
     assert (error.param or "").startswith(param)
 
 
+def test_a_field_that_is_missing_is_told_in_plain_words() -> None:
+    with pytest.raises(ValidationError) as caught:
+        shapes.ChatCompletionBody.model_validate({"model": "m"})
+    assert str(invalid_from_validation(caught.value)) == "messages is missing"
+
+
 @pytest.mark.parametrize(
     ("native", "chat_name", "responses_name"),
     [

@@ -94,6 +94,8 @@ def invalid_from_validation(error: RequestValidationError | ValidationError) -> 
         return UnsupportedParameter(f"{param} is not supported", param=param)
     if not where:
         return InvalidRequest(f"the body is not a valid JSON object (is content-type: application/json set?): {reason}")
+    if first.get("type") == "missing":
+        return InvalidRequest(f"{param} is missing", param=param)
     return InvalidRequest(f"{param}: {reason}", param=param)
 
 
