@@ -9,6 +9,9 @@ from penstock.processors.core.requests.work import Work
 LONGEST_S = 60.0
 """So long others wait, at most, for one that must run alone; then they start for as long."""
 
+LONGEST_UNPREPARED_S = 5.0
+"""The same while it cannot start yet: an image of it may lie in a store that hangs."""
+
 
 class AloneClaim:
     """One for the whole worker. Two workers died while its holder ran."""
@@ -28,9 +31,12 @@ class AloneClaim:
     def give_up(self) -> None:
         self.holder = self.lane = None
 
-    def is_due(self, work: Work, now: float) -> bool:
-        """Whether others may be kept waiting for it at this time. One that has held the claim for long loses it."""
-        if work is self.holder and now - self._since >= LONGEST_S:
+    def is_due(self, work: Work, now: float, *, prepared: bool) -> bool:
+        """Whether others may be kept waiting for it at this time. One that has held the claim for long loses it.
+
+        It is prepared further then, beside them. `prepared`: whether it can start.
+        """
+        if work is self.holder and now - self._since >= (LONGEST_S if prepared else LONGEST_UNPREPARED_S):
             self._none_before = now + LONGEST_S
         return now >= self._none_before
 

@@ -61,12 +61,15 @@ class SuspectStarts:
 
         `lane` is its own. What it waits for else (its model, a slot, memory, a busy server, an order) may be long.
         """
-        if not self._claim.is_due(work, now) or self._admission.of_queue(lane, work) is not None:
+        if self._admission.of_queue(lane, work) is not None:
             return False
         replica = self._replica_for(lane, lane.ready, work)
+        prepared = self._preparing.startable(replica, work)
+        if not self._claim.is_due(work, now, prepared=prepared):
+            return False
         if now < replica.busy_until or replica.free_slots <= 0:
             return False
-        return not (self._preparing.startable(replica, work) and self._preparing.lacks_memory(lane, replica, work, now))
+        return not (prepared and self._preparing.lacks_memory(lane, replica, work, now))
 
     def _replica_for(self, lane: Lane, able: list[Replica], work: Work) -> Replica:
         head = self._memory.heads.get(work)

@@ -95,6 +95,30 @@ def test_one_that_must_run_alone_and_ends_while_it_is_read_again_holds_nobody_up
     assert "next" in world.started
 
 
+def test_others_wait_for_seconds_only_while_one_that_must_run_alone_is_prepared() -> None:
+    """Its image lies in a store that hangs: nothing started on the worker for a minute, and again after another."""
+    world = World("m", "other")
+    world.flow.arrivals._screening._deaths = lambda key, request_id: 2 if request_id == "alone" else 0  # pyright: ignore[reportPrivateUsage]
+    world.hold_answers = {ask.Prepare}
+    work = world.submit("alone", model="m", ttl_ms=None)
+    world.up("m")
+    world.up("other", inline=True)
+    assert work is not None
+    assert work.stage is Stage.PREPARING
+    world.submit("next", model="other", ttl_ms=None)
+    assert not world.running
+    waited = 0.0
+    while not world.running:
+        world.pass_time(0.5)
+        waited += 0.5
+        assert waited < 7, "its holder is still being prepared"
+    assert list(world.running) == ["next"]
+    world.finish("next")
+    world.release(ask.Prepare)
+    world.pass_time(60)
+    assert list(world.running) == ["alone"]
+
+
 def test_one_that_must_run_alone_and_is_not_next_in_its_conversation_any_more_holds_nobody_up() -> None:
     world = World("m", "other")
     world.flow.arrivals._screening._deaths = lambda key, request_id: 2 if request_id == "alone" else 0  # pyright: ignore[reportPrivateUsage]
