@@ -54,7 +54,9 @@ def load_of(plan: Plan, count: int, url: str, chance: random.Random) -> Load:
         asked = [_asked(number, prompts[number % len(prompts)], "", plan, url) for number in range(count)]
         return Load(models=models, asked=asked, faults=faults, prompts=prompts)
     if plan.moment == "retry_wait":
-        again = {"backoff": "fixed", "first_s": 6.0, "longest_s": 6.0}
+        # Longer than it takes until each was refused once: attempts that are made again come before first ones.
+        wait_s = max(6.0, 0.03 * count)
+        again = {"backoff": "fixed", "first_s": wait_s, "longest_s": wait_s}
         model = {"engine": "remote", "source": url, "options": {"slots": 64}, "retries": again}
     elif plan.row == "store":
         tokens = _LARGE_TOKENS + _LENGTHS
