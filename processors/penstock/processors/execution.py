@@ -492,6 +492,7 @@ class Execution:
             extra=request.extra,
             request_id=subject.request_id,
             told=told,
+            priority=subject.priority,
         )
 
 

@@ -72,6 +72,8 @@ class RunSpec:
     """The same in every attempt: what is named after it has its name again when the work is done anew."""
     told: Told | None = None
     """What the run may go on from; an engine that cannot begins anew."""
+    priority: int = 5
+    """0 is the most urgent. What it was when the run was prepared."""
 
 
 @record

@@ -135,6 +135,17 @@ def test_one_that_must_run_alone_and_is_not_next_in_its_conversation_any_more_ho
     assert "before" in world.started
 
 
+def test_an_engine_is_told_the_priority_that_a_command_gave() -> None:
+    world = World()
+    work = world.submit("r", LOW)
+    assert work is not None
+    world.reprioritize("r", 2)
+    world.up()
+    world.pass_time(0.1)
+    prepared = [effect for effect in world.seen if isinstance(effect, ask.Prepare)]
+    assert [effect.subject.priority for effect in prepared] == [2]
+
+
 def test_those_who_waited_for_a_model_that_cannot_be_loaded_end_some_at_a_time() -> None:
     world = World()
     for n in range(1000):

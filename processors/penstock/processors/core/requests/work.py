@@ -60,6 +60,7 @@ class Subject:
     """Its attempts so far, from the first that failed on."""
     labels: Labels = NO_LABELS
     conversation_id: str | None = None
+    priority: int = 5
 
     @property
     def first_key(self) -> WorkKey:
@@ -267,6 +268,7 @@ class Work:
             or known.lane != self.lane
             or known.body is not self.body
             or known.history is not self.history
+            or known.priority != self.priority
         ):
             known = self._subject = Subject(
                 self.key,
@@ -283,6 +285,7 @@ class Work:
                 self.history,
                 self.labels,
                 self.conversation_id,
+                self.priority,
             )
         return known
 

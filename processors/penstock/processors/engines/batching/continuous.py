@@ -24,7 +24,9 @@ from transformers.generation.continuous_batching.continuous_api import (
 
 from penstock.processors.engines.batching.controls import Control
 from penstock.processors.engines.batching.logits import ControlledRunner
+from penstock.processors.engines.batching.pace import Place
 from penstock.processors.engines.batching.sampling import Sampling
+from penstock.processors.engines.batching.steps import SCHEDULER, UrgentFirst
 from penstock.processors.engines.process.out_of_memory import free_caches, is_out_of_memory
 from penstock.schemas.errors import PenstockError
 
@@ -43,6 +45,7 @@ class BatchingLoop(ContinuousBatchingManager):
         self.current_batch = 0
         self.controls: dict[str, Control] = {}
         """By run: what is asked of its logits beyond the loop's own sampling."""
+        self._places: dict[str, Place] = {}
         self._reused: dict[str, int] = {}
         """By run: tokens of its prompt whose blocks were in the cache already."""
         self._outputs: deque[Any] = deque()
@@ -53,9 +56,11 @@ class BatchingLoop(ContinuousBatchingManager):
 
     def _generation_loop_body(self, batch_processor: Any, bootstrapping: bool) -> bool:
         self.turns += 1
-        batch = self.current_batch
+        batch, began = self.current_batch, time.perf_counter()
         goes_on = super()._generation_loop_body(batch_processor, bootstrapping)
         if self.current_batch != batch:
+            steps: UrgentFirst = batch_processor.scheduler
+            steps.pace.observe(*steps.scheduled, time.perf_counter() - began)
             self.on_news(False)
         return goes_on
 
@@ -66,6 +71,8 @@ class BatchingLoop(ContinuousBatchingManager):
                 processor.model_runner, self.controls, self._fail_run, threads=torch.get_num_threads()
             )
         self._count_reused(processor.cache)
+        steps: Any = processor.scheduler
+        steps.places = self._places
         return processor
 
     def _count_reused(self, cache: Any) -> None:
@@ -142,10 +149,12 @@ class BatchingLoop(ContinuousBatchingManager):
         sampling: Sampling,
         end_ids: list[int],
         control: Control | None = None,
+        priority: int = 5,
     ) -> bool:
         """Whether the loop took it; it takes nothing once it has died. When the run is over: `forget`."""
         if control is not None:
             self.controls[run_id] = control
+        self._places[run_id] = Place.at(priority, time.monotonic())
         added = self.add_request(
             ids,
             request_id=run_id,
@@ -161,6 +170,7 @@ class BatchingLoop(ContinuousBatchingManager):
     def forget(self, run_id: str) -> None:
         self.controls.pop(run_id, None)
         self._reused.pop(run_id, None)
+        self._places.pop(run_id, None)
 
     def generated(self, run_id: str) -> list[int] | None:
         """The tokens of a run so far, not to be changed; None when it has not begun or is over."""
@@ -233,6 +243,7 @@ def start_loop(
     )
     config = ContinuousBatchingConfig(
         **sizes,
+        scheduler_type=SCHEDULER,
         per_request_processors=True,
         use_cuda_graph=False if on_cpu else None,
         use_async_batching=False if on_cpu else None,

@@ -390,7 +390,8 @@ class TextBackend:
         """Into the loop, from where it had come to; whether the loop took it."""
         run = self._runs[run_id]
         ids, left = [*run.prompt, *run.before], run.new_tokens - len(run.before)
-        return self._batching.add(run_id, ids, left, self._sampling(run.params), run.end_ids, run.control)
+        sampling = self._sampling(run.params)
+        return self._batching.add(run_id, ids, left, sampling, run.end_ids, run.control, run.priority)
 
     def _detokeniser(self, plan: Plan | None = None) -> Detokeniser:
         decode = self._decode

@@ -35,6 +35,7 @@ class TextRun:
         """`run_id` is that of one answer of several; `logprobs(begin, end)` gives those of its tokens in that range."""
         self.run_id = run_id or spec.run_id
         self.params = spec.params
+        self.priority = spec.priority
         self.prompt: Sequence[int] = ()
         self.new_tokens = 0
         self.end_ids: list[int] = []
