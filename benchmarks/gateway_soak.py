@@ -42,7 +42,8 @@ GATEWAYS = ("g1", "g2", "g3", "g4")
 FAULT_EVERY_S = 20.0
 RATE = 15.0
 GROWTH = {"threads": 6, "descriptors": 40, "mib": 64}
-"""What the gateway that lives may have more at the end than after the first fifth of the time."""
+"""What the gateway and the worker that live may have more at the end than after the first fifth of the time."""
+LIVE = ("g1", "w2")
 
 
 @dataclass
@@ -315,10 +316,10 @@ async def soak(whole: System, kafka: Any, seconds: float, seed: int) -> dict[str
     loading = asyncio.create_task(load(processes, seen, seconds))
     faulting = asyncio.create_task(disturb(whole, kafka, processes, seconds, faults, random.Random(seed)))
     await asyncio.sleep(seconds / 5)
-    early = sizes(processes["g1"])
+    early = {name: sizes(processes[name]) for name in LIVE}
     await asyncio.gather(loading, faulting)
     lost = await without_outcome(processes["g1"].url, seen.accepted, 180)
-    late = sizes(processes["g1"])
+    late = {name: sizes(processes[name]) for name in LIVE}
     for name in GATEWAYS:
         processes[name].wait_ready()
     under_way = {name: await still_under_way(processes[name].url, 30) for name in GATEWAYS}
@@ -334,7 +335,9 @@ async def soak(whole: System, kafka: Any, seconds: float, seed: int) -> dict[str
         "counted_as_under_way": {name: count for name, count in under_way.items() if count},
         "early": early,
         "late": late,
-        "grown": [name for name, most in GROWTH.items() if late[name] > early[name] + most],
+        "grown": [
+            f"{of} {name}" for of in LIVE for name, most in GROWTH.items() if late[of][name] > early[of][name] + most
+        ],
         "g1_alive": processes["g1"].alive(),
         "faults": dict(faults),
     }
