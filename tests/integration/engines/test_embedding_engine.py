@@ -77,3 +77,14 @@ async def test_embeddings(start_engine: StartEngine, minilm: Path) -> None:
     assert (await embed(runner, SENTENCE))[0] == pytest.approx(alone, abs=1e-5)
     assert not many.done.done()
     assert runner.engine.limits().slots == 256
+
+
+async def test_an_urgent_text_does_not_wait_for_all_that_came_before(start_engine: StartEngine, minilm: Path) -> None:
+    """A question to an index waited until all that was being put into it had its vectors."""
+    runner = await start_engine("embedding", minilm)
+    texts = [f"{number} " + "word " * 60 for number in range(40)]
+    low = [await runner.begin(task="embedding", inputs=texts, priority=8) for _ in range(20)]
+    urgent = await runner.begin(task="embedding", inputs=[SENTENCE], priority=1)
+    await urgent.finished()
+    assert sum(run.done.done() for run in low) < 10
+    await asyncio.gather(*(run.finished() for run in low))

@@ -54,6 +54,26 @@ async def processed(runner: Runner, image: Image.Image, *operations: dict[str, A
     return Image.open(io.BytesIO(made["data"]))
 
 
+async def test_an_urgent_image_is_processed_before_those_that_wait(start_engine: StartEngine) -> None:
+    runner = await start_engine("imaging", "none", threads=1)
+    image = file(Image.effect_noise((1200, 900), 80).convert("RGB"))
+    ended = list[str]()
+
+    async def begin(name: str, priority: int) -> None:
+        turn = [{"op": "rotate", "degrees": 33}, {"op": "resize", "width": 900, "height": 700}] * 2
+        run = await runner.begin(
+            task="image_processing", payload={"operations": turn}, files={"image": image}, priority=priority
+        )
+        run.done.add_done_callback(lambda _: ended.append(name))
+
+    for number in range(10):
+        await begin(f"low {number}", 8)
+    await begin("urgent", 1)
+    await wait_until_async(lambda: len(ended) == 11, 60)
+    assert ended.index("urgent") < 8, ended
+    assert [name for name in ended if name != "urgent"] == [f"low {number}" for number in range(10)]
+
+
 async def test_processing_on_all_threads_is_as_one_by_one(start_engine: StartEngine) -> None:
     runner = await start_engine("imaging", "none", threads=2)
     images = [Image.effect_noise((300 + n, 200), 80).convert("RGB") for n in range(12)]

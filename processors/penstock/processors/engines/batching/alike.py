@@ -1,8 +1,10 @@
-"""Requests that wait, in batches of those that are alike: the one that waits longest, and others with its key."""
+"""Requests that wait, in batches of those that are alike: the one whose turn it is, and others with its key."""
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Hashable
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 ItemT = TypeVar("ItemT")
@@ -14,17 +16,18 @@ class AlikeBatches(Generic[ItemT]):
     def __init__(self, key: Callable[[ItemT], Hashable], weight: Callable[[ItemT], int] = lambda item: 1) -> None:
         self._key = key
         self._weight = weight
-        self._items: list[tuple[Hashable, ItemT]] = []
+        self._items: list[tuple[float, Hashable, ItemT]] = []
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def add(self, item: ItemT) -> None:
-        self._items.append((self._key(item), item))
+    def add(self, item: ItemT, turn: float) -> None:
+        """The smallest turn is first."""
+        insort(self._items, (turn, self._key(item), item), key=itemgetter(0))
 
     def drop(self, unwanted: Callable[[ItemT], bool]) -> None:
         """Forget these."""
-        self._items = [(key, item) for key, item in self._items if not unwanted(item)]
+        self._items = [entry for entry in self._items if not unwanted(entry[2])]
 
     def fills(self, most: int) -> bool:
         """Whether the next batch holds as much as it may."""
@@ -34,11 +37,11 @@ class AlikeBatches(Generic[ItemT]):
     def take(self, most: int) -> list[ItemT]:
         batch = self._next(most)
         taken = set(map(id, batch))
-        self._items = [(key, item) for key, item in self._items if id(item) not in taken]
+        self._items = [entry for entry in self._items if id(entry[2]) not in taken]
         return batch
 
     def _alike(self) -> list[ItemT]:
-        return [item for key, item in self._items if key == self._items[0][0]]
+        return [item for _, key, item in self._items if key == self._items[0][1]]
 
     def _next(self, most: int) -> list[ItemT]:
         batch: list[ItemT] = []

@@ -24,9 +24,9 @@ from transformers.generation.continuous_batching.continuous_api import (
 
 from penstock.processors.engines.batching.controls import Control
 from penstock.processors.engines.batching.logits import ControlledRunner
-from penstock.processors.engines.batching.pace import Place
 from penstock.processors.engines.batching.sampling import Sampling
-from penstock.processors.engines.batching.steps import SCHEDULER, UrgentFirst
+from penstock.processors.engines.batching.steps import SCHEDULER, Place, UrgentFirst
+from penstock.processors.engines.batching.turns import turn_of
 from penstock.processors.engines.process.out_of_memory import free_caches, is_out_of_memory
 from penstock.schemas.errors import PenstockError
 
@@ -154,7 +154,7 @@ class BatchingLoop(ContinuousBatchingManager):
         """Whether the loop took it; it takes nothing once it has died. When the run is over: `forget`."""
         if control is not None:
             self.controls[run_id] = control
-        self._places[run_id] = Place.at(priority, time.monotonic())
+        self._places[run_id] = Place(priority, turn_of(priority, time.monotonic()))
         added = self.add_request(
             ids,
             request_id=run_id,

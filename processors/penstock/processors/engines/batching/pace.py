@@ -1,37 +1,19 @@
-"""How much of prompts a step of the batching loop computes, and in which order prompts come. Pure.
+"""How much of prompts a step of the batching loop computes. Pure.
 
 A step makes one token for each run whose prompt is done, and computes parts of prompts with what is left of its
-tokens (chunked prefill, Agrawal et al. 2023, arXiv:2308.16369). Prompts come in the order of their urgency, and a run
-does not stand still for prompts of less urgent ones: in a step that they share these get the tokens of `STEP_S`.
+tokens (chunked prefill, Agrawal et al. 2023, arXiv:2308.16369). A run does not stand still for prompts of less urgent
+ones: in a step that they share these get the tokens of `STEP_S`.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 STEP_S = 0.25
 """So long may a step take in which a run is beside prompts of less urgent ones."""
 LEAST_PROMPT_TOKENS = 64
 """Of these prompts in such a step, however slow the model is: with fewer the whole batch would make much less."""
-PATIENCE_S = 10.0
-"""So much earlier must a prompt have come to be computed before one whose priority is better by one."""
-LOWEST = 10
-"""Who is less urgent than this waits no longer."""
+_NOTHING_S = 1e-9
 _WEIGHT = 0.2
 """Of the newest step among all that were measured."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A run's priority, and its turn among prompts: the smaller one is first."""
-
-    priority: int
-    turn: float
-
-    @classmethod
-    def at(cls, priority: int, now: float) -> Place:
-        """None waits longer than PATIENCE_S for each step of priority, for those that come later."""
-        return cls(priority, now + PATIENCE_S * min(priority, LOWEST))
 
 
 class Pace:
@@ -52,7 +34,7 @@ class Pace:
     @property
     def prompt_tokens(self) -> int | None:
         """So many in a step of `STEP_S`; None when that is not known yet, or nothing bounds it."""
-        if not self._token_s:
+        if self._token_s is None or self._token_s < _NOTHING_S:
             return None
         return max(LEAST_PROMPT_TOKENS, int((STEP_S - (self._plain_s or 0.0)) / self._token_s))
 

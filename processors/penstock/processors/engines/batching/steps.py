@@ -1,16 +1,27 @@
-"""transformers' scheduler of the batching loop with the order and the sizes of `pace`. Imported where torch is."""
+"""transformers' scheduler of the batching loop, with prompts by their turns and sizes by `pace`. Imported where torch
+is.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers.generation.continuous_batching.requests import RequestStatus
 from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
 
-from penstock.processors.engines.batching.pace import Pace, Place
+from penstock.processors.engines.batching.pace import Pace
 
 SCHEDULER = "penstock"
 """Its name for transformers."""
+
+
+class Place(NamedTuple):
+    """A run's priority, and its turn among prompts."""
+
+    priority: int
+    turn: float
+
+
 NOWHERE = Place(1_000, 0.0)
 """Of a run that is over."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,6 +20,7 @@ from penstock.processors.engines.base import EngineInfo, Finished, Prepared, Run
 from penstock.processors.engines.batching.alike import AlikeBatches
 from penstock.processors.engines.batching.batches import Batches
 from penstock.processors.engines.batching.limit import BatchLimit
+from penstock.processors.engines.batching.turns import turn_of
 from penstock.processors.engines.images.diffusion_batch import Batch
 from penstock.processors.engines.images.diffusion_jobs import MAX_PIXELS, Job, Part, make_job
 from penstock.processors.engines.images.diffusion_memory import run_need
@@ -85,7 +87,7 @@ class DiffusionBackend:
 
     def run(self, spec: RunSpec, prompt: Job) -> None:
         self._jobs[spec.run_id] = prompt
-        self._waiting.add(Part(prompt, range(len(prompt.seeds))))
+        self._waiting.add(Part(prompt, range(len(prompt.seeds))), turn_of(spec.priority, time.monotonic()))
         self._batches.look()
 
     def cancel(self, run_id: str) -> None:

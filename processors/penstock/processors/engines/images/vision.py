@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,7 @@ from penstock.processors.engines.batching.alike import AlikeBatches
 from penstock.processors.engines.batching.batches import Batches
 from penstock.processors.engines.batching.limit import BatchLimit
 from penstock.processors.engines.batching.sampling import GREEDY, sampling_of
+from penstock.processors.engines.batching.turns import turn_of
 from penstock.processors.engines.context import build_context, identity
 from penstock.processors.engines.process.loading import device_name, dtype_name, end_ids_of, set_up_torch
 from penstock.processors.engines.process.measuring import Meter
@@ -191,7 +193,7 @@ class VisionBackend:
         )
         run = TextRun(spec, tokens, detokeniser, self._eos.__contains__, self._emit)
         self._runs[spec.run_id], prompt.is_read = (prompt, run), run.wants_steps
-        self._waiting.add(prompt)
+        self._waiting.add(prompt, turn_of(spec.priority, time.monotonic()))
         self._batches.look()
 
     def cancel(self, run_id: str) -> None:

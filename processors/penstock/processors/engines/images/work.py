@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any
 
 from penstock.processors.engines.backend import Emit
 from penstock.processors.engines.base import EngineInfo, Finished, Prepared, RunFailed, RunSpec, refuse_unsupported
+from penstock.processors.engines.batching.turns import turn_of
 from penstock.processors.engines.process.measuring import Meter
 from penstock.processors.guarded.process import Stopped
 from penstock.processors.images.decoded import DecodedImage
@@ -52,6 +56,9 @@ class ImageWork:
         self._emit = emit
         self._max_pixels = int(options.get("max_pixels", MAX_PIXELS))
         self._running: set[str] = set()
+        self._waiting: list[tuple[float, int, str, Job]] = []
+        """A heap of (turn, number of arrival, run, its job). Each push and pop is one step for the interpreter."""
+        self._numbers = itertools.count()
         self._done = 0
         self._loop = asyncio.get_running_loop()
         self._pool: ThreadPoolExecutor
@@ -106,7 +113,9 @@ class ImageWork:
 
     def run(self, spec: RunSpec, prompt: Job) -> None:
         self._running.add(spec.run_id)
-        self._pool.submit(self._work, spec.run_id, prompt)
+        entry = (turn_of(spec.priority, time.monotonic()), next(self._numbers), spec.run_id, prompt)
+        heappush(self._waiting, entry)
+        self._pool.submit(self._work_next)
 
     def cancel(self, run_id: str) -> None:
         self._running.discard(run_id)  # its thread sees it before the next operation
@@ -127,6 +136,11 @@ class ImageWork:
         self._done += 1
 
     # -- in a thread of the pool
+
+    def _work_next(self) -> None:
+        """There is one call for each that waits."""
+        _, _, run_id, job = heappop(self._waiting)
+        self._work(run_id, job)
 
     def _work(self, run_id: str, job: Job) -> None:
         try:

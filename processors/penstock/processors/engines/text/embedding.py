@@ -12,6 +12,7 @@ from penstock.processors.engines.base import EngineInfo, Finished, Prepared, Run
 from penstock.processors.engines.batching.batches import Batches
 from penstock.processors.engines.batching.length_batches import LengthBatches
 from penstock.processors.engines.batching.limit import BatchLimit
+from penstock.processors.engines.batching.turns import turn_of
 from penstock.processors.engines.process.loading import device_name, padded_tokens, set_up_torch
 from penstock.processors.engines.process.measuring import Meter
 from penstock.processors.engines.process.weights import code_option, load_weights
@@ -152,8 +153,9 @@ class EmbeddingBackend:
 
     def run(self, spec: RunSpec, prompt: list[list[int]]) -> None:
         run = self._runs[spec.run_id] = _Run(spec, prompt)
+        turn = turn_of(spec.priority, time.monotonic())
         for place, ids in enumerate(prompt):
-            self._waiting.add(_Text(run, place), len(ids))
+            self._waiting.add(_Text(run, place), len(ids), turn)
         self._batches.look()
 
     def cancel(self, run_id: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,7 +83,7 @@ class Engine:
 
     def put(self, *items: Item) -> None:
         for item in items:
-            self.waiting.add(item)
+            self.waiting.add(item, time.monotonic())
             self.batches.look()
 
     async def ended(self, count: int) -> None:
@@ -235,7 +236,7 @@ def test_alike_items_are_taken_up_to_the_weight_and_at_least_one() -> None:
     assert waiting.take(3) == []
     assert not waiting.fills(3)
     for name, weight in (("large", 5), ("a", 2), ("b", 2)):
-        waiting.add(Item(name, weight=weight))
+        waiting.add(Item(name, weight=weight), 0.0)
     assert waiting.fills(3)
     assert [item.name for item in waiting.take(3)] == ["large"], "one that is larger than a batch is one by itself"
     assert waiting.fills(3), "b does not fit beside a"

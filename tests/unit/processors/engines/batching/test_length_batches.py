@@ -12,12 +12,16 @@ from penstock.processors.engines.batching.length_batches import LengthBatches
 LENGTHS = st.lists(st.integers(1, 40), max_size=60)
 
 
+def turn(text: int) -> int:
+    return text * 7 % 13
+
+
 def padded(lengths: list[int]) -> int:
     return len(lengths) * max(lengths)
 
 
 @given(steps=st.lists(st.one_of(LENGTHS, st.just("take")), max_size=30), most=st.integers(1, 200))
-def test_each_text_comes_once_in_a_batch_that_fits_and_the_oldest_comes_first(steps: list[object], most: int) -> None:
+def test_each_text_comes_once_in_a_batch_that_fits_and_in_its_turn(steps: list[object], most: int) -> None:
     waiting: dict[int, int] = {}
     batches: LengthBatches[int] = LengthBatches()
     count = 0
@@ -28,7 +32,7 @@ def test_each_text_comes_once_in_a_batch_that_fits_and_the_oldest_comes_first(st
         assert len(set(batch)) == len(batch)
         assert bool(batch) == bool(waiting)
         if batch:
-            assert next(iter(waiting)) in batch
+            assert min(waiting, key=lambda text: (turn(text), text)) in batch
             lengths = [waiting.pop(text) for text in batch]
             assert lengths == sorted(lengths)
             assert len(batch) == 1 or padded(lengths) <= most
@@ -39,7 +43,7 @@ def test_each_text_comes_once_in_a_batch_that_fits_and_the_oldest_comes_first(st
         if isinstance(step, list):
             for length in step:
                 waiting[count] = length
-                batches.add(count, length)
+                batches.add(count, length, turn(count))
                 count += 1
         else:
             take()
@@ -52,7 +56,7 @@ def test_each_text_comes_once_in_a_batch_that_fits_and_the_oldest_comes_first(st
 def test_what_waits_together_pads_as_little_as_sorted_texts(lengths: list[int], most: int) -> None:
     batches: LengthBatches[int] = LengthBatches()
     for number, length in enumerate(lengths):
-        batches.add(number, length)
+        batches.add(number, length, number)
     taken = []
     while batch := batches.take(most):
         taken.append([lengths[number] for number in batch])
@@ -69,7 +73,7 @@ def test_what_waits_together_pads_as_little_as_sorted_texts(lengths: list[int], 
 def test_who_is_dropped_is_in_no_batch() -> None:
     batches: LengthBatches[tuple[str, int]] = LengthBatches()
     for number in range(20):
-        batches.add(("even" if number % 2 == 0 else "odd", number), number + 1)
+        batches.add(("even" if number % 2 == 0 else "odd", number), number + 1, number)
     batches.drop(lambda text: text[0] == "even")
     assert len(batches) == 10
     found = []
@@ -85,7 +89,7 @@ def test_with_texts_that_keep_coming_padding_stays_small() -> None:
     lengths: list[int] = []
     for _ in range(300):
         while len(batches) < 512:
-            batches.add(len(lengths), length := chance.randint(12, 130))
+            batches.add(len(lengths), length := chance.randint(12, 130), len(lengths))
             lengths.append(length)
         batch = [lengths[number] for number in batches.take(2048)]
         real, spent = real + sum(batch), spent + padded(batch)

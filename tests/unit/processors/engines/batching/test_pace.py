@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.processors.engines.batching.pace import LEAST_PROMPT_TOKENS, PATIENCE_S, STEP_S, Pace, Place
+from penstock.processors.engines.batching.pace import LEAST_PROMPT_TOKENS, STEP_S, Pace
 
 
 def run(pace: Pace, *, plain_s: float, token_s: float, most: int, steps: int = 100) -> int:
@@ -38,11 +38,3 @@ def test_it_finds_the_size_whose_steps_take_as_long_as_they_may(plain_s: float, 
     tokens = run(pace, plain_s=plain_s, token_s=token_s, most=4096)
     allowed = max(LEAST_PROMPT_TOKENS, min(4096, (STEP_S - plain_s) / token_s))
     assert 0.95 * allowed - 1 <= tokens <= 1.05 * allowed + 1
-
-
-def test_who_is_more_urgent_is_first_unless_the_other_came_long_before() -> None:
-    low = Place.at(8, 100.0)
-    assert Place.at(2, 100.0 + 5 * PATIENCE_S).turn < low.turn
-    assert Place.at(2, 100.0 + 7 * PATIENCE_S).turn > low.turn
-    assert Place.at(8, 100.1).turn > low.turn
-    assert Place.at(2, 100.0 + 8 * PATIENCE_S).turn > Place.at(1_000, 100.0).turn
