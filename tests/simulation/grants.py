@@ -88,9 +88,8 @@ class Grants:
         """Whether it could be granted now as well, with room set aside for those before it that are being prepared."""
         if other.alone or other.group is not None or other.klass in self._inside.paused_classes():
             return False
-        if other.stage is not Stage.READY and not (
-            other.stage is Stage.QUEUED and replica.inline and other.line is None
-        ):
+        at_once = replica.inline and other.line is None and not (other.looks or other.stored_text)
+        if other.stage is not Stage.READY and not (other.stage is Stage.QUEUED and at_once):
             return False
         if self._inside.replica_number(other) not in (None, replica.number):
             return False
