@@ -184,13 +184,16 @@ class Inside:
 
     def devices_for(self, work: Work, now: float) -> list[str]:
         """Where its run may get memory: devices of replicas with room for it, kept for nobody else; else all.
-        Suspects of a group run on one replica: where one runs, the others wait for that one's device.
+        Suspects of a group run on one replica: where one runs, the others wait for that one's device, unless all of its
+        slots are taken.
         """
         group, need = work.group, 0 if work.run is None else work.run.need_tokens
         beside = [one for one in self.replicas_of(work.lane) if group is not None and one.exclusive is group]
         own = {
             device
-            for one in (beside if any(one.holders for one in beside) else self.replicas_of(work.lane))
+            for one in (
+                beside if any(one.holders and one.free_slots > 0 for one in beside) else self.replicas_of(work.lane)
+            )
             if one.state is ReplicaState.READY
             and one.free_slots > 0
             and now >= one.busy_until
