@@ -201,6 +201,7 @@ class Talks:
             if self.copies.base(fork) > offset:
                 told = self.log(fork).summaries_telling(offset)
                 self.layout.append(fork, [(key, None) for key in told])
+                self._forget_sums(fork)
                 self._forget_in_forks(fork, offset)
 
     def take_back(self, line: str, request_id: str, strays: Iterable[ConversationMessage] = ()) -> None:
@@ -212,6 +213,14 @@ class Talks:
         if self.layout.is_shared:
             keys = list(dict.fromkeys((*keys, *(conversation_message_key(one).encode() for one in strays))))
         self.layout.append(line, [(key, None) for key in keys])
+        self._forget_sums(line)
+
+    def _forget_sums(self, line: str) -> None:
+        """Summaries that went because something of what they were made of went: their requests may add others."""
+        log = self.log(line)
+        for known in [known for known in self._summed if known[0] == line and known not in self._erased]:
+            if log.summary_by(known[1]) is None:
+                del self._summed[known]
 
     # -- checks
 
