@@ -253,6 +253,15 @@ def test_the_list_shows_models_whose_orders_are_unknown(gateway: Gateway) -> Non
     assert "the topic of orders is missing: create it with `penstock topics create`" in listed.stderr
 
 
+def test_a_file_without_its_option_is_no_id(gateway: Gateway, tmp_path: Path) -> None:
+    file = tmp_path / "chat.json"
+    file.write_text('{"id": "chat", "engine": "noop"}')
+    result = gateway.run("add", str(file))
+    assert result.exit_code == 2
+    assert f"--file {file}" in result.stderr
+    assert not gateway.asked
+
+
 def test_set_gives_numbers_as_numbers_and_what_is_no_json_as_text() -> None:
     pairs = ["priority=3", "keep_alive=5m", "pinned=true", 'options={"tokens": 5, "delay_ms": 0.5}']
     fields = {"priority": 3, "keep_alive": "5m", "pinned": True, "options": {"tokens": 5, "delay_ms": 0.5}}
