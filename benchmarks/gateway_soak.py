@@ -44,6 +44,8 @@ RATE = 15.0
 GROWTH = {"threads": 6, "descriptors": 40, "mib": 64}
 """What the gateway and the worker that live may have more at the end than after the first fifth of the time."""
 LIVE = ("g1", "w2")
+RECENT_BYTES = 4_000_000
+"""Of ended requests in a gateway's memory: filled soon, so that what still grows later is something else."""
 
 
 @dataclass
@@ -258,10 +260,10 @@ async def disturb(
             for name in (killed := chance.sample(GATEWAYS[1:], 2)):
                 await asyncio.to_thread(processes[name].kill9)
             for name in killed:
-                processes[name] = whole.gateway(name, port=processes[name].port)
+                processes[name] = gateway(whole, name, port=processes[name].port)
         elif kind == "gateway stops":
             await asyncio.to_thread(processes["g2"].stop)
-            processes["g2"] = whole.gateway("g2", port=processes["g2"].port)
+            processes["g2"] = gateway(whole, "g2", port=processes["g2"].port)
         else:
             kafka.process.send_signal(signal.SIGSTOP)
             await asyncio.sleep(chance.uniform(2, 12))
@@ -269,7 +271,13 @@ async def disturb(
         print(f"{give_up + FAULT_EVERY_S - time.monotonic():.0f} s left, {dict(faults)}", file=sys.stderr, flush=True)
 
 
+def gateway(whole: System, name: str, port: int | None = None) -> Process:
+    return whole.gateway(name, port=port, env={"PENSTOCK_GATEWAY__RECENT_BYTES": str(RECENT_BYTES)})
+
+
 def sizes(process: Process) -> dict[str, int]:
+    """Raises AssertionError with its last words if it has ended."""
+    assert process.alive(), f"{process.name} exited with {process.popen.returncode}:\n{process.tail()}"
     about = psutil.Process(process.popen.pid)
     return {
         "threads": about.num_threads(),
@@ -308,7 +316,7 @@ async def soak(whole: System, kafka: Any, seconds: float, seed: int) -> dict[str
     processes = {
         "w1": whole.worker("w1"),
         "w2": whole.worker("w2"),
-        **{name: whole.gateway(name) for name in GATEWAYS},
+        **{name: gateway(whole, name) for name in GATEWAYS},
     }
     for process in processes.values():
         process.wait_ready()
