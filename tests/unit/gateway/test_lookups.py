@@ -95,6 +95,24 @@ async def test_a_view_that_stands_still_says_so(gateway: Gateway) -> None:
         await gateway.lookups.find("default", "r")
 
 
+async def test_who_comes_into_memory_while_pages_are_read_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cancel of 100,000 left out the one that began to run meanwhile: all others had ended before its page came."""
+    monkeypatch.setattr("penstock.gateway.service.lookups.LIVE_AT_ONCE", 1)
+    gateway = Gateway(tmp_path / "view.sqlite", held_live=0)
+    for request_id in "ab":
+        gateway.view.accepted(replace(REQUEST, request_id=request_id))
+    gateway.leave_all_to_the_file()
+    told = list[str]()
+    async for entry in gateway.lookups.live(["default"]):
+        told.append(entry.request_id)
+        for request_id in "ab":
+            gateway.view.find(("default", request_id))
+    assert set(told) == {"a", "b"}
+    gateway.close()
+
+
 async def test_news_that_is_written_while_rows_are_read_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,13 +137,19 @@ class Lookups:
 
         Those aside are of this class alone, if one is named.
         """
+        async for entry in self._held(tenants):
+            yield entry
+        for tenant in tenants:
+            async for entry in self._aside(tenant, "" if klass is None else counted_start(klass)):
+                yield entry
+        async for entry in self._held(tenants):  # some were aside at first, and in memory before their page was read
+            yield entry
+
+    async def _held(self, tenants: Collection[str]) -> AsyncIterator[Entry]:
         for number, entry in enumerate(list(self._view.known.held_live())):
             if number % LOOKED_AT_ONCE == 0:
                 await asyncio.sleep(0)  # others have their turn on the loop
             if entry.tenant in tenants:
-                yield entry
-        for tenant in tenants:
-            async for entry in self._aside(tenant, "" if klass is None else counted_start(klass)):
                 yield entry
 
     async def _aside(self, tenant: str, start: str) -> AsyncIterator[Entry]:
