@@ -6,7 +6,7 @@ Every function raises BrokerUnavailable when Kafka does not answer within `timeo
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,10 +46,16 @@ class TopicInfo:
 
 def ensure_topics(settings: KafkaSettings, specs: Sequence[TopicSpec], timeout_s: float = 30.0) -> list[TopicReport]:
     """Create what is missing, wait until it is visible, and report how what existed differs from its spec."""
-    existing = partition_counts(settings, timeout_s=timeout_s)
-    missing = [spec for spec in specs if spec.name not in existing]
-    created = _create(settings, missing, timeout_s)
-    found = {info.name: info for info in _visible(settings, [spec.name for spec in specs], timeout_s)}
+    names = [spec.name for spec in specs]
+    created: set[str] = set()
+
+    def look() -> list[TopicInfo]:
+        # Each time anew: a broker may still list a topic that has just been deleted, which nobody else would create.
+        existing = partition_counts(settings, names, timeout_s)
+        created.update(_create(settings, [spec for spec in specs if spec.name not in existing], timeout_s))
+        return describe(settings, names, timeout_s)
+
+    found = {info.name: info for info in _visible(look, timeout_s)}
     return [
         TopicReport(name=spec.name, created=spec.name in created, drift=_drift(spec, found[spec.name]))
         for spec in specs
@@ -151,7 +157,7 @@ def create_conversation_topic(
     config = conversation_topic_config(brokers=count, durability=durability)
     spec = TopicSpec(name=topic, partitions=1, replication=3 if count >= 3 else 1, config=config)
     created = _create(settings, [spec], timeout_s)
-    _visible(settings, [topic], timeout_s)
+    _visible(lambda: describe(settings, [topic], timeout_s), timeout_s)
     return bool(created)
 
 
@@ -267,12 +273,12 @@ def _looked_up(settings: KafkaSettings, partitions: Iterable[TP], spec: Any, tim
     return asked(settings, ask, timeout_s, refused_too=True)
 
 
-def _visible(settings: KafkaSettings, topics: Sequence[str], timeout_s: float) -> list[TopicInfo]:
-    """Describe topics that may have been created a moment ago: a broker knows of them some milliseconds later."""
+def _visible(look: Callable[[], list[TopicInfo]], timeout_s: float) -> list[TopicInfo]:
+    """What `look` finds of topics that were created a moment ago: a broker knows of them some milliseconds later."""
     give_up = time.monotonic() + timeout_s
     while True:
         try:
-            return describe(settings, topics, timeout_s)
+            return look()
         except NotFound:
             if time.monotonic() > give_up:
                 raise

@@ -216,6 +216,21 @@ def test_topics_are_created_once_and_drift_is_reported_not_mended(settings: Kafk
         admin.describe(settings, ["none"])
 
 
+def test_a_topic_that_was_listed_while_it_was_deleted_is_created(
+    settings: KafkaSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = TopicSpec(name=settings.topic_prefix + "new", partitions=2, replication=1, config={})
+    listed = admin.partition_counts
+
+    def with_the_deleted_one(*args: Any, **kwargs: Any) -> dict[str, int]:
+        monkeypatch.setattr(admin, "partition_counts", listed)
+        return {**listed(*args, **kwargs), spec.name: 2}
+
+    monkeypatch.setattr(admin, "partition_counts", with_the_deleted_one)
+    assert admin.ensure_topics(settings, [spec], timeout_s=10)[0].created
+    assert admin.partition_counts(settings, [spec.name]) == {spec.name: 2}
+
+
 def test_a_conversation_made_again_has_another_id(settings: KafkaSettings) -> None:
     topic = settings.names.conversation("acme", "c1")
     assert admin.topic_id(settings, topic) is None
