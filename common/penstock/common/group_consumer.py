@@ -17,6 +17,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from penstock.common.kafka_errors import client_logger, wrong_configuration
+from penstock.common.lost_brokers import LostBrokers, let_go
 from penstock.common.reader import Headers, message_headers
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.topics import TP
@@ -67,7 +68,8 @@ class GroupConsumer:
         self._due: dict[TP, int] = {}
         self._held: set[str] = set()
         self._stopping = False
-        config: dict[str, Any] = {
+        self._lost_brokers = LostBrokers(kafka, topics[0])
+        self._config: dict[str, Any] = {
             **kafka.librdkafka(),
             "group.id": group_id,
             "enable.auto.commit": False,
@@ -79,7 +81,7 @@ class GroupConsumer:
             "heartbeat.interval.ms": 2_000,
         }
         try:
-            self._consumer = Consumer(config, logger=client_logger)
+            self._consumer = Consumer(self._config, logger=client_logger)
         except KafkaException as error:
             raise wrong_configuration(error) from error
         self._thread = threading.Thread(target=self._read_forever, name="penstock-group", daemon=True)
@@ -107,8 +109,12 @@ class GroupConsumer:
 
     def _read_forever(self) -> None:
         try:
-            self._consumer.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked)
+            self._subscribe()
             while not self._stopping:
+                if self._lost_brokers.replaces(self._consumer, is_member=bool(self._consumer.assignment())):
+                    old, self._consumer = self._consumer, Consumer(self._config, logger=client_logger)
+                    self._subscribe()
+                    let_go(old)
                 self._read_once()
             while self._calls:
                 self._calls.popleft()()
@@ -120,6 +126,9 @@ class GroupConsumer:
             )
         finally:
             self._consumer.close()
+
+    def _subscribe(self) -> None:
+        self._consumer.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked)
 
     def _read_once(self) -> None:
         messages = self._consumer.consume(_BATCH, _POLL_S)
@@ -163,10 +172,14 @@ class GroupConsumer:
         self._consumer.resume([one for one in assigned if one.topic not in topics])
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        if consumer is not self._consumer:
+            return  # it was replaced, and is closed in another thread
         self._calls.append(lambda: self._hold(self._held))  # a new partition comes unpaused
         self._tell(self._listener.on_assigned, [(one.topic, one.partition) for one in partitions])
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        if consumer is not self._consumer:
+            return
         self._finish_work([(one.topic, one.partition) for one in partitions])
         while self._calls:
             self._calls.popleft()()

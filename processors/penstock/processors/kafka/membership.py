@@ -19,6 +19,7 @@ import faust
 from faust.sensors import Monitor
 
 from penstock.common import admin
+from penstock.common.lost_brokers import LostBrokers
 from penstock.common.settings import KafkaSettings
 from penstock.common.threads import in_daemon_thread
 from penstock.processors.kafka import rdkafka_transport
@@ -145,6 +146,7 @@ class Membership:
         self.partitions: frozenset[TP] = frozenset()
         self.rebalances = 0
         self._kafka = kafka
+        self._topics = topics
         self._config = consumer_config(kafka, group)
         self._urgency = urgency
         self._stall = stall
@@ -169,7 +171,13 @@ class Membership:
         """Join the group. Returns when Faust's services run, which is before the first assignment."""
         loop = asyncio.get_running_loop()
         self._thread = PollThread(
-            self._config, loop, self, urgency=self._urgency, lost_logs=self._lost_logs, stall=self._stall
+            self._config,
+            loop,
+            self,
+            urgency=self._urgency,
+            lost_logs=self._lost_logs,
+            lost_brokers=LostBrokers(self._kafka, self._topics[0]),
+            stall=self._stall,
         )
         self._thread.hold(self._held)
         self._app.consumer.thread = self._thread

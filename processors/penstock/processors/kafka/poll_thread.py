@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from penstock.common.kafka_errors import client_logger
+from penstock.common.lost_brokers import LostBrokers, let_go
 from penstock.common.reader import message_headers
 from penstock.processors.kafka.batches import TP, Batch, Committed, Delivered
 from penstock.processors.kafka.commits import CommitQueue, Sent
@@ -83,12 +84,14 @@ class PollThread:
         *,
         urgency: Callable[[str], int],
         lost_logs: LostLogs,
+        lost_brokers: LostBrokers,
         stall: Callable[[], bool] = lambda: False,
     ) -> None:
         self._loop = loop
         self._events = events
         self._stall = stall
         self._lost_logs = lost_logs
+        self._lost_brokers = lost_brokers
         self._buffer = FetchBuffer(urgency)
         self._commits = CommitQueue()
         self._answers: list[Sent] = []  # in the order of sending; librdkafka's callbacks are matched with these
@@ -110,7 +113,7 @@ class PollThread:
         self._fatal: KafkaError | None = None
         self._config = {**config, "on_commit": self._on_commit, "error_cb": self._on_error}
         self._topics: list[str] = []
-        self._kafka = Consumer(self._config, logger=client_logger)
+        self._kafka = self._new_consumer()
         self._thread = threading.Thread(target=self._run, name="group consumer", daemon=True)
 
     # -- from any thread
@@ -153,6 +156,15 @@ class PollThread:
 
     # -- in the thread
 
+    def _new_consumer(self) -> Consumer:
+        return Consumer(self._config, logger=client_logger)
+
+    def _replace_consumer(self) -> None:
+        old, self._kafka = self._kafka, self._new_consumer()
+        self._begin({})
+        self._subscribe()
+        let_go(old)
+
     def _subscribe(self) -> None:
         self._kafka.subscribe(self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
 
@@ -162,6 +174,8 @@ class PollThread:
                 if self._fatal is not None:
                     raise KafkaException(self._fatal)
                 self._serve_calls()
+                if self._lost_brokers.replaces(self._kafka, is_member=bool(self.owned)):
+                    self._replace_consumer()
                 if self.owned and self._stall():
                     self._ending.wait(STALLED_S)
                     continue
@@ -327,7 +341,7 @@ class PollThread:
         self._begin({})
         self._lost_logs.begin_again(self._kafka, committed, cut, self._ending.wait)
         self._kafka.close()
-        self._kafka = Consumer(self._config, logger=client_logger)
+        self._kafka = self._new_consumer()
         self._subscribe()
 
     # -- commits
@@ -379,6 +393,8 @@ class PollThread:
     # -- rebalances, inside poll
 
     def _on_assign(self, kafka: Any, partitions: Sequence[TopicPartition]) -> None:
+        if kafka is not self._kafka:
+            return  # it was replaced, and is closed in another thread
         try:
             self._assign(kafka, partitions)
         except KafkaException as error:  # taken for a failed poll, this member would own partitions and fetch nothing
@@ -400,10 +416,14 @@ class PollThread:
         self._wait_for(self._events.assigned(generation, member_id, committed, begins_again=committed is not known))
 
     def _on_revoke(self, kafka: Any, partitions: Sequence[TopicPartition]) -> None:
+        if kafka is not self._kafka:
+            return
         self._commit_what_is_done()
         self._begin({})
 
     def _on_lost(self, kafka: Any, partitions: Sequence[TopicPartition]) -> None:
+        if kafka is not self._kafka:
+            return
         logger.warning("group.lost partitions=%d: others may work on them", len(partitions))
         self._wait_for(self._events.revoked(lost=True))
         self._begin({})

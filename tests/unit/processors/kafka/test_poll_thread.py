@@ -68,7 +68,11 @@ def make_thread() -> tuple[PollThread, Told]:
     events: Any = SimpleNamespace(assigned=assigned, revoked=revoked)
     config = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g"}
     loop = asyncio.get_running_loop()
-    return PollThread(config, loop, events, urgency=lambda topic: 0, lost_logs=LostLogs("beginning")), told
+    nobody: Any = SimpleNamespace(replaces=lambda consumer, is_member: False)
+    thread = PollThread(
+        config, loop, events, urgency=lambda topic: 0, lost_logs=LostLogs("beginning"), lost_brokers=nobody
+    )
+    return thread, told
 
 
 @pytest.mark.parametrize(
