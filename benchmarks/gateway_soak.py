@@ -41,8 +41,12 @@ EMBED = {**QUICK, "id": "embed", "tasks": ["embedding"]}
 GATEWAYS = ("g1", "g2", "g3", "g4")
 FAULT_EVERY_S = 20.0
 RATE = 15.0
-GROWTH = {"threads": 6, "descriptors": 40, "mib": 64}
-"""What the gateway and the worker that live may have more at the end than after the first fifth of the time."""
+GROWTH = {"threads": 24, "descriptors": 40, "mib": 64}
+"""What the gateway and the worker that live may have more at the end than after the first fifth of the time.
+
+A gateway reads conversations on up to 8 threads and keeps up to 8 clients of Kafka for that, with 4 threads each: how
+many of them there are follows from how many reads came at once.
+"""
 LIVE = ("g1", "w2")
 RECENT_BYTES = 4_000_000
 """Of ended requests in a gateway's memory: filled soon, so that what still grows later is something else."""
