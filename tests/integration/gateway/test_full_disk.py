@@ -11,7 +11,7 @@ import pytest
 
 from penstock.cli.faults.disks import SmallDisk, why_no_disk
 from support import wait_until
-from system import Process, System, running
+from system import NOOP, Process, System, running
 
 COUNT = 30
 DISK_BYTES = 1 << 26
@@ -30,6 +30,10 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 def chat(gateway: Process, number: int) -> httpx.Response:
     body = {"model": "noop", "messages": [{"role": "user", "content": f"{number} " * 2_000}]}
     return httpx.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=60)
+
+
+def post(gateway: Process, path: str, body: dict[str, Any]) -> httpx.Response:
+    return httpx.post(gateway.url + path, json=body, timeout=60)
 
 
 def reasons(gateway: Process) -> str:
@@ -61,3 +65,41 @@ def test_calls_end_and_are_known_later(kafka: Any, kafka_prefix: str, tmp_path: 
         assert len(seen) >= completed
         assert {event.status for event in system.outcomes().values()} == {"completed"}
         assert again.stop() == 0, again.tail()
+
+
+@pytest.mark.slow
+def test_commands_about_waiting_requests_hold_or_are_refused(
+    kafka: Any, kafka_prefix: str, tmp_path: Path, disk: SmallDisk
+) -> None:
+    """What was answered with 202 holds at the worker that starts later; what was refused can be said again."""
+    one_by_one = {**NOOP, "options": {"tokens": 4, "delay_ms": 20, "slots": 1}}
+    system = System(kafka.bootstrap_servers, kafka_prefix, tmp_path / "system", models=[one_by_one])
+    with running(system):
+        gateway = system.gateway(env={"PENSTOCK_GATEWAY__VIEW_PATH": str(disk.path / "view.sqlite")}).wait_ready()
+        body = {"task": "text_generation", "model": "noop", "priority": 9, "payload": {"prompt": "go"}}
+        waiting = [post(gateway, "/v1/requests", body).json()["request_id"] for _ in range(8)]
+        high = {"priority": "high"}
+        commands = [
+            (f"/v1/requests/{waiting[5]}/reprioritize", high),
+            ("/v1/requests/reprioritize", {"ids": waiting[6:8], **high}),
+            (f"/v1/requests/{waiting[0]}/cancel", {}),
+            ("/v1/requests/cancel", {"ids": [waiting[1]]}),
+        ]
+        disk.fill()
+        more = [post(gateway, "/v1/requests", {**body, "payload": {"prompt": "go " * 2_000}}) for _ in range(COUNT)]
+        wait_until(lambda: "full" in reasons(gateway), 30, lambda: f"{reasons(gateway)}\n{gateway.tail()}")
+        waiting += [one.json()["request_id"] for one in more if one.status_code == 202]
+        answers = [post(gateway, path, fields) for path, fields in commands]
+        refused = [one for one in answers if one.status_code != 202]
+        assert all(one.status_code == 503 and "full" in one.text for one in refused), [one.text for one in refused]
+        disk.make_room()
+        wait_until(lambda: "full" not in reasons(gateway), 60, lambda: f"{reasons(gateway)}\n{gateway.tail()}")
+        for (path, fields), before in zip(commands, answers, strict=True):
+            if before.status_code != 202:
+                assert post(gateway, path, fields).status_code == 202
+        system.worker().wait_ready()
+        wait_until(lambda: len(system.outcomes()) == len(waiting), 60, lambda: system.outcomes())
+        outcomes = system.outcomes()
+        assert [outcomes[one].status for one in waiting] == ["cancelled"] * 2 + ["completed"] * (len(waiting) - 2)
+        ended = sorted(waiting[2:], key=lambda one: outcomes[one].created_at)
+        assert set(ended[:3]) == set(waiting[5:8]), [(waiting.index(one), outcomes[one].created_at) for one in ended]
