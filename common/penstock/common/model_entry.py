@@ -87,13 +87,13 @@ class ModelEntry(Section):
     revision: str | None = None
     """The branch, tag or commit of a hub id; null: its main branch."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """The type of its weights in memory; null: float32 on a CPU, bfloat16 on a card."""
+    """The type of its weights in memory; null: float32 on a CPU, bfloat16 on a GPU."""
     quantization: Literal["int8", "nf4", "fp4"] | None = None
     """Weights in 8 or 4 bits, made by bitsandbytes as the model is loaded; that package must be installed."""
     adapters: list[str] = Field(default_factory=list[str])
     """LoRA adapters (folders or hub ids), merged into the weights in this order as the model is loaded."""
     device: str | None = None
-    """`auto` (a card if there is one that can hold the model, else main memory), `cpu`, `cuda` (whichever card has
+    """`auto` (a GPU if there is one that can hold the model, else main memory), `cpu`, `cuda` (whichever GPU has
     room), `cuda:1`, …; null: `auto`. Engines that compute in main memory alone (imaging, managed) stay there."""
     replicas: Replicas = Field(default_factory=Replicas)
     """Engines of it on a worker: a number, or `{min, max}`."""

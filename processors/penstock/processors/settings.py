@@ -148,7 +148,7 @@ class MemorySection(Section):
     cpu_reserve_bytes: int = Field(default=1 << 30, ge=0)
     """Main memory that is left to others."""
     gpu_reserve_bytes: int = Field(default=1 << 30, ge=0)
-    """Memory of each card that is left to others."""
+    """Memory of each GPU that is left to others."""
 
 
 class ImagesSection(Section):

@@ -68,7 +68,7 @@ def schedule(
     Example: penstock bench schedule --write traces; penstock bench schedule --trace traces/chat.jsonl --json
 
     With --fleet the devices are those that a worker with that configuration would have: its simulated ones, else the
-    cards of this machine, and main memory.
+    GPUs of this machine, and main memory.
 
     Example: penstock bench schedule --fleet penstock.toml --trace mine.jsonl
     """

@@ -25,7 +25,7 @@ class ForeignStep(Section):
 
 class DeviceSection(Section):
     kind: Literal["cpu", "cuda", "simulated"]
-    """`cpu` (main memory), `cuda` (cards and MIG slices) or `simulated` (a device that is only said to be there)."""
+    """`cpu` (main memory), `cuda` (GPUs and MIG slices) or `simulated` (a device that is only said to be there)."""
     name: str | None = Field(default=None, min_length=1, max_length=100)
     """`cuda:0`, `cuda:0/mig:1`, or the beginning of a UUID; null: all of the kind that no other table names. Simulated
     devices need one, by which models ask for them."""
