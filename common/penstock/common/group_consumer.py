@@ -111,11 +111,8 @@ class GroupConsumer:
         try:
             self._subscribe()
             while not self._stopping:
-                if self._lost_brokers.replaces(self._consumer, is_member=bool(self._consumer.assignment())):
-                    old, self._consumer = self._consumer, Consumer(self._config, logger=client_logger)
-                    self._subscribe()
-                    let_go(old)
-                self._read_once()
+                if self._lost_brokers.replaces(self._consumer, busy=self._read_once()):
+                    self._replace_consumer()
             while self._calls:
                 self._calls.popleft()()
             self._commit(self._due)
@@ -130,7 +127,16 @@ class GroupConsumer:
     def _subscribe(self) -> None:
         self._consumer.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked)
 
-    def _read_once(self) -> None:
+    def _replace_consumer(self) -> None:
+        """One that was lost while others joined still has its partitions, which may be theirs by now."""
+        if held := [(one.topic, one.partition) for one in self._consumer.assignment()]:
+            self._finish_work(held)
+        old, self._consumer = self._consumer, Consumer(self._config, logger=client_logger)
+        self._subscribe()
+        let_go(old)
+
+    def _read_once(self) -> bool:
+        """Whether there were records."""
         messages = self._consumer.consume(_BATCH, _POLL_S)
         batch: list[Read] = []
         wants, passed = self._listener.wants, dict[TP, int]()
@@ -151,6 +157,7 @@ class GroupConsumer:
             self._calls.popleft()()
         if self._due:
             self._commit(self._due)
+        return bool(passed)
 
     def _commit(self, offsets: dict[TP, int]) -> None:
         owned = {(one.topic, one.partition) for one in self._consumer.assignment()}

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 
-from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from penstock.common import admin
 from penstock.common.settings import KafkaSettings
@@ -19,8 +19,11 @@ from penstock.schemas.errors import PenstockError
 
 logger = logging.getLogger(__name__)
 
-LOOK_EACH_S = 3.0
+LOOK_EACH_S, LOOK_SELDOM_S = 2.0, 60.0
 LOOK_S = 1.0
+
+_NO_BROKER = KafkaError._TRANSPORT  # pyright: ignore[reportPrivateUsage]
+"""What librdkafka says when it has no broker to ask; of one that is slow it says that the time is over."""
 
 
 class LostBrokers:
@@ -29,29 +32,41 @@ class LostBrokers:
     def __init__(self, settings: KafkaSettings, topic: str) -> None:
         self._settings = settings
         self._topic = topic
+        self._heard()
+
+    def _heard(self) -> None:
+        self._each_s = LOOK_EACH_S
+        self._missed = False
         self._looked_at = time.monotonic()
 
-    def replaces(self, consumer: Consumer, *, is_member: bool) -> bool:
-        """Whether a new client should take the place of this one: it hears of no broker, and others do.
+    def replaces(self, consumer: Consumer, *, busy: bool = False) -> bool:
+        """Whether a new client should take the place of this one: two looks in a row it knew no broker, others did.
 
-        Asks every `LOOK_EACH_S` while the client has no partitions; then it blocks for up to three times `LOOK_S`.
+        Looks every `LOOK_EACH_S` unless the client is `busy`, which says that it is well; a look blocks for up to four
+        times `LOOK_S`. After each replacement it looks half as often, until a client hears of a broker: one whose
+        connections take long must have the time to join.
         """
-        now = time.monotonic()
-        if is_member:
-            self._looked_at = now
-        if now - self._looked_at < LOOK_EACH_S:
+        if busy:
+            self._heard()
+        if time.monotonic() - self._looked_at < self._each_s:
             return False
-        lost = not self._hears(consumer) and self._others_hear()
+        if self._hears(consumer):
+            self._heard()
+            return False
+        missed = self._others_hear()
+        lost, self._missed = missed and self._missed, missed
         self._looked_at = time.monotonic()
         if lost:
+            self._missed = False
+            self._each_s = min(2 * self._each_s, LOOK_SELDOM_S)
             logger.warning("group.brokers_lost topic=%s: joining with a new client", self._topic)
         return lost
 
     def _hears(self, consumer: Consumer) -> bool:
         try:
             consumer.list_topics(self._topic, timeout=LOOK_S)
-        except KafkaException:
-            return False
+        except KafkaException as error:
+            return error.args[0].code() != _NO_BROKER
         return True
 
     def _others_hear(self) -> bool:

@@ -113,6 +113,8 @@ class PollThread:
         self._fatal: KafkaError | None = None
         self._config = {**config, "on_commit": self._on_commit, "error_cb": self._on_error}
         self._topics: list[str] = []
+        self._lost = False
+        """The consumer has lost the cluster, and is to be replaced."""
         self._kafka = self._new_consumer()
         self._thread = threading.Thread(target=self._run, name="group consumer", daemon=True)
 
@@ -160,7 +162,9 @@ class PollThread:
         return Consumer(self._config, logger=client_logger)
 
     def _replace_consumer(self) -> None:
-        old, self._kafka = self._kafka, self._new_consumer()
+        if self._generation >= 0:  # a member without partitions is not told that it is none any more
+            self._wait_for(self._events.revoked(lost=True))
+        old, self._kafka, self._lost = self._kafka, self._new_consumer(), False
         self._begin({})
         self._subscribe()
         let_go(old)
@@ -174,7 +178,7 @@ class PollThread:
                 if self._fatal is not None:
                     raise KafkaException(self._fatal)
                 self._serve_calls()
-                if self._lost_brokers.replaces(self._kafka, is_member=bool(self.owned)):
+                if self._lost or self._lost_brokers.replaces(self._kafka, busy=bool(self.owned)):
                     self._replace_consumer()
                 if self.owned and self._stall():
                     self._ending.wait(STALLED_S)
@@ -339,9 +343,9 @@ class PollThread:
         self._commit_what_is_done(without=cut)
         committed = {tp: self._commits.known[tp] for tp in cut}
         self._begin({})
-        self._lost_logs.begin_again(self._kafka, committed, cut, self._ending.wait)
+        self._lost_logs.begin_again(self._kafka, committed, cut, self._wait)
         self._kafka.close()
-        self._kafka = self._new_consumer()
+        self._kafka, self._lost = self._new_consumer(), False
         self._subscribe()
 
     # -- commits
@@ -363,6 +367,8 @@ class PollThread:
             self._commits.answer(sent, {})
 
     def _on_commit(self, error: KafkaError | None, partitions: Sequence[TopicPartition]) -> None:
+        if threading.current_thread() is not self._thread:
+            return  # of a consumer that was replaced
         offsets = {(p.topic, p.partition): p.offset for p in partitions}
         for sent in self._answers:
             if {tp: offset for tp, (offset, _) in sent.offsets.items()} == offsets:
@@ -390,6 +396,13 @@ class PollThread:
                 logger.info("group.commit_failed error=%s: the work is done again elsewhere, seen once", error)
             self._commits.answer_all(results)
 
+    def _wait(self, seconds: float) -> bool:
+        """Wait before the broker is asked again; True when this thread ends, or its client has lost the cluster."""
+        if self._ending.wait(seconds):
+            return True
+        self._lost = self._lost_brokers.replaces(self._kafka)
+        return self._lost
+
     # -- rebalances, inside poll
 
     def _on_assign(self, kafka: Any, partitions: Sequence[TopicPartition]) -> None:
@@ -402,9 +415,9 @@ class PollThread:
 
     def _assign(self, kafka: Any, partitions: Sequence[TopicPartition]) -> None:
         tps = [(p.topic, p.partition) for p in partitions]
-        known = committed_or_start(kafka, tps, self._ending.wait)
+        known = committed_or_start(kafka, tps, self._wait)
         generation, member_id = group_identity(kafka)
-        committed = None if known is None else self._lost_logs.at_assignment(kafka, known, self._ending.wait)
+        committed = None if known is None else self._lost_logs.at_assignment(kafka, known, self._wait)
         if committed is None:
             kafka.assign([])
             return
@@ -457,5 +470,5 @@ class PollThread:
 
     def _on_error(self, error: KafkaError) -> None:
         client_logger.info("group.client_error error=%s", error)  # each of its threads says the same, 40 times a second
-        if error.fatal():
+        if error.fatal() and threading.current_thread() is self._thread:
             self._fatal = error

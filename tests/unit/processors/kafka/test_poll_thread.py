@@ -68,7 +68,7 @@ def make_thread() -> tuple[PollThread, Told]:
     events: Any = SimpleNamespace(assigned=assigned, revoked=revoked)
     config = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g"}
     loop = asyncio.get_running_loop()
-    nobody: Any = SimpleNamespace(replaces=lambda consumer, is_member: False)
+    nobody: Any = SimpleNamespace(replaces=lambda consumer, busy=False: False)
     thread = PollThread(
         config, loop, events, urgency=lambda topic: 0, lost_logs=LostLogs("beginning"), lost_brokers=nobody
     )
@@ -113,6 +113,21 @@ async def test_a_log_that_was_refused_and_not_looked_at_since_is_not_read_on() -
     await asyncio.to_thread(thread._mend_positions)
     assert broker.stored == (0, "")
     assert broker.closed, "it leaves the group, and joins it again as of a new generation"
+    await asyncio.to_thread(thread.stop)
+
+
+async def test_a_client_that_is_lost_in_an_assignment_is_asked_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asked for ever what the group has committed, and nobody looked whether it has a broker."""
+    broker = Broker(Extent(0, 90), (80, ""))
+    thread, told = make_thread()
+
+    def no_answer(*_: Any) -> Any:
+        raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+    broker.committed = no_answer
+    monkeypatch.setattr(thread._lost_brokers, "replaces", lambda consumer: True)
+    await asyncio.wait_for(asyncio.to_thread(thread._assign, broker, [TopicPartition(*A)]), 10)
+    assert (broker.assigned, told, thread._lost) == ([{}], [], True)
     await asyncio.to_thread(thread.stop)
 
 
