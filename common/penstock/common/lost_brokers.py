@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import suppress
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
@@ -32,19 +33,21 @@ class LostBrokers:
     def __init__(self, settings: KafkaSettings, topic: str) -> None:
         self._settings = settings
         self._topic = topic
+        self._asking: threading.Thread | None = None
         self._heard()
 
     def _heard(self) -> None:
         self._each_s = LOOK_EACH_S
-        self._missed = False
         self._looked_at = time.monotonic()
+        self._answers: list[str] = []
+        """Of other clients, since this one heard of no broker."""
 
     def replaces(self, consumer: Consumer, *, busy: bool = False) -> bool:
         """Whether a new client should take the place of this one: two looks in a row it knew no broker, others did.
 
-        Looks every `LOOK_EACH_S` unless the client is `busy`, which says that it is well; a look blocks for up to four
-        times `LOOK_S`. After each replacement it looks half as often, until a client hears of a broker: one whose
-        connections take long must have the time to join.
+        Looks every `LOOK_EACH_S` unless the client is `busy`, which says that it is well; a look blocks for up to
+        `LOOK_S`. After each replacement it looks half as often, until a client hears of a broker: one whose connections
+        take long must have the time to join.
         """
         if busy:
             self._heard()
@@ -53,14 +56,14 @@ class LostBrokers:
         if self._hears(consumer):
             self._heard()
             return False
-        missed = self._others_hear()
-        lost, self._missed = missed and self._missed, missed
         self._looked_at = time.monotonic()
-        if lost:
-            self._missed = False
-            self._each_s = min(2 * self._each_s, LOOK_SELDOM_S)
-            logger.warning("group.brokers_lost topic=%s: joining with a new client", self._topic)
-        return lost
+        if not self._answers:
+            self._ask_others()
+            return False
+        self._answers = []
+        self._each_s = min(2 * self._each_s, LOOK_SELDOM_S)
+        logger.warning("group.brokers_lost topic=%s: joining with a new client", self._topic)
+        return True
 
     def _hears(self, consumer: Consumer) -> bool:
         try:
@@ -69,12 +72,19 @@ class LostBrokers:
             return error.args[0].code() != _NO_BROKER
         return True
 
-    def _others_hear(self) -> bool:
-        try:
-            admin.partition_counts(self._settings, [self._topic], 2 * LOOK_S)
-        except PenstockError:
-            return False
-        return True
+    def _ask_others(self) -> None:
+        """In a thread of its own: while Kafka is away it waits, and the client must be polled once it is back."""
+        if self._asking is not None and self._asking.is_alive():
+            return
+        answers = self._answers
+
+        def ask() -> None:
+            with suppress(PenstockError):
+                admin.partition_counts(self._settings, [self._topic], LOOK_S)
+                answers.append(self._topic)
+
+        self._asking = threading.Thread(target=ask, name="lost brokers", daemon=True)
+        self._asking.start()
 
 
 def let_go(consumer: Consumer) -> None:

@@ -50,6 +50,8 @@ def replaced(world: World, watch: LostBrokers, seconds: int, *, busy: bool = Fal
         world.now += 1
         if watch.replaces(client, busy=busy):
             said.append(world.now)
+        if watch._asking is not None:
+            watch._asking.join(10)
     return said
 
 
