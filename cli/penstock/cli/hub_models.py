@@ -49,7 +49,7 @@ BUNDLES: dict[str, tuple[HubModel, ...]] = {
             engine="diffusers",
             tasks=("image_generation", "image_editing"),
             fetches="2.7 GB",
-            memory="4 GB of a GPU, or 7 GB of main memory",
+            memory="4 GB on a GPU, or 7 GB of main memory",
             licence="CreativeML Open RAIL-M",
             options={"variant": "fp16"},
         ),

@@ -39,8 +39,8 @@ class LostBrokers:
     def _heard(self) -> None:
         self._each_s = LOOK_EACH_S
         self._looked_at = time.monotonic()
-        self._answers: list[str] = []
-        """Of other clients, since this one heard of no broker."""
+        self._others_hear = threading.Event()
+        """Kafka has answered another client since this one was seen without a broker."""
 
     def replaces(self, consumer: Consumer, *, busy: bool = False) -> bool:
         """Whether a new client should take the place of this one: two looks in a row it knew no broker, others did.
@@ -57,10 +57,10 @@ class LostBrokers:
             self._heard()
             return False
         self._looked_at = time.monotonic()
-        if not self._answers:
+        if not self._others_hear.is_set():
             self._ask_others()
             return False
-        self._answers = []
+        self._others_hear = threading.Event()
         self._each_s = min(2 * self._each_s, LOOK_SELDOM_S)
         logger.warning("group.brokers_lost topic=%s: joining with a new client", self._topic)
         return True
@@ -76,12 +76,12 @@ class LostBrokers:
         """In a thread of its own: while Kafka is away it waits, and the client must be polled once it is back."""
         if self._asking is not None and self._asking.is_alive():
             return
-        answers = self._answers
+        hear = self._others_hear  # an answer that comes late counts for nothing
 
         def ask() -> None:
             with suppress(PenstockError):
                 admin.partition_counts(self._settings, [self._topic], LOOK_S)
-                answers.append(self._topic)
+                hear.set()
 
         self._asking = threading.Thread(target=ask, name="lost brokers", daemon=True)
         self._asking.start()
