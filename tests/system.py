@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ import psutil
 from confluent_kafka import Message
 
 from broker_reads import BrokerReads
+from kit.zygote import Forked, zygote
 from penstock.cli.paths import free_port
 from penstock.schemas.codec import default_codec
 from penstock.schemas.fold import ResultFold
@@ -34,7 +34,7 @@ class Process:
     """One child with its log; ended by its own pid and never by name."""
 
     name: str
-    popen: subprocess.Popen[bytes]
+    popen: Forked
     log: Path
     port: int
     command: str
@@ -154,14 +154,8 @@ class System:
 
     def start(self, command: str, name: str, port: int, env: Mapping[str, str]) -> Process:
         log = self.folder / f"{name}.log"
-        with log.open("ab") as out:
-            popen = subprocess.Popen(
-                [sys.executable, "-m", "penstock.cli.main", command],
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "PENSTOCK_CONFIG": str(self.config()), "PYTHONUNBUFFERED": "1", **env},
-                start_new_session=True,
-            )
+        whole = {**os.environ, "PENSTOCK_CONFIG": str(self.config()), "PYTHONUNBUFFERED": "1", **env}
+        popen = zygote().start([command], whole, log)
         process = Process(name, popen, log, port, command)
         self.processes.append(process)
         return process
