@@ -15,6 +15,7 @@ import pytest
 from httpx._transports import default as httpx_transport
 from hypothesis import HealthCheck, settings
 
+from kit.examples import examples
 from penstock.cli import children
 from penstock.cli.embedded_kafka import EmbeddedKafka
 from penstock.cli.paths import free_port
@@ -28,7 +29,9 @@ BROKERS: list[EmbeddedKafka] = []
 """The session's own broker, once a test has asked for it."""
 
 # The machine's processor is stolen in waves: no example fails for the time it took.
-settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "penstock", max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("penstock")
 
 # A shell starts `command &` with Ctrl-C ignored, which all processes that tests start would inherit.

@@ -80,7 +80,9 @@ class Zygote:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()])
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()]
+            )
         self._socket = ours
         self._lines = ours.makefile("r")
         self._exits = _Exits()

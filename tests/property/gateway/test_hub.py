@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from kit.examples import examples
 from penstock.gateway.view.frames import Frame
 from penstock.gateway.view.hub import Client, Gone, Hub
 
@@ -107,5 +108,5 @@ class HubMachine(RuleBasedStateMachine):
         assert self.hub.subjects() == len(listened)
 
 
-HubMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+HubMachine.TestCase.settings = settings(max_examples=examples(100), stateful_step_count=50, deadline=None)
 TestHub = HubMachine.TestCase

@@ -17,6 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from kit.examples import examples
 from penstock.common.reader import RawMessage
 from penstock.gateway.service.subscriptions import Subscription, Subscriptions
 from penstock.gateway.view import view as view_module
@@ -544,6 +545,6 @@ class ViewMachine(RuleBasedStateMachine):
 
 
 ViewMachine.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=50, deadline=None, report_multiple_bugs=False
+    max_examples=examples(100), stateful_step_count=50, deadline=None, report_multiple_bugs=False
 )
 TestView = ViewMachine.TestCase

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kit.examples import examples
 from penstock.common.group_positions import Kept
 from penstock.common.reader import RawMessage
 from penstock.common.settings import KafkaSettings
@@ -325,7 +326,7 @@ class Replays(RuleBasedStateMachine):
 
 
 TestReplays = Replays.TestCase
-TestReplays.settings = settings(max_examples=150, stateful_step_count=50)
+TestReplays.settings = settings(max_examples=examples(150), stateful_step_count=50)
 
 
 def places_of(replay: ConversationReplay) -> list[tuple[str, int]]:

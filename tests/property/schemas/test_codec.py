@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from avro_values import records_of
+from kit.examples import examples
 from penstock.schemas.codec import SCHEMA_IDS, default_codec
 from penstock.schemas.errors import BadAvro, DecodeError, UnknownSchema, WrongMagic
 from penstock.schemas.records import RECORDS, Record
@@ -19,7 +20,7 @@ ANY_RECORD = st.one_of(list(STRATEGIES.values()))
 
 
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.data())
 def test_round_trip(kind: type[Record], data: st.DataObject) -> None:
     record = data.draw(STRATEGIES[kind])
@@ -30,7 +31,7 @@ def test_round_trip(kind: type[Record], data: st.DataObject) -> None:
     assert kind.from_dict(record.to_dict()) == record
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(record=ANY_RECORD, data=st.data())
 def test_another_record_or_length_is_bad_avro(record: Record, data: st.DataObject) -> None:
     encoded = CODEC.encode(record)
@@ -49,7 +50,7 @@ def test_arbitrary_bytes(data: bytes) -> None:
         CODEC.decode_any(data)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(kind=st.sampled_from(RECORDS), body=st.binary(max_size=120))
 def test_arbitrary_bodies(kind: type[Record], body: bytes) -> None:
     try:
@@ -59,7 +60,7 @@ def test_arbitrary_bodies(kind: type[Record], body: bytes) -> None:
     assert type(record) is kind
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(record=ANY_RECORD, at=st.integers(0, 400), byte=st.integers(0, 255))
 def test_a_flipped_byte(record: Record, at: int, byte: int) -> None:
     encoded = bytearray(CODEC.encode(record))

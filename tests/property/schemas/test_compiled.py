@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from avro_values import records_of, values_of
+from kit.examples import examples
 from penstock.schemas.codec import SCHEMA_IDS, Codec, default_codec, released_schema, schema_text
 from penstock.schemas.compiled import fallback
 from penstock.schemas.compiled.decoder import compile_decoder
@@ -32,7 +33,7 @@ from penstock.schemas.records import RECORDS, InferenceRequest, ModelInfo, Recor
 CODEC = default_codec()
 HEADER = b"\0\0\0\0\7"
 SLOW = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
 
@@ -105,7 +106,7 @@ def test_the_same_bytes_and_the_same_record(kind: type[Record], data: st.DataObj
 
 
 @pytest.mark.parametrize(("kind", "schema_id"), RELEASES, ids=lambda value: getattr(value, "__name__", value))
-@settings(SLOW, max_examples=20)
+@settings(SLOW, max_examples=examples(20))
 @given(data=st.data())
 def test_every_release_is_read_as_the_current_one(kind: type[Record], schema_id: int, data: st.DataObject) -> None:
     release = released(kind, schema_id)
@@ -187,7 +188,7 @@ FIXED = {kind: Codec(Fixed(current(kind))) for kind in RECORDS}
 
 
 @NAMED
-@settings(SLOW, max_examples=120)
+@settings(SLOW, max_examples=examples(120))
 @given(data=st.data())
 def test_malformed_bytes_are_bad_avro_or_read_alike(kind: type[Record], data: st.DataObject) -> None:
     encoded = bytearray(ENCODERS[kind](data.draw(STRATEGIES[kind])))
@@ -285,7 +286,7 @@ ODD = (
 
 
 @NAMED
-@settings(SLOW, max_examples=120)
+@settings(SLOW, max_examples=examples(120))
 @given(data=st.data())
 def test_what_does_not_fit_is_bad_avro(kind: type[Record], data: st.DataObject) -> None:
     values = data.draw(STRATEGIES[kind]).to_dict()

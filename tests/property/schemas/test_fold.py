@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kit.examples import examples
 from penstock.schemas.fold import IGNORED, Chunk, Ignored, ResultFold, StatusFold, Terminal
 from penstock.schemas.records import STATUS_RANKS, Origin, ResultEvent, StatusEvent
 
@@ -67,7 +68,7 @@ def steps(log: list[ResultEvent]) -> tuple[ResultFold, list[Ignored | Chunk | Te
     return fold, [fold.apply(found, offset) for offset, found in enumerate(log)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(log=logs())
 def test_one_terminal_and_text_without_gap_or_repeat(log: list[ResultEvent]) -> None:
     fold, found = steps(log)
@@ -101,7 +102,7 @@ def test_one_terminal_and_text_without_gap_or_repeat(log: list[ResultEvent]) -> 
     assert fold.text_length == len(seen)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(log=logs())
 def test_the_highest_place_is_shown(log: list[ResultEvent]) -> None:
     """Without an outcome, the text is the whole text of the highest (epoch, attempt) that wrote anything at all."""
@@ -116,7 +117,7 @@ def test_the_highest_place_is_shown(log: list[ResultEvent]) -> None:
     assert fold.token_count == len(texts)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(log=logs(), data=st.data())
 def test_reading_again_changes_nothing(log: list[ResultEvent], data: st.DataObject) -> None:
     fold, _ = steps(log)
@@ -126,7 +127,7 @@ def test_reading_again_changes_nothing(log: list[ResultEvent], data: st.DataObje
     assert before == (fold.text, fold.epoch, fold.attempt, fold.terminal, fold.restarts)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(log=logs(), cut=st.integers(0, 30))
 def test_a_restored_fold_goes_on_alike(log: list[ResultEvent], cut: int) -> None:
     log = [found for found in log if found.kind != "terminal" or found is log[-1]]
@@ -170,7 +171,7 @@ class Taker:
             self.log.append(event("terminal", ORIGIN, self.epoch, 1, **values))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.data())
 def test_what_was_told_stands_where_every_taker_goes_on(data: st.DataObject) -> None:
     """Workers that were thought dead go on writing; those that cannot go on say so."""

@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kit.examples import examples
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.plain import is_plain
 from penstock.schemas.records import ContextLimits, InferenceRequest, OutputSpec, Requirements
@@ -155,7 +156,7 @@ def holds(request: InferenceRequest) -> bool:
     return content_hash(request) == content_hash(before)  # without the nulls that Avro writes
 
 
-@settings(max_examples=2_000, deadline=None)
+@settings(max_examples=examples(2_000), deadline=None)
 @given(request=requests())
 def test_what_the_fast_check_accepts_is_valid_and_in_its_normal_form(request: InferenceRequest) -> None:
     assert holds(request)

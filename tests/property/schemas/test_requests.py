@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kit.examples import examples
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import PenstockError, to_error_record
 from penstock.schemas.records import PAYLOAD_FIELDS, InferenceRequest, Origin, ResultEvent
@@ -136,7 +137,7 @@ def named(error: PenstockError) -> None:
     assert error.code in ("invalid", "unsupported_parameter")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(body=bodies())
 def test_what_is_accepted_survives_json_and_avro(body: dict[str, Any]) -> None:
     try:
@@ -162,7 +163,7 @@ def test_what_is_accepted_survives_json_and_avro(body: dict[str, Any]) -> None:
 FIELDS = [*COMMON, "task", "payload", "conversation_id", "context", "output", "callback_url", "other"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(body=bodies(), data=st.data())
 def test_anything_in_any_field(body: dict[str, Any], data: st.DataObject) -> None:
     target = body
@@ -178,7 +179,7 @@ def test_anything_in_any_field(body: dict[str, Any], data: st.DataObject) -> Non
         CODEC.encode(request)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(body=JSON | st.fixed_dictionaries({"task": st.sampled_from(PAYLOAD_FIELDS), "payload": JSON}))
 def test_arbitrary_json(body: Any) -> None:
     try:

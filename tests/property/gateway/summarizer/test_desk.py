@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kit.examples import examples
 from penstock.gateway.summarizer.desk import Commit, Desk, Key, ReadWhole, Submit
 from penstock.schemas.limits import RECENT_TURNS
 from penstock.schemas.records import ConversationFacts, ConversationFork, ConversationMessage, SummarizePolicy
@@ -210,7 +211,7 @@ def played(steps: list[str], seed: int) -> World:
 
 
 @given(STEPS, st.integers(0, 1_000))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_each_due_span_is_summed_up_once_and_none_is_skipped(steps: list[str], seed: int) -> None:
     for topic in played(steps, seed).topics.values():
         ends = [at for at, one in topic.standing() if one.direction == "out"]
@@ -219,7 +220,7 @@ def test_each_due_span_is_summed_up_once_and_none_is_skipped(steps: list[str], s
 
 
 @given(WITH_ERASURES, st.integers(0, 1_000))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_what_is_erased_is_summed_up_anew(steps: list[str], seed: int) -> None:
     for topic in played(steps, seed).topics.values():
         assert len(set(topic.covers)) == len(topic.covers)
@@ -229,7 +230,7 @@ def test_what_is_erased_is_summed_up_anew(steps: list[str], seed: int) -> None:
 
 
 @given(WITH_FAILURES, st.integers(0, 1_000))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_nothing_is_passed_over_whatever_fails_and_is_erased_unseen(steps: list[str], seed: int) -> None:
     world = played(steps, seed)
     for key, topic in world.topics.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kit.examples import examples
 from penstock.processors.engines.stops import StopMatcher
 
 STOPS = st.lists(st.text("ab\n", max_size=4), max_size=4)
@@ -19,7 +20,7 @@ def naive(text: str, stops: list[str]) -> tuple[str, bool]:
     return text, False
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(pieces=st.lists(st.text("ab\nc", max_size=6), max_size=10), stops=STOPS)
 def test_as_if_searched_in_the_whole(pieces: list[str], stops: list[str]) -> None:
     expected, stopped = naive("".join(pieces), stops)

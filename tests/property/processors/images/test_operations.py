@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms
 
+from kit.examples import examples
 from penstock.processors.images.decoder import decode
 from penstock.processors.images.operations import Picture, apply, encode
 from penstock.processors.images.planning import plan
@@ -66,7 +67,7 @@ def opened(picture: Picture) -> Image.Image:
 
 
 @given(IMAGES, st.lists(STEPS, min_size=1, max_size=5))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_sizes_come_out_as_planned_and_every_picture_can_be_written(
     image: Image.Image, operations: list[dict[str, Any]]
 ) -> None:

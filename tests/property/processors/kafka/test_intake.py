@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from avro_values import records_of
+from kit.examples import examples
 from penstock.processors.kafka.intake import Intake, Poison, Taken, origin_header
 from penstock.schemas.codec import default_codec
 from penstock.schemas.costs import drawing_cost
@@ -71,7 +72,7 @@ HEADERS = st.lists(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(
     topic=TOPICS,
     partition=st.integers(0, 2**31 - 1),
@@ -110,7 +111,7 @@ def test_any_record_is_taken_or_poison(
     assert len(CODEC.encode(outcome)) < 2_000, "its outcome can be written"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(value=VALUES)
 def test_a_record_put_on_another_partition_keeps_its_identity(value: bytes | None) -> None:
     first = INTAKE.read(NAMES.request("embedding", 1), 3, 9, 5, (), value)

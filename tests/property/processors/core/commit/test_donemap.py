@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kit.examples import examples
 from penstock.processors.core.commit.donemap import LIMIT, LONGEST, decode, decode_flags, encode, encode_flags
 
 BASES = st.integers(0, 2**60)
@@ -39,7 +40,7 @@ def test_what_fits_comes_back_whole(base: int, pairs: list[tuple[int, int]]) -> 
     assert bool(text) == bool(ranges)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(base=BASES, flags=st.binary(max_size=600), limit=st.integers(0, 120))
 def test_what_does_not_fit_is_left_out_at_the_tail(base: int, flags: bytes, limit: int) -> None:
     flags = bytes(flag & 1 for flag in flags)

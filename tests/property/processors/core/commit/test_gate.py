@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kit.examples import examples
 from penstock.processors.core.commit import span as span_module
 from penstock.processors.core.commit.donemap import decode
 from penstock.processors.core.commit.gate import TP, Arrival, CommitGate, DuplicateNotDelivered
@@ -319,7 +320,7 @@ class GateMachine(RuleBasedStateMachine):
             span_module.FORGET = self.forget
 
 
-GateMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+GateMachine.TestCase.settings = settings(max_examples=examples(200), stateful_step_count=40, deadline=None)
 TestGate = GateMachine.TestCase
 
 T0, T1 = ("t", 0), ("t", 1)

@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
+from kit.examples import examples
 from penstock.processors.core.fleet.ledger import DeviceCapacity
 from penstock.processors.core.fleet.views import ModelView, Need
 from placement_world import PlacementWorld
@@ -82,4 +83,4 @@ class PlacementMachine(RuleBasedStateMachine):
 
 
 TestPlacement = PlacementMachine.TestCase
-TestPlacement.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestPlacement.settings = settings(max_examples=examples(25), stateful_step_count=25, deadline=None)

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from kit.examples import examples
 from penstock.processors.core.queue.budget import Budget
 
 TPS = (("high", 0), ("high", 1), ("low", 0), ("low", 1))
@@ -101,7 +102,7 @@ class BudgetMachine(RuleBasedStateMachine):
             assert self.budget.full(tp) == (self.facts[tp] >= share and beyond >= common)
 
 
-BudgetMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+BudgetMachine.TestCase.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)
 TestBudget = BudgetMachine.TestCase
 
 

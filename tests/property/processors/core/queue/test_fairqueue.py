@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from kit.examples import examples
 from penstock.processors.core.queue import fairqueue
 from penstock.processors.core.queue.fairqueue import FairQueue, Sorted
 
@@ -126,7 +127,7 @@ class FairQueueMachine(RuleBasedStateMachine):
             assert [one for one in order if one.tenant == tenant] == [one for *_, one in sorted(self.entries[tenant])]
 
 
-FairQueueMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+FairQueueMachine.TestCase.settings = settings(max_examples=examples(200), stateful_step_count=40, deadline=None)
 TestFairQueue = FairQueueMachine.TestCase
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from kit.examples import examples
 from penstock.processors.core.queue.scheduler import AGED_TRIED, CLASSES, Scheduler
 
 AGING_S = 10.0
@@ -295,7 +296,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not len(self.scheduler._turns)
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+SchedulerMachine.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 TestScheduler = SchedulerMachine.TestCase
 
 

@@ -1,0 +1,13 @@
+"""How many examples a property test tries: a quarter in `make test`, all of them in `make test-all`."""
+
+from __future__ import annotations
+
+import os
+
+ALL = bool(os.environ.get("PENSTOCK_TEST_ALL"))
+SHARE = 4
+
+
+def examples(number: int) -> int:
+    """Of `number` examples those of this run. Each run draws others, so runs together try all of them."""
+    return number if ALL else max(number // SHARE, 5)
