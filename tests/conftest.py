@@ -6,6 +6,7 @@ import os
 import signal
 import uuid
 from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,13 +16,14 @@ import pytest
 from httpx._transports import default as httpx_transport
 from hypothesis import HealthCheck, settings
 
+from kit.assets import prepared
 from kit.examples import examples
 from penstock.cli import children
 from penstock.cli.embedded_kafka import EmbeddedKafka
 from penstock.cli.paths import free_port
 from support import create_topics as _create_topics
 from support import delete_topics
-from system import RUNNING
+from system import RUNNING, Process, System, running
 from time_table import TimeTable
 
 TIMES = TimeTable()
@@ -135,9 +137,45 @@ def create_topics(kafka: Kafka, kafka_prefix: str) -> Callable[..., None]:
     return partial(_create_topics, kafka.bootstrap_servers, kafka_prefix)
 
 
-def prepared(model: str) -> Path:
-    """The folder of one of our models, prepared once into the cache; without the command line's parts a skip."""
-    return pytest.importorskip("penstock.cli.assets").prepare_model(model, print)
+@pytest.fixture
+def make_system(kafka: Kafka, tmp_path: Path) -> Iterator[Callable[..., System]]:
+    """Makes systems that stop with the test. Options are those of `System`; no process is started."""
+    with ExitStack() as stack:
+
+        def make(**options: Any) -> System:
+            prefix = f"t{uuid.uuid4().hex[:6]}-"
+            return stack.enter_context(running(System(kafka.bootstrap_servers, prefix, tmp_path / prefix, **options)))
+
+        yield make
+
+
+@pytest.fixture(scope="module")
+def system(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[System]:
+    """The system of a test file, started once.
+
+    The file's `SYSTEM` holds options of `System`, and under "processes" the names of those that run: a worker and a
+    gateway by default. It is a function where options have to be made first.
+    """
+    described = request.module.SYSTEM
+    options = dict(described() if callable(described) else described)
+    names = options.pop("processes", ["w1", "g1"])
+    folder = tmp_path_factory.mktemp("system")
+    made = System(kafka.bootstrap_servers, f"t{uuid.uuid4().hex[:6]}-", folder, **options)
+    with running(made):
+        yield made.start_all(names)
+
+
+@pytest.fixture
+def gateway(system: System) -> Process:
+    """The newest gateway of the file's system."""
+    return system.process("g")
+
+
+@pytest.fixture
+def client(system: System) -> Iterator[httpx.Client]:
+    """A client of the newest gateway of the file's system."""
+    with httpx.Client(base_url=system.process("g").url, timeout=60) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

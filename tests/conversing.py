@@ -23,20 +23,8 @@ def worked(kafka: Any, folder: Path, models: Sequence[Json], **options: Any) -> 
     """A system whose worker `w1` and gateway `g1` are ready."""
     prefix = f"{folder.name}{uuid.uuid4().hex[:6]}-"
     made = System(kafka.bootstrap_servers, prefix, folder, models=list(models), **options)
-    with running(made) as started:
-        started.worker().wait_ready()
-        started.gateway().wait_ready()
-        yield started
-
-
-def part(system: System, name: str) -> Process:
-    """The process of the system with this name."""
-    return next(one for one in system.processes if one.name == name)
-
-
-def newest(system: System, kind: str) -> Process:
-    """The process that was started last of those whose names begin so."""
-    return [one for one in system.processes if one.name.startswith(kind)][-1]
+    with running(made):
+        yield made.start_all(["w1", "g1"])
 
 
 def questions(done: Json) -> list[str]:

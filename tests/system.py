@@ -20,6 +20,7 @@ from confluent_kafka import Message
 from broker_reads import BrokerReads
 from kit.zygote import Forked, zygote
 from penstock.cli.paths import free_port
+from penstock.common.settings import KafkaSettings
 from penstock.schemas.codec import default_codec
 from penstock.schemas.fold import ResultFold
 from penstock.schemas.records import DeadLetter, ResultEvent
@@ -65,6 +66,18 @@ class Process:
     def _listens_on(self) -> set[int]:
         connections = psutil.Process(self.popen.pid).net_connections("tcp")
         return {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}
+
+    def submit(self, prompt: str = "go", **fields: Any) -> str:
+        """Have this gateway accept a request, of text unless `fields` say something else. Returns its id."""
+        body = {"task": "text_generation", "payload": {"prompt": prompt}, **fields}
+        answer = httpx.post(f"{self.url}/v1/requests", json=body, timeout=30)
+        assert answer.status_code == 202, answer.text
+        return str(answer.json()["request_id"])
+
+    def request(self, request_id: str, wait: int = 0) -> dict[str, Any]:
+        """The request as this gateway shows it when it has ended, or after `wait` seconds."""
+        where = f"{self.url}/v1/requests/{request_id}"
+        return httpx.get(where, params={"wait": wait}, timeout=wait + 30).json()
 
     def kill9(self) -> None:
         self.popen.send_signal(signal.SIGKILL)
@@ -126,6 +139,21 @@ class System:
     @property
     def group(self) -> str:
         return f"{self.prefix}worker"
+
+    @property
+    def kafka(self) -> KafkaSettings:
+        return KafkaSettings(bootstrap_servers=self.bootstrap, topic_prefix=self.prefix)
+
+    def process(self, name: str) -> Process:
+        """The process started last of those whose names begin so: "g1", or "g" for any gateway."""
+        return [one for one in self.processes if one.name.startswith(name)][-1]
+
+    def start_all(self, names: Sequence[str]) -> System:
+        """Start the processes of these names at once, and wait until all are ready."""
+        start = {"w": self.worker, "g": self.gateway, "b": self.bridge, "h": self.webhooks, "s": self.summarizer}
+        for process in [start[name[0]](name) for name in names]:
+            process.wait_ready(180)
+        return self
 
     def create_topics(self) -> System:
         create_topics(self.bootstrap, self.prefix, sharded=self.sharded)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,29 +10,25 @@ import openai
 import pydantic
 import pytest
 
-from system import Process, System
+from kit.assets import prepared
+from system import Process
 
 pytestmark = pytest.mark.model
 QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
 
 
-@pytest.fixture(scope="module")
-def gateway(make_system: Callable[..., System], smollm2: Path) -> Process:
+def SYSTEM() -> dict[str, Any]:
     model = {
         "id": "smollm2-135m",
-        "source": str(smollm2),
+        "source": str(prepared("smollm2-135m")),
         "engine": "text",
         "tasks": ["text_generation"],
         "aliases": ["default"],
     }
-    system = make_system(models=[model])
-    worker = system.worker()
-    gateway = system.gateway().wait_ready()
-    worker.wait_ready(180)
-    return gateway
+    return {"models": [model]}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def client(gateway: Process) -> openai.OpenAI:
     return openai.OpenAI(base_url=gateway.url + "/v1", api_key="unused", max_retries=0, timeout=120)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
-import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
@@ -17,33 +16,12 @@ from system import Process, System, eventually
 ECHO = {"id": "echo", "source": "noop", "engine": "noop", "tasks": ["text_generation"], "options": {"echo": True}}
 
 
-@pytest.fixture(scope="module")
-def system(make_system: Callable[..., System]) -> System:
-    return make_system(models=[ECHO])
-
-
-@pytest.fixture(scope="module")
-def gateway(system: System) -> Process:
-    system.worker().wait_ready()
-    return system.gateway().wait_ready()
+SYSTEM = {"models": [ECHO]}
 
 
 def submit(gateway: Process, conversation: str, text: str) -> str:
-    body = {
-        "task": "text_generation",
-        "conversation_id": conversation,
-        "stream": True,
-        "payload": {"messages": [{"role": "user", "content": text}], "max_tokens": 64},
-    }
-    answer = httpx.post(gateway.url + "/v1/requests", json=body, timeout=30)
-    assert answer.status_code == 202, answer.text
-    return str(answer.json()["request_id"])
-
-
-def result(gateway: Process, request_id: str) -> dict[str, Any]:
-    found = httpx.get(f"{gateway.url}/v1/requests/{request_id}", params={"wait": 60}, timeout=70).json()
-    assert found["done"], found
-    return found
+    payload = {"messages": [{"role": "user", "content": text}], "max_tokens": 64}
+    return gateway.submit(conversation_id=conversation, stream=True, payload=payload)
 
 
 def replay_with_stock_parts(system: System, gateway: Process, topic: str) -> list[dict[str, Any]]:
@@ -58,8 +36,8 @@ def replay_with_stock_parts(system: System, gateway: Process, topic: str) -> lis
 
 
 def test_the_second_context_holds_the_first_turn(system: System, gateway: Process) -> None:
-    first = result(gateway, submit(gateway, "two-turns", "my name is Ada"))
-    second = result(gateway, submit(gateway, "two-turns", "what is my name?"))
+    first = gateway.request(submit(gateway, "two-turns", "my name is Ada"), wait=60)
+    second = gateway.request(submit(gateway, "two-turns", "what is my name?"), wait=60)
     # The echo engine answers with the context it was given.
     assert "my name is Ada" in second["result"]["text"]
     assert first["result"]["text"][:40] in second["result"]["text"]
@@ -78,7 +56,7 @@ def test_the_second_context_holds_the_first_turn(system: System, gateway: Proces
 def test_turns_run_in_order_one_at_a_time(system: System, gateway: Process) -> None:
     ids = [submit(gateway, "in-order", f"turn {n}") for n in range(6)]
     for request_id in ids:
-        assert result(gateway, request_id)["status"] == "completed"
+        assert gateway.request(request_id, wait=60)["status"] == "completed"
     records = replay_with_stock_parts(system, gateway, system.names.conversation("default", "in-order"))
     assert [r["content"] for r in records if r["direction"] == "in"] == [f"turn {n}" for n in range(6)]
     assert [r["direction"] for r in records] == ["in", "out"] * 6
@@ -94,7 +72,7 @@ def test_killed_between_the_answer_and_the_outcome(make_system: Callable[..., Sy
     assert [r["direction"] for r in before] == ["in", "out"]
     assert not [e for e in system.results() if e.is_terminal]
     worker = system.worker("w2").wait_ready()
-    final = result(gateway, request_id)
+    final = gateway.request(request_id, wait=60)
     assert final["status"] == "completed"
     after = replay_with_stock_parts(system, gateway, system.names.conversation("default", "killed"))
     assert after == before, "the answer was appended again"
@@ -106,7 +84,7 @@ def test_killed_between_the_answer_and_the_outcome(make_system: Callable[..., Sy
 
 
 def test_history_over_http(gateway: Process) -> None:
-    result(gateway, submit(gateway, "items", "one"))
+    gateway.request(submit(gateway, "items", "one"), wait=60)
     items = httpx.get(gateway.url + "/v1/conversations/items/items", params={"order": "asc"}, timeout=20).json()
     assert items["object"] == "list"
     assert [item["role"] for item in items["data"]] == ["user", "assistant"]

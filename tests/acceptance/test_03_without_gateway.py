@@ -5,29 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from penstock.producers import AsyncClient, Client, KafkaSettings
+from penstock.producers import AsyncClient, Client
 from penstock.schemas.ids import derived_request_id
 from system import System, eventually
 
-
-@pytest.fixture(scope="module")
-def system(make_system: Callable[..., System]) -> System:
-    system = make_system()
-    system.worker().wait_ready()
-    return system
-
-
-def settings(system: System) -> KafkaSettings:
-    return KafkaSettings(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix)
+SYSTEM = {"processes": ["w1"]}
 
 
 def test_the_client_library_submits_and_follows_to_the_end(system: System) -> None:
-    with Client(settings(system)) as client:
+    with Client(system.kafka) as client:
         submitted = client.submit(
             task="text_generation", payload={"prompt": "Hello", "max_tokens": 8}, stream=True, metadata={"k": "v"}
         )
@@ -41,7 +31,7 @@ def test_the_client_library_submits_and_follows_to_the_end(system: System) -> No
 
 
 async def test_the_async_client_does_the_same(system: System) -> None:
-    async with AsyncClient(settings(system)) as client:
+    async with AsyncClient(system.kafka) as client:
         submitted = await client.submit(task="text_generation", payload={"prompt": "Hello"}, stream=True)
         names = [type(event).__name__ async for event in client.follow(submitted)]
     assert names[-1] == "Result"

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
-import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
@@ -27,15 +26,11 @@ WORDS = {
 LARGE = {**WORDS, "id": "large", "options": {"tokens": 120, "delay_ms": 15, "slots": 64, "chars": 4_000}}
 
 
-@pytest.fixture(scope="module")
-def system(make_system: Callable[..., System]) -> System:
-    system = make_system(models=[WORDS, LARGE], gateway_options={"client_queue_frames": 64})
-    system.worker()
-    system.gateway("g1")
-    system.gateway("g2")
-    for process in system.processes:
-        process.wait_ready()
-    return system
+SYSTEM = {
+    "models": [WORDS, LARGE],
+    "gateway_options": {"client_queue_frames": 64},
+    "processes": ["w1", "g1", "g2"],
+}
 
 
 def gateways(system: System) -> tuple[Process, Process]:

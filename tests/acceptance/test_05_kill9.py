@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.producers import Client, KafkaSettings
+from penstock.producers import Client
 from system import System, eventually
 
 COUNT = 200
@@ -20,7 +20,7 @@ SLOW = {
 
 
 def submit_all(system: System, count: int = COUNT) -> set[str]:
-    with Client(KafkaSettings(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix)) as client:
+    with Client(system.kafka) as client:
         return {
             client.submit(
                 task="text_generation", payload={"prompt": f"request {n}"}, stream=True, priority=(1, 5, 9)[n % 3]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pytest
 from confluent_kafka import Producer
 
 from system import System, eventually
@@ -23,11 +20,7 @@ POISON = {
 }
 
 
-@pytest.fixture(scope="module")
-def system(make_system: Callable[..., System]) -> System:
-    system = make_system()
-    system.worker().wait_ready()
-    return system
+SYSTEM = {"processes": ["w1"]}
 
 
 def test_each_poison_is_dead_lettered_and_the_next_record_runs(system: System) -> None:

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.producers import Client, KafkaSettings
+from penstock.producers import Client
 from system import Process, System, eventually
 
 pytestmark = pytest.mark.alone
@@ -36,7 +36,7 @@ def test_a_flood_stays_bounded_and_high_work_passes(make_system: Callable[..., S
     system = make_system(models=[SLOW], worker_options={"commit_span": CAP // 4, "aging_s": 600})
     worker = system.worker().wait_ready()
     memory_before = psutil.Process(worker.popen.pid).memory_full_info().uss
-    with Client(KafkaSettings(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix)) as client:
+    with Client(system.kafka) as client:
         for n in range(FLOOD):
             client.submit(task="text_generation", payload={"prompt": f"low {n}"}, priority=9)
         eventually(lambda: inflight(worker) > CAP / 4, 30, worker.tail)

@@ -16,13 +16,6 @@ TOKENS = 400
 WORDS = engine(tokens=TOKENS, delay_ms=40, slots=32)
 
 
-def submit(gateway: Process) -> str:
-    body = {"task": "text_generation", "stream": True, "payload": {"prompt": "go", "max_tokens": TOKENS}}
-    answer = httpx.post(gateway.url + "/v1/requests", json=body, timeout=30)
-    assert answer.status_code == 202, answer.text
-    return str(answer.json()["request_id"])
-
-
 def sse(
     gateway: Process, request_id: str, after: str | None, stop: Callable[[list[dict[str, Any]]], bool]
 ) -> tuple[list[dict[str, Any]], str | None]:
@@ -50,8 +43,8 @@ def test_killed_and_restarted(make_system: Callable[..., System]) -> None:
     worker, port = system.worker(), free_port()
     gateway = system.gateway("g1", port=port).wait_ready()
     worker.wait_ready()
-    request_id = submit(gateway)
-    others = [submit(gateway) for _ in range(10)]
+    request_id = gateway.submit(stream=True)
+    others = [gateway.submit(stream=True) for _ in range(10)]
     frames, cursor = sse(gateway, request_id, None, lambda seen: sum(f["type"] == "chunk" for f in seen) >= 3)
     gateway.kill9()
     gateway = system.gateway("g1", port=port).wait_ready()
@@ -75,7 +68,7 @@ def test_gateway_b_knows_at_once_what_a_accepted(make_system: Callable[..., Syst
     system = make_system(models=[WORDS])  # no worker: nothing but the request topic says it was accepted
     first, second = system.gateway("g1").wait_ready(), system.gateway("g2").wait_ready()
     for _ in range(20):
-        request_id = submit(first)
+        request_id = first.submit(stream=True)
         found = httpx.get(f"{second.url}/v1/requests/{request_id}", timeout=10)
         assert found.status_code == 200, found.text
         assert found.json()["status"] == "accepted"

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 
+from kit.assets import prepared
 from system import System
 
 pytestmark = pytest.mark.model
 TEXTS = ["The cat sat on the mat.", "A cat was sitting on a rug.", "Interest rates rose by half a percent on Tuesday."]
 
 
+def SYSTEM() -> dict[str, Any]:
+    minilm = str(prepared("all-minilm-l6-v2"))
+    return {"models": [{"id": "all-minilm-l6-v2", "source": minilm, "engine": "embedding", "tasks": ["embedding"]}]}
+
+
 @pytest.fixture(scope="module")
-def client(make_system: Callable[..., System], minilm: Path) -> openai.OpenAI:
-    model = {"id": "all-minilm-l6-v2", "source": str(minilm), "engine": "embedding", "tasks": ["embedding"]}
-    system = make_system(models=[model])
-    worker = system.worker()
-    gateway = system.gateway().wait_ready()
-    worker.wait_ready(180)
-    return openai.OpenAI(base_url=gateway.url + "/v1", api_key="unused", max_retries=0, timeout=120)
+def client(system: System) -> openai.OpenAI:
+    return openai.OpenAI(base_url=system.process("g1").url + "/v1", api_key="unused", max_retries=0, timeout=120)
 
 
 def vectors(client: openai.OpenAI, texts: list[str]) -> list[list[float]]:

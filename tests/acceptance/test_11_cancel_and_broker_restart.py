@@ -19,17 +19,6 @@ SLOW = {
 QUICK = {**SLOW, "options": {"tokens": 5, "delay_ms": 20, "slots": 8}}
 
 
-def submit(gateway: Process) -> str:
-    body = {"task": "text_generation", "stream": True, "payload": {"prompt": "go", "max_tokens": 400}}
-    answer = httpx.post(gateway.url + "/v1/requests", json=body, timeout=30)
-    assert answer.status_code == 202, answer.text
-    return str(answer.json()["request_id"])
-
-
-def get(gateway: Process, request_id: str, wait: int = 0) -> dict[str, Any]:
-    return httpx.get(f"{gateway.url}/v1/requests/{request_id}", params={"wait": wait}, timeout=wait + 15).json()
-
-
 def cancel(gateway: Process, request_id: str) -> httpx.Response:
     return httpx.post(f"{gateway.url}/v1/requests/{request_id}/cancel", timeout=20)
 
@@ -39,12 +28,12 @@ def test_cancel_running_and_queued(make_system: Callable[..., System]) -> None:
     worker = system.worker()
     gateway = system.gateway().wait_ready()
     worker.wait_ready()
-    running = submit(gateway)
-    eventually(lambda: get(gateway, running)["status"] == "running", 30, worker.tail)
-    queued = submit(gateway)
+    running = gateway.submit(stream=True)
+    eventually(lambda: gateway.request(running)["status"] == "running", 30, worker.tail)
+    queued = gateway.submit(stream=True)
     for request_id in (queued, running):
         assert cancel(gateway, request_id).status_code == 202
-        found = get(gateway, request_id, wait=30)
+        found = gateway.request(request_id, wait=30)
         assert found["status"] == "cancelled", found
         assert found["error"]["code"] == "cancelled"
     again = cancel(gateway, running)
@@ -57,10 +46,10 @@ def test_cancel_running_and_queued(make_system: Callable[..., System]) -> None:
 def test_cancel_before_any_worker_runs(make_system: Callable[..., System]) -> None:
     system = make_system(models=[SLOW])
     gateway = system.gateway().wait_ready()
-    request_id = submit(gateway)
+    request_id = gateway.submit(stream=True)
     assert cancel(gateway, request_id).status_code == 202
     worker = system.worker().wait_ready()
-    assert get(gateway, request_id, wait=30)["status"] == "cancelled"
+    assert gateway.request(request_id, wait=30)["status"] == "cancelled"
     assert not [e for e in system.results() if e.kind == "chunk"]
     eventually(lambda: system.lag() == 0, 30, worker.tail)
 
@@ -70,7 +59,7 @@ def test_the_broker_restarts_under_load(make_system: Callable[..., System], kafk
     worker, gateway = system.worker(), system.gateway()
     gateway.wait_ready()
     worker.wait_ready()
-    ids = [submit(gateway) for _ in range(150)]
+    ids = [gateway.submit(stream=True) for _ in range(150)]
     eventually(lambda: len(system.outcomes()) > 5, 60, worker.tail)
     kafka.restart()
     system.wait_drained(180)
@@ -78,7 +67,7 @@ def test_the_broker_restarts_under_load(make_system: Callable[..., System], kafk
     assert set(ids) == set(outcomes)
     assert {event.status for event in outcomes.values()} == {"completed"}
     for request_id in ids[-3:]:
-        assert get(gateway, request_id, wait=30)["status"] == "completed"
-    assert get(gateway, submit(gateway), wait=60)["status"] == "completed"
+        assert gateway.request(request_id, wait=30)["status"] == "completed"
+    assert gateway.request(gateway.submit(stream=True), wait=60)["status"] == "completed"
     assert worker.alive()
     assert gateway.alive()

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 
 import httpx
 import openai
-import pytest
 
 from penstock.schemas.records import ResultEvent
 from system import System
@@ -23,38 +21,19 @@ LARGE = {
 TEXT = "".join(f"word{n} ".ljust(100_000) for n in range(4))
 
 
-@pytest.fixture(scope="module")
-def system(make_system: Callable[..., System]) -> System:
-    system = make_system(models=[LARGE])
-    system.worker().wait_ready()
-    system.gateway().wait_ready()
-    return system
-
-
-def url_of(system: System) -> str:
-    return system.processes[-1].url
-
-
-def submit(system: System, **fields: object) -> str:
-    body = {"task": "text_generation", "payload": {"prompt": "x"}, **fields}
-    answer = httpx.post(url_of(system) + "/v1/requests", json=body)
-    assert answer.status_code == 202, answer.text
-    return str(answer.json()["request_id"])
-
-
-def finished(system: System, request_id: str) -> dict[str, object]:
-    return httpx.get(f"{url_of(system)}/v1/requests/{request_id}", params={"wait": 30}, timeout=40).json()
+SYSTEM = {"models": [LARGE]}
 
 
 def test_the_event_refers_to_the_artifact(system: System) -> None:
-    request_id = submit(system)
-    found = finished(system, request_id)
+    gateway = system.process("g1")
+    request_id = gateway.submit()
+    found = gateway.request(request_id, wait=30)
     assert found["status"] == "completed", found
     result = found["result"]
     assert isinstance(result, dict)
     assert "text" not in result
     reference = result["artifact"]
-    data = httpx.get(url_of(system) + reference["url"]).content
+    data = httpx.get(gateway.url + reference["url"]).content
     assert hashlib.sha256(data).hexdigest() == reference["sha256"]
     assert (len(data), json.loads(data)["text"]) == (reference["size_bytes"], TEXT)
     event: ResultEvent = system.outcomes()[request_id]
@@ -62,12 +41,12 @@ def test_the_event_refers_to_the_artifact(system: System) -> None:
     assert event.output_artifact is not None
     assert event.usage is not None
     # Erasing the request erases what it made.
-    assert httpx.delete(f"{url_of(system)}/v1/requests/{request_id}").status_code == 200
-    assert httpx.get(url_of(system) + reference["url"]).status_code == 404
+    assert httpx.delete(f"{gateway.url}/v1/requests/{request_id}").status_code == 200
+    assert httpx.get(gateway.url + reference["url"]).status_code == 404
 
 
 def test_openai_clients_get_the_whole(system: System) -> None:
-    client = openai.OpenAI(base_url=url_of(system) + "/v1", api_key="unused", max_retries=0)
+    client = openai.OpenAI(base_url=system.process("g1").url + "/v1", api_key="unused", max_retries=0)
     messages = [{"role": "user", "content": "x"}]
     plain = client.chat.completions.create(model="noop", messages=messages)  # type: ignore[arg-type]
     assert plain.choices[0].message.content == TEXT
@@ -77,7 +56,8 @@ def test_openai_clients_get_the_whole(system: System) -> None:
 
 def test_a_turn_of_a_conversation_is_kept_whole_as_well(system: System) -> None:
     messages = {"messages": [{"role": "user", "content": "x"}]}
-    found = finished(system, submit(system, conversation_id="large", payload=messages))
+    gateway = system.process("g1")
+    found = gateway.request(gateway.submit(conversation_id="large", payload=messages), wait=30)
     assert found["status"] == "completed", found
-    items = httpx.get(url_of(system) + "/v1/conversations/large/items", params={"order": "asc"}).json()["data"]
+    items = httpx.get(gateway.url + "/v1/conversations/large/items", params={"order": "asc"}).json()["data"]
     assert [item["content"][0]["text"] for item in items] == ["x", TEXT]

@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import openai
-import pytest
 
 from support import wait_until
-from system import Process, System, running
+from system import Process
 
 CHAT = "/v1/chat/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")
-
-
-@pytest.fixture
-def make_system(kafka: Any, tmp_path: Path) -> Iterator[Callable[..., System]]:
-    with ExitStack() as stack:
-
-        def make(**options: Any) -> System:
-            prefix = f"b{uuid.uuid4().hex[:6]}-"
-            return stack.enter_context(running(System(kafka.bootstrap_servers, prefix, tmp_path / prefix, **options)))
-
-        yield make
 
 
 @dataclass

@@ -7,8 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,7 +19,7 @@ from penstock.producers import Client, KafkaSettings
 from penstock.schemas.records import DeadLetter, Origin
 from registry_server import Registry, foreign
 from support import wait_until
-from system import Process, System, free_port, running
+from system import System
 
 TEXT = "".join(f"word{n} " for n in range(60))
 MODELS = [
@@ -31,25 +29,15 @@ MODELS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def system(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    folder, prefix = tmp_path_factory.mktemp("system"), f"c{uuid.uuid4().hex[:6]}-"
-    with running(System(kafka.bootstrap_servers, prefix, folder, models=MODELS)) as made:
-        made.worker().wait_ready()
-        made.gateway("g1", port=free_port()).wait_ready()
-        yield made
-
-
-def gateway_of(system: System) -> Process:
-    return [process for process in system.processes if process.name == "g1"][-1]
+SYSTEM = {"models": MODELS}
 
 
 def run(system: System, *arguments: str, input: str | None = None) -> Result:
-    return CliRunner().invoke(app, [*arguments, "--url", gateway_of(system).url], input=input)
+    return CliRunner().invoke(app, [*arguments, "--url", system.process("g1").url], input=input)
 
 
 def test_watch_and_chat_go_on_when_the_gateway_is_killed(system: System) -> None:
-    gateway = gateway_of(system)
+    gateway = system.process("g1")
     body = {"task": "text_generation", "model": "slow", "stream": True, "payload": {"prompt": "x", "max_tokens": 60}}
     submitted = run(system, "submit", "--no-wait", "-f", "-", input=json.dumps(body))
     request_id = submitted.stdout.strip()
@@ -76,7 +64,7 @@ def start(*arguments: str) -> subprocess.Popen[bytes]:
 
 
 def test_ctrl_c_leaves_the_request_running_and_stats_show_it(system: System) -> None:
-    url = gateway_of(system).url
+    url = system.process("g1").url
     said, tries = b"", 0
     while not said:  # it says nothing of a request whose acceptance it has not read yet
         tries += 1
@@ -113,11 +101,11 @@ def test_texts_from_stdin_and_what_a_gateway_says_of_itself(system: System) -> N
     assert f"{device['worker_id']} {device['device']}" in table.stdout, table.output
     wait_until(lambda: run(system, "status").exit_code == 0, 30, lambda: run(system, "status").output)
     told = json.loads(run(system, "status", "--json").stdout)
-    assert (told["url"], told["status"], told["ready"]) == (gateway_of(system).url, "ready", True)
+    assert (told["url"], told["status"], told["ready"]) == (system.process("g1").url, "ready", True)
 
 
 def test_a_large_output_reaches_those_who_produce_by_themselves(system: System) -> None:
-    settings = KafkaSettings(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix)
+    settings = system.kafka
     with Client(settings, artifacts=system.folder / "artifacts") as client:
         outcome = client.result(
             client.submit(task="text_generation", model="large", payload={"prompt": "x"}), timeout=60
@@ -128,7 +116,7 @@ def test_a_large_output_reaches_those_who_produce_by_themselves(system: System) 
 
 
 def test_one_dead_letter_is_shown_without_reading_the_others(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = KafkaSettings(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix)
+    settings = system.kafka
     poison = Transport(settings)
     for number in range(12):
         poison.send(settings.names.request("text_generation", 5), b"no request %d" % number, partition=0)

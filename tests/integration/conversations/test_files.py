@@ -18,7 +18,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from conversing import Json, append, ask, output, part, penstock, worked
+from conversing import Json, append, ask, output, penstock, worked
 from support import wait_until
 from system import NOOP, Process, System, running
 
@@ -30,7 +30,7 @@ def places(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[lis
     """The gateways of two installations."""
     folders = [tmp_path_factory.mktemp("files") for _ in range(2)]
     with worked(kafka, folders[0], [TALK]) as here, worked(kafka, folders[1], [TALK]) as there:
-        yield [part(here, "g1"), part(there, "g1")]
+        yield [here.process("g1"), there.process("g1")]
 
 
 @pytest.fixture

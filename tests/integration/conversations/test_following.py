@@ -8,39 +8,23 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-import pytest
 
 from penstock.common import admin
-from penstock.common.settings import KafkaSettings
 from penstock.common.transport import Transport
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import ConversationMessage, conversation_message_key
 from penstock.schemas.sse import SseLines, field_value
 from support import wait_until
-from system import NOOP, Process, System, running
+from system import NOOP, Process, System
 
 Json = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def system(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    prefix = f"live{uuid.uuid4().hex[:6]}-"
-    made = System(kafka.bootstrap_servers, prefix, tmp_path_factory.mktemp("live"), models=[{**NOOP, "id": "talk"}])
-    with running(made) as started:
-        started.worker().wait_ready()
-        for name in ("g1", "g2"):
-            started.gateway(name).wait_ready()
-        yield started
-
-
-def gateway_of(system: System, name: str) -> Process:
-    return next(one for one in system.processes if one.name == name and one.alive())
+SYSTEM = {"models": [{**NOOP, "id": "talk"}], "processes": ["w1", "g1", "g2"]}
 
 
 @dataclass
@@ -95,7 +79,7 @@ def say(gateway: Process, conversation: str, text: str, task: str = "text_genera
 
 
 def test_participants_at_two_gateways_see_turns_and_items_in_the_same_order(system: System) -> None:
-    g1, g2 = gateway_of(system, "g1"), gateway_of(system, "g2")
+    g1, g2 = system.process("g1"), system.process("g2")
     create(g1, "room")
     say(g1, "room", "before")
     followers = [Follower(one.url, "room") for one in (g1, g1, g2)]
@@ -117,7 +101,7 @@ def test_participants_at_two_gateways_see_turns_and_items_in_the_same_order(syst
 
 def test_an_item_comes_soon_after_it_was_appended(system: System) -> None:
     """The view's news wake the feed: nobody waits for the look that comes every two seconds."""
-    g1 = gateway_of(system, "g1")
+    g1 = system.process("g1")
     create(g1, "soon")
     follower = Follower(g1.url, "soon")
     took: list[float] = []
@@ -130,7 +114,7 @@ def test_an_item_comes_soon_after_it_was_appended(system: System) -> None:
 
 
 def test_a_follower_goes_on_where_it_was_at_another_gateway(system: System) -> None:
-    g1, g2 = gateway_of(system, "g1"), gateway_of(system, "g2")
+    g1, g2 = system.process("g1"), system.process("g2")
     create(g1, "moved")
     follower = Follower(g1.url, "moved")
     assert follower.events[0]["cursor"] == "-1"
@@ -146,7 +130,7 @@ def test_a_follower_goes_on_where_it_was_at_another_gateway(system: System) -> N
 
 
 def test_a_deletion_ends_the_streams_at_every_gateway(system: System) -> None:
-    g1, g2 = gateway_of(system, "g1"), gateway_of(system, "g2")
+    g1, g2 = system.process("g1"), system.process("g2")
     create(g1, "gone")
     followers = [Follower(one.url, "gone") for one in (g1, g2)]
     assert httpx.delete(f"{g1.url}/v1/conversations/gone").status_code == 200
@@ -156,10 +140,10 @@ def test_a_deletion_ends_the_streams_at_every_gateway(system: System) -> None:
 
 
 def test_what_others_write_to_the_topic_comes_too(system: System) -> None:
-    g1 = gateway_of(system, "g1")
+    g1 = system.process("g1")
     create(g1, "foreign")
     follower = Follower(g1.url, "foreign")
-    settings = KafkaSettings(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix)
+    settings = system.kafka
     made = ConversationMessage(
         tenant="default",
         conversation_id="foreign",
@@ -180,7 +164,7 @@ def test_many_followers_cost_no_consumers(system: System) -> None:
     """Threads of the gateway's process: librdkafka has some for each consumer."""
     import psutil
 
-    g1 = gateway_of(system, "g1")
+    g1 = system.process("g1")
     names = [f"many-{number}" for number in range(20)]
     for name in names:
         create(g1, name)
@@ -207,14 +191,14 @@ def test_the_command_follows_over_a_kill_of_its_gateway(system: System) -> None:
     say(g3, "watched", "one")
     first = [json.loads(process.stdout.readline()) for _ in range(2)]
     g3.kill9()
-    say(gateway_of(system, "g1"), "watched", "two")
+    say(system.process("g1"), "watched", "two")
     system.gateway("g4", port=g3.port).wait_ready()
     second = [json.loads(process.stdout.readline()) for _ in range(2)]
     assert [event["cursor"] for event in [*first, *second]] == ["0", "1", "2", "3"]
-    assert httpx.delete(f"{gateway_of(system, 'g1').url}/v1/conversations/watched").status_code == 200
+    assert httpx.delete(f"{system.process('g1').url}/v1/conversations/watched").status_code == 200
     assert json.loads(process.stdout.readline())["type"] == "deleted"
     assert process.wait(30) == 0
-    settings = KafkaSettings(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix)
+    settings = system.kafka
     assert admin.topic_id(settings, settings.names.conversation("default", "watched")) is None
 
 
@@ -229,7 +213,7 @@ def test_a_gateway_that_is_stopped_lets_its_followers_go_at_once(system: System)
 
 
 def test_a_broker_that_restarts_is_waited_for_and_ends_no_stream(system: System, kafka: Any) -> None:
-    g1 = gateway_of(system, "g1")
+    g1 = system.process("g1")
     create(g1, "patient")
     follower = Follower(g1.url, "patient")
     kafka.restart()
@@ -247,7 +231,7 @@ def test_a_broker_that_restarts_is_waited_for_and_ends_no_stream(system: System,
 
 
 def test_a_fork_is_followed_and_exported_with_what_it_inherits(system: System) -> None:
-    g1, g2 = gateway_of(system, "g1"), gateway_of(system, "g2")
+    g1, g2 = system.process("g1"), system.process("g2")
     create(g1, "stem")
     for text in ("one", "two", "three"):
         say(g1, "stem", text)

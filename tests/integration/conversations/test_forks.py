@@ -7,18 +7,16 @@ import functools
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import httpx
 import pytest
 
-from conversing import Json, fork, output, part, questions, turn, worked
+from conversing import Json, fork, output, questions, turn
 from penstock.common import admin
-from penstock.common.settings import KafkaSettings
 from penstock.producers import Client
-from system import NOOP, Process, System, eventually
+from system import NOOP, System, eventually
 
 MODELS = [
     {**NOOP, "id": "echo", "options": {"echo": True}},
@@ -31,28 +29,11 @@ PNG = base64.b64decode(
 ask = functools.partial(turn, model="echo")
 
 
-@pytest.fixture(scope="module")
-def system(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    with worked(kafka, tmp_path_factory.mktemp("forks"), MODELS) as started:
-        yield started
-
-
-@pytest.fixture
-def client(system: System) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=gateway_of(system).url, timeout=60) as found:
-        yield found
-
-
-def gateway_of(system: System) -> Process:
-    return part(system, "g1")
-
-
-def kafka_of(system: System) -> KafkaSettings:
-    return KafkaSettings(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix)
+SYSTEM = {"models": MODELS}
 
 
 def has_topic(system: System, conversation: str) -> bool:
-    return admin.topic_id(kafka_of(system), system.names.conversation("default", conversation)) is not None
+    return admin.topic_id(system.kafka, system.names.conversation("default", conversation)) is not None
 
 
 def items(client: httpx.Client, conversation: str) -> list[Json]:
@@ -100,7 +81,7 @@ def test_an_edit_is_a_fork_through_the_item_before_it(system: System, client: ht
     assert (len(forks["data"]), forks["has_more"]) == (1, True)
     rest = client.get(f"/v1/conversations/trip/forks?after={forks['last_id']}").json()
     assert [one["id"] for one in forks["data"] + rest["data"]] == sorted([edited["id"], again["id"]])
-    with Client(kafka_of(system)) as direct:
+    with Client(system.kafka) as direct:
         assert [turn.offset for turn in direct.history(edited["id"])] == [0, 1, 3, 4]
         assert [record.offset for record in direct.replay(edited["id"], 2)] == [2, 3, 4]
 
@@ -108,7 +89,7 @@ def test_an_edit_is_a_fork_through_the_item_before_it(system: System, client: ht
 def test_the_command_line_forks_and_lists_forks(system: System, client: httpx.Client) -> None:
     ask(client, "cli", "q0")
 
-    gateway = gateway_of(system)
+    gateway = system.process("g1")
     assert output(gateway, "fork", "cli", "--through", "msg_1", "--id", "cli-2").strip() == "cli-2"
     assert json.loads(output(gateway, "fork", "cli", "--through", "1", "--id", "cli-2", "--json"))["id"] == "cli-2"
     assert json.loads(output(gateway, "forks", "cli", "--json"))["forked_from"] == {
@@ -153,13 +134,13 @@ def test_a_deleted_parent_is_read_through_its_forks_and_goes_with_the_last(
     def runs() -> bool:
         return client.get(f"/v1/requests/{running_turn}").json()["status"] == "running"
 
-    eventually(runs, 30, gateway_of(system).tail)
+    eventually(runs, 30, system.process("g1").tail)
     assert client.delete("/v1/conversations/root").status_code == 200
     assert client.get(f"/v1/requests/{running_turn}?wait=30").json()["status"] == "cancelled"
     for path in ("", "/items", "/replay", "/forks"):
         assert client.get(f"/v1/conversations/root{path}").status_code == 404, path
     assert client.delete("/v1/conversations/root").status_code == 404
-    with pytest.raises(Exception, match="does not exist"), Client(kafka_of(system)) as direct:
+    with pytest.raises(Exception, match="does not exist"), Client(system.kafka) as direct:
         direct.history("root")
     assert "root" not in listed(client)
     assert has_topic(system, "root"), "its forks need it"
@@ -197,7 +178,7 @@ def test_what_is_erased_in_the_parent_is_erased_in_its_forks(system: System, cli
     assert questions(ask(client, "heir", "q2")) == ["the secret", "q1", "q2"]
     assert client.delete(f"/v1/requests/{secret}").status_code in (200, 204)
 
-    worker = part(system, "w1")
+    worker = system.process("w1")
     eventually(lambda: asked(client, "heir") == ["q1", "q2"], 30, worker.tail)
     assert questions(ask(client, "heir", "q3")) == ["q1", "q2", "q3"]
     replay = client.get("/v1/conversations/heir/replay").json()["data"]

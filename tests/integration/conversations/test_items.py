@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from system import NOOP, System, running
+from system import NOOP, System
 
 ECHO = {**NOOP, "id": "echo", "options": {"echo": True}}
 
 
-@pytest.fixture(scope="module")
-def system(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    prefix = f"items{uuid.uuid4().hex[:6]}-"
-    made = System(kafka.bootstrap_servers, prefix, tmp_path_factory.mktemp("items"), models=[ECHO])
-    with running(made) as started:
-        started.worker().wait_ready()
-        started.gateway().wait_ready()
-        yield started
-
-
-@pytest.fixture
-def client(system: System) -> Iterator[httpx.Client]:
-    url = next(one.url for one in system.processes if one.name == "g1")
-    with httpx.Client(base_url=url, timeout=60) as found:
-        yield found
+SYSTEM = {"models": [ECHO]}
 
 
 def context_of(client: httpx.Client, conversation: str, text: str) -> list[tuple[str, str]]:
@@ -150,7 +134,7 @@ def test_items_stand_in_order_with_turns_and_once_over_a_kill(system: System, cl
         answer = client.post("/v1/requests", json={"task": task, "conversation_id": "line", "payload": payload})
         ids.append(answer.json()["request_id"])
         if number == 9:
-            worker = next(one for one in system.processes if one.name == "w1")
+            worker = system.process("w1")
             worker.kill9()
             assert not worker.alive()
     system.worker("w2").wait_ready()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
-from system import NOOP, System, running
+from system import NOOP, System
 
 MODELS = [
     {**NOOP, "id": "echo", "options": {"echo": True}},
@@ -18,20 +16,11 @@ MODELS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def system(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    prefix = f"prev{uuid.uuid4().hex[:6]}-"
-    made = System(kafka.bootstrap_servers, prefix, tmp_path_factory.mktemp("prev"), models=MODELS)
-    with running(made) as started:
-        started.worker().wait_ready()
-        for name in ("g1", "g2"):
-            started.gateway(name).wait_ready()
-        yield started
+SYSTEM = {"models": MODELS, "processes": ["w1", "g1", "g2"]}
 
 
 def client_of(system: System, name: str) -> openai.OpenAI:
-    url = next(one.url for one in system.processes if one.name == name)
-    return openai.OpenAI(base_url=url + "/v1", api_key="unused", max_retries=0, timeout=60)
+    return openai.OpenAI(base_url=system.process(name).url + "/v1", api_key="unused", max_retries=0, timeout=60)
 
 
 def told(response: Any) -> list[tuple[str, str]]:

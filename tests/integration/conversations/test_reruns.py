@@ -54,7 +54,7 @@ def system(kafka: Any, tmp_path_factory: pytest.TempPathFactory, tiny_vision: Pa
 
 @pytest.fixture
 def gateway(system: System) -> Process:
-    return next(one for one in system.processes if one.name == "g1" and one.alive())
+    return system.process("g1")
 
 
 def ask(gateway: Process, conversation: str, text: Any, model: str = "old", **fields: Any) -> Json:
@@ -323,7 +323,7 @@ def test_a_worker_and_a_gateway_are_killed_meanwhile(system: System, gateway: Pr
     several(gateway, "kills", 4)
     process = begun(gateway, "kills", "--model", "slow")
     wait_until(lambda: len(lines(gateway, "kills-slow")) == 1, 60)
-    worker = next(one for one in system.processes if one.name == "w1" and one.alive())
+    worker = system.process("w1")
     worker.kill9()
     system.worker().wait_ready()
     wait_until(lambda: len(lines(gateway, "kills-slow")) == 3, 60)

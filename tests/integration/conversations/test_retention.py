@@ -22,7 +22,6 @@ from conversing import questions
 from penstock.cli.main import app
 from penstock.common import admin
 from penstock.common.configuration import KafkaSection
-from penstock.common.settings import KafkaSettings
 from penstock.common.transport import Transport
 from penstock.gateway.conversations.tails import Place
 from penstock.gateway.conversations.topics import OwnTopics
@@ -125,7 +124,7 @@ def sweep(operator: httpx.Client) -> None:
 
 
 def is_there(system: System, conversation: str, tenant: str = "acme") -> bool:
-    kafka = KafkaSettings(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix)
+    kafka = system.kafka
     return admin.topic_id(kafka, system.names.conversation(tenant, conversation)) is not None
 
 
@@ -361,7 +360,7 @@ def test_a_sweep_that_loses_its_broker_says_so_and_a_later_one_goes_on(
 
 def test_a_topic_is_removed_only_where_it_ends_as_it_was_seen(system: System) -> None:
     """Another gateway may have removed it, and a turn begun it anew, since it was looked at."""
-    kafka = KafkaSettings(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix)
+    kafka = system.kafka
     topics = OwnTopics(
         GatewaySettings(kafka=KafkaSection(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix))
     )

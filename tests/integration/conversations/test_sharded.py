@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
-from typing import Any
 
 import httpx
-import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-from conversing import Json, fork, newest, questions, turn, worked
+from conversing import Json, fork, questions, turn
 from penstock.common import admin
 from penstock.common.clock import now_ms
-from penstock.common.settings import KafkaSettings
 from penstock.common.shards.addresses import address_of, split_key
 from penstock.common.transport import Transport
 from penstock.gateway.service.conversation_sweeps import STRAY_MS
@@ -32,20 +28,7 @@ MODELS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def system(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    with worked(kafka, tmp_path_factory.mktemp("sharded"), MODELS, sharded=True) as started:
-        yield started
-
-
-@pytest.fixture
-def client(system: System) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=newest(system, "g").url, timeout=60) as found:
-        yield found
-
-
-def kafka_of(system: System) -> KafkaSettings:
-    return KafkaSettings(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix)
+SYSTEM = {"models": MODELS, "sharded": True}
 
 
 def ended(client: httpx.Client, asked: Json) -> Json:
@@ -89,25 +72,25 @@ def test_turns_go_on_over_kills_and_lost_copies(system: System, client: httpx.Cl
         turn(client, f"other-{number}", "something else")
     asked = turn(client, "c", "q3", wait=0, model="slow")
     run_until(system, client, asked, "running")
-    newest(system, "w").kill9()
+    system.process("w").kill9()
     system.worker("w1").wait_ready()
     assert questions(ended(client, asked)) == ["q0", "q1", "q2", "q3"]
     assert said(client, "c") == ["q0", "q1", "q2", "q3"]
-    newest(system, "w").kill9()
+    system.process("w").kill9()
     (system.folder / "w1" / "conversations").unlink()
     system.worker("w1").wait_ready()
     assert questions(turn(client, "c", "q4")) == ["q0", "q1", "q2", "q3", "q4"]
     before = items(client, "c")
-    newest(system, "g").kill9()
+    system.process("g").kill9()
     for name in ("g1", "g2"):  # over its copy, and beside it without one
         system.gateway(name).wait_ready()
-        with httpx.Client(base_url=newest(system, "g").url, timeout=60) as other:
+        with httpx.Client(base_url=system.process("g").url, timeout=60) as other:
             assert items(other, "c") == before
             found = [one["id"] for one in other.get("/v1/conversations?limit=100").json()["data"]]
             assert {"c", "other-0", "other-1", "other-2"} <= set(found)
-    names = [name for name in admin.partition_counts(kafka_of(system)) if name.startswith(f"{system.prefix}conv")]
+    names = [name for name in admin.partition_counts(system.kafka) if name.startswith(f"{system.prefix}conv")]
     assert names == [], "no conversation has a topic of its own"
-    with Client(kafka_of(system)) as direct:
+    with Client(system.kafka) as direct:
         assert [turn.offset for turn in direct.history("c")] == [one["offset"] for one in before]
 
 
@@ -115,7 +98,7 @@ def test_a_worker_that_cannot_write_its_copy_says_so_and_goes_on_when_it_can(
     system: System, client: httpx.Client
 ) -> None:
     turn(client, "held", "q0")
-    worker = newest(system, "w")
+    worker = system.process("w")
     with closing(sqlite3.connect(system.folder / worker.name / "conversations", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         asked = turn(client, "held", "q1", wait=0)
@@ -137,7 +120,7 @@ def test_a_deleted_conversation_ends_its_turns_and_begins_anew(system: System, c
     assert live_keys(system, "gone") == []
     assert questions(turn(client, "gone", "new")) == ["new"]
     assert said(client, "gone") == ["new"]
-    newest(system, "w").kill9()
+    system.process("w").kill9()
     assert client.delete("/v1/conversations/gone").status_code == 200
     late = turn(client, "gone", "newer", wait=0)
     system.worker("w1").wait_ready()
@@ -209,32 +192,31 @@ def covered(client: httpx.Client, conversation: str) -> list[int]:
     return [one["covers_through"] for one in told if one["direction"] == "summary"]
 
 
-def test_conversations_at_the_same_offsets_have_summaries_of_their_own(kafka: Any, tmp_path: Path) -> None:
+def test_conversations_at_the_same_offsets_have_summaries_of_their_own(make_system: Callable[..., System]) -> None:
     policy = {"every_turns": 2, "model": "talk"}
-    with worked(kafka, tmp_path, MODELS, sharded=True) as system:
-        partitions = admin.partition_counts(kafka_of(system))[system.names.conversation_log]
-        by_partition: dict[int, str] = {}
-        for one in (f"s{number}" for number in range(100)):
-            topic = system.names.conversation("default", one)
-            by_partition.setdefault(address_of(system.names, topic, partitions).partition, one)
-        assert len(by_partition) == partitions > 1
-        system.summarizer().wait_ready()
-        with httpx.Client(base_url=newest(system, "g").url, timeout=60) as client:
-            for one in by_partition.values():
-                client.post("/v1/conversations", json={"id": one, "summarize": policy}).raise_for_status()
-                for number in range(6):
-                    turn(client, one, f"q{number}")
-            places = {tuple(item["offset"] for item in items(client, one)) for one in by_partition.values()}
-            assert len(places) == 1, "they do not stand at the same offsets"
-            for one in by_partition.values():
-                wait_until(lambda one=one: covered(client, one), 30, lambda: system.logs(10))
-            asked = client.get("/v1/requests?task=summarization&limit=100").json()["data"]
-            assert {one["conversation_id"] for one in asked} == set(by_partition.values()), "they share a request"
+    system = make_system(models=MODELS, sharded=True).start_all(["w1", "g1", "s1"])
+    partitions = admin.partition_counts(system.kafka)[system.names.conversation_log]
+    by_partition: dict[int, str] = {}
+    for one in (f"s{number}" for number in range(100)):
+        topic = system.names.conversation("default", one)
+        by_partition.setdefault(address_of(system.names, topic, partitions).partition, one)
+    assert len(by_partition) == partitions > 1
+    with httpx.Client(base_url=system.process("g").url, timeout=60) as client:
+        for one in by_partition.values():
+            client.post("/v1/conversations", json={"id": one, "summarize": policy}).raise_for_status()
+            for number in range(6):
+                turn(client, one, f"q{number}")
+        places = {tuple(item["offset"] for item in items(client, one)) for one in by_partition.values()}
+        assert len(places) == 1, "they do not stand at the same offsets"
+        for one in by_partition.values():
+            wait_until(lambda one=one: covered(client, one), 30, lambda: system.logs(10))
+        asked = client.get("/v1/requests?task=summarization&limit=100").json()["data"]
+        assert {one["conversation_id"] for one in asked} == set(by_partition.values()), "they share a request"
 
 
 def test_what_a_killed_worker_left_of_a_deleted_conversation_is_erased(system: System, client: httpx.Client) -> None:
     turn(client, "left", "kept")
-    kafka, topic = kafka_of(system), system.names.conversation_log
+    kafka, topic = system.kafka, system.names.conversation_log
     partitions = admin.partition_counts(kafka, [topic])[topic]
     transport = Transport(kafka)
     for conversation in ("left", "deleted"):
@@ -254,16 +236,16 @@ def test_conversations_go_on_where_they_stand_after_partitions_were_added(system
     for one in ids:
         turn(client, one, "before")
     topic = system.names.conversation_log
-    admin_client = AdminClient(kafka_of(system).librdkafka())
+    admin_client = AdminClient(system.kafka.librdkafka())
     admin_client.create_partitions([NewPartitions(topic, 9)])[topic].result(20)
     for one in ids:
         assert questions(turn(client, one, "beside")) == ["before", "beside"]
-    newest(system, "w").kill9()
-    newest(system, "g").kill9()
+    system.process("w").kill9()
+    system.process("g").kill9()
     (system.folder / "w1" / "conversations").unlink()
     system.worker("w1").wait_ready()
     system.gateway("g3").wait_ready()
-    with httpx.Client(base_url=newest(system, "g").url, timeout=60) as other, Client(kafka_of(system)) as direct:
+    with httpx.Client(base_url=system.process("g").url, timeout=60) as other, Client(system.kafka) as direct:
         for one in ids:
             assert questions(turn(other, one, "after")) == ["before", "beside", "after"]
             assert said(other, one) == ["before", "beside", "after"]

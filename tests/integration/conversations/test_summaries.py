@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from conversing import Json, output, part, turn, worked
+from conversing import Json, output, turn
 from system import NOOP, System, eventually
 
 BOTH = ["text_generation", "summarization"]
@@ -23,16 +22,7 @@ MODELS = [
 FACT = "The code of the gate is 4711."
 
 
-@pytest.fixture(scope="module")
-def system(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    with worked(kafka, tmp_path_factory.mktemp("sums"), MODELS) as started:
-        yield started
-
-
-@pytest.fixture
-def client(system: System) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=part(system, "g1").url, timeout=60) as found:
-        yield found
+SYSTEM = {"models": MODELS}
 
 
 def talk(client: httpx.Client, conversation: str, turns: int = 20) -> None:
@@ -92,7 +82,7 @@ def test_the_next_summary_goes_on_from_the_last(system: System, client: httpx.Cl
     talk(client, "twice", 3)
     first = summarize(client, "twice", model="sum", max_tokens=25)
     turn(client, "twice", "The valve is open.")
-    made = output(part(system, "g1"), "summarize", "twice", "--model", "sum")
+    made = output(system.process("g1"), "summarize", "twice", "--model", "sum")
     assert "Summary of the conversation so far:" in made, "the last one stands for what it covers"
     assert FACT in made
     assert "The valve is open." in made
@@ -127,7 +117,7 @@ def test_turns_go_on_while_a_summary_is_made_and_a_kill_makes_no_second(system: 
     def runs() -> bool:
         return client.get(f"/v1/requests/{request_id}").json()["status"] == "running"
 
-    worker = part(system, "w1")
+    worker = system.process("w1")
     eventually(runs, 30, worker.tail)
     done = turn(client, "killed", "Who holds me up?")
     assert done["status"] == "completed"

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import pytest
 
-from conversing import newest
 from support import wait_until
-from system import NOOP, System, running
+from system import NOOP, System
 
 TASKS = ["text_generation", "summarization"]
 MODELS = [
@@ -23,21 +19,7 @@ Json = dict[str, Any]
 EVERY_TWO = {"every_turns": 2}
 
 
-@pytest.fixture(scope="module")
-def system(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    prefix = f"by{uuid.uuid4().hex[:6]}-"
-    made = System(kafka.bootstrap_servers, prefix, tmp_path_factory.mktemp("by"), models=MODELS)
-    with running(made) as started:
-        started.worker().wait_ready()
-        started.gateway().wait_ready()
-        started.summarizer().wait_ready()
-        yield started
-
-
-@pytest.fixture
-def client(system: System) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=newest(system, "g").url, timeout=60) as found:
-        yield found
+SYSTEM = {"models": MODELS, "processes": ["w1", "g1", "s1"]}
 
 
 def talk(client: httpx.Client, conversation: str, turns: int, *, first: int = 0) -> None:
@@ -108,7 +90,7 @@ def test_killed_while_it_waits_it_neither_repeats_nor_skips(system: System, clie
         return [one for one in found if one["task"] == "summarization" and not one["done"]]
 
     wait_until(lambda: bool(live()), 60, "no summary was begun")
-    doomed = newest(system, "s")
+    doomed = system.process("s")
     doomed.kill9()
     talk(client, "killed", 6, first=6)
     ends = last_offsets(client, "killed")
@@ -143,7 +125,7 @@ def test_a_fork_is_summed_up_by_itself_also_after_a_kill(system: System, client:
     talk(client, "branch", 3)
     ends = last_offsets(client, "branch")
     wait_until(lambda: covers(client, "branch") == [ends[1]], 60, lambda: str((covers(client, "branch"), ends)))
-    newest(system, "s").kill9()
+    system.process("s").kill9()
     talk(client, "branch", 2)
     system.summarizer("s3").wait_ready()
     ends = last_offsets(client, "branch")
@@ -167,7 +149,7 @@ def test_a_model_that_is_not_there_keeps_nobody_waiting(system: System, client: 
     talk(client, "lost", 2, first=6)
     ends = last_offsets(client, "lost")
     wait_until(lambda: covers(client, "lost") == [ends[3]], 60, lambda: str((covers(client, "lost"), ends)))
-    text = httpx.get(f"{newest(system, 's').url}/metrics", timeout=10).text
+    text = httpx.get(f"{system.process('s').url}/metrics", timeout=10).text
     assert 'penstock_summaries_total{outcome="failed"} 1.0' in text
 
 

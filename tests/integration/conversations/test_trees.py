@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 import conversing
-from conversing import Json, append, ask, output, part, penstock, worked
+from conversing import Json, append, ask, output, penstock, worked
 from support import wait_until
 from system import NOOP, Process
 
@@ -27,7 +27,7 @@ def places(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[lis
     """The gateways of two installations."""
     folders = [tmp_path_factory.mktemp("trees") for _ in range(2)]
     with worked(kafka, folders[0], MODELS) as here, worked(kafka, folders[1], MODELS) as there:
-        yield [part(here, "g1"), part(there, "g1")]
+        yield [here.process("g1"), there.process("g1")]
 
 
 @pytest.fixture

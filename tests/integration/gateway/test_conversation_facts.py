@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,24 +15,17 @@ from typer.testing import CliRunner
 
 from penstock.cli.main import app
 from support import wait_until
-from system import NOOP, System, running
+from system import System
 
 Json = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def system(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    prefix = f"facts{uuid.uuid4().hex[:6]}-"
-    made = System(kafka.bootstrap_servers, prefix, tmp_path_factory.mktemp("facts"), models=[NOOP])
-    with running(made) as started:
-        started.gateway("g1").wait_ready()
-        started.gateway("g2").wait_ready()
-        yield started
+SYSTEM = {"processes": ["g1", "g2"]}
 
 
 @pytest.fixture
 def gateways(system: System) -> Iterator[tuple[httpx.Client, httpx.Client]]:
-    urls = [[one.url for one in system.processes if one.name == name][-1] for name in ("g1", "g2")]
+    urls = [system.process(name).url for name in ("g1", "g2")]
     with httpx.Client(base_url=urls[0], timeout=30) as first, httpx.Client(base_url=urls[1], timeout=30) as second:
         yield first, second
 
@@ -117,7 +109,7 @@ def test_they_go_with_the_conversation(gateways: tuple[httpx.Client, httpx.Clien
 def test_a_gateway_that_is_killed_knows_them_again(system: System, gateways: tuple[httpx.Client, httpx.Client]) -> None:
     first, _second = gateways
     first.post("/v1/conversations", json={"id": "kept", "title": "K"})
-    killed = [one for one in system.processes if one.name == "g2"][-1]
+    killed = system.process("g2")
     assert killed.alive()
     killed.kill9()
     assert not killed.alive()

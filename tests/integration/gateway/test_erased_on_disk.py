@@ -112,7 +112,7 @@ def without_store(folder: Path) -> Iterator[None]:
 def test_no_byte_of_it_is_left(system: System, tmp_path: Path) -> None:
     said, image = secrets.token_hex(16), secrets.token_bytes(16)
     picture = {"data": base64.b64encode(PNG + image).decode()}
-    gateway = next(one for one in system.processes if one.name == "g1")
+    gateway = system.process("g1")
     with httpx.Client(base_url=gateway.url, timeout=90) as client:
         talked = [ended(client, text(f"It is {said}.", "c")), ended(client, text("And now?", "c"))]
         summary = ended(client, {"model": "talk"}, "/v1/conversations/c/summarize")
@@ -152,7 +152,7 @@ def test_no_byte_of_a_conversation_that_expired_is_left(system: System, tmp_path
     """Without anybody's doing: the gateway sweeps by itself."""
     said, titled = secrets.token_hex(16), secrets.token_hex(16)
     marks = [said.encode(), titled.encode()]
-    gateway = next(one for one in system.processes if one.name == "g1")
+    gateway = system.process("g1")
     with httpx.Client(base_url=gateway.url, timeout=90) as client:
         ended(client, text(f"It is {said}.", "old"))
         ended(client, {"model": "talk"}, "/v1/conversations/old/summarize")

@@ -15,7 +15,6 @@ import openai
 import pytest
 from PIL import Image
 
-from penstock.common.settings import KafkaSettings
 from penstock.producers import Client, TooLarge
 from penstock.schemas.large_inputs import INLINE_BYTES
 from support import wait_until
@@ -60,7 +59,7 @@ def test_a_large_batch_of_texts_is_embedded_over_a_worker_that_is_killed(system:
     assert asked.status_code == 202, asked.text
     request_id = asked.json()["request_id"]
     assert max(map(len, records(system, system.names.request("embedding", 5, None)))) < 2_000
-    worker = next(one for one in system.processes if one.name == "w1")
+    worker = system.process("w1")
     worker.kill9()
     assert not worker.alive()
     system.worker("w2").wait_ready()
@@ -115,7 +114,7 @@ def erase(system: System, request_id: str) -> None:
 
 
 def test_a_client_of_kafka_puts_a_large_text_into_the_store(system: System) -> None:
-    kafka = KafkaSettings(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix)
+    kafka = system.kafka
     asked: dict[str, Any] = {"task": "summarization", "model": "noop", "payload": {"text": 4 * SECRET}}
     with Client(kafka) as client, pytest.raises(TooLarge, match="`artifacts=`"):
         client.submit(**asked)

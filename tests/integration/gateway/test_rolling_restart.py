@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from penstock.cli.paths import free_port
 from stream_clients import Callers
 from support import wait_until
-from system import Process, System, running
+from system import Process, System
 from worker_requests import engine
 
 WORDS = 40
@@ -58,14 +55,6 @@ class Load:
         for client in self._clients:
             client.result(PATIENCE_S)
         self._pool.shutdown()
-
-
-@pytest.fixture
-def make_system(kafka: Any, kafka_prefix: str, tmp_path: Path) -> Iterator[Callable[..., System]]:
-    with ExitStack() as stack:
-        yield lambda **options: stack.enter_context(
-            running(System(kafka.bootstrap_servers, kafka_prefix, tmp_path / "system", **options))
-        )
 
 
 @pytest.mark.slow

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
-from system import System, running
+from system import System
 from worker_requests import outcome, send
 
-
-@pytest.fixture(scope="module")
-def system(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    prefix = f"packed{uuid.uuid4().hex[:6]}-"
-    with running(System(kafka.bootstrap_servers, prefix, tmp_path_factory.mktemp("packed"))) as started:
-        started.worker().wait_ready()
-        yield started
+SYSTEM = {"processes": ["w1"]}
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])

@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from penstock.common import admin
-from penstock.common.settings import KafkaSettings
 from penstock.schemas.records import ResultEvent
 from system import Process, System, eventually
 from worker_requests import engine, outcome, records, send, statuses, turn
@@ -25,14 +24,7 @@ def start_gateway(system: System) -> Process:
 
 
 def submit(gateway: Process, text: str, conversation: str = "c1") -> str:
-    body = {
-        "task": "text_generation",
-        "conversation_id": conversation,
-        "payload": {"messages": [{"role": "user", "content": text}]},
-    }
-    answer = httpx.post(f"{gateway.url}/v1/requests", json=body, timeout=30)
-    assert answer.status_code == 202, answer.text
-    return str(answer.json()["request_id"])
+    return gateway.submit(conversation_id=conversation, payload={"messages": [{"role": "user", "content": text}]})
 
 
 def delete(gateway: Process, conversation: str = "c1") -> dict[str, Any]:
@@ -46,8 +38,7 @@ def listed(gateway: Process) -> list[str]:
 
 
 def topic_id(system: System, conversation: str = "c1") -> str | None:
-    settings = KafkaSettings(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix)
-    return admin.topic_id(settings, system.names.conversation("default", conversation))
+    return admin.topic_id(system.kafka, system.names.conversation("default", conversation))
 
 
 def wait_running(system: System, request_id: str) -> None:

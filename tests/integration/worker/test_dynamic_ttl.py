@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import httpx
 import pytest
@@ -21,17 +20,6 @@ RUN_MS = 40
 WARM, FLOOD = 24, 400
 """Runs of one slot: the flood takes 16 s at least."""
 LONG_MS = 3_600_000
-
-
-def submit(gateway: Process, **fields: Any) -> str:
-    body = {"task": "text_generation", "payload": {"prompt": "hi"}, **fields}
-    answer = httpx.post(f"{gateway.url}/v1/requests", json=body, timeout=30)
-    assert answer.status_code == 202, answer.text
-    return str(answer.json()["request_id"])
-
-
-def details(gateway: Process, request_id: str) -> dict[str, Any]:
-    return httpx.get(f"{gateway.url}/v1/requests/{request_id}", timeout=30).json()
 
 
 def chosen(system: System) -> dict[str, set[int | None]]:
@@ -60,19 +48,19 @@ def test_a_flood_expires_after_the_chosen_time_and_named_deadlines_hold(make_sys
     worker = system.worker(env={f"PENSTOCK_SCHEDULER__{name}": value for name, value in settings.items()}).wait_ready()
     gateway = system.gateway().wait_ready()
     # One after the other, so that hardly any waits; without waits nothing is chosen.
-    first = submit(gateway)
+    first = gateway.submit()
     assert outcome(system, first).status == "completed"
-    assert details(gateway, first)["ttl_ms"] is None
+    assert gateway.request(first)["ttl_ms"] is None
     for number in range(WARM):
-        assert httpx.get(f"{gateway.url}/v1/requests/{submit(gateway)}?wait=30", timeout=60).json()["done"], number
+        assert httpx.get(f"{gateway.url}/v1/requests/{gateway.submit()}?wait=30", timeout=60).json()["done"], number
 
     flood = [f"flood-{number}" for number in range(FLOOD)]
     send(system, *({"request_id": one} for one in flood))
-    named = submit(gateway, ttl_ms=LONG_MS), submit(gateway, deadline=time.time() + LONG_MS / 1000)
-    unmeasured = submit(gateway, priority=9)
-    waiting = submit(gateway)
-    eventually(lambda: details(gateway, waiting)["ttl_ms"] is not None, 30, worker.tail)
-    assert details(gateway, waiting)["ttl_ms"] >= FLOOR_S * 1000
+    named = gateway.submit(ttl_ms=LONG_MS), gateway.submit(deadline=time.time() + LONG_MS / 1000)
+    unmeasured = gateway.submit(priority=9)
+    waiting = gateway.submit()
+    eventually(lambda: gateway.request(waiting)["ttl_ms"] is not None, 30, worker.tail)
+    assert gateway.request(waiting)["ttl_ms"] >= FLOOR_S * 1000
 
     ended = all_ended(system, [*flood, waiting, *named, unmeasured], worker)
     ttl_of = chosen(system)
@@ -83,7 +71,7 @@ def test_a_flood_expires_after_the_chosen_time_and_named_deadlines_hold(make_sys
         (ttl_ms,) = ttl_of[one]
         assert ttl_ms is not None
         assert FLOOR_S * 1000 <= ttl_ms <= lived_ms(ended[one]) <= ttl_ms + 5_000, (one, ttl_ms, lived_ms(ended[one]))
-    told = details(gateway, expired[0])
+    told = gateway.request(expired[0])
     assert (told["status"], told["ttl_ms"]) == ("expired", *ttl_of[expired[0]])
     assert told["error"]["code"] == "expired"
 
@@ -94,7 +82,7 @@ def test_a_flood_expires_after_the_chosen_time_and_named_deadlines_hold(make_sys
     assert ended[unmeasured].status == "completed"
 
     # What expired has waited too: the next time to live is longer, not shorter.
-    later = submit(gateway)
+    later = gateway.submit()
     assert outcome(system, later).status == "completed"
     (ttl_ms,) = chosen(system)[later]
     assert ttl_ms is not None

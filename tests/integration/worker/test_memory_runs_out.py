@@ -23,7 +23,6 @@ from PIL import Image, ImageChops
 
 from penstock.cli.assets import prepare_model
 from penstock.common.artifacts import ArtifactStore
-from penstock.common.settings import KafkaSettings
 from penstock.processors.core.fleet.estimates import AFTER_OOM
 from penstock.producers.client import Client
 from penstock.schemas.codec import default_codec
@@ -186,7 +185,7 @@ def make_models(make_system: Callable[..., System], tiny_lm: Path, tmp_path: Pat
 
 @contextmanager
 def client_of(system: System) -> Iterator[Client]:
-    settings = KafkaSettings(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix)
+    settings = system.kafka
     with Client(settings, artifacts=system.folder / "artifacts") as client:
         yield client
 

@@ -9,7 +9,6 @@ import httpx
 import psutil
 import pytest
 
-from penstock.common.settings import KafkaSettings
 from penstock.producers import Client
 from system import Process, System, eventually
 
@@ -24,18 +23,7 @@ WAITING = 12
 
 
 def submit(gateway: Process, *, tokens: int = 20, **fields: Any) -> str:
-    body = {
-        "task": "text_generation",
-        "payload": {"messages": [{"role": "user", "content": "go"}], "max_tokens": tokens},
-        **fields,
-    }
-    answer = httpx.post(gateway.url + "/v1/requests", json=body, timeout=30)
-    assert answer.status_code == 202, answer.text
-    return str(answer.json()["request_id"])
-
-
-def shown(gateway: Process, request_id: str) -> dict[str, Any]:
-    return httpx.get(f"{gateway.url}/v1/requests/{request_id}", timeout=15).json()
+    return gateway.submit(payload={"prompt": "go", "max_tokens": tokens}, **fields)
 
 
 def lift(gateway: Process, request_id: str, to: Any = "high") -> httpx.Response:
@@ -53,22 +41,22 @@ def test_a_lifted_request_is_next_after_its_worker_was_killed(make_system: Calla
     gateway = system.gateway().wait_ready()
     first = system.worker().wait_ready()
     runs = submit(gateway, priority=1, tokens=300)
-    eventually(lambda: shown(gateway, runs)["status"] == "running", 30, first.tail)
+    eventually(lambda: gateway.request(runs)["status"] == "running", 30, first.tail)
     low = [submit(gateway, priority=9) for _ in range(WAITING)]
-    eventually(lambda: shown(gateway, low[-1])["status"] == "queued", 30, first.tail)
+    eventually(lambda: gateway.request(low[-1])["status"] == "queued", 30, first.tail)
     refused = lift(gateway, runs, 9)
     assert (refused.status_code, refused.json()["error"]["details"]) == (409, {"status": "running"})
     assert lift(gateway, low[-1]).status_code == 202
     assert psutil.pid_exists(first.popen.pid)
     first.kill9()
     assert first.wait_dead() == -9
-    assert shown(gateway, low[-1])["done"] is False
+    assert gateway.request(low[-1])["done"] is False
     second = system.worker("w2").wait_ready()
     eventually(lambda: len(system.outcomes()) == WAITING + 1, 120, second.tail)
     assert {outcome.status for outcome in system.outcomes().values()} == {"completed"}
     ran = order(system, [runs, *low])
     assert ran.index(low[-1]) <= 3, "what came first on other partitions had the slot for a moment"
-    assert shown(gateway, low[-1])["priority"] == 2
+    assert gateway.request(low[-1])["priority"] == 2
     assert lift(gateway, low[-1]).json()["error"]["details"]["status"] == "completed"
     eventually(lambda: system.lag() == 0, 30, second.tail)
 
@@ -83,10 +71,10 @@ def test_what_was_moved_before_any_worker_ran_runs_in_that_order(make_system: Ca
     if over == "http":
         assert lift(gateway, low[-1]).status_code == lift(gateway, turns[1]).status_code == 202
     else:
-        with Client(KafkaSettings(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix)) as client:
+        with Client(system.kafka) as client:
             for one in (low[-1], *turns):
                 client.reprioritize(one, 2)
-        eventually(lambda: shown(gateway, turns[1])["priority"] == 2, 20, gateway.tail)
+        eventually(lambda: gateway.request(turns[1])["priority"] == 2, 20, gateway.tail)
     worker = system.worker().wait_ready()
     ids = [*medium, *low, *turns]
     eventually(lambda: len(system.outcomes()) == len(ids), 60, worker.tail)

@@ -10,7 +10,6 @@ import httpx
 import pytest
 from confluent_kafka import Producer
 
-from penstock.common.settings import KafkaSettings
 from penstock.producers.client import Client
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import ModelInfo
@@ -58,7 +57,7 @@ def test_two_pools_load_nothing_of_each_others(make_system: Callable[..., System
         assert (done["status"], done["model"], done["pool"]) == ("completed", "large", "b"), b.tail()
         refused = http.post("/v1/requests", json={**body, "pool": "nowhere"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "pool")
-    with Client(KafkaSettings(bootstrap_servers=system.bootstrap, topic_prefix=system.prefix)) as client:
+    with Client(system.kafka) as client:
         sent = client.submit(task="text_generation", payload={"prompt": "hi"}, model="small")
         assert sent.topic == names.request("text_generation", 5, "a")
         assert client.result(sent, timeout=30).worker_id == "wa"
