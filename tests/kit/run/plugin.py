@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from kit.run.budget import TimeTable
 from kit.run.logs import keep_logs
@@ -47,6 +48,27 @@ def pytest_runtest_makereport(
         keep_logs(item, report, RUNNING)
         report.sections += [(f"Logs of {system.prefix}", system.logs(20)) for system in RUNNING]
     return report
+
+
+class FileScheduling(LoadFileScheduling):
+    """xdist's own scheduling by file, without its deadlock after a crash.
+
+    A process starts a test when it knows the next one, or that none follows. xdist gives the replacement of a crashed
+    process one file and says nothing more: with a single test in it both sides would wait for ever.
+    """
+
+    def _reschedule(self, node: Any) -> None:
+        if node.shutting_down:
+            return
+        while self.workqueue and self._pending_of(self.assigned_work[node]) <= 2:
+            self._assign_work_unit(node)
+        if not self.workqueue:
+            node.shutdown()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling | None:
+    return FileScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def _reporting(config: pytest.Config) -> Path | None:
