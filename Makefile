@@ -9,7 +9,7 @@ TORCH_BACKEND ?=
 QUIET := $(shell test -t 2 || echo --quiet)
 STAMP := $(VENV)/.installed-$(if $(TORCH_BACKEND),$(TORCH_BACKEND),pinned)
 
-.PHONY: up down status logs install test check format bench simulate gpu-check clean help
+.PHONY: up down status logs install test test-all check format bench simulate gpu-check clean help
 
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -51,20 +51,14 @@ endif
 	@$(BIN)/python -m compileall -q $(SOURCES)
 	@rm -f $(VENV)/.installed-* && touch $@
 
-# What needs no broker and no engine runs on all cores. The rest mostly waits, so more of it runs at once than there are
-# cores, each process with a broker of its own; what compares times or memory runs alone.
 TEST_PROCESSES ?= 3
-WITH_PARTS = --ignore tests/unit --ignore tests/property tests
-test: $(STAMP) ## Run all tests: make test, or some: make test ARGS="tests/unit -x"
-ifeq ($(strip $(ARGS)),)
-	@status=0; \
-	  $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile tests/unit tests/property || status=1; \
-	  $(BIN)/python tests/prepare_models.py || status=1; \
-	  $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m "not alone" --durations=25 $(WITH_PARTS) || status=1; \
-	  $(BIN)/python -m pytest -m alone $(WITH_PARTS) || status=1; exit $$status
-else
-	@$(BIN)/python -m pytest $(ARGS)
-endif
+RUN ?=
+TESTS = PYTHONPATH=tests:$$PYTHONPATH $(BIN)/python -m kit.run --processes $(TEST_PROCESSES) $(RUN)
+test: $(STAMP) ## Run the tests that a change can affect, or some: make test ARGS="tests/unit -x"
+	@exec $(if $(strip $(ARGS)),$(BIN)/python -m pytest $(ARGS),env $(TESTS))
+
+test-all: $(STAMP) ## Run all tests, also contracts of which nothing changed: make test-all RUN=--budget
+	@exec env $(TESTS) --all
 
 check: $(STAMP) ## Lint, format, types, import direction, schema evolution
 	$(BIN)/ruff check .
@@ -92,4 +86,4 @@ simulate: $(STAMP) ## Simulate clusters from seeds: make simulate SEEDS=1000, SE
 	  $(if $(PLANT),--plant $(PLANT)) $(ARGS)
 
 clean: ## Remove what was built (data and caches of the user stay)
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist .test-logs .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -18,17 +18,15 @@ from hypothesis import HealthCheck, settings
 
 from kit.assets import prepared
 from kit.examples import examples
+from kit.run.logs import BROKERS
 from penstock.cli import children
 from penstock.cli.embedded_kafka import EmbeddedKafka
 from penstock.cli.paths import free_port
 from support import create_topics as _create_topics
 from support import delete_topics
 from system import RUNNING, Process, System, running
-from time_table import TimeTable
 
-TIMES = TimeTable()
-BROKERS: list[EmbeddedKafka] = []
-"""The session's own broker, once a test has asked for it."""
+pytest_plugins = ["kit.run.plugin"]
 
 # The machine's processor is stolen in waves: no example fails for the time it took.
 settings.register_profile(
@@ -45,15 +43,6 @@ httpx_transport.create_ssl_context = cache(httpx.create_ssl_context)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """What the processes of a test that fails wrote last: often the only trace of what happened elsewhere."""
-    report = yield
-    if report.failed:
-        report.sections += [(f"Logs of {system.prefix}", system.logs(20)) for system in RUNNING]
-    return report
-
-
-@pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
     """A test leaves the session's broker running.
 
@@ -67,18 +56,6 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         for broker in BROKERS:
             delete_topics(broker.bootstrap_servers, but=[system.prefix for system in RUNNING])
     assert not stopped, f"the broker does not run at the end:\n{children.tail(stopped[0].log, 40)}"
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    TIMES.add(report.nodeid, report.when or "call", report.duration)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """With several processes the reports of all come to the one that writes this."""
-    if lines := TIMES.lines():
-        terminalreporter.section("where the time went, over all processes")
-        for line in lines:
-            terminalreporter.line(line)
 
 
 class Kafka(Protocol):
