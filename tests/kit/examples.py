@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-ALL = bool(os.environ.get("PENSTOCK_TEST_ALL"))
+ALL_VARIABLE = "PENSTOCK_TEST_ALL"
+ALL = bool(os.environ.get(ALL_VARIABLE))
 SHARE = 4
 
 

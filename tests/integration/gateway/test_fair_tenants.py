@@ -57,6 +57,7 @@ async def work(gateway: Process, keys: list[str], seconds: float) -> list[tuple[
     return seen
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_tenant_that_floods_everything_hurts_no_other(kafka: Any, tmp_path: Path) -> None:
     keys_file = tmp_path / "keys.json"

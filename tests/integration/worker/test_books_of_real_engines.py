@@ -80,6 +80,7 @@ def shape(number: int) -> dict[str, Any]:
     return {"request_id": f"r{number}", "model": "one", "payload": payload}
 
 
+@pytest.mark.thorough
 @pytest.mark.alone
 @pytest.mark.parametrize(
     ("name", "idle"),

@@ -48,6 +48,7 @@ class Committed:
         self.highest = {**self.highest, **now}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.skipif(not os.environ.get("PENSTOCK_TEST_LONG"), reason="three minutes: PENSTOCK_TEST_LONG=1 runs it")
 def test_committed_offsets_never_fall_after_a_broker_pause(make_system: Callable[..., System], kafka: Any) -> None:

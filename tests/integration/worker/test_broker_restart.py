@@ -13,7 +13,13 @@ from worker_requests import engine, send, turn
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("away_s", [0.0, 15.0], ids=["a restart", "longer than the session"])
+@pytest.mark.parametrize(
+    "away_s",
+    [
+        pytest.param(0.0, id="a restart", marks=pytest.mark.thorough),
+        pytest.param(15.0, id="longer than the session"),
+    ],
+)
 def test_the_worker_outlives_its_broker(make_system: Callable[..., System], kafka: Any, away_s: float) -> None:
     system = make_system(
         models=[engine(tokens=10, delay_ms=20, slots=8)], worker_options={"session_timeout_s": 6, "heartbeat_s": 1}

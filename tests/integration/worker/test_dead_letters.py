@@ -140,6 +140,7 @@ def test_the_command_does_all_of_it(make_system: Make, broken: Breakable) -> Non
     assert not any(b"no record" in (message.value() or b"") for message in system.read(system.names.dlq))
 
 
+@pytest.mark.thorough
 def test_a_redrive_of_many_that_is_killed_goes_on_without_running_any_twice(
     make_system: Make, broken: Breakable
 ) -> None:
@@ -178,6 +179,7 @@ def test_a_redrive_of_many_that_is_killed_goes_on_without_running_any_twice(
     assert [one.status for one in ends].count("completed") == count
 
 
+@pytest.mark.thorough
 def test_payloads_are_shown_to_keys_of_their_tenant_alone(make_system: Make, broken: Breakable, tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     operator = create_key(keys, tenant="ops", scopes=["admin"])

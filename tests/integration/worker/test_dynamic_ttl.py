@@ -42,6 +42,7 @@ def lived_ms(event: ResultEvent) -> int:
     return event.created_at - event.origin.append_time_ms
 
 
+@pytest.mark.thorough
 def test_a_flood_expires_after_the_chosen_time_and_named_deadlines_hold(make_system: Callable[..., System]) -> None:
     system = make_system(models=[engine(first_delay_ms=RUN_MS, tokens=1, slots=1)])
     settings = {"DYNAMIC_TTL": "true", "TTL_FLOOR_S": str(FLOOR_S), "TTL_FACTOR": str(FACTOR)}

@@ -90,6 +90,7 @@ def test_a_stopped_process_comes_back_as_a_zombie_and_nothing_of_it_counts(make_
     assert second.stop() == 0, second.tail()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_conversation_goes_on_in_the_worker_that_takes_it_over(make_system: Make) -> None:
     system = make_system(models=[engine(echo=True)], worker_options=QUICK_GROUP)
@@ -108,6 +109,7 @@ def texts(system: System) -> int:
     return sum(event.text_offset is not None for event in system.results())
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_what_ran_at_two_deaths_runs_alone_and_at_the_limit_is_dead_lettered(make_system: Make) -> None:
     system = make_system(models=[engine(tokens=200, delay_ms=50, slots=8)], worker_options=QUICK_GROUP)
@@ -123,6 +125,7 @@ def test_what_ran_at_two_deaths_runs_alone_and_at_the_limit_is_dead_lettered(mak
     assert system.dead_letters()[-1].reason_code == "engine_failed"
 
 
+@pytest.mark.thorough
 def test_a_flood_of_low_work_stays_within_the_commit_span(make_system: Make, tmp_path: Path) -> None:
     system = make_system(
         models=[engine(tokens=1, delay_ms=20, slots=4)], worker_options={"commit_span": 16, "aging_s": 600}

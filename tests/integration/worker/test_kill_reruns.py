@@ -11,6 +11,7 @@ from system import System
 from worker_requests import engine
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_what_was_done_behind_an_unfinished_head_does_not_run_again(make_system: Callable[..., System]) -> None:
     """Requests run again ÷ (running at the kill + ended since the last commit) is at most 1.1."""

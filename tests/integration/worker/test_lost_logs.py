@@ -80,6 +80,7 @@ def test_what_a_shorter_log_holds_runs_and_it_is_said_once(make_system: Make) ->
     assert second.stop() == 0
 
 
+@pytest.mark.thorough
 def test_by_setting_it_goes_on_at_the_end(make_system: Make) -> None:
     system = make_system(worker_options={"on_lost_log": "end"})
     old = send_some(system, "a")

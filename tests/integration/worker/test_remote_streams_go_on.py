@@ -138,6 +138,7 @@ def test_a_server_that_refuses_prefixes_begins_anew_and_operators_see_why(make_s
         assert worker.stop() == 0, worker.tail()
 
 
+@pytest.mark.thorough
 def test_one_that_is_cancelled_while_its_prefix_is_counted_ends_and_others_go_on(
     make_system: Callable[..., System],
 ) -> None:

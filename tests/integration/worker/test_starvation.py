@@ -39,6 +39,7 @@ def closed_port() -> int:
         return int(free.getsockname()[1])
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_sustained_high_load_on_a_slow_model_starves_nobody(make_system: Make) -> None:
     """High work keeps the slow model full for LOAD_S. Other models' requests take at most 1.5 × their time alone (p95);
@@ -110,6 +111,7 @@ def test_a_high_request_starts_next_behind_a_flood_of_low_ones(make_system: Make
     assert worker.alive()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_dead_model_hides_no_other_in_its_partition(make_system: Make) -> None:
     """40,000 requests for a model whose server is away, then one for another model in the same partition."""
@@ -135,6 +137,7 @@ def test_a_dead_model_hides_no_other_in_its_partition(make_system: Make) -> None
     assert worker.alive()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_tenants_flood_does_not_slow_another_tenant(make_system: Make) -> None:
     """One tenant sends 20 × more, more than the engine can do: the other's p95 is at most 1.5 × that of being alone on
@@ -179,6 +182,7 @@ def test_a_tenants_flood_does_not_slow_another_tenant(make_system: Make) -> None
     assert beside <= 1.5 * alone, f"p95 {alone} ms alone at half capacity, {beside} ms beside the flood"
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_high_work_does_not_wait_behind_low_work_that_does_not_run(make_system: Make, tiny_lm: Any) -> None:
     """An engine with 64 slots and memory for a few runs: a high request ends after what ran when it came, and after

@@ -67,6 +67,7 @@ def flaky_server(service_s: float) -> Iterator[tuple[str, list[tuple[float, str]
         server.server_close()
 
 
+@pytest.mark.thorough
 @pytest.mark.alone
 def test_a_retry_that_is_due_takes_the_next_slot(make_system: Make) -> None:
     """A failed run is due after 0.1 s at most; then it starts before newer work that waits for the same slots (#6)."""
@@ -90,6 +91,7 @@ def test_a_retry_that_is_due_takes_the_next_slot(make_system: Make) -> None:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.alone
 @pytest.mark.slow
 def test_a_flood_of_poison_delays_high_work_little(make_system: Make) -> None:
@@ -147,6 +149,7 @@ def assigned(process: Process) -> int:
     return int(httpx.get(process.url + "/healthz", timeout=5).json()["assigned"])
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_worker_that_stood_still_is_not_stalled(make_system: Make) -> None:
     """A process is stopped under load for twice stall_s; its partitions are taken over in order. Continued, it

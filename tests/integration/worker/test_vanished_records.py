@@ -116,6 +116,7 @@ def test_cancelled_before_its_deadline_it_ends_as_cancelled(site: Site) -> None:
     assert site.outcome(request_id).status == "cancelled"
 
 
+@pytest.mark.thorough
 def test_a_cancel_outlives_the_gateway_and_the_workers(site: Site) -> None:
     """The cancel came while no worker lived."""
     request_id = site.submit_to_paused_model(ttl_ms=3_600_000)
@@ -127,6 +128,7 @@ def test_a_cancel_outlives_the_gateway_and_the_workers(site: Site) -> None:
     assert site.ended(request_id, 30)["status"] == "cancelled"
 
 
+@pytest.mark.thorough
 def test_what_a_worker_holds_is_left_alone(make_system: Make) -> None:
     """Its record is gone and its deadline passes while it runs: the worker is asked to end it, and lets it run."""
     slow = {"id": "noop", "source": "noop", "engine": "noop", "options": {"tokens": 60, "delay_ms": 250}}
@@ -140,6 +142,7 @@ def test_what_a_worker_holds_is_left_alone(make_system: Make) -> None:
     assert site.ended(request_id, 30)["status"] == "completed"
 
 
+@pytest.mark.thorough
 def test_an_answer_that_stands_in_the_conversation_is_the_outcome(make_system: Make) -> None:
     """The worker was killed between the answer's append and the outcome, and the request's record is gone."""
     site = Site(make_system(), faults="kill:after_answer_append")

@@ -203,7 +203,14 @@ def test_erase_tombstones_the_turns(make_system: Make) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["before_terminal@20", "before_commit@20", "mid_stream@40"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param("before_terminal@20", marks=pytest.mark.thorough),
+        "before_commit@20",
+        pytest.param("mid_stream@40", marks=pytest.mark.thorough),
+    ],
+)
 def test_killed_at_any_moment_nothing_is_lost(make_system: Make, moment: str) -> None:
     system = make_system(models=[engine(tokens=5, delay_ms=15, slots=8)], worker_options={"session_timeout_s": 6})
     ids = [f"r{n}" for n in range(80)]
@@ -254,7 +261,7 @@ def test_missing_topics_and_a_taken_port_are_named(make_system: Make, tmp_path: 
     assert "health_port" in second.tail()
 
 
-@pytest.mark.parametrize("ending", ["cancelled", "expired"])
+@pytest.mark.parametrize("ending", ["cancelled", pytest.param("expired", marks=pytest.mark.thorough)])
 def test_an_answer_that_stands_is_the_outcome_whatever_comes_after(make_system: Make, ending: str) -> None:
     """The worker dies with the answer appended; until the next one comes the turn is cancelled, or its time is over."""
     system = make_system(models=[engine(tokens=3)])

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import psutil
 
-from kit.run.budget import Times, TimeTable, exceeded, format_budget, measured, parse_budget
+from kit.examples import ALL_VARIABLE
+from kit.run.budget import BUDGET, Times, TimeTable, exceeded, format_budget, measured, parse_budget
 from kit.run.contracts import LOCK, Decision, decide, load_contracts, record
 from kit.run.logs import FOLDER, REPEAT_VARIABLE
 from kit.run.pace import PaceMeter
@@ -30,7 +31,6 @@ from kit.run.results import (
     wholly_passed,
 )
 
-BUDGET = "tests/budget.toml"
 BUDGET_VARIABLE = "PENSTOCK_TEST_BUDGET"
 TEARDOWN_LIMIT_S = 20.0
 """After an interrupt pytest may end its fixtures for this long; then all processes are killed."""
@@ -51,21 +51,23 @@ class Stage:
         return [sys.executable, *self.arguments]
 
 
-def stages(processes: str, excused: Iterable[str]) -> list[Stage]:
-    """All stages but the tests at the paths `excused`.
+def stages(processes: str, excused: Iterable[str], *, everything: bool) -> list[Stage]:
+    """All stages but the tests at the paths `excused` and, unless `everything` runs, those that are marked `thorough`.
 
     Unit tests use all cores. Integration tests mostly wait: more processes than cores run, each with its own broker.
     Tests that compare times or memory run alone.
     """
     pytest = ("-m", "pytest")
-    by_file = ("--dist", "loadfile")
+    by_file = ("--dist", "loadfile", "--no-loadscope-reorder")
+    quick = "" if everything else " and not thorough"
+    units = ("-n", "auto", "--maxprocesses", "8", *by_file, *(() if everything else ("-m", "not thorough")))
     ignored = [f"--ignore={path}" for path in (*WITHOUT_SERVICES, *excused)]
-    integration = ("-n", processes, *by_file, "-m", "not alone", "--durations=25", *ignored, "tests")
+    integration = ("-n", processes, *by_file, "-m", f"not alone{quick}", "--durations=25", *ignored, "tests")
     return [
-        Stage(name="unit", arguments=(*pytest, "-n", "auto", "--maxprocesses", "8", *by_file, *WITHOUT_SERVICES)),
+        Stage(name="unit", arguments=(*pytest, *units, *WITHOUT_SERVICES)),
         Stage(name="preparing models", arguments=("tests/prepare_models.py",)),
         Stage(name="integration", arguments=(*pytest, *integration), repeatable=True),
-        Stage(name="alone", arguments=(*pytest, "-m", "alone", *ignored, "tests"), repeatable=True),
+        Stage(name="alone", arguments=(*pytest, "-m", f"alone{quick}", *ignored, "tests"), repeatable=True),
     ]
 
 
@@ -112,11 +114,12 @@ def say(*lines: str) -> None:
     print(*(f"[run] {line}" for line in lines), sep="\n", flush=True)
 
 
-def run_tests(decisions: Sequence[Decision], processes: str) -> tuple[RunResult, Times]:
+def run_tests(decisions: Sequence[Decision], processes: str, *, everything: bool) -> tuple[RunResult, Times]:
     excused = [path for one in decisions if not one.runs for path in one.contract.tests]
     with tempfile.TemporaryDirectory() as folder, PaceMeter() as meter:
         reports = Path(folder)
-        result = RunResult(stages=[run_stage(stage, reports) for stage in stages(processes, excused)])
+        planned = stages(processes, excused, everything=everything)
+        result = RunResult(stages=[run_stage(stage, reports) for stage in planned])
         repeats = [
             run_stage(repeat_stage(nodeids), reports, **{REPEAT_VARIABLE: "1"})
             for nodeids in repeat_files(result.first_failures())
@@ -180,10 +183,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     root = Path.cwd()
     shutil.rmtree(root / FOLDER, ignore_errors=True)
     make_interruptible()
+    if options.all:
+        os.environ[ALL_VARIABLE] = "1"
     try:
         decisions = decide(root, load_contracts(root), everything=options.all)
         say(*contract_lines(decisions))
-        result, times = run_tests(decisions, options.processes)
+        result, times = run_tests(decisions, options.processes, everything=options.all)
     except KeyboardInterrupt:
         say("interrupted")
         return INTERRUPTED

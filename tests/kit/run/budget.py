@@ -23,6 +23,7 @@ from typing import Any
 
 from kit.run.results import Phase
 
+BUDGET = "tests/budget.toml"
 PHASES = ("setup", "call", "teardown")
 FOLDERS = 3
 """Folders are told apart by this many parts of their path: tests/integration/worker."""

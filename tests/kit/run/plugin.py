@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-from kit.run.budget import TimeTable
+from kit.run.budget import BUDGET, TimeTable, parse_budget
 from kit.run.logs import keep_logs
 from kit.run.results import REPORT_VARIABLE, phase_of, write_phase
 from kit.run.sharing import SHARED_SETUPS
@@ -20,6 +20,15 @@ from system import RUNNING
 _FAILED_FIXTURES: dict[int, tuple[BaseException, str]] = {}
 """By the identity of the exception: pytest raises the same one for each test that uses the fixture."""
 _TIMES = TimeTable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Start the files that take longest first, so that none of them is all that a run waits for at its end."""
+    path = config.rootpath / BUDGET
+    if REPORT_VARIABLE in os.environ and path.exists():
+        files = parse_budget(path.read_text()).files
+        items.sort(key=lambda item: -files.get(item.nodeid.partition("::")[0], 0.0))
 
 
 @pytest.hookimpl(wrapper=True)
