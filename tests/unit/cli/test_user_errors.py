@@ -1,28 +1,28 @@
-"""What a person gets wrong is told in one line that fits, with the right exit code and no traceback."""
+"""A user's mistake gives one line that names the cure, the right exit code and no traceback."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import socket
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
+from kit.cli import invoke
 from penstock.cli import reaching
 from penstock.cli.commands.common import BuiltTask
 from penstock.cli.failures import ExitCode, failure_of
-from penstock.cli.main import app
 from penstock.cli.paths import free_port
 from penstock.cli.reaching import host_and_port
 from penstock.schemas.requests import BUILT_TASKS
 from penstock.schemas.texts import shortened
 
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
+NOWHERE = ["--url", "http://127.0.0.1:1"]
+HEAD = {"object": "conversation.export", "version": 1, "id": "a", "log_id": "L", "messages": 0, "summaries": 0}
+MANY, FILES = "name a conversation, or many by --pattern", "name conversations, or many by --pattern"
 
 
 @pytest.fixture(autouse=True)
@@ -32,12 +32,73 @@ def nothing_configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [["dlq", "list"], ["dlq", "show", "0/1"], ["topics", "check"], ["topics", "list"], ["topics", "create"]]
+    ("arguments", "said"),
+    [
+        ("nothing-of-ours", "nothing-of-ours"),
+        ("status --nothing-of-ours", "--nothing-of-ours"),
+        ("worker --config /nowhere/penstock.toml", "penstock: no such configuration file: /nowhere/penstock.toml\n"),
+        ("topics check -b ::::", "::::"),
+        ("dlq show 17", "17"),
+        ("submit hello --priority -4", "--priority"),
+        ("requests cancel r1 --model m", "name the ids of requests, or choose them"),
+        ("requests cancel --older-than soon", "'soon' is no age"),
+        ("conversations replay", MANY),
+        ("conversations replay a --pattern *", MANY),
+        ("conversations replay a --group g", "--group is for --pattern"),
+        ("conversations replay a --rate 2", "--rate is for --pattern"),
+        ("conversations replay a --since 1", "--since is for --pattern"),
+        ("conversations replay a --follow", "--follow is for --pattern"),
+        ("conversations sweep --within 7d", "--within is for --dry-run"),
+        ("conversations sweep --dry-run --within soon", "no time to come, as 12h or 7d"),
+        ("conversations sweep --dry-run --within -1", "no time to come, as 12h or 7d"),
+        ("conversations export", FILES),
+        ("conversations export a --pattern *", FILES),
+        ("conversations export a --tree b", f"{FILES}, or one for --tree"),
+        ("conversations export --pattern * --tree b", f"{FILES}, or one for --tree"),
+        ("conversations rerun a --model b --fork a", "--fork must be another conversation"),
+        ("conversations rerun a --model b --after b", "--after b: write the id of an item"),
+        (f"conversations rerun {'a' * 120} --model {'b' * 20}", "name another by --fork"),
+        ("conversations compare a a", "name two conversations"),
+    ],
+)  # fmt: skip
+def test_wrong_usage(arguments: str, said: str) -> None:
+    done = invoke(*arguments.split())
+    assert (done.exit_code, said in done.stderr) == (2, True), done.output
+
+
+@pytest.mark.parametrize("command", ["submit hello", "chat", "watch r", "requests list", "bench"])
+@pytest.mark.parametrize("wrong", ["--url localhost:8000", "--url http://[", "--url ftp://x", "--key schlüssel"])
+def test_a_wrong_url_or_key_is_wrong_usage(command: str, wrong: str) -> None:
+    done = invoke(*command.split(), *wrong.split())
+    assert (done.exit_code, wrong.split()[0] in done.stderr) == (2, True), done.output
+
+
+@pytest.mark.parametrize(
+    ("heads", "options", "said"),
+    [
+        (["a", "b"], ["--id", "c"], "holds 2 conversations: --id is for one"),
+        (["a"], ["--id", "c", "--prefix", "d"], "--id is in place of --prefix"),
+    ],
 )
-def test_without_kafka_it_is_said_at_once(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_under_a_new_id_takes_one_conversation(
+    tmp_path: Path, heads: list[str], options: list[str], said: str
+) -> None:
+    file = tmp_path / "file.jsonl"
+    file.write_text("".join(json.dumps({**HEAD, "id": name}) + "\n" for name in heads))
+    assert said in invoke("conversations", "import", str(file), *options, *NOWHERE).stderr
+
+
+def test_an_incomplete_file_is_refused_before_any_call(tmp_path: Path) -> None:
+    file = tmp_path / "cut.jsonl"
+    file.write_text(json.dumps({**HEAD, "messages": 2}) + "\n")
+    assert "export it again" in invoke("conversations", "import", str(file), *NOWHERE).stderr
+
+
+@pytest.mark.parametrize("command", ["dlq list", "dlq show 0/1", "topics check", "topics list", "topics create"])
+def test_without_kafka_it_fails_at_once(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reaching, "answers", lambda *_: pytest.fail("a refused connection needs no waiting"))
     server = f"127.0.0.1:{free_port()}"
-    done = run(*command, "--bootstrap-servers", server)
+    done = invoke(*command.split(), "--bootstrap-servers", server)
     assert done.exit_code == 3
     assert done.stderr.startswith(f"penstock: no Kafka answers at {server} (Connection refused)")
     assert done.stderr.count("\n") == 1
@@ -56,10 +117,6 @@ def test_addresses_as_kafka_writes_them(server: str, found: tuple[str, int]) -> 
     assert host_and_port(server) == found
 
 
-def test_an_address_that_is_none_is_wrong_usage() -> None:
-    assert run("topics", "check", "-b", "::::").exit_code == 2
-
-
 @pytest.mark.parametrize(
     ("number", "word", "code"),
     [
@@ -71,53 +128,30 @@ def test_an_address_that_is_none_is_wrong_usage() -> None:
         (errno.ECONNREFUSED, "it runs", 3),
     ],
 )
-def test_what_the_system_refuses_comes_with_the_advice_that_fits(number: int, word: str, code: int) -> None:
+def test_each_system_error_has_its_advice(number: int, word: str, code: int) -> None:
     failure = failure_of(OSError(number, os.strerror(number), "somewhere"))
     assert (word in str(failure), int(failure.exit_code)) == (True, code)
     assert ("--data-dir" in str(failure)) == (number == errno.ENOSPC)
 
 
-def test_an_error_without_a_number_is_told_as_it_is() -> None:
+def test_an_error_without_a_number_is_shown_as_it_is() -> None:
     assert str(failure_of(OSError("out of luck"))) == "out of luck"
 
 
-def test_a_negative_priority_is_wrong_usage_and_no_question_of_keys() -> None:
-    done = run("submit", "hello", "--priority", "-4")
-    assert done.exit_code == 2
-    assert "--priority" in done.stderr
-
-
-def test_only_tasks_that_a_text_can_ask_for_are_offered_for_one() -> None:
-    done = run("submit", "hello", "--task", "painting")
-    assert done.exit_code == 2
-    told = re.sub(r"[\s│]", "", done.stderr)
-    assert "text_generation" in told
-    assert "image" not in told
+def test_submit_offers_only_tasks_for_text() -> None:
+    done = invoke("submit", "hello", "--task", "painting")
+    offered = re.sub(r"[\s│]", "", done.stderr)
+    assert (done.exit_code, "text_generation" in offered, "image" in offered) == (2, True, False)
     assert {task.value for task in BuiltTask} <= set(BUILT_TASKS)
 
 
-@pytest.mark.parametrize("command", [["submit", "hello"], ["chat"], ["watch", "r"], ["requests", "list"], ["bench"]])
-@pytest.mark.parametrize(
-    "wrong", [["--url", "localhost:8000"], ["--url", "http://["], ["--url", "ftp://x"], ["--key", "schlüssel"]]
-)
-def test_a_url_or_key_that_is_none_is_wrong_usage(command: list[str], wrong: list[str]) -> None:
-    done = run(*command, *wrong)
-    assert (done.exit_code, wrong[0] in done.stderr) == (2, True), done.output
-
-
-def test_settings_that_kafkas_client_does_not_know_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as listening:  # so that its client is asked at all
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
+def test_unknown_settings_of_kafkas_client_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # so that its client is asked at all
         monkeypatch.setenv("PENSTOCK_KAFKA__SECURITY", '{"security.protocl": "SSL"}')
-        done = run("topics", "list", "-b", f"127.0.0.1:{listening.getsockname()[1]}")
-    assert done.exit_code == 1
+        done = invoke("topics", "list", "-b", f"127.0.0.1:{listening.getsockname()[1]}")
+    assert done.exit_code == ExitCode.FAILED
     assert done.stderr.startswith("penstock: the Kafka settings are wrong")
     assert "security.protocl" in done.stderr
-
-
-def test_an_id_of_a_dead_letter_has_its_form() -> None:
-    assert run("dlq", "show", "17").exit_code == ExitCode.USAGE
 
 
 def test_a_reason_is_cut_between_words() -> None:
