@@ -1,0 +1,1 @@
+"""Test helpers that several folders share. One module for each area."""
