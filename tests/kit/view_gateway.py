@@ -27,7 +27,7 @@ def flush(view: View) -> None:
     """Write to the file, and wait until it is written."""
     written = threading.Event()
     assert view.flush(written)
-    assert written.wait(10)
+    assert written.wait(60)
 
 
 def execute(path: Path, script: str) -> list[tuple[Any, ...]]:
