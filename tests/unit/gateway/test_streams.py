@@ -151,20 +151,6 @@ def test_the_view_gets_the_first_piece_of_a_stream_that_nobody_follows(live: Gat
     assert live.entry().status_name == "completed"
 
 
-def test_an_older_workers_outcome_is_ignored_where_pieces_are_passed_over(live: Gateway) -> None:
-    live.stream(chunk("a", 0), chunk("x", 0, epoch=2), chunk("y", 1, epoch=2))
-    live.stream(chunk("b", 1), outcome(text="ab"))
-    assert not live.entry().done
-    live.stream(outcome(text="xyz", epoch=2))
-    assert live.entry().done
-
-
-def test_requests_of_two_tenants_with_one_id_are_two(gateway: Gateway) -> None:
-    selected = gateway.stream(*(replace(one, tenant=tenant) for one in AB for tenant in ("default", "other")))
-    assert all(one.value is not None for one in selected), "more than needed, and nothing is mixed up"
-    assert gateway.view.live_count == 2
-
-
 def test_the_end_of_a_status_is_passed_over(gateway: Gateway) -> None:
     """The outcome says it. Bytes that do not decode are left to the view."""
     values = [gateway.codec.encode(status(name)) for name in ("running", "completed")] + [b"junk"]
@@ -202,31 +188,6 @@ def test_a_client_in_the_middle_gets_all(running: Gateway) -> None:
     assert (heard(client), heard(late)) == (["status", "abc"], ["status", "abc"])
     running.stream(D, outcome(text="abcde"))
     assert heard(client) == heard(late) == ["d", "e", "result"]
-
-
-def test_pieces_that_arrive_while_others_are_read_again_follow_them(running: Gateway) -> None:
-    client = running.subscribe()
-    running.stream(C)
-    running.fill(end=2)
-    assert heard(client) == ["status", "abc"]
-    running.stream(D)
-    assert heard(client) == ["d"]
-
-
-def test_a_cursor_of_another_gateway_is_continued(live: Gateway, tmp_path: Path) -> None:
-    other = Gateway(tmp_path / "other.sqlite")
-    other.request()
-    first = live.subscribe()
-    for one in (live, other):
-        one.stream(*AB)
-    cursor = first.take_nowait()[-1].cursor
-    for one in (live, other):
-        one.stream(C)
-    assert cursor is not None
-    client = other.subscriptions.subscribe(*KEY, decode_cursor(cursor))
-    other.fill()
-    assert heard(client) == ["status", "c"]
-    other.close()
 
 
 def test_a_stream_that_ends_while_it_is_read_again_is_completed_by_its_outcome(running: Gateway) -> None:
@@ -270,14 +231,6 @@ def test_pieces_that_were_passed_over_before_a_client_came_are_read_once(live: G
     live.stream(D, chunk("y", 8))
     assert live.wanted == [], "and are not looked for again and again"
     assert heard(client) == ["d"]
-
-
-def test_an_older_attempts_text_is_void_when_a_newer_one_was_read_again(live: Gateway) -> None:
-    client = live.subscribe()
-    live.stream(chunk("a", 0), C)
-    live.stream(chunk("x", 0, attempt=2), chunk("y", 1, attempt=2))
-    live.fill()
-    assert heard(client) == ["status", "a", "restarted", "xy"]
 
 
 def test_an_outcome_that_refers_to_its_text_is_published_with_it(running: Gateway) -> None:

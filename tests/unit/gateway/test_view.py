@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,7 +53,6 @@ from support import wait_until
 
 SUBJECT = ("request", *KEY)
 CONVERSATION = ("conversation", "default", "c")
-OTHER_ORIGIN = replace(ORIGIN, topic=HIGH[0])
 REQUEST = request(conversation_id="c", stream=True, metadata={"note": "secret"})
 CHUNK, RUNNING, ERASE = chunk(), status(), command("erase")
 # As Avro gives it.
@@ -132,14 +132,11 @@ class Gateway(ViewGateway):
             entry.hold_outcome(*OutcomeReader(self.codec)(record), len(record))
         return entry
 
-    def delete(self, found: list[Entry], before_ms: int) -> None:
-        """As the follower does it with what the file said is silent."""
-        forgotten = self.view.forget(found, before_ms)
+    def prune(self, before_ms: int) -> None:
+        """As the follower does it."""
+        forgotten = self.view.forget(self.store.silent_live(before_ms), before_ms)
         self.store.delete([entry.key for entry in forgotten], before_ms)
         self.view.known.are_gone(forgotten)
-
-    def prune(self, before_ms: int) -> None:
-        self.delete(self.store.silent_live(before_ms), before_ms)
 
     def put_aside(self) -> None:
         self.flush()
@@ -609,28 +606,6 @@ def test_a_writer_that_is_behind_loses_nothing(gateway: Gateway) -> None:
     assert gateway.store.offsets() == {RESULTS: MAX_WAITING + 2}
 
 
-class Clock:
-    """The view's time in ms, moved by the test."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.ms = 10_000
-        monkeypatch.setattr(view_module, "now_ms", lambda: self.ms)
-
-
-def test_prune_forgets_only_requests_without_news(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    gateway.read(REQUESTS, REQUEST, replace(REQUEST, request_id="silent"))
-    clock.ms = 20_000
-    gateway.read(RESULTS, CHUNK)
-    gateway.flush()
-    assert gateway.view.flush()
-    for _ in range(2):
-        gateway.prune(20_000)
-        assert gateway.view.find(("default", "silent")) is None
-        assert (gateway.view.live_count, gateway.found().fold.epoch) == (1, 1)
-        gateway.restart()
-
-
 # -- waiting requests that leave memory
 
 
@@ -657,7 +632,8 @@ def test_a_waiting_request_leaves_memory_and_returns_with_its_news(gateway: Gate
 @pytest.fixture
 def silent(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> Gateway:
     """One request waits since 10,000 ms and is written; records that are read now come at 30,000 ms."""
-    clock = Clock(monkeypatch)
+    clock = SimpleNamespace(ms=10_000)
+    monkeypatch.setattr(view_module, "now_ms", lambda: clock.ms)
     gateway.restart(held_live=0)
     gateway.read(REQUESTS, REQUEST)
     gateway.view.put_aside(9)
@@ -802,54 +778,6 @@ def test_a_request_stays_erased_after_a_restart(gateway: Gateway) -> None:
     gateway.read(RESULTS, TERMINAL)
     assert gateway.found().erased
     assert secrets(gateway) == []
-
-
-# -- what a restart must not change
-
-NEWER = replace(TERMINAL, epoch=2, text_generation={**OUTPUT, "text": "ours"})
-RESTARTS: dict[str, tuple[list[tuple[TP, Record]], list[Record], Record]] = {
-    "the request is on two topics, the results are of the second": (
-        [(HIGH, REQUEST), (REQUESTS, REQUEST), (RESULTS, CHUNK)],
-        [TERMINAL],
-        TERMINAL,
-    ),
-    "results without their request keep their origin": (
-        [(RESULTS, CHUNK)],
-        [outcome(origin=OTHER_ORIGIN, epoch=2, status="failed"), TERMINAL],
-        TERMINAL,
-    ),
-    "a newer worker's preview": (
-        [(REQUESTS, REQUEST), (RESULTS, chunk(None, 0, kind="preview", epoch=2))],
-        [TERMINAL, NEWER],
-        NEWER,
-    ),
-    "a newer worker's second chunk": (
-        [(REQUESTS, REQUEST), (RESULTS, chunk("sec", 3, epoch=2))],
-        [TERMINAL, NEWER],
-        NEWER,
-    ),
-}
-"""Records before the restart, each written to the file; results after it; the one that counts."""
-
-
-@pytest.mark.parametrize("case", RESTARTS)
-def test_after_a_restart_the_same_results_count(gateway: Gateway, case: str) -> None:
-    before, after, counts = RESTARTS[case]
-    for tp, record in before:
-        gateway.read(tp, record)
-        gateway.flush()
-    gateway.restart()
-    gateway.read(RESULTS, *after)
-    assert gateway.found().terminal == counts
-
-
-def test_after_a_restart_an_older_workers_status_does_not_count(gateway: Gateway) -> None:
-    for event in (RUNNING, status(epoch=2)):
-        gateway.read(STATUSES, event)
-        gateway.flush()
-    gateway.restart()
-    gateway.read(STATUSES, status("retrying"))
-    assert gateway.found().status_name == "running"
 
 
 # -- progress and previews
