@@ -151,6 +151,14 @@ def test_the_view_gets_the_first_piece_of_a_stream_that_nobody_follows(live: Gat
     assert live.entry().status_name == "completed"
 
 
+def test_an_older_workers_outcome_is_ignored_where_pieces_are_passed_over(live: Gateway) -> None:
+    live.stream(chunk("a", 0), chunk("x", 0, epoch=2), chunk("y", 1, epoch=2))
+    live.stream(chunk("b", 1), outcome(text="ab"))
+    assert not live.entry().done
+    live.stream(outcome(text="xyz", epoch=2))
+    assert live.entry().done
+
+
 def test_the_end_of_a_status_is_passed_over(gateway: Gateway) -> None:
     """The outcome says it. Bytes that do not decode are left to the view."""
     values = [gateway.codec.encode(status(name)) for name in ("running", "completed")] + [b"junk"]
@@ -231,6 +239,14 @@ def test_pieces_that_were_passed_over_before_a_client_came_are_read_once(live: G
     live.stream(D, chunk("y", 8))
     assert live.wanted == [], "and are not looked for again and again"
     assert heard(client) == ["d"]
+
+
+def test_an_older_attempts_text_is_void_when_a_newer_one_was_read_again(live: Gateway) -> None:
+    client = live.subscribe()
+    live.stream(chunk("a", 0), C)
+    live.stream(chunk("x", 0, attempt=2), chunk("y", 1, attempt=2))
+    live.fill()
+    assert heard(client) == ["status", "a", "restarted", "xy"]
 
 
 def test_an_outcome_that_refers_to_its_text_is_published_with_it(running: Gateway) -> None:
