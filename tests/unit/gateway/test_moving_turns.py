@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.view_records import ORIGIN, status
 from penstock.gateway.service.moving_turns import moved_turns, rank_of
 from penstock.gateway.view.entries import Entry
-from penstock.schemas.records import Origin, StatusEvent
 
 PRIORITY = {"h": 1, "m": 5, "l": 9}
 
@@ -16,7 +18,7 @@ PRIORITY = {"h": 1, "m": 5, "l": 9}
 def turn(number: int, priority: int, *, task: str = "text_generation") -> Entry:
     entry = Entry("t", f"r{number}", 0)
     entry.task, entry.conversation_id, entry.priority, entry.accepted_ms = task, "c", priority, 1_000 + number
-    entry.origin = Origin(topic="x", partition=0, offset=number, append_time_ms=entry.accepted_ms)
+    entry.origin = replace(ORIGIN, offset=number, append_time_ms=entry.accepted_ms)
     return entry
 
 
@@ -35,28 +37,16 @@ def turn(number: int, priority: int, *, task: str = "text_generation") -> Entry:
         ("llll", "13", "h", ["r0", "r1", "r2", "r3"]),
     ],
 )
-def test_what_moves_along(classes: str, chosen: str, to: str, moved: list[str]) -> None:
+def test_which_turns_move(classes: str, chosen: str, to: str, moved: list[str]) -> None:
     turns = [turn(number, PRIORITY[klass]) for number, klass in enumerate(classes)]
     ids = {f"r{number}" for number in chosen}
     found = moved_turns(turns, lambda one: one.request_id in ids, PRIORITY[to])
     assert [one.request_id for one in found] == moved
 
 
-def test_what_runs_has_ended_or_only_reads_the_conversation_stays() -> None:
+def test_running_and_ended_turns_and_summaries_do_not_move() -> None:
     runs, ended, summary, last = turn(0, 9), turn(1, 9), turn(2, 9, task="summarization"), turn(3, 9)
-    assert runs.origin is not None
-    runs.status = StatusEvent(
-        request_id="r0",
-        tenant="t",
-        status="running",
-        done=False,
-        rank=40,
-        attempt=1,
-        epoch=1,
-        created_at=1,
-        worker_id="w",
-        origin=runs.origin,
-    )
+    runs.status = status(request_id="r0")
     ended.ended_as = "completed"
     assert moved_turns([runs, ended, summary, last], lambda one: one is last, 1) == [last]
 

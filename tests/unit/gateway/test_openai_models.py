@@ -89,21 +89,28 @@ def test_an_unknown_field_is_refused(name: str) -> None:
     assert chat(**{name: None}).payload == chat().payload
 
 
-def test_tiers_stay_within_the_key() -> None:
-    assert chat().priority == 5
-    assert chat(service_tier="auto").priority == 5
-    assert chat(service_tier="flex").priority == 8
-    with pytest.raises(Forbidden):
-        chat(service_tier="priority")
-    with pytest.raises(Forbidden) as caught:
-        chat(penstock={"priority": 1})
-    assert caught.value.param == "penstock.priority"
-    assert (chat(penstock={"priority": 3}).priority, chat().tenant) == (3, "acme")
+@pytest.mark.parametrize(
+    ("fields", "priority"),
+    [({}, 5), ({"service_tier": "auto"}, 5), ({"service_tier": "flex"}, 8), ({"penstock": {"priority": 3}}, 3)],
+)
+def test_a_tier_is_a_priority(fields: dict[str, Any], priority: int) -> None:
+    assert (chat(**fields).priority, chat(**fields).tenant) == (priority, "acme")
 
 
-def test_stream_options_need_a_stream() -> None:
-    with pytest.raises(InvalidRequest):
-        chat(stream_options={"include_usage": True})
+@pytest.mark.parametrize(
+    ("fields", "error", "param"),
+    [
+        ({"service_tier": "priority"}, Forbidden, None),
+        ({"penstock": {"priority": 1}}, Forbidden, "penstock.priority"),
+        ({"stream_options": {"include_usage": True}}, InvalidRequest, None),
+    ],
+)
+def test_a_tier_above_the_keys_and_options_without_a_stream_are_refused(
+    fields: dict[str, Any], error: Any, param: str | None
+) -> None:
+    with pytest.raises(error) as caught:
+        chat(**fields)
+    assert param in (None, caught.value.param)
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False), max_size=8))
@@ -118,41 +125,36 @@ def test_unknown_finish_reasons_become_stop() -> None:
     assert answers.finish_reason({"finish_reason": "eos"}) == answers.finish_reason({}) == "stop"
 
 
-MANY = 200_000
-NAMES = {f"a{number}": "x" for number in range(MANY)}
+MANY: Any = [1] * 200_000
+NAMES = {f"a{number}": "x" for number in range(200_000)}
+CHAT_WRONG: dict[str, Any] = {"messages": MANY, "tools": MANY, "stop": MANY} | dict.fromkeys(
+    ("logit_bias", "metadata", "stream_options", "penstock"), NAMES
+)
+RESPONSE_WRONG: dict[str, Any] = {"input": MANY, "include": MANY, "tools": MANY} | dict.fromkeys(
+    ("metadata", "reasoning", "text", "stream_options"), NAMES
+)
 
 
 @pytest.mark.parametrize(
-    ("body", "fields", "param"),
+    ("body", "name", "value"),
     [
-        (shapes.ChatCompletionBody, {"messages": [1] * MANY}, "messages"),
-        (shapes.ChatCompletionBody, {"messages": [], "tools": [1] * MANY}, "tools"),
-        (shapes.ChatCompletionBody, {"messages": [], "stop": [1] * MANY}, "stop"),
-        (shapes.ChatCompletionBody, {"messages": [], "logit_bias": NAMES}, "logit_bias"),
-        (shapes.ChatCompletionBody, {"messages": [], "metadata": NAMES}, "metadata"),
-        (shapes.ChatCompletionBody, {"messages": [], "stream_options": NAMES}, "stream_options"),
-        (shapes.ChatCompletionBody, {"messages": [], "penstock": NAMES}, "penstock"),
-        (ResponsesBody, {"input": [1] * MANY}, "input"),
-        (ResponsesBody, {"input": "a", "include": [1] * MANY}, "include"),
-        (ResponsesBody, {"input": "a", "tools": [1] * MANY}, "tools"),
-        (ResponsesBody, {"input": "a", "metadata": NAMES}, "metadata"),
-        (ResponsesBody, {"input": "a", "reasoning": NAMES}, "reasoning"),
-        (ResponsesBody, {"input": "a", "text": NAMES}, "text"),
-        (ResponsesBody, {"input": "a", "stream_options": NAMES}, "stream_options"),
+        *((shapes.ChatCompletionBody, *item) for item in CHAT_WRONG.items()),
+        *((ResponsesBody, *item) for item in RESPONSE_WRONG.items()),
     ],
 )
-def test_very_much_that_is_wrong_is_a_few_errors(body: type[BaseModel], fields: dict[str, Any], param: str) -> None:
-    """The framework tells each problem apart before anybody of ours is asked."""
+def test_a_very_large_wrong_value_has_few_errors(body: type[BaseModel], name: str, value: Any) -> None:
+    """The framework lists every problem before any code of ours runs."""
+    valid = {"messages": []} if body is shapes.ChatCompletionBody else {"input": "a"}
     with pytest.raises((ValidationError, TooLarge)) as caught:
-        body.model_validate(fields)
+        body.model_validate({**valid, name: value})
     error = caught.value
     if isinstance(error, ValidationError):
         assert error.error_count() < 10
         error = invalid_from_validation(error)
-    assert (error.param or "").startswith(param)
+    assert (error.param or "").startswith(name)
 
 
-def test_a_field_that_is_missing_is_told_in_plain_words() -> None:
+def test_a_missing_field_is_reported_in_plain_words() -> None:
     with pytest.raises(ValidationError) as caught:
         shapes.ChatCompletionBody.model_validate({"model": "m"})
     assert str(invalid_from_validation(caught.value)) == "messages is missing"
@@ -167,7 +169,7 @@ def test_a_field_that_is_missing_is_told_in_plain_words() -> None:
         ("image.url", "image.url", "image.url"),
     ],
 )
-def test_an_image_is_called_as_the_route_calls_it(native: str, chat_name: str, responses_name: str) -> None:
+def test_an_image_has_the_name_that_the_route_gives_it(native: str, chat_name: str, responses_name: str) -> None:
     error = InvalidRequest(f"payload.{native} is not good", param=f"payload.{native}")
     for words, name in (({}, chat_name), (WORDS, responses_name)):
         told = shapes.in_openai_words(error, words=words)

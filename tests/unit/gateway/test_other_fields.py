@@ -1,13 +1,13 @@
-"""Fields of other servers and unknown ones: what goes on, what passes, what is refused, ignored and named."""
+"""Fields of other servers and unknown ones: passed on, without effect, refused, or ignored and named."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from penstock.gateway.limits.callers import Caller
-from penstock.gateway.openai.chat_bodies import ChatCompletionBody
 from penstock.gateway.openai.endpoints import CHAT, COMPLETION, EMBEDDING, IMAGE, RESPONSE, Endpoint
 from penstock.gateway.openai.other_fields import UnknownFields, ignored_header
 from penstock.schemas.errors import InvalidRequest, PenstockError, UnsupportedParameter
@@ -32,25 +32,17 @@ def asked(kind: str, fields: dict[str, Any], unknown: UnknownFields = "refuse") 
 
 
 @pytest.mark.parametrize("kind", TEXT)
-def test_fields_of_other_servers_go_to_every_model(kind: str) -> None:
-    fields = {
-        "top_k": 40,
+def test_fields_of_other_servers_are_passed_to_every_model(kind: str) -> None:
+    passed = {
         "repetition_penalty": 1.1,
         "min_tokens": 4,
         "ignore_eos": True,
         "truncate_prompt_tokens": 100,
         "chat_template_kwargs": {"enable_thinking": False},
     }
-    request, ignored = asked(kind, fields)
-    assert request.payload["top_k"] == 40
-    assert request.extra == {
-        "repetition_penalty": "1.1",
-        "min_tokens": "4",
-        "ignore_eos": "true",
-        "truncate_prompt_tokens": "100",
-        "chat_template_kwargs": '{"enable_thinking": false}',
-    }
-    assert ignored == []
+    request, ignored = asked(kind, {"top_k": 40, **passed})
+    assert (request.payload["top_k"], ignored) == (40, [])
+    assert request.extra == {name: json.dumps(value) for name, value in passed.items()}
 
 
 @pytest.mark.parametrize("unknown", ["refuse", "ignore"])
@@ -66,7 +58,7 @@ def test_fields_of_other_servers_go_to_every_model(kind: str) -> None:
         (tuple(BODIES), {"whim": None}),
     ],
 )
-def test_what_happens_anyway_passes_unnamed(
+def test_fields_without_effect_are_accepted(
     kinds: tuple[str, ...], fields: dict[str, Any], unknown: UnknownFields
 ) -> None:
     for kind in kinds:
@@ -86,7 +78,7 @@ def test_what_happens_anyway_passes_unnamed(
         ("image", {"quality": "hd"}, "quality"),
     ],
 )
-def test_what_would_change_the_output_is_refused_or_ignored_and_named(
+def test_fields_that_change_the_output_are_refused_or_ignored_and_named(
     kind: str, fields: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(UnsupportedParameter) as caught:
@@ -98,26 +90,26 @@ def test_what_would_change_the_output_is_refused_or_ignored_and_named(
     assert (request.payload, request.extra) == (plain.payload, plain.extra)
 
 
-def test_what_never_reaches_the_output_is_ignored_in_both_modes_and_named() -> None:
+def test_fields_that_never_change_the_output_are_ignored_in_both_modes_and_named() -> None:
     fields = {"store": True, "prompt_cache_key": "k", "cache_salt": None, "whim": 1}
     assert asked("chat", {**fields, "whim": None})[1] == ["store", "prompt_cache_key"]
     assert asked("chat", fields, "ignore")[1] == ["store", "prompt_cache_key", "whim"]
 
 
 def test_unknown_fields_of_messages_are_ignored_together() -> None:
-    messages = [{"role": "user", "content": "a", "whim": 1, "id": "x"}, {"role": "user", "content": "b", "whim": 2}]
-    read = ChatCompletionBody.model_validate({"messages": messages})
-    assert CHAT.set_aside(read, "ignore") == ["messages[].whim"]
-    assert CHAT.ask(read, CALLER, 1).payload["messages"] == [
-        {"role": "user", "content": "a"},
-        {"role": "user", "content": "b"},
-    ]
+    plain = [{"role": "user", "content": text} for text in "ab"]
+    messages = [{**plain[0], "whim": 1, "id": "x"}, {**plain[1], "whim": 2}]
+    request, ignored = asked("chat", {"messages": messages}, "ignore")
+    assert (request.payload["messages"], ignored) == (plain, ["messages[].whim"])
 
 
-def test_known_fields_are_held_to_their_types_in_both_modes() -> None:
-    for fields, param in (({"top_k": -2}, "top_k"), ({"penstock": {"top_k": 0}}, "penstock.top_k")):
+@pytest.mark.parametrize(
+    ("fields", "param"), [({"top_k": -2}, "top_k"), ({"penstock": {"top_k": 0}}, "penstock.top_k")]
+)
+def test_known_fields_must_have_their_types_in_both_modes(fields: dict[str, Any], param: str) -> None:
+    for unknown in ("refuse", "ignore"):
         with pytest.raises(InvalidRequest) as caught:
-            asked("chat", fields, "ignore")
+            asked("chat", fields, unknown)
         assert caught.value.param == param
 
 
@@ -129,7 +121,7 @@ def test_a_header_names_plain_names_alone() -> None:
     assert len(ignored_header([f"f{number}" for number in range(2_000)])["penstock-ignored-fields"]) < 300
 
 
-def test_every_endpoint_is_judged_by_its_own_fields() -> None:
+def test_every_endpoint_checks_its_own_fields() -> None:
     for endpoint, body in BODIES.values():
         read = endpoint.body.model_validate({**body, "whim": 1})
         with pytest.raises(PenstockError):

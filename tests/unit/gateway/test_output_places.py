@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kit.view_records import request
 from penstock.common.artifacts import ArtifactStore, Place
 from penstock.common.configuration import ArtifactsSection, StoreSection
 from penstock.gateway.limits.callers import ANYBODY
@@ -14,7 +15,7 @@ from penstock.gateway.service.submitting import Submitter
 from penstock.gateway.settings import GatewaySettings
 from penstock.processors.outputs import Outputs
 from penstock.schemas.errors import InvalidRequest
-from penstock.schemas.records import InferenceRequest, OutputSpec
+from penstock.schemas.records import OutputSpec
 
 WRONG = [
     (OutputSpec(store="warm"), "output.store"),
@@ -23,17 +24,13 @@ WRONG = [
 ]
 
 
-def request_with(output: OutputSpec) -> InferenceRequest:
-    return InferenceRequest(request_id="r", task="image_generation", created_at=1, output=output)
-
-
 @pytest.mark.parametrize(("output", "param"), WRONG)
 async def test_the_gateway_refuses_it_before_anything_else(output: OutputSpec, param: str, tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path, stores={"cold": Place(location=str(tmp_path / "cold"), options={})})
     nothing: Any = None
     submitter = Submitter(GatewaySettings(), nothing, nothing, nothing, nothing, nothing, nothing, store.check_place)
     with pytest.raises(InvalidRequest) as refused:
-        await submitter.check(ANYBODY, request_with(output))
+        await submitter.check(ANYBODY, request(task="image_generation", output=output))
     assert refused.value.param == param
 
 

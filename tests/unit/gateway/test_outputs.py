@@ -1,4 +1,4 @@
-"""Large outputs: bytes in the view, decoded and encoded beside the loop, and the same for whoever asks."""
+"""Large outputs: bytes in the view, decoded and encoded on a thread, and the same for every reader."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.view_records import outcome
 from penstock.gateway.service.subscriptions import Subscription
 from penstock.gateway.view import frames as frames_module
 from penstock.gateway.view.entries import Entry
@@ -22,33 +23,17 @@ from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.outputs import LARGE_BYTES, LONG_LIST, OutcomeReader, encode_json, held_bytes, result_json
 from penstock.gateway.view.request_state import ENTRY_BYTES
 from penstock.schemas.codec import default_codec
-from penstock.schemas.records import Origin, ResultEvent
 
 VECTORS = [[float(number + at) / 8 for number in range(512)] for at in range(32)]
-EVENT = ResultEvent(
-    request_id="r",
-    tenant="default",
-    kind="terminal",
-    origin=Origin(topic="t", partition=0, offset=7, append_time_ms=1_000),
-    attempt=1,
-    epoch=1,
-    task="embedding",
-    created_at=2_000,
-    worker_id="w",
-    status="completed",
-    embedding={"embeddings": VECTORS, "dimensions": 512},
-)
+EVENT = outcome(task="embedding", embedding={"embeddings": VECTORS, "dimensions": 512})
 RECORD = default_codec().encode(EVENT)
 
 
 def entry_of(record: bytes) -> Entry:
     entry = Entry("default", "r", 0)
-    entry.on_result(*_event_first(OutcomeReader(default_codec())(record)))
+    event, large = OutcomeReader(default_codec())(record)
+    entry.on_result(event, 5, large)
     return entry
-
-
-def _event_first(read: tuple[ResultEvent, Any]) -> tuple[ResultEvent, int, Any]:
-    return read[0], 5, read[1]
 
 
 def test_a_large_output_is_left_out_and_found_again() -> None:
@@ -75,17 +60,12 @@ def test_a_large_record_without_an_output_is_whole() -> None:
 
 def test_of_a_large_text_the_text_alone_is_held() -> None:
     """Streams need it; log probabilities and other answers take ten times their bytes."""
-    token = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": None}
-    output = {"text": "x" * 20_000, "tool_calls": None, "logprobs": [token] * 500, "choices": None}
+    output = {**TEXT, "text": "x" * 20_000, "logprobs": [{**TOKEN, "top_logprobs": None}] * 500}
     event = replace(EVENT, embedding=None, task="text_generation", text_generation=output)
     entry = entry_of(default_codec().encode(event))
     assert entry.terminal is not None
-    assert entry.terminal.text_generation == {
-        **output,
-        "logprobs": None,
-        "prompt_logprobs": None,
-        "covers_through": None,
-    }
+    left_out = dict.fromkeys(("logprobs", "prompt_logprobs", "covers_through"))
+    assert entry.terminal.text_generation == {**output, **left_out}
     assert entry.terminal.output_text == "x" * 20_000
     assert entry.to_json(whole=True)["result"] == result_json(event)
 

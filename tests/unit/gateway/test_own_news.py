@@ -1,4 +1,4 @@
-"""A socket's own submits: `accepted` goes before whatever a conversation tells of the request."""
+"""A socket's own submits: `accepted` is sent before the frames that a conversation has of the request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def told(request_id: str) -> Told:
     return Told(request_id=request_id, cursor=None)
 
 
-def test_news_of_a_request_wait_for_its_accepted() -> None:
+def test_frames_of_a_request_wait_for_its_accepted() -> None:
     news = NewsOfOwn()
     news.hold("a")
     first, second, other, accepted = status("a"), status("a", "running"), status("b"), reply("a")
@@ -33,7 +33,7 @@ def test_news_of_a_request_wait_for_its_accepted() -> None:
     assert news.in_order(first) == [first]
 
 
-def test_a_flood_of_news_is_not_held_for_ever() -> None:
+def test_held_frames_are_bounded() -> None:
     news = NewsOfOwn()
     news.hold("a")
     frames = [status("a") for _ in range(MAX_HELD + 1)]
@@ -43,7 +43,7 @@ def test_a_flood_of_news_is_not_held_for_ever() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["hold", "news", "told"]), st.sampled_from("ab")), max_size=60))
-def test_nothing_is_lost_doubled_or_turned_round(steps: list[tuple[str, str]]) -> None:
+def test_no_frame_is_lost_repeated_or_reordered(steps: list[tuple[str, str]]) -> None:
     news, came, sent = NewsOfOwn(), list[Frame](), list[Frame]()
     under_way = {"a": 0, "b": 0}
     for step, request_id in steps:

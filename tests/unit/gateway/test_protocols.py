@@ -28,14 +28,15 @@ PATIENCE = Patience(head_s=30, write_s=30)
 
 
 class Transport:
-    def __init__(self) -> None:
-        self.size = 0
+    def __init__(self, size: int = 0) -> None:
+        self.size = size
 
     def get_write_buffer_size(self) -> int:
         return self.size
 
 
 def pace_of(transport: Any) -> Pace:
+    """Of a connection whose head has come."""
     pace = Pace(transport, 0.0)
     pace.head_since = None
     return pace
@@ -44,27 +45,22 @@ def pace_of(transport: Any) -> Pace:
 def test_a_head_that_does_not_come_is_late() -> None:
     transport: Any = Transport()
     pace = Pace(transport, 0.0)
-    assert not pace.is_stuck(29.0, PATIENCE)
-    assert pace.is_stuck(30.0, PATIENCE)
-    pace.head_since = None
-    assert not pace.is_stuck(1_000.0, PATIENCE)
+    assert [pace.is_stuck(now, PATIENCE) for now in (29.0, 30.0)] == [False, True]
+    assert not pace_of(transport).is_stuck(1_000.0, PATIENCE)
 
 
-def test_what_is_not_read_is_stuck() -> None:
+def test_a_connection_that_is_not_read_is_stuck() -> None:
     transport = Transport()
     pace = pace_of(transport)
-    assert not pace.is_stuck(10.0, PATIENCE)
-    transport.size = 1_000
-    assert not pace.is_stuck(20.0, PATIENCE)
-    transport.size = 2_000  # more is written, nothing is read
-    assert not pace.is_stuck(40.0, PATIENCE)
-    assert pace.is_stuck(50.0, PATIENCE)
+    # More is written, nothing is read.
+    for now, size, stuck in ((10.0, 0, False), (20.0, 1_000, False), (40.0, 2_000, False), (50.0, 2_000, True)):
+        transport.size = size
+        assert pace.is_stuck(now, PATIENCE) is stuck
 
 
 @given(st.lists(st.sampled_from(["read", "drained", "empty"]), min_size=1, max_size=50))
-def test_what_moves_at_each_look_is_never_stuck(moves: list[str]) -> None:
-    transport = Transport()
-    transport.size = 10_000
+def test_a_connection_that_moves_is_never_stuck(moves: list[str]) -> None:
+    transport = Transport(10_000)
     pace, now = pace_of(transport), 0.0
     for move in moves:
         now += 25.0
@@ -79,23 +75,7 @@ def test_what_moves_at_each_look_is_never_stuck(moves: list[str]) -> None:
         transport.size = transport.size or 10_000
 
 
-async def test_a_socket_that_cannot_be_told_of_the_stop_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
-    """What it raised ended the server before its lifespan had shut down."""
-    _, socket_type = protocols(PATIENCE)
-    config = uvicorn.Config(lambda: None, log_config=None)
-    config.load()
-    socket = socket_type(config, ServerState(), {})
-    transport = Mock()
-    socket.connection_made(transport)
-    socket.conn.send_eof()  # as after any error of the protocol's
-    with caplog.at_level(logging.WARNING):
-        socket.shutdown()
-    transport.abort.assert_called_once_with()
-    assert "edge.shutdown_failed" in caplog.text
-    socket.connection_lost(ConnectionAbortedError())
-
-
-def test_the_open_files_limit_is_raised_as_far_as_it_may_and_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_open_files_limit_is_raised_as_far_as_allowed_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard not in (resource.RLIM_INFINITY,) and hard < 2_000:
         pytest.skip("this machine allows no more")
@@ -110,22 +90,41 @@ def test_the_open_files_limit_is_raised_as_far_as_it_may_and_said(caplog: pytest
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def made(kind: int, app: Any, transport: Any, **options: Any) -> Any:
+    """A connection as the server makes it. `kind`: 0 of HTTP, 1 a socket."""
+    config = uvicorn.Config(app, log_config=None, **options)
+    config.load()
+    protocol: Any = protocols(PATIENCE)[kind](config, ServerState(), {})
+    protocol.connection_made(transport)
+    return protocol
+
+
 def open_socket(transport: Mock) -> Any:
-    """A socket after its handshake, as the server has it."""
-    _, socket_type = protocols(PATIENCE)
+    """A socket after its handshake."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "websocket.accept"})
         await asyncio.Event().wait()
 
-    config = uvicorn.Config(app, log_config=None, ws_per_message_deflate=False)
-    config.load()
-    socket = socket_type(config, ServerState(), {})
-    socket.connection_made(transport)
+    transport.is_closing.return_value = False
+    transport.get_extra_info.return_value = None
+    socket = made(1, app, transport, ws_per_message_deflate=False)
     client = ClientProtocol(parse_uri("ws://localhost/v1/ws"))
     client.send_request(client.connect())
     socket.data_received(b"".join(client.data_to_send()))
     return socket
+
+
+async def test_a_socket_whose_shutdown_fails_is_aborted(caplog: pytest.LogCaptureFixture) -> None:
+    """Its exception ended the server before its lifespan had shut down."""
+    transport = Mock()
+    socket = made(1, lambda: None, transport)
+    socket.conn.send_eof()  # as after any error of the protocol's
+    with caplog.at_level(logging.WARNING):
+        socket.shutdown()
+    transport.abort.assert_called_once_with()
+    assert "edge.shutdown_failed" in caplog.text
+    socket.connection_lost(ConnectionAbortedError())
 
 
 OVERRIDDEN = {
@@ -148,7 +147,7 @@ OVERRIDDEN = {
 }
 
 
-async def test_what_is_overridden_of_uvicorn_is_as_it_was() -> None:
+async def test_the_overridden_parts_of_uvicorn_are_unchanged() -> None:
     """These are no public names of uvicorn and websockets. When this fails: read `edge/protocols.py` and
     `edge/bodies.py` beside the new release, run tests/integration/gateway_edge, and only then change this test."""
     for kind, methods in OVERRIDDEN.items():
@@ -157,15 +156,11 @@ async def test_what_is_overridden_of_uvicorn_is_as_it_was() -> None:
             for name in (method.partition("(")[0] for method in methods)
         }
         assert found == set(methods), kind
-    http_type, _ = protocols(PATIENCE)
 
     async def reads(scope: Any, receive: Any, send: Any) -> None:
         await receive()
 
-    config = uvicorn.Config(reads, log_config=None)
-    config.load()
-    http: Any = http_type(config, ServerState(), {})
-    http.connection_made(Mock())
+    http = made(0, reads, Mock())
     http.data_received(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n")
     assert http.cycle.response_complete is False
     assert http.cycle.more_body is True, "Body knows by it that all has come"
@@ -173,10 +168,7 @@ async def test_what_is_overridden_of_uvicorn_is_as_it_was() -> None:
     http.data_received(b"{}")
     assert http.cycle.more_body is False
     http.connection_lost(None)
-    transport = Mock()
-    transport.is_closing.return_value = False
-    transport.get_extra_info.return_value = None
-    socket = open_socket(transport)
+    socket = open_socket(Mock())
     assert socket.handshake_initiated is True
     assert socket.conn.handshake_exc is None
     assert (socket.disconnected, socket.close_sent) == (False, False)
@@ -186,10 +178,8 @@ async def test_what_is_overridden_of_uvicorn_is_as_it_was() -> None:
     socket.connection_lost(None)
 
 
-async def test_a_text_for_many_sockets_goes_out_as_any_text_does() -> None:
+async def test_a_text_for_many_sockets_is_sent_like_any_text() -> None:
     transport = Mock()
-    transport.is_closing.return_value = False
-    transport.get_extra_info.return_value = None
     socket = open_socket(transport)
     await wait_until_async(lambda: socket.handshake_complete)
     for text in ("", "word ", "ä" * 100, "long " * 20_000):

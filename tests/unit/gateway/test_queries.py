@@ -1,4 +1,4 @@
-"""Query strings: what a route does not have is refused by name, on every route."""
+"""Query strings: every route refuses an unknown parameter by its name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONTENT = "/v1/artifacts/a/content"
 
 @pytest.fixture(scope="module")
 def app() -> FastAPI:
-    """A gateway that has nothing behind its routes."""
+    """A gateway without parts behind its routes."""
     app = create_app(GatewaySettings())
     context_of_app(app).connected = service_with(SimpleNamespace(catching_up=lambda: None))
     return app
@@ -40,7 +40,7 @@ async def refusal(app: FastAPI, method: str, path: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("method", "path"), sorted(key for key in ROUTES if key[0] != WEBSOCKET))
-async def test_every_route_refuses_a_parameter_that_it_does_not_have(app: FastAPI, method: str, path: str) -> None:
+async def test_every_route_refuses_an_unknown_parameter(app: FastAPI, method: str, path: str) -> None:
     error = await refusal(app, method, re.sub(r"\{[^}]*\}", "1", path) + "?api-version=1&n%6f_such=1")
     assert (error["code"], error["param"]) == ("unsupported_parameter", "no_such")
     assert "`no_such`" in error["message"]
@@ -76,7 +76,7 @@ async def test_the_parameters_of_the_stock_client_are_known(app: FastAPI, path: 
         ("POST", "/v1/chat/completions?stream=true", "this route has none"),
     ],
 )
-async def test_the_refusal_names_what_there_is(app: FastAPI, method: str, path: str, known: str) -> None:
+async def test_the_refusal_names_the_known_parameters(app: FastAPI, method: str, path: str, known: str) -> None:
     assert known in (await refusal(app, method, path))["message"]
 
 
@@ -90,7 +90,7 @@ async def test_the_refusal_names_what_there_is(app: FastAPI, method: str, path: 
         "/readyz?require=workers",
     ],
 )
-async def test_what_stock_clients_send_is_taken(path: str) -> None:
+async def test_parameters_of_stock_clients_are_accepted(path: str) -> None:
     app = create_app(GatewaySettings())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
         assert (await http.get(path)).status_code in (200, 503)

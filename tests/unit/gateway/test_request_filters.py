@@ -1,4 +1,4 @@
-"""A filter by what no request ever has is refused: it would choose nothing, for ever."""
+"""A filter by a value that no request can have is refused: it would never match."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.gateway.view.filters import ALL, RequestFilter
 from penstock.schemas.errors import InvalidRequest
 
 
-def test_what_requests_have_passes() -> None:
+def test_possible_values_are_accepted() -> None:
     where = RequestFilter(status="running", task="embedding", klass="low", model="any", user_id="any")
     assert checked(where) is where
     assert checked(ALL) is ALL
@@ -24,7 +24,7 @@ def test_what_requests_have_passes() -> None:
         (RequestFilter(klass="urgent"), "class"),
     ],
 )
-def test_what_no_request_has_is_refused_by_name(where: RequestFilter, param: str) -> None:
+def test_an_impossible_value_is_refused_by_name(where: RequestFilter, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         checked(where)
     assert caught.value.param == param

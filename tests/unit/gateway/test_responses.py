@@ -1,4 +1,4 @@
-"""The writer of /v1/responses: what its stream says, and what a cut or failed answer becomes."""
+"""The writer of /v1/responses: what its stream says, and what becomes of a cut or failed answer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ from penstock.gateway.openai.splice import CallSplice
 from penstock.schemas.errors import EngineFailed
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-
-
-def asked() -> Asked:
-    return Asked(
-        request_id="r1", created=1, model="m", metadata={}, repeated=repeated_fields(ResponsesBody(input="hi"))
-    )
+ASKED = Asked(request_id="r1", created=1, model="m", metadata={}, repeated=repeated_fields(ResponsesBody(input="hi")))
 
 
 def events(encoded: bytes) -> list[dict[str, Any]]:
@@ -26,73 +21,73 @@ def events(encoded: bytes) -> list[dict[str, Any]]:
         body = json.loads(data.removeprefix("data: "))
         assert name == f"event: {body['type']}"
         found.append(body)
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
+
+
+def streamed(result: dict[str, Any], *steps: tuple[str, Any]) -> list[dict[str, Any]]:
+    """The events of a whole stream. A step is a text with its log probabilities, or pieces of calls."""
+    writer = ResponseWriter(ASKED)
+    made = [*writer.opening()]
+    for text, pieces in steps:
+        made += writer.calls(pieces) if text == "calls" else writer.text(text, pieces)
+    return events(writer.encoded([*made, *writer.ending(result)]))
+
+
+def of(sent: list[dict[str, Any]], kind: str, field: str) -> list[Any]:
+    return [event[field] for event in sent if event["type"] == f"response.{kind}"]
 
 
 def test_an_answer_that_was_cut_is_incomplete() -> None:
     result = {"text": "abc", "finish_reason": "length", "usage": {"prompt_tokens": 1, "completion_tokens": 2}}
-    made = response(asked(), result)
-    assert (made["status"], made["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
-    assert made["usage"]["total_tokens"] == 3
-    writer = ResponseWriter(asked())
-    told = events(writer.encoded([*writer.opening(), *writer.text("abc", []), *writer.ending(result)]))
-    assert told[-1]["type"] == "response.incomplete"
-    assert told[-1]["response"]["output"] == made["output"]
+    whole = response(ASKED, result)
+    assert (whole["status"], whole["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert whole["usage"]["total_tokens"] == 3
+    last = streamed(result, ("abc", []))[-1]
+    assert (last["type"], last["response"]["output"]) == ("response.incomplete", whole["output"])
 
 
 def test_log_probabilities_come_with_the_text_behind_them_and_all_at_the_end() -> None:
     first, rest = ([{"token": letter, "logprob": -0.5, "bytes": None, "top_logprobs": None}] for letter in "ab")
-    writer = ResponseWriter(asked())
-    made = [*writer.opening(), *writer.text("", first), *writer.text("a", []), *writer.text("b", rest)]
-    told = events(writer.encoded([*made, *writer.ending({"text": "ab", "logprobs": [*first, *rest]})]))
-    deltas = [event["logprobs"] for event in told if event["type"] == "response.output_text.delta"]
+    sent = streamed({"text": "ab", "logprobs": [*first, *rest]}, ("", first), ("a", []), ("b", rest))
     shown = [{**one, "bytes": [], "top_logprobs": []} for one in (*first, *rest)]
-    assert deltas == [shown[:1], shown[1:]]
-    (done,) = (event["logprobs"] for event in told if event["type"] == "response.output_text.done")
-    assert done == shown == told[-1]["response"]["output"][0]["content"][0]["logprobs"]
+    assert of(sent, "output_text.delta", "logprobs") == [shown[:1], shown[1:]]
+    assert of(sent, "output_text.done", "logprobs") == [shown]
+    assert sent[-1]["response"]["output"][0]["content"][0]["logprobs"] == shown
 
 
-def test_text_and_calls_have_places_of_their_own() -> None:
-    result = {"text": "abc", "tool_calls": [CALL, {**CALL, "id": "c2"}], "finish_reason": "tool_calls"}
-    writer = ResponseWriter(asked())
-    begun = CallSplice().finish([CALL, {**CALL, "id": "c2"}])
-    told = events(
-        writer.encoded([*writer.opening(), *writer.text("abc", []), *writer.calls(begun), *writer.ending(result)])
-    )
-    added = [(event["output_index"], event["item"]["type"]) for event in told if event["type"].endswith("item.added")]
-    assert added == [(0, "message"), (1, "function_call"), (2, "function_call")]
-    assert [item["type"] for item in told[-1]["response"]["output"]] == ["message", "function_call", "function_call"]
-    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+def test_text_and_calls_are_items_of_their_own() -> None:
+    calls = [CALL, {**CALL, "id": "c2"}]
+    result = {"text": "abc", "tool_calls": calls, "finish_reason": "tool_calls"}
+    sent = streamed(result, ("abc", []), ("calls", CallSplice().finish(calls)))
+    types = ["message", "function_call", "function_call"]
+    assert of(sent, "output_item.added", "output_index") == [0, 1, 2]
+    assert [item["type"] for item in of(sent, "output_item.added", "item")] == types
+    assert [item["type"] for item in sent[-1]["response"]["output"]] == types
 
 
-def test_a_call_comes_in_pieces_and_items_stand_in_the_order_in_which_they_began() -> None:
-    writer = ResponseWriter(asked())
+def test_a_call_is_sent_in_pieces_and_items_are_in_the_order_in_which_they_began() -> None:
     first = {"index": 0, "id": "c1", "name": "f", "arguments": "", "offset": 0}
     more = {"index": 0, "id": None, "name": None, "arguments": '{"a"', "offset": 0}
     rest = {**more, "arguments": ": 1}", "offset": 4}
     call = {**CALL, "function": {"name": "f", "arguments": '{"a": 1}'}}
-    said = [*writer.opening(), *writer.calls([first]), *writer.calls([more, rest]), *writer.text("so", [])]
-    told = events(writer.encoded([*said, *writer.ending({"text": "so", "tool_calls": [call]})]))
-    deltas = [event["delta"] for event in told if event["type"] == "response.function_call_arguments.delta"]
-    assert deltas == ['{"a"', ": 1}"]
-    output = told[-1]["response"]["output"]
+    sent = streamed({"text": "so", "tool_calls": [call]}, ("calls", [first]), ("calls", [more, rest]), ("so", []))
+    assert of(sent, "function_call_arguments.delta", "delta") == ['{"a"', ": 1}"]
+    assert of(sent, "function_call_arguments.done", "arguments") == ['{"a": 1}']
+    output = sent[-1]["response"]["output"]
     assert [item["type"] for item in output] == ["function_call", "message"]
-    for event in told:
-        if event["type"] == "response.output_item.done":
-            assert output[event["output_index"]] == event["item"]
-        if event["type"] == "response.function_call_arguments.done":
-            assert event["arguments"] == '{"a": 1}'
+    done = zip(of(sent, "output_item.done", "output_index"), of(sent, "output_item.done", "item"), strict=True)
+    assert all(output[index] == item for index, item in done)
 
 
 def test_an_answer_of_calls_alone_has_no_message() -> None:
-    assert [item["type"] for item in response(asked(), {"text": "", "tool_calls": [CALL]})["output"]] == [
-        "function_call"
-    ]
-    (message,) = response(asked(), {"text": ""})["output"]
+    (call,) = response(ASKED, {"text": "", "tool_calls": [CALL]})["output"]
+    assert call["type"] == "function_call"
+    (message,) = response(ASKED, {"text": ""})["output"]
     assert message["content"][0]["text"] == ""
 
 
 def test_a_failure_ends_the_stream_as_openai_ends_it() -> None:
-    told = events(ResponseWriter(asked()).failure(EngineFailed("no")))
-    assert [event["type"] for event in told] == ["response.created", "response.in_progress", "response.failed"]
-    assert told[-1]["response"]["error"] == {"code": "engine_failed", "message": "no"}
+    sent = events(ResponseWriter(ASKED).failure(EngineFailed("no")))
+    assert [event["type"] for event in sent] == ["response.created", "response.in_progress", "response.failed"]
+    assert sent[-1]["response"]["error"] == {"code": "engine_failed", "message": "no"}

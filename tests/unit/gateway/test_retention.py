@@ -22,7 +22,7 @@ ACTIVE = st.dictionaries(st.tuples(TENANTS, st.sampled_from("wxyz")), st.integer
 
 
 @given(RETENTIONS, ACTIVE, st.integers(0, 80 * DAY_MS))
-def test_due_is_what_its_tenant_has_kept_long_enough_and_nothing_else(
+def test_conversations_are_due_when_their_tenants_retention_has_passed(
     retention: Retention, active: dict[tuple[str, str], int], now_ms: int
 ) -> None:
     due = {(one.tenant, one.conversation_id): one for one in expiring(active, retention, now_ms)}
@@ -36,7 +36,7 @@ def test_due_is_what_its_tenant_has_kept_long_enough_and_nothing_else(
 
 
 @given(RETENTIONS, ACTIVE, st.integers(0, 80 * DAY_MS), st.integers(0, 40 * DAY_MS))
-def test_what_is_due_stays_due_and_comes_in_the_order_of_its_time(
+def test_due_conversations_stay_due_in_the_order_of_their_times(
     retention: Retention, active: dict[tuple[str, str], int], now_ms: int, later_ms: int
 ) -> None:
     now, then = expiring(active, retention, now_ms), expiring(active, retention, now_ms + later_ms)
@@ -45,7 +45,7 @@ def test_what_is_due_stays_due_and_comes_in_the_order_of_its_time(
 
 
 @given(RETENTIONS, ACTIVE, st.data())
-def test_whoever_touches_one_keeps_it_for_the_whole_time(
+def test_activity_starts_the_retention_again(
     retention: Retention, active: dict[tuple[str, str], int], data: Any
 ) -> None:
     due = expiring(active, retention, 80 * DAY_MS)
@@ -66,26 +66,20 @@ def test_whoever_touches_one_keeps_it_for_the_whole_time(
 )
 def test_changed_facts_are_activity(record_ms: int | None, facts_ms: int | None, active_ms: int | None) -> None:
     assert last_active_ms(record_ms, facts_ms) == active_ms
-
-
-def test_the_age_of_what_nobody_knows_has_no_end() -> None:
-    assert Retention(all_s=3_600).expires_ms("a", None) is None
+    expires_ms = None if active_ms is None else active_ms + 3_600_000
+    assert Retention(all_s=3_600).expires_ms("a", active_ms) == expires_ms
 
 
 # -- settings
 
 
-def test_a_tenants_own_retention_goes_before_that_of_all() -> None:
-    section = LimitsSection.model_validate(
-        {
-            "conversation_retention_s": "30d",
-            "tenants": {
-                "short": {"conversation_retention_s": "12h"},
-                "ever": {"conversation_retention_s": 0},
-                "same": {"sockets": 3},
-            },
-        }
-    )
+def test_a_tenants_own_retention_overrides_the_default() -> None:
+    tenants = {
+        "short": {"conversation_retention_s": "12h"},
+        "ever": {"conversation_retention_s": 0},
+        "same": {"sockets": 3},
+    }
+    section = LimitsSection.model_validate({"conversation_retention_s": "30d", "tenants": tenants})
     retention = retention_of(section)
     kept = {tenant: retention.kept_ms(tenant) for tenant in ("short", "ever", "same", "other")}
     assert kept == {"short": DAY_MS // 2, "ever": None, "same": 30 * DAY_MS, "other": 30 * DAY_MS}
@@ -94,7 +88,7 @@ def test_a_tenants_own_retention_goes_before_that_of_all() -> None:
     assert "conversation_retention_s" not in defaults.to_dict()
 
 
-def test_it_is_off_by_default_and_on_for_one_tenant_alone() -> None:
+def test_retention_is_off_by_default_and_can_be_on_for_one_tenant() -> None:
     assert not retention_of(LimitsSection()).is_on
     section = LimitsSection.model_validate({"tenants": {"short": {"conversation_retention_s": "1h"}}})
     assert retention_of(section).is_on
@@ -102,7 +96,7 @@ def test_it_is_off_by_default_and_on_for_one_tenant_alone() -> None:
 
 
 @pytest.mark.parametrize("value", [30, "30", "59m", "30 days", "-1", -1, float("nan"), True])
-def test_a_slip_in_the_unit_deletes_nothing(value: Any) -> None:
+def test_a_value_without_a_clear_unit_is_refused(value: Any) -> None:
     """`30` without a unit would be half a minute."""
     with pytest.raises(ValidationError):
         LimitsSection.model_validate({"conversation_retention_s": value})

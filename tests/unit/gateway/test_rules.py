@@ -96,7 +96,7 @@ def test_no_path_reaches_a_route_by_other_rules_than_its_own() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/models%0A", "/v1/models/x%0A", "/v1/chat/completions%0A", "/v1/requests%0A"])
 @pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_a_path_with_a_line_at_its_end_is_nobodys(method: str, path: str, tmp_path: Path) -> None:
+async def test_a_path_that_ends_with_a_line_feed_has_no_route(method: str, path: str, tmp_path: Path) -> None:
     create_key(tmp_path / "keys.json", tenant="acme")
     app = create_app(GatewaySettings(auth=AuthSection(keys_file=tmp_path / "keys.json")))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
@@ -111,6 +111,7 @@ async def test_a_path_with_a_line_at_its_end_is_nobodys(method: str, path: str, 
 @pytest.mark.parametrize(
     ("method", "path", "scope"),
     [
+        ("HEAD", "/v1/artifacts/a/content/", "read"),  # a slash at the end changes nothing
         ("GET", "/v1/requests", "read"),
         ("POST", "/v1/requests", "submit"),
         ("POST", "/v1/requests/x/cancel", "cancel"),
@@ -129,20 +130,14 @@ def test_scopes(method: str, path: str, scope: str | None) -> None:
     assert (rules.access, rules.scope) == (Access.CALLER, scope)
 
 
-def test_who_needs_no_key() -> None:
-    """Nothing under /v1 but a path that no route has."""
+def test_which_paths_need_no_key() -> None:
+    """None under /v1, but paths without a route."""
     public = {path for (_, path), declared in ROUTES.items() if declared.rules.access is not Access.CALLER}
     pages = {"/", "/docs", "/openapi.json", "/metrics", "/health", "/healthz", "/readyz"}
     assert {path for path in public if not path.startswith("/registry/")} == pages
     for path in ("/v1/nothing", "/favicon.ico", "/redoc", "/docs/oauth2-redirect", "/web/"):
         assert TABLE.rules("GET", path) is UNKNOWN
     assert TABLE.rules("PATCH", "/v1/requests") is UNKNOWN
-
-
-def test_a_path_with_a_slash_at_its_end_is_the_same_path() -> None:
-    """The framework leads to it by a redirect; until then its body is held to the same limits."""
-    assert TABLE.rules("POST", "/v1/artifacts/").takes is Takes.FILE
-    assert TABLE.rules("HEAD", "/v1/artifacts/a/content/").scope == "read"
 
 
 @pytest.mark.parametrize(
@@ -157,11 +152,13 @@ def test_a_path_with_a_slash_at_its_end_is_the_same_path() -> None:
         ("POST", "/v1/requests", b"wait=3", True),
     ],
 )
-def test_what_may_last(method: str, path: str, query: bytes, lasts: bool) -> None:
+def test_which_calls_may_last(method: str, path: str, query: bytes, lasts: bool) -> None:
     assert TABLE.rules(method, path).lasts_long({"query_string": query}) is lasts
 
 
-def test_hot_routes_take_what_the_framework_takes() -> None:
+def test_files_and_hot_routes() -> None:
+    """The framework redirects a path with a slash at its end; until then the same limits apply to its body."""
+    assert TABLE.rules("POST", "/v1/artifacts/").takes is Takes.FILE
     hot = {key for key, declared in ROUTES.items() if declared.rules.hot is not None}
     assert hot == {("POST", "/v1/requests"), ("POST", "/v1/chat/completions"), ("GET", "/v1/requests/{request_id}")}
 
@@ -169,7 +166,5 @@ def test_hot_routes_take_what_the_framework_takes() -> None:
 def test_the_first_declared_wins() -> None:
     first, second = Rules(scope="read"), Rules(lasts=Lasts.OUTCOME)
     table = RouteTable({("GET", "/a/{b:path}/c"): first, ("GET", "/a/{b:path}"): second})
-    assert table.rules("GET", "/a/x/y/c") is first
-    assert table.rules("GET", "/a/x/y") is second
-    assert table.rules("GET", "/a/") is UNKNOWN
-    assert table.rules("POST", "/a/x") is UNKNOWN
+    calls = [("GET", "/a/x/y/c"), ("GET", "/a/x/y"), ("GET", "/a/"), ("POST", "/a/x")]
+    assert [table.rules(*call) for call in calls] == [first, second, UNKNOWN, UNKNOWN]

@@ -68,7 +68,7 @@ def test_another_text_is_a_restart_or_extends_what_was_sent(data: st.DataObject,
         assert splice.sent == second
 
 
-def test_what_lies_behind_a_gap_waits_for_the_final_text() -> None:
+def test_text_after_a_gap_waits_for_the_final_text() -> None:
     splice = StreamSplice()
     assert splice.chunk("ab", 0) == "ab"
     assert splice.chunk("ef", 4) == ""
@@ -89,7 +89,7 @@ def tokens(text: str) -> list[dict[str, Any]]:
 
 
 @given(st.data(), st.lists(st.integers(0, 9), max_size=3), st.sampled_from(["abcdefgh", "abcdxfgh"]))
-def test_log_probabilities_are_told_once_and_of_the_same_tokens(
+def test_log_probabilities_are_sent_once_and_for_the_same_tokens(
     data: st.DataObject, deaths: list[int], last: str
 ) -> None:
     splice, told = LogprobSplice(), ""
@@ -108,7 +108,7 @@ def test_log_probabilities_are_told_once_and_of_the_same_tokens(
         assert told == last
 
 
-def test_log_probabilities_behind_a_gap_come_with_the_outcome() -> None:
+def test_log_probabilities_after_a_gap_come_with_the_outcome() -> None:
     splice = LogprobSplice()
     assert len(splice.pieces(tokens("ab"), 0)) == 2
     assert splice.pieces(tokens("e"), 4) == []
@@ -132,7 +132,7 @@ def call_pieces(data: st.DataObject) -> list[dict[str, Any]]:
 
 
 @given(st.data(), st.lists(st.integers(0, 12), max_size=3))
-def test_calls_are_told_once_over_attempts_that_agree(data: st.DataObject, deaths: list[int]) -> None:
+def test_calls_are_sent_once_over_attempts_that_agree(data: st.DataObject, deaths: list[int]) -> None:
     splice, told = CallSplice(), list[dict[str, Any]]()
     for count in deaths:
         told += splice.pieces(call_pieces(data)[:count])

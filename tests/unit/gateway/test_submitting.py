@@ -1,4 +1,4 @@
-"""Submissions: checked once for whoever asks, and one request however often it is sent while nobody acknowledges it."""
+"""Submissions: checked once, and one request however often it is sent while no acknowledgement arrives."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.view_records import model_info
 from penstock.common.outgoing import Outgoing
 from penstock.common.transport import Delivery
 from penstock.gateway.limits.allowances import Allowances, Totals
@@ -36,20 +37,16 @@ from penstock.schemas.errors import (
     TenantLimit,
 )
 from penstock.schemas.ids import idempotent_request_id
-from penstock.schemas.records import InferenceRequest, ModelInfo
+from penstock.schemas.records import InferenceRequest
 from penstock.schemas.requests import parse_request
 from penstock.schemas.topics import CLASSES
 
-POOLED = ModelInfo(
-    model="large",
-    tasks=["text_generation"],
-    engine="noop",
-    state="ready",
-    updated_at=1,
-    worker_id="w",
-    pool="b",
-    aliases=["big"],
-)
+FULL = "the view cannot be written (database or disk is full)"
+OTHER = Caller(tenant="other")
+
+
+def key_with(**limits: Any) -> Caller:
+    return Caller(limits=Limits(**limits), key_id="k")
 
 
 def asked(prompt: str = "hi", **fields: Any) -> InferenceRequest:
@@ -57,12 +54,12 @@ def asked(prompt: str = "hi", **fields: Any) -> InferenceRequest:
     return parse_request(body, now_ms=1)
 
 
-MANY = GatewaySettings().gateway.max_pending_submits + 1
-LIVE = SimpleNamespace(erased=False, done=False, status_name="queued", content="")
+async def never(request_id: str) -> None:
+    await asyncio.Event().wait()
 
 
 class Gateway:
-    """All that a submitter asks: a broker that may be away, and a model in the pool b."""
+    """Everything that a submitter calls: a broker that may be away, and the model "large" in the pool b."""
 
     def __init__(self, allowances: Allowances | None = None) -> None:
         self.away = self.missing = False
@@ -71,22 +68,15 @@ class Gateway:
         self.requests: set[str] = set()
         self.ended: dict[str, Any] = {}
         self.held_live_count = 0
-        self.known = self
+        self.known = self.census = self
         self.waits: Counter[tuple[str, str]] = Counter()
-        self.census = self
         self.streams = Streams(Hub())
         self.expected: list[bool] = []
-        """Of each record that was sent: whether its pieces would have been told."""
+        """For each record that was sent: whether its stream was followed."""
+        self.allowances = allowances or Allowances()
         this: Any = self
         self.submitter = Submitter(
-            GatewaySettings(),
-            this,
-            this,
-            this,
-            default_codec(),
-            allowances or Allowances(),
-            self,
-            lambda store, prefix: None,
+            GatewaySettings(), this, this, this, default_codec(), self.allowances, self, lambda store, prefix: None
         )
 
     async def produce(self, topic: str, value: bytes, **options: Any) -> Delivery:
@@ -100,19 +90,20 @@ class Gateway:
         return Delivery(topic=topic, partition=0, offset=len(self.written), timestamp_ms=5)
 
     async def produce_all(self, records: Sequence[Outgoing]) -> list[Delivery]:
-        told: list[Delivery] = []
+        deliveries: list[Delivery] = []
         for one in records:
             try:
-                told.append(await self.produce(one.topic, one.value))
+                deliveries.append(await self.produce(one.topic, one.value))
             except PenstockError as error:
-                told.append(Delivery(topic=one.topic, partition=-1, offset=-1, timestamp_ms=-1, error=error))
-        return told
+                deliveries.append(Delivery(topic=one.topic, partition=-1, offset=-1, timestamp_ms=-1, error=error))
+        return deliveries
 
     def accepted(self, request: InferenceRequest, origin: Any) -> None:
         self.requests.add(request.request_id)
 
     def find(self, key: tuple[str, str]) -> Any:
-        return self.ended.get(key[1], LIVE) if key[1] in self.requests else None
+        live = SimpleNamespace(erased=False, done=False, status_name="queued", content="")
+        return self.ended.get(key[1], live) if key[1] in self.requests else None
 
     async def catch_up(self) -> None:
         pass
@@ -132,94 +123,108 @@ class Gateway:
     def routed(self, request: InferenceRequest) -> InferenceRequest:
         return replace(request, pool="b") if request.pool is None and request.model in ("large", "big") else request
 
-    def models(self) -> list[ModelInfo]:
-        return [POOLED]
+    def models(self) -> list[Any]:
+        return [model_info("large", engine="noop", pool="b", aliases=["big"])]
 
-    async def unacknowledged(self) -> InferenceRequest:
-        """One that was submitted while the broker was away, as it is still."""
+    async def unacknowledged(self, **options: Any) -> InferenceRequest:
+        """One that was submitted while the broker was away. It is back now."""
         self.away, request = True, asked()
-        with pytest.raises(BrokerUnavailable):
-            await self.submit(request)
+        with pytest.raises(BrokerUnavailable) as refused:
+            await self.submit(request, **options)
+        self.away, self.refusal = False, refused.value
         return request
 
     async def submit(self, request: InferenceRequest, caller: Caller = ANYBODY, **options: Any) -> Any:
-        return await self.submitter.submit(await self.submitter.check(caller, request), **options)
+        return await self.submitter.submit(await self.check(request, caller), **options)
+
+    async def check(self, request: InferenceRequest, caller: Caller = ANYBODY) -> Any:
+        return await self.submitter.check(caller, request)
 
 
-async def test_what_is_checked_is_what_is_submitted() -> None:
-    """A dry run, and a request that brought images, refused a model of a pool that the submission accepts."""
-    gateway = Gateway()
-    checked = await gateway.submitter.check(ANYBODY, asked(model="big"))
+@pytest.fixture
+def gateway() -> Gateway:
+    return Gateway()
+
+
+@pytest.fixture
+def small() -> Gateway:
+    """A tenant may have two requests."""
+    return Gateway(Allowances(defaults=Limits(outstanding=2)))
+
+
+async def test_the_request_that_was_checked_is_submitted(gateway: Gateway) -> None:
+    """A dry run, and a request with images, refused a model of a pool that the submission accepts."""
+    checked = await gateway.check(asked(model="big"))
     assert (checked.request.pool, checked.model) == ("b", "large")
     gateway.submitter.check_room(checked)
     assert gateway.written == []
     accepted = await gateway.submitter.submit(checked)
     assert gateway.written == [accepted.request_id]
-    with pytest.raises(ModelNotFound):
-        await gateway.submitter.check(ANYBODY, asked(model="none", pool="b"))
 
 
-async def test_a_key_names_a_model_by_any_of_its_names() -> None:
-    gateway = Gateway()
-    await gateway.submitter.check(Caller(limits=Limits(models=("large",)), key_id="k"), asked(model="big"))
-    with pytest.raises(Forbidden):
-        await gateway.submitter.check(Caller(limits=Limits(models=("small",)), key_id="k"), asked(model="big"))
+@pytest.mark.parametrize(
+    ("caller", "fields", "error"),
+    [
+        (ANYBODY, {"model": "none", "pool": "b"}, ModelNotFound),
+        (key_with(models=("large",)), {"model": "big"}, None),
+        (key_with(models=("small",)), {"model": "big"}, Forbidden),
+        (key_with(pools=("a",)), {"pool": "b"}, Forbidden),
+        (key_with(pools=("a",)), {"pool": "none"}, Forbidden),
+    ],
+    ids=["no such model", "an alias of the key's model", "another model", "another pool", "no such pool"],
+)
+async def test_what_a_key_may_ask_for(gateway: Gateway, caller: Caller, fields: Any, error: Any) -> None:
+    if error is None:
+        await gateway.check(asked(**fields), caller)
+        return
+    with pytest.raises(error):
+        await gateway.check(asked(**fields), caller)
 
 
-async def test_a_repeat_of_what_was_not_acknowledged_is_the_same_request() -> None:
-    """A stock client tries a 503 again without any key: the first run had no reader, and the model worked twice."""
-    gateway = Gateway()
-    gateway.away = True
-    first = asked()
-    with pytest.raises(BrokerUnavailable, match="stays one request") as refused:
-        await gateway.submit(first)
-    assert refused.value.details == {"request_id": first.request_id}
+async def test_a_repeat_of_an_unacknowledged_request_is_the_same_request(gateway: Gateway) -> None:
+    """Stock clients retry after 503 without a key: the first run had no reader, and the model worked twice."""
+    first = await gateway.unacknowledged()
+    assert gateway.refusal.details == {"request_id": first.request_id}
+    assert "stays one request" in gateway.refusal.message
     for _ in range(2):
-        with pytest.raises(BrokerUnavailable):
-            await gateway.submit(asked())
-    gateway.away = False
+        await gateway.unacknowledged()
     accepted = await gateway.submit(asked())
     assert (accepted.request_id, accepted.replayed) == (first.request_id, True)
     assert set(gateway.written) == {first.request_id}
     assert (await gateway.submit(asked())).request_id != first.request_id, "that one is another"
 
 
-async def test_what_is_submitted_together_is_refused_one_by_one() -> None:
-    gateway = Gateway(Allowances(defaults=Limits(outstanding=2)))
-    checked = [await gateway.submitter.check(ANYBODY, asked()) for _ in range(3)]
-    refusals = await gateway.submitter.submit_together(checked)
+async def test_requests_that_are_submitted_together_are_refused_one_by_one(small: Gateway) -> None:
+    checked = [await small.check(asked()) for _ in range(3)]
+    refusals = await small.submitter.submit_together(checked)
     assert [type(error) for error in refusals] == [type(None), type(None), TenantLimit]
-    assert gateway.written == [one.request.request_id for one in checked[:2]]
-    assert gateway.requests == set(gateway.written)
-    assert await gateway.submitter.submit_together(checked[2:]) == [None], "the log counts what stands there"
-    gateway.full = "the view cannot be written"
-    assert [type(error) for error in await gateway.submitter.submit_together(checked[:1])] == [Overloaded]
-    gateway.full, gateway.away = None, True
-    (error,) = await gateway.submitter.submit_together(checked[:1])
-    assert isinstance(error, BrokerUnavailable)
-    gateway.away, gateway.missing = False, True
-    (error,) = await gateway.submitter.submit_together(checked[:1])
-    assert isinstance(error, BrokerUnavailable), "its topic will be there"
-    assert len(gateway.requests) == 3
+    assert small.written == [one.request.request_id for one in checked[:2]]
+    assert small.requests == set(small.written)
+    assert await small.submitter.submit_together(checked[2:]) == [None], "requests count when they are in the log"
+    # A missing topic will be created.
+    for fault, value, error in (("full", FULL, Overloaded), ("away", True, BrokerUnavailable),
+                                ("missing", True, BrokerUnavailable)):  # fmt: skip
+        setattr(small, fault, value)
+        assert [type(one) for one in await small.submitter.submit_together(checked[:1])] == [error]
+        setattr(small, fault, None)
+    assert len(small.requests) == 3
 
 
-async def test_the_parts_of_a_call_are_sent_together_or_not_at_all() -> None:
-    gateway = Gateway(Allowances(defaults=Limits(outstanding=2)))
-    parts = [(await gateway.submitter.check(ANYBODY, asked(f"{number}")), None) for number in range(3)]
+async def test_the_parts_of_a_call_are_sent_together_or_not_at_all(small: Gateway) -> None:
+    parts = [(await small.check(asked(f"{number}")), None) for number in range(3)]
     with pytest.raises(TenantLimit):
-        await gateway.submitter.submit_parts(parts, idempotency_key=None, traceparent=None)
-    assert gateway.written == []
+        await small.submitter.submit_parts(parts, idempotency_key=None, traceparent=None)
+    assert small.written == []
     for _ in range(2):  # sent again under the same key, each part is the same request
-        accepted = await gateway.submitter.submit_parts(parts[:2], idempotency_key="k", traceparent=None)
+        accepted = await small.submitter.submit_parts(parts[:2], idempotency_key="k", traceparent=None)
     assert [one.replayed for one in accepted if isinstance(one, Accepted)] == [True, True]
-    assert gateway.written == [idempotent_request_id("default", key) for key in ("k", "k#1")]
-    gateway.away = True
-    failed = await gateway.submitter.submit_parts(parts[2:], idempotency_key=None, traceparent=None)
+    assert small.written == [idempotent_request_id("default", key) for key in ("k", "k#1")]
+    small.away = True
+    failed = await small.submitter.submit_parts(parts[2:], idempotency_key=None, traceparent=None)
     assert isinstance(failed[0], BrokerUnavailable)
 
 
-async def test_pieces_of_a_stream_are_told_from_the_first_one_on() -> None:
-    gateway = Gateway()
+async def test_a_stream_is_followed_before_its_request_is_sent(gateway: Gateway) -> None:
     accepted = await gateway.submit(asked(stream=True))
     await gateway.submit(asked())
     assert gateway.expected == [True, False]
@@ -227,102 +232,85 @@ async def test_pieces_of_a_stream_are_told_from_the_first_one_on() -> None:
     gateway.away = True
     with pytest.raises(BrokerUnavailable):
         await gateway.submit(asked(stream=True))
-    assert set(gateway.streams.followed) == {accepted.request_id.encode()}, "nothing comes of the other"
+    assert set(gateway.streams.followed) == {accepted.request_id.encode()}, "the other has no reader"
 
 
-async def test_a_repeat_of_what_arrived_all_the_same_is_not_written_again() -> None:
-    gateway = Gateway()
+async def test_a_repeat_of_a_request_that_arrived_is_not_written_again(gateway: Gateway) -> None:
     first = await gateway.unacknowledged()
     gateway.requests.add(first.request_id)  # its record came back on the topic
+    gateway.away = True
     assert (await gateway.submit(asked())).request_id == first.request_id
     assert len(gateway.written) == 1
 
 
-async def test_a_repeat_that_is_refused_can_be_sent_again() -> None:
-    """What was refused for want of room, as during an outage, lost the id: two requests once the broker was back."""
-    gateway = Gateway()
+async def test_a_repeat_that_is_refused_can_be_sent_again(gateway: Gateway) -> None:
+    """A refusal during an outage lost the id: two requests once the broker was back."""
     first = await gateway.unacknowledged()
-    gateway.full = "the view cannot be written"
+    gateway.full = FULL
     with pytest.raises(Overloaded):
         await gateway.submit(asked())
-    gateway.full, gateway.away = None, False
+    gateway.full = None
     assert (await gateway.submit(asked())).request_id == first.request_id
 
 
 @pytest.mark.parametrize(
-    ("ended", "taken"),
-    [
-        ({"done": True, "status_name": "completed"}, True),
-        ({"done": True, "status_name": "cancelled"}, False),
-        ({"done": True, "status_name": "expired"}, False),
-        ({"done": True, "status_name": "completed", "erased": True}, False),
-    ],
+    ("status_name", "erased", "same"),
+    [("completed", False, True), ("cancelled", False, False), ("expired", False, False), ("completed", True, False)],
 )
-async def test_nobody_gets_an_end_that_was_not_meant_for_them(ended: dict[str, Any], taken: bool) -> None:
+async def test_a_repeat_of_a_cancelled_or_erased_request_is_another(
+    gateway: Gateway, status_name: str, erased: bool, same: bool
+) -> None:
     """The error names the request: its caller cancelled it, and the same prompt ten minutes later was cancelled too."""
-    gateway = Gateway()
     first = await gateway.unacknowledged()
-    gateway.away = False
     gateway.requests.add(first.request_id)
-    gateway.ended[first.request_id] = SimpleNamespace(**{"erased": False, **ended})
-    assert ((await gateway.submit(asked())).request_id == first.request_id) is taken
+    gateway.ended[first.request_id] = SimpleNamespace(done=True, status_name=status_name, erased=erased)
+    assert ((await gateway.submit(asked())).request_id == first.request_id) is same
 
 
-async def test_the_id_is_told_before_the_record_is_sent() -> None:
-    gateway = Gateway()
-    told: list[tuple[str, int]] = []
-    gateway.away = True
-    first = asked()
-    with pytest.raises(BrokerUnavailable):
-        await gateway.submit(first, on_id=lambda one: told.append((one, len(gateway.written))))
-    gateway.away = False
-    await gateway.submit(asked(), on_id=lambda one: told.append((one, len(gateway.written))))
-    assert told == [(first.request_id, 0), (first.request_id, 1)]
+async def test_the_id_is_reported_before_the_record_is_sent(gateway: Gateway) -> None:
+    reported: list[tuple[str, int]] = []
+
+    def on_id(request_id: str) -> None:
+        reported.append((request_id, len(gateway.written)))
+
+    first = await gateway.unacknowledged(on_id=on_id)
+    await gateway.submit(asked(), on_id=on_id)
+    assert reported == [(first.request_id, 0), (first.request_id, 1)]
 
 
-async def test_who_may_not_ask_learns_nothing_of_what_there_is() -> None:
-    gateway = Gateway()
-    narrow = Caller(limits=Limits(pools=("a",)), key_id="k")
-    for pool in ("b", "none"):
-        with pytest.raises(Forbidden):
-            await gateway.submitter.check(narrow, asked(pool=pool))
-
-
-async def test_nothing_begins_where_nothing_can_be_kept() -> None:
+async def test_a_gateway_that_cannot_keep_requests_accepts_none(gateway: Gateway) -> None:
     """On a full disk a chat was accepted, and its stream hung; /readyz said 503 all the while."""
-    gateway = Gateway()
-    gateway.full = "the view cannot be written (database or disk is full)"
+    gateway.full = FULL
     with pytest.raises(Overloaded, match="disk is full") as refused:
-        await gateway.submit(asked())
+        await gateway.submit(asked(), keep=never)
     assert refused.value.retry_after_s
     with pytest.raises(Overloaded):
-        gateway.submitter.check_room(await gateway.submitter.check(ANYBODY, asked()))
+        gateway.submitter.check_room(await gateway.check(asked()))
     assert gateway.written == []
 
 
 @pytest.mark.parametrize("klass", CLASSES)
 async def test_each_class_and_tenant_keeps_room_when_others_fill_the_gateway(klass: str) -> None:
-    """200,000 low requests, from Kafka directly too, kept every urgent chat out, of all tenants."""
+    """200,000 low requests, also directly from Kafka, kept out every urgent chat of all tenants."""
     gateway = Gateway(Allowances(totals=Totals(max_live=200_000, reserve=0.25)))
-    gateway.held_live_count = 300_000
-    gateway.submitter._allowances.tenants.of("default").outstanding = 300_000  # pyright: ignore[reportPrivateUsage]
+    gateway.held_live_count = gateway.allowances.tenants.of("default").outstanding = 300_000
     own = asked(priority={"high": 0, "medium": 5, "low": 9}[klass])
+    theirs = replace(own, tenant="other")
     await gateway.submit(own)
     gateway.waits[klass, "default"] = 12_499
     await gateway.submit(own)
     gateway.waits[klass, "default"] = 12_500
     with pytest.raises((TenantLimit, Overloaded)):
         await gateway.submit(own)
-    await gateway.submit(replace(own, tenant="other"), Caller(tenant="other"))
+    await gateway.submit(theirs, OTHER)
     gateway.waits[klass, "third"] = 12_500
     with pytest.raises(Overloaded, match=klass):
-        await gateway.submit(replace(own, tenant="other"), Caller(tenant="other"))
+        await gateway.submit(theirs, OTHER)
     gateway.held_live_count = 199_999
-    await gateway.submit(replace(own, tenant="other"), Caller(tenant="other"))
+    await gateway.submit(theirs, OTHER)
 
 
-async def test_what_was_surely_not_sent_is_not_called_accepted_perhaps() -> None:
-    gateway = Gateway()
+async def test_a_request_that_was_certainly_not_sent_is_refused_without_its_id(gateway: Gateway) -> None:
     gateway.missing = True
     with pytest.raises(BrokerUnavailable) as refused:
         await gateway.submit(asked())
@@ -333,12 +321,9 @@ async def test_what_was_surely_not_sent_is_not_called_accepted_perhaps() -> None
     assert (await gateway.submit(again)).request_id == again.request_id
 
 
-async def test_only_the_same_request_of_the_same_tenant_is_a_repeat() -> None:
-    gateway = Gateway()
+async def test_only_the_same_request_of_the_same_tenant_is_a_repeat(gateway: Gateway) -> None:
     first = await gateway.unacknowledged()
-    gateway.away = False
-    others = [asked("ho"), asked(priority=0), replace(asked(), tenant="other")]
-    for other in others:
+    for other in (asked("ho"), asked(priority=0), replace(asked(), tenant="other")):
         assert (await gateway.submit(other, Caller(tenant=other.tenant))).request_id == other.request_id
     assert (await gateway.submit(asked())).request_id == first.request_id
 
@@ -365,8 +350,8 @@ def test_each_id_is_given_once_the_oldest_first(steps: list[tuple[str, str, bool
     assert not kept
 
 
-def test_they_are_bounded_by_caller() -> None:
-    """One caller that submits and leaves slowed every submission, and pushed out the ids of all others."""
+def test_unconfirmed_ids_are_bounded_by_caller() -> None:
+    """One caller that submitted and left slowed every submission, and displaced the ids of all others."""
     kept = Unconfirmed()
     kept.add("other", "0", "mine")
     for number in range(unconfirmed.MOST + 1):
@@ -376,7 +361,7 @@ def test_they_are_bounded_by_caller() -> None:
     assert kept.take("other", "0") == "mine"
 
 
-def test_what_failed_again_is_kept_anew() -> None:
+def test_an_id_that_failed_again_is_the_newest() -> None:
     kept = Unconfirmed()
     kept.add("c", "x", "1")
     kept.add("c", "x", "2")
@@ -385,24 +370,21 @@ def test_what_failed_again_is_kept_anew() -> None:
 
 
 @pytest.mark.parametrize("key", [None, "k"])
-async def test_what_came_with_a_request_is_kept_under_the_id_of_its_record(key: str | None) -> None:
-    gateway, kept = Gateway(), list[tuple[str, list[str]]]()
+async def test_images_are_kept_under_the_id_of_the_record(gateway: Gateway, key: str | None) -> None:
+    kept: list[tuple[str, list[str]]] = []
 
     async def keep(request_id: str) -> None:
         kept.append((request_id, [*gateway.written]))
 
-    gateway.away = True
-    with pytest.raises(BrokerUnavailable):
-        await gateway.submit(asked(), idempotency_key=key, keep=keep)
-    gateway.away = False
+    await gateway.unacknowledged(idempotency_key=key, keep=keep)
     for _ in range(2 if key else 1):
         accepted = await gateway.submit(asked(), idempotency_key=key, keep=keep)
-    assert kept == [(accepted.request_id, []), (accepted.request_id, [accepted.request_id])], "a repeat brings nothing"
+    assert kept == [(accepted.request_id, []), (accepted.request_id, [accepted.request_id])], "a repeat keeps nothing"
 
 
-async def test_a_store_that_hangs_holds_up_nobody_who_brings_nothing() -> None:
-    gateway = Gateway()
-    slow = [asyncio.create_task(gateway.submit(asked(), keep=_never)) for _ in range(MANY)]
+async def test_a_store_that_hangs_delays_only_requests_with_images(gateway: Gateway) -> None:
+    many = GatewaySettings().gateway.max_pending_submits + 1
+    slow = [asyncio.create_task(gateway.submit(asked(), keep=never)) for _ in range(many)]
     await asyncio.sleep(0)
     assert (await gateway.submit(asked())).request_id in gateway.requests
     for one in slow:
@@ -411,19 +393,10 @@ async def test_a_store_that_hangs_holds_up_nobody_who_brings_nothing() -> None:
     assert len(gateway.written) == 1
 
 
-async def _never(request_id: str) -> None:
-    await asyncio.Event().wait()
-
-
-async def test_a_request_whose_images_cannot_be_kept_is_not_sent() -> None:
-    gateway = Gateway()
-
+async def test_a_request_whose_images_cannot_be_kept_is_not_sent(gateway: Gateway) -> None:
     async def keep(request_id: str) -> None:
         raise StoreUnavailable("the store is away")
 
     with pytest.raises(StoreUnavailable):
         await gateway.submit(asked(), keep=keep)
-    gateway.full = "the disk is full"
-    with pytest.raises(Overloaded):
-        await gateway.submit(asked(), keep=_never)
     assert gateway.written == []

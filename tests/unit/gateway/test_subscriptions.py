@@ -1,69 +1,36 @@
-"""One subscriber's frames."""
+"""The frames of one subscriber."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from penstock.common.reader import RawMessage
+from kit.view_gateway import ViewGateway
+from kit.view_records import NAMES, RESULTS, STATUSES, outcome, request, status
 from penstock.gateway.service.subscriptions import Stopping, Subscription, Subscriptions
 from penstock.gateway.view.frames import ResultFrame
 from penstock.gateway.view.hub import Gone, Hub
-from penstock.gateway.view.store import Store
-from penstock.gateway.view.view import View
-from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import NotFound
-from penstock.schemas.records import InferenceRequest, Origin, Record, ResultEvent, StatusEvent
-from penstock.schemas.topics import TopicNames
 
-NAMES = TopicNames()
-REQUEST = InferenceRequest(request_id="r", task="text_generation", text_generation={"prompt": "x"}, created_at=1)
-BASE: dict[str, Any] = {
-    "request_id": "r",
-    "tenant": "default",
-    "origin": Origin(topic="t", partition=0, offset=0, append_time_ms=1),
-    "attempt": 1,
-    "epoch": 1,
-    "created_at": 1,
-    "worker_id": "w",
-}
-RUNNING = StatusEvent(status="running", done=False, rank=4, **BASE)
-DONE = ResultEvent(
-    kind="terminal", status="completed", task="text_generation", text_generation={"text": "word"}, **BASE
-)
-
-
-class Followed:
-    """A view with one request, and what subscribes to it."""
-
-    def __init__(self, store: Store) -> None:
-        follower: Any = None
-        self.hub = Hub()
-        self.view = View(store, self.hub, NAMES, 1)
-        self.subscriptions = Subscriptions(self.view, follower, self.hub, NAMES)
-        self.view.accepted(REQUEST)
-        self._offset = 0
-
-    def read(self, topic: str, record: Record) -> None:
-        self.view.apply([RawMessage(topic, 0, self._offset, 1, b"r", default_codec().encode(record))])
-        self._offset += 1
+R = ("default", "r")
+C = ("default", "c")
 
 
 @pytest.fixture
-def followed(tmp_path: Path) -> Iterator[Followed]:
-    store = Store(tmp_path / "view.sqlite", "cluster")
-    yield Followed(store)
-    store.close()
+def gateway(tmp_path: Path) -> Iterator[ViewGateway]:
+    """With one request."""
+    made = ViewGateway(tmp_path / "view.sqlite")
+    made.view.accepted(request())
+    yield made
+    made.close()
 
 
-async def test_who_comes_while_the_gateway_stops_is_told_so() -> None:
-    """The hub wakes such a client before it has handed it out: that raised, and callers heard 500."""
+async def test_a_subscriber_that_comes_while_the_gateway_stops_is_refused() -> None:
+    """The hub wakes such a client before it has returned it: that raised, and callers got 500."""
     hub = Hub()
     hub.drop_all(Gone.STOPPING)
     late = Subscription(hub, single=True)
@@ -74,25 +41,24 @@ async def test_who_comes_while_the_gateway_stops_is_told_so() -> None:
     assert hub.connected == 0
 
 
-async def test_a_drain_spares_who_cannot_follow_on_elsewhere(followed: Followed) -> None:
-    native = followed.subscriptions.subscribe("default", "r")
-    openai = followed.subscriptions.await_outcome("default", "r", resumes=False)
-    followed.subscriptions.drain()
-    late = [followed.subscriptions.await_outcome("default", "r", resumes=resumes) for resumes in (True, False)]
+async def test_a_drain_keeps_clients_that_cannot_resume_at_another_gateway(gateway: ViewGateway) -> None:
+    native = gateway.subscriptions.subscribe(*R)
+    openai = gateway.subscriptions.await_outcome(*R, resumes=False)
+    gateway.subscriptions.drain()
+    late = [gateway.subscriptions.await_outcome(*R, resumes=resumes) for resumes in (True, False)]
     assert [one.client.gone for one in (native, openai, *late)] == [Gone.STOPPING, None, Gone.STOPPING, None]
-    followed.subscriptions.stop()
+    gateway.subscriptions.stop()
     assert {one.client.gone for one in (openai, *late)} == {Gone.STOPPING}
     with pytest.raises(Stopping, match="send the call again"):
         await asyncio.wait_for(openai.next_frame(), 5)
 
 
-async def test_who_waits_for_the_outcome_hears_of_that_alone(followed: Followed) -> None:
-    early = followed.subscriptions.await_outcome("default", "r")
-    follower = followed.subscriptions.subscribe("default", "r")
-    followed.read(NAMES.status, RUNNING)
+async def test_a_client_that_waits_for_the_outcome_gets_only_that(gateway: ViewGateway) -> None:
+    early, follower = gateway.subscriptions.await_outcome(*R), gateway.subscriptions.subscribe(*R)
+    gateway.read(STATUSES, status())
     assert early.take_nowait() == []
-    followed.read(NAMES.result, DONE)
-    late = followed.subscriptions.await_outcome("default", "r")
+    gateway.read(RESULTS, outcome(text="word"))
+    late = gateway.subscriptions.await_outcome(*R)
     assert [frame.type for frame in follower.take_nowait()] == ["status", "status", "result"]
     for waits in (early, late):
         frame = await asyncio.wait_for(waits.next_frame(), 5)
@@ -100,143 +66,138 @@ async def test_who_waits_for_the_outcome_hears_of_that_alone(followed: Followed)
         assert frame.result is not None
         assert frame.result["text"] == "word"
         assert await asyncio.wait_for(waits.next_frame(), 5) is None
-    assert followed.hub.subjects() == 1, "the follower's own, which was not asked for its last frame"
+    assert gateway.hub.subjects() == 1, "the follower's own, which has not read its last frame"
 
 
-async def test_one_subscription_takes_the_outcomes_of_many(followed: Followed) -> None:
-    """Of those that have ended, and of those that will; its queue has room for all that it follows."""
-    outcomes = followed.subscriptions.open(most_frames=1_000)
-    followed.subscriptions.follow_outcome(outcomes, "default", "r")
+async def test_one_subscription_gets_the_outcomes_of_many(gateway: ViewGateway) -> None:
+    """Those that have ended, and those that will. Its queue has room for all that it follows."""
+    outcomes = gateway.subscriptions.open(most_frames=1_000)
+    gateway.subscriptions.follow_outcome(outcomes, *R)
     waiting = asyncio.create_task(outcomes.take_all())
     await asyncio.sleep(0)
-    followed.read(NAMES.status, RUNNING)
-    followed.read(NAMES.result, DONE)
+    gateway.read(STATUSES, status())
+    gateway.read(RESULTS, outcome())
     (frame,) = await asyncio.wait_for(waiting, 5)
     assert isinstance(frame, ResultFrame)
     assert (frame.request_id, frame.status, frame.cursor) == ("r", "completed", None)
-    followed.subscriptions.unfollow_outcome(outcomes, "default", "r")
-    assert followed.hub.subjects() == 0
-    for _ in range(300):  # more than the queue of a client takes
-        followed.subscriptions.follow_outcome(outcomes, "default", "r")
+    gateway.subscriptions.unfollow_outcome(outcomes, *R)
+    assert gateway.hub.subjects() == 0
+    for _ in range(300):  # more than the default queue of a client holds
+        gateway.subscriptions.follow_outcome(outcomes, *R)
     assert len(await outcomes.take_all()) == 300
     with pytest.raises(NotFound):
-        followed.subscriptions.follow_outcome(outcomes, "default", "unknown")
-    followed.subscriptions.drain()
+        gateway.subscriptions.follow_outcome(outcomes, "default", "unknown")
+    gateway.subscriptions.drain()
     with pytest.raises(Stopping):
         await asyncio.wait_for(outcomes.take_all(), 5)
 
 
-class Conversation(Followed):
-    """A view with more live turns than a client's queue has room for."""
+def test_nobody_waits_for_an_unknown_request(gateway: ViewGateway) -> None:
+    with pytest.raises(NotFound):
+        gateway.subscriptions.await_outcome("default", "unknown")
+    assert gateway.hub.connected == 0
 
-    TURNS = 1_500
 
-    def __init__(self, store: Store) -> None:
-        super().__init__(store)
-        self.hub = Hub(client_frames=16)
-        self.view = View(store, self.hub, NAMES, 1)
-        follower: Any = None
-        self.subscriptions = Subscriptions(self.view, follower, self.hub, NAMES)
-        self.ids = [f"r{number}" for number in range(self.TURNS)]
-        for request_id in self.ids:
-            self.view.accepted(replace(REQUEST, request_id=request_id, conversation_id="c"))
+@pytest.mark.parametrize("method", ["subscribe", "await_outcome"])
+def test_a_request_is_followed_while_anybody_reads_it(gateway: ViewGateway, method: str) -> None:
+    """A client that left ended the request although others still read it."""
+    assert not gateway.subscriptions.followed(*R)
+    reader = getattr(gateway.subscriptions, method)(*R)
+    assert gateway.subscriptions.followed(*R)
+    reader.close()
+    assert not gateway.subscriptions.followed(*R)
 
-    def event(self, record: Record, request_id: str, topic: str) -> None:
-        self.read(topic, replace(record, request_id=request_id))
 
-    async def read_all(self, subscription: Subscription) -> list[tuple[str, str]]:
-        """(request, type of the frame) of all that is there now."""
-        read: list[tuple[str, str]] = []
-        with contextlib.suppress(TimeoutError):
-            while True:
-                frame = await asyncio.wait_for(subscription.next_frame(), 0.2)
-                assert frame is not None
-                read.append((frame.request_id, frame.type))
-        return read
+# -- conversations
+
+IDS = [f"r{number}" for number in range(1_500)]
 
 
 @pytest.fixture
-def conversation(tmp_path: Path) -> Iterator[Conversation]:
-    store = Store(tmp_path / "turns.sqlite", "cluster")
-    yield Conversation(store)
-    store.close()
+def turns(gateway: ViewGateway) -> ViewGateway:
+    """A conversation with more live turns than a client's queue has room for."""
+    gateway.hub = Hub(client_frames=16)
+    gateway.view = type(gateway.view)(gateway.store, gateway.hub, NAMES, 1)
+    gateway.subscriptions = Subscriptions(gateway.view, None, gateway.hub, NAMES)  # type: ignore[arg-type]
+    for request_id in IDS:
+        gateway.view.accepted(request(request_id, conversation_id="c"))
+    return gateway
 
 
-async def test_a_conversation_with_more_turns_than_a_queue_takes_can_be_followed(conversation: Conversation) -> None:
-    """Its opening frames alone were too many: such a subscriber was always let go as too slow."""
-    subscription = conversation.subscriptions.open()
-    conversation.subscriptions.follow_conversation(subscription, "default", "c")
-    conversation.subscriptions.follow_conversation(subscription, "default", "c")
-    assert await conversation.read_all(subscription) == [(one, "status") for one in conversation.ids]
-    conversation.event(RUNNING, "r7", NAMES.status)
-    assert await conversation.read_all(subscription) == [("r7", "status")]
+@pytest.fixture
+def subscription(turns: ViewGateway) -> Subscription:
+    """Follows the conversation."""
+    subscription = turns.subscriptions.open()
+    turns.subscriptions.follow_conversation(subscription, *C)
+    return subscription
 
 
-async def test_what_happens_to_a_turn_before_its_beginning_was_told_is_in_its_beginning(
-    conversation: Conversation,
+async def read_all(subscription: Subscription) -> list[tuple[str, str]]:
+    """(request, type of the frame) of all that is there now."""
+    read: list[tuple[str, str]] = []
+    with contextlib.suppress(TimeoutError):
+        while True:
+            frame = await asyncio.wait_for(subscription.next_frame(), 0.2)
+            assert frame is not None
+            read.append((frame.request_id, frame.type))
+    return read
+
+
+async def test_a_conversation_with_more_turns_than_a_queue_holds(
+    turns: ViewGateway, subscription: Subscription
 ) -> None:
-    subscription = conversation.subscriptions.open()
-    conversation.subscriptions.follow_conversation(subscription, "default", "c")
-    last = conversation.ids[-1]
-    conversation.event(RUNNING, last, NAMES.status)
-    conversation.event(DONE, last, NAMES.result)
-    conversation.subscriptions.follow(subscription, "default", "r5")
-    conversation.view.accepted(replace(REQUEST, request_id="new", conversation_id="c"))
-    read = await conversation.read_all(subscription)
-    assert [kind for one, kind in read if one == last] == ["result"], "not its running, and its end once"
-    assert [kind for one, kind in read if one == "r5"] == ["status"]
-    assert [kind for one, kind in read if one == "new"] == ["status"]
-    assert {one for one, _ in read} == {*conversation.ids, "new"}
+    """Its opening frames alone were too many: such a subscriber was always dropped as too slow."""
+    turns.subscriptions.follow_conversation(subscription, *C)
+    assert await read_all(subscription) == [(one, "status") for one in IDS]
+    turns.read(STATUSES, status(request_id="r7"))
+    assert await read_all(subscription) == [("r7", "status")]
 
 
-async def test_a_conversation_that_is_followed_again_and_again_takes_nothing(conversation: Conversation) -> None:
-    """Each time wrapped the beginnings once more: 280,000 small frames of one client ended the gateway's process."""
-    subscription = conversation.subscriptions.open()
-    for _ in range(1_000):
-        conversation.subscriptions.follow_conversation(subscription, "default", "c")
-        conversation.subscriptions.follow_conversation(subscription, "default", "empty")
-    assert len(subscription._openings) == 1
+async def test_an_opening_frame_includes_what_happened_before_it_was_read(
+    turns: ViewGateway, subscription: Subscription
+) -> None:
+    last = IDS[-1]
+    turns.read(STATUSES, status(request_id=last))
+    turns.read(RESULTS, outcome(last))
+    turns.subscriptions.follow(subscription, "default", "r5")
+    turns.view.accepted(request("new", conversation_id="c"))
+    read = await read_all(subscription)
+    for request_id, kinds in ((last, ["result"]), ("r5", ["status"]), ("new", ["status"])):
+        assert [kind for one, kind in read if one == request_id] == kinds
+    assert {one for one, _ in read} == {*IDS, "new"}
+
+
+async def test_following_a_conversation_again_costs_nothing(
+    turns: ViewGateway, subscription: Subscription, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time wrapped the openings once more: 280,000 small frames of one client ended the gateway's process."""
+    pushed: list[object] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(subscription, "push_as_read", pushed.append)
+        for _ in range(1_000):
+            turns.subscriptions.follow_conversation(subscription, *C)
+            turns.subscriptions.follow_conversation(subscription, "default", "empty")
+    assert pushed == []
     for number in range(300_000):
         subscription.push_as_read(iter(()) if number else iter([()]))
-    assert len(await conversation.read_all(subscription)) == conversation.TURNS
+    assert len(await read_all(subscription)) == len(IDS)
 
 
-async def test_what_is_followed_by_itself_is_told_though_the_conversation_is_left(conversation: Conversation) -> None:
-    """Its beginning was still to come, so its outcome was held back, and then never told."""
-    for follow in ("submitted", "known"):
-        subscription = conversation.subscriptions.open()
-        conversation.subscriptions.follow_conversation(subscription, "default", "c")
-        if follow == "submitted":
-            conversation.subscriptions.follow_new(subscription, "default", "r9")
-        else:
-            conversation.subscriptions.follow(subscription, "default", "r9")
-        conversation.subscriptions.unfollow_conversation(subscription, "default", "c")
-        conversation.event(RUNNING, "r9", NAMES.status)
-        read = await conversation.read_all(subscription)
-        assert {one for one, _ in read} == {"r9"}
-        assert len(read) in (1, 2)
-        subscription.close()
+@pytest.mark.parametrize("method", ["follow_new", "follow"])
+async def test_a_followed_request_is_still_published_when_its_conversation_is_left(
+    turns: ViewGateway, subscription: Subscription, method: str
+) -> None:
+    """Its opening frame was still to come, so its outcome was held back, and then never published."""
+    getattr(turns.subscriptions, method)(subscription, "default", "r9")
+    turns.subscriptions.unfollow_conversation(subscription, *C)
+    turns.read(STATUSES, status(request_id="r9"))
+    read = await read_all(subscription)
+    assert {one for one, _ in read} == {"r9"}
+    assert len(read) in (1, 2)
 
 
-async def test_who_stops_following_is_told_no_more_beginnings(conversation: Conversation) -> None:
-    subscription = conversation.subscriptions.open()
-    conversation.subscriptions.follow_conversation(subscription, "default", "c")
-    conversation.subscriptions.unfollow_conversation(subscription, "default", "c")
-    assert await conversation.read_all(subscription) == []
-
-
-def test_nobody_waits_for_what_is_not_known(followed: Followed) -> None:
-    with pytest.raises(NotFound):
-        followed.subscriptions.await_outcome("default", "unknown")
-    assert followed.hub.connected == 0
-
-
-def test_a_request_is_followed_while_anybody_reads_it(followed: Followed) -> None:
-    """It was said of none, so that a client that left ended the request under those who still read it."""
-    subscriptions = followed.subscriptions
-    for subscribe in (subscriptions.subscribe, subscriptions.await_outcome):
-        assert not subscriptions.followed("default", "r")
-        reader = subscribe("default", "r")
-        assert subscriptions.followed("default", "r")
-        reader.close()
-    assert not subscriptions.followed("default", "r")
+async def test_a_client_that_leaves_a_conversation_gets_no_more_opening_frames(
+    turns: ViewGateway, subscription: Subscription
+) -> None:
+    turns.subscriptions.unfollow_conversation(subscription, *C)
+    assert await read_all(subscription) == []

@@ -58,7 +58,7 @@ def test_a_submission_on_its_way_counts() -> None:
     assert tenants.reserve("t", 1)
 
 
-def test_tokens_are_charged_when_requests_end_whoever_took_them_in() -> None:
+def test_tokens_are_charged_when_requests_end_at_any_gateway() -> None:
     tenants = Tenants(lambda tenant: 600 if tenant == "t" else None)
     bucket = tenants.tokens("t", 100.0)
     assert bucket is not None
@@ -71,7 +71,7 @@ def test_tokens_are_charged_when_requests_end_whoever_took_them_in() -> None:
     assert tenants.of("t").outcomes == {"completed": 1}
 
 
-def test_conversations_are_those_that_exist_and_those_just_named() -> None:
+def test_conversations_that_exist_and_those_just_named_count() -> None:
     tenants = Tenants()
     tenants.on_conversations([("t", "a"), ("u", "x")], 0.0)
     tenants.on_request("t", "b", 1_000)
@@ -87,7 +87,7 @@ def test_conversations_are_those_that_exist_and_those_just_named() -> None:
     tenants.conversation_gone("t", "b")
     assert tenants.may_begin_conversation("t", "d", 2)
     tenants.on_conversations([], 10.0 + NEW_CONVERSATION_S)
-    assert tenants.of("t").named == {}, "what was named and never made is forgotten"
+    assert tenants.of("t").named == {}, "a name without a conversation is forgotten"
 
 
 def test_tenants_without_anything_are_forgotten() -> None:

@@ -1,4 +1,4 @@
-"""The order in which a view that catches up folds: by time across partitions, each partition in its own order."""
+"""The order in which a view that catches up applies records: by time across partitions, each partition in its own."""
 
 from __future__ import annotations
 
@@ -55,19 +55,24 @@ def test_all_is_taken_once_and_as_near_to_the_order_of_times_as_each_log_allows(
     assert reached == sorted(reached)
 
 
+def order_of(requests: int, results: int, **options: int) -> TimeOrder:
+    """One partition of each, up to these offsets."""
+    return TimeOrder({REQUESTS: 0, RESULTS: 0}, {REQUESTS: requests, RESULTS: results}, "results", 0.0, **options)
+
+
 def test_requests_wait_for_outcomes_of_their_time() -> None:
-    order = TimeOrder({REQUESTS: 0, RESULTS: 0}, {REQUESTS: 4, RESULTS: 2}, "results", 0.0)
+    order = order_of(4, 2)
     order.add([record(REQUESTS, offset, 10 * offset) for offset in range(4)], 0.0)
-    assert places(order.take()) == [], "of the outcomes nothing is known"
+    assert places(order.take()) == [], "no outcome is known"
     order.add([record(RESULTS, 0, 10)], 0.0)
     assert places(order.take()) == [("requests", 0), ("requests", 1), ("results", 0)]
     order.add([record(RESULTS, 1, 15)], 0.0)
-    assert places(order.take()) == [("results", 1), ("requests", 2), ("requests", 3)], "and nothing more is behind"
+    assert places(order.take()) == [("results", 1), ("requests", 2), ("requests", 3)], "it was the last outcome"
     assert order.done
 
 
-def test_while_too_many_are_live_only_outcomes_go_on() -> None:
-    order = TimeOrder({REQUESTS: 0, RESULTS: 0}, {REQUESTS: 2, RESULTS: 2}, "results", 0.0)
+def test_while_too_many_are_live_only_outcomes_are_taken() -> None:
+    order = order_of(2, 2)
     order.add([record(REQUESTS, 0, 0), record(REQUESTS, 1, 1), record(RESULTS, 0, 7)], 0.0)
     assert places(order.take(crowded=True)) == [("results", 0)]
     order.add([record(RESULTS, 1, 8)], 0.0)
@@ -75,22 +80,20 @@ def test_while_too_many_are_live_only_outcomes_go_on() -> None:
     assert places(order.take(crowded=True)) == expected, "all outcomes are read"
 
 
-def test_what_is_read_far_ahead_is_paused_until_it_is_needed() -> None:
-    order = TimeOrder({REQUESTS: 0, RESULTS: 0}, {REQUESTS: 100, RESULTS: 2}, "results", 0.0, buffer_bytes=1)
+def test_a_partition_that_is_far_ahead_is_paused_until_it_is_needed() -> None:
+    order = order_of(100, 2, buffer_bytes=1)
     some = SHARE_BYTES // (1_000 + RECORD_BYTES) + 1
     order.add([record(REQUESTS, offset, offset, 1_000) for offset in range(some)], 0.0)
     order.take()
-    assert order.to_pause() == [REQUESTS]
-    assert order.to_pause() == []
-    assert order.to_resume() == []
+    assert [order.to_pause(), order.to_pause(), order.to_resume()] == [[REQUESTS], [], []]
     order.add([record(RESULTS, 0, some - 3)], 0.0)
     order.take()
     assert order.to_resume() == [REQUESTS]
 
 
-def test_a_partition_that_gives_nothing_is_not_waited_for() -> None:
-    """A transaction's marker may stand before the goal, or nothing at all where compaction was."""
-    order = TimeOrder({REQUESTS: 0, RESULTS: 0}, {REQUESTS: 2, RESULTS: 2}, "results", 0.0)
+def test_a_silent_partition_is_not_waited_for() -> None:
+    """A transaction's marker may be before the goal, or nothing at all after compaction."""
+    order = order_of(2, 2)
     order.add([record(REQUESTS, 0, 5)], 0.0)
     assert order.take() == []
     order.look_for_silence(0.4)
@@ -98,21 +101,21 @@ def test_a_partition_that_gives_nothing_is_not_waited_for() -> None:
     order.look_for_silence(0.6)
     assert places(order.take()) == [("requests", 0)]
     order.add([record(RESULTS, 0, 6), record(REQUESTS, 1, 7)], 0.0)
-    assert places(order.take()) == [("results", 0)], "it gives something again: it is waited for again"
+    assert places(order.take()) == [("results", 0)], "it has records again: it is waited for again"
     order.finish()
     assert places(order.take()) == [("requests", 1)]
     assert order.done
 
 
-def test_partitions_without_a_goal_go_on_at_once() -> None:
-    order = TimeOrder({REQUESTS: 0, RESULTS: 0}, {REQUESTS: 1, RESULTS: 1}, "results", 0.0)
+def test_partitions_without_a_goal_do_not_wait() -> None:
+    order = order_of(1, 1)
     order.add([record(OTHERS, 3, 10**12)], 0.0)
     assert places(order.take()) == [("models", 3)]
 
 
-def test_what_is_new_elsewhere_does_not_hide_a_silence() -> None:
-    """Workers report and requests come all the time: a marker at a partition's end must not hold them for ever."""
-    order = TimeOrder({REQUESTS: 0, RESULTS: 0}, {REQUESTS: 1, RESULTS: 1}, "results", 0.0)
+def test_new_records_elsewhere_do_not_hide_a_silence() -> None:
+    """Workers report and requests come all the time: a marker at a partition's end must not block them for ever."""
+    order = order_of(1, 1)
     for number in range(10):
         order.add([record(REQUESTS, number, number)], number / 10)
         order.look_for_silence(number / 10)

@@ -1,170 +1,111 @@
-"""The view, record by record: what it knows, whom it tells, what it skips, and what outlives the process."""
+"""The view, record by record: what it knows, which frames it publishes, what it skips, what outlives the process."""
 
 from __future__ import annotations
 
 import json
-import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kit.view_gateway import ViewGateway, execute
+from kit.view_records import (
+    CONTROL,
+    HIGH,
+    KEY,
+    NAMES,
+    ORIGIN,
+    REQUESTS,
+    RESULTS,
+    STATUSES,
+    chunk,
+    command,
+    model_info,
+    outcome,
+    request,
+    status,
+    worker,
+)
 from penstock.common.reader import RawMessage
 from penstock.gateway.view import fleet
 from penstock.gateway.view import store as store_module
 from penstock.gateway.view import unwritten as unwritten_module
 from penstock.gateway.view import view as view_module
 from penstock.gateway.view.entries import Entry
-from penstock.gateway.view.frames import ChunkFrame, ResultFrame, StatusFrame
-from penstock.gateway.view.hub import Client, Hub
+from penstock.gateway.view.frames import ResultFrame
+from penstock.gateway.view.hub import Client
 from penstock.gateway.view.outputs import OutcomeReader
-from penstock.gateway.view.request_state import Key
-from penstock.gateway.view.store import MAX_WAITING, TP, Store
-from penstock.gateway.view.view import View
+from penstock.gateway.view.store import MAX_WAITING, TP
 from penstock.schemas.codec import Codec, schema_text
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InvalidCursor, RegistryUnavailable, UnknownSchema
 from penstock.schemas.ids import derived_request_id, idempotent_request_id
 from penstock.schemas.limits import DEFAULT_LIMITS
-from penstock.schemas.records import (
-    ControlCommand,
-    InferenceRequest,
-    ModelInfo,
-    Origin,
-    Place,
-    Preview,
-    Record,
-    ResultEvent,
-    StatusEvent,
-    WorkerState,
-)
+from penstock.schemas.records import Place, Preview, Record, ResultEvent
 from penstock.schemas.registry import RegistryResolver
 from penstock.schemas.requests import content_hash, request_to_json
-from penstock.schemas.topics import CLASSES, HEADER_ORIGIN, TopicNames
+from penstock.schemas.topics import CLASSES, HEADER_ORIGIN
 from support import wait_until
 
-NAMES = TopicNames("p-")
-REQUESTS: TP = (NAMES.request("text_generation", 5), 0)
-HIGH: TP = (NAMES.request("text_generation", 1), 0)
-RESULTS: TP = (NAMES.result, 0)
-STATUSES: TP = (NAMES.status, 0)
-CONTROL: TP = (NAMES.control, 0)
-KEY: Key = ("default", "r")
 SUBJECT = ("request", *KEY)
 CONVERSATION = ("conversation", "default", "c")
-
-ORIGIN = Origin(topic=REQUESTS[0], partition=REQUESTS[1], offset=0, append_time_ms=1_000)
-OTHER_ORIGIN = replace(ORIGIN, topic=HIGH[0])
-REQUEST = InferenceRequest(
-    request_id="r",
-    task="text_generation",
-    text_generation={"prompt": "secret"},
-    conversation_id="c",
-    stream=True,
-    created_at=900,
-    metadata={"note": "secret"},
-)
-CHUNK = ResultEvent(
-    request_id="r",
-    tenant="default",
-    kind="chunk",
-    origin=ORIGIN,
-    attempt=1,
-    epoch=1,
-    task="text_generation",
-    created_at=2_000,
-    worker_id="w",
-    text="sec",
-    text_offset=0,
-)
+REQUEST = request(conversation_id="c", stream=True, metadata={"note": "secret"})
+CHUNK, RUNNING, ERASE = chunk(), status(), command("erase")
 # As Avro gives it.
-OUTPUT = {
-    "text": "secret",
-    "tool_calls": None,
-    "logprobs": None,
-    "prompt_logprobs": None,
-    "covers_through": None,
-    "choices": None,
-}
-TERMINAL = replace(CHUNK, kind="terminal", text=None, status="completed", text_generation=OUTPUT)
-RUNNING = StatusEvent(
-    request_id="r",
-    tenant="default",
-    status="running",
-    done=False,
-    rank=40,
-    attempt=1,
-    epoch=1,
-    origin=ORIGIN,
-    worker_id="w",
-    created_at=1_500,
-)
-ERASE = ControlCommand(kind="erase", request_id="r", tenant="default", created_at=3_000)
+OUTPUT = {"text": "secret"} | dict.fromkeys(("tool_calls", "logprobs", "prompt_logprobs", "covers_through", "choices"))
+TERMINAL = outcome(text_generation=OUTPUT)
 
 
 class Registry:
-    """Finds one schema, when it can be asked at all."""
+    """Has one schema. Keeps the names of the threads that called it."""
 
     SCHEMA_ID = 77
 
     def __init__(self) -> None:
         self.down = False
-        self.asked: set[str] = set()
-        """Names of the threads that asked."""
+        self.threads: set[str] = set()
 
     def get_schema(self, schema_id: int) -> str:
-        self.asked.add(threading.current_thread().name)
+        self.threads.add(threading.current_thread().name)
         if self.down:
-            raise RegistryUnavailable("nobody answers")
+            raise RegistryUnavailable("no answer")
         if schema_id != self.SCHEMA_ID:
             raise UnknownSchema("not here")
         return schema_text("ResultEvent")
 
 
-class Gateway:
-    """A view with its file and its hub, fed as by the follower; `restart` is kill -9 and a new process."""
+class Gateway(ViewGateway):
+    """With a schema registry, and a log from which outcomes can be read again."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.registry = Registry()
-        resolver = RegistryResolver(self.registry, retry_s=0.01)  # pyright: ignore[reportArgumentType]
-        self.codec, self.prompt = Codec(resolver.ask), Codec(resolver.ask_aside)
-        self.recent_bytes = 1 << 20
-        self.counts_since_ms = 0
-        self.held_live = 1_000
+        self.registry: Any = Registry()
         self.on_outcome: Callable[[ResultEvent], None] = lambda _: None
         self.statuses: list[str] = []
-        self.next: dict[TP, int] = {}
         self.log: dict[tuple[TP, int], bytes | None] = {}
-        self.start()
-
-    def start(self) -> None:
-        self.store = Store(self.path, "cluster")
-        self.hub = Hub()
-        self.outcomes: list[str] = []
-        self.view = View(
-            self.store,
-            self.hub,
-            NAMES,
-            1,
-            on_outcome=self.note_outcome,
-            on_status=lambda event: self.statuses.append(event.status),
-            codec=self.prompt,
-            recent_bytes=self.recent_bytes,
-            counts_since_ms=self.counts_since_ms,
-            held_live=self.held_live,
+        codec = Codec(RegistryResolver(self.registry, retry_s=0.01).ask_aside)
+        super().__init__(
+            path, codec, on_outcome=self.note_outcome, on_status=lambda event: self.statuses.append(event.status)
         )
+
+    def start(self, **options: Any) -> None:
+        self.outcomes: list[str] = []
+        super().start(**options)
 
     def note_outcome(self, event: ResultEvent, klass: str) -> None:
         self.outcomes.append(event.request_id)
         self.on_outcome(event)
 
+    def message(self, tp: TP, value: Record | bytes | None, **fields: Any) -> RawMessage:
+        message = super().message(tp, value, **fields)
+        self.log[tp, message.offset] = message.value
+        return message
+
     def applies(self, batch: list[RawMessage]) -> bool:
-        """Whether no record of a batch waits for the registry. Those before the first that waits leave the batch."""
+        """False if a record waits for the registry. Those before it are removed from the batch."""
         try:
             self.view.apply(batch)
         except RegistryUnavailable:
@@ -173,15 +114,8 @@ class Gateway:
             return False
         return True
 
-    def message(self, tp: TP, value: Record | bytes | None, **values: Any) -> RawMessage:
-        offset = self.next.get(tp, 0)
-        self.next[tp] = offset + 1
-        raw = self.codec.encode(value) if isinstance(value, Record) else value
-        self.log[tp, offset] = raw
-        return replace(RawMessage(*tp, offset, 1_000, None, raw), **values)
-
-    def read(self, tp: TP, *values: Record | bytes | None, **more: Any) -> None:
-        batch = [self.message(tp, value, **more) for value in values]
+    def read(self, tp: TP, *values: Record | bytes | None, **fields: Any) -> None:
+        batch = [self.message(tp, value, **fields) for value in values]
         wait_until(lambda: self.applies(batch), 10, "the schema was fetched")
 
     def listen(self, *subjects: tuple[str, ...]) -> Client:
@@ -190,27 +124,13 @@ class Gateway:
             self.hub.subscribe(client, subject)
         return client
 
-    def flush(self) -> None:
-        written = threading.Event()
-        assert self.view.flush(written)
-        assert written.wait(10)
-
-    def restart(self) -> None:
-        self.store.close()
-        self.start()
-
-    def found(self, key: Key = KEY) -> Entry:
+    def found(self, request_id: str = "r", tenant: str = "default") -> Entry:
         """The entry, with its outcome read again if it has to be."""
-        entry = self.view.find(key)
-        assert entry is not None
+        entry = self.entry((tenant, request_id))
         if entry.lacks_outcome:
             record = self.log[(NAMES.result, entry.place), entry.terminal_offset] or b""
             entry.hold_outcome(*OutcomeReader(self.codec)(record), len(record))
         return entry
-
-    def execute(self, script: str) -> list[tuple[Any, ...]]:
-        with closing(sqlite3.connect(self.path, isolation_level=None, timeout=10)) as connection:
-            return connection.execute(script).fetchall()
 
     def prune(self, before_ms: int) -> None:
         """As the follower does it."""
@@ -218,11 +138,15 @@ class Gateway:
         self.store.delete([entry.key for entry in forgotten], before_ms)
         self.view.known.are_gone(forgotten)
 
-    def stop_writing(self) -> None:
-        self.execute("CREATE TRIGGER full BEFORE INSERT ON offsets BEGIN SELECT RAISE(ABORT, 'disk full'); END")
+    def put_aside(self) -> None:
+        self.flush()
+        self.view.put_aside(9)
 
-    def go_on_writing(self) -> None:
-        self.execute("DROP TRIGGER full")
+    def fill_disk(self) -> None:
+        execute(self.path, "CREATE TRIGGER full BEFORE INSERT ON offsets BEGIN SELECT RAISE(ABORT, 'disk full'); END")
+
+    def free_disk(self) -> None:
+        execute(self.path, "DROP TRIGGER full")
 
 
 @pytest.fixture
@@ -230,19 +154,18 @@ def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway
     monkeypatch.setattr(store_module, "RETRY_S", 0.01)
     found = Gateway(tmp_path / "view.sqlite")
     yield found
-    found.store.close()
+    found.close()
 
 
-def types(client: Client) -> list[type]:
-    return [type(frame) for frame in client.frames]
+def types(client: Client) -> list[str]:
+    return [frame.type for frame in client.frames]
 
 
 # -- from acceptance to the outcome
 
 
 def test_from_acceptance_to_the_outcome(gateway: Gateway) -> None:
-    view, client = gateway.view, gateway.listen(SUBJECT)
-    outcome = gateway.listen(("outcome", *KEY))
+    view, client, waits = gateway.view, gateway.listen(SUBJECT), gateway.listen(("outcome", *KEY))
     assert view.find(KEY) is None
     assert view.accepted(REQUEST) is gateway.found()
     assert gateway.found().accepted_ms == 900
@@ -252,61 +175,37 @@ def test_from_acceptance_to_the_outcome(gateway: Gateway) -> None:
     gateway.read(RESULTS, CHUNK, CHUNK)
     assert (gateway.found().status_name, gateway.found().fold.text, view.live_count) == ("running", "sec", 1)
     gateway.read(RESULTS, TERMINAL, TERMINAL, CHUNK)
-    gateway.read(STATUSES, replace(RUNNING, status="completed", done=True, rank=100), RUNNING)
-    assert gateway.found().terminal == TERMINAL
-    assert view.live_count == 0
-    assert types(client) == [StatusFrame, ChunkFrame, ChunkFrame, ResultFrame]
-    assert types(outcome) == [ResultFrame]
+    gateway.read(STATUSES, status("completed"), RUNNING)
+    assert (gateway.found().terminal, view.live_count) == (TERMINAL, 0)
+    assert types(client) == ["status", "chunk", "chunk", "result"]
+    assert types(waits) == ["result"]
     assert (gateway.outcomes, gateway.statuses, view.outcomes) == (["r"], ["running"], {"completed": 1})
     assert view.arrivals.per_s(1_000) == view.endings.per_s(1_000) == 1 / 60
     assert view.offsets() == {REQUESTS: 1, STATUSES: 4, RESULTS: 5}
 
 
-def test_counters_do_not_count_what_is_read_again(gateway: Gateway) -> None:
-    """A view that was lost reads two days of topics; the process has not seen them happen."""
-    gateway.counts_since_ms = 2_000
-    gateway.restart()
+def test_counters_do_not_count_records_that_are_read_again(gateway: Gateway) -> None:
+    """A view that lost its file reads two days of topics again."""
+    gateway.restart(counts_since_ms=2_000)
     gateway.read(STATUSES, RUNNING)
     gateway.read(RESULTS, TERMINAL, timestamp_ms=1_999)
     assert (gateway.outcomes, gateway.statuses, gateway.view.outcomes) == ([], [], {})
     assert gateway.found().done
-    gateway.read(STATUSES, replace(RUNNING, request_id="s"), timestamp_ms=2_000)
-    gateway.read(RESULTS, replace(TERMINAL, request_id="s"), timestamp_ms=2_000)
+    gateway.read(STATUSES, status(request_id="s"), timestamp_ms=2_000)
+    gateway.read(RESULTS, outcome("s"), timestamp_ms=2_000)
     assert (gateway.outcomes, gateway.statuses, gateway.view.outcomes) == (["s"], ["running"], {"completed": 1})
 
 
-def test_results_before_their_request(gateway: Gateway) -> None:
-    gateway.read(RESULTS, CHUNK, TERMINAL)
-    assert gateway.found().origin == ORIGIN
-    gateway.read(REQUESTS, REQUEST)
-    entry = gateway.found()
-    assert (entry.status_name, entry.conversation_id, entry.metadata) == ("completed", "c", {"note": "secret"})
-    assert gateway.view.live_count == 0
-
-
-def test_who_follows_a_conversation_hears_of_a_request_that_is_read_late(gateway: Gateway) -> None:
+def test_followers_of_a_conversation_get_frames_of_a_request_that_is_read_late(gateway: Gateway) -> None:
     follower, both = gateway.listen(CONVERSATION), gateway.listen(CONVERSATION, SUBJECT)
+    theirs = gateway.listen(("request", "other", "r"), ("conversation", "other", "c"))
     gateway.read(RESULTS, CHUNK)
     assert types(follower) == []
     gateway.read(REQUESTS, REQUEST)
     gateway.read(RESULTS, TERMINAL)
-    assert types(follower) == [StatusFrame, ChunkFrame, ChunkFrame, ResultFrame]
-    assert types(both) == [ChunkFrame, ChunkFrame, ResultFrame], "what it had already was told again"
-
-
-def test_tenants_with_the_same_id(gateway: Gateway) -> None:
-    theirs = gateway.listen(("request", "other", "r"), ("conversation", "other", "c"))
-    gateway.read(REQUESTS, replace(REQUEST, tenant="other", metadata={}), REQUEST)
-    gateway.read(STATUSES, RUNNING)
-    gateway.read(RESULTS, TERMINAL)
-    assert gateway.found().done
-    other = gateway.found(("other", "r"))
-    assert (other.status_name, other.metadata) == ("accepted", {})
+    assert types(follower) == ["status", "chunk", "chunk", "result"]
+    assert types(both) == ["chunk", "chunk", "result"], "no frame is sent twice"
     assert types(theirs) == []
-    gateway.flush()
-    for tenant in ("default", "other"):
-        page = gateway.view.page(tenant, limit=9, after=None, newest_first=True) or []
-        assert [entry.key for entry in page] == [(tenant, "r")]
 
 
 def test_how_many_wait(gateway: Gateway) -> None:
@@ -314,26 +213,26 @@ def test_how_many_wait(gateway: Gateway) -> None:
     assert gateway.view.census.queue_depths(0) == (nothing, nothing)
     for priority, request_id in ((1, "h"), (5, "m1"), (5, "m2"), (9, "l"), (5, "r"), (5, "done")):
         gateway.read(REQUESTS, replace(REQUEST, request_id=request_id, priority=priority))
-    gateway.read(STATUSES, RUNNING, replace(RUNNING, request_id="m1", status="queued", rank=10))
-    gateway.read(RESULTS, replace(TERMINAL, request_id="done"))
+    gateway.read(STATUSES, RUNNING, status("queued", "m1"))
+    gateway.read(RESULTS, outcome("done"))
     depths, ages = gateway.view.census.queue_depths(4_500)
     assert depths == {"high": 1, "medium": 2, "low": 1}
     assert ages == {"high": 3.5, "medium": 3.5, "low": 3.5}
 
 
-def test_what_this_gateway_produced_is_not_decoded_again(gateway: Gateway) -> None:
-    """The delivery report said where it stands. What another one put there is."""
+def test_a_request_of_this_gateway_is_not_decoded_again(gateway: Gateway) -> None:
+    """Its delivery report gave the offset. Requests of other gateways are decoded."""
     own = replace(ORIGIN, offset=1)
     gateway.view.accepted(REQUEST, own)
     assert (gateway.found().origin, gateway.found().accepted_ms) == (own, 1_000)
     client = gateway.listen(CONVERSATION)
     gateway.read(REQUESTS, replace(REQUEST, request_id="theirs"), b"not even looked at")
     assert gateway.view.offsets() == {REQUESTS: 2}
-    assert gateway.found(("default", "theirs")).content
+    assert gateway.found("theirs").content
     assert gateway.view.arrivals.per_s(1_000) == 2 / 60
-    assert types(client) == [StatusFrame], "of the other's request alone"
+    assert types(client) == ["status"], "of the other's request alone"
     gateway.read(REQUESTS, REQUEST)
-    assert gateway.found().origin == own, "its repeat is read, and is not the first"
+    assert gateway.found().origin == own, "the repeat is read, and is not the first"
 
 
 def test_a_record_that_was_read_before_its_delivery_report(gateway: Gateway) -> None:
@@ -341,12 +240,12 @@ def test_a_record_that_was_read_before_its_delivery_report(gateway: Gateway) -> 
     gateway.view.accepted(REQUEST, ORIGIN)
     gateway.next[REQUESTS] = 0
     gateway.read(REQUESTS, replace(REQUEST, request_id="s"))
-    assert gateway.found(("default", "s")).content, "the offset is not taken for one of ours"
+    assert gateway.found("s").content, "the offset is not taken for one of ours"
     assert gateway.view.arrivals.per_s(1_000) == 2 / 60
 
 
 def test_of_two_gateways_with_one_key_the_first_in_the_log_counts(gateway: Gateway, tmp_path: Path) -> None:
-    """This one's own delivery report came before the other's record was read, which stands before it."""
+    """Our delivery report arrives before the other's record is read, which is first in the log."""
     key = ("default", idempotent_request_id("default", "key"))
     ours = replace(REQUEST, request_id=key[1], model="ours", priority=1, conversation_id="ours")
     theirs = replace(ours, model=None, priority=9, conversation_id="theirs", metadata={"who": "they"})
@@ -356,16 +255,15 @@ def test_of_two_gateways_with_one_key_the_first_in_the_log_counts(gateway: Gatew
     gateway.view.apply(log)
     other = Gateway(tmp_path / "rebuilt.sqlite")
     other.view.apply(log)
-    for view in (gateway.view, other.view):
-        entry = view.find(key)
-        assert entry is not None
+    for one in (gateway, other):
+        entry = one.entry(key)
         assert (entry.origin, entry.content, entry.accepted_ms) == (ORIGIN, content_hash(theirs), 1_000)
         assert (entry.model, entry.priority, entry.metadata) == (None, 9, {"who": "they"})
-        assert view.known.turns("default", "theirs") == [key[1]]
-        assert view.known.turns("default", "ours") == []
-    assert types(client) == [StatusFrame]
+        assert one.view.known.turns("default", "theirs") == [key[1]]
+        assert one.view.known.turns("default", "ours") == []
+    assert types(client) == ["status"]
     assert gateway.view.census.queue_depths(1_000) == other.view.census.queue_depths(1_000)
-    other.store.close()
+    other.close()
 
 
 def test_statuses_of_ended_requests_are_not_decoded(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,119 +271,114 @@ def test_statuses_of_ended_requests_are_not_decoded(gateway: Gateway, monkeypatc
     decoded: list[bytes] = []
     decode = Codec.decode
     monkeypatch.setattr(Codec, "decode", lambda codec, data, kind: decoded.append(data) or decode(codec, data, kind))
-    gateway.read(STATUSES, RUNNING, replace(RUNNING, request_id="s", status="completed", done=True, rank=100))
+    gateway.read(STATUSES, RUNNING, status("completed", "s"))
     assert decoded == []
     assert gateway.view.find(("default", "s")) is None
-    gateway.read(STATUSES, replace(RUNNING, request_id="s"))
+    gateway.read(STATUSES, status(request_id="s"))
     assert len(decoded) == 1
 
 
-def test_frames_are_made_only_for_who_listens(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_are_made_only_if_somebody_listens(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     monkeypatch.setattr(Entry, "frames_of", lambda entry, step, told: made.append(entry.request_id) or [])
     gateway.read(RESULTS, CHUNK, TERMINAL)
     assert made == []
     gateway.listen(("request", "default", "s"))
-    gateway.read(RESULTS, replace(CHUNK, request_id="s"))
+    gateway.read(RESULTS, chunk(request_id="s"))
     assert made == ["s"]
 
 
+# -- memory
+
+
+def vectors(request_id: str, rows: list[list[float]]) -> ResultEvent:
+    return outcome(request_id, task="embedding", embedding={"embeddings": rows, "dimensions": 1024})
+
+
 def test_ended_requests_are_kept_by_their_bytes(gateway: Gateway) -> None:
-    """A stated bound on memory, whatever they hold; all are found, on disk at least."""
-    gateway.recent_bytes = 1_000_000
-    gateway.restart()
-    vector = {"embeddings": [[0.5] * 1024] * 16, "dimensions": 1024}
+    """A bound on memory, whatever they hold; all are found, in the file at least."""
+    gateway.restart(recent_bytes=1_000_000)
+    rows = [[0.5] * 1024] * 16
     for number in range(64):
-        event = replace(TERMINAL, request_id=f"e{number}", task="embedding", text_generation=None, embedding=vector)
-        gateway.read(RESULTS, event, replace(TERMINAL, request_id=f"t{number}"))
+        gateway.read(RESULTS, vectors(f"e{number}", rows), replace(TERMINAL, request_id=f"t{number}"))
         assert gateway.view.known.recent_bytes <= 1_000_000
     assert gateway.view.known.recent_bytes > 900_000
     gateway.flush()
     for name in ("e0", "e63"):
-        entry = gateway.found(("default", name))
+        entry = gateway.found(name)
         assert entry.terminal is not None
         assert entry.terminal.embedding is None, "nothing large is held decoded"
-        assert (entry.to_json(whole=True)["result"] or {})["embeddings"] == vector["embeddings"]
+        assert (entry.to_json(whole=True)["result"] or {})["embeddings"] == rows
+
+
+def kept_bytes_after_restart(gateway: Gateway, request_id: str) -> int:
+    gateway.flush()
+    gateway.restart()
+    return gateway.found(request_id).kept_bytes
 
 
 def test_small_vectors_count_as_what_they_take(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A number takes four bytes in its record, and thirty-two decoded; the same when it is read from the disk again."""
+    """A number takes 4 bytes in its record and 32 decoded; the same when it is read from the file again."""
     monkeypatch.setattr(unwritten_module, "MAX_BYTES", 300_000)
-    vector = {"embeddings": [[number / 8 for number in range(1024)]], "dimensions": 1024}
     for number in range(10):
-        event = replace(TERMINAL, request_id=f"e{number}", task="embedding", text_generation=None, embedding=vector)
-        gateway.read(RESULTS, event)
+        gateway.read(RESULTS, vectors(f"e{number}", [[at / 8 for at in range(1024)]]))
     assert gateway.view.known.recent_bytes > 10 * 32 * 1024
     assert gateway.view.known.unwritten.is_full
-    counted = gateway.found(("default", "e0")).kept_bytes
-    gateway.flush()
-    gateway.restart()
-    assert gateway.found(("default", "e0")).kept_bytes == counted
+    counted = gateway.found("e0").kept_bytes
+    assert kept_bytes_after_restart(gateway, "e0") == counted
 
 
-def test_metadata_counts_whichever_is_read_first_and_is_taken_off_again(gateway: Gateway) -> None:
-    """The request's, which may come when its entry is among the ended ones already."""
+def test_metadata_counts_whichever_record_is_read_first(gateway: Gateway) -> None:
+    """The request's metadata may be read when its entry is among the ended ones already."""
     metadata = {f"name {number}": "x" * 900 for number in range(10)}
-    gateway.recent_bytes = 100_000
-    gateway.restart()
+    gateway.restart(recent_bytes=100_000)
     for number in range(40):
-        origin = replace(ORIGIN, offset=number)
-        gateway.read(RESULTS, replace(TERMINAL, request_id=f"e{number}", origin=origin))
-        message = gateway.message(REQUESTS, replace(REQUEST, request_id=f"e{number}", metadata=metadata))
-        gateway.view.apply([replace(message, offset=number, timestamp_ms=origin.append_time_ms)])
-    assert gateway.found(("default", "e39")).kept_bytes > 9_000
-    counted = gateway.found(("default", "e39")).kept_bytes
+        name, origin = f"e{number}", replace(ORIGIN, offset=number)
+        gateway.read(RESULTS, replace(TERMINAL, request_id=name, origin=origin))
+        gateway.read(REQUESTS, replace(REQUEST, request_id=name, metadata=metadata), offset=number)
+    counted = gateway.found("e39").kept_bytes
+    assert counted > 9_000
     assert 80_000 < gateway.view.known.recent_bytes <= 100_000
-    gateway.flush()
-    gateway.restart()
-    assert gateway.found(("default", "e39")).kept_bytes == counted, "the same when it is read from the disk again"
+    assert kept_bytes_after_restart(gateway, "e39") == counted
 
 
-def test_a_batch_of_large_outcomes_is_due_before_it_has_many_entries(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("bound", "reached"), [("HAND_OVER_BYTES", "is_due"), ("MAX_BYTES", "is_full")])
+def test_unwritten_outcomes_are_bounded_by_their_bytes(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, bound: str, reached: str
 ) -> None:
-    monkeypatch.setattr(unwritten_module, "HAND_OVER_BYTES", 10_000)
-    gateway.read(RESULTS, replace(TERMINAL, request_id="small"))
-    assert not gateway.view.known.unwritten.is_due
-    gateway.read(RESULTS, *(replace(TERMINAL, request_id=f"{n}", metadata={"x": "y" * 4_000}) for n in range(3)))
-    assert gateway.view.known.unwritten.is_due
+    monkeypatch.setattr(unwritten_module, bound, 10_000)
+    gateway.read(RESULTS, outcome("small"))
+    assert not getattr(gateway.view.known.unwritten, reached)
+    gateway.read(RESULTS, *(outcome(f"{n}", metadata={"x": "y" * 4_000}) for n in range(3)))
+    assert getattr(gateway.view.known.unwritten, reached)
+    gateway.flush()
+    assert not getattr(gateway.view.known.unwritten, reached)
 
 
-def test_what_is_old_is_not_kept_for_readers_but_is_found(gateway: Gateway) -> None:
+def test_old_outcomes_are_not_kept_in_memory_while_the_view_catches_up(gateway: Gateway) -> None:
     known = gateway.view.known
     known.catching_up = True
+
+    def in_memory_after_flush(request_id: str) -> bool:
+        gateway.flush()
+        gateway.flush()  # hears that the first is written
+        return known.in_memory(("default", request_id)) is not None
+
     gateway.read(REQUESTS, REQUEST)
     gateway.read(RESULTS, TERMINAL)
     assert known.recent_bytes == 0
-    key = (REQUEST.tenant, REQUEST.request_id)
-    assert gateway.found(key).status_name == "completed", "while it waits for the file"
-    gateway.flush()
-    gateway.flush()  # hears that the first is written
-    assert known.in_memory(key) is None
-    assert gateway.found(key).status_name == "completed", "from the file"
-    # Of one whose request is still to be read that will be asked soon.
-    gateway.read(RESULTS, replace(TERMINAL, request_id="before"))
-    gateway.flush()
-    gateway.flush()
-    assert known.in_memory((REQUEST.tenant, "before")) is not None
+    assert gateway.found().status_name == "completed", "while it waits for the file"
+    assert not in_memory_after_flush("r")
+    assert gateway.found().status_name == "completed", "from the file"
+    gateway.read(RESULTS, outcome("before"))
+    assert in_memory_after_flush("before"), "its request is still to be read, which needs it"
     known.catching_up = False
-    gateway.read(RESULTS, replace(TERMINAL, request_id="new"))
-    gateway.flush()
-    gateway.flush()
-    assert known.in_memory((REQUEST.tenant, "new")) is not None
-
-
-def test_memory_of_unwritten_outcomes_is_bounded(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unwritten_module, "MAX_BYTES", 10_000)
-    assert not gateway.view.known.unwritten.is_full
-    gateway.read(RESULTS, *(replace(TERMINAL, request_id=f"{n}", metadata={"x": "y" * 4_000}) for n in range(3)))
-    assert gateway.view.known.unwritten.is_full
-    gateway.flush()
-    assert not gateway.view.known.unwritten.is_full
+    gateway.read(RESULTS, outcome("new"))
+    assert in_memory_after_flush("new")
 
 
 def test_events_on_another_partition_than_expected(gateway: Gateway) -> None:
-    """The result topic got more partitions while the request ran: cursors of before are good still."""
+    """The result topic got more partitions while the request ran. Cursors from before stay valid."""
     gateway.read(REQUESTS, REQUEST)
     old = decode_cursor(gateway.found().cursor())
     gateway.read((NAMES.result, 3), CHUNK)
@@ -502,78 +395,73 @@ def test_events_on_another_partition_than_expected(gateway: Gateway) -> None:
 
 
 def test_a_json_request_without_an_id(gateway: Gateway) -> None:
-    gateway.read(
-        REQUESTS, b'{"task": "text_generation", "payload": {"prompt": "a"}, "priority": 1}', timestamp_ms=5_000
-    )
-    entry = gateway.found(("default", derived_request_id(*REQUESTS, 0, 5_000)))
+    body = b'{"task": "text_generation", "payload": {"prompt": "a"}, "priority": 1}'
+    gateway.read(REQUESTS, body, timestamp_ms=5_000)
+    entry = gateway.found(derived_request_id(*REQUESTS, 0, 5_000))
     assert (entry.priority, entry.accepted_ms) == (1, 5_000)
 
 
 def test_a_request_that_is_published_again_is_not_another(gateway: Gateway) -> None:
-    gateway.read(REQUESTS, REQUEST, headers=((HEADER_ORIGIN, b"elsewhere"),))
+    moved = Place(topic=HIGH[0], partition=0, offset=1)
+    again: dict[str, Any] = {"headers": ((HEADER_ORIGIN, b"elsewhere"),)}
+    gateway.read(HIGH, REQUEST, **again)
     assert gateway.view.find(KEY) is None
-    assert gateway.view.offsets() == {REQUESTS: 1}
-
-
-def test_where_a_record_was_published_again_outlives_the_process(gateway: Gateway) -> None:
+    assert gateway.view.offsets() == {HIGH: 1}
     gateway.read(REQUESTS, REQUEST)
-    gateway.read(HIGH, replace(REQUEST, ttl_ms=1), headers=((HEADER_ORIGIN, b"elsewhere"),))
-    assert gateway.found().moved_to == Place(topic=HIGH[0], partition=0, offset=0)
+    gateway.read(HIGH, replace(REQUEST, ttl_ms=1), **again)
+    assert gateway.found().moved_to == moved
     gateway.flush()
     gateway.restart()
-    entry = gateway.found()
-    assert (entry.moved_to, entry.origin) == (Place(topic=HIGH[0], partition=0, offset=0), ORIGIN)
-    assert entry.deadline_ms == 1_000 + DEFAULT_LIMITS.default_ttl_ms
+    assert (gateway.found().moved_to, gateway.found().origin) == (moved, ORIGIN)
+    assert gateway.found().deadline_ms == 1_000 + DEFAULT_LIMITS.default_ttl_ms
 
 
-def test_that_its_end_was_asked_for_outlives_the_process(gateway: Gateway) -> None:
-    command = ControlCommand(kind="cancel", request_id="r", tenant="default", created_at=1)
+def test_the_time_of_a_cancel_outlives_the_process(gateway: Gateway) -> None:
     gateway.read(REQUESTS, REQUEST)
-    gateway.read(CONTROL, replace(command, tenant="foreign"))
+    gateway.read(CONTROL, command("cancel", tenant="foreign"))
     assert gateway.found().cancelled_ms == 0
-    gateway.read(CONTROL, command, timestamp_ms=3_000)
-    gateway.read(CONTROL, command, timestamp_ms=9_000)
-    gateway.read(CONTROL, replace(command, kind="end_lost"), timestamp_ms=4_000)
+    gateway.read(CONTROL, command("cancel"), timestamp_ms=3_000)
+    gateway.read(CONTROL, command("cancel"), timestamp_ms=9_000)
+    gateway.read(CONTROL, command("end_lost"), timestamp_ms=4_000)
     assert (gateway.found().cancelled_ms, gateway.found().end_asked_ms) == (3_000, 4_000)
     gateway.flush()
     gateway.restart()
     assert gateway.found().cancelled_ms == 3_000
 
 
-@pytest.mark.parametrize("commanded_first", [False, True])
+@pytest.mark.parametrize("command_first", [False, True])
 def test_a_new_priority_counts_from_its_command_on_and_outlives_the_process(
-    gateway: Gateway, commanded_first: bool
+    gateway: Gateway, command_first: bool
 ) -> None:
-    """The topics are read side by side: a command may be read before its request."""
-    command = ControlCommand(kind="reprioritize", request_id="r", tenant="default", priority=1, created_at=1)
-    records = [(CONTROL, command), (REQUESTS, REQUEST)]
-    for tp, record in records if commanded_first else reversed(records):
+    """A command may be read before its request."""
+
+    def check() -> None:
+        assert gateway.found().priority == 1
+        assert gateway.view.census.queue_depths(0)[0] == {"high": 1, "medium": 0, "low": 0}
+
+    raised = command("reprioritize", priority=1)
+    records = [(CONTROL, raised), (REQUESTS, REQUEST)]
+    for tp, record in records if command_first else reversed(records):
         gateway.read(tp, record)
-    gateway.read(CONTROL, replace(command, tenant="foreign", priority=9), replace(command, priority=None))
-    assert gateway.found().priority == 1
-    assert gateway.view.census.queue_depths(0)[0] == {"high": 1, "medium": 0, "low": 0}
+    gateway.read(CONTROL, replace(raised, tenant="foreign", priority=9), replace(raised, priority=None))
+    check()
     gateway.read(REQUESTS, REQUEST)
     assert gateway.found().priority == 1
     gateway.flush()
     gateway.restart()
-    assert gateway.found().priority == 1
-    assert gateway.view.census.queue_depths(0)[0] == {"high": 1, "medium": 0, "low": 0}
+    check()
     gateway.read(RESULTS, TERMINAL)
-    gateway.read(CONTROL, replace(command, priority=9))
+    gateway.read(CONTROL, replace(raised, priority=9))
     assert gateway.found().priority == 1
 
 
-def test_commands_that_come_before_their_requests_are_remembered_within_bounds(
+def test_commands_that_arrive_before_their_requests_are_bounded(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(view_module, "MOST_EARLY", 2)
-    command = ControlCommand(kind="reprioritize", request_id="r", tenant="default", priority=1, created_at=1)
-    gateway.read(CONTROL, command, replace(command, request_id="a"), replace(command, request_id="b"))
+    gateway.read(CONTROL, *(command("reprioritize", name, priority=1) for name in ("r", "a", "b")))
     gateway.read(REQUESTS, REQUEST, replace(REQUEST, request_id="b"))
-    assert gateway.found().priority == REQUEST.priority
-    entry = gateway.view.find(("default", "b"))
-    assert entry is not None
-    assert entry.priority == 1
+    assert (gateway.found().priority, gateway.found("b").priority) == (REQUEST.priority, 1)
     assert gateway.view.live_count == 2
 
 
@@ -581,7 +469,7 @@ def test_commands_that_come_before_their_requests_are_remembered_within_bounds(
     ("request_id", "tenant"), [("a b", "default"), ("x" * 500, "default"), ("", "default"), ("r", "Upper"), ("r", "")]
 )
 def test_a_request_that_no_worker_takes_is_not_live(gateway: Gateway, request_id: str, tenant: str) -> None:
-    """Its dead letter has another name, and no outcome would ever end it here."""
+    """Its dead letter has another name, so no outcome would ever end it here."""
     bad = replace(REQUEST, request_id=request_id, tenant=tenant)
     gateway.read(REQUESTS, bad, json.dumps(request_to_json(bad)).encode())
     assert gateway.view.live_count == 0
@@ -589,10 +477,10 @@ def test_a_request_that_no_worker_takes_is_not_live(gateway: Gateway, request_id
 
 
 @pytest.mark.parametrize("tp", [REQUESTS, RESULTS, STATUSES, CONTROL, (NAMES.model, 0), (NAMES.worker, 0)])
-@pytest.mark.parametrize("value", [b"", b"\x00\x01", b"{", b"{}", b"\x00\xff\xff\xff\xffrest", ModelInfo, None])
-def test_one_bad_record_ends_nothing(gateway: Gateway, tp: TP, value: Any) -> None:
-    """Bytes that nobody can read, tombstones, and a good record where it does not belong."""
-    if value is ModelInfo:
+@pytest.mark.parametrize("value", [b"", b"\x00\x01", b"{", b"{}", b"\x00\xff\xff\xff\xffrest", "misplaced", None])
+def test_a_bad_record_stops_nothing(gateway: Gateway, tp: TP, value: Any) -> None:
+    """Bytes that cannot be decoded, tombstones, and a good record on the wrong topic."""
+    if value == "misplaced":
         value = TERMINAL if tp != RESULTS else RUNNING
     gateway.read(tp, value)
     gateway.read(RESULTS, TERMINAL)
@@ -600,21 +488,23 @@ def test_one_bad_record_ends_nothing(gateway: Gateway, tp: TP, value: Any) -> No
     assert gateway.view.offsets() == {tp: gateway.next[tp], RESULTS: gateway.next[RESULTS]}
 
 
-def test_a_failure_of_ours_ends_nothing(gateway: Gateway) -> None:
+def test_an_internal_error_stops_nothing(gateway: Gateway) -> None:
     def fail(_: ResultEvent) -> None:
         raise ZeroDivisionError
 
     gateway.on_outcome = fail
-    gateway.read(RESULTS, TERMINAL, replace(TERMINAL, request_id="s"))
-    assert gateway.found(("default", "s")).done
+    gateway.read(RESULTS, TERMINAL, outcome("s"))
+    assert gateway.found("s").done
     assert gateway.view.offsets() == {RESULTS: 2}
 
 
-def test_a_registry_that_is_away_holds_the_view_where_it_is(gateway: Gateway) -> None:
-    """Not one record is skipped: reading goes on from there when somebody can tell the schema."""
-    ours = gateway.codec.encode(replace(TERMINAL, request_id="s"))
-    foreign = b"\x00" + Registry.SCHEMA_ID.to_bytes(4, "big") + ours[5:]
-    batch = [gateway.message(RESULTS, value) for value in (CHUNK, foreign, TERMINAL)]
+def foreign(gateway: Gateway, schema_id: int, request_id: str = "r") -> bytes:
+    return b"\x00" + schema_id.to_bytes(4, "big") + gateway.codec.encode(replace(TERMINAL, request_id=request_id))[5:]
+
+
+def test_the_view_waits_at_a_record_while_the_registry_is_away(gateway: Gateway) -> None:
+    values = (CHUNK, foreign(gateway, Registry.SCHEMA_ID, "s"), TERMINAL)
+    batch = [gateway.message(RESULTS, value) for value in values]
     gateway.registry.down = True
     with pytest.raises(RegistryUnavailable):
         gateway.view.apply(batch)
@@ -625,124 +515,89 @@ def test_a_registry_that_is_away_holds_the_view_where_it_is(gateway: Gateway) ->
     gateway.registry.down = False
     wait_until(lambda: gateway.applies(batch), 10, "the schema was fetched")
     assert gateway.found().done
-    assert gateway.found(("default", "s")).done
+    assert gateway.found("s").done
     assert gateway.view.offsets() == {RESULTS: 3}
 
 
-def test_a_registry_is_never_asked_on_the_loop(gateway: Gateway) -> None:
-    """Not for an id that it has, and not for one that it does not have."""
-    ours = gateway.codec.encode(TERMINAL)
-    for schema_id in (Registry.SCHEMA_ID, 99):
-        foreign = gateway.message(RESULTS, b"\x00" + schema_id.to_bytes(4, "big") + ours[5:])
-        with pytest.raises(RegistryUnavailable):
-            gateway.view.apply([foreign])
-        wait_until(lambda: gateway.applies([foreign]), 10, "the registry has answered")  # noqa: B023
-        assert gateway.registry.asked == {"registry"}
-    assert gateway.found().done
+@pytest.mark.parametrize("schema_id", [Registry.SCHEMA_ID, 99], ids=["known", "unknown"])
+def test_the_registry_is_never_called_on_the_loop(gateway: Gateway, schema_id: int) -> None:
+    batch = [gateway.message(RESULTS, foreign(gateway, schema_id))]
+    with pytest.raises(RegistryUnavailable):
+        gateway.view.apply(batch)
+    wait_until(lambda: gateway.applies(batch), 10, "the registry has answered")
+    assert gateway.registry.threads == {"registry"}
+    assert (gateway.view.find(KEY) is not None) == (schema_id == Registry.SCHEMA_ID)
 
 
-def test_what_is_no_record_at_all_does_not_wait_for_the_registry(gateway: Gateway) -> None:
+def test_bytes_that_are_no_record_do_not_wait_for_the_registry(gateway: Gateway) -> None:
     gateway.registry.down = True
     assert gateway.applies([gateway.message(RESULTS, b"poison"), gateway.message(RESULTS, None)])
 
 
 def test_models_and_workers_come_and_go(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    models, workers = (NAMES.model, 0), (NAMES.worker, 0)
-    model = ModelInfo(model="m", tasks=[], engine="noop", state="ready", updated_at=1, worker_id="w")
-    gateway.read(models, model, replace(model, pool="p"), replace(model, model="n"), replace(model, state="loading"))
-    assert {key: found.state for key, found in gateway.view.fleet.models.items()} == {
-        ("m", ""): "loading",
-        ("m", "p"): "ready",
-        ("n", ""): "ready",
-    }
-    gateway.read(models, None, key=b"m")
-    assert set(gateway.view.fleet.models) == {("m", "p"), ("n", "")}
-    gateway.read(models, None, key=b"m@p")
-    assert set(gateway.view.fleet.models) == {("n", "")}
-    worker = WorkerState(worker_id="w", state="ready", started_at=1, updated_at=40_000)
-    gateway.read(workers, worker, replace(worker, worker_id="x"), replace(worker, worker_id="y", updated_at=90_000))
-    gateway.read(workers, None, key=b"x")
-    gateway.read(workers, None, key=b"unknown")
-    assert set(gateway.view.fleet.workers) == {"w", "y"}
+    models, workers, known = (NAMES.model, 0), (NAMES.worker, 0), gateway.view.fleet
+    gateway.read(models, model_info(), model_info(pool="p"), model_info("n"), model_info(state="loading"))
+    states = {("m", ""): "loading", ("m", "p"): "ready", ("n", ""): "ready"}
+    assert {key: found.state for key, found in known.models.items()} == states
+    for key, gone in ((b"m", ("m", "")), (b"m@p", ("m", "p"))):
+        gateway.read(models, None, key=key)
+        del states[gone]
+        assert set(known.models) == set(states)
+    gateway.read(workers, *(worker(name, updated_at=at) for name, at in (("w", 40_000), ("x", 1), ("y", 90_000))))
+    for key in (b"x", b"unknown"):
+        gateway.read(workers, None, key=key)
     monkeypatch.setattr(fleet.time, "time", lambda: 100.0)
-    gateway.view.fleet.forget_stale_workers(60)
-    assert set(gateway.view.fleet.workers) == {"w", "y"}
-    gateway.view.fleet.forget_stale_workers(59)
-    assert set(gateway.view.fleet.workers) == {"y"}
+    for most_s, left in ((60, {"w", "y"}), (59, {"y"})):
+        known.forget_stale_workers(most_s)
+        assert set(known.workers) == left
 
 
 # -- the file
 
 
-def test_what_was_flushed_outlives_the_process(gateway: Gateway) -> None:
-    gateway.read(REQUESTS, REQUEST, replace(REQUEST, request_id="s"))
-    gateway.read(STATUSES, RUNNING)
-    gateway.read(RESULTS, CHUNK, replace(TERMINAL, request_id="s"))
-    before = [gateway.found(key).to_json() for key in (KEY, ("default", "s"))]
-    gateway.flush()
-    gateway.read(RESULTS, replace(CHUNK, text="ret", text_offset=3), TERMINAL)
-    gateway.restart()
-    assert [gateway.found(key).to_json() for key in (KEY, ("default", "s"))] == before
-    assert gateway.found().passed_over
-    assert gateway.view.live_count == 1
-    assert gateway.store.offsets() == {REQUESTS: 2, STATUSES: 1, RESULTS: 2}
-    gateway.next[RESULTS] = 2
-    client = gateway.listen(SUBJECT)
-    gateway.read(RESULTS, replace(CHUNK, text="ret", text_offset=3), TERMINAL)
-    assert types(client) == [ChunkFrame, ResultFrame]
-    assert (gateway.found().done, gateway.outcomes) == (True, ["r"])
-
-
-def test_offsets_are_written_without_any_row(gateway: Gateway) -> None:
+def test_offsets_are_written_without_any_row_and_only_if_there_is_news(gateway: Gateway) -> None:
     gateway.read(RESULTS, b"poison")
     assert len(gateway.view.known.unwritten) == 0
     gateway.flush()
     assert gateway.store.offsets() == {RESULTS: 1}
-
-
-def test_nothing_new_is_not_written(gateway: Gateway) -> None:
-    gateway.read(REQUESTS, REQUEST)
-    gateway.flush()
-    gateway.stop_writing()
+    gateway.fill_disk()
     assert gateway.view.flush()
-    assert len(gateway.view.known.unwritten) == 0
-    gateway.flush()  # whoever asks with an event is told, though there is nothing to write
+    gateway.flush()  # a caller with an event is notified, though there is nothing to write
     assert gateway.store.failure is None
 
 
-def test_what_is_on_its_way_to_the_disk_is_found(gateway: Gateway) -> None:
-    """Ended, pushed out of memory by others, and not in the file yet: changed, handed over, written."""
-    gateway.recent_bytes = 0
-    gateway.restart()
+def test_an_outcome_on_its_way_to_the_file_is_found(gateway: Gateway) -> None:
+    """It has ended and left memory, and is not in the file yet: changed, handed over, written."""
+    gateway.restart(recent_bytes=0)
     gateway.read(REQUESTS, REQUEST)
     gateway.flush()
-    gateway.read(RESULTS, TERMINAL, *(replace(TERMINAL, request_id=f"s{at}") for at in range(3)))
+    gateway.read(RESULTS, TERMINAL, *(outcome(f"s{at}") for at in range(3)))
     assert gateway.found().done
-    gateway.stop_writing()
+    gateway.fill_disk()
     assert gateway.view.flush()
-    wait_until(lambda: gateway.store.failure, describe="the writer is held up")
+    wait_until(lambda: gateway.store.failure, describe="the writer cannot write")
     assert gateway.found().done
-    gateway.go_on_writing()
-    wait_until(lambda: gateway.store.failure is None, describe="the writer goes on")
+    gateway.free_disk()
+    wait_until(lambda: gateway.store.failure is None, describe="the writer writes again")
     assert gateway.found().done
     gateway.flush()
     assert gateway.view.flush()
     assert gateway.found().done
-    assert gateway.found(("default", "s0")).done
+    assert gateway.found("s0").done
 
 
 def test_a_writer_that_is_behind_loses_nothing(gateway: Gateway) -> None:
-    gateway.stop_writing()
+    gateway.fill_disk()
     gateway.read(RESULTS, CHUNK)
     assert gateway.view.flush()
-    wait_until(lambda: gateway.store.failure, describe="the writer is held up")
+    wait_until(lambda: gateway.store.failure, describe="the writer cannot write")
     for at in range(MAX_WAITING):
-        gateway.read(RESULTS, replace(CHUNK, request_id=f"s{at}"))
+        gateway.read(RESULTS, chunk(request_id=f"s{at}"))
         assert gateway.view.flush()
-    gateway.read(RESULTS, replace(CHUNK, request_id="late"))
+    gateway.read(RESULTS, chunk(request_id="late"))
     assert not gateway.view.flush()
     assert len(gateway.view.known.unwritten) == 1
-    gateway.go_on_writing()
+    gateway.free_disk()
     wait_until(gateway.view.flush, describe="the writer has caught up")
     assert len(gateway.view.known.unwritten) == 0
     gateway.flush()
@@ -751,335 +606,85 @@ def test_a_writer_that_is_behind_loses_nothing(gateway: Gateway) -> None:
     assert gateway.store.offsets() == {RESULTS: MAX_WAITING + 2}
 
 
-def test_prune_forgets_what_is_silent(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    now_ms = 10_000
-    monkeypatch.setattr(view_module, "now_ms", lambda: now_ms)
-    gateway.read(REQUESTS, REQUEST, replace(REQUEST, request_id="silent"))
-    now_ms = 20_000
-    gateway.read(RESULTS, CHUNK)
-    gateway.flush()
-    assert gateway.view.flush()
-    for _ in range(2):
-        gateway.prune(20_000)
-        assert gateway.view.find(("default", "silent")) is None
-        assert gateway.view.live_count == 1
-        assert gateway.found().fold.epoch == 1
-        gateway.restart()
+# -- waiting requests that leave memory
 
 
-@pytest.mark.parametrize("is_aside", [False, True])
-def test_what_is_pruned_is_counted_no_more_in_memory_or_not(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, is_aside: bool
-) -> None:
-    now_ms = 10_000
-    monkeypatch.setattr(view_module, "now_ms", lambda: now_ms)
-    gateway.held_live = 0
-    gateway.restart()
-    gateway.read(REQUESTS, REQUEST)
-    gateway.flush()
-    if is_aside:
-        gateway.view.put_aside(9)
-    assert gateway.view.known.held_live_count == (not is_aside)
-    gateway.prune(20_000)
-    assert (gateway.view.live_count, gateway.view.census.live("medium")) == (0, 0)
-    assert gateway.view.tenants.of("default").outstanding == 0
-    gateway.read(REQUESTS, REQUEST)
-    assert (gateway.view.live_count, gateway.view.tenants.of("default").outstanding) == (1, 1)
-
-
-# -- left to the file
-
-
-def test_what_waits_is_left_to_the_file_and_comes_back_with_its_news(gateway: Gateway) -> None:
-    gateway.held_live = 0
-    gateway.restart()
+def test_a_waiting_request_leaves_memory_and_returns_with_its_news(gateway: Gateway) -> None:
+    gateway.restart(held_live=0)
     gateway.read(REQUESTS, REQUEST, *(replace(REQUEST, request_id=name) for name in ("followed", "runs", "new")))
     followed = gateway.listen(("outcome", "default", "followed"))
-    gateway.read(STATUSES, replace(RUNNING, request_id="runs"))
-    gateway.flush()
-    gateway.view.put_aside(9)
+    gateway.read(STATUSES, status(request_id="runs"))
+    gateway.put_aside()
     known = gateway.view.known
     assert {entry.request_id for entry in known.held_live()} == {"followed", "runs"}
     assert (gateway.view.live_count, gateway.view.census.live("medium")) == (4, 4)
     assert known.peek(KEY) is not None
     assert known.in_memory(KEY) is None
-    assert len(known.turns("default", "c")) == 4, "who asks for its turns has all of them"
+    assert len(known.turns("default", "c")) == 4, "the turns of a conversation are complete"
     gateway.view.put_aside(9)
     gateway.read(STATUSES, RUNNING)
-    gateway.read(RESULTS, CHUNK, TERMINAL, replace(TERMINAL, request_id="followed"))
+    gateway.read(RESULTS, CHUNK, TERMINAL, outcome("followed"))
     assert gateway.found().status_name == "completed"
     assert (gateway.view.live_count, gateway.view.census.live("medium")) == (2, 2)
-    assert types(followed) == [ResultFrame]
+    assert types(followed) == ["result"]
 
 
-def test_what_is_not_written_yet_is_not_left_to_the_file(gateway: Gateway) -> None:
-    gateway.held_live = 0
-    gateway.restart()
+@pytest.fixture
+def silent(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> Gateway:
+    """One request waits since 10,000 ms and is written; records that are read now come at 30,000 ms."""
+    clock = SimpleNamespace(ms=10_000)
+    monkeypatch.setattr(view_module, "now_ms", lambda: clock.ms)
+    gateway.restart(held_live=0)
     gateway.read(REQUESTS, REQUEST)
     gateway.view.put_aside(9)
-    assert gateway.view.known.held_live_count == 1
+    assert gateway.view.known.held_live_count == 1, "what is not written stays in memory"
     gateway.flush()
-    gateway.view.put_aside(9)
-    assert gateway.view.known.held_live_count == 0
-
-
-def test_a_control_command_reaches_what_was_left_to_the_file(gateway: Gateway) -> None:
-    gateway.held_live = 0
-    gateway.restart()
-    gateway.read(REQUESTS, REQUEST)
-    gateway.flush()
-    gateway.view.put_aside(9)
-    gateway.read(CONTROL, replace(ERASE, kind="cancel"))
-    assert gateway.found().cancelled_ms == 1_000
-
-
-# -- erasing
-
-
-def secrets(gateway: Gateway) -> list[str]:
-    """The rows that still hold what the caller said or was told."""
-    gateway.flush()
-    rows = gateway.execute("SELECT facts FROM requests")
-    return [str(row) for row in rows if "sec" in str(row)]
-
-
-def test_an_ended_request_is_erased(gateway: Gateway) -> None:
-    gateway.read(REQUESTS, REQUEST)
-    gateway.read(RESULTS, CHUNK, TERMINAL)
-    assert len(secrets(gateway)) == 1
-    gateway.read(CONTROL, ERASE)
-    assert secrets(gateway) == []
-    gateway.read(REQUESTS, REQUEST)
-    gateway.read(RESULTS, TERMINAL)
-    gateway.read(STATUSES, RUNNING)
-    gateway.read(CONTROL, ERASE)
-    for _ in range(2):
-        entry = gateway.found()
-        assert (entry.erased, entry.metadata, entry.terminal, entry.fold.text) == (True, {}, None, "")
-        assert (entry.origin, entry.accepted_ms, entry.task) == (ORIGIN, 1_000, "text_generation")
-        assert gateway.view.live_count == 0
-        assert gateway.view.page("default", limit=9, after=None, newest_first=True) == []
-        assert secrets(gateway) == []
-        gateway.restart()
-
-
-def test_who_waits_for_an_erased_request_still_hears_its_outcome(gateway: Gateway) -> None:
-    """The command may be read before the outcome, or even before the request."""
-    early = replace(ERASE, request_id="early")
-    client = gateway.listen(SUBJECT, ("request", "default", "early"))
-    gateway.read(REQUESTS, REQUEST)
-    gateway.read(CONTROL, ERASE, early)
-    gateway.read(REQUESTS, replace(REQUEST, request_id="early"))
-    assert gateway.found().erased
-    gateway.read(RESULTS, TERMINAL, replace(TERMINAL, request_id="early"))
-    assert [frame.request_id for frame in client.frames if isinstance(frame, ResultFrame)] == ["r", "early"]
-    assert secrets(gateway) == []
-    assert gateway.view.live_count == 0
-
-
-def test_only_erase_erases_and_only_of_its_tenant(gateway: Gateway) -> None:
-    gateway.read(RESULTS, TERMINAL)
-    gateway.read(CONTROL, replace(ERASE, kind="cancel"), replace(ERASE, tenant="other"), None)
-    assert gateway.found().terminal == TERMINAL
-    assert not gateway.found().erased
-
-
-def test_erasing_goes_on_after_a_restart(gateway: Gateway) -> None:
-    gateway.read(REQUESTS, REQUEST)
-    gateway.read(RESULTS, CHUNK)
-    gateway.read(CONTROL, ERASE)
-    gateway.flush()
-    gateway.restart()
-    gateway.read(RESULTS, TERMINAL)
-    assert gateway.found().erased
-    assert secrets(gateway) == []
-
-
-# -- what a restart must not change
-
-
-def test_a_restart_keeps_to_the_origin_of_the_results(gateway: Gateway) -> None:
-    """A request stands on two topics; the one that the view reads first is not the one that was worked on."""
-    gateway.read(HIGH, REQUEST)
-    gateway.read(REQUESTS, REQUEST)
-    gateway.read(RESULTS, CHUNK)
-    assert gateway.found().origin == OTHER_ORIGIN
-    gateway.flush()
-    gateway.restart()
-    gateway.read(RESULTS, TERMINAL)
-    assert gateway.found().terminal == TERMINAL
-
-
-def test_a_restart_keeps_the_origin_of_results_without_their_request(gateway: Gateway) -> None:
-    gateway.read(RESULTS, CHUNK)
-    gateway.flush()
-    gateway.restart()
-    gateway.read(RESULTS, replace(TERMINAL, origin=OTHER_ORIGIN, epoch=2, status="failed", text_generation=None))
-    gateway.read(RESULTS, TERMINAL)
-    assert gateway.found().terminal == TERMINAL
-
-
-@pytest.mark.parametrize("first", [{"kind": "preview", "text": None}, {"text_offset": 3}])
-def test_a_restart_does_not_bring_zombies_back(gateway: Gateway, first: dict[str, Any]) -> None:
-    """A newer worker's preview, or its second chunk when the first never came."""
-    newer = replace(CHUNK, epoch=2, **first)
-    ours = replace(TERMINAL, epoch=2, text_generation={**OUTPUT, "text": "ours"})
-    gateway.read(REQUESTS, REQUEST)
-    gateway.flush()
-    gateway.read(RESULTS, newer)
-    gateway.flush()
-    gateway.restart()
-    gateway.read(RESULTS, TERMINAL, ours)
-    assert gateway.found().terminal == ours
-
-
-def test_the_latest_status_is_told_with_its_attempt(gateway: Gateway) -> None:
-    gateway.read(REQUESTS, REQUEST)
-    gateway.read(STATUSES, RUNNING, replace(RUNNING, attempt=2, detail="again"))
-    public = gateway.found().to_json()
-    assert (public["status"], public["attempt"], public["detail"]) == ("running", 2, "again")
-
-
-def test_a_restart_does_not_bring_zombies_statuses_back(gateway: Gateway) -> None:
-    gateway.read(STATUSES, RUNNING)
-    gateway.flush()
-    gateway.read(STATUSES, replace(RUNNING, epoch=2))
-    gateway.flush()
-    gateway.restart()
-    gateway.read(STATUSES, replace(RUNNING, status="retrying", rank=50))
-    assert gateway.found().status_name == "running"
-
-
-# -- progress and previews
-
-IMAGE = {
-    "artifact_id": "a",
-    "url": "file:///var/lib/penstock/a/data",
-    "media_type": "image/png",
-    "width": 64,
-    "height": 32,
-    "seed": None,
-    "sha256": "0" * 64,
-    "bytes": 9,
-    "expires_at": 1_700_000_000_000,
-}
-PREVIEW = replace(CHUNK, kind="preview", text=None, text_offset=None, preview=Preview(step=2, steps=8, image=IMAGE))
-
-
-def test_steps_are_progress_and_no_new_status(gateway: Gateway) -> None:
-    gateway.read(REQUESTS, REQUEST)
-    client = gateway.listen(SUBJECT)
-    for step in (1, 2, 2):
-        gateway.read(STATUSES, replace(RUNNING, step=step, steps=8))
-    gateway.read(STATUSES, replace(RUNNING, attempt=2, step=1, steps=8))
-    told = [(frame.type, frame.body().get("step")) for frame in client.frames]
-    assert told == [("status", None), ("progress", 1), ("progress", 2), ("progress", 1)]
-    assert gateway.found(KEY).to_json()["progress"] == {"step": 1, "steps": 8}
-    assert [frame.type for frame in gateway.found(KEY).opening(None)] == ["status", "progress"]
-
-
-def test_a_preview_is_shown_until_the_outcome_and_never_says_where_it_lies(gateway: Gateway) -> None:
-    gateway.read(REQUESTS, REQUEST)
-    client = gateway.listen(SUBJECT)
-    gateway.read(RESULTS, PREVIEW)
-    (frame,) = client.frames
-    assert frame.to_json() == {
-        "type": "preview",
-        "request_id": "r",
-        "step": 2,
-        "steps": 8,
-        "image": {
-            "artifact_id": "a",
-            "url": "/v1/artifacts/a/content",
-            "media_type": "image/png",
-            "width": 64,
-            "height": 32,
-            "sha256": "0" * 64,
-            "bytes": 9,
-            "expires_at": "2023-11-14T22:13:20.000Z",
-        },
-        "cursor": frame.cursor,
-    }
-    entry = gateway.found(KEY)
-    assert [frame.type for frame in entry.opening(None)] == ["status", "preview"]
-    gateway.read(RESULTS, replace(CHUNK, attempt=2))
-    assert [frame.type for frame in entry.opening(None)] == ["status", "chunk"], "it was of an attempt that is void"
-    gateway.read(RESULTS, replace(PREVIEW, attempt=2), replace(TERMINAL, attempt=2), replace(PREVIEW, attempt=2))
-    assert [frame.type for frame in client.frames] == ["preview", "chunk", "preview", "chunk", "result"]
-    assert gateway.found(KEY).preview is None
-
-
-# -- counted once, whatever comes between
+    clock.ms = 30_000
+    return gateway
 
 
 def counts(gateway: Gateway) -> tuple[int, ...]:
-    """All counters of live requests: each must say how many there are."""
+    """All counters of live requests: they must agree."""
     view = gateway.view
     depths, _ = view.census.queue_depths(0)
     return view.live_count, view.census.live("medium"), view.tenants.of("default").outstanding, depths["medium"]
 
 
-@pytest.fixture
-def silent(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> Gateway:
-    """One request waits since long ago, by the file; what comes now comes at another time."""
-    now_ms = 10_000
-    monkeypatch.setattr(view_module, "now_ms", lambda: now_ms)
-    gateway.held_live = 0
-    gateway.restart()
-    gateway.read(REQUESTS, REQUEST)
-    gateway.flush()
-    now_ms = 30_000
-    return gateway
+NEWS: dict[str, tuple[int, list[tuple[TP, Record]]]] = {
+    "none": (0, []),
+    "outcome": (0, [(RESULTS, TERMINAL)]),
+    "erasure": (0, [(RESULTS, TERMINAL), (CONTROL, ERASE)]),
+    "status": (1, [(STATUSES, status("queued"))]),
+}
+"""How many are live afterwards, and the records."""
 
 
 @pytest.mark.parametrize("is_aside", [False, True])
-def test_an_outcome_that_is_not_written_yet_when_silent_ones_are_forgotten(silent: Gateway, is_aside: bool) -> None:
+@pytest.mark.parametrize("news", NEWS)
+@pytest.mark.parametrize("when", ["first", "before", "after"])
+def test_news_while_silent_requests_are_forgotten(silent: Gateway, is_aside: bool, news: str, when: str) -> None:
+    """Before the file is asked for them, between that and the answer, and between the answer and the deletion."""
+    live, records = NEWS[news]
     if is_aside:
         silent.view.put_aside(9)
-    silent.read(RESULTS, TERMINAL)
-    silent.prune(20_000)
-    assert counts(silent) == (0,) * 4
-    assert silent.found().done
+    assert silent.view.known.held_live_count == (not is_aside)
 
+    def read(now: str) -> None:
+        for tp, record in records if now == when else ():
+            silent.read(tp, record)
 
-def outcome(gateway: Gateway) -> int:
-    gateway.read(RESULTS, TERMINAL)
-    return 0
-
-
-def erasure(gateway: Gateway) -> int:
-    gateway.read(RESULTS, TERMINAL)
-    gateway.read(CONTROL, ERASE)
-    return 0
-
-
-def status(gateway: Gateway) -> int:
-    gateway.read(STATUSES, replace(RUNNING, status="queued", rank=10))
-    return 1
-
-
-@pytest.mark.parametrize("is_aside", [False, True])
-@pytest.mark.parametrize("news", [outcome, erasure, status])
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_news_while_silent_ones_are_forgotten(
-    silent: Gateway, is_aside: bool, news: Callable[[Gateway], int], when: str
-) -> None:
-    """Between the question for them and the answer, and between that and the deletion."""
-    view, live = silent.view, 0
-    if is_aside:
-        view.put_aside(9)
+    read("first")
     found = silent.store.silent_live(20_000)
-    if when == "before":
-        live = news(silent)
-    forgotten = view.forget(found, 20_000)
-    if when == "after":
-        live = news(silent)
+    read("before")
+    forgotten = silent.view.forget(found, 20_000)
+    read("after")
     silent.store.delete([entry.key for entry in forgotten], 20_000)
-    view.known.are_gone(forgotten)
+    silent.view.known.are_gone(forgotten)
     assert counts(silent) == (live,) * 4
     silent.flush()
     silent.restart()
     assert counts(silent) == (live,) * 4
+    assert news not in ("outcome", "erasure") or silent.found().done or silent.found().erased
 
 
 def test_rows_that_could_not_be_deleted_are_deleted_the_next_time(silent: Gateway) -> None:
@@ -1090,19 +695,130 @@ def test_rows_that_could_not_be_deleted_are_deleted_the_next_time(silent: Gatewa
     silent.prune(20_000)
     assert counts(silent) == (0,) * 4
     assert silent.store.silent_live(1 << 62) == []
+    silent.read(REQUESTS, REQUEST)
+    assert counts(silent) == (1,) * 4
 
 
-def test_that_an_end_was_asked_for_is_kept_with_what_is_left_to_the_file(silent: Gateway) -> None:
-    silent.read(CONTROL, replace(ERASE, kind="end_lost"))
-    silent.flush()
-    silent.view.put_aside(9)
+@pytest.mark.parametrize(
+    ("kind", "field", "updated_ms"), [("cancel", "cancelled_ms", 30_000), ("end_lost", "end_asked_ms", 10_000)]
+)
+@pytest.mark.parametrize("is_aside", [False, True])
+def test_a_command_is_kept_with_a_request_that_left_memory(
+    silent: Gateway, kind: str, field: str, updated_ms: int, is_aside: bool
+) -> None:
+    """Whether it left before the command or after it. `end_lost` is no sign of life."""
+    if is_aside:
+        silent.view.put_aside(9)
+    silent.read(CONTROL, command(kind))
+    silent.put_aside()
     assert silent.view.known.held_live_count == 0
-    assert silent.found().end_asked_ms == 1_000
-    assert silent.found().updated_ms == 10_000, "that is no sign of life"
+    assert getattr(silent.found(), field) == 1_000
+    assert silent.found().updated_ms == updated_ms
 
 
-def test_a_request_that_only_began_is_not_left_to_the_file(silent: Gateway) -> None:
-    """A piece that does not decode is on no file: it would be counted for good."""
+def test_a_request_of_which_nothing_is_written_stays_in_memory(silent: Gateway) -> None:
+    """A chunk that does not decode is in no file: the request would be counted for ever."""
     silent.view.known.begin(("default", "began"), 1)
     silent.view.put_aside(9)
     assert silent.view.known.in_memory(("default", "began")) is not None
+
+
+# -- erasing
+
+
+def secrets(gateway: Gateway) -> list[str]:
+    """The rows that still hold what the caller said or the model answered."""
+    gateway.flush()
+    return [str(row) for row in execute(gateway.path, "SELECT facts FROM requests") if "sec" in str(row)]
+
+
+def test_an_ended_request_is_erased(gateway: Gateway) -> None:
+    gateway.read(REQUESTS, REQUEST)
+    gateway.read(RESULTS, CHUNK, TERMINAL)
+    assert len(secrets(gateway)) == 1
+    gateway.read(CONTROL, ERASE)
+    assert secrets(gateway) == []
+    for tp, record in ((REQUESTS, REQUEST), (RESULTS, TERMINAL), (STATUSES, RUNNING), (CONTROL, ERASE)):
+        gateway.read(tp, record)
+    for _ in range(2):
+        entry = gateway.found()
+        assert (entry.erased, entry.metadata, entry.terminal, entry.fold.text) == (True, {}, None, "")
+        assert (entry.origin, entry.accepted_ms, entry.task) == (ORIGIN, 1_000, "text_generation")
+        assert gateway.view.live_count == 0
+        assert gateway.view.page("default", limit=9, after=None, newest_first=True) == []
+        assert secrets(gateway) == []
+        gateway.restart()
+
+
+def test_readers_of_an_erased_request_still_get_its_outcome(gateway: Gateway) -> None:
+    """The command may be read before the outcome, or even before the request."""
+    client = gateway.listen(SUBJECT, ("request", "default", "early"))
+    gateway.read(REQUESTS, REQUEST)
+    gateway.read(CONTROL, ERASE, command("erase", "early"))
+    gateway.read(REQUESTS, replace(REQUEST, request_id="early"))
+    assert gateway.found().erased
+    gateway.read(RESULTS, TERMINAL, replace(TERMINAL, request_id="early"))
+    assert [frame.request_id for frame in client.frames if isinstance(frame, ResultFrame)] == ["r", "early"]
+    assert secrets(gateway) == []
+    assert gateway.view.live_count == 0
+
+
+def test_only_erase_erases_and_only_for_its_tenant(gateway: Gateway) -> None:
+    gateway.read(RESULTS, TERMINAL)
+    gateway.read(CONTROL, command("cancel"), command("erase", tenant="other"), None)
+    assert (gateway.found().terminal, gateway.found().erased) == (TERMINAL, False)
+
+
+def test_a_request_stays_erased_after_a_restart(gateway: Gateway) -> None:
+    gateway.read(REQUESTS, REQUEST)
+    gateway.read(RESULTS, CHUNK)
+    gateway.read(CONTROL, ERASE)
+    gateway.flush()
+    gateway.restart()
+    gateway.read(RESULTS, TERMINAL)
+    assert gateway.found().erased
+    assert secrets(gateway) == []
+
+
+# -- progress and previews
+
+IMAGE = {
+    "artifact_id": "a",
+    "media_type": "image/png",
+    "width": 64,
+    "height": 32,
+    "sha256": "0" * 64,
+    "bytes": 9,
+}
+AVRO_IMAGE = {**IMAGE, "url": "file:///var/lib/penstock/a/data", "seed": None, "expires_at": 1_700_000_000_000}
+PREVIEW = chunk(None, None, kind="preview", preview=Preview(step=2, steps=8, image=AVRO_IMAGE))
+
+
+def test_steps_are_progress_and_no_new_status(gateway: Gateway) -> None:
+    gateway.read(REQUESTS, REQUEST)
+    client = gateway.listen(SUBJECT)
+    steps = ((1, 1), (1, 2), (1, 2), (2, 1))
+    gateway.read(STATUSES, *(status(attempt=attempt, step=step, steps=8, detail="again") for attempt, step in steps))
+    told = [(frame.type, frame.body().get("step")) for frame in client.frames]
+    assert told == [("status", None), ("progress", 1), ("progress", 2), ("progress", 1)]
+    public = gateway.found().to_json()
+    assert (public["status"], public["attempt"], public["detail"]) == ("running", 2, "again")
+    assert public["progress"] == {"step": 1, "steps": 8}
+    assert [frame.type for frame in gateway.found().opening(None)] == ["status", "progress"]
+
+
+def test_a_preview_is_shown_until_the_outcome_without_its_place_in_the_store(gateway: Gateway) -> None:
+    gateway.read(REQUESTS, REQUEST)
+    client = gateway.listen(SUBJECT)
+    gateway.read(RESULTS, PREVIEW)
+    (frame,) = client.frames
+    image = {**IMAGE, "url": "/v1/artifacts/a/content", "expires_at": "2023-11-14T22:13:20.000Z"}
+    shown = {"type": "preview", "request_id": "r", "step": 2, "steps": 8, "image": image}
+    assert frame.to_json() == {**shown, "cursor": frame.cursor}
+    entry = gateway.found()
+    assert [frame.type for frame in entry.opening(None)] == ["status", "preview"]
+    gateway.read(RESULTS, chunk(attempt=2))
+    assert [frame.type for frame in entry.opening(None)] == ["status", "chunk"], "a preview of an older attempt"
+    gateway.read(RESULTS, *(replace(event, attempt=2) for event in (PREVIEW, TERMINAL, PREVIEW)))
+    assert types(client) == ["preview", "chunk", "preview", "chunk", "result"]
+    assert gateway.found().preview is None

@@ -1,4 +1,4 @@
-"""`POST /v1/requests?wait=…`: the answer is the request, done or not, and what is accepted is never an error."""
+"""`POST /v1/requests?wait=…`: the answer is the request, done or not. An accepted request is never an error."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ async def submitted(parts: Parts, query: str) -> httpx.Response:
         (Gone("erased"), "?wait=3", 202, False, [3.0]),
     ],
 )
-async def test_the_answer(outcome: Any, query: str, status: int, done: bool, waited_s: list[float]) -> None:
+async def test_the_answer_is_the_request(
+    outcome: Any, query: str, status: int, done: bool, waited_s: list[float]
+) -> None:
     parts = Parts(outcome)
     answer = await submitted(parts, query)
     assert (answer.status_code, answer.json()["done"], parts.waited_s) == (status, done, waited_s), answer.text
@@ -76,6 +78,6 @@ async def test_the_answer(outcome: Any, query: str, status: int, done: bool, wai
 
 
 @pytest.mark.parametrize("query", ["?wait=61", "?wait=-1", "?wait=soon"])
-async def test_a_time_that_may_not_be_waited_is_refused(query: str) -> None:
+async def test_a_wait_out_of_range_is_refused(query: str) -> None:
     answer = await submitted(Parts(True), query)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "wait")

@@ -24,7 +24,7 @@ async def test_lines_and_their_bytes_are_bounded() -> None:
     assert [await takes(window, size) for size in (1, 1, 9, 1, 1)] == [True, True, False, True, False]
 
 
-async def test_windows_share_a_budget_and_each_has_room_for_one() -> None:
+async def test_windows_share_a_budget_and_each_has_room_for_one_line() -> None:
     budget = Budget(10)
     first, second = Window(lambda: 9, budget), Window(lambda: 9, budget)
     assert [await takes(first, 5), await takes(first, 5), await takes(second, 5)] == [True] * 3

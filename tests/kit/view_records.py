@@ -1,0 +1,74 @@
+"""Records of one request, "r", as its topics hold them. A test names the fields that it is about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.gateway.view.request_state import Key
+from penstock.schemas.records import (
+    STATUS_RANKS,
+    ArtifactRef,
+    ControlCommand,
+    InferenceRequest,
+    ModelInfo,
+    ModelState,
+    Origin,
+    ResultEvent,
+    StatusEvent,
+    WorkerState,
+)
+from penstock.schemas.topics import TP, TopicNames
+
+NAMES = TopicNames("p-")
+REQUESTS: TP = (NAMES.request("text_generation", 5), 0)
+HIGH: TP = (NAMES.request("text_generation", 1), 0)
+RESULTS: TP = (NAMES.result, 0)
+STATUSES: TP = (NAMES.status, 0)
+CONTROL: TP = (NAMES.control, 0)
+KEY: Key = ("default", "r")
+ORIGIN = Origin(topic=REQUESTS[0], partition=REQUESTS[1], offset=0, append_time_ms=1_000)
+LARGE = ArtifactRef(artifact_id="f", uri="file:f", media_type="text/plain", size_bytes=2, sha256="0")
+
+Fields = dict[str, Any]
+
+
+def request(request_id: str = "r", **fields: Any) -> InferenceRequest:
+    known: Fields = {"task": "text_generation", "created_at": 900, "tenant": "default"}
+    if fields.get("task", "text_generation") == "text_generation":
+        known["text_generation"] = {"prompt": "secret"}
+    return InferenceRequest(request_id=request_id, **{**known, **fields})
+
+
+def _attempt(request_id: str, **fields: Any) -> Fields:
+    known: Fields = {"request_id": request_id, "tenant": "default", "origin": ORIGIN, "attempt": 1, "epoch": 1}
+    return {**known, "worker_id": "w", "created_at": 2_000, **fields}
+
+
+def status(name: str = "running", request_id: str = "r", **fields: Any) -> StatusEvent:
+    rank = STATUS_RANKS[name]
+    return StatusEvent(status=name, **_attempt(request_id, **{"done": rank == 100, "rank": rank, **fields}))
+
+
+def chunk(text: str | None = "sec", text_offset: int | None = 0, request_id: str = "r", **fields: Any) -> ResultEvent:
+    known: Fields = {"kind": "chunk", "task": "text_generation"}
+    return ResultEvent(text=text, text_offset=text_offset, **_attempt(request_id, **{**known, **fields}))
+
+
+def outcome(request_id: str = "r", text: str | None = None, **fields: Any) -> ResultEvent:
+    """The terminal event: completed, unless a field says otherwise. `text`: its output, if it has one."""
+    output: Fields = {} if text is None else {"text_generation": {"text": text}}
+    return chunk(None, None, request_id, **{"kind": "terminal", "status": "completed", **output, **fields})
+
+
+def command(kind: str, request_id: str = "r", **fields: Any) -> ControlCommand:
+    return ControlCommand(kind=kind, request_id=request_id, **{"tenant": "default", "created_at": 3_000, **fields})
+
+
+def model_info(model: str = "m", *tasks: str, **fields: Any) -> ModelInfo:
+    known: Fields = {"engine": "text", "state": "ready", "updated_at": 1, "worker_id": "w"}
+    return ModelInfo(model=model, tasks=[*tasks] or ["text_generation"], **{**known, **fields})
+
+
+def worker(worker_id: str = "w", *models: ModelState, **fields: Any) -> WorkerState:
+    known: Fields = {"state": "running", "started_at": 1, "updated_at": 1}
+    return WorkerState(worker_id=worker_id, models=[*models], **{**known, **fields})
