@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 MANIFEST = "tests/contracts.toml"
 LOCK = "tests/contracts.lock"
@@ -36,12 +37,16 @@ class ManifestError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Contract:
-    """`tests` are paths of files and folders; `covers` are glob patterns below the repository; `pins` are packages."""
+    """`tests` are paths of files and folders; `covers` are glob patterns below the repository; `pins` are packages.
+
+    `imports`: what tests and covered files import is covered too.
+    """
 
     name: str
     tests: tuple[str, ...]
     covers: tuple[str, ...]
     pins: tuple[str, ...]
+    imports: bool = True
 
     def has(self, nodeid: str) -> bool:
         file = nodeid.partition("::")[0]
@@ -61,14 +66,20 @@ class Decision:
 def load_contracts(root: Path) -> list[Contract]:
     """The contracts of the manifest; none if there is no manifest. Its [every] table applies to each contract."""
     path = root / MANIFEST
-    tables = tomllib.loads(path.read_text()) if path.exists() else {}
+    tables: dict[str, dict[str, Any]] = tomllib.loads(path.read_text()) if path.exists() else {}
     every = tables.pop("every", {})
 
-    def merged(table: Mapping[str, Sequence[str]], key: str) -> tuple[str, ...]:
+    def merged(table: Mapping[str, Any], key: str) -> tuple[str, ...]:
         return (*table.get(key, ()), *every.get(key, ()))
 
     return [
-        Contract(name=name, tests=tuple(table["tests"]), covers=merged(table, "covers"), pins=merged(table, "pins"))
+        Contract(
+            name=name,
+            tests=tuple(table["tests"]),
+            covers=merged(table, "covers"),
+            pins=merged(table, "pins"),
+            imports=bool(table.get("imports", True)),
+        )
         for name, table in sorted(tables.items())
     ]
 
@@ -140,7 +151,7 @@ def covered_files(root: Path, contract: Contract) -> set[Path]:
     above = {folder / "conftest.py" for path in contract.tests for folder in (root / path).parents}
     found |= {path for path in above if path.is_relative_to(root) and path.exists()}
     modules = _Modules(root)
-    todo = list(found)
+    todo = list(found) if contract.imports else []
     while todo:
         path = todo.pop()
         if path.suffix == ".py":
@@ -184,9 +195,9 @@ def _imported_names(source: bytes) -> frozenset[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            if node.level:
-                raise ValueError("it has relative imports")
-            names |= {str(node.module)} | {f"{node.module}.{alias.name}" for alias in node.names}
+            if node.level > 1:
+                raise ValueError("it imports from a folder above")
+            names |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
     return frozenset(prefix for name in names for prefix in accumulate(name.split("."), "{}.{}".format))
 
 
