@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ class Producer:
             raise BrokerUnavailable("no broker answers")
 
 
-def heard(path: Path, client: str, url: str = "http://127.0.0.1:1", *, within_s: float = 20) -> list[Entry]:
+def heard(path: Path, client: str, url: str = "http://127.0.0.1:1", *, within_s: float = 60) -> list[Entry]:
     """The history of one client."""
     history = History(path / "row.jsonl")
     body = {"task": "text_generation", "payload": {"prompt": "x"}}
@@ -54,10 +55,12 @@ def heard(path: Path, client: str, url: str = "http://127.0.0.1:1", *, within_s:
         one = Asked(number=KINDS.index(client), body=body, text=LARGE)
         clients = Clients(history, url, KafkaSettings(), [one], key="k")
         clients.start()
-        async with asyncio.timeout(20):
-            await asyncio.wait(clients.tasks, timeout=within_s)
-            await clients.ask_again()
-            await clients.stop()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while pending := [task for task in clients.tasks if not task.done()]:  # a task may start another
+                    await asyncio.wait(pending)
+        await clients.ask_again()
+        await clients.stop()
 
     asyncio.run(play())
     history.close()
