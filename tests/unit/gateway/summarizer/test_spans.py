@@ -4,29 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from kit.gateway_records import conversation_message
 from penstock.gateway.summarizer.spans import Spans, tokens_of
 from penstock.schemas.records import ConversationMessage, SummarizePolicy, Usage
 
 EVERY_TWO = SummarizePolicy(every_turns=2)
 
 
-def message(role: str, content: str = "word", **more: Any) -> ConversationMessage:
-    direction = "out" if role == "assistant" else "in"
-    return ConversationMessage(
-        tenant="default", conversation_id="c", direction=direction, role=role, content=content, created_at=0, **more
-    )
+message = conversation_message
 
 
 def summary(through: int) -> ConversationMessage:
-    return ConversationMessage(
-        tenant="default",
-        conversation_id="c",
-        direction="summary",
-        role="assistant",
-        content="told",
-        created_at=0,
-        covers_through=through,
-    )
+    return conversation_message("assistant", covers_through=through)
 
 
 def turns(spans: Spans, count: int, offset: int = 0, **more: Any) -> int:
@@ -84,10 +73,10 @@ def test_system_messages_and_tools_begin_no_turn() -> None:
 
 
 def test_tokens_are_counted_by_the_model_or_by_four_bytes() -> None:
-    assert tokens_of(message("user", "12345678")) == 2
-    assert tokens_of(message("user", "é" * 4)) == 2
-    assert tokens_of(message("user", "1")) == 1
-    assert tokens_of(message("assistant", "1" * 400, usage=Usage(prompt_tokens=9, completion_tokens=7))) == 7
+    assert tokens_of(message("user", content="12345678")) == 2
+    assert tokens_of(message("user", content="é" * 4)) == 2
+    assert tokens_of(message("user", content="1")) == 1
+    assert tokens_of(message("assistant", content="1" * 400, usage=Usage(prompt_tokens=9, completion_tokens=7))) == 7
 
 
 def test_tokens_make_a_span_due_and_the_first_of_both_counts() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.gateway_records import status as status_event
 from penstock.gateway.webhooks.deliveries import Room
 from penstock.gateway.webhooks.news import NEWS_S, StatusNews
 from penstock.gateway.webhooks.policy import DELIVERED, DROPPED, FAILED, Answer, RetryRules
-from penstock.schemas.records import STATUS_RANKS, Origin, StatusEvent, WebhookDelivery
+from penstock.schemas.records import StatusEvent, WebhookDelivery
 
 TP = ("inference.status", 0)
 OK, DOWN, GONE = Answer(status_code=200), Answer(status_code=500), Answer(status_code=410)
@@ -16,19 +19,8 @@ RULES = RetryRules(first_retry_s=1, give_up_s=86_400)
 URL = "http://h/hook"
 
 
-def status(name: str, what: str, *, attempt: int = 1, epoch: int = 1, at: int = 0, done: bool = False) -> StatusEvent:
-    return StatusEvent(
-        request_id=name,
-        tenant="t",
-        status=what,
-        done=done,
-        rank=STATUS_RANKS[what],
-        attempt=attempt,
-        epoch=epoch,
-        origin=Origin(topic="inference.request.medium", partition=0, offset=1, append_time_ms=1),
-        worker_id="w",
-        created_at=at,
-    )
+def status(request_id: str, name: str, at: int = 0, **fields: Any) -> StatusEvent:
+    return status_event(name, request_id, tenant="t", created_at=at, **fields)
 
 
 class Topic:
@@ -90,11 +82,11 @@ def test_the_end_is_told_by_the_outcome_alone() -> None:
     topic = Topic()
     topic.comes(status("a", "running"))
     (flown,) = topic.news.begin(0)
-    topic.comes(status("a", "completed", done=True))
+    topic.comes(status("a", "completed"))
     assert not topic.news.holds(flown[0])
     assert topic.news.ended(flown[0], OK, 0, 0.0) is None
     topic.comes(status("b", "running"))
-    topic.comes(status("b", "failed", done=True))
+    topic.comes(status("b", "failed"))
     assert topic.begun() == []
     assert topic.news.commits() == {TP: 4}
 
@@ -172,7 +164,7 @@ def test_in_the_end_all_is_told_or_given_up_and_the_offset_is_at_the_end(steps: 
         now += 400
         match step:
             case ("comes", str(name), str(what), int(attempt), bool(done)):
-                topic.comes(status(name, "completed" if done else what, attempt=attempt, at=now, done=done), now)
+                topic.comes(status(name, "completed" if done else what, attempt=attempt, at=now), now)
             case ("drop", str(name)):
                 topic.news.drop(("t", name))
             case ("ends", Answer() as answer) if flying:
