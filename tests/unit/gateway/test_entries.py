@@ -7,42 +7,24 @@ from typing import Any
 
 import pytest
 
+from kit.gateway_records import ORIGIN, chunk, outcome, request, status
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame, StatusFrame
 from penstock.gateway.view.rows import facts_text, restored, snapshot
 from penstock.schemas.cursor import Cursor, decode_cursor
 from penstock.schemas.errors import ExecutionTimeout, InvalidCursor, to_error_record
 from penstock.schemas.fold import Chunk, ResultFold
-from penstock.schemas.records import InferenceRequest, Origin, ResultEvent, StatusEvent
+from penstock.schemas.records import ResultEvent
 
-ORIGIN = Origin(topic="t", partition=0, offset=7, append_time_ms=1_000)
-BASE = ResultEvent(
-    request_id="r",
-    tenant="default",
-    kind="chunk",
-    origin=ORIGIN,
-    attempt=1,
-    epoch=1,
-    task="text_generation",
-    created_at=2_000,
-    worker_id="w",
-)
-REQUEST = InferenceRequest(
-    request_id="r", task="text_generation", text_generation={"prompt": "a"}, stream=True, created_at=1_000
-)
-
-
-def chunk(text: str, at: int, **place: int) -> ResultEvent:
-    return replace(BASE, text=text, text_offset=at, **place)
+REQUEST = request(stream=True, created_at=1_000)
 
 
 def end(text: str, **place: Any) -> ResultEvent:
-    values = {"kind": "terminal", "status": "completed", "text_generation": {"text": text}, **place}
-    return replace(BASE, **values)
+    return outcome(text_generation={"text": text}, **place)
 
 
 def claim(**place: int) -> ResultEvent:
-    return replace(BASE, **place)
+    return chunk(**place)
 
 
 SINCE = {"since_epoch": 1, "since_attempt": 1}
@@ -232,43 +214,27 @@ def test_a_cursor_ahead_of_the_view_gets_a_snapshot() -> None:
         assert reader.text == "ab"
 
 
-def status(name: str, rank: int, **values: Any) -> StatusEvent:
-    event = StatusEvent(
-        request_id="r",
-        tenant="default",
-        status=name,
-        done=rank == 100,
-        rank=rank,
-        attempt=1,
-        epoch=1,
-        origin=ORIGIN,
-        worker_id="w",
-        created_at=1,
-    )
-    return replace(event, **values)
-
-
 def test_statuses() -> None:
     entry = new_entry()
     assert [frame.to_json()["status"] for frame in entry.opening(None)] == ["accepted"]
-    assert [frame.to_json()["position"] for frame in entry.on_status(status("queued", 10, position=2))] == [2]
-    assert entry.on_status(status("queued", 10, position=2)) == []
-    assert len(entry.on_status(status("queued", 10, position=1))) == 1
-    assert len(entry.on_status(status("running", 40))) == 1
-    assert entry.on_status(status("queued", 10)) == []
-    assert entry.on_status(status("completed", 100)) == [], "the end is told by the result topic"
+    assert [frame.to_json()["position"] for frame in entry.on_status(status("queued", position=2))] == [2]
+    assert entry.on_status(status("queued", position=2)) == []
+    assert len(entry.on_status(status("queued", position=1))) == 1
+    assert len(entry.on_status(status("running"))) == 1
+    assert entry.on_status(status("queued")) == []
+    assert entry.on_status(status("completed")) == [], "the end is told by the result topic"
     assert [frame.to_json()["status"] for frame in after_restart(entry).opening(None)] == ["running"]
     entry.on_result(chunk("a", 0, epoch=2), 0)
-    assert entry.on_status(status("retrying", 50)) == [], "a zombie's"
+    assert entry.on_status(status("retrying")) == [], "a zombie's"
     entry.on_result(end("a", epoch=2), 1)
-    assert entry.on_status(status("running", 40, epoch=3)) == []
+    assert entry.on_status(status("running", epoch=3)) == []
 
 
 def test_a_failure_is_told_whole() -> None:
     entry = new_entry()
     entry.on_result(chunk("ab", 0), 0)
     error = to_error_record(ExecutionTimeout("too slow"))
-    frames = entry.frames_of(entry.on_result(replace(BASE, kind="terminal", status="failed", error=error), 1))
+    frames = entry.frames_of(entry.on_result(outcome(status="failed", error=error), 1))
     assert [type(frame) for frame in frames] == [ResultFrame]
     body = frames[0].to_json()
     assert (body["status"], body["done"], body["result"]) == ("failed", True, None)
