@@ -6,29 +6,15 @@ import json
 
 import pytest
 
+from kit.gateway_records import CODEC, outcome
 from penstock.gateway.webhooks.bodies import webhook_body
-from penstock.schemas.codec import default_codec
-from penstock.schemas.records import Origin, Place, ResultEvent
-
-ORIGIN = Origin(topic="inference.request.medium", partition=0, offset=1, append_time_ms=1)
+from penstock.schemas.records import Place
 
 
 def body(number: float, note: str = "é") -> bytes:
-    event = ResultEvent(
-        request_id="r",
-        tenant="t",
-        kind="terminal",
-        origin=ORIGIN,
-        attempt=1,
-        epoch=1,
-        task="embedding",
-        created_at=1,
-        worker_id="w",
-        status="completed",
-        embedding={"embeddings": [[number]], "dimensions": 1},
-        metadata={"note": note},
-    )
-    return webhook_body(Place(topic="inference.result", partition=0, offset=1), event, None, default_codec())
+    embedding = {"embeddings": [[number]], "dimensions": 1}
+    event = outcome(task="embedding", embedding=embedding, metadata={"note": note})
+    return webhook_body(Place(topic="inference.result", partition=0, offset=1), event, None, CODEC)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

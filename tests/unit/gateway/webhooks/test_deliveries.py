@@ -8,6 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit import gateway_records as records
 from penstock.gateway.webhooks.deliveries import Deliveries, Room, group_of, key_of
 from penstock.schemas.records import Place, WebhookDelivery
 from penstock.schemas.topics import HORIZON_MS
@@ -16,18 +17,8 @@ TP = ("results", 0)
 
 
 def delivery(name: str, host: str = "a", tenant: str = "t", at: int = 0, partition: int = 0) -> WebhookDelivery:
-    return WebhookDelivery(
-        webhook_id=name,
-        request_id=name,
-        tenant=tenant,
-        type="request.completed",
-        url=f"http://{host}/hook?{name}",
-        state="waiting",
-        place=Place(topic="results", partition=partition, offset=1),
-        created_at=0,
-        updated_at=0,
-        next_at=at,
-    )
+    place = Place(topic="results", partition=partition, offset=1)
+    return records.delivery(name, tenant=tenant, url=f"http://{host}/hook?{name}", next_at=at, place=place)
 
 
 def names(found: list[WebhookDelivery]) -> list[str]:
