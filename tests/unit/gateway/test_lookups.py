@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kit.gateway_records import outcome, request
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.service.lookups import Lookups
 from penstock.gateway.threads import Threads
@@ -23,10 +24,9 @@ from penstock.gateway.view.store import Store
 from penstock.gateway.view.view import View
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import InvalidRequest, Overloaded
-from penstock.schemas.records import InferenceRequest, Origin, ResultEvent
 from penstock.schemas.topics import TopicNames
 
-REQUEST = InferenceRequest(request_id="r", task="text_generation", text_generation={"prompt": "a"}, created_at=1)
+REQUEST = request()
 
 
 class Follower:
@@ -163,19 +163,7 @@ async def test_lists_go_on_while_conversations_are_slow(gateway: Gateway) -> Non
 
 
 async def test_a_request_is_told_whole_to_who_asks_for_it(gateway: Gateway) -> None:
-    event = ResultEvent(
-        request_id="r",
-        tenant="default",
-        kind="terminal",
-        origin=Origin(topic="t", partition=0, offset=0, append_time_ms=1),
-        attempt=1,
-        epoch=1,
-        task="embedding",
-        created_at=1,
-        worker_id="w",
-        status="completed",
-        embedding={"embeddings": [[0.5] * 1024] * 16, "dimensions": 1024},
-    )
+    event = outcome(task="embedding", embedding={"embeddings": [[0.5] * 1024] * 16, "dimensions": 1024})
     entry = Entry("default", "r", 0)
     read, large = OutcomeReader(default_codec())(default_codec().encode(event))
     entry.on_result(read, 0, large)
