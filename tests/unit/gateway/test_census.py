@@ -39,7 +39,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_it_counts_what_is_there(steps: list[tuple[int, str, int, int]]) -> None:
+def test_the_census_counts_what_a_plain_count_finds(steps: list[tuple[int, str, int, int]]) -> None:
     census, live, aside = Census(), dict[int, Entry](), set[int]()
     tenants = "default", "other"
     for number, step, attempt, time_ms in steps:

@@ -1,4 +1,4 @@
-"""Expiry of a conversation: a turn at the same moment, two gateways, a kill at each step; and what is left over."""
+"""Expiry of a conversation: a turn at the same time, two gateways, a kill at each step, and what is left over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a gateway depends on is tried beside its calls: the last result is told, and a probe that hangs holds nobody."""
+"""Dependencies of a gateway: the last result of each probe is reported, and a hanging probe holds up nothing."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Stage:
         return found.problem
 
 
-async def test_the_last_result_of_each_is_told() -> None:
+async def test_the_last_result_of_each_dependency_is_reported() -> None:
     stage = Stage("a", "b")
     assert [(one.name, one.checked_at_ms, one.problem) for one in stage.dependencies.results()] == [
         ("a", None, None),
@@ -68,7 +68,7 @@ async def test_the_last_result_of_each_is_told() -> None:
     running.cancel()
 
 
-async def test_a_probe_that_hangs_is_told_is_not_begun_again_and_holds_no_other() -> None:
+async def test_a_hanging_probe_is_reported_once_and_holds_up_no_other() -> None:
     stage = Stage("a", "b")
     running = asyncio.create_task(stage.dependencies.run())
     stage.free["b"].set()

@@ -1,4 +1,4 @@
-"""What a subscriber is told, from any cursor at any time: together it is the result, and the end comes last, once."""
+"""Frames for a subscriber from any cursor at any time: they add up to the result, and the end comes last, once."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Reader:
 
 @pytest.mark.parametrize("name", LOGS)
 @pytest.mark.parametrize("restart", [False, True])
-def test_whoever_reads_from_wherever_has_the_result(name: str, restart: bool) -> None:
+def test_every_reader_gets_the_result_from_any_position(name: str, restart: bool) -> None:
     """One reader follows all along; at each event another comes new, and all come back with the cursor they had."""
     log = LOGS[name]
     text = (next(event for event in reversed(log) if event.is_terminal).text_generation or {})["text"]
@@ -188,7 +188,7 @@ def test_coming_back_in_the_middle(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_who_did_not_ask_for_a_stream_still_gets_the_whole_result(name: str) -> None:
+def test_a_request_without_streaming_gets_the_whole_result(name: str) -> None:
     entry = new_entry(stream=False)
     frames = [
         frame for offset, event in enumerate(LOGS[name]) for frame in entry.frames_of(entry.on_result(event, offset))
@@ -230,7 +230,7 @@ def test_statuses() -> None:
     assert entry.on_status(status("running", epoch=3)) == []
 
 
-def test_a_failure_is_told_whole() -> None:
+def test_a_failure_is_reported_with_its_error() -> None:
     entry = new_entry()
     entry.on_result(chunk("ab", 0), 0)
     error = to_error_record(ExecutionTimeout("too slow"))
@@ -259,7 +259,7 @@ def test_the_first_origin_stays() -> None:
     ("place", "counts"),
     [({"offset": 6}, True), ({"offset": 8}, False), ({"offset": 6, "partition": 1}, False), ({"topic": "s"}, False)],
 )
-def test_a_record_that_stands_before_in_the_same_log_counts(place: dict[str, Any], counts: bool) -> None:
+def test_an_earlier_record_of_the_same_log_counts(place: dict[str, Any], counts: bool) -> None:
     entry = new_entry()
     entry.model = "of the first"
     entry.on_request(replace(REQUEST, model="of the other"), replace(ORIGIN, **place))
@@ -275,7 +275,7 @@ def test_a_cursor_of_another_request_is_refused() -> None:
         entry.check_cursor(Cursor(partition=2, offset=1, epoch=1, attempt=1, text_length=0))
 
 
-def test_who_resumes_is_told_the_log_probabilities_that_he_may_lack() -> None:
+def test_a_resumed_stream_repeats_the_log_probabilities_that_may_be_missing() -> None:
     entry = new_entry()
 
     def scored(text: str, at: int, names: str, first: int) -> ResultEvent:
@@ -298,7 +298,7 @@ def test_who_resumes_is_told_the_log_probabilities_that_he_may_lack() -> None:
     assert "logprobs" not in entry.chunk_frame("x", 4).to_json()
 
 
-def test_who_knows_a_text_that_went_on_is_told_the_rest_also_after_the_end() -> None:
+def test_a_reader_of_a_continued_text_gets_the_rest_also_after_the_end() -> None:
     entry = new_entry()
     (first,) = entry.frames_of(entry.on_result(chunk("Hello wor", 0), 10))
     entry.on_result(chunk("ld", 9, attempt=2, **SINCE), 11)

@@ -44,13 +44,13 @@ def worker(*models: str, heard: int = NOW, lost: tuple[str, ...] = (), **fields:
         ([worker("a", lost=("a",)), worker("a", "b")], [], None),
     ],
 )
-def test_what_is_without_a_worker(workers: list[WorkerState], without: list[str], reason: str | None) -> None:
+def test_which_models_have_no_worker(workers: list[WorkerState], without: list[str], reason: str | None) -> None:
     judged = judge(workers, [model("a"), model("b")], NOW, LATE)
     assert judged.names_without_worker == without
     assert judged.degraded == reason
 
 
-def test_a_request_hears_of_its_own_model_only() -> None:
+def test_a_request_waits_for_a_worker_of_its_own_model_only() -> None:
     embeds = model("e", task="embedding")
     judged = judge([worker("a", "b", lost=("b",))], [model("a"), model("b"), embeds], NOW, LATE)
     assert judged.awaits_worker("text_generation", None, None) is None
@@ -63,7 +63,7 @@ def test_a_request_hears_of_its_own_model_only() -> None:
     assert nobody.awaits_worker("embedding", None, None) == "no worker is alive"
 
 
-def test_requests_of_a_pool_in_which_nobody_lives_wait_for_a_worker() -> None:
+def test_requests_of_a_pool_without_live_workers_wait_for_a_worker() -> None:
     """Also when no worker of the pool has ever reported a model."""
     judged = judge([worker("a", pool="p")], [model("a", "p")], NOW, LATE)
     assert judged.awaits_worker("text_generation", None, "p") is None
@@ -71,7 +71,7 @@ def test_requests_of_a_pool_in_which_nobody_lives_wait_for_a_worker() -> None:
     assert judged.awaits_worker("text_generation", None, None) == "no live worker is in the common pool"
 
 
-def test_only_operators_hear_what_made_a_load_fail() -> None:
+def test_only_operators_see_why_a_load_failed() -> None:
     failed = model_state("a", "failed", reason="2 loads in a row failed", cause="OSError: no weights")
     state = records.worker(updated_at=NOW, models=[failed])
     judged = judge([state], [model("a")], NOW, LATE)

@@ -1,4 +1,4 @@
-"""Lines of a batch that nobody foresaw: each ends by itself, whatever happens to it."""
+"""Lines of a batch with unforeseen content or failures: each ends by itself."""
 
 from __future__ import annotations
 

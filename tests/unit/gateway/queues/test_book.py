@@ -61,7 +61,7 @@ def test_a_refusal_is_no_try() -> None:
     assert one.tries == 0
 
 
-def test_what_is_taken_away_is_forgotten_and_read_again_later() -> None:
+def test_messages_of_a_revoked_partition_are_forgotten_and_read_again_later() -> None:
     made = book(window=1)
     running, buffered, others = message(0, 0), message(0, 1), message(1, 0)
     for one in (running, buffered, others):

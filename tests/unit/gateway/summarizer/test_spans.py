@@ -34,7 +34,7 @@ def test_a_span_is_due_when_four_more_turns_have_begun() -> None:
     assert spans.due(EVERY_TWO) == 3
 
 
-def test_what_a_summary_tells_counts_no_more() -> None:
+def test_messages_of_a_summary_do_not_count_again() -> None:
     spans = Spans()
     at = turns(spans, 8)
     spans.add(at, summary(3))
@@ -46,14 +46,14 @@ def test_what_a_summary_tells_counts_no_more() -> None:
     assert spans.due(EVERY_TWO) == 11
 
 
-def test_the_same_span_is_found_from_behind_the_last_summary() -> None:
+def test_the_same_span_is_found_when_reading_starts_after_the_last_summary() -> None:
     spans = Spans(covered=3)
     at = turns(spans, 6, 4)
     spans.add(at, summary(3))
     assert spans.due(EVERY_TWO) == 7
 
 
-def test_a_turn_whose_question_alone_is_told_counts_as_a_turn() -> None:
+def test_a_turn_whose_question_is_already_summarized_counts_as_a_turn() -> None:
     whole, resumed = Spans(), Spans(covered=2)
     at = turns(whole, 6)
     whole.add(at, summary(2))
@@ -95,7 +95,7 @@ def test_without_turns_and_tokens_nothing_is_ever_due() -> None:
     assert spans.due(SummarizePolicy(every_turns=0, every_tokens=0)) is None
 
 
-def test_a_span_that_was_given_up_is_part_of_the_next() -> None:
+def test_a_span_that_was_given_up_is_part_of_the_next_span() -> None:
     spans = Spans()
     at = turns(spans, 7)
     spans.give_up(3)

@@ -1,4 +1,4 @@
-"""What a receiver is sent is JSON, as a GET of the request is."""
+"""The body of a webhook is valid JSON, as a GET of the request is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def body(number: float, note: str = "é") -> bytes:
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_what_json_cannot_say_is_null(number: float) -> None:
+def test_numbers_that_json_lacks_are_null(number: float) -> None:
     text = body(number)
     assert b"NaN" not in text
     assert b"Infinity" not in text
@@ -26,5 +26,5 @@ def test_what_json_cannot_say_is_null(number: float) -> None:
     json.loads(text)
 
 
-def test_half_of_a_surrogate_pair_fails_nobody() -> None:
+def test_half_of_a_surrogate_pair_does_not_fail_the_body() -> None:
     assert b"\\ud800" in body(1.0, "\ud800")

@@ -1,4 +1,4 @@
-"""Which terminal events are outcomes, and how far the offset may go."""
+"""Which terminal events are outcomes, and how far the offset may be committed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def log() -> ResultLog:
     return found
 
 
-def test_the_offset_waits_for_what_is_open_and_for_what_is_not_kept() -> None:
+def test_the_offset_waits_for_open_requests_and_unkept_outcomes() -> None:
     results = log()
     results.passed(TP, 10, 0)
     assert results.commits() == {TP: 10}
@@ -49,14 +49,14 @@ def test_an_outcome_of_a_worker_that_lost_its_partition_does_not_count() -> None
     assert results.on_event(TP, 3, 0, event("a", epoch=2, worker_id="new"))
 
 
-def test_of_two_records_with_one_id_the_first_is_followed() -> None:
+def test_of_two_records_with_one_request_id_the_first_counts() -> None:
     results = log()
     results.on_event(TP, 1, 0, begun("a"))
     other = replace(ORIGIN, offset=9)
     assert not results.on_event(TP, 2, 0, event("a", origin=other))
 
 
-def test_what_never_ends_is_forgotten_in_the_end() -> None:
+def test_a_request_that_never_ends_is_forgotten_after_a_while() -> None:
     results = log()
     results.on_event(TP, 1, 0, begun("a"))
     results.passed(TP, 9, FORGET_MS)
@@ -65,7 +65,7 @@ def test_what_never_ends_is_forgotten_in_the_end() -> None:
     assert results.commits() == {TP: 9}
 
 
-def test_what_went_to_another_process_is_not_committed_here() -> None:
+def test_a_revoked_partition_is_not_committed() -> None:
     results = log()
     results.revoke(TP)
     results.passed(TP, 9, 0)

@@ -1,4 +1,4 @@
-"""A call never raises: neither for the URL of a caller, nor for what a receiver answers."""
+"""A call never raises: neither for a URL of a caller nor for a response of a receiver."""
 
 from __future__ import annotations
 
