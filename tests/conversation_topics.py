@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -111,11 +112,11 @@ class Cluster(ReadTopics):
     def conversation_gone(self, tenant: str, conversation_id: str, marks: object) -> None:
         self.released.append(conversation_id)
 
-    def gateway(self) -> tuple[Forking, Conversations]:
-        """A gateway that has read nothing yet."""
+    def gateway(self, artifacts: Any = None) -> tuple[Forking, Conversations]:
+        """A gateway that has read nothing yet. `artifacts`: a real store in place of the cluster."""
         pages = Conversations(self, NAMES, CODEC)
         threads = SimpleNamespace(conversations=self, artifacts=self)
-        return Forking(self, self, pages, NAMES, CODEC, cast(Any, self), cast(Any, threads)), pages
+        return Forking(self, self, pages, NAMES, CODEC, cast(Any, artifacts or self), cast(Any, threads)), pages
 
 
 class Offsets(NamedTuple):
@@ -216,10 +217,10 @@ class SharedCluster(Cluster):
             self.partition_logs[partition] = _compacted(records, self.partition_ends[partition], tombstones_too)
         self.read_anew()
 
-    def gateway(self) -> tuple[Forking, Conversations]:
+    def gateway(self, artifacts: Any = None) -> tuple[Forking, Conversations]:
         pages = Conversations(self.layout.log, NAMES, CODEC)
         threads = SimpleNamespace(conversations=self, artifacts=self)
-        return Forking(self, self.layout, pages, NAMES, CODEC, cast(Any, self), cast(Any, threads)), pages
+        return Forking(self, self.layout, pages, NAMES, CODEC, cast(Any, artifacts or self), cast(Any, threads)), pages
 
     @property
     def is_empty(self) -> bool:
@@ -251,6 +252,26 @@ def _compacted(records: Sequence[RawMessage], end: int, tombstones_too: bool) ->
         for one in records
         if one.offset == end - 1 or (newest[one.key] == one.offset and not (one.value is None and tombstones_too))
     ]
+
+
+def killed_at_each_step(
+    new: Callable[[], Cluster], call: Callable[[Cluster], Coroutine[Any, Any, Any]], least: int
+) -> Iterator[Cluster]:
+    """The cluster after the process was killed at the call's first step, at its second, and so on; the last time the
+    call ends, after at least so many steps."""
+    for kill_at in itertools.count():
+        cluster = new()
+        cluster.kill_at, cluster.calls = kill_at, 0
+        try:
+            run(call(cluster))
+            ended = True
+        except Killed:
+            ended = False
+        cluster.kill_at = None
+        yield cluster
+        if ended:
+            assert kill_at > least
+            return
 
 
 def run(call: Coroutine[Any, Any, Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI
@@ -19,6 +20,7 @@ from penstock.gateway.routes import artifacts as artifact_routes
 from penstock.gateway.service.dependencies import Dependencies
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.settings import GatewaySettings
+from penstock.schemas.errors import PenstockError
 
 
 def routes_with(own: dict[RouteKey, Rules]) -> RouteTable:
@@ -57,7 +59,12 @@ def service_with(part: Any, artifacts: Any = None, dependencies: Dependencies | 
     )
 
 
-def edge_of(context: GatewayContext, routes: RouteTable = TABLE, bodies: BodyLimits | None = None) -> EdgeParts:
+def edge_of(
+    context: GatewayContext,
+    routes: RouteTable = TABLE,
+    bodies: BodyLimits | None = None,
+    awaited: Callable[[str | None], PenstockError | None] = lambda _: None,
+) -> EdgeParts:
     """The edge in front of an app with this context."""
     return EdgeParts(
         routes=routes,
@@ -65,6 +72,7 @@ def edge_of(context: GatewayContext, routes: RouteTable = TABLE, bodies: BodyLim
         allowances=context.allowances,
         connections=context.connections,
         bodies=bodies or BodyLimits(),
+        awaited=awaited,
     )
 
 

@@ -1,53 +1,85 @@
-"""What the framework puts off to the first requests is done before there are any."""
+"""The whole app: built before the first request, its page of routes, and the response to an unknown path."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-import httpx
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, routing
 
+from kit.gateway_http import client
 from penstock.gateway.app import create_app, prepare_to_serve
+from penstock.gateway.document.described_routes import DOCUMENTED
+from penstock.gateway.document.unknown_paths import near_paths
 from penstock.gateway.settings import GatewaySettings
 
 
-@pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The paths of routes whose dependencies are analysed from now on."""
-    from fastapi import routing
-
-    found: list[str] = []
-    analyse = routing.get_dependant
-
-    def noted(*, path: str, **named: object) -> object:
-        found.append(path)
-        return analyse(path=path, **named)  # pyright: ignore[reportArgumentType]
-
-    monkeypatch.setattr(routing, "get_dependant", noted)
-    return found
-
-
 def new_app(folder: Path) -> FastAPI:
+    """Never started: it has no Kafka."""
     return create_app(GatewaySettings.model_validate({"gateway": {"view_path": str(folder / "view.sqlite")}}))
 
 
-async def ask(app: FastAPI) -> None:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
-        assert (await client.get("/v1/models")).status_code == 503  # it is not connected
-        assert (await client.get("/healthz")).status_code == 200
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
+    return new_app(tmp_path_factory.mktemp("gateway"))
 
 
-async def test_the_first_request_builds_no_routes(tmp_path: Path, built: list[str]) -> None:
+@pytest.mark.parametrize("prepared", [True, False])
+async def test_a_prepared_app_builds_no_routes_at_its_first_request(
+    tmp_path: Path, prepared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The framework puts the analysis of all routes off to the first request."""
     app = new_app(tmp_path)
-    await prepare_to_serve(app)
-    built.clear()
-    await ask(app)
-    assert built == []
+    if prepared:
+        await prepare_to_serve(app)
+    built, analyse = list[str](), routing.get_dependant
+
+    def noted(*, path: str, **named: object) -> object:
+        built.append(path)
+        return analyse(path=path, **named)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(routing, "get_dependant", noted)
+    async with client(app) as http:
+        assert (await http.get("/v1/models")).status_code == 503  # it is not connected
+        assert (await http.get("/healthz")).status_code == 200
+    assert (len(built) == 0) if prepared else (len(built) > 50)
 
 
-async def test_else_it_would_build_all_of_them(tmp_path: Path, built: list[str]) -> None:
-    app = new_app(tmp_path)
-    built.clear()
-    await ask(app)
-    assert len(built) > 50
+async def test_the_page_of_routes_loads_nothing_from_elsewhere(app: FastAPI) -> None:
+    """Issue 8, defect 19."""
+    async with client(app) as http:
+        answer = await http.get("/docs")
+    assert answer.status_code == 200
+    assert "<script" not in answer.text
+    assert re.findall(r'(?:src|href)="(?!/openapi.json|#)[^"]*"', answer.text) == []
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert [path for _, path in DOCUMENTED if f"<code>{path}</code>" not in answer.text] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [
+        ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/request", "/v1/requests"),
+        ("/v1/requests/3f6c1f5e-52a9-5d0e-9c54-504e53544b31/event", "/v1/requests/{request_id}/events"),
+        ("/v1/chat", "/v1/chat/completions"),
+        ("/v1/model", "/v1/models"),
+    ],
+)
+async def test_the_response_to_an_unknown_path_names_a_near_one(app: FastAPI, path: str, near: str) -> None:
+    """Issue 8, defect 24: the 404 was bare and named no alternative."""
+    async with client(app) as http:
+        answer = await http.get(path)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["details"]["near"][0]) == (404, "not_found", near)
+    assert near in error["message"]
+
+
+async def test_the_response_to_a_path_near_none_names_the_page_of_routes(app: FastAPI) -> None:
+    async with client(app) as http:
+        error = (await http.get("/v1/" + "%ff" * 500)).json()["error"]
+    assert error["message"].endswith("GET /docs lists the routes")
+    assert len(error["message"]) < 300
+    assert near_paths("/v1", [path for _, path in DOCUMENTED]) == []

@@ -1,71 +1,59 @@
-"""Artifacts over HTTP: how many come and go at once, how much of one is in memory, and what a tenant may keep."""
+"""Artifacts over HTTP: transfers at once, memory of one transfer, and what a tenant may keep."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import httpx
 import pytest
-from fastapi import FastAPI
 
 from gateway_parts import artifact_app
+from kit.gateway_http import client, exchange, scope_of
 from penstock.common.artifacts import ArtifactStore, digests
 from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.keys import create_key
 from penstock.gateway.limits.allowances import Allowances, Totals
+from penstock.gateway.limits.artifact_bytes import ArtifactBytes
 from penstock.gateway.limits.callers import ANYBODY
 from penstock.gateway.limits.limits import Limits
 from penstock.gateway.routes import artifact_uploads
 from support import wait_until_async
 
 PATH = "/v1/artifacts"
-MIB = 1024 * 1024
-
-
-def client(app: FastAPI) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> ArtifactStore:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ArtifactStore:
+    monkeypatch.setattr(digests, "PIECE_BYTES", 1_000)
     return ArtifactStore(tmp_path / "artifacts")
 
 
-def scope_of(path: str) -> dict[str, Any]:
-    headers = [(b"host", b"127.0.0.1")]
-    empty: dict[str, Any] = {"type": "http", "http_version": "1.1", "scheme": "http", "query_string": b"", "state": {}}
-    return {**empty, "method": "GET", "path": path, "raw_path": path.encode(), "headers": headers, "root_path": ""}
+def keeps(artifact_bytes: int) -> Allowances:
+    return Allowances(defaults=Limits(artifact_bytes=artifact_bytes))
 
 
-async def test_a_download_holds_a_slot_and_some_pieces_until_it_was_read(
-    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(digests, "PIECE_BYTES", 1_000)
+async def test_a_download_holds_a_slot_and_some_pieces_until_it_was_read(store: ArtifactStore) -> None:
     allowances = Allowances(totals=Totals(max_transfers=1))
-    app = artifact_app(store, allowances)
+    app: Any = artifact_app(store, allowances)
     data = bytes(range(250)) * 10
     kept = store.put(ANYBODY.tenant, data)
-    read, sent = asyncio.Event(), bytearray()
-    sizes: list[int] = []
-
-    async def receive() -> dict[str, Any]:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    async def send(message: dict[str, Any]) -> None:
-        if message["type"] == "http.response.body":
-            sizes.append(len(message["body"]))
-            await read.wait()
-            sent.extend(message["body"])
-
     path = f"{PATH}/{kept.artifact_id}/content"
-    asked: Any = app
-    reading = asyncio.create_task(asked(scope_of(path), receive, send))
+    read, sizes = asyncio.Event(), list[int]()
+
+    async def read_slowly(scope: Any, receive: Any, send: Any) -> None:
+        async def sent(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.body":
+                sizes.append(len(message["body"]))
+                await read.wait()
+            await send(message)
+
+        await app(scope, receive, sent)
+
+    reading = asyncio.create_task(exchange(read_slowly, scope_of("GET", path)))
     async with client(app) as http:
         await wait_until_async(lambda: bool(sizes), describe="the download has begun")
         assert allowances.transfers.open == 1
@@ -73,8 +61,7 @@ async def test_a_download_holds_a_slot_and_some_pieces_until_it_was_read(
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert (await http.get(f"{PATH}/{kept.artifact_id}")).status_code == 200, "a description takes no slot"
         read.set()
-        await reading
-        assert bytes(sent) == data
+        assert b"".join(message["body"] for message in (await reading)[1:]) == data
         assert max(sizes) == 1_000
         assert allowances.transfers.open == 0
         assert (await http.get(path)).content == data
@@ -91,9 +78,9 @@ async def test_a_tenant_takes_its_share_of_the_transfers(store: ArtifactStore) -
     assert allowances.transfers.open == 1
 
 
-async def test_a_declared_length_without_room_is_refused_before_it_is_read(store: ArtifactStore) -> None:
-    allowances = Allowances(defaults=Limits(artifact_bytes=1_000))
-    answers: list[dict[str, Any]] = []
+async def test_a_declared_length_without_room_is_refused_before_it_is_read(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pieces = 0
 
     async def receive() -> dict[str, Any]:
@@ -101,58 +88,35 @@ async def test_a_declared_length_without_room_is_refused_before_it_is_read(store
         pieces += 1
         return {"type": "http.request", "body": b"x" * 1_000, "more_body": pieces < 5}
 
-    async def send(message: dict[str, Any]) -> None:
-        answers.append(message)
-
-    def into_the_store(*_: Any) -> None:
-        raise AssertionError("it was read")
-
-    scope = {**scope_of(PATH), "method": "POST"}
-    scope["headers"] = [*scope["headers"], (b"content-length", b"5000")]
-    app: Any = artifact_app(store, allowances)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(artifact_uploads.Request, "stream", into_the_store)
-        await app(scope, receive, send)
-    assert answers[0]["status"] == 429
+    monkeypatch.setattr(artifact_uploads.Request, "stream", Mock(side_effect=AssertionError("it was read")))
+    start, *_ = await exchange(
+        artifact_app(store, keeps(1_000)), scope_of("POST", PATH, [(b"content-length", b"5000")]), receive
+    )
+    assert start["status"] == 429
     assert pieces == 5, "it is read away, so that the client sees the answer"
 
 
-async def test_an_artifact_that_was_changed_is_an_error_and_never_whole(
-    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(digests, "PIECE_BYTES", 1_000)
-    app = artifact_app(store, Allowances())
+async def test_a_changed_artifact_is_an_error_and_is_never_sent_whole(store: ArtifactStore, tmp_path: Path) -> None:
+    app = artifact_app(store)
     small, large = (store.put(ANYBODY.tenant, b"a" * size) for size in (500, 2_500))
     for artifact in (small, large):
         file = tmp_path / "artifacts" / ANYBODY.tenant / artifact.artifact_id / "data"
         file.write_bytes(b"b" * artifact.size_bytes)
     async with client(app) as http:
         assert (await http.get(f"{PATH}/{small.artifact_id}/content")).status_code == 500
-    answers: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    async def send(message: dict[str, Any]) -> None:
-        answers.append(message)
-
-    asked: Any = app
-    await asked(scope_of(f"{PATH}/{large.artifact_id}/content"), receive, send)
-    assert [len(answer["body"]) for answer in answers[1:]] == [1_000, 1_000]
-    assert answers[-1]["more_body"], "the broken connection says it"
+    _, *bodies = await exchange(app, scope_of("GET", f"{PATH}/{large.artifact_id}/content"))
+    assert [len(body["body"]) for body in bodies] == [1_000, 1_000]
+    assert bodies[-1]["more_body"], "the broken connection says it"
 
 
-def test_pieces_are_what_get_gives(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "PIECE_BYTES", 10)
-    for size in (0, 1, 10, 11, 20):
-        kept = store.put("t", bytes(range(size)))
-        pieces: Iterator[bytes] = store.pieces(kept)
-        assert b"".join(pieces) == store.get("t", kept.artifact_id)
+def test_the_pieces_of_an_artifact_are_its_content(store: ArtifactStore) -> None:
+    for size in (0, 1, 1_000, 1_001, 2_000):
+        kept = store.put("t", bytes(number % 251 for number in range(size)))
+        assert b"".join(store.pieces(kept)) == store.get("t", kept.artifact_id)
 
 
 class SlowStore(ArtifactStore):
-    """Lists only when told; counts how often."""
+    """Measures a tenant once `go_on` is set, and counts how often."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -168,8 +132,7 @@ class SlowStore(ArtifactStore):
 
 async def test_uploads_at_once_share_a_measurement_and_keep_the_limit(tmp_path: Path) -> None:
     slow = SlowStore(tmp_path / "artifacts")
-    app = artifact_app(slow, Allowances(defaults=Limits(artifact_bytes=2_500)))
-    async with client(app) as http:
+    async with client(artifact_app(slow, keeps(2_500))) as http:
         posts = [asyncio.create_task(http.post(PATH, content=b"x" * 1_000)) for _ in range(8)]
         await wait_until_async(lambda: slow.listed > 0, describe="it is measured")
         slow.go_on.set()
@@ -178,42 +141,42 @@ async def test_uploads_at_once_share_a_measurement_and_keep_the_limit(tmp_path: 
     assert slow.listed == 1
 
 
-async def test_a_measurement_that_fails_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = SlowStore(tmp_path / "artifacts")
-    slow.go_on.set()
-    async with client(artifact_app(slow, Allowances(defaults=Limits(artifact_bytes=2_500)))) as http:
+@pytest.mark.parametrize("method", ["used_bytes", "put_stream"])
+async def test_an_upload_that_fails_at_the_store_does_not_count(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Neither a measurement nor the artifact is kept: the next upload is measured again and finds room."""
+    async with client(artifact_app(store, keeps(1_500))) as http:
         with monkeypatch.context() as patch:
-            patch.setattr(slow, "used_bytes", Mock(side_effect=OSError("no store")))
-            assert (await http.post(PATH, content=b"x")).status_code == 500
-        assert (await http.post(PATH, content=b"x")).status_code == 201
+            patch.setattr(store, method, Mock(side_effect=OSError("the store is away")))
+            assert (await http.post(PATH, content=b"x" * 1_000)).status_code == 500
+        assert (await http.post(PATH, content=b"x" * 1_000)).status_code == 201
 
 
 @pytest.mark.parametrize(("ttl_s", "signed"), [(60, True), (3_600, True), (3_601, False), (7 * 86_400, False)])
-async def test_a_url_that_lives_long_ends_with_its_makers_key(
+async def test_a_url_with_a_long_lifetime_ends_with_the_key_that_made_it(
     store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, ttl_s: int, signed: bool
 ) -> None:
-    """What the store has signed nobody can take back: such a URL was good for a week after its key was revoked."""
+    """What the store has signed nobody can revoke: such a URL was good for a week after its key was revoked."""
     monkeypatch.setattr(store, "presigned_url", lambda artifact, ttl_s: f"https://store.example/{ttl_s}")
     kept = store.put(ANYBODY.tenant, b"1")
     async with client(artifact_app(store)) as http:
-        answer = await http.post(f"{PATH}/{kept.artifact_id}/url", json={"ttl_s": ttl_s})
-    assert answer.json()["url"].startswith("https://store.example/") is signed
-    assert ("?ticket=" in answer.json()["url"]) is not signed
+        url = (await http.post(f"{PATH}/{kept.artifact_id}/url", json={"ttl_s": ttl_s})).json()["url"]
+    assert (url.startswith("https://store.example/"), "?ticket=" in url) == (signed, not signed)
 
 
-async def test_slow_lists_of_one_tenant_keep_nobody_else_waiting(
+async def test_slow_lists_of_one_tenant_keep_no_other_tenant_waiting(
     store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Six of them took all threads that a gateway had for artifacts, large outputs and its view."""
     keys = tmp_path / "keys.json"
     flood, other = (create_key(keys, tenant=tenant) for tenant in ("flood", "other"))
-    let_go, began = threading.Event(), list[str]()
-    listed = store.list
+    released, began = threading.Event(), list[str]()
+    listed: Callable[..., Any] = store.list
 
     def slow(tenant: str, **options: Any) -> Any:
         began.append(tenant)
-        if tenant == "flood":
-            assert let_go.wait(30)
+        assert tenant != "flood" or released.wait(30)
         return listed(tenant, **options)
 
     monkeypatch.setattr(store, "list", slow)
@@ -222,13 +185,36 @@ async def test_slow_lists_of_one_tenant_keep_nobody_else_waiting(
         await wait_until_async(lambda: len(began) >= 6)
         answer = await asyncio.wait_for(http.get(PATH, headers={"x-api-key": other}), 10)
         assert (answer.status_code, answer.json()["data"]) == (200, [])
-        let_go.set()
+        released.set()
         assert {answer.status_code for answer in await asyncio.gather(*calls)} == {200}
 
 
-async def test_what_could_not_be_kept_does_not_count(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with client(artifact_app(store, Allowances(defaults=Limits(artifact_bytes=1_500)))) as http:
-        with monkeypatch.context() as patch:
-            patch.setattr(store, "put_stream", Mock(side_effect=OSError("the disk is full")))
-            assert (await http.post(PATH, content=b"x" * 1_000)).status_code == 500
-        assert (await http.post(PATH, content=b"x" * 1_000)).status_code == 201
+# -- what a tenant keeps: measured from time to time, and counted between
+
+
+def test_artifact_bytes_are_measured_again_after_a_while_and_counted_between() -> None:
+    now = 0.0
+    kept = ArtifactBytes(measured_for_s=60, clock=lambda: now)
+    assert kept.known("t") is None
+    kept.measured("t", 100)
+    with pytest.raises(OSError, match="full"), kept.adding("t", 7):
+        raise OSError("full")
+    with kept.adding("t", 20):
+        assert kept.known("t") == 120
+    now = 59.0
+    assert kept.known("t") == 120
+    now = 60.0
+    assert (kept.known("t"), kept.known("u")) == (None, None)
+
+
+def test_artifacts_that_a_measurement_may_have_missed_count() -> None:
+    kept = ArtifactBytes(clock=lambda: 0.0)
+    with kept.adding("t", 1):
+        kept.begin("t")
+        with kept.adding("t", 20), kept.adding("u", 300):
+            pass
+        kept.measured("t", 100)
+        assert kept.known("t") == 121
+    kept.begin("t")
+    kept.measured("t", 121)
+    assert kept.known("t") == 121

@@ -1,4 +1,4 @@
-"""Responses made in the background: the same numbers and text behind any event, and what is shown of them later."""
+"""Background responses: the same events from any position, and what is shown of them later."""
 
 from __future__ import annotations
 
@@ -84,27 +84,26 @@ async def told(frames: Sequence[Frame | PenstockError], after: int | None = None
     return [json.loads(event.split("\ndata: ")[1]) for event in encoded.decode().split("\n\n")[:-1]]
 
 
+OF_R: dict[str, Any] = {"request_id": "r", "cursor": None}
+
+
 def status(name: str) -> StatusFrame:
-    return StatusFrame(request_id="r", cursor=None, status=name, done=False)
+    return StatusFrame(**OF_R, status=name, done=False)
 
 
 def chunk(text: str, at: int, ends: Sequence[int] = ()) -> ChunkFrame:
-    return ChunkFrame(request_id="r", cursor=None, text=text, offset=at, ends=ends)
+    return ChunkFrame(**OF_R, text=text, offset=at, ends=ends)
 
 
 def end(text: str, **more: Any) -> ResultFrame:
-    return ResultFrame(request_id="r", cursor=None, status="completed", result={"text": text, **more}, error=None)
+    return ResultFrame(**OF_R, status="completed", result={"text": text, **more}, error=None)
 
 
 def ended(error: PenstockError, name: str) -> ResultFrame:
-    body = error_body(error, "r")["error"]
-    return ResultFrame(request_id="r", cursor=None, status=name, result=None, error=body)
+    return ResultFrame(**OF_R, status=name, result=None, error=error_body(error, "r")["error"])
 
 
-@given(
-    st.lists(st.text("ab🗼", min_size=1, max_size=4), max_size=8),
-    st.data(),
-)
+@given(st.lists(st.text("ab🗼", min_size=1, max_size=4), max_size=8), st.data())
 async def test_each_reader_finds_the_same_events(pieces: list[str], data: st.DataObject) -> None:
     """Live, or all pieces at once; from the beginning, or behind any event. The outcome has more than the pieces."""
     text, ends = "".join(pieces), [sum(map(len, pieces[: n + 1])) for n in range(len(pieces))]
@@ -123,15 +122,11 @@ async def test_each_reader_finds_the_same_events(pieces: list[str], data: st.Dat
     assert await told([status("queued"), *at_once, result]) == events
 
 
-async def test_what_was_cancelled_or_broke_off_can_be_told_from_each_other() -> None:
+async def test_a_cancelled_response_and_a_broken_stream_end_differently() -> None:
     begun = [status("queued")]
     cancelled = await told([*begun, ended(Cancelled("stop"), "cancelled")])
-    assert [event["type"] for event in cancelled] == [
-        "response.created",
-        "response.queued",
-        "response.in_progress",
-        "response.failed",
-    ]
+    types = [event["type"].removeprefix("response.") for event in cancelled]
+    assert types == ["created", "queued", "in_progress", "failed"]
     assert (cancelled[-1]["response"]["status"], cancelled[-1]["response"]["error"]) == ("cancelled", None)
     broken = await told([status("running"), chunk("a", 0), Stopping("elsewhere")])
     assert (broken[-1]["type"], broken[-1]["code"]) == ("error", "overloaded")
@@ -140,7 +135,7 @@ async def test_what_was_cancelled_or_broke_off_can_be_told_from_each_other() -> 
         await told([StreamRestarted("anew")], 7)
 
 
-def test_what_is_shown_later_is_what_the_answer_showed() -> None:
+def test_a_stored_response_shows_what_the_first_response_showed() -> None:
     fields: dict[str, Any] = {
         "instructions": "brief",
         "tools": [TOOL],
@@ -159,7 +154,7 @@ def test_what_is_shown_later_is_what_the_answer_showed() -> None:
     assert unfinished(asked, "retrying")["status"] == "in_progress"
 
 
-def test_what_is_not_stored_is_not_found() -> None:
+def test_a_response_that_is_not_stored_is_not_found() -> None:
     request = request_of(background=False, store=False)
     assert request.response_object is None
     with pytest.raises(NotFound):
@@ -181,13 +176,9 @@ def test_input_items_are_what_the_model_was_given() -> None:
     ]
     request = request_of(input=given, instructions="brief")
     items = input_items(request, asked_of(request, 1, None))
-    assert [(item["type"], item.get("role")) for item in items] == [
-        ("message", "system"),
-        ("message", "user"),
-        ("message", "assistant"),
-        ("function_call", None),
-        ("function_call_output", None),
-    ]
+    types = ["message"] * 3 + ["function_call", "function_call_output"]
+    assert [item["type"] for item in items] == types
+    assert [item.get("role") for item in items] == ["system", "user", "assistant", None, None]
     assert [part["type"] for part in items[1]["content"]] == ["input_text", "input_image"]
     assert (items[2]["content"][0]["text"], items[3]["call_id"], items[4]["output"]) == ("yes", "c1", "20")
     assert len({item["id"] for item in items}) == 5

@@ -1,4 +1,4 @@
-"""/v1/completions: echoes, log probabilities as lists, and calls that several requests answer."""
+"""/v1/completions: echoes, log probabilities as lists, and calls with several requests."""
 
 from __future__ import annotations
 
@@ -14,19 +14,10 @@ from hypothesis import strategies as st
 
 from penstock.gateway.edge.event_stream import KEEPALIVE
 from penstock.gateway.limits.callers import Caller
+from penstock.gateway.openai import several
 from penstock.gateway.openai.chat_bodies import ChatCompletionBody, CompletionBody, completion_request
 from penstock.gateway.openai.completion_answers import CompletionWriter, PlacedTokens, Shape, completion, logprob_lists
-from penstock.gateway.openai.several import (
-    MOST_REQUESTS,
-    PART,
-    PartWriter,
-    UsageSum,
-    all_or_nothing,
-    at_prompt,
-    bodies_of,
-    merged,
-    merged_events,
-)
+from penstock.gateway.openai.several import MOST_REQUESTS, PART, PartWriter, UsageSum, bodies_of, merged_events
 from penstock.schemas.errors import ContextLengthExceeded, Expired, InvalidRequest, PenstockError, UnsupportedParameter
 
 Json = dict[str, Any]
@@ -89,57 +80,47 @@ def test_a_body_becomes_a_payload(fields: Json, payload: Json) -> None:
         ({"prompt": [-1]}, InvalidRequest, "prompt[0]"),
     ],
 )
-def test_what_cannot_be_is_refused_by_the_field_that_the_caller_wrote(
-    fields: Json, kind: type[PenstockError], param: str
-) -> None:
+def test_a_wrong_body_is_refused_by_the_name_of_its_field(fields: Json, kind: type[PenstockError], param: str) -> None:
     with pytest.raises(kind) as refused:
         payload_of(**fields)
     assert refused.value.param == param
 
 
-def test_log_probabilities_stand_in_four_lists() -> None:
-    answer = completion("r", 1, "m", RESULT, Shape.of(body_of(echo=True, logprobs=1)), None)
-    assert answer["choices"] == [
-        {
-            "index": 0,
-            "text": "Hi there!",
-            "finish_reason": "stop",
-            "logprobs": {
-                "tokens": ["Hi", " there", "!"],
-                "token_logprobs": [None, -2.0, -0.25],
-                "top_logprobs": [None, {" you": -0.5, " there": -2.0}, {"!": -0.25}],
-                "text_offset": [0, 2, 8],
-            },
-        }
-    ]
+def answer_of(body: CompletionBody, result: Json = RESULT) -> Json:
+    return completion("r", 1, "m", result, Shape.of(body), None)
+
+
+def test_an_answer_has_its_echo_and_its_log_probabilities_in_four_lists() -> None:
+    answer = answer_of(body_of(echo=True, logprobs=1))
+    lists = {
+        "tokens": ["Hi", " there", "!"],
+        "token_logprobs": [None, -2.0, -0.25],
+        "top_logprobs": [None, {" you": -0.5, " there": -2.0}, {"!": -0.25}],
+        "text_offset": [0, 2, 8],
+    }
+    assert answer["choices"] == [{"index": 0, "text": "Hi there!", "finish_reason": "stop", "logprobs": lists}]
     assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
+    (bare,) = answer_of(body_of(logprobs=1))["choices"]
+    assert (bare["text"], bare["logprobs"]["tokens"], bare["logprobs"]["text_offset"]) == ("!", ["!"], [0])
 
 
 def test_a_call_that_wants_no_token_shows_none() -> None:
-    shape = Shape.of(body_of([5, 6], echo=True, logprobs=0, max_tokens=0))
-    answer = completion("r", 1, "m", RESULT, shape, None)
+    answer = answer_of(body_of([5, 6], echo=True, logprobs=0, max_tokens=0))
     (choice,) = answer["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("Hi there", "length")
     assert choice["logprobs"]["token_logprobs"] == [None, -2.0]
     assert answer["usage"]["completion_tokens"] == 0
-    bare = completion("r", 1, "m", RESULT, Shape.of(body_of(logprobs=1)), None)["choices"][0]
-    assert (bare["text"], bare["logprobs"]["tokens"], bare["logprobs"]["text_offset"]) == ("!", ["!"], [0])
 
 
 @pytest.mark.parametrize(
     ("tokens", "text", "names", "offsets"),
     [
         ([b"<s>", b" Hi", b" you"], "Hi you", ["<s>", " Hi", " you"], [0, 0, 2]),
-        (
-            [b"a", b"\xf0\x9f", b"\x90\xb6", b"b"],
-            "a🐶b",
-            ["a", r"bytes:\xf0\x9f", r"bytes:\x90\xb6", "b"],
-            [0, 1, 1, 2],
-        ),
+        ([b"\xf0\x9f", b"\x90\xb6", b"b"], "🐶b", [r"bytes:\xf0\x9f", r"bytes:\x90\xb6", "b"], [0, 0, 1]),
         ([b"a", b"<end>"], "a", ["a", "<end>"], [0, 1]),
     ],
 )
-def test_offsets_count_characters_and_pass_over_what_is_no_text(
+def test_offsets_count_characters_and_skip_tokens_that_are_no_text(
     tokens: list[bytes], text: str, names: list[str], offsets: list[int]
 ) -> None:
     lists = logprob_lists([token(one, -1.0) for one in tokens], text)
@@ -201,26 +182,30 @@ def test_a_stream_has_what_a_plain_answer_has(fields: Json, events: list[Any]) -
     assert made[-1]["usage"]["completion_tokens"] == (0 if body.only_prompt else 1)
 
 
-def test_each_prompt_is_a_request_and_answers_of_a_stream_are_too() -> None:
-    plain = bodies_of(body_of(["a", [1, 2]], n=3, seed=7, metadata={"k": "v"}), may_split_answers=True)
-    assert [(one.prompt, one.n, one.seed) for one in plain if isinstance(one, CompletionBody)] == [
-        ("a", 3, 7),
-        ([1, 2], 3, 7),
-    ]
-    assert [one.metadata for one in plain] == [{"k": "v", PART: "1/2"}, {"k": "v", PART: "2/2"}]
-    streamed = bodies_of(body_of(["a", "b"], n=2, seed=7, stream=True), may_split_answers=True)
-    assert [(one.prompt, one.n, one.seed) for one in streamed if isinstance(one, CompletionBody)] == [
-        ("a", 1, 7),
-        ("a", 1, 8),
-        ("b", 1, 7),
-        ("b", 1, 8),
-    ]
+@pytest.mark.parametrize(
+    ("fields", "requests"),
+    [
+        ({"prompt": ["a", [1, 2]], "n": 3, "seed": 7}, [("a", 3, 7), ([1, 2], 3, 7)]),
+        (
+            {"prompt": ["a", "b"], "n": 2, "seed": 7, "stream": True},
+            [("a", 1, 7), ("a", 1, 8), ("b", 1, 7), ("b", 1, 8)],
+        ),
+    ],
+)
+def test_each_prompt_is_a_request_and_so_is_each_answer_of_a_stream(fields: Json, requests: list[Any]) -> None:
+    bodies: Any = bodies_of(body_of(**fields, metadata={"k": "v"}), may_split_answers=True)
+    assert [(one.prompt, one.n, one.seed) for one in bodies] == requests
+    count = len(requests)
+    assert [one.metadata for one in bodies] == [{"k": "v", PART: f"{n}/{count}"} for n in range(1, count + 1)]
+
+
+def test_answers_of_a_chat_are_requests_unless_they_would_be_two_turns() -> None:
     chat: Json = {"messages": [{"role": "user", "content": "hi"}], "n": 2, "stream": True}
     split = ChatCompletionBody.model_validate(chat)
     assert [one.n for one in bodies_of(split, may_split_answers=True)] == [1, 1]
     turn = ChatCompletionBody.model_validate({**chat, "penstock": {"conversation_id": "c"}})
     for whole, may in ((split, False), (turn, True)):
-        assert bodies_of(whole, may_split_answers=may) == [whole], "two answers would be two turns"
+        assert bodies_of(whole, may_split_answers=may) == [whole]
 
 
 @pytest.mark.parametrize(
@@ -232,26 +217,21 @@ def test_a_call_has_a_bound(prompts: int, answers: int, param: str) -> None:
     assert refused.value.param == param
 
 
-def test_results_are_one_and_a_prompt_counts_once() -> None:
-    several = {**RESULT, "choices": [{"index": 0, "text": "!"}, {"index": 1, "text": "?"}]}
-    whole = merged([several, {**several, "prompt_logprobs": [token("Yo", None)]}], 2)
-    shape = Shape.of(body_of(["Hi there", "Yo"], n=2, echo=True))
-    answer = completion("r", 1, "m", whole, shape, None)
-    assert [(one["index"], one["text"]) for one in answer["choices"]] == [
-        (0, "Hi there!"),
-        (1, "Hi there?"),
-        (2, "Yo!"),
-        (3, "Yo?"),
-    ]
+def test_merged_results_count_each_prompt_once() -> None:
+    both = {**RESULT, "choices": [{"index": 0, "text": "!"}, {"index": 1, "text": "?"}]}
+    whole = several.merged([both, {**both, "prompt_logprobs": [token("Yo", None)]}], 2)
+    answer = answer_of(body_of(["Hi there", "Yo"], n=2, echo=True), whole)
+    assert [one["index"] for one in answer["choices"]] == [0, 1, 2, 3]
+    assert [one["text"] for one in answer["choices"]] == ["Hi there!", "Hi there?", "Yo!", "Yo?"]
     assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6}
 
 
 def test_a_refused_prompt_is_named_by_its_place() -> None:
-    refused = at_prompt(ContextLengthExceeded("prompt is too long", param="prompt"), 3)
+    refused = several.at_prompt(ContextLengthExceeded("prompt is too long", param="prompt"), 3)
     assert isinstance(refused, ContextLengthExceeded)
     assert (refused.message, refused.param) == ("prompt[3] is too long", "prompt[3]")
     other = InvalidRequest("n is wrong", param="n")
-    assert at_prompt(other, 3) is other
+    assert several.at_prompt(other, 3) is other
 
 
 async def test_the_first_failure_ends_the_others() -> None:
@@ -268,9 +248,9 @@ async def test_the_first_failure_ends_the_others() -> None:
         raise Expired("too late")
 
     with pytest.raises(Expired):
-        await asyncio.wait_for(all_or_nothing([slow(), failing()]), 10)
+        await asyncio.wait_for(several.all_or_nothing([slow(), failing()]), 10)
     assert ended == ["slow"]
-    assert await all_or_nothing([asyncio.sleep(0, result=number) for number in range(3)]) == [0, 1, 2]
+    assert await several.all_or_nothing([asyncio.sleep(0, result=number) for number in range(3)]) == [0, 1, 2]
 
 
 async def stream(
@@ -288,9 +268,8 @@ async def test_streams_are_one_stream_with_one_end() -> None:
     usage = UsageSum()
     parts: list[AsyncGenerator[bytes]] = []
     for copy in range(2):
-        writer = CompletionWriter(
-            "r", 1, "m", shape=Shape.of(body_of()), includes_usage=True, tier=None, first_index=copy
-        )
+        shape = Shape.of(body_of())
+        writer = CompletionWriter("r", 1, "m", shape=shape, includes_usage=True, tier=None, first_index=copy)
         part = PartWriter(writer, usage, counts_prompt=copy == 0)
         assert part.last == b""
         parts.append(stream(part.encoded(part.text("!", [])), KEEPALIVE, part.encoded(part.ending(RESULT))))
@@ -314,8 +293,7 @@ async def test_a_stream_that_fails_or_is_left_ends_all() -> None:
     assert asyncio.all_tasks() == before
 
 
-async def test_one_word_of_all_that_wait_is_enough() -> None:
-    events = merged_events([stream(KEEPALIVE), stream(KEEPALIVE)], lambda: b"end", keepalive_s=0)
-    assert [event async for event in events].count(KEEPALIVE) == 2
-    events = merged_events([stream(KEEPALIVE), stream(KEEPALIVE)], lambda: b"end", keepalive_s=60)
-    assert [event async for event in events] == [b"end"]
+@pytest.mark.parametrize(("keepalive_s", "comments"), [(0, 2), (60, 0)])
+async def test_keepalives_of_all_parts_are_one_per_interval(keepalive_s: float, comments: int) -> None:
+    events = merged_events([stream(KEEPALIVE), stream(KEEPALIVE)], lambda: b"end", keepalive_s=keepalive_s)
+    assert [event async for event in events] == [KEEPALIVE] * comments + [b"end"]

@@ -1,4 +1,4 @@
-"""Sweeps of conversations: who is looked at, the pace, a broker that is away, gateways that share the work."""
+"""Sweeps of conversations: which expire, the pace, a broker that is away, gateways that share the work."""
 
 from __future__ import annotations
 
@@ -47,20 +47,8 @@ class Shared:
         mine = cast(Any, self)
         view: Any = SimpleNamespace(known=SimpleNamespace(turns=self._turns))
         follower: Any = SimpleNamespace(readiness=lambda: SimpleNamespace(ready=self.ready, reason="catching up"))
-        return ConversationSweeps(
-            mine,
-            mine,
-            mine,
-            view,
-            follower,
-            mine,
-            TopicNames(),
-            Threads(),
-            retention,
-            every_s=every_s,
-            per_minute=per_minute,
-            clock=lambda: NOW_MS,
-        )
+        parts = (mine, mine, mine, view, follower, mine, TopicNames(), Threads(), retention)
+        return ConversationSweeps(*parts, every_s=every_s, per_minute=per_minute, clock=lambda: NOW_MS)
 
     def _turns(self, tenant: str, conversation_id: str) -> list[str]:
         return ["r"] if (tenant, conversation_id) in self.open_requests else []
@@ -109,17 +97,22 @@ class Shared:
         self.finished.append((tenant, conversation_id))
 
 
-async def test_what_is_old_goes_and_the_look_says_so_before() -> None:
-    shared = Shared(
-        records={("a", "old"): OLD_MS, ("a", "new"): NEW_MS, ("ever", "old"): OLD_MS, ("a", "named"): OLD_MS},
-        facts={("a", "named"): NEW_MS},
-    )
+def old(*names: str) -> dict[Key, int | None]:
+    return dict.fromkeys([("a", name) for name in names], OLD_MS)
+
+
+def numbered(count: int) -> dict[Key, int | None]:
+    return old(*(f"c{number}" for number in range(count)))
+
+
+async def test_old_conversations_expire_and_a_look_reports_them_before() -> None:
+    records = {**old("old", "named"), ("a", "new"): NEW_MS, ("ever", "old"): OLD_MS}
+    shared = Shared(records=records, facts={("a", "named"): NEW_MS})
     sweeps = shared.sweeps()
-    look = await sweeps.look()
-    told = look.to_json(dry_run=True, retention=RETENTION)
-    assert (told["conversations"], told["dry_run"]) == (1, True)
-    (one,) = told["data"]
-    assert (one["tenant"], one["conversation_id"], one["retention_s"]) == ("a", "old", 3_600)
+    report = (await sweeps.look()).to_json(dry_run=True, retention=RETENTION)
+    (one,) = report["data"]
+    assert (report["conversations"], report["dry_run"], one["retention_s"]) == (1, True, 3_600)
+    assert (one["tenant"], one["conversation_id"], one["open_request"]) == ("a", "old", False)
     assert (one["last_active_at"], one["expires_at"]) == ("1970-01-05T02:00:00.000Z", "1970-01-05T03:00:00.000Z")
     assert shared.expired == []
     await sweeps.sweep()
@@ -127,27 +120,23 @@ async def test_what_is_old_goes_and_the_look_says_so_before() -> None:
     assert (sweeps.counts["expired"], sweeps.counts["stayed"], sweeps.due) == (1, 0, 0)
 
 
-async def test_a_look_ahead_tells_what_will_be_due_the_first_first() -> None:
-    shared = Shared(records={("a", "later"): NEW_MS, ("a", "old"): OLD_MS, ("a", "named"): OLD_MS})
-    shared.facts["a", "named"] = NEW_MS + 1
+async def test_a_look_ahead_reports_what_will_be_due_in_order() -> None:
+    shared = Shared(records={("a", "later"): NEW_MS, **old("old", "named")}, facts={("a", "named"): NEW_MS + 1})
     look = await shared.sweeps().look(within_ms=HOUR_MS)
-    assert [(one.conversation_id, one.expires_ms - NOW_MS) for one in look.expiring] == [
-        ("old", -HOUR_MS),
-        ("later", HOUR_MS // 2),
-        ("named", HOUR_MS // 2 + 1),
-    ]
+    expected = [("old", -HOUR_MS), ("later", HOUR_MS // 2), ("named", HOUR_MS // 2 + 1)]
+    assert [(one.conversation_id, one.expires_ms - NOW_MS) for one in look.expiring] == expected
 
 
-async def test_an_open_request_is_told_and_keeps_it() -> None:
-    shared = Shared(records={("a", "busy"): OLD_MS, ("a", "old"): OLD_MS}, open_requests={("a", "busy")})
+async def test_an_open_request_is_reported_and_keeps_its_conversation() -> None:
+    shared = Shared(records=old("busy", "old"), open_requests={("a", "busy")})
     sweeps = shared.sweeps()
-    told = (await sweeps.look()).to_json(dry_run=True, retention=RETENTION)
-    assert {one["conversation_id"]: one["open_request"] for one in told["data"]} == {"busy": True, "old": False}
+    report = (await sweeps.look()).to_json(dry_run=True, retention=RETENTION)
+    assert {one["conversation_id"]: one["open_request"] for one in report["data"]} == {"busy": True, "old": False}
     await sweeps.sweep()
     assert (shared.expired, sweeps.counts["stayed"]) == ([("a", "old")], 1)
 
 
-async def test_the_clock_of_an_empty_one_begins_with_the_first_look() -> None:
+async def test_the_clock_of_an_empty_conversation_begins_with_the_first_sweep() -> None:
     shared = Shared(records={("a", "empty"): None, ("a", "titled"): None}, facts={("a", "titled"): OLD_MS})
     sweeps = shared.sweeps()
     assert [one.conversation_id for one in (await sweeps.look()).expiring] == ["titled"]
@@ -156,21 +145,22 @@ async def test_the_clock_of_an_empty_one_begins_with_the_first_look() -> None:
     assert not (await sweeps.look()).ageless
 
 
-async def test_what_was_cut_off_is_finished_once_and_what_forks_need_is_not_asked_for_again() -> None:
-    shared = Shared(records={("a", "cut"): NEW_MS, ("a", "old"): OLD_MS}, deleted_ones={("a", "cut"), ("a", "old")})
+async def test_an_interrupted_deletion_is_finished_once() -> None:
+    """What forks still need stays, and is not asked for again."""
+    shared = Shared(records={("a", "cut"): NEW_MS, **old("old")}, deleted_ones={("a", "cut"), ("a", "old")})
     sweeps = shared.sweeps()
     for _ in range(3):
         await sweeps.sweep()
     assert (shared.finished, shared.expired) == ([("a", "cut"), ("a", "old")], [])
     del shared.records["a", "cut"]
     await sweeps.sweep()
-    shared.records["a", "cut"] = NEW_MS  # it was made anew since, and deleted again
+    shared.records["a", "cut"] = NEW_MS  # it was made again since, and deleted again
     await sweeps.sweep()
     assert shared.finished[2:] == [("a", "cut")]
 
 
-async def test_it_keeps_the_pace() -> None:
-    shared = Shared(records={("a", f"c{number}"): OLD_MS for number in range(6)})
+async def test_a_sweep_keeps_its_pace() -> None:
+    shared = Shared(records=numbered(6))
     sweeps, began = shared.sweeps(per_minute=1_200), time.monotonic()
     await sweeps.sweep()
     assert len(shared.expired) == 6
@@ -178,7 +168,7 @@ async def test_it_keeps_the_pace() -> None:
 
 
 async def test_two_gateways_share_the_work_and_delete_each_once() -> None:
-    shared = Shared(records={("a", f"c{number}"): OLD_MS for number in range(40)})
+    shared = Shared(records=numbered(40))
     first, second = shared.sweeps(), shared.sweeps()
     await asyncio.gather(first.sweep(), second.sweep())
     assert len(shared.expired) == len(set(shared.expired)) == 40
@@ -186,15 +176,15 @@ async def test_two_gateways_share_the_work_and_delete_each_once() -> None:
     assert first.counts["expired"] > 5 < second.counts["expired"]
 
 
-async def test_one_that_fails_holds_up_no_other() -> None:
-    shared = Shared(records={("a", f"c{number}"): OLD_MS for number in range(9)}, fails=lambda key: key[1] == "c4")
+async def test_a_failure_holds_up_no_other_conversation() -> None:
+    shared = Shared(records=numbered(9), fails=lambda key: key[1] == "c4")
     sweeps = shared.sweeps()
     await sweeps.sweep()
     assert (len(shared.expired), sweeps.counts["failed"], sweeps.due) == (8, 1, 0)
 
 
-async def test_a_broker_that_goes_away_ends_the_sweep_and_the_next_goes_on() -> None:
-    shared = Shared(records={("a", f"c{number}"): OLD_MS for number in range(9)})
+async def test_a_broker_that_goes_away_ends_the_sweep_and_the_next_sweep_continues() -> None:
+    shared = Shared(records=numbered(9))
     sweeps = shared.sweeps()
     shared.fails = lambda _: len(shared.expired) >= 4
     with pytest.raises(BrokerUnavailable):
@@ -205,54 +195,48 @@ async def test_a_broker_that_goes_away_ends_the_sweep_and_the_next_goes_on() -> 
     assert len(shared.expired) == 9
 
 
-async def test_a_view_that_does_not_know_all_requests_decides_nothing() -> None:
-    shared = Shared(records={("a", "old"): OLD_MS}, ready=False)
+async def test_nothing_expires_while_the_view_catches_up() -> None:
+    shared = Shared(records=old("old"), ready=False)
     with pytest.raises(BrokerUnavailable, match="catching up"):
         await shared.sweeps().sweep()
     assert shared.expired == []
 
 
-async def test_it_runs_by_itself_and_tries_again_after_the_broker_was_away(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("every_s", [0.02, 0])
+async def test_sweeps_run_by_themselves_or_when_asked_and_again_after_a_failure(
+    monkeypatch: pytest.MonkeyPatch, every_s: float
+) -> None:
     monkeypatch.setattr(conversation_sweeps, "AGAIN_S", 0.01)
-    shared = Shared(records={("a", "old"): OLD_MS}, away=True)
-    sweeps = shared.sweeps(every_s=0.02)
+    shared = Shared(records=old("old"), away=True)
+    sweeps = shared.sweeps(every_s=every_s)
     running = asyncio.create_task(sweeps.run())
-    await wait_until_async(lambda: sweeps.counts["failed"] > 1, 10, "it fails and goes on")
+    if not every_s:
+        await asyncio.sleep(0.05)
+        assert sweeps.counts["failed"] == 0, "nobody has asked"
+        sweeps.ask()
+    await wait_until_async(lambda: sweeps.counts["failed"] > (1 if every_s else 0), 10, "it fails")
     shared.away = False
+    if not every_s:
+        sweeps.ask()
     await wait_until_async(lambda: shared.expired, 10, "it expires")
     running.cancel()
 
 
-async def test_without_a_time_it_runs_when_it_is_asked() -> None:
-    shared = Shared(records={("a", "old"): OLD_MS})
-    sweeps = shared.sweeps(every_s=0)
-    running = asyncio.create_task(sweeps.run())
-    await asyncio.sleep(0.05)
-    assert shared.expired == []
-    sweeps.ask()
-    await wait_until_async(lambda: shared.expired, 10, "it expires")
-    running.cancel()
-
-
-async def test_without_a_retention_nothing_runs() -> None:
-    await asyncio.wait_for(Shared().sweeps(retention=Retention(tenants_s={"a": 0})).run(), 5)
-
-
-async def test_what_no_conversation_holds_is_taken_back_once_nobody_writes_it_anew() -> None:
+async def test_a_shared_topic_is_cleaned_once_no_gateway_writes_a_stray_record_again() -> None:
     young = NOW_MS - STRAY_MS
-    shared = Shared(records={("a", "old"): OLD_MS}, strays=[young - 1, young], is_shared=True)
+    shared = Shared(records=old("old"), strays=[young - 1, young], is_shared=True)
     await shared.sweeps(retention=Retention()).sweep()
     assert (shared.strays, shared.expired) == ([young], [])
     await shared.sweeps().sweep()
     assert shared.expired == [("a", "old")]
 
 
-async def test_a_gateway_sweeps_where_there_is_something_to_sweep() -> None:
-    await shared_run(Shared())
-    with pytest.raises(TimeoutError):
-        await shared_run(Shared(is_shared=True))
-
-
-async def shared_run(shared: Shared) -> None:
-    async with asyncio.timeout(0.1):
-        await shared.sweeps(retention=Retention()).run()
+@pytest.mark.parametrize(
+    ("is_shared", "retention", "runs"),
+    [(False, Retention(), False), (False, Retention(tenants_s={"a": 0}), False), (True, Retention(), True)],
+)
+async def test_sweeps_run_where_there_is_something_to_sweep(is_shared: bool, retention: Retention, runs: bool) -> None:
+    running = asyncio.create_task(Shared(is_shared=is_shared).sweeps(retention=retention).run())
+    await asyncio.wait([running], timeout=0.1 if runs else 5)
+    assert running.done() is not runs
+    running.cancel()

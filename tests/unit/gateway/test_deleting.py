@@ -1,4 +1,4 @@
-"""Expiry of a conversation: a turn at the same moment, two gateways, a kill at each step; and what is left over."""
+"""Expiry of a conversation: a turn at the same time, two gateways, a kill at each step, and what is left over."""
 
 from __future__ import annotations
 
@@ -12,7 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conversation_topics import CODEC, NAMES, Cluster, Killed, SharedCluster, message, run, said, say, together
+from conversation_topics import (
+    CODEC,
+    NAMES,
+    Cluster,
+    SharedCluster,
+    killed_at_each_step,
+    message,
+    run,
+    said,
+    say,
+    together,
+)
 from penstock.common.forks import TopicForks
 from penstock.gateway.conversations.shared import SharedTopic
 from penstock.gateway.limits.retention import Retention
@@ -137,12 +148,10 @@ def test_it_goes_with_its_facts_and_ends_no_turn_by_command(new: type[Cluster]) 
 @pytest.mark.parametrize("kept_by", ["its newest record", "an open request", "its facts"])
 def test_it_stays_whole_where_the_last_look_says_so(new: type[Cluster], kept_by: str) -> None:
     kafka = old_conversation(new)
-    now_ms = NOW_MS
-    if kept_by == "its newest record":
-        now_ms = 1_000 + new.first + 1 + KEPT_MS - 1
-    elif kept_by == "an open request":
+    now_ms = 1_000 + new.first + 1 + KEPT_MS - 1 if kept_by == "its newest record" else NOW_MS
+    if kept_by == "an open request":
         kafka.open_requests.add("r2")
-    else:
+    if kept_by == "its facts":
         kafka.facts["c"] = NOW_MS - KEPT_MS + 1
     records = kafka.cluster.read_topic(TOPIC)
     assert not run(kafka.gateway(now_ms).expire("acme", "c"))
@@ -161,10 +170,7 @@ def test_a_turn_at_the_same_moment_is_not_lost(new: type[Cluster], order: list[b
     expired, ended = together(kafka.gateway().expire("acme", "c"), kafka.turn("r2"), order)
     pages = kafka.cluster.gateway()[1]
     there = said(pages, "c") if kafka.cluster.exists(TOPIC) and not pages.deleted("acme", ["c"]) else []
-    if not expired:
-        assert (ended, there) == ("completed", ["r1 in", "r1 out", "r2 in", "r2 out"])
-    else:
-        assert (ended, there) == ("completed", ["r2 in", "r2 out"])
+    assert (ended, there) == ("completed", [*([] if expired else ["r1 in", "r1 out"]), "r2 in", "r2 out"])
 
 
 @LAYOUTS
@@ -228,25 +234,21 @@ def test_two_gateways_delete_it_once_and_leave_what_is_begun_anew(new: type[Clus
 
 @LAYOUTS
 def test_a_gateway_that_is_killed_leaves_it_whole_or_another_one_finishes(new: type[Cluster]) -> None:
-    for kill_at in itertools.count():
+    worlds: dict[Cluster, Kafka] = {}
+
+    def started() -> Cluster:
         kafka = old_conversation(new)
-        kafka.cluster.kill_at = kill_at
-        try:
-            run(kafka.gateway().expire("acme", "c"))
-            ended = True
-        except Killed:
-            ended = False
-        kafka.cluster.kill_at = None
-        pages = kafka.cluster.gateway()[1]
-        if kafka.cluster.exists(TOPIC) and "c" not in pages.deleted("acme", ["c"]):
+        worlds[kafka.cluster] = kafka
+        return kafka.cluster
+
+    for cluster in killed_at_each_step(started, lambda one: worlds[one].gateway().expire("acme", "c"), least=8):
+        kafka, pages = worlds[cluster], cluster.gateway()[1]
+        if cluster.exists(TOPIC) and "c" not in pages.deleted("acme", ["c"]):
             assert said(pages, "c") == ["r1 in", "r1 out"]
             assert "c" in kafka.facts
             assert run(kafka.gateway().expire("acme", "c"))
         run(kafka.gateway().finish("acme", "c"))
         assert is_gone(kafka)
-        if ended:
-            assert kill_at > 8
-            return
 
 
 @LAYOUTS

@@ -1,4 +1,4 @@
-"""What a gateway depends on is tried beside its calls: the last result is told, and a probe that hangs holds nobody."""
+"""Dependencies of a gateway: the last result of each probe is reported, and a hanging probe holds up nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.gateway_records import worker
 from penstock.common.desired import Desired
 from penstock.gateway.service.dependencies import Dependencies, Problem
 from penstock.gateway.service.model_states import not_following
@@ -49,7 +50,7 @@ class Stage:
         return found.problem
 
 
-async def test_the_last_result_of_each_is_told() -> None:
+async def test_the_last_result_of_each_dependency_is_reported() -> None:
     stage = Stage("a", "b")
     assert [(one.name, one.checked_at_ms, one.problem) for one in stage.dependencies.results()] == [
         ("a", None, None),
@@ -67,7 +68,7 @@ async def test_the_last_result_of_each_is_told() -> None:
     running.cancel()
 
 
-async def test_a_probe_that_hangs_is_told_is_not_begun_again_and_holds_no_other() -> None:
+async def test_a_hanging_probe_is_reported_once_and_holds_up_no_other() -> None:
     stage = Stage("a", "b")
     running = asyncio.create_task(stage.dependencies.run())
     stage.free["b"].set()
@@ -84,15 +85,8 @@ def order(created_at: int, revision: int) -> Desired:
     return Desired(state, revision)
 
 
-def worker(name: str, observed: int | None, *, topic: str | None = "t", started_at: int = 0) -> WorkerState:
-    return WorkerState(
-        worker_id=name,
-        state="running",
-        started_at=started_at,
-        updated_at=NOW,
-        observed_revision=observed,
-        observed_topic_id=topic,
-    )
+def follows(name: str, observed: int | None, *, topic: str | None = "t", started_at: int = 0) -> WorkerState:
+    return worker(name, started_at=started_at, updated_at=NOW, observed_revision=observed, observed_topic_id=topic)
 
 
 OLD, NEW = NOW - LATE - 1, NOW - LATE
@@ -101,13 +95,13 @@ OLD, NEW = NOW - LATE - 1, NOW - LATE
 @pytest.mark.parametrize(
     ("orders", "workers", "late"),
     [
-        ([], [worker("a", None)], []),
-        ([order(OLD, 5)], [worker("a", 5), worker("b", 4), worker("c", None), worker("d", 7)], ["b", "c"]),
-        ([order(NEW, 5)], [worker("a", 4)], []),
-        ([order(OLD, 5), order(NEW, 9)], [worker("a", 5)], []),
-        ([order(OLD, 5)], [worker("a", 5, topic="another")], ["a"]),
-        ([order(OLD, 5)], [worker("a", 5, topic=None)], []),
-        ([order(OLD, 5)], [worker("a", None, started_at=NEW)], []),
+        ([], [follows("a", None)], []),
+        ([order(OLD, 5)], [follows("a", 5), follows("b", 4), follows("c", None), follows("d", 7)], ["b", "c"]),
+        ([order(NEW, 5)], [follows("a", 4)], []),
+        ([order(OLD, 5), order(NEW, 9)], [follows("a", 5)], []),
+        ([order(OLD, 5)], [follows("a", 5, topic="another")], ["a"]),
+        ([order(OLD, 5)], [follows("a", 5, topic=None)], []),
+        ([order(OLD, 5)], [follows("a", None, started_at=NEW)], []),
     ],
 )
 def test_workers_that_do_not_follow_orders(orders: list[Desired], workers: list[WorkerState], late: list[str]) -> None:
@@ -118,5 +112,5 @@ def test_workers_that_do_not_follow_orders(orders: list[Desired], workers: list[
 def test_a_worker_follows_if_it_has_observed_all_orders_that_are_not_new(
     orders: list[tuple[int, int]], observed: int
 ) -> None:
-    late = not_following([worker("a", observed)], [order(*one) for one in orders], "t", NOW, LATE)
+    late = not_following([follows("a", observed)], [order(*one) for one in orders], "t", NOW, LATE)
     assert late == (["a"] if any(NOW - at > LATE and revision > observed for at, revision in orders) else [])

@@ -1,4 +1,4 @@
-"""What a subscriber is told, from any cursor at any time: together it is the result, and the end comes last, once."""
+"""Frames for a subscriber from any cursor at any time: they add up to the result, and the end comes last, once."""
 
 from __future__ import annotations
 
@@ -7,42 +7,24 @@ from typing import Any
 
 import pytest
 
+from kit.gateway_records import ORIGIN, chunk, outcome, request, status
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame, StatusFrame
 from penstock.gateway.view.rows import facts_text, restored, snapshot
 from penstock.schemas.cursor import Cursor, decode_cursor
 from penstock.schemas.errors import ExecutionTimeout, InvalidCursor, to_error_record
 from penstock.schemas.fold import Chunk, ResultFold
-from penstock.schemas.records import InferenceRequest, Origin, ResultEvent, StatusEvent
+from penstock.schemas.records import ResultEvent
 
-ORIGIN = Origin(topic="t", partition=0, offset=7, append_time_ms=1_000)
-BASE = ResultEvent(
-    request_id="r",
-    tenant="default",
-    kind="chunk",
-    origin=ORIGIN,
-    attempt=1,
-    epoch=1,
-    task="text_generation",
-    created_at=2_000,
-    worker_id="w",
-)
-REQUEST = InferenceRequest(
-    request_id="r", task="text_generation", text_generation={"prompt": "a"}, stream=True, created_at=1_000
-)
-
-
-def chunk(text: str, at: int, **place: int) -> ResultEvent:
-    return replace(BASE, text=text, text_offset=at, **place)
+REQUEST = request(stream=True, created_at=1_000)
 
 
 def end(text: str, **place: Any) -> ResultEvent:
-    values = {"kind": "terminal", "status": "completed", "text_generation": {"text": text}, **place}
-    return replace(BASE, **values)
+    return outcome(text_generation={"text": text}, **place)
 
 
 def claim(**place: int) -> ResultEvent:
-    return replace(BASE, **place)
+    return chunk(**place)
 
 
 SINCE = {"since_epoch": 1, "since_attempt": 1}
@@ -146,7 +128,7 @@ class Reader:
 
 @pytest.mark.parametrize("name", LOGS)
 @pytest.mark.parametrize("restart", [False, True])
-def test_whoever_reads_from_wherever_has_the_result(name: str, restart: bool) -> None:
+def test_every_reader_gets_the_result_from_any_position(name: str, restart: bool) -> None:
     """One reader follows all along; at each event another comes new, and all come back with the cursor they had."""
     log = LOGS[name]
     text = (next(event for event in reversed(log) if event.is_terminal).text_generation or {})["text"]
@@ -206,7 +188,7 @@ def test_coming_back_in_the_middle(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_who_did_not_ask_for_a_stream_still_gets_the_whole_result(name: str) -> None:
+def test_a_request_without_streaming_gets_the_whole_result(name: str) -> None:
     entry = new_entry(stream=False)
     frames = [
         frame for offset, event in enumerate(LOGS[name]) for frame in entry.frames_of(entry.on_result(event, offset))
@@ -232,43 +214,27 @@ def test_a_cursor_ahead_of_the_view_gets_a_snapshot() -> None:
         assert reader.text == "ab"
 
 
-def status(name: str, rank: int, **values: Any) -> StatusEvent:
-    event = StatusEvent(
-        request_id="r",
-        tenant="default",
-        status=name,
-        done=rank == 100,
-        rank=rank,
-        attempt=1,
-        epoch=1,
-        origin=ORIGIN,
-        worker_id="w",
-        created_at=1,
-    )
-    return replace(event, **values)
-
-
 def test_statuses() -> None:
     entry = new_entry()
     assert [frame.to_json()["status"] for frame in entry.opening(None)] == ["accepted"]
-    assert [frame.to_json()["position"] for frame in entry.on_status(status("queued", 10, position=2))] == [2]
-    assert entry.on_status(status("queued", 10, position=2)) == []
-    assert len(entry.on_status(status("queued", 10, position=1))) == 1
-    assert len(entry.on_status(status("running", 40))) == 1
-    assert entry.on_status(status("queued", 10)) == []
-    assert entry.on_status(status("completed", 100)) == [], "the end is told by the result topic"
+    assert [frame.to_json()["position"] for frame in entry.on_status(status("queued", position=2))] == [2]
+    assert entry.on_status(status("queued", position=2)) == []
+    assert len(entry.on_status(status("queued", position=1))) == 1
+    assert len(entry.on_status(status("running"))) == 1
+    assert entry.on_status(status("queued")) == []
+    assert entry.on_status(status("completed")) == [], "the end is told by the result topic"
     assert [frame.to_json()["status"] for frame in after_restart(entry).opening(None)] == ["running"]
     entry.on_result(chunk("a", 0, epoch=2), 0)
-    assert entry.on_status(status("retrying", 50)) == [], "a zombie's"
+    assert entry.on_status(status("retrying")) == [], "a zombie's"
     entry.on_result(end("a", epoch=2), 1)
-    assert entry.on_status(status("running", 40, epoch=3)) == []
+    assert entry.on_status(status("running", epoch=3)) == []
 
 
-def test_a_failure_is_told_whole() -> None:
+def test_a_failure_is_reported_with_its_error() -> None:
     entry = new_entry()
     entry.on_result(chunk("ab", 0), 0)
     error = to_error_record(ExecutionTimeout("too slow"))
-    frames = entry.frames_of(entry.on_result(replace(BASE, kind="terminal", status="failed", error=error), 1))
+    frames = entry.frames_of(entry.on_result(outcome(status="failed", error=error), 1))
     assert [type(frame) for frame in frames] == [ResultFrame]
     body = frames[0].to_json()
     assert (body["status"], body["done"], body["result"]) == ("failed", True, None)
@@ -293,7 +259,7 @@ def test_the_first_origin_stays() -> None:
     ("place", "counts"),
     [({"offset": 6}, True), ({"offset": 8}, False), ({"offset": 6, "partition": 1}, False), ({"topic": "s"}, False)],
 )
-def test_a_record_that_stands_before_in_the_same_log_counts(place: dict[str, Any], counts: bool) -> None:
+def test_an_earlier_record_of_the_same_log_counts(place: dict[str, Any], counts: bool) -> None:
     entry = new_entry()
     entry.model = "of the first"
     entry.on_request(replace(REQUEST, model="of the other"), replace(ORIGIN, **place))
@@ -309,7 +275,7 @@ def test_a_cursor_of_another_request_is_refused() -> None:
         entry.check_cursor(Cursor(partition=2, offset=1, epoch=1, attempt=1, text_length=0))
 
 
-def test_who_resumes_is_told_the_log_probabilities_that_he_may_lack() -> None:
+def test_a_resumed_stream_repeats_the_log_probabilities_that_may_be_missing() -> None:
     entry = new_entry()
 
     def scored(text: str, at: int, names: str, first: int) -> ResultEvent:
@@ -332,7 +298,7 @@ def test_who_resumes_is_told_the_log_probabilities_that_he_may_lack() -> None:
     assert "logprobs" not in entry.chunk_frame("x", 4).to_json()
 
 
-def test_who_knows_a_text_that_went_on_is_told_the_rest_also_after_the_end() -> None:
+def test_a_reader_of_a_continued_text_gets_the_rest_also_after_the_end() -> None:
     entry = new_entry()
     (first,) = entry.frames_of(entry.on_result(chunk("Hello wor", 0), 10))
     entry.on_result(chunk("ld", 9, attempt=2, **SINCE), 11)

@@ -1,26 +1,19 @@
-"""Errors: one shape, the headers clients act on, and nothing told or logged that might quote a prompt."""
+"""Errors: one shape, the headers that clients act on, and no prompt in a response or a log."""
 
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI, Query
+from fastapi import Query
 from starlette.types import Message, Receive, Scope, Send
 
-from penstock.gateway.document.described_routes import TABLE
-from penstock.gateway.edge.auth import AuthPolicy
-from penstock.gateway.edge.bodies import BodyLimits
-from penstock.gateway.edge.connections import Connections
-from penstock.gateway.edge.edge import Edge, EdgeParts, install_edge
-from penstock.gateway.edge.errors import (
-    FinalFailure,
-    error_headers,
-    outcome_error,
-    refuse_socket,
-)
-from penstock.gateway.limits.allowances import Allowances
+from gateway_parts import edge_of
+from kit.gateway_http import client, exchange, gateway_app, gateway_context
+from penstock.gateway.edge.edge import Edge
+from penstock.gateway.edge.errors import FinalFailure, error_headers, outcome_error, refuse_socket
 from penstock.schemas.errors import (
     Cancelled,
     EngineFailed,
@@ -32,29 +25,19 @@ from penstock.schemas.errors import (
     Unauthenticated,
 )
 
-
-def edge_parts() -> EdgeParts:
-    policy = AuthPolicy.build()
-    connections = Connections(policy.still_good)
-    return EdgeParts(routes=TABLE, policy=policy, allowances=Allowances(), connections=connections, bodies=BodyLimits())
-
-
 FIELDS = {"message", "type", "code", "param", "request_id", "retryable", "details"}
+FINAL = {"x-should-retry": "false"}
 
 
-def app_raising(error: Exception) -> FastAPI:
-    app = FastAPI()
-    install_edge(app, edge_parts())
+async def get(error: Exception, path: str = "/") -> httpx.Response:
+    """The response of an app whose only route raises this error."""
+    app = gateway_app()
 
     @app.get("/")
-    async def _fail(number: int = Query(1, ge=1)) -> None:  # pyright: ignore[reportUnusedFunction]
+    async def _fail(number: int = Query(1, ge=1)) -> None:
         raise error
 
-    return app
-
-
-async def get(app: FastAPI, path: str = "/") -> httpx.Response:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+    async with client(app) as http:
         return await http.get(path)
 
 
@@ -63,108 +46,88 @@ async def get(app: FastAPI, path: str = "/") -> httpx.Response:
     [
         (Overloaded("full", retry_after_s=1.2), 503, {"retry-after": "2"}),
         (TenantLimit("slow down"), 429, {"retry-after": "1"}),
-        (Unauthenticated("who?"), 401, {"www-authenticate": "Bearer", "x-should-retry": "false"}),
-        (InsufficientCapacity("no", details={"need": 9, "capacity": 3}), 422, {"x-should-retry": "false"}),
+        (Unauthenticated("who?"), 401, {"www-authenticate": "Bearer", **FINAL}),
+        (InsufficientCapacity("no", details={"need": 9, "capacity": 3}), 422, FINAL),
+        (InvalidRequest("there is no field \ud800", param="\ud800"), 400, FINAL),
     ],
 )
-async def test_typed_errors(error: Exception, status: int, headers: dict[str, str]) -> None:
-    answer = await get(app_raising(error))
-    assert answer.status_code == status
-    assert set(answer.json()["error"]) == FIELDS
+async def test_typed_errors(error: Any, status: int, headers: dict[str, str]) -> None:
+    answer = await get(error)
+    body = answer.json()["error"]
+    assert (answer.status_code, body["param"], set(body)) == (status, error.param, FIELDS)
     assert headers.items() <= dict(answer.headers).items()
     assert answer.headers["x-request-id"].startswith("edge-")
 
 
 async def test_a_final_failure_is_never_retried_even_if_its_error_could_be() -> None:
-    answer = await get(app_raising(FinalFailure(Overloaded("the remote engine is full"), "r1")))
-    assert answer.status_code == 503
-    assert answer.headers["x-should-retry"] == "false"
+    answer = await get(FinalFailure(Overloaded("the remote engine is full"), "r1"))
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (503, "false")
     assert "retry-after" not in answer.headers
     assert answer.headers["x-request-id"] == answer.json()["error"]["request_id"] == "r1"
 
 
-async def test_an_error_may_name_text_that_cannot_be_encoded() -> None:
-    answer = await get(app_raising(InvalidRequest("there is no field \ud800", param="\ud800")))
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "\ud800"
-
-
-async def test_an_unknown_exception_leaves_its_text_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_text_of_an_unknown_exception_is_neither_sent_nor_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
-        answer = await get(app_raising(RuntimeError("a secret prompt")))
-    assert answer.status_code == 500
+        answer = await get(RuntimeError("a secret prompt"))
     error = answer.json()["error"]
-    assert (error["code"], set(error)) == ("internal", FIELDS)
+    assert (answer.status_code, error["code"], set(error)) == (500, "internal", FIELDS)
     assert "secret" not in answer.text + caplog.text
     assert error["details"]["incident"] in caplog.text
     assert "RuntimeError" in caplog.text
 
 
-async def test_validation_names_the_field() -> None:
-    answer = await get(app_raising(ValueError()), "/?number=0")
-    assert answer.status_code == 400
-    assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == ("invalid", "number")
+async def test_a_validation_error_names_the_field() -> None:
+    answer = await get(ValueError(), "/?number=0")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "invalid", "number")
 
 
 @pytest.mark.parametrize(
-    ("status", "facts", "kind", "code"),
+    ("status", "code", "message", "kind", "details"),
     [
-        ("failed", {"code": "engine_failed", "message": "died"}, EngineFailed, "engine_failed"),
-        ("failed", {"code": "of_tomorrow", "message": "?"}, InternalError, "internal"),
-        ("failed", None, EngineFailed, "engine_failed"),
-        ("cancelled", {"code": "cancelled", "message": "by you"}, Cancelled, "cancelled"),
-        ("vanished", None, InternalError, "internal"),
+        ("failed", "engine_failed", "died", EngineFailed, {}),
+        ("failed", "of_tomorrow", "?", InternalError, {"code": "of_tomorrow"}),
+        ("failed", None, None, EngineFailed, {}),
+        ("cancelled", "cancelled", "by you", Cancelled, {}),
+        ("vanished", None, None, InternalError, {}),
     ],
 )
-def test_outcomes_are_typed(status: str, facts: dict[str, object] | None, kind: type, code: str) -> None:
-    error = outcome_error(status, facts)
+def test_the_error_of_an_outcome_is_typed(
+    status: str, code: str | None, message: str | None, kind: Any, details: dict[str, str]
+) -> None:
+    error = outcome_error(status, None if code is None else {"code": code, "message": message})
     assert type(error) is kind
-    assert error.code == code
-    if facts is not None:
-        assert error.message == facts["message"]
-    if code == "internal" and facts:
-        assert error.details == {"code": "of_tomorrow"}
+    assert message is None or (error.message, error.details or {}) == (message, details)
 
 
-def test_only_what_may_succeed_later_may_be_retried() -> None:
+def test_only_an_error_that_may_pass_can_be_retried() -> None:
     assert "x-should-retry" not in error_headers(Overloaded("full"))
     assert error_headers(Cancelled("gone"))["x-should-retry"] == "false"
 
 
-@pytest.mark.parametrize(
-    ("before", "expected"),
-    [([], ["websocket.accept", "websocket.close"]), (["websocket.accept"], ["websocket.accept", "websocket.close"])],
-)
-async def test_a_socket_that_fails_is_closed_with_1011(before: list[str], expected: list[str]) -> None:
-    sent: list[Message] = []
+def socket_scope(path: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "websocket", "path": path, "headers": [(b"host", b"localhost")], **fields}
 
+
+async def connects() -> Message:
+    return {"type": "websocket.connect"}
+
+
+@pytest.mark.parametrize("before", [[], ["websocket.accept"]])
+async def test_a_socket_that_fails_is_closed_with_1011(before: list[str]) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         for kind in before:
             await send({"type": kind})
         raise RuntimeError("secret")
 
-    async def receive() -> Message:
-        return {"type": "websocket.connect"}
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    scope: Scope = {"type": "websocket", "path": "/v1/ws", "headers": [(b"host", b"localhost")]}
-    await Edge(app, app, edge_parts())(scope, receive, send)
-    assert [message["type"] for message in sent] == expected
+    sent = await exchange(Edge(app, app, edge_of(gateway_context())), socket_scope("/v1/ws"), connects)
+    assert [message["type"] for message in sent] == ["websocket.accept", "websocket.close"]
     assert sent[-1]["code"] == 1011
 
 
 async def test_a_refused_socket_confirms_the_subprotocol_so_that_browsers_see_the_code() -> None:
-    sent: list[Message] = []
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await refuse_socket(Unauthenticated("no"), scope, receive, send, close_code=4401)
 
-    async def receive() -> Message:
-        return {"type": "websocket.connect"}
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    scope: Scope = {"type": "websocket", "path": "/", "headers": [], "subprotocols": ["penstock.v1"]}
-    await refuse_socket(Unauthenticated("no"), scope, receive, send, close_code=4401)
-    assert sent[0]["subprotocol"] == "penstock.v1"
-    assert sent[1]["code"] == 4401
+    accepted, closed = await exchange(app, socket_scope("/", subprotocols=["penstock.v1"]), connects)
+    assert (accepted["subprotocol"], closed["code"]) == ("penstock.v1", 4401)

@@ -1,16 +1,24 @@
-"""What the follower folds at once: so little that others on the loop have their turn; and what a probe reads of it."""
+"""The follower of the view: how much it folds at once, the reasons it reports, and the ends of its partitions."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.common import admin
 from penstock.common.reader import RawMessage
+from penstock.common.settings import KafkaSettings
+from penstock.gateway.threads import Threads
+from penstock.gateway.view import ends as ends_module
+from penstock.gateway.view.ends import Ends
 from penstock.gateway.view.follower import _public_reason
+from penstock.gateway.view.key_filter import KeyFilter
 from penstock.gateway.view.pieces import BYTES_AT_ONCE, FOLDED_AT_ONCE, folds
 from penstock.gateway.view.topics_read import MissingTopics
 from penstock.schemas.errors import BrokerUnavailable, Forbidden, PenstockError
@@ -48,3 +56,38 @@ def test_a_batch_is_folded_in_pieces_of_few_records_and_few_bytes(values: list[i
 )
 def test_a_probe_reads_why_the_topics_could_not_be_looked_up(error: PenstockError, reason: str) -> None:
     assert _public_reason(error) == reason
+
+
+RESULT, REQUEST = ("inference.result", 0), ("inference.request.low", 0)
+
+
+async def test_ends_that_were_read_beyond_are_not_believed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its broker died, a gateway said `not_found` of a request that another one had just accepted."""
+    now, told = [100.0], {RESULT: 40, REQUEST: 7}
+    view: Any = SimpleNamespace(offsets=lambda: {RESULT: 50, REQUEST: 7})
+    monkeypatch.setattr(admin, "end_offsets", lambda settings, partitions, timeout_s: dict(told))
+    monkeypatch.setattr(ends_module.time, "monotonic", lambda: now[0])
+    threads = Threads()
+    ends = Ends(KafkaSettings(), view, threads)
+    for _ in range(2):
+        with pytest.raises(BrokerUnavailable, match=r"inference\.result that this gateway has read beyond"):
+            await ends.of_now(2)
+        now[0] += ends_module.SHORT_S - 1
+        told[RESULT] = 50
+        assert await ends.of_now(2) == told, "the broker knows its log again"
+        told[RESULT] = 40
+    now[0] += 3_600
+    with pytest.raises(BrokerUnavailable):
+        await ends.of_now(2)  # an hour later it is another time
+    now[0] += ends_module.SHORT_S
+    assert await ends.of_now(2) == told, "the log has lost its end"
+    threads.close()
+
+
+def test_a_filter_of_keys_knows_what_was_added_and_little_else() -> None:
+    known = KeyFilter()
+    for number in range(20_000):
+        known.add(("default", f"r{number}"))
+    assert all(("default", f"r{number}") in known for number in range(20_000))
+    taken_for_known = sum(("other", f"r{number}") in known for number in range(20_000))
+    assert taken_for_known < 20

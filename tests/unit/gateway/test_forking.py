@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from conversation_topics import (
     Cluster,
     Killed,
     SharedCluster,
+    killed_at_each_step,
     message,
     run,
     said,
@@ -33,6 +35,7 @@ from penstock.common.transport import Delivery
 from penstock.gateway.conversations.pages import Conversations
 from penstock.gateway.conversations.trees import Branch
 from penstock.gateway.openai.item_events import Position
+from penstock.gateway.service.forking import Forking
 from penstock.schemas.errors import BrokerUnavailable, Conflict, NotFound
 from penstock.schemas.records import ConversationFork, conversation_message_key
 
@@ -229,18 +232,9 @@ class World:
 
 
 NUMBER = st.integers(0, 1_000)
-STEP = st.one_of(
-    st.tuples(st.just(World.talk), NUMBER),
-    st.tuples(st.just(World.talk), NUMBER),
-    st.tuples(st.just(World.fork), NUMBER, NUMBER),
-    st.tuples(st.just(World.fork), NUMBER, NUMBER),
-    st.tuples(st.just(World.erase), NUMBER),
-    st.tuples(st.just(World.delete), NUMBER),
-    st.tuples(st.just(World.delete), NUMBER),
-    st.tuples(st.just(World.create), NUMBER),
-    st.tuples(st.just(World.delete_too_late), NUMBER),
-    st.tuples(st.just(World.compact), NUMBER),
-)
+FORK = st.tuples(st.just(World.fork), NUMBER, NUMBER)
+ACTS = (World.talk, World.erase, World.delete, World.create, World.delete_too_late, World.compact)
+STEP = st.one_of(FORK, FORK, *(st.tuples(st.just(act), NUMBER) for act in (*ACTS, World.talk, World.delete)))
 
 
 @LAYOUTS
@@ -308,9 +302,22 @@ def test_a_tree_is_read_by_its_levels_not_by_its_branches() -> None:
 # -- killed anywhere
 
 
-def parent(cluster: Cluster) -> None:
+def parent(cluster: Cluster) -> Cluster:
+    """With two turns in the conversation c."""
     say(cluster, "c", "r1")
     say(cluster, "c", "r2")
+    return cluster
+
+
+def begun(new: type[Cluster]) -> tuple[Cluster, Forking, Conversations]:
+    """A cluster with that conversation, and a gateway."""
+    cluster = parent(new())
+    return cluster, *cluster.gateway()
+
+
+def fork(cluster: Cluster, name: str = "f", of: str = "c") -> Any:
+    """A fork through the first turn, by a gateway that has read nothing yet."""
+    return cluster.gateway()[0].fork("acme", of, cluster.first + 1, name)
 
 
 @LAYOUTS
@@ -318,47 +325,35 @@ def parent(cluster: Cluster) -> None:
 def test_a_killed_fork_is_made_or_not_and_a_repeat_makes_it(new: type[Cluster], given_id: str) -> None:
     if new.is_shared and given_id == "empty":
         pytest.skip("there the first record says what a conversation goes on from")
-    for kill_at in itertools.count():
-        cluster = new(kill_at=kill_at)
-        parent(cluster)
+    topic = NAMES.conversation("acme", "f")
+
+    def started() -> Cluster:
+        cluster = parent(new())
         if given_id == "empty":
-            cluster.create(NAMES.conversation("acme", "f"))
-        try:
-            run(cluster.gateway()[0].fork("acme", "c", cluster.first + 1, "f"))
-            whole = True
-        except Killed:
-            whole = False
-        cluster.kill_at = None
+            cluster.create(topic)
+        return cluster
+
+    for cluster in killed_at_each_step(started, fork, least=5):
         forking, pages = cluster.gateway()
-        try:
+        with suppress(NotFound):
             assert said(pages, "f") in ([], ["r1 in", "r1 out"])
-        except NotFound:
-            pass
-        assert run(forking.fork("acme", "c", cluster.first + 1, "f")).through == cluster.first + 1
+        assert run(fork(cluster)).through == cluster.first + 1
         assert said(pages, "f") == ["r1 in", "r1 out"]
         assert [one for one, _ in pages.forks("acme", "c", 10)] == ["f"]
         for one in ("c", "f"):
             run(forking.delete("acme", one))
         assert cluster.is_empty
-        if whole:
-            assert kill_at > 5
-            return
 
 
 @LAYOUTS
 def test_a_killed_deletion_is_finished_by_a_repeat(new: type[Cluster]) -> None:
-    for kill_at in itertools.count():
-        cluster = new()
-        parent(cluster)
-        run(cluster.gateway()[0].fork("acme", "c", cluster.first + 1, "f"))
-        run(cluster.gateway()[0].delete("acme", "c"))
-        cluster.kill_at, cluster.calls = kill_at, 0
-        try:
-            run(cluster.gateway()[0].delete("acme", "f"))
-            whole = True
-        except Killed:
-            whole = False
-        cluster.kill_at = None
+    def started() -> Cluster:
+        cluster, forking, _ = begun(new)
+        run(fork(cluster))
+        run(forking.delete("acme", "c"))
+        return cluster
+
+    for cluster in killed_at_each_step(started, lambda one: one.gateway()[0].delete("acme", "f"), least=5):
         forking, pages = cluster.gateway()
         if run(forking.exists("acme", "f")):
             run(forking.delete("acme", "f"))
@@ -366,9 +361,6 @@ def test_a_killed_deletion_is_finished_by_a_repeat(new: type[Cluster]) -> None:
             with pytest.raises(NotFound):
                 said(pages, one)
         assert cluster.is_empty
-        if whole:
-            assert kill_at > 5
-            return
 
 
 @pytest.mark.parametrize("name", ["c", "f"])
@@ -377,7 +369,7 @@ def test_what_is_deleted_stays_so_whatever_record_is_the_last_before_a_kill(name
         cluster = SharedCluster()
         parent(cluster)
         if name == "f":
-            run(cluster.gateway()[0].fork("acme", "c", cluster.first + 1, "f"))
+            run(fork(cluster))
             say(cluster, "f", "r3")
         cluster.records_left = records_left
         try:
@@ -456,9 +448,7 @@ def test_a_fork_of_what_is_deleted_meanwhile_is_whole_or_none(
     new: type[Cluster], order: list[bool], through_a_fork: bool
 ) -> None:
     """Also when it is made through a fork of a deleted conversation, and that fork is the one that is deleted."""
-    cluster = new()
-    parent(cluster)
-    made, pages = cluster.gateway()
+    cluster, made, pages = begun(new)
     name = "c"
     if through_a_fork:
         run(made.fork("acme", "c", cluster.first + 3, "b"))
@@ -481,9 +471,8 @@ def test_a_fork_of_what_is_deleted_meanwhile_is_whole_or_none(
 @settings(max_examples=200)
 @given(ORDER, st.booleans())
 def test_of_two_forks_of_one_id_one_is_made(new: type[Cluster], order: list[bool], alike: bool) -> None:
-    cluster = new()
-    parent(cluster)
-    (one, pages), other = cluster.gateway(), cluster.gateway()[0]
+    cluster, one, pages = begun(new)
+    other = cluster.gateway()[0]
     through = cluster.first + (1 if alike else 3)
     ends = together(one.fork("acme", "c", cluster.first + 1, "f"), other.fork("acme", "c", through, "f"), order)
     made = [end for end in ends if isinstance(end, ConversationFork)]
@@ -499,9 +488,8 @@ def test_of_two_forks_of_one_id_one_is_made(new: type[Cluster], order: list[bool
 @settings(max_examples=200)
 @given(ORDER)
 def test_a_repeat_does_not_undo_a_fork_whose_parent_is_deleted_meanwhile(new: type[Cluster], order: list[bool]) -> None:
-    cluster = new()
-    parent(cluster)
-    (one, pages), other = cluster.gateway(), cluster.gateway()[0]
+    cluster, one, pages = begun(new)
+    other = cluster.gateway()[0]
     run(one.fork("acme", "c", cluster.first + 1, "f"))
     repeated, _ = together(one.fork("acme", "c", cluster.first + 1, "f"), other.delete("acme", "c"), order)
     assert isinstance(repeated, ConversationFork | NotFound)
@@ -513,9 +501,7 @@ def test_a_repeat_does_not_undo_a_fork_whose_parent_is_deleted_meanwhile(new: ty
 
 @LAYOUTS
 def test_a_conversation_that_begins_with_a_turn_meanwhile_is_no_fork(new: type[Cluster]) -> None:
-    cluster = new()
-    parent(cluster)
-    forking, pages = cluster.gateway()
+    cluster, forking, pages = begun(new)
     produce = cluster.produce
 
     async def say_first(topic: str, value: bytes | None, *, key: bytes, **more: Any) -> Delivery:
@@ -537,9 +523,7 @@ def test_a_conversation_that_begins_with_a_turn_meanwhile_is_no_fork(new: type[C
 
 @LAYOUTS
 def test_the_same_request_behind_a_deletion_is_another_turn(new: type[Cluster]) -> None:
-    cluster = new()
-    parent(cluster)
-    forking, pages = cluster.gateway()
+    cluster, forking, pages = begun(new)
     run(forking.fork("acme", "c", cluster.first + 1, "f"))
     run(forking.delete("acme", "c"))
     say(cluster, "c", "r1", epoch=1)
@@ -573,9 +557,7 @@ def test_what_cannot_be_forked(new: type[Cluster]) -> None:
 
 @LAYOUTS
 def test_forks_of_forks_are_limited_where_each_adds_a_topic(new: type[Cluster]) -> None:
-    cluster = new()
-    parent(cluster)
-    forking, pages = cluster.gateway()
+    cluster, forking, pages = begun(new)
     for number in range(forks.MOST_ANCESTORS + 5):
         run(forking.fork("acme", f"edit{number - 1}" if number else "c", cluster.first + 1, f"edit{number}"))
     assert pages.forks("acme", "c", 100)[0][0] == "edit0"
@@ -593,9 +575,7 @@ def test_forks_of_forks_are_limited_where_each_adds_a_topic(new: type[Cluster]) 
 
 @LAYOUTS
 def test_a_broker_that_fails_at_the_end_of_a_repeat_costs_no_fork(new: type[Cluster]) -> None:
-    cluster = new()
-    parent(cluster)
-    forking, pages = cluster.gateway()
+    cluster, forking, pages = begun(new)
     run(forking.fork("acme", "c", cluster.first + 1, "f"))
     real, cluster.calls = cluster.step, 0
 
@@ -612,9 +592,7 @@ def test_a_broker_that_fails_at_the_end_of_a_repeat_costs_no_fork(new: type[Clus
 
 @LAYOUTS
 def test_an_id_that_is_deleted_and_still_needed_begins_anew_and_is_cleaned_up_later(new: type[Cluster]) -> None:
-    cluster = new()
-    parent(cluster)
-    forking, pages = cluster.gateway()
+    cluster, forking, pages = begun(new)
     run(forking.fork("acme", "c", cluster.first + 1, "f"))
     run(forking.delete("acme", "c"))
     assert pages.deleted("acme", ["c", "f"]) == {"c"}
@@ -641,8 +619,7 @@ def test_an_id_that_is_deleted_and_still_needed_begins_anew_and_is_cleaned_up_la
 def test_what_the_next_conversation_of_a_name_holds_stays(tmp_path: Path, is_there: bool) -> None:
     """A turn that came while the former one was deleted had begun it anew: its images were let go of, and deleted."""
     cluster, store = Cluster(), ArtifactStore(tmp_path)
-    forking, pages = cluster.gateway()
-    forking._artifacts = store
+    forking, pages = cluster.gateway(store)
     former, image = (store.put("acme", name, conversation_id="c0") for name in (b"former", b"next"))
     store.holds.hold("acme", former.artifact_id, "c0")
     releasing = store.conversation_gone

@@ -1,10 +1,12 @@
-"""Readiness over HTTP: what a probe hears, and what an operator hears beside it."""
+"""Readiness over HTTP: what a probe and an operator see, and who is served while the view catches up."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,89 +14,76 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from gateway_parts import edge_of, service_with
+from gateway_parts import service_with
+from kit.gateway_http import client, gateway_app, gateway_context
+from kit.gateway_records import ORIGIN, model_info, model_state, request, worker
 from penstock.common.clock import now_ms
-from penstock.gateway.context import GatewayContext, put_context
 from penstock.gateway.edge.auth import AuthPolicy
-from penstock.gateway.edge.edge import install_edge
 from penstock.gateway.edge.keys import create_key
 from penstock.gateway.routes import health
 from penstock.gateway.service.dependencies import Dependencies, Problem
 from penstock.gateway.service.facts import Facts
-from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.view.follower import Readiness
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.store import Store
 from penstock.gateway.view.view import View
-from penstock.schemas.records import InferenceRequest, ModelInfo, ModelState, Origin, WorkerState
+from penstock.schemas.errors import BrokerUnavailable, Overloaded
 from penstock.schemas.times import rfc3339
 from penstock.schemas.topics import TopicNames
 
 CAUSE = "OSError: no file named model.safetensors"
+NOT_LOADED = "chat could not be loaded (2 loads in a row failed)"
+PROGRESS = "catching up with the topics: 5 of 9 records"
 
 
 @pytest.fixture
-def facts(tmp_path: Path) -> Iterator[Facts]:
-    """Of a worker that could not load its model."""
-    yield from facts_of(tmp_path, "failed")
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Facts]:
-    """Of a worker that serves its model."""
-    yield from facts_of(tmp_path, "ready")
-
-
-def facts_of(tmp_path: Path, state: str) -> Iterator[Facts]:
+def view(tmp_path: Path) -> Iterator[View]:
     store = Store(tmp_path / "view.sqlite", "cluster")
-    view, at = View(store, Hub(), TopicNames(), 1), now_ms()
-    failed = ModelState(model="chat", state=state, reason="2 loads in a row failed", cause=CAUSE)
-    info = ModelInfo(model="chat", tasks=["x"], engine="text", state=state, updated_at=at, worker_id="w")
-    view.fleet.models = {("chat", ""): info}
-    view.fleet.workers = {
-        "w": WorkerState(worker_id="w", state="running", started_at=at, updated_at=at, models=[failed])
-    }
-    follower: Any = Mock(**{"readiness.return_value": Readiness(ready=True)})
-    yield Facts(view, follower, Hub())
+    yield View(store, Hub(), TopicNames(), 1)
     store.close()
 
 
-def app_of(facts: Facts, policy: AuthPolicy, dependencies: Dependencies | None = None) -> FastAPI:
-    context = GatewayContext(settings=GatewaySettings(), policy=policy)
-    context.connected = service_with(facts, dependencies=dependencies)
-    app = FastAPI()
-    put_context(app, context)
-    app.include_router(health.router)
-    install_edge(app, edge_of(context))
-    return app
+def site(
+    view: View, state: str = "ready", policy: AuthPolicy | None = None, dependencies: Dependencies | None = None
+) -> FastAPI:
+    """The app of a gateway with one worker, whose model is in this state."""
+    at = now_ms()
+    view.fleet.models = {("chat", ""): model_info("chat", tasks=["x"], state=state, updated_at=at)}
+    models = [model_state("chat", state, reason="2 loads in a row failed", cause=CAUSE)]
+    view.fleet.workers = {"w": worker(started_at=at, updated_at=at, models=models)}
+    follower: Any = Mock(**{"readiness.return_value": Readiness(ready=True)})
+    service = service_with(Facts(view, follower, Hub()), dependencies=dependencies)
+    return gateway_app(health.router, service=service, policy=policy)
+
+
+def waiting(view: View, request_id: str, at_ms: int, **fields: Any) -> None:
+    view.accepted(request(request_id, task="x", model="chat", **fields), replace(ORIGIN, append_time_ms=at_ms))
 
 
 async def readiness(app: FastAPI, query: str = "", **headers: str) -> httpx.Response:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
-        return await client.get(f"/readyz{query}", headers=headers)
+    async with client(app, **headers) as http:
+        return await http.get(f"/readyz{query}")
 
 
-async def reason(facts: Facts, policy: AuthPolicy, **headers: str) -> str:
-    answer = await readiness(app_of(facts, policy), **headers)
+async def reason(app: FastAPI, **headers: str) -> str:
+    answer = await readiness(app, **headers)
     assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
     return answer.json()["reason"]
 
 
-async def test_operators_hear_what_made_a_load_fail_and_probes_do_not(facts: Facts, tmp_path: Path) -> None:
+async def test_operators_see_why_a_load_failed_and_probes_do_not(view: View, tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
-    secrets = {scope: create_key(keys, tenant="acme", scopes=[scope]) for scope in ("admin", "read")}
-    policy = AuthPolicy.build(keys_file=keys)
-    public = "chat could not be loaded (2 loads in a row failed)"
-    assert await reason(facts, policy) == public
-    assert await reason(facts, policy, authorization="Bearer unknown") == public
-    assert await reason(facts, policy, authorization=f"Bearer {secrets['read']}") == public
-    full = f"chat could not be loaded (2 loads in a row failed: {CAUSE})"
-    assert await reason(facts, policy, authorization=f"Bearer {secrets['admin']}") == full
+    admin, reader = (create_key(keys, tenant="acme", scopes=[scope]) for scope in ("admin", "read"))
+    app = site(view, "failed", AuthPolicy.build(keys_file=keys))
+    assert await reason(app) == NOT_LOADED
+    for key in ("unknown", reader):
+        assert await reason(app, authorization=f"Bearer {key}") == NOT_LOADED
+    assert await reason(app, authorization=f"Bearer {admin}") == f"{NOT_LOADED[:-1]}: {CAUSE})"
 
 
-async def test_without_keys_whoever_asks_by_this_machines_name_is_an_operator(facts: Facts) -> None:
-    assert CAUSE in await reason(facts, AuthPolicy.build())
-    assert CAUSE not in await reason(facts, AuthPolicy.build(), host="rebound.example")
+async def test_without_keys_a_caller_by_a_local_host_name_is_an_operator(view: View) -> None:
+    assert CAUSE in await reason(site(view, "failed"))
+    assert CAUSE not in await reason(site(view, "failed"), host="rebound.example")
 
 
 async def tried(**problems: Problem | None) -> Dependencies:
@@ -114,62 +103,59 @@ async def tried(**problems: Problem | None) -> Dependencies:
     return made
 
 
-async def test_what_cannot_be_used_is_told_and_keeps_nobody_from_being_served(served: Facts, tmp_path: Path) -> None:
+async def test_a_dependency_that_fails_is_reported_and_calls_are_still_served(view: View, tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     key = create_key(keys, tenant="acme", scopes=["admin"])
     away = await tried(artifacts=Problem("the artifact store cannot be used", "/data: is full"), orders=None)
-    app = app_of(served, AuthPolicy.build(keys_file=keys), away)
-    public = await readiness(app)
-    assert (public.status_code, public.json()["status"]) == (200, "degraded")
-    assert public.json()["reason"] == "the artifact store cannot be used"
-    assert (await readiness(app, "?require=workers")).status_code == 200, "it is not for want of a worker"
-    store, orders = public.json()["dependencies"]
-    assert (store["name"], store["ok"], store["reason"]) == ("artifacts", False, public.json()["reason"])
+    app = site(view, policy=AuthPolicy.build(keys_file=keys), dependencies=away)
+    assert await reason(app) == "the artifact store cannot be used"
+    assert (await readiness(app, "?require=workers")).status_code == 200, "no worker is missing"
+    store, orders = (await readiness(app)).json()["dependencies"]
+    assert (store["name"], store["ok"], store["reason"]) == ("artifacts", False, "the artifact store cannot be used")
     assert (orders["name"], orders["ok"], orders["reason"]) == ("orders", True, None)
     assert orders["checked_at"].endswith("Z")
     full = (await readiness(app, authorization=f"Bearer {key}")).json()
     assert full["dependencies"][0]["reason"] == full["reason"] == "the artifact store cannot be used: /data: is full"
 
 
-async def test_what_was_not_tried_yet_is_no_problem(served: Facts) -> None:
-    app = app_of(served, AuthPolicy.build(), Dependencies({"artifacts": Mock()}, every_s=60))
-    body = (await readiness(app)).json()
+async def test_a_dependency_that_was_not_tried_yet_is_no_problem(view: View) -> None:
+    body = (await readiness(site(view, dependencies=Dependencies({"artifacts": Mock()}, every_s=60)))).json()
     assert body["status"] == "ready"
     assert body["dependencies"] == [{"name": "artifacts", "ok": None, "checked_at": None, "reason": None}]
 
 
-def waiting(facts: Facts, request_id: str, at_ms: int, *, pool: str | None = None) -> None:
-    request = InferenceRequest(
-        request_id=request_id, task="x", model="chat", pool=pool, text_generation={}, created_at=at_ms
-    )
-    view = facts._view
-    view.accepted(request, Origin(topic="inference.request.medium", partition=0, offset=0, append_time_ms=at_ms))
-
-
-async def test_requests_that_wait_for_want_of_a_worker_are_counted(facts: Facts) -> None:
-    app, at_ms = app_of(facts, AuthPolicy.build()), now_ms()
+async def test_requests_that_wait_because_no_worker_serves_them_are_counted(view: View) -> None:
+    app, at_ms = site(view, "failed"), now_ms()
     assert (await readiness(app)).json()["waiting_without_worker"] == []
     for number in range(3):
-        waiting(facts, f"r{number}", at_ms + number)
+        waiting(view, f"r{number}", at_ms + number)
     (found,) = (await readiness(app)).json()["waiting_without_worker"]
-    assert found == {
-        "task": "x",
-        "model": "chat",
-        "pool": None,
-        "requests": 3,
-        "since": rfc3339(at_ms),
-        "reason": "chat could not be loaded (2 loads in a row failed)",
-    }
+    expected = {"task": "x", "model": "chat", "pool": None, "requests": 3, "since": rfc3339(at_ms)}
+    assert found == {**expected, "reason": NOT_LOADED}
 
 
-async def test_a_pool_without_workers_counts_once_somebody_waits_there(served: Facts) -> None:
-    app = app_of(served, AuthPolicy.build())
+async def test_a_pool_without_workers_counts_once_a_request_waits_there(view: View) -> None:
+    app = site(view)
     assert (await readiness(app)).json()["status"] == "ready"
-    waiting(served, "r1", now_ms())
+    waiting(view, "r1", now_ms())
     assert (await readiness(app)).json()["status"] == "ready", "a live worker has its model"
-    waiting(served, "r2", now_ms(), pool="gpu")
-    answer = await readiness(app)
-    assert (answer.json()["status"], answer.json()["reason"]) == ("degraded", "no live worker is in the pool gpu")
-    (found,) = answer.json()["waiting_without_worker"]
-    assert (found["pool"], found["requests"], found["reason"]) == ("gpu", 1, answer.json()["reason"])
+    waiting(view, "r2", now_ms(), pool="gpu")
+    assert await reason(app) == "no live worker is in the pool gpu"
+    (found,) = (await readiness(app)).json()["waiting_without_worker"]
+    assert (found["pool"], found["requests"], found["reason"]) == ("gpu", 1, "no live worker is in the pool gpu")
     assert (await readiness(app, "?require=workers")).status_code == 503
+
+
+@pytest.mark.parametrize("scope", ["read", "submit", "cancel", None])
+def test_callers_wait_until_the_view_has_caught_up_and_operators_do_not(scope: str | None) -> None:
+    """A chat was accepted meanwhile and hung: its own record was far behind those that were read."""
+    context = gateway_context()
+    assert isinstance(context.awaited(scope), BrokerUnavailable)
+    facts = SimpleNamespace(catching_up=lambda: PROGRESS)
+    context.connected = service_with(facts)
+    refused = context.awaited(scope)
+    assert isinstance(refused, Overloaded)
+    assert (PROGRESS in refused.message, refused.retry_after_s) == (True, 1)
+    assert context.awaited("admin") is None
+    facts.catching_up = lambda: None
+    assert context.awaited(scope) is None

@@ -1,86 +1,66 @@
-"""Hot routes: plain calls skip the framework; all else goes through it, and the answers are the same."""
+"""Hot routes: plain calls skip the framework, all others go through it, and the responses are the same."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import httpx
 import pytest
-from fastapi import FastAPI
 
-from gateway_parts import edge_of
-from penstock.gateway.context import GatewayContext, put_context
+from kit.gateway_http import client, gateway_app, scope_of
 from penstock.gateway.document.described_routes import TABLE
-from penstock.gateway.edge.auth import AuthPolicy
-from penstock.gateway.edge.edge import install_edge
-from penstock.gateway.hot_routes import HotRoutes, hot_endpoint
+from penstock.gateway.hot_routes import hot_endpoint
 from penstock.gateway.openai import text_routes
 from penstock.gateway.routes import native
-from penstock.gateway.settings import GatewaySettings
 
-JSON = [(b"content-type", b"application/json; charset=utf-8")]
+JSON = b"application/json; charset=utf-8"
+CHAT, REQUESTS = "/v1/chat/completions", "/v1/requests"
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "query", "headers", "hot"),
+    ("method", "path", "content_type", "query", "hot"),
     [
-        ("POST", "/v1/requests", b"", JSON, True),
-        ("POST", "/v1/chat/completions", b"", JSON, True),
-        ("GET", "/v1/requests/r1", b"", [], True),
-        ("HEAD", "/v1/requests/r1", b"", [], False),
-        ("GET", "/v1/requests/r1/", b"", [], False),
-        ("POST", "/v1/requests", b"a=b", JSON, False),
-        ("POST", "/v1/requests", b"", [], False),
-        ("POST", "/v1/requests", b"", [(b"content-type", b"text/plain")], False),
-        ("PUT", "/v1/requests", b"", JSON, False),
-        ("GET", "/v1/requests", b"", [], False),
-        ("GET", "/v1/requests/", b"", [], False),
-        ("GET", "/v1/requests/r1", b"wait=1", [], False),
-        ("GET", "/v1/requests/r1/events", b"", [], False),
-        ("POST", "/v1/requests/cancel", b"", JSON, False),
+        ("POST", REQUESTS, JSON, b"", True),
+        ("POST", CHAT, JSON, b"", True),
+        ("GET", "/v1/requests/r1", None, b"", True),
+        ("HEAD", "/v1/requests/r1", None, b"", False),
+        ("GET", "/v1/requests/r1/", None, b"", False),
+        ("POST", REQUESTS, JSON, b"a=b", False),
+        ("POST", REQUESTS, None, b"", False),
+        ("POST", REQUESTS, b"text/plain", b"", False),
+        ("PUT", REQUESTS, JSON, b"", False),
+        ("GET", REQUESTS, None, b"", False),
+        ("GET", "/v1/requests/", None, b"", False),
+        ("GET", "/v1/requests/r1", None, b"wait=1", False),
+        ("GET", "/v1/requests/r1/events", None, b"", False),
+        ("POST", "/v1/requests/cancel", JSON, b"", False),
     ],
 )
-def test_which_calls_are_hot(method: str, path: str, query: bytes, headers: Any, hot: bool) -> None:
-    scope = {"method": method, "path": path, "query_string": query, "headers": headers}
+def test_which_calls_are_hot(method: str, path: str, content_type: bytes | None, query: bytes, hot: bool) -> None:
+    scope = scope_of(method, path, [] if content_type is None else [(b"content-type", content_type)], query)
     assert (hot_endpoint(TABLE.rules(method, path), scope) is not None) is hot
-
-
-def make_app(*, hot: bool) -> FastAPI:
-    app = FastAPI()
-    policy = AuthPolicy.build()
-    context = GatewayContext(settings=GatewaySettings(), policy=policy)
-    put_context(app, context)
-    for part in (native, text_routes):
-        app.include_router(part.router)
-    install_edge(app, edge_of(context), HotRoutes if hot else None)
-    return app
 
 
 @pytest.mark.parametrize(
     ("path", "content"),
     [
-        ("/v1/chat/completions", b"{"),
-        ("/v1/chat/completions", b""),
-        ("/v1/chat/completions", b"[]"),
-        ("/v1/chat/completions", b"\xff"),
-        ("/v1/chat/completions", b"[" * 100_000),
-        ("/v1/chat/completions", b'{"model": 3, "messages": []}'),
-        ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "hi"}], "nonsense": 1}'),
-        ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "hi"}], "temperature": "warm"}'),
-        ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "hi"}]}'),
-        ("/v1/requests", b"{"),
-        ("/v1/requests", b'{"task": "nothing"}'),
-        ("/v1/requests", b'{"task": "text_generation", "payload": {"prompt": "hi"}}'),
+        (CHAT, b"{"),
+        (CHAT, b""),
+        (CHAT, b"[]"),
+        (CHAT, b"\xff"),
+        (CHAT, b"[" * 100_000),
+        (CHAT, b'{"model": 3, "messages": []}'),
+        (CHAT, b'{"messages": [{"role": "user", "content": "hi"}], "nonsense": 1}'),
+        (CHAT, b'{"messages": [{"role": "user", "content": "hi"}], "temperature": "warm"}'),
+        (CHAT, b'{"messages": [{"role": "user", "content": "hi"}]}'),
+        (REQUESTS, b"{"),
+        (REQUESTS, b'{"task": "nothing"}'),
+        (REQUESTS, b'{"task": "text_generation", "payload": {"prompt": "hi"}}'),
     ],
 )
 async def test_errors_are_those_of_the_framework(path: str, content: bytes) -> None:
-    answers: list[tuple[int, dict[str, Any]]] = []
+    answers: list[tuple[int, str, str | None]] = []
     for hot in (True, False):
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(make_app(hot=hot)), base_url="http://127.0.0.1"
-        ) as http:
+        async with client(gateway_app(native.router, text_routes.router, hot=hot)) as http:
             answer = await http.post(path, content=content, headers={"content-type": "application/json"})
-            answers.append((answer.status_code, answer.json()["error"]))
-    (status, error), (plain_status, plain_error) = answers
-    assert (status, error["code"], error["param"]) == (plain_status, plain_error["code"], plain_error["param"])
-    assert status in (400, 503)
+            error = answer.json()["error"]
+            answers.append((answer.status_code, error["code"], error["param"]))
+    assert answers[0] == answers[1]
+    assert answers[0][0] in (400, 503)

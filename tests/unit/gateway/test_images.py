@@ -1,29 +1,24 @@
-"""Images that come with requests, and OpenAI's routes for images: what is submitted, what is kept, what is refused."""
+"""Images in requests, and OpenAI's routes for images: what is submitted, what is kept and what is refused."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import copy
 import hashlib
 import io
 import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from fastapi import FastAPI
 
-from gateway_parts import edge_of, service_with
+from gateway_parts import service_with
+from kit.gateway_http import client, gateway_app
 from penstock.common.artifacts import ArtifactStore
-from penstock.gateway.context import GatewayContext, put_context
-from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.bodies import BodyLimits
-from penstock.gateway.edge.edge import install_edge
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.limits.limits import Limits
@@ -46,7 +41,7 @@ TENANT = "default"
 
 
 class Parts:
-    """The service's parts: takes submissions, and answers each with an image that is kept already."""
+    """The service's parts: accept submissions, and answer each with an image that is kept already."""
 
     def __init__(self, store: ArtifactStore) -> None:
         self.asked: list[InferenceRequest] = []
@@ -79,44 +74,33 @@ class Parts:
         return {"object": "plan"}
 
     def await_outcome(self, tenant: str, request_id: str, *, resumes: bool = True) -> Any:
-        result = self.result()
-
-        async def frames() -> AsyncGenerator[Any]:
-            yield ResultFrame(
-                request_id=request_id, cursor=None, status="completed", model="tiny", result=result, error=None
-            )
-
-        return _Frames(frames())
+        return Frames(self.frames(request_id)[-1:])
 
     def subscribe(self, tenant: str, request_id: str, *, resumes: bool = True) -> Any:
-        return Told(self.frames(request_id))
-
-    def frames(self, request_id: str) -> list[Frame]:
-        """A try that is given up after its first preview, then one with two previews too many."""
-        common: dict[str, Any] = {"request_id": request_id, "cursor": None}
-        image = {"artifact_id": self.preview.artifact_id, "sha256": self.preview.sha256, "media_type": "image/jpeg"}
-        image |= {"width": 8, "height": 4}
-        steps = [PreviewFrame(**common, step=step, steps=30, image=image) for step in (8, 16, 24)]
-        lost = PreviewFrame(**common, step=4, steps=30, image={**image, "artifact_id": "art_gone"})
-        restarted = RestartedFrame(**common, attempt=2)
-        progress = ProgressFrame(**common, step=1, steps=30)
-        said = {"model": "tiny", "error": None}
-        if self.fails is not None:
-            ended = ResultFrame(**common, status="failed", model="tiny", result=None, error=self.fails)
-            return [*steps[: self.before_failure], ended]
-        result = ResultFrame(**common, status="completed", result=self.result(), **said)
-        return [progress, steps[0], restarted, lost, *steps, result]
-
-    def result(self) -> dict[str, Any]:
-        made = self.made
-        image = {"artifact_id": made.artifact_id, "sha256": made.sha256, "url": made.url, "media_type": "image/png"}
-        return {"images": [{**image, "width": 1, "height": 1, "seed": 7}], "usage": {"pixels": 1}}
+        return Frames(self.frames(request_id))
 
     def followed(self, tenant: str, request_id: str) -> bool:
         return False
 
+    def frames(self, request_id: str) -> list[Frame]:
+        """An attempt that is given up after its first preview, then one with two previews too many."""
+        common: dict[str, Any] = {"request_id": request_id, "cursor": None}
+        image = {"artifact_id": self.preview.artifact_id, "sha256": self.preview.sha256, "media_type": "image/jpeg"}
+        image |= {"width": 8, "height": 4}
+        steps = [PreviewFrame(**common, step=step, steps=30, image=image) for step in (8, 16, 24)]
+        if self.fails is not None:
+            ended = ResultFrame(**common, status="failed", model="tiny", result=None, error=self.fails)
+            return [*steps[: self.before_failure], ended]
+        lost = PreviewFrame(**common, step=4, steps=30, image={**image, "artifact_id": "art_gone"})
+        restarted, progress = RestartedFrame(**common, attempt=2), ProgressFrame(**common, step=1, steps=30)
+        made = self.made
+        image = {"artifact_id": made.artifact_id, "sha256": made.sha256, "url": made.url, "media_type": "image/png"}
+        output = {"images": [{**image, "width": 1, "height": 1, "seed": 7}], "usage": {"pixels": 1}}
+        result = ResultFrame(**common, status="completed", result=output, model="tiny", error=None)
+        return [progress, steps[0], restarted, lost, *steps, result]
 
-class Told:
+
+class Frames:
     """A subscription whose frames are all there."""
 
     def __init__(self, frames: list[Frame]) -> None:
@@ -126,19 +110,46 @@ class Told:
         frames, self._frames = self._frames, []
         return frames
 
-    def close(self) -> None:
-        pass
-
-
-class _Frames:
-    def __init__(self, frames: AsyncGenerator[Any]) -> None:
-        self._frames = frames
-
-    def __aiter__(self) -> Any:
-        return self._frames
+    async def __aiter__(self) -> AsyncGenerator[Frame]:
+        for frame in self.take_nowait():
+            yield frame
 
     def close(self) -> None:
         pass
+
+
+class Gateway:
+    """The routes that take images, as plain HTTP and as the OpenAI client calls them."""
+
+    def __init__(self, store: ArtifactStore, allowances: Allowances | None = None, max_body_bytes: int = 2_000_000):
+        self.store, self.parts = store, Parts(store)
+        settings = GatewaySettings(gateway=GatewaySection(max_body_bytes=max_body_bytes))
+        app = gateway_app(
+            *(routes.router for routes in (native, text_routes, image_routes)),
+            service=service_with(self.parts, artifacts=store),
+            allowances=allowances,
+            settings=settings,
+            bodies=BodyLimits(max_file_bytes=50_000),
+        )
+        self.http = client(app)
+        self.openai = openai.AsyncOpenAI(
+            api_key="none", base_url="http://127.0.0.1/v1", max_retries=0, http_client=client(app)
+        )
+
+    @property
+    def asked(self) -> InferenceRequest:
+        (asked,) = self.parts.asked
+        return asked
+
+    async def post(self, **body: Any) -> httpx.Response:
+        return await self.http.post("/v1/requests", **body)
+
+    async def refuses(self, call: Any, status: int, param: str | None) -> None:
+        """The call is refused for this parameter, nothing is submitted and nothing is kept."""
+        used = self.store.used_bytes(TENANT)
+        answer: httpx.Response = await call
+        assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
+        assert (self.parts.asked, self.store.used_bytes(TENANT)) == ([], used)
 
 
 @pytest.fixture
@@ -146,92 +157,62 @@ def store(tmp_path: Path) -> ArtifactStore:
     return ArtifactStore(tmp_path / "artifacts")
 
 
-def make(
-    store: ArtifactStore, allowances: Allowances | None = None, max_body_bytes: int = 2_000_000
-) -> SimpleNamespace:
-    allowances = allowances or Allowances()
-    settings = GatewaySettings(gateway=GatewaySection(max_body_bytes=max_body_bytes))  # pyright: ignore[reportCallIssue]
-    context = GatewayContext(settings=settings, policy=AuthPolicy.build(), allowances=allowances)
-    parts = Parts(store)
-    context.connected = service_with(parts, artifacts=store)
-    app = FastAPI()
-    put_context(app, context)
-    for part in (native, text_routes, image_routes):
-        app.include_router(part.router)
-    install_edge(app, edge_of(context, bodies=BodyLimits(max_file_bytes=50_000)))
-    transport = httpx.ASGITransport(app)
-    http = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
-    client = openai.AsyncOpenAI(
-        api_key="none",
-        base_url="http://127.0.0.1/v1",
-        max_retries=0,
-        http_client=httpx.AsyncClient(transport=transport),
-    )
-    return SimpleNamespace(parts=parts, http=http, openai=client)
+@pytest.fixture
+def gateway(store: ArtifactStore) -> Gateway:
+    return Gateway(store)
 
 
 def edit(image: Any, **more: Any) -> dict[str, Any]:
     return {"task": "image_editing", "payload": {"prompt": "snow", "image": image, **more}}
 
 
-async def test_base64_becomes_an_artifact_of_the_tenant(store: ArtifactStore) -> None:
-    gateway = make(store)
-    body = edit({"data": DATA, "media_type": "image/png"}, mask={"data": DATA})
+async def test_base64_becomes_an_artifact_of_the_tenant(gateway: Gateway) -> None:
     for _ in range(2):
-        answer = await gateway.http.post("/v1/requests", json=body)
+        answer = await gateway.post(json=edit({"data": DATA, "media_type": "image/png"}, mask={"data": DATA}))
         assert answer.status_code == 202, answer.text
     first, second = (asked.payload for asked in gateway.parts.asked)
     assert first == second, "a repeat is the same request"
     assert first["image"] == first["mask"]
-    kept = store.describe(TENANT, first["image"]["artifact_id"])
+    kept = gateway.store.describe(TENANT, first["image"]["artifact_id"])
     assert (kept.media_type, kept.size_bytes, kept.sha256) == ("image/png", len(PNG), hashlib.sha256(PNG).hexdigest())
     assert kept.expires_at_ms is not None
 
 
-async def test_files_of_a_multipart_body(store: ArtifactStore) -> None:
-    gateway = make(store)
-    request = json.dumps(edit({"file": "picture"}, strength=0.5))
-    answer = await gateway.http.post(
-        "/v1/requests", data={"request": request}, files={"picture": ("a.png", PNG, "application/octet-stream")}
-    )
+async def test_files_of_a_multipart_body(gateway: Gateway) -> None:
+    files = {"picture": ("a.png", PNG, "application/octet-stream")}
+    answer = await gateway.post(data={"request": json.dumps(edit({"file": "picture"}, strength=0.5))}, files=files)
     assert answer.status_code == 202, answer.text
-    (asked,) = gateway.parts.asked
-    assert asked.payload["strength"] == 0.5
-    assert store.get(TENANT, asked.payload["image"]["artifact_id"]) == PNG
+    assert gateway.asked.payload["strength"] == 0.5
+    assert gateway.store.get(TENANT, gateway.asked.payload["image"]["artifact_id"]) == PNG
 
 
 @pytest.mark.parametrize(
-    ("fields", "files", "param"),
+    ("request_part", "files", "param"),
     [
-        ({"request": json.dumps(edit({"file": "other"}))}, {"picture": PNG}, "payload.image.file"),
-        ({"request": json.dumps(edit({"file": "picture"}))}, {"picture": PNG, "more": PNG}, "more"),
-        ({"request": json.dumps(edit({"file": "picture"}))}, {"picture": b"<svg/>"}, "payload.image"),
-        ({"request": "{"}, {"picture": PNG}, "request"),
-        ({}, {"picture": PNG}, "request"),
+        (json.dumps(edit({"file": "other"})), {"picture": PNG}, "payload.image.file"),
+        (json.dumps(edit({"file": "picture"})), {"picture": PNG, "more": PNG}, "more"),
+        (json.dumps(edit({"file": "picture"})), {"picture": b"<svg/>"}, "payload.image"),
+        ("{", {"picture": PNG}, "request"),
+        (None, {"picture": PNG}, "request"),
     ],
 )
-async def test_a_multipart_body_that_is_wrong(
-    store: ArtifactStore, fields: dict[str, str], files: dict[str, bytes], param: str
+async def test_a_wrong_multipart_body_is_refused(
+    gateway: Gateway, request_part: str | None, files: dict[str, bytes], param: str
 ) -> None:
-    gateway = make(store)
-    answer = await gateway.http.post("/v1/requests", data=fields, files=files)
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["param"] == param
-    assert gateway.parts.asked == []
+    data = {} if request_part is None else {"request": request_part}
+    await gateway.refuses(gateway.post(data=data, files=files), 400, param)
 
 
-async def test_a_multipart_body_has_a_limit_of_its_own(store: ArtifactStore) -> None:
-    gateway = make(store)
-    answer = await gateway.http.post("/v1/requests", data={"request": "{}"}, files={"a": bytes(60_000)})
+async def test_a_multipart_body_has_a_limit_of_its_own(gateway: Gateway) -> None:
+    answer = await gateway.post(data={"request": "{}"}, files={"a": bytes(60_000)})
     assert answer.status_code == 413
     assert "50000 bytes" in answer.json()["error"]["message"]
 
 
 async def test_the_json_of_a_multipart_body_is_as_small_as_json_alone(store: ArtifactStore) -> None:
-    """As a file it may have the bytes of a file, and JSON is parsed on the event loop."""
-    gateway = make(store, max_body_bytes=1_000)
+    """As a file it could have the bytes of a file, and JSON is parsed on the event loop."""
     files = {"request": ("r.json", b"[" * 1_001), "picture": ("a.png", PNG)}
-    answer = await gateway.http.post("/v1/requests", files=files)
+    answer = await Gateway(store, max_body_bytes=1_000).post(files=files)
     assert (answer.status_code, answer.json()["error"]["details"]) == (413, {"limit_bytes": 1_000}), answer.text
     assert "the part `request`" in answer.json()["error"]["message"]
 
@@ -247,72 +228,55 @@ async def test_the_json_of_a_multipart_body_is_as_small_as_json_alone(store: Art
         ({"file": "picture"}, "payload.image.file"),
     ],
 )
-async def test_what_is_no_image_is_refused_and_nothing_is_kept(
-    store: ArtifactStore, image: dict[str, Any], param: str
-) -> None:
-    gateway = make(store)
-    used = store.used_bytes(TENANT)
-    answer = await gateway.http.post("/v1/requests", json=edit(image))
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["param"] == param
-    assert store.used_bytes(TENANT) == used
+async def test_what_is_no_image_is_refused(gateway: Gateway, image: dict[str, Any], param: str) -> None:
+    await gateway.refuses(gateway.post(json=edit(image)), 400, param)
 
 
-async def test_nothing_is_kept_for_a_request_that_is_refused_or_only_tried(store: ArtifactStore) -> None:
-    gateway = make(store)
-    used = store.used_bytes(TENANT)
+async def test_nothing_is_kept_for_a_request_that_is_refused_or_a_dry_run(gateway: Gateway) -> None:
+    used = gateway.store.used_bytes(TENANT)
     answer = await gateway.http.post("/v1/requests?dry_run=true", json=edit({"data": DATA}))
     assert answer.json() == {"object": "plan"}
-    assert (await gateway.http.post("/v1/requests", json=edit({"data": DATA}, nonsense=1))).status_code == 400
+    assert gateway.store.used_bytes(TENANT) == used
+    await gateway.refuses(gateway.post(json=edit({"data": DATA}, nonsense=1)), 400, "payload.nonsense")
     gateway.parts.refuses = Overloaded("full")
-    assert (await gateway.http.post("/v1/requests", json=edit({"data": DATA}))).status_code == 503
-    assert store.used_bytes(TENANT) == used
-    assert gateway.parts.asked == []
+    await gateway.refuses(gateway.post(json=edit({"data": DATA})), 503, None)
 
 
-async def test_what_a_tenant_may_keep_holds_for_them(store: ArtifactStore) -> None:
-    gateway = make(store, Allowances(defaults=Limits(artifact_bytes=10)))
-    answer = await gateway.http.post("/v1/requests", json=edit({"data": DATA}))
-    assert answer.status_code == 429, answer.text
-    assert gateway.parts.asked == []
+async def test_the_tenants_limit_of_artifacts_holds_for_images(store: ArtifactStore) -> None:
+    gateway = Gateway(store, Allowances(defaults=Limits(artifact_bytes=10)))
+    await gateway.refuses(gateway.post(json=edit({"data": DATA})), 429, None)
 
 
-async def test_images_of_a_chat(store: ArtifactStore) -> None:
-    gateway = make(store)
-    content = [
+async def test_images_of_a_chat(gateway: Gateway) -> None:
+    url = f"data:image/png;base64,{DATA}"
+    content: list[Any] = [
         {"type": "text", "text": "What is this?"},
-        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{DATA}", "detail": "auto"}},
+        {"type": "image_url", "image_url": {"url": url, "detail": "auto"}},
         {"type": "image_url", "image_url": {"url": "https://a.example/b.png"}},
     ]
     await gateway.openai.chat.completions.create(model="tiny", messages=[{"role": "user", "content": content}])
-    (asked,) = gateway.parts.asked
-    (message,) = asked.payload["messages"]
+    (message,) = gateway.asked.payload["messages"]
     assert message["content"] == "What is this?"
-    assert store.get(TENANT, message["parts"][1]["image"]["artifact_id"]) == PNG
+    assert gateway.store.get(TENANT, message["parts"][1]["image"]["artifact_id"]) == PNG
     assert message["parts"][2]["image"] == {"url": "https://a.example/b.png"}
-    content[1]["image_url"] = {"url": f"data:image/png;base64,{DATA}", "detail": "low"}
+    content[1]["image_url"] = {"url": url, "detail": "low"}
     with pytest.raises(openai.BadRequestError) as caught:
         await gateway.openai.chat.completions.create(model="tiny", messages=[{"role": "user", "content": content}])
     assert caught.value.code == "unsupported_parameter"
 
 
-async def test_generations_as_the_openai_client_asks_for_them(store: ArtifactStore) -> None:
-    gateway = make(store)
-    made = await gateway.openai.images.generate(
-        prompt="a dam", n=1, size="64x32", output_format="jpeg", output_compression=80, quality="auto",
-        extra_body={"penstock": {"seed": 7, "inference_steps": 3, "priority": 2}},
-    )  # fmt: skip
+async def test_generations_as_the_openai_client_asks_for_them(gateway: Gateway) -> None:
+    options: Any = {"output_format": "jpeg", "output_compression": 80, "quality": "auto", "n": 1, "size": "64x32"}
+    extra = {"penstock": {"seed": 7, "inference_steps": 3, "priority": 2}}
+    made = await gateway.openai.images.generate(prompt="a dam", **options, extra_body=extra)
     assert base64.b64decode(made.data[0].b64_json) == PNG
-    (asked,) = gateway.parts.asked
-    assert asked.task == "image_generation"
+    asked = gateway.asked
     expected = {"prompt": "a dam", "n": 1, "width": 64, "height": 32, "seed": 7, "inference_steps": 3}
-    assert asked.payload == expected
+    assert (asked.task, asked.payload) == ("image_generation", expected)
     assert asked.output is not None
     assert (asked.output.format, asked.output.quality, asked.priority) == ("jpeg", 80, 2)
-    made = await gateway.openai.images.generate(prompt="a dam", response_format="url")
-    assert made.data[0].url.startswith(
-        f"http://127.0.0.1/v1/artifacts/{gateway.parts.made.artifact_id}/content?ticket="
-    )
+    url = (await gateway.openai.images.generate(prompt="a dam", response_format="url")).data[0].url
+    assert url.startswith(f"http://127.0.0.1/v1/artifacts/{gateway.parts.made.artifact_id}/content?ticket=")
 
 
 @pytest.mark.parametrize(
@@ -334,27 +298,19 @@ async def test_generations_as_the_openai_client_asks_for_them(store: ArtifactSto
     ],
 )
 async def test_fields_that_would_change_an_image_are_refused_by_name(
-    store: ArtifactStore, fields: dict[str, Any], param: str
+    gateway: Gateway, fields: dict[str, Any], param: str
 ) -> None:
-    gateway = make(store)
-    answer = await gateway.http.post("/v1/images/generations", json={"prompt": "a dam", **fields})
-    assert answer.status_code in (400, 413), answer.text
-    error = answer.json()["error"]
-    assert error["param"] == param
-    assert gateway.parts.asked == []
+    await gateway.refuses(gateway.http.post("/v1/images/generations", json={"prompt": "a dam", **fields}), 400, param)
 
 
 @pytest.mark.parametrize(("partial_images", "previews"), [(0, None), (2, 10), (3, 8)])
 async def test_a_stream_of_images_as_the_openai_client_reads_it(
-    store: ArtifactStore, partial_images: int, previews: int | None
+    gateway: Gateway, partial_images: int, previews: int | None
 ) -> None:
-    gateway = make(store)
     stream = await gateway.openai.images.generate(prompt="a dam", stream=True, partial_images=partial_images)
-    events = [event async for event in stream]
-    (asked,) = gateway.parts.asked
-    assert asked.payload.get("previews") == previews
-    *partial, last = events
-    # One of the first try, then none that is lost and none too many.
+    *partial, last = [event async for event in stream]
+    assert gateway.asked.payload.get("previews") == previews
+    # One of the first attempt, then none that is lost and none too many.
     assert [event.partial_image_index for event in partial] == [[], [0, 0, 1], [0, 0, 1, 2]][max(0, partial_images - 1)]
     for event in partial:
         assert event.type == "image_generation.partial_image"
@@ -366,21 +322,16 @@ async def test_a_stream_of_images_as_the_openai_client_reads_it(
     assert {event.created_at for event in partial} <= {last.created_at}
 
 
-async def test_a_stream_of_an_edit_and_how_many_steps_lie_between(store: ArtifactStore) -> None:
-    gateway = make(store)
+async def test_a_stream_of_an_edit_and_how_many_steps_lie_between(gateway: Gateway) -> None:
+    extra = {"penstock": {"inference_steps": 9}}
     stream = await gateway.openai.images.edit(
-        image=io.BytesIO(PNG),
-        prompt="snow",
-        stream=True,
-        partial_images=1,
-        extra_body={"penstock": {"inference_steps": 9}},
+        image=io.BytesIO(PNG), prompt="snow", stream=True, partial_images=1, extra_body=extra
     )
     assert [event.type async for event in stream] == [*["image_edit.partial_image"] * 2, "image_edit.completed"]
-    assert gateway.parts.asked[0].payload["previews"] == 5
+    assert gateway.asked.payload["previews"] == 5
 
 
-async def test_a_stream_of_images_that_fails(store: ArtifactStore) -> None:
-    gateway = make(store)
+async def test_a_stream_of_images_that_fails(gateway: Gateway) -> None:
     message = "payload.previews: this model can show none"
     gateway.parts.fails = {"code": "unsupported_parameter", "message": message, "param": "payload.previews"}
     with pytest.raises(openai.BadRequestError) as caught:
@@ -393,18 +344,14 @@ async def test_a_stream_of_images_that_fails(store: ArtifactStore) -> None:
         await anext(stream)
 
 
-async def test_edits_as_the_openai_client_asks_for_them(store: ArtifactStore) -> None:
-    gateway = make(store)
-    made = await gateway.openai.images.edit(
-        image=io.BytesIO(PNG), mask=io.BytesIO(PNG), prompt="snow", n=1, size="64x64", response_format="b64_json",
-        extra_body={"penstock": {"strength": 0.5, "seed": 3}},
-    )  # fmt: skip
+async def test_edits_as_the_openai_client_asks_for_them(gateway: Gateway) -> None:
+    options: Any = {"n": 1, "size": "64x64", "response_format": "b64_json"}
+    options["extra_body"] = {"penstock": {"strength": 0.5, "seed": 3}}
+    made = await gateway.openai.images.edit(image=io.BytesIO(PNG), mask=io.BytesIO(PNG), prompt="snow", **options)
     assert base64.b64decode(made.data[0].b64_json) == PNG
-    (asked,) = gateway.parts.asked
-    assert asked.task == "image_editing"
-    assert asked.payload["strength"] == 0.5
-    assert asked.payload["seed"] == 3
-    assert store.get(TENANT, asked.payload["mask"]["artifact_id"]) == PNG
+    asked = gateway.asked
+    assert (asked.task, asked.payload["strength"], asked.payload["seed"]) == ("image_editing", 0.5, 3)
+    assert gateway.store.get(TENANT, asked.payload["mask"]["artifact_id"]) == PNG
     for images in ([], [io.BytesIO(PNG), io.BytesIO(PNG)]):
         with pytest.raises(openai.BadRequestError) as caught:
             await gateway.openai.images.edit(image=images, prompt="snow")
@@ -413,25 +360,17 @@ async def test_edits_as_the_openai_client_asks_for_them(store: ArtifactStore) ->
         await gateway.openai.images.create_variation(image=io.BytesIO(PNG))
 
 
-INPUT = [
-    {
-        "role": "user",
-        "content": [
-            {"type": "input_text", "text": "What is this?"},
-            {"type": "input_image", "image_url": f"data:image/png;base64,{DATA}", "detail": "auto"},
-            {"type": "input_image", "image_url": "https://a.example/x.png", "detail": "high"},
-        ],
-    }
-]
-
-
-def of_input(given: list[dict[str, Any]]) -> tuple[list[BroughtImage], InferenceRequest]:
-    body = ResponsesBody.model_validate({"model": "eyes", "input": copy.deepcopy(given)})
+def of_input(*content: dict[str, Any]) -> tuple[list[BroughtImage], InferenceRequest]:
+    body = ResponsesBody.model_validate({"model": "eyes", "input": [{"role": "user", "content": [*content]}]})
     return response_images(body, Caller()), responses_request(body, Caller(), 1)
 
 
-def test_images_of_a_response_are_kept_and_go_on_as_references() -> None:
-    (brought,), asked = of_input(INPUT)
+def test_images_of_a_response_are_kept_and_become_references() -> None:
+    (brought,), asked = of_input(
+        {"type": "input_text", "text": "What is this?"},
+        {"type": "input_image", "image_url": f"data:image/png;base64,{DATA}", "detail": "auto"},
+        {"type": "input_image", "image_url": "https://a.example/x.png", "detail": "high"},
+    )
     assert (brought.data, brought.media_type) == (PNG, "image/png")
     (message,) = asked.payload["messages"]
     assert message["content"] == "What is this?"
@@ -451,20 +390,17 @@ def test_images_of_a_response_are_kept_and_go_on_as_references() -> None:
         ({"image_url": "https://a.example/x.png", "size": 3}, "input[0].content[0].size"),
     ],
 )
-def test_an_image_of_a_response_that_is_wrong_is_named(part: dict[str, Any], param: str) -> None:
-    content = [{"type": "input_image", **part}]
+def test_a_wrong_image_of_a_response_is_named(part: dict[str, Any], param: str) -> None:
     with pytest.raises(PenstockError) as caught:
-        of_input([{"role": "user", "content": content}])
+        of_input({"type": "input_image", **part})
     assert caught.value.param == param
 
 
-async def test_an_edit_in_a_conversation_needs_no_file(store: ArtifactStore) -> None:
-    setup = make(store)
+async def test_an_edit_in_a_conversation_needs_no_file(gateway: Gateway) -> None:
     form = {"prompt": (None, "make it blue"), "penstock[conversation_id]": (None, "trip")}
-    answer = await setup.http.post("/v1/images/edits", files=form)
+    answer = await gateway.http.post("/v1/images/edits", files=form)
     assert answer.status_code == 200, answer.text
-    (asked,) = setup.parts.asked
+    asked = gateway.parts.asked.pop()
     assert (asked.task, asked.conversation_id, asked.payload["image"]) == ("image_editing", "trip", {})
     del form["penstock[conversation_id]"]
-    refused = await setup.http.post("/v1/images/edits", files=form)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "image")
+    await gateway.refuses(gateway.http.post("/v1/images/edits", files=form), 400, "image")

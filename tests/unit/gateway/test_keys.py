@@ -6,6 +6,7 @@ import json
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,21 +20,20 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "deep" / "keys.json"
 
 
-def test_the_file_holds_no_secret_and_is_its_owners(path: Path) -> None:
-    secret = create_key(path, tenant="acme", name="laptop")
-    assert secret not in path.read_text()
+def test_the_file_holds_rights_and_no_secret_and_only_its_owner_reads_it(path: Path) -> None:
+    limits = Limits(outstanding=5, models=("a",))
+    rights: dict[str, Any] = {"scopes": ["read"], "max_priority": 4, "rate": 2.5, "limits": limits}
+    secret = create_key(path, tenant="acme", name="laptop", **rights)
     assert secret.split("_", 2)[2] not in path.read_text()
     assert path.stat().st_mode & 0o077 == 0
     (record,) = list_keys(path)
-    assert (record.tenant, record.name) == ("acme", "laptop")
+    assert KeyRing(path).find(secret) == record
+    assert (record.tenant, record.name, record.limits) == ("acme", "laptop", limits)
+    assert (record.scopes, record.max_priority, record.rate) == (("read",), 4, 2.5)
     assert record.digest not in repr(record)
-
-
-def test_a_key_is_found_with_its_rights(path: Path) -> None:
-    secret = create_key(path, tenant="acme", scopes=["read"], max_priority=4, rate=2.5)
-    record = KeyRing(path).find(secret)
-    assert record is not None
-    assert (record.tenant, record.scopes, record.max_priority, record.rate) == ("acme", ("read",), 4, 2.5)
+    path.write_text(path.read_text().replace("outstanding", "outstandig"))
+    with pytest.raises(KeysFileError, match="outstandig"):
+        list_keys(path)
 
 
 @pytest.mark.parametrize("wrong", ["", "pk", "pk_", "pk__", "pk_000000000000_x", "nonsense", "pk_é_\udcff", "x" * 5000])
@@ -78,13 +78,17 @@ def test_a_file_that_is_something_else_is_refused_at_start(tmp_path: Path, conte
         KeyRing(tmp_path / "missing.json")
 
 
-def test_bad_rights_are_refused_and_leave_no_file(path: Path) -> None:
-    with pytest.raises(InvalidRequest):
-        create_key(path, tenant="Not A Tenant")
-    with pytest.raises(ValueError, match="scopes"):
-        create_key(path, scopes=["root"])
-    with pytest.raises(ValueError, match="rate"):
-        create_key(path, rate=0)
+@pytest.mark.parametrize(
+    ("rights", "error", "says"),
+    [
+        ({"tenant": "Not A Tenant"}, InvalidRequest, "tenant"),
+        ({"scopes": ["root"]}, ValueError, "scopes"),
+        ({"rate": 0}, ValueError, "rate"),
+    ],
+)
+def test_bad_rights_are_refused_and_leave_no_file(path: Path, rights: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        create_key(path, **rights)
     assert not path.exists()
 
 
@@ -98,15 +102,6 @@ def test_writers_do_not_lose_each_others_keys(path: Path) -> None:
     assert json.loads(path.read_text())["version"] == 1
 
 
-def test_limits_of_a_key_stand_in_the_file_and_a_bad_one_is_named(path: Path) -> None:
-    create_key(path, limits=Limits(outstanding=5, models=("a",)))
-    (record,) = list_keys(path)
-    assert record.limits == Limits(outstanding=5, models=("a",))
-    path.write_text(path.read_text().replace("outstanding", "outstandig"))
-    with pytest.raises(KeysFileError, match="outstandig"):
-        list_keys(path)
-
-
 def test_a_file_that_cannot_be_looked_at_keeps_the_keys_and_is_read_again(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,11 +109,8 @@ def test_a_file_that_cannot_be_looked_at_keeps_the_keys_and_is_read_again(
     secret = create_key(path, tenant="acme")
     ring = KeyRing(path)
 
-    def refuses(*_: Any, **__: Any) -> Any:
-        raise PermissionError(13, "Permission denied")
-
     with monkeypatch.context() as broken:
-        broken.setattr(Path, "stat", refuses)
+        broken.setattr(Path, "stat", Mock(side_effect=PermissionError(13, "Permission denied")))
         assert ring.find(secret) is not None
     revoke_key(path, secret.split("_")[1])
     assert ring.find(secret) is None

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.gateway_records import request
 from penstock.gateway.limits.allowances import Allowances, Totals
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.limits.limits import Buckets, Limits, TokenBucket, duration_text
@@ -16,7 +19,7 @@ from penstock.gateway.limits.settings import LimitsSection
 from penstock.gateway.limits.slots import Slots, share_of
 from penstock.gateway.settings import AuthSection, GatewaySection, GatewaySettings, allowances_of
 from penstock.schemas.errors import Forbidden, Overloaded, TenantLimit
-from penstock.schemas.records import InferenceRequest, Requirements
+from penstock.schemas.records import Requirements
 
 GAPS = st.lists(st.floats(0, 5, allow_nan=False), min_size=1, max_size=60)
 
@@ -86,68 +89,64 @@ def test_slots_keep_a_share_for_the_others(total: int, reserve: float, steps: li
         assert all(slots.held(one) == len(held[one]) <= share for one in held)
 
 
-def test_a_key_over_its_rate_is_told_how_long_to_wait_and_others_go_on() -> None:
-    now = [0.0]
-    allowances = Allowances(clock=lambda: now[0])
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_refusal_for_a_rate_names_the_wait_and_others_are_served() -> None:
+    clock = Clock()
+    allowances = Allowances(clock=clock)
     slow, other = (Caller(key_id=one, limits=Limits(requests_per_s=0.5)) for one in "ab")
     allowances.submission(slow)
     with pytest.raises(TenantLimit, match="the key a") as caught:
         allowances.submission(slow)
     assert caught.value.retry_after_s == pytest.approx(2.0)
     allowances.submission(other)
-    now[0] = 2.0
+    clock.now = 2.0
     allowances.submission(slow)
 
 
-def test_a_tenants_rate_holds_for_all_its_keys() -> None:
-    allowances = Allowances(
-        defaults=Limits(requests_per_s=2), by_tenant={"big": Limits(requests_per_s=100)}, clock=lambda: 0.0
-    )
-    for key in "ab":
-        allowances.submission(Caller(tenant="acme", key_id=key))
-    with pytest.raises(TenantLimit, match="the tenant acme"):
-        allowances.submission(Caller(tenant="acme", key_id="c"))
+def test_the_rate_of_a_tenant_holds_for_all_its_keys_and_costs_them_nothing() -> None:
+    big = Limits(requests_per_s=100)
+    allowances = Allowances(defaults=Limits(requests_per_s=2), by_tenant={"big": big}, clock=Clock())
+    caller = Caller(tenant="acme", key_id="a", limits=Limits(requests_per_s=3))
+    allowances.submission(caller)
+    allowances.submission(Caller(tenant="acme", key_id="b"))
+    for key in "aaaac":
+        with pytest.raises(TenantLimit, match="the tenant acme"):
+            allowances.submission(replace(caller, key_id=key))
     for _ in range(100):
         allowances.submission(Caller(tenant="big", key_id="d"))
-
-
-def test_what_the_tenant_refuses_costs_the_key_nothing() -> None:
-    allowances = Allowances(defaults=Limits(requests_per_s=1), clock=lambda: 0.0)
-    caller = Caller(key_id="a", limits=Limits(requests_per_s=3))
-    allowances.submission(caller)
-    for _ in range(5):
-        with pytest.raises(TenantLimit, match="tenant"):
-            allowances.submission(caller)
     headers = dict(allowances.headers(caller))
-    assert headers[b"x-ratelimit-limit-requests"] == b"1"
-    assert headers[b"x-ratelimit-remaining-requests"] == b"0"
-    assert headers[b"x-ratelimit-reset-requests"] == b"1s"
+    names = ("limit", "remaining", "reset")
+    assert [headers[f"x-ratelimit-{name}-requests".encode()] for name in names] == [b"2", b"0", b"1s"]
 
 
 def test_many_cancels_at_once_leave_a_debt() -> None:
-    now = [0.0]
-    allowances = Allowances(defaults=Limits(cancels_per_s=10), clock=lambda: now[0])
+    clock = Clock()
+    allowances = Allowances(defaults=Limits(cancels_per_s=10), clock=clock)
     allowances.cancel(Caller())
     allowances.cancelled_more(Caller(), 99)
     with pytest.raises(TenantLimit) as caught:
         allowances.cancel(Caller())
     assert caught.value.retry_after_s == pytest.approx(9.1)
-    now[0] = 9.2
+    clock.now = 9.2
     allowances.cancel(Caller())
 
 
-def test_refusals_go_out_at_a_pace() -> None:
-    now = [0.0]
-    allowances = Allowances(clock=lambda: now[0])
+def test_refusals_are_sent_at_a_pace() -> None:
+    allowances = Allowances(clock=Clock())
     waits = [allowances.refusal_s("a") for _ in range(150)]
-    assert waits[0] == 0.0, "who is refused once hears of it at once"
+    assert waits[0] == 0.0, "the first refusal is sent at once"
     assert waits[-1] == pytest.approx(0.5)
     assert waits == sorted(waits)
     assert allowances.refusal_s("b") == 0.0
 
 
-def ask(**fields: object) -> InferenceRequest:
-    return InferenceRequest(request_id="r", task="text_generation", created_at=1, **fields)  # type: ignore[arg-type]
+CPU_MEMORY = "requirements.cpu_memory_bytes"
 
 
 @pytest.mark.parametrize(
@@ -158,11 +157,7 @@ def ask(**fields: object) -> InferenceRequest:
         (Limits(pools=("p",)), {"pool": "q"}, "pool"),
         (Limits(max_priority=4), {"priority": 3}, "priority"),
         (Limits(max_vram_bytes=9), {"requirements": Requirements(vram_bytes=10)}, "requirements.vram_bytes"),
-        (
-            Limits(max_cpu_memory_bytes=9),
-            {"requirements": Requirements(cpu_memory_bytes=10)},
-            "requirements.cpu_memory_bytes",
-        ),
+        (Limits(max_cpu_memory_bytes=9), {"requirements": Requirements(cpu_memory_bytes=10)}, CPU_MEMORY),
     ],
 )
 def test_what_a_tenant_or_key_may_not_ask_for_is_forbidden(
@@ -171,17 +166,22 @@ def test_what_a_tenant_or_key_may_not_ask_for_is_forbidden(
     of_tenant, of_key = Caller(key_id="k"), Caller(key_id="k", limits=limits)
     for allowances, caller in ((Allowances(defaults=limits), of_tenant), (Allowances(), of_key)):
         with pytest.raises(Forbidden) as caught:
-            allowances.check(caller, ask(**fields), None)
+            allowances.check(caller, request(**fields), None)
         assert caught.value.param == param
 
 
-def test_what_it_may_ask_for_passes() -> None:
+@pytest.mark.parametrize(
+    ("fields", "model"),
+    [
+        ({"model": "a", "pool": "p", "requirements": Requirements(vram_bytes=9)}, None),
+        ({"model": "alias"}, "a"),
+        ({}, "a"),
+        ({"task": "conversation_items"}, None),  # it asks no model
+    ],
+)
+def test_a_request_within_the_limits_passes(fields: dict[str, Any], model: str | None) -> None:
     limits = Limits(models=("a",), pools=("p",), max_priority=4, max_vram_bytes=9)
-    caller = Caller(key_id="k", limits=limits)
-    Allowances().check(caller, ask(model="a", pool="p", requirements=Requirements(vram_bytes=9)), None)
-    Allowances().check(caller, ask(model="alias"), "a")
-    Allowances().check(caller, ask(), "a")
-    Allowances().check(caller, replace(ask(), task="conversation_items"), None)  # no model is asked
+    Allowances().check(Caller(key_id="k", limits=limits), request(**fields), model)
 
 
 def test_an_address_takes_its_share_of_the_public_slots() -> None:
@@ -205,18 +205,17 @@ def test_artifacts_have_room_up_to_the_limit() -> None:
         allowances.artifact_room(Caller(), 61, 40)
 
 
-def test_settings_hold_for_tenants_and_without_keys_only_what_is_set(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_settings_hold_for_tenants_and_without_keys_only_what_is_set(tmp_path: Path) -> None:
     section = LimitsSection(sockets=7, tenants={"big": {"sockets": 70}})  # type: ignore[dict-item]
     conf = GatewaySection.model_validate({"limits": section})
-    keyless = allowances_of(GatewaySettings(gateway=conf))
-    assert (keyless.limits_of("x").sockets, keyless.limits_of("x").streams) == (7, None)
-    assert keyless.totals.reserve == 0
-    keyed = allowances_of(GatewaySettings(gateway=conf, auth=AuthSection(keys_file=tmp_path)))
-    assert keyed.limits_of("x").sockets == 7
-    assert keyed.limits_of("x").streams == 1000
-    assert keyed.limits_of("big").sockets == 70
-    assert keyed.limits_of("big").streams == 1000
-    assert keyed.totals.reserve == 0.25
+    for auth, streams, reserve in ((AuthSection(), None, 0), (AuthSection(keys_file=tmp_path), 1000, 0.25)):
+        allowances = allowances_of(GatewaySettings(gateway=conf, auth=auth))
+        limits = {tenant: allowances.limits_of(tenant) for tenant in ("x", "big")}
+        assert {tenant: (one.sockets, one.streams) for tenant, one in limits.items()} == {
+            "x": (7, streams),
+            "big": (70, streams),
+        }
+        assert allowances.totals.reserve == reserve
 
 
 @pytest.mark.parametrize(
@@ -225,12 +224,6 @@ def test_settings_hold_for_tenants_and_without_keys_only_what_is_set(tmp_path) -
 def test_impossible_limits_are_named(values: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(values))):
         Limits.from_dict(values)
-
-
-def test_limits_survive_the_keys_file() -> None:
-    limits = Limits(requests_per_s=1.5, models=("a", "b"), max_priority=3, outstanding=0)
-    assert Limits.from_dict(limits.to_dict()) == limits
-    assert Limits().to_dict() == {}
 
 
 def test_no_tenant_can_take_all_that_is_on_its_way() -> None:
@@ -260,15 +253,15 @@ def test_the_default_priority_passes_all_limits() -> None:
 @given(st.integers(1, 30), st.integers(1, 50))
 def test_sockets_together_are_read_at_their_tenants_rate(sockets: int, rate: int) -> None:
     """However many there are: each waits for its frame, and all of them are charged to one bucket."""
-    now = [0.0]
-    allowances = Allowances(defaults=Limits(calls_per_s=rate), clock=lambda: now[0])
+    clock = Clock()
+    allowances = Allowances(defaults=Limits(calls_per_s=rate), clock=clock)
     due = [(0.0, number) for number in range(sockets)]
     read = 0
     while True:
         at, number = heapq.heappop(due)
         if at > 10:
             break
-        now[0] = at
+        clock.now = at
         read += 1
         heapq.heappush(due, (at + allowances.frame_s(Caller()), number))
         if read > 100 * rate:
@@ -276,10 +269,11 @@ def test_sockets_together_are_read_at_their_tenants_rate(sockets: int, rate: int
     assert read <= rate * 11 + sockets + 1
 
 
-def test_limits_are_written_on_the_command_line() -> None:
-    limits = Limits.from_texts(["outstanding=5", "calls_per_s=1.5", "models=a, b", "max_priority=3"])
-    assert limits == Limits(outstanding=5, calls_per_s=1.5, models=("a", "b"), max_priority=3)
-    assert Limits.from_texts(limits.to_text().split()) == limits
+def test_limits_are_written_in_the_keys_file_and_on_the_command_line() -> None:
+    limits = Limits.from_texts(["outstanding=0", "calls_per_s=1.5", "models=a, b", "max_priority=3"])
+    assert limits == Limits(outstanding=0, calls_per_s=1.5, models=("a", "b"), max_priority=3)
+    assert Limits.from_texts(limits.to_text().split()) == Limits.from_dict(limits.to_dict()) == limits
+    assert Limits().to_dict() == {}
     for bad in ("outstanding", "outstanding=x", "outstandin=5", "calls_per_s=0"):
         with pytest.raises(ValueError, match=bad.split("=")[0]):
             Limits.from_texts([bad])

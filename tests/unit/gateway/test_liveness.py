@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit import gateway_records as records
+from kit.gateway_records import model_info, model_state
 from penstock.gateway.view.liveness import judge
-from penstock.schemas.records import ModelInfo, ModelState, WorkerState
+from penstock.schemas.records import ModelInfo, WorkerState
 
 NOW, LATE = 100_000, 20_000
 
 
 def model(name: str, pool: str | None = None, *, task: str = "text_generation") -> ModelInfo:
-    return ModelInfo(
-        model=name, tasks=[task], aliases=["default"], pool=pool, engine="e", state="ready", updated_at=1, worker_id="w"
-    )
+    return model_info(name, tasks=[task], aliases=["default"], pool=pool)
 
 
-def worker(
-    *models: str, state: str = "running", heard: int = NOW, pool: str | None = None, lost: tuple[str, ...] = ()
-) -> WorkerState:
-    failed = {"state": "failed", "reason": "it is too large"}
-    states = [ModelState(model=one, **(failed if one in lost else {"state": "ready"})) for one in models]
-    return WorkerState(worker_id="w", state=state, started_at=1, updated_at=heard, pool=pool, models=states)
+def worker(*models: str, heard: int = NOW, lost: tuple[str, ...] = (), **fields: Any) -> WorkerState:
+    states = [
+        model_state(one, "failed", reason="it is too large") if one in lost else model_state(one) for one in models
+    ]
+    return records.worker(updated_at=heard, models=states, **fields)
 
 
 @pytest.mark.parametrize(
@@ -43,13 +44,13 @@ def worker(
         ([worker("a", lost=("a",)), worker("a", "b")], [], None),
     ],
 )
-def test_what_is_without_a_worker(workers: list[WorkerState], without: list[str], reason: str | None) -> None:
+def test_which_models_have_no_worker(workers: list[WorkerState], without: list[str], reason: str | None) -> None:
     judged = judge(workers, [model("a"), model("b")], NOW, LATE)
     assert judged.names_without_worker == without
     assert judged.degraded == reason
 
 
-def test_a_request_hears_of_its_own_model_only() -> None:
+def test_a_request_waits_for_a_worker_of_its_own_model_only() -> None:
     embeds = model("e", task="embedding")
     judged = judge([worker("a", "b", lost=("b",))], [model("a"), model("b"), embeds], NOW, LATE)
     assert judged.awaits_worker("text_generation", None, None) is None
@@ -62,7 +63,7 @@ def test_a_request_hears_of_its_own_model_only() -> None:
     assert nobody.awaits_worker("embedding", None, None) == "no worker is alive"
 
 
-def test_requests_of_a_pool_in_which_nobody_lives_wait_for_a_worker() -> None:
+def test_requests_of_a_pool_without_live_workers_wait_for_a_worker() -> None:
     """Also when no worker of the pool has ever reported a model."""
     judged = judge([worker("a", pool="p")], [model("a", "p")], NOW, LATE)
     assert judged.awaits_worker("text_generation", None, "p") is None
@@ -70,9 +71,9 @@ def test_requests_of_a_pool_in_which_nobody_lives_wait_for_a_worker() -> None:
     assert judged.awaits_worker("text_generation", None, None) == "no live worker is in the common pool"
 
 
-def test_only_operators_hear_what_made_a_load_fail() -> None:
-    failed = ModelState(model="a", state="failed", reason="2 loads in a row failed", cause="OSError: no weights")
-    state = WorkerState(worker_id="w", state="running", started_at=1, updated_at=NOW, models=[failed])
+def test_only_operators_see_why_a_load_failed() -> None:
+    failed = model_state("a", "failed", reason="2 loads in a row failed", cause="OSError: no weights")
+    state = records.worker(updated_at=NOW, models=[failed])
     judged = judge([state], [model("a")], NOW, LATE)
     for told in (judged.degraded, judged.awaits_worker("text_generation", "a", None)):
         assert told == "a could not be loaded (2 loads in a row failed)"

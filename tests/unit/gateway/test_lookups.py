@@ -1,4 +1,4 @@
-"""Looking requests up: what a caller is told when this gateway stops, stands still, or gave out a cursor long ago."""
+"""Lookups of requests: while the gateway stops, cannot write its view, or changes under a list."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kit.gateway_records import outcome, request
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.service.lookups import Lookups
 from penstock.gateway.threads import Threads
@@ -23,10 +24,9 @@ from penstock.gateway.view.store import Store
 from penstock.gateway.view.view import View
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import InvalidRequest, Overloaded
-from penstock.schemas.records import InferenceRequest, Origin, ResultEvent
 from penstock.schemas.topics import TopicNames
 
-REQUEST = InferenceRequest(request_id="r", task="text_generation", text_generation={"prompt": "a"}, created_at=1)
+REQUEST = request()
 
 
 class Follower:
@@ -70,7 +70,7 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
     made.close()
 
 
-async def test_who_waits_while_the_gateway_stops_is_sent_to_another(gateway: Gateway) -> None:
+async def test_a_waiting_caller_is_sent_to_another_gateway_when_this_one_stops(gateway: Gateway) -> None:
     waiting = asyncio.ensure_future(gateway.lookups.wait("default", "r", 30))
     while not gateway.hub.connected:
         await asyncio.sleep(0)
@@ -80,7 +80,7 @@ async def test_who_waits_while_the_gateway_stops_is_sent_to_another(gateway: Gat
     assert refused.value.retry_after_s
 
 
-async def test_who_comes_when_it_has_begun_to_stop_does_not_wait(gateway: Gateway) -> None:
+async def test_a_caller_that_comes_during_the_stop_does_not_wait(gateway: Gateway) -> None:
     """A connection that is kept alive brings one more long poll, which nobody would wake."""
     gateway.hub.drop_all(Gone.STOPPING)
     with pytest.raises(Overloaded):
@@ -88,14 +88,14 @@ async def test_who_comes_when_it_has_begun_to_stop_does_not_wait(gateway: Gatewa
     assert not (await gateway.lookups.wait("default", "r", 0)).done, "a look without waiting is answered"
 
 
-async def test_a_view_that_stands_still_says_so(gateway: Gateway) -> None:
+async def test_a_view_that_cannot_be_written_reports_it(gateway: Gateway) -> None:
     """Its disk is full: the request may have ended long ago."""
     gateway.follower.reason = "the view cannot be written"
     with pytest.raises(Overloaded, match="cannot be written"):
         await gateway.lookups.find("default", "r")
 
 
-async def test_who_comes_into_memory_while_pages_are_read_is_told(
+async def test_a_request_recalled_while_pages_are_read_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cancel of 100,000 left out the one that began to run meanwhile: all others had ended before its page came."""
@@ -113,9 +113,7 @@ async def test_who_comes_into_memory_while_pages_are_read_is_told(
     gateway.close()
 
 
-async def test_news_that_is_written_while_rows_are_read_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_change_written_while_rows_are_read_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows were old, and memory had the requests no more: they were commanded, and counted, twice."""
     gateway = Gateway(tmp_path / "view.sqlite", held_live=0)
     for request_id in "ab":
@@ -139,7 +137,7 @@ async def test_news_that_is_written_while_rows_are_read_is_told(
     gateway.close()
 
 
-async def test_behind_an_unknown_request_there_is_no_page(gateway: Gateway) -> None:
+async def test_a_page_after_an_unknown_request_is_refused(gateway: Gateway) -> None:
     page: dict[str, Any] = {"limit": 5, "newest_first": True}
     assert [entry.request_id for entry in await gateway.lookups.page("default", after=None, **page)] == ["r"]
     with pytest.raises(InvalidRequest) as refused:
@@ -147,7 +145,7 @@ async def test_behind_an_unknown_request_there_is_no_page(gateway: Gateway) -> N
     assert refused.value.param == "after"
 
 
-async def test_lists_go_on_while_conversations_are_slow(gateway: Gateway) -> None:
+async def test_slow_conversations_do_not_hold_up_lists(gateway: Gateway) -> None:
     release = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -162,20 +160,8 @@ async def test_lists_go_on_while_conversations_are_slow(gateway: Gateway) -> Non
     await asyncio.gather(*blocked)
 
 
-async def test_a_request_is_told_whole_to_who_asks_for_it(gateway: Gateway) -> None:
-    event = ResultEvent(
-        request_id="r",
-        tenant="default",
-        kind="terminal",
-        origin=Origin(topic="t", partition=0, offset=0, append_time_ms=1),
-        attempt=1,
-        epoch=1,
-        task="embedding",
-        created_at=1,
-        worker_id="w",
-        status="completed",
-        embedding={"embeddings": [[0.5] * 1024] * 16, "dimensions": 1024},
-    )
+async def test_a_single_request_is_returned_with_its_large_output(gateway: Gateway) -> None:
+    event = outcome(task="embedding", embedding={"embeddings": [[0.5] * 1024] * 16, "dimensions": 1024})
     entry = Entry("default", "r", 0)
     read, large = OutcomeReader(default_codec())(default_codec().encode(event))
     entry.on_result(read, 0, large)

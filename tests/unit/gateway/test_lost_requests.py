@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kit.gateway_records import outcome, request, status, worker
 from penstock.common.clock import now_ms
 from penstock.gateway.service import ending_lost
 from penstock.gateway.service.ending_lost import EndingLost
@@ -24,38 +25,16 @@ from penstock.gateway.view.lost_requests import (
     passed_over,
 )
 from penstock.schemas.limits import DEFAULT_LIMITS
-from penstock.schemas.records import InferenceRequest, Origin, Place, ResultEvent, StatusEvent, WorkerState
+from penstock.schemas.records import InferenceRequest, Origin, Place, StatusEvent, WorkerState
 from penstock.schemas.topics import TP
 
 ORIGIN = Origin(topic="t", partition=2, offset=7, append_time_ms=10_000)
 PLACE = Place(topic="t", partition=2, offset=7)
 OWNED = {("t", 2)}
-REQUEST = InferenceRequest(request_id="r", task="text_generation", created_at=1, ttl_ms=5_000)
+REQUEST = request(text_generation=None, ttl_ms=5_000)
 DUE_MS = 15_000 + GRACE_MS
-STATUS = StatusEvent(
-    request_id="r",
-    tenant="default",
-    status="queued",
-    done=False,
-    rank=10,
-    attempt=1,
-    epoch=1,
-    origin=ORIGIN,
-    worker_id="w",
-    created_at=1,
-)
-OUTCOME = ResultEvent(
-    request_id="r",
-    tenant="default",
-    kind="terminal",
-    origin=ORIGIN,
-    attempt=1,
-    epoch=1,
-    task="text_generation",
-    created_at=2,
-    worker_id="w",
-    status="completed",
-)
+STATUS = status("queued", origin=ORIGIN)
+OUTCOME = outcome(origin=ORIGIN, created_at=2)
 
 
 def entry(request: InferenceRequest | None = REQUEST, *events: StatusEvent) -> Entry:
@@ -71,31 +50,26 @@ def is_overdue(one: Entry, now: int) -> bool:
     return bool(list(overdue([one], OWNED, now)))
 
 
-def test_it_is_overdue_when_its_deadline_and_the_grace_have_passed() -> None:
-    one = entry()
-    assert not is_overdue(one, DUE_MS - 1)
-    assert list(overdue([one], OWNED, DUE_MS)) == [Overdue(one, ORIGIN, PLACE)]
-
-
-def test_a_cancel_makes_it_overdue_at_once() -> None:
-    one = entry(replace(REQUEST, ttl_ms=None))
-    one.cancelled_ms = 11_000
-    assert not is_overdue(one, 11_000 + GRACE_MS - 1)
-    assert is_overdue(one, 11_000 + GRACE_MS)
-
-
 @pytest.mark.parametrize(
     ("one", "deadline_ms"),
     [
+        (entry(), 5_000),
         (entry(replace(REQUEST, ttl_ms=None)), DEFAULT_LIMITS.default_ttl_ms),
         (entry(replace(REQUEST, ttl_ms=None), replace(STATUS, ttl_ms=2_000)), 2_000),
         (entry(None, STATUS), DEFAULT_LIMITS.max_ttl_ms),
     ],
-    ids=["the default", "chosen by a worker", "its record was never seen"],
+    ids=["its own", "the default", "chosen by a worker", "its record was never seen"],
 )
-def test_its_deadline(one: Entry, deadline_ms: int) -> None:
+def test_a_request_is_overdue_after_its_deadline_and_the_grace(one: Entry, deadline_ms: int) -> None:
     assert not is_overdue(one, 10_000 + deadline_ms + GRACE_MS - 1)
-    assert is_overdue(one, 10_000 + deadline_ms + GRACE_MS)
+    assert list(overdue([one], OWNED, 10_000 + deadline_ms + GRACE_MS)) == [Overdue(one, ORIGIN, PLACE)]
+
+
+def test_a_cancelled_request_is_overdue_after_the_grace() -> None:
+    one = entry(replace(REQUEST, ttl_ms=None))
+    one.cancelled_ms = 11_000
+    assert not is_overdue(one, 11_000 + GRACE_MS - 1)
+    assert is_overdue(one, 11_000 + GRACE_MS)
 
 
 def ended(one: Entry) -> None:
@@ -115,20 +89,20 @@ def moved(one: Entry) -> None:
 
 
 @pytest.mark.parametrize("why", [ended, erased, asked, moved])
-def test_it_is_not(why: Callable[[Entry], None]) -> None:
+def test_a_request_is_not_overdue(why: Callable[[Entry], None]) -> None:
     """It has ended; it is erased; its end was just asked for; nobody owns the partition where it stands now."""
     one = entry()
     why(one)
     assert not is_overdue(one, DUE_MS)
 
 
-def test_it_is_asked_again_after_a_while() -> None:
+def test_the_end_of_a_request_is_asked_for_again_after_a_while() -> None:
     one = entry()
     one.end_asked_ms = DUE_MS
     assert is_overdue(one, DUE_MS + ASK_AGAIN_MS)
 
 
-def test_a_moved_record_is_looked_for_where_it_stands_now() -> None:
+def test_a_moved_record_is_looked_for_at_its_new_place() -> None:
     one = entry()
     moved(one)
     (found,) = overdue([one], {("t", 3)}, DUE_MS)
@@ -145,12 +119,12 @@ def test_readers_follow_the_origin_of_the_results() -> None:
 
 
 @pytest.mark.parametrize(("start", "end", "lost"), [(7, 8, False), (0, 8, False), (8, 8, True), (0, 7, True)])
-def test_gone_is_what_no_log_holds(start: int, end: int, lost: bool) -> None:
+def test_a_request_is_gone_when_no_log_holds_its_record(start: int, end: int, lost: bool) -> None:
     one = Overdue(entry(), ORIGIN, PLACE)
     assert gone([one], {one.tp: start}, {one.tp: end}) == ([one] if lost else [])
 
 
-def test_what_is_not_known_of_the_log_is_not_lost() -> None:
+def test_a_request_is_not_lost_while_its_log_is_unknown() -> None:
     assert gone([Overdue(entry(), ORIGIN, PLACE)], {}, {}) == []
 
 
@@ -164,10 +138,10 @@ def test_passed_over_is_what_has_no_outcome_long_after_its_deadline() -> None:
     assert passed_over([one], LATE_MS) == [one]
 
 
-@pytest.mark.parametrize("status", ["queued", "running", "retrying"])
-def test_what_a_worker_said_last_does_not_keep_it_from_being_passed_over(status: str) -> None:
+@pytest.mark.parametrize("name", ["queued", "running", "retrying"])
+def test_what_a_worker_said_last_does_not_keep_it_from_being_passed_over(name: str) -> None:
     """A worker that lost the partition and lives on has dropped it without a word. One that runs it ignores this."""
-    one = Overdue(entry(REQUEST, replace(STATUS, status=status)), ORIGIN, PLACE)
+    one = Overdue(entry(REQUEST, replace(STATUS, status=name)), ORIGIN, PLACE)
     assert passed_over([one], LATE_MS) == [one]
 
 
@@ -179,7 +153,7 @@ def test_what_was_passed_over_is_asked_for_once_a_minute() -> None:
 
 
 def test_partitions_of_workers() -> None:
-    state = WorkerState(worker_id="w", state="running", started_at=1, updated_at=1, assigned=["a.b/12", "odd", "x/-1"])
+    state = worker(assigned=["a.b/12", "odd", "x/-1"])
     assert owned_partitions([state, replace(state, assigned=["t/2"])]) == {("a.b", 12), ("t", 2)}
 
 
@@ -210,7 +184,7 @@ class Site:
         return next((entry for entry in self.entries if entry.key == key), None)
 
     def live_workers(self) -> list[WorkerState]:
-        return [WorkerState(worker_id="w", state="running", started_at=1, updated_at=1, assigned=["t/2", "u/2"])]
+        return [worker(assigned=["t/2", "u/2"])]
 
     def readiness(self) -> Readiness:
         return Readiness(self.is_ready)

@@ -1,4 +1,4 @@
-"""Batches in a store: what is found, in which order, and who may run one."""
+"""Batches in a store: what is found, in which order, and which gateway may run one."""
 
 from __future__ import annotations
 
@@ -11,38 +11,46 @@ from pathlib import Path
 
 import pytest
 
+from kit.gateway_batches import new_batch
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.places import OpenPlace
 from penstock.gateway.batches.checking import Part
 from penstock.gateway.batches.keeping import NO_PLACE, BatchStore, Lease
+from penstock.gateway.batches.leases import LEASE_S, Leases
 from penstock.gateway.batches.records import Batch, Counts, Stop, batch_id_of, batch_name, file_id_of
 from penstock.schemas.errors import InvalidRequest, NotFound, TenantLimit
 
 
 def made(tenant: str = "default", created_ms: int = 1_700_000_000_000) -> Batch:
-    return Batch(
-        batch_id=str(uuid.uuid4()),
-        tenant=tenant,
-        key_id=None,
-        endpoint="/v1/embeddings",
-        input_file_id=str(uuid.uuid4()),
-        created_ms=created_ms,
-        expires_at=created_ms // 1000 + 86_400,
-        parts=(Part(1, 0, 10),),
-        counts=Counts(1, 2, 3, 4, 5),
-    )
+    return new_batch(tenant, created_ms=created_ms, parts=(Part(1, 0, 10),), counts=Counts(1, 2, 3, 4, 5))
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> BatchStore:
-    return BatchStore(ArtifactStore(tmp_path))
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(tmp_path)
 
 
-def test_what_is_written_is_read(kept: BatchStore) -> None:
+@pytest.fixture
+def kept(store: ArtifactStore) -> BatchStore:
+    return BatchStore(store)
+
+
+@pytest.fixture
+def open_batch(kept: BatchStore) -> Batch:
+    return kept.create(made())
+
+
+def ids(kept: BatchStore) -> list[str]:
+    return [one.batch_id for one in kept.list("default", None, 20)]
+
+
+def test_a_batch_that_was_written_is_read(kept: BatchStore) -> None:
     batch = made()
     kept.create(batch)
     assert replace(kept.get(batch.key), waiting_for=None) == kept.running(batch.key) == batch
     assert kept.open() == [batch.key]
+    assert kept.reader_of("default", batch.input_file_id) == batch.batch_id
+    assert kept.reader_of("default", str(uuid.uuid4())) is None
     with pytest.raises(NotFound):
         kept.get(("other", batch.batch_id))
 
@@ -52,32 +60,28 @@ def test_pages_are_of_one_tenant_and_the_newest_first(kept: BatchStore) -> None:
     for batch in [*batches, made("other")]:
         kept.create(batch)
     newest = [batch.batch_id for batch in reversed(batches)]
-    assert [one.batch_id for one in kept.list("default", None, 20)] == newest
+    assert ids(kept) == newest
     assert [one.batch_id for one in kept.list("default", newest[1], 2)] == newest[2:5], "one more than the limit"
     with pytest.raises(InvalidRequest):
         kept.list("default", str(uuid.uuid4()), 2)
 
 
-def test_a_cancel_is_seen_from_then_on_and_the_first_counts(kept: BatchStore) -> None:
-    batch = made()
-    kept.create(batch)
-    assert kept.cancel(batch.key, 5).status == "cancelling"
-    assert kept.cancel(batch.key, 9).cancelling_at == 5
-    assert kept.cancelled_at(batch.key) == 5
+def test_the_first_cancel_of_a_batch_counts(kept: BatchStore, open_batch: Batch) -> None:
+    assert kept.cancel(open_batch.key, 5).status == "cancelling"
+    assert kept.cancel(open_batch.key, 9).cancelling_at == 5
+    assert kept.cancelled_at(open_batch.key) == 5
 
 
-def test_an_end_is_written_once_and_nothing_else_is_left(kept: BatchStore) -> None:
-    batch = made()
-    kept.create(batch)
-    kept.put_part(batch.key, 0, io.BytesIO(b"x"), io.BytesIO(), Counts(1))
-    assert kept.take_lease(batch.key, 1, "beat")
-    ended = batch.ended(None, 7)
+def test_an_end_is_written_once_and_nothing_else_is_left(kept: BatchStore, open_batch: Batch) -> None:
+    key = open_batch.key
+    kept.put_part(key, 0, io.BytesIO(b"x"), io.BytesIO(), Counts(1))
+    assert kept.take_lease(key, 1, "beat")
+    ended = open_batch.ended(None, 7)
     kept.end(ended)
-    kept.write(batch)  # a runner that lost its lease
-    kept.end(batch.ended(Stop.CANCELLED, 8))
-    assert kept.get(batch.key) == ended
-    assert kept.cancel(batch.key, 9) == ended
-    assert (kept.open(), kept.parts(batch.key), kept.lease(batch.key)) == ([], {}, None)
+    kept.write(open_batch)  # a runner that lost its lease
+    kept.end(open_batch.ended(Stop.CANCELLED, 8))
+    assert kept.get(key) == kept.cancel(key, 9) == ended
+    assert (kept.open(), kept.parts(key), kept.lease(key)) == ([], {}, None)
 
 
 class Killed(BaseException):
@@ -85,12 +89,11 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("deletions", range(7))
-def test_an_end_that_is_cut_off_is_finished_by_whoever_looks_next(
-    kept: BatchStore, monkeypatch: pytest.MonkeyPatch, deletions: int
+def test_an_interrupted_end_is_finished_by_the_next_gateway(
+    kept: BatchStore, store: ArtifactStore, open_batch: Batch, monkeypatch: pytest.MonkeyPatch, deletions: int
 ) -> None:
-    """What nobody had marked as open any more stayed for a month: the parts, which hold the answers."""
-    batch = made()
-    kept.create(batch)
+    """A batch that was not marked as open any more stayed for a month: with its parts, which hold the answers."""
+    batch = open_batch
     kept.put_part(batch.key, 0, io.BytesIO(b"x"), io.BytesIO(b"y"), Counts(1))
     assert kept.take_lease(batch.key, 1, "beat")
     ended = batch.ended(None, 7)
@@ -116,7 +119,7 @@ def test_an_end_that_is_cut_off_is_finished_by_whoever_looks_next(
                 kept.forget_unmade(key)
             else:
                 kept.end(ended)
-    assert kept._documents.names(f"default/.batches/{batch.batch_id}") == ["end.json"]
+    assert store.places[None].names(f"default/.batches/{batch.batch_id}") == ["end.json"]
     assert batch.key not in kept.open()
     assert kept.get(batch.key) == ended
 
@@ -131,15 +134,14 @@ def test_one_of_those_that_try_gets_a_lease(kept: BatchStore) -> None:
     assert kept.lease(batch.key) == Lease(10, "c")
 
 
-def test_parts_are_whole_and_written_again_after_a_failure(kept: BatchStore) -> None:
-    batch, answers, errors = made(), io.BytesIO(), io.BytesIO()
-    answers.write(b"a\n")
-    kept.put_part(batch.key, 1, answers, errors, Counts(1))
-    kept.put_part(batch.key, 0, answers, errors, Counts(1))
-    kept.put_part(batch.key, 1, answers, errors, Counts(1, 1))
-    assert kept.parts(batch.key) == {0: Counts(1), 1: Counts(1, 1)}
-    assert b"".join(kept.lines_of(batch.key, "out", 3)) == b"a\na\n"
-    assert list(kept.lines_of(batch.key, "err", 3)) == []
+def test_parts_are_whole_and_are_replaced_after_a_failure(kept: BatchStore) -> None:
+    key, answers, errors = made().key, io.BytesIO(b"a\n"), io.BytesIO()
+    kept.put_part(key, 1, io.BytesIO(), io.BytesIO(b"error of 1\n"), Counts(failed=1))
+    kept.put_part(key, 0, answers, errors, Counts(1))
+    kept.put_part(key, 1, answers, errors, Counts(1, 1))
+    assert kept.parts(key) == {0: Counts(1), 1: Counts(1, 1)}
+    assert b"".join(kept.lines_of(key, "out", 3)) == b"a\na\n"
+    assert list(kept.lines_of(key, "err", 3)) == []
 
 
 def test_old_batches_are_forgotten_and_those_that_run_are_not(kept: BatchStore) -> None:
@@ -149,18 +151,9 @@ def test_old_batches_are_forgotten_and_those_that_run_are_not(kept: BatchStore) 
     for batch in (ended, later):
         kept.end(batch.ended(None, 1))
     kept.forget_ended(1_750_000_000_000)
-    assert {one.batch_id for one in kept.list("default", None, 20)} == {runs.batch_id, later.batch_id}
+    assert set(ids(kept)) == {runs.batch_id, later.batch_id}
     with pytest.raises(NotFound):
         kept.get(ended.key)
-
-
-def test_the_reader_of_a_file_is_found_while_it_runs(kept: BatchStore) -> None:
-    batch = made()
-    kept.create(batch)
-    assert kept.reader_of("default", batch.input_file_id) == batch.batch_id
-    assert kept.reader_of("default", str(uuid.uuid4())) is None
-    kept.end(batch.ended(None, 1))
-    assert kept.reader_of("default", batch.input_file_id) is None
 
 
 @pytest.mark.parametrize(
@@ -188,28 +181,20 @@ def test_what_is_no_id_is_not_found(name: str) -> None:
     assert batch_id_of(batch_name(made().batch_id))
 
 
-def test_a_part_that_is_written_again_leaves_nothing_of_the_first_time(kept: BatchStore) -> None:
-    batch = made()
-    kept.put_part(batch.key, 0, io.BytesIO(), io.BytesIO(b"error of 1\n"), Counts(failed=1))
-    kept.put_part(batch.key, 0, io.BytesIO(b"answer of 1\n"), io.BytesIO(), Counts(1))
-    assert b"".join(kept.lines_of(batch.key, "out", 1)) == b"answer of 1\n"
-    assert list(kept.lines_of(batch.key, "err", 1)) == []
-
-
-def test_a_batch_is_found_at_the_moment_it_ends(kept: BatchStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = made()
-    kept.create(batch)
+def test_a_batch_is_found_at_the_moment_it_ends(
+    kept: BatchStore, open_batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     get = OpenPlace.get
 
     def ends_behind(place: OpenPlace, path: str) -> bytes | None:
         found = get(place, path)
         if path.endswith("end.json"):
             monkeypatch.undo()
-            kept.end(batch.ended(None, 1))
+            kept.end(open_batch.ended(None, 1))
         return found
 
     monkeypatch.setattr(OpenPlace, "get", ends_behind)
-    assert kept.get(batch.key).status == "completed"
+    assert kept.get(open_batch.key).status == "completed"
 
 
 def test_what_a_newer_version_wrote_is_read() -> None:
@@ -221,29 +206,22 @@ def test_what_a_newer_version_wrote_is_read() -> None:
     assert Counts.of({"completed": 3, "newer": 1}) == Counts(3)
 
 
-def test_one_that_cannot_be_read_does_not_keep_the_others(kept: BatchStore) -> None:
+def test_an_unreadable_batch_does_not_keep_the_others(kept: BatchStore, store: ArtifactStore) -> None:
     batches = [made(created_ms=1_700_000_000_000 + n) for n in range(2)]
     for batch in batches:
         kept.create(batch)
         kept.end(batch.ended(None, 1))
-    kept._documents.put(f"default/.batches/{batches[0].batch_id}/end.json", b"{")
+    store.places[None].put(f"default/.batches/{batches[0].batch_id}/end.json", b"{")
     kept.forget_ended(1_750_000_000_000)
     with pytest.raises(NotFound):
         kept.get(batches[1].key)
 
 
-def test_one_that_waits_for_a_place_says_so(kept: BatchStore) -> None:
-    kept.create(batch := made())
+def test_a_batch_reports_that_it_waits_for_a_place_or_for_its_turn(kept: BatchStore) -> None:
+    kept.create(batch := replace(made(), status="in_progress", in_flight=7))
     waiting = kept.get(batch.key).waiting_for
     assert waiting is not None
     assert waiting["reason"] == "tenant_share"
-    assert kept.take_lease(batch.key, 1, "beat")
-    assert kept.get(batch.key).waiting_for is None
-
-
-def test_one_that_was_let_go_says_that_it_waits_for_its_turn(kept: BatchStore) -> None:
-    batch = replace(made(), status="in_progress", in_flight=7)
-    kept.create(batch)
     assert kept.take_lease(batch.key, 1, "beat")
     assert (kept.get(batch.key).in_flight, kept.get(batch.key).waiting_for) == (7, None)
     kept.renew(batch.key, Lease(1, ""))
@@ -251,7 +229,7 @@ def test_one_that_was_let_go_says_that_it_waits_for_its_turn(kept: BatchStore) -
     assert (found.status, found.in_flight, found.waiting_for) == ("in_progress", 0, NO_PLACE)
 
 
-def test_a_tenant_has_so_many_open_batches(kept: BatchStore) -> None:
+def test_the_open_batches_of_a_tenant_are_bounded(kept: BatchStore) -> None:
     batches = [made(), made()]
     for batch in batches:
         kept.create(batch, most_open=2)
@@ -262,7 +240,7 @@ def test_a_tenant_has_so_many_open_batches(kept: BatchStore) -> None:
     kept.create(made(), most_open=2)
 
 
-def test_of_two_with_one_id_the_first_stands(kept: BatchStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_batches_with_one_id_the_first_is_kept(kept: BatchStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A repeat of a call whose answer was lost."""
     batch = made()
     repeat = replace(batch, created_ms=batch.created_ms + 5, input_file_id=str(uuid.uuid4()))
@@ -279,7 +257,7 @@ def test_of_two_with_one_id_the_first_stands(kept: BatchStore, monkeypatch: pyte
     kept.end(ended)
     assert kept.create(repeat) == ended
     assert kept.open() == []
-    assert [one.batch_id for one in kept.list("default", None, 20)] == [batch.batch_id]
+    assert ids(kept) == [batch.batch_id]
 
 
 def test_a_call_that_was_cut_off_and_repeated_is_one_batch_of_the_list(
@@ -298,3 +276,29 @@ def test_a_call_that_was_cut_off_and_repeated_is_one_batch_of_the_list(
     assert kept.create(repeat) == repeat
     assert [one.created_ms for one in kept.list("default", None, 20)] == [repeat.created_ms]
     assert kept.open() == [batch.key]
+
+
+# -- leases
+
+KEY = ("default", "b")
+
+
+def test_a_batch_without_a_lease_or_with_a_released_one_is_taken_at_once() -> None:
+    assert Leases().to_take(KEY, None, 0) == 1
+    assert Leases().to_take(KEY, Lease(3, ""), 0) == 4
+
+
+def test_a_lease_is_taken_once_it_has_not_changed_for_a_while() -> None:
+    seen = Leases()
+    for beat in range(10):
+        assert seen.to_take(KEY, Lease(1, f"{beat}"), beat * LEASE_S) is None
+    last = 9 * LEASE_S
+    assert seen.to_take(KEY, Lease(1, "9"), last + LEASE_S - 0.1) is None
+    assert seen.to_take(KEY, Lease(1, "9"), last + LEASE_S) == 2
+
+
+def test_a_batch_that_is_gone_is_forgotten() -> None:
+    seen = Leases()
+    assert seen.to_take(KEY, Lease(1, "x"), 0) is None
+    seen.keep_only(set())
+    assert seen.to_take(KEY, Lease(1, "x"), LEASE_S) is None

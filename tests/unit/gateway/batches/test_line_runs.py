@@ -1,4 +1,4 @@
-"""Lines of a batch that nobody foresaw: each ends by itself, whatever happens to it."""
+"""Lines of a batch with unforeseen content or failures: each ends by itself."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from penstock.common.clock import now_ms
+from kit.gateway_batches import new_batch
 from penstock.gateway.batches.line_runs import LineEnd, LineRuns
-from penstock.gateway.batches.records import Batch, Stop
+from penstock.gateway.batches.records import Stop
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.routes.line_reader import Line
@@ -79,18 +79,9 @@ async def ended(
     service: Any, bodies: Sequence[dict[str, Any]], stop: Stop | None = None, *, resumed: bool = False
 ) -> dict[int, LineEnd]:
     """The end of each line, by its number."""
-    made_ms = now_ms()
-    batch = Batch(
-        batch_id="b",
-        tenant="default",
-        key_id=None,
-        endpoint="/v1/responses",
-        input_file_id="f",
-        created_ms=made_ms,
-        expires_at=made_ms // 1000 + 60,
-    )
-    runs = LineRuns(batch, service, Allowances(), lambda: Caller(tenant="default"), lambda: stop, resumed=resumed)
-    asked = {"method": "POST", "url": batch.endpoint}
+    made = new_batch(batch_id="b", endpoint="/v1/responses")
+    runs = LineRuns(made, service, Allowances(), lambda: Caller(tenant="default"), lambda: stop, resumed=resumed)
+    asked = {"method": "POST", "url": made.endpoint}
     lines = [
         Line(number, 0, json.dumps({**asked, "custom_id": str(number), "body": {"model": "m", **body}}).encode())
         for number, body in enumerate(bodies)
@@ -110,9 +101,7 @@ async def ended(
 @pytest.mark.parametrize(
     "schema", [nested(130), {"type": "object", "description": "\ud800"}], ids=["deep", "half a surrogate pair"]
 )
-async def test_an_answer_that_says_back_what_was_asked_is_written(
-    schema: dict[str, Any],
-) -> None:
+async def test_an_answer_that_says_back_what_was_asked_is_written(schema: dict[str, Any]) -> None:
     tool = {"type": "function", "name": "f", "parameters": schema}
     end = (await ended(Service(), [{**HI, "tools": [tool]}]))[0]
     assert end.completed

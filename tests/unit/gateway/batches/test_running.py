@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kit.gateway_batches import new_batch
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.clock import now_ms
 from penstock.gateway.batches import running
@@ -50,20 +50,7 @@ class Service:
 
 
 def made(**fields: Any) -> Batch:
-    created_ms = now_ms()
-    values: dict[str, Any] = {
-        "batch_id": str(uuid.uuid4()),
-        "tenant": "default",
-        "key_id": None,
-        "endpoint": "/v1/embeddings",
-        "input_file_id": str(uuid.uuid4()),
-        "created_ms": created_ms,
-        "expires_at": created_ms // 1000 + 60,
-        "status": "in_progress",
-        "total": 1,
-        "parts": (Part(1, 0, 1),),
-    }
-    return Batch(**{**values, **fields})
+    return new_batch(**{"status": "in_progress", "total": 1, "parts": (Part(1, 0, 1),), **fields})
 
 
 async def run(kept: BatchStore, batch: Batch, caller: Caller | None, *, stops: bool) -> None:

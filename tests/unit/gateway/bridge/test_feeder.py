@@ -3,30 +3,58 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from penstock.common.group_consumer import GroupConsumer, Read
+from penstock.common import admin
+from penstock.common.group_consumer import Listener, Read
 from penstock.common.settings import KafkaSettings
-from penstock.gateway.bridge.errands import Errands
+from penstock.gateway.bridge import feeder as feeder_module
 from penstock.gateway.bridge.feeder import QueueFeeder
-from penstock.gateway.bridge.known import Known
 from penstock.gateway.queues.settings import QueueMergeSection, QueueSection
 from penstock.schemas.topics import TP
+from support import wait_until_async
 
 FIRST, SECOND = ("jobs", 0), ("jobs", 1)
 
 
-class FakeErrands:
-    """Run until they are cancelled, or told to end."""
+class EveryTopic(dict[str, int]):
+    def get(self, name: str, default: Any = None) -> int:
+        return 1
 
-    def __init__(self) -> None:
+
+class World:
+    """A feeder whose window has room for one message, with fakes for errands, consumer and what the bridge knows."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun: list[TP] = []
         self.cancelled: list[TP] = []
+        self.counted: list[str] = []
+        self.commits: dict[TP, int] = {}
+        self.flushed = self.looks = 0
         self.end = asyncio.Event()
-        self.flushed = 0
+        monkeypatch.setattr(admin, "partition_counts", lambda *_: EveryTopic())
+        monkeypatch.setattr(feeder_module, "GroupConsumer", self._join)
+        mine: Any = self
+        self.feeder = QueueFeeder(
+            [QueueSection(topic="jobs")],
+            "strict",
+            QueueMergeSection(window=1),
+            KafkaSettings(),
+            mine,
+            mine,
+            counted=lambda _, outcome: self.counted.append(outcome),
+            on_failure=lambda reason: None,
+        )
+
+    def _join(self, kafka: Any, topics: Any, group_id: str, listener: Listener) -> Any:
+        self.listener: Any = listener
+        return SimpleNamespace(start=lambda: None, commit=self.commits.update, hold=lambda topics: None)
+
+    # -- as errands, which last until they are cancelled or `end` is set
 
     async def run(self, queue: QueueSection, read: Read, tries: int) -> str:
         self.begun.append(read.tp)
@@ -40,112 +68,67 @@ class FakeErrands:
     async def flush(self) -> None:
         self.flushed += 1
 
+    # -- as what the bridge knows
 
-class FakeConsumer:
-    def __init__(self) -> None:
-        self.commits: dict[TP, int] = {}
-
-    def commit(self, offsets: Mapping[TP, int]) -> None:
-        self.commits.update(offsets)
-
-
-class FakeKnown:
-    looks = 0
+    async def start(self) -> None: ...
+    def check(self) -> None: ...
 
     def look_again(self) -> None:
         self.looks += 1
 
-    def check(self) -> None: ...
+    # -- what happens to it
+
+    def reads(self, tp: TP) -> None:
+        self.listener.on_batch([Read(tp, 0, None, b"x", 1)])
+
+    async def begins(self, *tps: TP) -> None:
+        await wait_until_async(lambda: self.begun == [*tps], 5, lambda: str(self.begun))
 
 
-class World:
-    """A feeder whose window has room for one message."""
-
-    def __init__(self) -> None:
-        self.errands, self.consumer, self.known = FakeErrands(), FakeConsumer(), FakeKnown()
-        self.counted: list[str] = []
-        self.feeder = QueueFeeder(
-            [QueueSection(topic="jobs")],
-            "strict",
-            QueueMergeSection(window=1),
-            KafkaSettings(),
-            cast("Known", self.known),
-            cast("Errands", self.errands),
-            counted=lambda _, outcome: self.counted.append(outcome),
-            on_failure=lambda reason: None,
-        )
-        self.feeder._consumer = cast("GroupConsumer", self.consumer)
-
-    def read(self, tp: TP) -> None:
-        self.feeder._arrived([Read(tp, 0, None, b"x", 1)])
-
-    async def step(self, turns: int = 5) -> None:
-        self.feeder._step(cast("GroupConsumer", self.consumer))
-        for _ in range(turns):
-            await asyncio.sleep(0)
+@pytest.fixture
+async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    made = World(monkeypatch)
+    made.feeder.start()
+    await wait_until_async(lambda: made.feeder.waits_for is None, 10)
+    made.listener.on_assigned([FIRST, SECOND])
+    yield made
+    await made.feeder.cancel()
 
 
-async def test_work_for_a_partition_that_goes_ends_and_what_was_sent_is_flushed() -> None:
-    world = World()
-    world.feeder._assigned([FIRST, SECOND])
-    assert world.known.looks == 1
-    world.read(FIRST)
-    await world.step()
-    assert world.errands.begun == [FIRST]
-    await world.feeder._revoked([FIRST])
-    assert (world.errands.cancelled, world.errands.flushed) == ([FIRST], 1)
-    world.read(SECOND)
-    await world.step()
-    assert world.errands.begun == [FIRST, SECOND], "its place in the window is free"
-    assert world.consumer.commits[FIRST] == 0
+async def test_work_of_a_revoked_partition_ends_and_what_was_sent_is_flushed(world: World) -> None:
+    assert world.looks == 1
+    world.reads(FIRST)
+    await world.begins(FIRST)
+    await world.listener.on_revoked([FIRST])
+    assert (world.cancelled, world.flushed) == ([FIRST], 1)
+    world.reads(SECOND)
+    await world.begins(FIRST, SECOND)
+    assert world.commits[FIRST] == 0
 
 
-async def test_work_that_had_not_begun_leaves_its_place_too() -> None:
-    world = World()
-    world.feeder._assigned([FIRST, SECOND])
-    world.read(FIRST)
-    await world.step(turns=0)
-    await world.feeder._revoked([FIRST])
-    world.read(SECOND)
-    await world.step()
-    assert world.errands.begun == [SECOND]
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_revoked_message_leaves_its_place_in_the_window_however_far_it_is(world: World, turns: int) -> None:
+    world.reads(FIRST)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await world.listener.on_revoked([FIRST])
+    assert world.cancelled == world.begun
+    world.reads(SECOND)
+    await world.begins(*world.cancelled, SECOND)
 
 
-async def test_what_is_cancelled_by_the_stop_is_not_committed() -> None:
-    world = World()
-    world.feeder._assigned([FIRST])
-    world.read(FIRST)
-    await world.step()
-    await world.feeder.cancel()
-    await world.step(turns=1)
-    assert world.consumer.commits.get(FIRST, 0) == 0
-    assert world.counted == []
-
-
-async def test_what_is_settled_is_committed_and_counted() -> None:
-    world = World()
-    world.feeder._assigned([FIRST])
-    world.read(FIRST)
-    world.errands.end.set()
-    await world.step()
-    await world.step()
-    assert (world.consumer.commits, world.counted) == ({FIRST: 1}, ["completed"])
+async def test_a_message_is_committed_and_counted_when_it_is_settled(world: World) -> None:
+    world.reads(FIRST)
+    world.end.set()
+    await wait_until_async(lambda: world.commits.get(FIRST) == 1, 5)
+    assert world.counted == ["completed"]
 
 
 @pytest.mark.parametrize("turns", range(5))
-async def test_it_ends_when_a_message_arrives_at_that_moment(turns: int) -> None:
-    world = World()
-    world.feeder._assigned([FIRST])
-
-    async def feed() -> None:
-        while True:
-            world.feeder._step(cast("GroupConsumer", world.consumer))
-            await world.feeder._wait()
-
-    world.feeder._main = asyncio.create_task(feed())
-    await asyncio.sleep(0.01)
-    world.read(FIRST)
+async def test_a_stop_ends_all_and_commits_nothing_also_when_a_message_arrives(world: World, turns: int) -> None:
+    world.reads(FIRST)
     for _ in range(turns):
         await asyncio.sleep(0)
-    _, left = await asyncio.wait({asyncio.create_task(world.feeder.cancel())}, timeout=1)
-    assert not left, "it goes on"
+    _, left = await asyncio.wait({asyncio.create_task(world.feeder.cancel())}, timeout=5)
+    assert not left, "it continues"
+    assert (world.commits.get(FIRST, 0), world.counted) == (0, [])

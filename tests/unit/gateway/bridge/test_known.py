@@ -7,18 +7,14 @@ from typing import Any
 
 import pytest
 
-from penstock.common.outgoing import request_record
+from kit.gateway_bridge import NAMES, KnownTopics, made
+from kit.gateway_records import model_info
 from penstock.common.reader import RawMessage
-from penstock.common.settings import KafkaSettings
-from penstock.gateway.bridge.known import KNOWN_MS, Known, Sent, SentRequests, content_header, content_of, pools_of
-from penstock.schemas.codec import default_codec
+from penstock.gateway.bridge.known import KNOWN_MS, Sent, SentRequests, content_of, pools_of
 from penstock.schemas.errors import InvalidRequest
-from penstock.schemas.records import InferenceRequest, ModelInfo
-from penstock.schemas.requests import parse_request
 from penstock.schemas.topics import TopicNames
 
 KEY = ("team", "r1")
-CODEC = default_codec()
 
 
 def sent(at_ms: int = 1, *, on_topic: bool = True) -> Sent:
@@ -77,63 +73,38 @@ def test_request_topics_are_told_with_their_pools() -> None:
 # -- from records
 
 
-def made(**fields: Any) -> InferenceRequest:
-    body = {"task": "text_generation", "payload": {"prompt": "p"}, **fields}
-    return parse_request(body, tenant="team", request_id="r1", now_ms=1)
+@pytest.fixture
+async def topics(monkeypatch: pytest.MonkeyPatch) -> KnownTopics:
+    found = await KnownTopics(monkeypatch).start(model_info(pool="big", updated_at=1))
+    found.known.look_again()
+    await found.known.up_to_date()
+    return found
 
 
-class Reading(Known):
-    """Is told of records as its reader's thread would tell it."""
-
-    def __init__(self) -> None:
-        super().__init__(KafkaSettings(), CODEC)
-        self._topics = pools_of(TopicNames(), dict.fromkeys([*TopicNames().request_topics(), *POOLED], 4))
-
-    def read(self, request: InferenceRequest, *, by_bridge: bool = True) -> None:
-        out = request_record(request, TopicNames(), CODEC, source="test")
-        headers = [*out.headers, *([content_header(request)] if by_bridge else [])]
-        self._on_batch([RawMessage(out.topic, 0, 0, 77, out.key, out.value, tuple(headers))])
-
-    def tell(self, model: ModelInfo) -> None:
-        self._on_batch([RawMessage(TopicNames().model, 0, 0, 1, model.model.encode(), CODEC.encode(model))])
+async def test_a_request_that_a_bridge_sent_is_found_with_its_content_and_pool(topics: KnownTopics) -> None:
+    topics.read(made("r2"), by_bridge=False)
+    assert len(topics.known.sent) == 0
+    topics.read(made(pool="big"))
+    assert topics.known.sent.find(KEY) == Sent(content=content_of(made()), pool="big", at_ms=77)
 
 
-POOLED = TopicNames().request_topics("big")
-
-
-def test_what_a_bridge_sent_is_found_with_its_content_and_pool() -> None:
-    known = Reading()
-    known.read(made(pool="big"))
-    assert known.sent.find(KEY) == Sent(content=content_of(made()), pool="big", at_ms=77)
-
-
-def test_what_others_sent_is_passed_over() -> None:
-    known = Reading()
-    known.read(made(), by_bridge=False)
-    assert len(known.sent) == 0
-
-
-def test_what_does_not_decode_does_not_end_the_reading() -> None:
-    known = Reading()
+async def test_an_undecodable_record_does_not_end_the_reading(topics: KnownTopics) -> None:
     headers = (("ce_id", b"\xff"), ("penstock-content", b"\xff"))
-    topics = (TopicNames().request("text_generation", 8), TopicNames().model)
-    known._on_batch([RawMessage(topic, 0, 0, 1, b"k", b"\x00odd", headers) for topic in topics])
-    assert known.models() == []
+    for topic in (NAMES.request("text_generation", 8), NAMES.model):
+        topics.reader.read([RawMessage(topic, 0, 0, 1, b"k", b"\x00odd", headers)])
+    assert topics.known.routed(made(model="m")).pool == "big"
 
 
-def test_a_request_goes_to_its_models_pool() -> None:
-    known = Reading()
-    of = {"engine": "noop", "state": "ready", "worker_id": "w", "updated_at": 1}
-    known.tell(ModelInfo(model="m", tasks=["text_generation"], pool="big", **of))
-    assert known.routed(made(model="m")).pool == "big"
-    assert known.routed(made(model="m", pool="other")).pool == "other"
-    assert known.routed(made(model="unknown")).pool is None
+@pytest.mark.parametrize(
+    ("fields", "pool"), [({"model": "m"}, "big"), ({"model": "m", "pool": "other"}, "other"), ({"model": "none"}, None)]
+)
+async def test_a_request_goes_to_the_pool_of_its_model(topics: KnownTopics, fields: Any, pool: str | None) -> None:
+    assert topics.known.routed(made(**fields)).pool == pool
 
 
-def test_a_turn_goes_to_its_conversations_pool_and_to_no_other() -> None:
-    known = Reading()
+async def test_a_turn_goes_to_the_pool_of_its_conversation_and_to_no_other(topics: KnownTopics) -> None:
     turn = {"conversation_id": "c", "payload": {"messages": [{"role": "user", "content": "p"}]}}
-    known.read(made(**turn, pool="big"), by_bridge=False)
-    assert known.routed(made(**turn)).pool == "big"
+    topics.read(made(**turn, pool="big"), by_bridge=False)
+    assert topics.known.routed(made(**turn)).pool == "big"
     with pytest.raises(InvalidRequest, match="the conversation c is in the pool big"):
-        known.routed(made(**turn, pool="small"))
+        topics.known.routed(made(**turn, pool="small"))

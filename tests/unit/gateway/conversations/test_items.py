@@ -6,27 +6,19 @@ from typing import Any
 
 import pytest
 
+from kit.gateway_records import conversation_message
 from penstock.cli.commands.item_words import item_role, item_text
 from penstock.common.conversations import Turn
 from penstock.gateway.openai.conversation_items import items_of_turn
 from penstock.gateway.routes.item_ids import offset_of
 from penstock.schemas.errors import InvalidRequest
-from penstock.schemas.records import ConversationMessage
 
 CALLS = [{"id": f"c{n}", "type": "function", "function": {"name": "gate", "arguments": f"[{n}]"}} for n in (0, 1)]
 
 
-def turn(**fields: Any) -> Turn:
-    known: dict[str, Any] = {
-        "tenant": "t",
-        "conversation_id": "c",
-        "direction": "in",
-        "role": "user",
-        "content": "hello",
-        "created_at": 7_000,
-        "request_id": "r",
-    }
-    return Turn(offset=5, message=ConversationMessage(**{**known, **fields}))
+def turn(role: str = "user", **fields: Any) -> Turn:
+    known: dict[str, Any] = {"direction": "in", "content": "hello", "created_at": 7_000, "request_id": "r"}
+    return Turn(offset=5, message=conversation_message(role, **{**known, **fields}))
 
 
 def test_a_message_is_one_item_with_the_place_in_its_id() -> None:
@@ -48,12 +40,8 @@ def test_calls_of_tools_and_their_answers_are_items_of_their_own() -> None:
     said = items_of_turn(turn(role="assistant", content="I look.", tool_calls=CALLS))
     assert [one["id"] for one in said] == ["msg_5", "fc_5_0", "fc_5_1"]
     (output,) = items_of_turn(turn(role="tool", content="shut", tool_call_id="c0"))
-    assert (output["type"], output["id"], output["call_id"], output["output"]) == (
-        "function_call_output",
-        "fco_5",
-        "c0",
-        "shut",
-    )
+    expected = {"type": "function_call_output", "id": "fco_5", "call_id": "c0", "output": "shut"}
+    assert {name: output[name] for name in expected} == expected
     assert (item_role(output), item_text(output)) == ("tool", "shut")
     assert {offset_of(one["id"], "after") for one in [*said, output]} == {5}
 

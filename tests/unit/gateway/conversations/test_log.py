@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +15,8 @@ from penstock.common.reader import RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.conversations import log as log_module
 from penstock.gateway.conversations.log import IDLE, USES, KafkaLog
+from penstock.gateway.conversations.topics import OwnTopics
+from penstock.gateway.settings import GatewaySettings
 from penstock.schemas.errors import BrokerUnavailable, NotFound
 
 
@@ -22,6 +26,7 @@ class Stage:
 
     made: list[Consumer] = field(default_factory=list)
     failures: list[Exception] = field(default_factory=list)
+    on_read: Callable[[], object] = lambda: None
 
     def make(self, *_: Any, **__: Any) -> Consumer:
         self.made.append(Consumer(self))
@@ -40,6 +45,7 @@ class Consumer:
 
     def list_topics(self, *_: Any, **__: Any) -> None:
         self.reads += 1
+        self.stage.on_read()
         if self.stage.failures:
             raise self.stage.failures.pop(0)
 
@@ -104,12 +110,8 @@ def test_a_long_reading_that_fails_goes_on_with_another_consumer_where_it_was(
 
     monkeypatch.setattr(log_module, "read_batches", batches)
     give_up = time.monotonic() + 20
-    assert [[one.offset for one in some] for some in log.batches("t", 0, 7, give_up, 2)] == [
-        [0, 1],
-        [2, 3],
-        [4, 5],
-        [6],
-    ]
+    found = [[one.offset for one in some] for some in log.batches("t", 0, 7, give_up, 2)]
+    assert found == [[0, 1], [2, 3], [4, 5], [6]]
     assert [one.closed for one in stage.made] == [True, False]
     assert list(log.batches("t", 7, 7, give_up, 2)) == []
     failures[2] = BrokerUnavailable("away")
@@ -119,14 +121,14 @@ def test_a_long_reading_that_fails_goes_on_with_another_consumer_where_it_was(
     assert stage.opened == 0
 
 
-def test_no_more_than_some_wait_and_none_after_the_end(stage: Stage) -> None:
-    log = KafkaLog(KafkaSettings())
-    taken = [log._take() for _ in range(IDLE + 3)]
-    for consumer, uses in taken[1:]:
-        log._give_back(consumer, uses + 1)
-    assert stage.opened == IDLE + 1
-    log.close()
-    log._give_back(*taken[0])
+def test_the_pool_keeps_some_consumers_and_none_after_the_end(stage: Stage) -> None:
+    log, together = KafkaLog(KafkaSettings()), threading.Barrier(IDLE + 3)
+    stage.on_read = together.wait
+    with ThreadPoolExecutor(IDLE + 3) as threads:
+        list(threads.map(lambda _: read(log), range(IDLE + 3)))
+    assert (len(stage.made), stage.opened) == (IDLE + 3, IDLE)
+    stage.on_read = log.close
+    read(log)
     assert stage.opened == 0
 
 
@@ -147,3 +149,17 @@ def test_a_topic_that_is_deleted_while_last_records_are_read_is_left_out(
     assert log.last_records(["a", "b", "empty"], time.monotonic() + 20) == {"a": None}
     with pytest.raises(BrokerUnavailable):
         log.last_records(["a"], time.monotonic())
+
+
+def test_a_broker_without_any_topics_is_not_taken_for_one_without_conversations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A sweep of artifacts at that moment took all that was made in conversations for left over."""
+    known: dict[str, int] = {}
+    monkeypatch.setattr(log_module.admin, "partition_counts", lambda *_, **__: known)
+    layout = OwnTopics(GatewaySettings())
+    with pytest.raises(BrokerUnavailable):
+        layout.everyone()
+    known |= {"inference.result": 1, "conversation.trip": 1, "conversations.acme.plan": 1}
+    assert layout.everyone() == [("default", "trip"), ("acme", "plan")]
+    assert layout.ids("acme") == ["plan"]

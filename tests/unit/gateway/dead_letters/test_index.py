@@ -1,25 +1,40 @@
-"""The index of dead letters: what lies on the topic and what was done with it, by the order of the log."""
+"""Dead letters: their index by the order of the log, the follower of their topic, and purging."""
 
 from __future__ import annotations
 
+import itertools
+import sqlite3
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.gateway_readers import fake_readers
+from penstock.common import admin
+from penstock.common.settings import KafkaSettings
+from penstock.gateway.dead_letters import follower
+from penstock.gateway.dead_letters.follower import LetterFollower
 from penstock.gateway.dead_letters.index import LetterFilter, LetterIndex
 from penstock.gateway.dead_letters.letters import LetterFacts, Place
+from penstock.gateway.limits.callers import Caller
 from penstock.gateway.metrics import GatewayMetrics
+from penstock.gateway.service import redriving
+from penstock.gateway.service.redriving import Chosen, Redriving
+from penstock.gateway.threads import Threads
+from penstock.schemas.codec import default_codec
 from penstock.schemas.records import DeadLetterAction
 
 ANY = LetterFilter()
 
 
 def letter(offset: int, reason: str = "engine_failed", *, partition: int = 0, **fields: object) -> LetterFacts:
-    facts = {"request_id": f"r{offset}", "tenant": "t", "origin": f"topic 0 {offset}", "redrivable": True} | fields
-    return LetterFacts(partition=partition, offset=offset, created_ms=1_000 + offset, reason=reason, **facts)  # pyright: ignore[reportArgumentType]
+    facts: Any = {"request_id": f"r{offset}", "tenant": "t", "origin": f"topic 0 {offset}", "redrivable": True} | fields
+    return LetterFacts(partition=partition, offset=offset, created_ms=1_000 + offset, reason=reason, **facts)
 
 
 def action(at: int, of: int, kind: str, request_id: str | None = None) -> tuple[Place, DeadLetterAction]:
@@ -57,7 +72,7 @@ def test_a_redrive_is_of_all_letters_of_its_request_and_is_counted_no_more(index
     assert offsets(index, LetterFilter(redriven=False)) == [2]
 
 
-def test_a_purged_letter_is_gone_and_what_may_be_deleted_before_the_first_one_left_is_told(index: LetterIndex) -> None:
+def test_a_purged_letter_is_gone_and_the_records_before_the_first_one_left_may_be_deleted(index: LetterIndex) -> None:
     index.take([letter(0), letter(1), action(2, 0, "purged")])
     assert index.get((0, 0)) is None
     assert index.first_offsets() == {0: 1}
@@ -65,7 +80,7 @@ def test_a_purged_letter_is_gone_and_what_may_be_deleted_before_the_first_one_le
     assert index.first_offsets() == {0: 4}
 
 
-def test_it_goes_on_after_a_restart_and_begins_anew_for_another_topic_or_a_broken_file(tmp_path: Path) -> None:
+def test_an_index_survives_a_restart_and_is_made_again_for_another_topic_or_a_broken_file(tmp_path: Path) -> None:
     path = tmp_path / "letters"
     index = LetterIndex(path, "topic")
     index.take([letter(0)])
@@ -97,10 +112,79 @@ def test_counts_are_those_of_a_log(tmp_path_factory: pytest.TempPathFactory, ste
     index.close()
 
 
-def test_the_gauge_tells_them() -> None:
+def test_the_gauge_counts_letters_by_reason() -> None:
     metrics = GatewayMetrics()
     assert "penstock_dlq_letters{" not in metrics.render().decode()
     metrics.read_letters = lambda: {"bad_avro": 3, "engine_failed": 0}
     lines = metrics.render().decode().splitlines()
     assert 'penstock_dlq_letters{reason="bad_avro"} 3.0' in lines
     assert 'penstock_dlq_letters{reason="engine_failed"} 0.0' in lines
+
+
+# -- the follower of their topic
+
+
+def test_a_full_disk_does_not_end_the_reading_of_dead_letters(
+    index: LetterIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What retention had removed could not be forgotten: from then on no letter was run again, purged or erased."""
+    index.take([letter(0), letter(1)])
+    dlq, topics = KafkaSettings().names.dlq, {KafkaSettings().names.dlq: 1}
+    readers = fake_readers(monkeypatch, follower, topics)
+    monkeypatch.setattr(admin, "end_offsets", lambda _, tps, *__: dict.fromkeys(tps, 2))
+    monkeypatch.setattr(follower, "LOOK_S", -1.0)
+    LetterFollower(KafkaSettings(), default_codec(), index).start()
+    (reader,) = readers
+    assert reader.partitions == {(dlq, 0): 2}
+    topics[dlq] = 2
+    monkeypatch.setattr(admin, "begin_offsets", lambda _, tps, *__: dict.fromkeys(tps, 1))
+    with monkeypatch.context() as full:
+        full.setattr(index, "expired", Mock(side_effect=sqlite3.OperationalError("database or disk is full")))
+        reader.options["on_idle"]()
+    assert offsets(index) == [0, 1]
+    reader.options["on_idle"]()
+    assert offsets(index) == [1]
+    assert reader.partitions == {(dlq, 0): 2, (dlq, 1): 1}
+
+
+# -- purging in several calls, each with the `last_id` of the one before
+
+
+@pytest.fixture
+def purge(index: LetterIndex, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Purges seven letters, two by each call; the letters of each call. Actions are in the index at once."""
+    monkeypatch.setattr(redriving, "MOST", 2)
+    monkeypatch.setattr(admin, "begin_offsets", lambda _, tps: dict.fromkeys(tps, 100))
+    index.take([letter(n) for n in range(7)])
+    ends, codec, unused = itertools.count(7), default_codec(), cast(Any, None)
+
+    async def produce(topic: str, value: bytes, **_: Any) -> None:
+        index.take([((0, next(ends)), codec.decode(value, DeadLetterAction))])
+
+    letters: Any = SimpleNamespace(index=index, catch_up=lambda *_: None)
+    topic: Any = SimpleNamespace(produce=produce)
+    parts = Redriving(letters, unused, unused, topic, codec, KafkaSettings(), Threads())
+
+    async def purged(after: str | None = None, *, dry_run: bool = False) -> list[list[str]]:
+        found: list[list[str]] = []
+        while True:
+            chosen = Chosen(filter=LetterFilter(), after=after)
+            done = await parts.purge(Caller(tenant="t"), chosen, dry_run=dry_run)
+            found.append(list(done.requests))
+            if not done.has_more:
+                return found
+            after = done.last_id
+
+    return purged
+
+
+async def test_the_next_call_continues_after_letters_that_are_gone(purge: Any) -> None:
+    """The second call was 400: the letter that `after` names had just been purged."""
+    pages = [["0/0", "0/1"], ["0/2", "0/3"], ["0/4", "0/5"], ["0/6"]]
+    assert await purge(dry_run=True) == pages
+    assert await purge() == pages
+
+
+async def test_letters_up_to_the_first_after_are_kept(purge: Any) -> None:
+    assert await purge("0/2") == [["0/3", "0/4"], ["0/5", "0/6"]]
+    assert await purge() == [["0/0", "0/1"], ["0/2"]]

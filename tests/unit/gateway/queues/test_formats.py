@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.gateway_records import request
+from penstock.gateway.bridge.settings import BridgeSettings
 from penstock.gateway.queues.formats import BadMessage, answered, read_llmd, read_penstock, refused, request_key
 from penstock.gateway.queues.settings import QueueSection
 from penstock.schemas.codec import default_codec
@@ -34,13 +36,8 @@ def message(**values: Any) -> bytes:
 )
 def test_a_payload_in_any_form_is_answered_in_the_same(payload: Any, form: str) -> None:
     found = read_llmd(message(payload=payload))
-    assert (found.id, found.deadline_s, found.body, found.kind, found.form) == (
-        "1",
-        1764045130,
-        BODY,
-        "completion",
-        form,
-    )
+    assert (found.id, found.deadline_s, found.body) == ("1", 1764045130, BODY)
+    assert (found.kind, found.form) == ("completion", form)
     answer = json.loads(answered("1", found.form, {"a": "é"}))
     back = answer["payload"]
     if form == "base64":
@@ -55,14 +52,12 @@ def test_the_body_says_what_it_asks_for(body: Any, kind: str) -> None:
     assert read_llmd(message(payload=body)).kind == kind
 
 
-@pytest.mark.parametrize("deadline", [1764045130, "1764045130", 1764045130.9])
-def test_deadlines_as_text_and_as_numbers(deadline: Any) -> None:
-    assert read_llmd(message(deadline=deadline)).deadline_s == 1764045130
-
-
-@pytest.mark.parametrize("deadline", [None, ""])
-def test_no_deadline(deadline: Any) -> None:
-    assert read_llmd(message(deadline=deadline)).deadline_s is None
+@pytest.mark.parametrize(
+    ("deadline", "seconds"),
+    [(1764045130, 1764045130), ("1764045130", 1764045130), (1764045130.9, 1764045130), (None, None), ("", None)],
+)
+def test_a_deadline_is_text_or_a_number_or_missing(deadline: Any, seconds: int | None) -> None:
+    assert read_llmd(message(deadline=deadline)).deadline_s == seconds
 
 
 @pytest.mark.parametrize(
@@ -78,7 +73,7 @@ def test_no_deadline(deadline: Any) -> None:
         ({"deadline": 1e400}, "Unix seconds"),
     ],
 )
-def test_who_can_be_told_is_told_what_is_wrong(change: Any, says: str) -> None:
+def test_a_bad_message_with_an_id_is_answered(change: Any, says: str) -> None:
     with pytest.raises(BadMessage, match=says) as caught:
         read_llmd(message(**change))
     answer = json.loads(refused(caught.value.message_id, caught.value.form, caught.value.error))
@@ -87,22 +82,19 @@ def test_who_can_be_told_is_told_what_is_wrong(change: Any, says: str) -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"\xff", b"[]", b"{", b"{}", b'{"id": 5}', b'{"id": ""}', b"[" * 100_000])
-def test_what_has_no_id_goes_to_the_dead_letters(value: bytes) -> None:
+def test_a_message_without_an_id_goes_to_the_dead_letters(value: bytes) -> None:
     with pytest.raises(BadJson):
         read_llmd(value)
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_end_in_an_error_of_ours(value: bytes) -> None:
-    def ours(one: bytes) -> object:
-        return read_penstock(one, QUEUE, default_codec(), ("jobs", 0, 1, 2))
-
-    for read in (read_llmd, ours):
+def test_any_bytes_end_in_a_typed_error(value: bytes) -> None:
+    for reading in (read_llmd, read):
         with pytest.raises((PenstockError, BadMessage)):
-            read(value)
+            reading(value)
 
 
-def test_a_refusal_says_why_in_both_forms() -> None:
+def test_a_refusal_has_its_reason_in_both_forms() -> None:
     answer = json.loads(refused("1", "object", Expired("deadline exceeded"), "r1"))
     assert answer["error"] == "deadline exceeded"
     assert (answer["payload"]["error"]["code"], answer["payload"]["error"]["request_id"]) == ("expired", "r1")
@@ -118,33 +110,40 @@ def test_the_key_of_a_request_stands_for_the_message_and_the_try() -> None:
     assert request_key(QUEUE, "1", 0) == request_key(QUEUE, "1", 0)
 
 
-def test_a_request_of_ours_belongs_to_the_tenant_of_its_queue() -> None:
-    body = {"task": "text_generation", "payload": {"prompt": "x"}, "tenant": "someone-else"}
-    origin = ("jobs", 0, 1, 2)
-    found = read_penstock(json.dumps(body).encode(), QUEUE, default_codec(), origin)
-    assert found.tenant == "team"
-    assert found.request_id == read_penstock(json.dumps(body).encode(), QUEUE, default_codec(), origin).request_id
-    avro = InferenceRequest(
-        request_id="r", task="text_generation", text_generation={"prompt": "x"}, tenant="else", created_at=1
-    )
-    assert read_penstock(default_codec().encode(avro), QUEUE, default_codec(), origin).tenant == "team"
+def read(value: bytes) -> InferenceRequest:
+    return read_penstock(value, QUEUE, default_codec(), ("jobs", 0, 1, 2))
 
 
-def test_a_request_of_ours_is_checked() -> None:
-    with pytest.raises(InvalidRequest):
-        read_penstock(b'{"task": "text_generation"}', QUEUE, default_codec(), ("jobs", 0, 1, 2))
-    with pytest.raises(DecodeError):
-        read_penstock(b"\x00\x00\x00\x00\x01x", QUEUE, default_codec(), ("jobs", 0, 1, 2))
+@pytest.mark.parametrize(
+    "value",
+    [
+        b'{"task": "text_generation", "payload": {"prompt": "x"}, "tenant": "someone-else"}',
+        default_codec().encode(request(tenant="else")),
+    ],
+    ids=["JSON", "Avro"],
+)
+def test_a_request_in_our_own_format_belongs_to_the_tenant_of_its_queue(value: bytes) -> None:
+    assert read(value).tenant == "team"
+    assert read(value).request_id == read(value).request_id
 
 
-def test_settings_that_cannot_work_are_refused() -> None:
-    from penstock.gateway.bridge.settings import BridgeSettings
+@pytest.mark.parametrize(
+    ("value", "error"), [(b'{"task": "text_generation"}', InvalidRequest), (b"\x00\x00\x00\x00\x01x", DecodeError)]
+)
+def test_a_request_in_our_own_format_is_checked(value: bytes, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        read(value)
 
-    with pytest.raises(ValueError, match="two queues read the topic a"):
-        BridgeSettings(queues=[QueueSection(topic="a"), QueueSection(topic="a")])
-    with pytest.raises(ValueError, match="would be requests"):
-        BridgeSettings(queues=[QueueSection(topic="a", result_topic="b"), QueueSection(topic="b")])
-    with pytest.raises(ValueError, match="name of a topic"):
-        QueueSection(topic="a b")
-    with pytest.raises(ValueError, match="tenant must match"):
-        QueueSection(topic="a", tenant="A")
+
+@pytest.mark.parametrize(
+    ("queues", "says"),
+    [
+        ([{"topic": "a"}, {"topic": "a"}], "two queues read the topic a"),
+        ([{"topic": "a", "result_topic": "b"}, {"topic": "b"}], "would be requests"),
+        ([{"topic": "a b"}], "name of a topic"),
+        ([{"topic": "a", "tenant": "A"}], "tenant must match"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(queues: list[dict[str, Any]], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        BridgeSettings(queues=[QueueSection(**queue) for queue in queues])

@@ -1,7 +1,10 @@
-"""Topics that are made anew under the same name, spans that fail, and readings that begin again."""
+"""The desk after a break: topics that are made again under the same name, spans that fail, readings that restart."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from kit.gateway_records import conversation_message
 from penstock.gateway.summarizer.desk import Commit, Desk, Key, ReadWhole
 from penstock.schemas.records import ConversationFacts, ConversationMessage, SummarizePolicy
 
@@ -11,147 +14,134 @@ EVERY_TWO = SummarizePolicy(every_turns=2)
 
 def message(number: int) -> ConversationMessage:
     """Of turns of a question and an answer, the message with this number."""
-    direction, role = (("in", "user"), ("out", "assistant"))[number % 2]
-    return ConversationMessage(
-        tenant="t", conversation_id="c", direction=direction, role=role, content="word", created_at=0,
-        request_id=f"r{number // 2}",
-    )  # fmt: skip
+    return conversation_message(("user", "assistant")[number % 2], request_id=f"r{number // 2}")
 
 
-def followed(end: int) -> Desk:
-    """A desk that has read a topic with messages below this offset, and had all of it summed up that is due."""
-    desk = Desk(lambda _: EVERY_TWO, most=8)
-    desk.follow(KEY, "old", Commit(KEY, 0), end)
-    for at in range(end):
-        desk.record(KEY, at, message(at))
-    while (submit := desk.next()) is not None:
-        desk.ended(submit, end, failed=False)
+def standing(offsets: Iterable[int], shift: int = 0) -> list[tuple[int, ConversationMessage]]:
+    """Messages at these offsets; `shift`: so many records before them are none."""
+    return [(at, message(at - shift)) for at in offsets]
+
+
+def tell(desk: Desk, offsets: Iterable[int], shift: int = 0) -> None:
+    for at, one in standing(offsets, shift):
+        assert desk.record(KEY, at, one) is None
+
+
+def new_desk(messages: int = 0, *, end: int | None = None, commit: Commit | None = None, most: int = 8) -> Desk:
+    """A desk that follows a topic up to `end` and has read so many messages of it."""
+    desk = Desk(lambda _: EVERY_TWO, most=most)
+    desk.follow(KEY, "id", commit or Commit(KEY, 0), messages if end is None else end)
+    tell(desk, range(messages))
     return desk
 
 
-def test_a_topic_that_is_made_anew_between_two_looks_is_due_though_it_is_shorter() -> None:
-    desk = followed(48)
-    new = [message(at) for at in range(16)]
-    assert isinstance(desk.record(KEY, 0, new[0]), ReadWhole)
-    desk.read_whole(KEY, list(enumerate(new)), 16)
-    assert desk.next() is not None
+def summed_up(messages: int) -> Desk:
+    """The same, when all spans that are due were summed up."""
+    desk = new_desk(messages)
+    while (submit := desk.next()) is not None:
+        desk.ended(submit, messages, failed=False)
+    return desk
 
 
-def test_a_topic_that_is_made_anew_and_empty_is_read_once() -> None:
-    desk = followed(48)
-    assert isinstance(desk.record(KEY, 48, None), ReadWhole)
+def due(desk: Desk) -> int | None:
+    """Where the span ends that is due next."""
+    submit = desk.next()
+    return None if submit is None else submit.through
+
+
+def erase(desk: Desk, at: int) -> None:
+    """A tombstone is read, after which the whole topic must be read."""
+    assert isinstance(desk.record(KEY, at, None), ReadWhole)
+
+
+def test_a_shorter_topic_that_was_made_between_two_looks_is_due() -> None:
+    desk = summed_up(48)
+    assert isinstance(desk.record(KEY, 0, message(0)), ReadWhole)
+    desk.read_whole(KEY, standing(range(16)), 16)
+    assert due(desk) is not None
+
+
+def test_an_empty_topic_that_was_made_again_is_read_once() -> None:
+    desk = summed_up(48)
+    erase(desk, 48)
     assert isinstance(desk.read_whole(KEY, [], 0), ReadWhole), "more may have come while it was read"
     assert not isinstance(desk.read_whole(KEY, [], 0), ReadWhole)
 
 
-def test_the_policy_of_a_former_topic_keeps_no_later_one_from_being_followed() -> None:
+def test_the_policy_of_a_former_topic_does_not_keep_a_later_one_from_being_followed() -> None:
     desk = Desk(lambda _: EVERY_TWO, most=1)
     off = SummarizePolicy(every_turns=0)
     desk.set_facts(KEY, ConversationFacts(tenant="t", conversation_id="c", updated_at=0, topic_id="old", summarize=off))
     assert desk.policy(KEY, "new") == EVERY_TWO
-    assert desk.wants(KEY), "the topic that is there now may be another one"
+    assert desk.wants(KEY), "the topic that exists now may be another one"
 
 
-def test_a_span_that_failed_is_not_asked_for_again_by_the_next_process() -> None:
-    desk = Desk(lambda _: EVERY_TWO, most=8)
-    desk.follow(KEY, "id", Commit(KEY, 0), 12)
-    for at in range(12):
-        desk.record(KEY, at, message(at))
+def test_a_failed_span_is_not_asked_for_again_by_the_next_process() -> None:
+    desk = new_desk(12)
     submit = desk.next()
     assert submit is not None
     assert submit.through == 3
     committed = desk.ended(submit, 12, failed=True)
     assert committed == Commit(KEY, 0, 0, 3)
-    for again in (None, 12):
-        later = Desk(lambda _: EVERY_TWO, most=8)
-        later.follow(KEY, "id", committed, 12)
-        for at in range(12):
-            later.record(KEY, at, message(at))
-        if again is not None:  # a tombstone of something else
-            assert isinstance(later.record(KEY, again, None), ReadWhole)
-            later.read_whole(KEY, [(at, message(at)) for at in range(12)], 13)
-        assert later.next() is None
-        for at in range(13, 17):
-            later.record(KEY, at, message(at + 1))
-        found = later.next()
-        assert found is not None
-        assert found.through == 7, "its turns are part of the next span"
+    for erased in (False, True):
+        later = new_desk(12, commit=committed)
+        if erased:  # something else
+            erase(later, 12)
+            later.read_whole(KEY, standing(range(12)), 13)
+        assert due(later) is None
+        tell(later, range(13, 17), shift=-1)
+        assert due(later) == 7, "its turns are part of the next span"
 
 
-def test_what_is_summed_up_and_erased_is_asked_for_again() -> None:
-    desk = followed(12)
-    gone = {2, 3}
-    assert isinstance(desk.record(KEY, 12, None), ReadWhole)
-    left = [(at, message(at)) for at in range(12) if at not in gone]
-    desk.read_whole(KEY, left, 13)
-    desk.record(KEY, 13, message(12))
-    desk.record(KEY, 14, message(13))
-    found = desk.next()
-    assert found is not None
-    assert found.through == 5
+def test_a_summarized_span_that_is_erased_is_asked_for_again() -> None:
+    desk = summed_up(12)
+    erase(desk, 12)
+    desk.read_whole(KEY, standing(at for at in range(12) if at not in (2, 3)), 13)
+    tell(desk, (13, 14), shift=1)
+    assert due(desk) == 5
 
 
-def test_what_came_while_the_whole_was_read_is_not_passed_over() -> None:
-    desk = followed(8)
-    assert isinstance(desk.record(KEY, 8, None), ReadWhole)
-    for at in range(9, 13):
-        assert desk.record(KEY, at, message(at - 1)) is None
-    whole = [(at, message(at)) for at in range(8)]
+def test_records_that_come_while_the_whole_is_read_count() -> None:
+    desk = summed_up(8)
+    erase(desk, 8)
+    tell(desk, range(9, 13), shift=1)
+    whole = standing(range(8))
     assert isinstance(desk.read_whole(KEY, whole, 9), ReadWhole)
-    whole += [(at, message(at - 1)) for at in range(9, 13)]
-    assert not isinstance(desk.read_whole(KEY, whole, 13), ReadWhole)
-    found = desk.next()
-    assert found is not None
-    assert found.through == 3
+    assert not isinstance(desk.read_whole(KEY, whole + standing(range(9, 13), shift=1), 13), ReadWhole)
+    assert due(desk) == 3
+
+
+def test_records_that_are_read_again_after_the_whole_count_once() -> None:
+    desk = summed_up(8)
+    erase(desk, 8)
+    desk.read_whole(KEY, standing(range(8)) + standing((9, 10), shift=1), 11)
+    tell(desk, (9, 10), shift=1)
+    assert due(desk) is None, "five turns, not six"
 
 
 def test_negative_counts_of_others_make_nothing_due() -> None:
     desk = Desk(lambda _: SummarizePolicy(every_turns=-1, every_tokens=-5), most=1)
     desk.follow(KEY, "id", Commit(KEY, 0), 40)
-    for at in range(40):
-        desk.record(KEY, at, message(at))
-    assert desk.next() is None
+    tell(desk, range(40))
+    assert due(desk) is None
     assert not desk.wants(KEY)
 
 
-def summary(through: int) -> ConversationMessage:
-    return ConversationMessage(
-        tenant="t", conversation_id="c", direction="summary", role="system", content="told", created_at=0,
-        request_id=f"s{through}", covers_through=through,
-    )  # fmt: skip
+def test_a_summary_that_was_erased_while_no_process_ran_is_missed() -> None:
+    desk = new_desk(end=13, commit=Commit(KEY, 4))
+    tell(desk, range(4, 12))
+    assert isinstance(desk.reached(KEY, 13), ReadWhole), "the summary that ends at 3 is nowhere"
+    assert due(desk) is None, "not before that is read"
+    assert desk.read_whole(KEY, standing(range(12)), 13) == Commit(KEY, 0)
+    assert due(desk) == 3
 
 
-def test_a_summary_that_was_erased_while_nobody_looked_is_missed() -> None:
-    desk = Desk(lambda _: EVERY_TWO, most=8)
-    desk.follow(KEY, "id", Commit(KEY, 4), 13)
-    found = [desk.record(KEY, at, message(at)) for at in range(4, 12)]
-    assert found == [None] * 8
-    assert isinstance(desk.reached(KEY, 13), ReadWhole), "the summary that ends at 3 stands nowhere"
-    assert desk.next() is None, "not before that is read"
-    assert desk.read_whole(KEY, [(at, message(at)) for at in range(12)], 13) == Commit(KEY, 0)
-    found_due = desk.next()
-    assert found_due is not None
-    assert found_due.through == 3
-
-
-def test_what_is_told_again_after_the_whole_was_read_counts_once() -> None:
-    desk = followed(8)
-    assert isinstance(desk.record(KEY, 8, None), ReadWhole)
-    desk.read_whole(KEY, [(at, message(at if at < 8 else at - 1)) for at in range(11) if at != 8], 11)
-    for at in range(9, 11):
-        assert desk.record(KEY, at, message(at - 1)) is None
-    assert desk.next() is None, "five turns, not six"
-
-
-def test_a_span_of_which_something_was_erased_while_it_was_summed_up_is_due_by_itself() -> None:
-    desk = Desk(lambda _: EVERY_TWO, most=8)
-    desk.follow(KEY, "id", Commit(KEY, 0), 14)
-    for at in range(14):
-        desk.record(KEY, at, message(at))
+def test_a_span_that_lost_messages_while_it_was_summed_up_is_due_by_itself() -> None:
+    desk = new_desk(14)
     submit = desk.next()
     assert submit is not None
-    assert isinstance(desk.record(KEY, 14, None), ReadWhole)
-    desk.read_whole(KEY, [(at, message(at)) for at in range(14) if at not in (0, 1)], 15)
+    erase(desk, 14)
+    desk.read_whole(KEY, standing(range(2, 14)), 15)
     assert desk.ended(submit, 15, failed=True) is None, "as a conflict"
     again = desk.next()
     assert again is not None
@@ -160,29 +150,22 @@ def test_a_span_of_which_something_was_erased_while_it_was_summed_up_is_due_by_i
 
 
 def test_of_two_summaries_that_end_at_one_place_the_first_is_the_base() -> None:
-    ids: list[str] = []
-    for seconds in ((), (12,)):
-        desk = Desk(lambda _: EVERY_TWO, most=8)
-        desk.follow(KEY, "id", Commit(KEY, 0), 20)
-        for at in range(8):
-            desk.record(KEY, at, message(at))
-        desk.record(KEY, 8, summary(3))
-        for at in seconds:
-            desk.record(KEY, at, summary(3))
-        for at in range(13, 21):
-            desk.record(KEY, at, message(at - 5))
+    ids: set[str] = set()
+    for summaries in ((8,), (8, 12)):
+        desk = new_desk(8, end=20)
+        for at in summaries:
+            summary = conversation_message("system", request_id="s3", covers_through=3)
+            desk.record(KEY, at, summary)
+        tell(desk, range(13, 21), shift=5)
         submit = desk.next()
         assert submit is not None
-        ids.append(submit.request_id)
-    assert len(set(ids)) == 1
+        ids.add(submit.request_id)
+    assert len(ids) == 1
 
 
 def test_nothing_is_due_before_it_is_known_what_an_erasure_left() -> None:
-    desk = Desk(lambda _: EVERY_TWO, most=8)
-    desk.follow(KEY, "id", Commit(KEY, 0), 12)
-    for at in range(12):
-        desk.record(KEY, at, message(at))
+    desk = new_desk(12)
     assert desk.due == 1
-    assert isinstance(desk.record(KEY, 12, None), ReadWhole)
+    erase(desk, 12)
     assert desk.due == 0
-    assert desk.next() is None
+    assert due(desk) is None

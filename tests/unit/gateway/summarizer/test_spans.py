@@ -4,29 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from kit.gateway_records import conversation_message
 from penstock.gateway.summarizer.spans import Spans, tokens_of
 from penstock.schemas.records import ConversationMessage, SummarizePolicy, Usage
 
 EVERY_TWO = SummarizePolicy(every_turns=2)
 
 
-def message(role: str, content: str = "word", **more: Any) -> ConversationMessage:
-    direction = "out" if role == "assistant" else "in"
-    return ConversationMessage(
-        tenant="default", conversation_id="c", direction=direction, role=role, content=content, created_at=0, **more
-    )
+message = conversation_message
 
 
 def summary(through: int) -> ConversationMessage:
-    return ConversationMessage(
-        tenant="default",
-        conversation_id="c",
-        direction="summary",
-        role="assistant",
-        content="told",
-        created_at=0,
-        covers_through=through,
-    )
+    return conversation_message("assistant", covers_through=through)
 
 
 def turns(spans: Spans, count: int, offset: int = 0, **more: Any) -> int:
@@ -45,7 +34,7 @@ def test_a_span_is_due_when_four_more_turns_have_begun() -> None:
     assert spans.due(EVERY_TWO) == 3
 
 
-def test_what_a_summary_tells_counts_no_more() -> None:
+def test_messages_of_a_summary_do_not_count_again() -> None:
     spans = Spans()
     at = turns(spans, 8)
     spans.add(at, summary(3))
@@ -57,14 +46,14 @@ def test_what_a_summary_tells_counts_no_more() -> None:
     assert spans.due(EVERY_TWO) == 11
 
 
-def test_the_same_span_is_found_from_behind_the_last_summary() -> None:
+def test_the_same_span_is_found_when_reading_starts_after_the_last_summary() -> None:
     spans = Spans(covered=3)
     at = turns(spans, 6, 4)
     spans.add(at, summary(3))
     assert spans.due(EVERY_TWO) == 7
 
 
-def test_a_turn_whose_question_alone_is_told_counts_as_a_turn() -> None:
+def test_a_turn_whose_question_is_already_summarized_counts_as_a_turn() -> None:
     whole, resumed = Spans(), Spans(covered=2)
     at = turns(whole, 6)
     whole.add(at, summary(2))
@@ -84,10 +73,10 @@ def test_system_messages_and_tools_begin_no_turn() -> None:
 
 
 def test_tokens_are_counted_by_the_model_or_by_four_bytes() -> None:
-    assert tokens_of(message("user", "12345678")) == 2
-    assert tokens_of(message("user", "é" * 4)) == 2
-    assert tokens_of(message("user", "1")) == 1
-    assert tokens_of(message("assistant", "1" * 400, usage=Usage(prompt_tokens=9, completion_tokens=7))) == 7
+    assert tokens_of(message("user", content="12345678")) == 2
+    assert tokens_of(message("user", content="é" * 4)) == 2
+    assert tokens_of(message("user", content="1")) == 1
+    assert tokens_of(message("assistant", content="1" * 400, usage=Usage(prompt_tokens=9, completion_tokens=7))) == 7
 
 
 def test_tokens_make_a_span_due_and_the_first_of_both_counts() -> None:
@@ -106,7 +95,7 @@ def test_without_turns_and_tokens_nothing_is_ever_due() -> None:
     assert spans.due(SummarizePolicy(every_turns=0, every_tokens=0)) is None
 
 
-def test_a_span_that_was_given_up_is_part_of_the_next() -> None:
+def test_a_span_that_was_given_up_is_part_of_the_next_span() -> None:
     spans = Spans()
     at = turns(spans, 7)
     spans.give_up(3)

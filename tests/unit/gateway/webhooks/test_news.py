@@ -1,14 +1,17 @@
-"""Which statuses receivers hear of, and how far the offset may go."""
+"""Which statuses are sent to receivers, and how far the offset may be committed."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.gateway_records import status as status_event
 from penstock.gateway.webhooks.deliveries import Room
 from penstock.gateway.webhooks.news import NEWS_S, StatusNews
 from penstock.gateway.webhooks.policy import DELIVERED, DROPPED, FAILED, Answer, RetryRules
-from penstock.schemas.records import STATUS_RANKS, Origin, StatusEvent, WebhookDelivery
+from penstock.schemas.records import StatusEvent, WebhookDelivery
 
 TP = ("inference.status", 0)
 OK, DOWN, GONE = Answer(status_code=200), Answer(status_code=500), Answer(status_code=410)
@@ -16,19 +19,8 @@ RULES = RetryRules(first_retry_s=1, give_up_s=86_400)
 URL = "http://h/hook"
 
 
-def status(name: str, what: str, *, attempt: int = 1, epoch: int = 1, at: int = 0, done: bool = False) -> StatusEvent:
-    return StatusEvent(
-        request_id=name,
-        tenant="t",
-        status=what,
-        done=done,
-        rank=STATUS_RANKS[what],
-        attempt=attempt,
-        epoch=epoch,
-        origin=Origin(topic="inference.request.medium", partition=0, offset=1, append_time_ms=1),
-        worker_id="w",
-        created_at=at,
-    )
+def status(request_id: str, name: str, at: int = 0, **fields: Any) -> StatusEvent:
+    return status_event(name, request_id, tenant="t", created_at=at, **fields)
 
 
 class Topic:
@@ -54,7 +46,7 @@ class Topic:
         return self.news.ended(flown[0], answer, now_ms, 0.0)
 
 
-def test_each_status_is_told_once_and_its_place_is_no_news() -> None:
+def test_each_status_is_sent_once_and_a_change_of_position_is_not() -> None:
     topic = Topic()
     topic.comes(status("a", "queued"))
     assert topic.begun() == ["queued"]
@@ -86,20 +78,20 @@ def test_a_newer_status_takes_the_place_of_one_that_waits() -> None:
     assert topic.news.commits() == {TP: 3}
 
 
-def test_the_end_is_told_by_the_outcome_alone() -> None:
+def test_a_final_status_is_not_sent_because_the_outcome_is() -> None:
     topic = Topic()
     topic.comes(status("a", "running"))
     (flown,) = topic.news.begin(0)
-    topic.comes(status("a", "completed", done=True))
+    topic.comes(status("a", "completed"))
     assert not topic.news.holds(flown[0])
     assert topic.news.ended(flown[0], OK, 0, 0.0) is None
     topic.comes(status("b", "running"))
-    topic.comes(status("b", "failed", done=True))
+    topic.comes(status("b", "failed"))
     assert topic.begun() == []
     assert topic.news.commits() == {TP: 4}
 
 
-def test_old_news_and_receivers_that_are_gone() -> None:
+def test_old_statuses_are_not_sent_and_failing_receivers_are_given_up() -> None:
     topic = Topic()
     late = int(1000 * NEWS_S) + 1
     topic.comes(status("a", "running"), now_ms=late)
@@ -119,7 +111,7 @@ def test_old_news_and_receivers_that_are_gone() -> None:
     assert topic.news.commits() == {TP: 3}
 
 
-def test_without_room_it_is_dropped_and_holds_up_no_offset() -> None:
+def test_a_status_without_room_is_dropped_and_does_not_hold_the_offset() -> None:
     topic = Topic(Room(in_flight=16, held_per_group=1))
     assert topic.comes(status("a", "running")) is None
     assert topic.comes(status("b", "running")) == DROPPED
@@ -128,7 +120,7 @@ def test_without_room_it_is_dropped_and_holds_up_no_offset() -> None:
     assert topic.news.commits() == {TP: 2}
 
 
-def test_a_partition_that_goes_takes_its_news_along() -> None:
+def test_a_revoked_partition_takes_its_statuses_along() -> None:
     topic = Topic()
     topic.comes(status("a", "queued"))
     (flown,) = topic.news.begin(0)
@@ -142,7 +134,7 @@ def test_a_partition_that_goes_takes_its_news_along() -> None:
     assert topic.begun() == ["queued"]
 
 
-def test_a_partition_that_comes_back_brings_what_was_not_told() -> None:
+def test_a_partition_that_comes_back_sends_what_was_not_sent() -> None:
     """Its status was known, so it was passed over and its offset committed, though nobody had heard of it."""
     topic = Topic()
     topic.comes(status("a", "queued"))
@@ -165,14 +157,14 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=60))
-def test_in_the_end_all_is_told_or_given_up_and_the_offset_is_at_the_end(steps: list[tuple[object, ...]]) -> None:
+def test_every_status_is_sent_or_given_up_and_the_offset_reaches_the_end(steps: list[tuple[object, ...]]) -> None:
     """Whatever comes: nothing stays behind that holds up the offset, and no request is sent twice at once."""
     topic, now, flying = Topic(), 0, list[tuple[WebhookDelivery, StatusEvent]]()
     for step in steps:
         now += 400
         match step:
             case ("comes", str(name), str(what), int(attempt), bool(done)):
-                topic.comes(status(name, "completed" if done else what, attempt=attempt, at=now, done=done), now)
+                topic.comes(status(name, "completed" if done else what, attempt=attempt, at=now), now)
             case ("drop", str(name)):
                 topic.news.drop(("t", name))
             case ("ends", Answer() as answer) if flying:

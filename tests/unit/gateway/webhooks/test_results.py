@@ -1,28 +1,23 @@
-"""Which terminal events are outcomes, and how far the offset may go."""
+"""Which terminal events are outcomes, and how far the offset may be committed."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+from kit.gateway_records import ORIGIN, chunk, outcome
 from penstock.gateway.webhooks.results import FORGET_MS, ResultLog
-from penstock.schemas.records import Origin, ResultEvent
+from penstock.schemas.records import ResultEvent
 
 TP = ("results", 0)
-ORIGIN = Origin(topic="requests", partition=0, offset=5, append_time_ms=1)
 
 
-def event(name: str, kind: str = "terminal", epoch: int = 1, worker: str = "w", origin: Origin = ORIGIN) -> ResultEvent:
-    return ResultEvent(
-        request_id=name,
-        tenant="t",
-        kind=kind,
-        origin=origin,
-        attempt=1,
-        epoch=epoch,
-        task="text_generation",
-        created_at=1,
-        worker_id=worker,
-        status="completed" if kind == "terminal" else None,
-        text="x" if kind == "chunk" else None,
-    )
+def event(name: str, **fields: Any) -> ResultEvent:
+    return outcome(name, tenant="t", **fields)
+
+
+def begun(name: str, **fields: Any) -> ResultEvent:
+    return chunk("x", 0, name, tenant="t", **fields)
 
 
 def log() -> ResultLog:
@@ -31,11 +26,11 @@ def log() -> ResultLog:
     return found
 
 
-def test_the_offset_waits_for_what_is_open_and_for_what_is_not_kept() -> None:
+def test_the_offset_waits_for_open_requests_and_unkept_outcomes() -> None:
     results = log()
     results.passed(TP, 10, 0)
     assert results.commits() == {TP: 10}
-    assert not results.on_event(TP, 10, 0, event("a", "chunk"))
+    assert not results.on_event(TP, 10, 0, begun("a"))
     assert results.on_event(TP, 11, 0, event("b"))
     results.passed(TP, 20, 0)
     assert results.commits() == {}, "it stays at 10"
@@ -49,28 +44,28 @@ def test_the_offset_waits_for_what_is_open_and_for_what_is_not_kept() -> None:
 
 def test_an_outcome_of_a_worker_that_lost_its_partition_does_not_count() -> None:
     results = log()
-    results.on_event(TP, 1, 0, event("a", "chunk", epoch=2, worker="new"))
-    assert not results.on_event(TP, 2, 0, event("a", epoch=1, worker="old"))
-    assert results.on_event(TP, 3, 0, event("a", epoch=2, worker="new"))
+    results.on_event(TP, 1, 0, begun("a", epoch=2, worker_id="new"))
+    assert not results.on_event(TP, 2, 0, event("a", epoch=1, worker_id="old"))
+    assert results.on_event(TP, 3, 0, event("a", epoch=2, worker_id="new"))
 
 
-def test_of_two_records_with_one_id_the_first_is_followed() -> None:
+def test_of_two_records_with_one_request_id_the_first_counts() -> None:
     results = log()
-    results.on_event(TP, 1, 0, event("a", "chunk"))
-    other = Origin(topic="requests", partition=0, offset=9, append_time_ms=1)
+    results.on_event(TP, 1, 0, begun("a"))
+    other = replace(ORIGIN, offset=9)
     assert not results.on_event(TP, 2, 0, event("a", origin=other))
 
 
-def test_what_never_ends_is_forgotten_in_the_end() -> None:
+def test_a_request_that_never_ends_is_forgotten_after_a_while() -> None:
     results = log()
-    results.on_event(TP, 1, 0, event("a", "chunk"))
+    results.on_event(TP, 1, 0, begun("a"))
     results.passed(TP, 9, FORGET_MS)
     assert results.commits() == {TP: 1}
     results.passed(TP, 9, FORGET_MS + 1)
     assert results.commits() == {TP: 9}
 
 
-def test_what_went_to_another_process_is_not_committed_here() -> None:
+def test_a_revoked_partition_is_not_committed() -> None:
     results = log()
     results.revoke(TP)
     results.passed(TP, 9, 0)

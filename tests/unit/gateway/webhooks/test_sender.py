@@ -1,4 +1,4 @@
-"""A call never raises: neither for the URL of a caller, nor for what a receiver answers."""
+"""A call never raises: neither for a URL of a caller nor for a response of a receiver."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import asyncio
 import base64
 import socket
 import threading
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from unittest.mock import AsyncMock
 
 import httpcore
 import pytest
@@ -23,39 +24,29 @@ async def address(_host: str, _port: int) -> list[str]:
     return ["93.184.215.14"]
 
 
-def sender(*answered: bytes) -> Sender:
-    network = httpcore.AsyncMockBackend(list(answered))
-    return Sender(Callbacks(WebhooksSection.model_validate({"secret": KEY})), 5, address, network)
+def sender(*options: Any, timeout_s: float = 5) -> Sender:
+    return Sender(Callbacks(WebhooksSection.model_validate({"secret": KEY})), timeout_s, *options)
+
+
+async def post(sender: Sender, url: str = "http://x.example/", tenant: str = "t") -> Answer:
+    return await sender.post(tenant, url, [], b"{}")
 
 
 @pytest.mark.parametrize("host", ["a..com", "a" * 64 + ".com", ".x.com"])
 async def test_a_name_that_cannot_be_resolved_is_an_answer(host: str) -> None:
     """Some stand on the topic: the worker keeps what it took from older producers."""
-    callbacks = Callbacks(WebhooksSection.model_validate({"secret": KEY}))
-    answer = await Sender(callbacks, 5).post("t", f"http://{host}/", [], b"{}")
-    assert answer == Answer(error="not reached, or broken off (OSError)")
+    assert await post(sender(), f"http://{host}/") == Answer(error="not reached, or broken off (OSError)")
 
 
 async def test_an_unexpected_error_is_an_answer() -> None:
-    class Broken(httpcore.AsyncMockBackend):
-        async def connect_tcp(
-            self,
-            host: str,
-            port: int,
-            timeout: float | None = None,
-            local_address: str | None = None,
-            socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-        ) -> httpcore.AsyncNetworkStream:
-            raise LookupError(host)
-
-    callbacks = Callbacks(WebhooksSection.model_validate({"secret": KEY}))
-    answer = await Sender(callbacks, 5, address, Broken([])).post("t", "http://x.example/", [], b"{}")
-    assert answer == Answer(error="LookupError")
+    network = httpcore.AsyncMockBackend([])
+    network.connect_tcp = AsyncMock(side_effect=LookupError("x.example"))
+    assert await post(sender(address, network)) == Answer(error="LookupError")
 
 
 async def test_a_header_that_is_no_number_is_passed_over() -> None:
     answered = b"HTTP/1.1 503 x\r\nRetry-After: \xb2\r\nContent-Length: 0\r\n\r\n"
-    assert await sender(answered).post("t", "http://x.example/", [], b"{}") == Answer(status_code=503)
+    assert await post(sender(address, httpcore.AsyncMockBackend([answered]))) == Answer(status_code=503)
 
 
 @pytest.mark.parametrize(("value", "seconds"), [(b"7", 7.0), (b"\xb2", None), (b"soon", None), (b"1" * 10, None)])
@@ -63,7 +54,7 @@ def test_retry_after(value: bytes, seconds: float | None) -> None:
     assert retry_after_s(value) == seconds
 
 
-async def test_names_that_do_not_resolve_hold_up_one_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_names_that_do_not_resolve_hold_up_one_tenant_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """They filled the event loop's threads, on which bodies are made and all others' names are resolved."""
     let_go, asked = threading.Event(), list[str]()
 
@@ -75,16 +66,14 @@ async def test_names_that_do_not_resolve_hold_up_one_tenant(monkeypatch: pytest.
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(4))
-    one = Sender(Callbacks(WebhooksSection.model_validate({"secret": KEY})), 0.5)
+    one = sender(timeout_s=0.5)
     try:
-        calls = [one.post("evil", f"http://h{number}.slow.example/", [], b"{}") for number in range(32)]
+        calls = [post(one, f"http://h{number}.slow.example/", "evil") for number in range(32)]
         answers = await asyncio.gather(*calls)
         assert {answer.error for answer in answers} == {"no answer within 0.5 s"}
         assert len(asked) == NAMES_OF_ONE, "a lookup counts until it has ended, not until its call has"
         assert await asyncio.wait_for(asyncio.to_thread(lambda: "made"), 2) == "made"
-        assert (
-            await one.post("good", "http://fast.example/", [], b"{}")
-        ).error == "not reached, or broken off (gaierror)"
+        assert (await post(one, "http://fast.example/", "good")).error == "not reached, or broken off (gaierror)"
     finally:
         let_go.set()
         one.close()
