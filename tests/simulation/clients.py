@@ -200,6 +200,11 @@ class Clients:
         name = f"gives up {request.request_id}"
         self._cluster.world.at(self._mood.uniform(0.0, 0.1), None, name, self._command, "cancel", request, 0)
 
+    def cancel(self, tenant: str, request_id: str) -> None:
+        """Its client gives it up now."""
+        if (request := self._requests.get((tenant, request_id))) is not None:
+            self._command("cancel", request, 0)
+
     def _command(self, kind: str, request: InferenceRequest, priority: int) -> None:
         self._cluster.command(
             ControlCommand(

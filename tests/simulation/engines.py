@@ -76,11 +76,24 @@ class EngineRun:
     attempt: int
     cancelled: bool = False
     over: bool = False
-    words: list[str] = field(default_factory=list[str])
+    words: int = 0
+    text: str = ""
+    tokens: list[int] = field(default_factory=list[int])
+    ends: set[tuple[int, int]] = field(default_factory=lambda: {(0, 0)})
+    """Characters and tokens up to the end of each piece: a chunk begins and ends at such a place."""
 
-    @property
-    def text(self) -> str:
-        return "".join(self.words)
+    def continues(self, told: Told) -> None:
+        """Begin behind the output of earlier attempts."""
+        self.words, self.text, self.tokens = len(told.text.split()), told.text, list(told.token_ids)
+        self.ends = {(len(self.text), len(self.tokens))}
+
+    def say(self, pieces: list[str], text: str) -> list[int]:
+        """Produce text, and a token for each piece of it. Returns the tokens."""
+        tokens = [crc32(f"{self.name}/{len(self.tokens) + at}".encode()) for at in range(len(pieces))]
+        self.text += text
+        self.tokens += tokens
+        self.ends.add((len(self.text), len(self.tokens)))
+        return tokens
 
 
 class Engine:
@@ -226,10 +239,11 @@ class Engine:
         memory = memory_of(work.request, self.spec)
         run = EngineRun(work, run_id, name, need_of(work.request), memory, work.epoch, work.attempt)
         if told is not None:
-            run.words = [f"{word} " for word in told.text.split()]
+            self.life.cluster.checks.continues(work, told)
+            run.continues(told)
         self.runs[run_id] = run
         self.life.cluster.truth.run_begins(run)
-        self.life.cluster.checks.engine_starts(self, work)
+        self.life.cluster.checks.engine_starts(self, run)
         script = script_of(work.request)
         slow = 8.0 if self._fault("engine_slow", 0.1) else 1.0
         pace = self.spec.speed_s * slow * self._rng.uniform(0.7, 1.3)
@@ -264,16 +278,29 @@ class Engine:
     def _word(self, run: EngineRun, script: dict[str, Any], pace: float, words: int) -> None:
         if run.over or (run.cancelled and not self._fault("engine_late_words", 1.0)):
             return
-        at = len(run.words)
+        at = run.words
         if at == script.get("at", 1) and self._disturbed(run, script):
             return
         if at >= words or at >= MOST_WORDS:
             self._finish(run, script)
             return
-        word = f"{run.name}/{at} "
-        run.words.append(word)
-        self._tell(f"says {run.name}", self.life.delta, run.work, run.run_id, word, at)
+        run.words += 1
+        self._say(run, f"{run.name}/{at} ")
         self._later(pace, f"says {run.name}", self._word, run, script, pace, words)
+
+    def _say(self, run: EngineRun, word: str) -> None:
+        """In one token or two. Of some words the first token has no text yet, as of a character of many bytes."""
+        halves = [word[:2], word[2:]]
+        match crc32(word.encode()) % 4:
+            case 0:
+                deltas = [([""], ""), ([word], word)]
+            case 1:
+                deltas = [(halves, word)]
+            case _:
+                deltas = [([word], word)]
+        for pieces, text in deltas:
+            tokens = run.say(pieces, text)
+            self._tell(f"says {run.name}", self.life.delta, run.work, run.run_id, text, tokens, pieces)
 
     def _disturbed(self, run: EngineRun, script: dict[str, Any]) -> bool:
         """What the prompt, or a fault, does to the run at this word; whether the run is over."""

@@ -50,6 +50,7 @@ class Inside:
         self._flow = flow
         self._before_grant: list[GrantSeen] = []
         self._starts_ungranted: list[Callable[[Work], None]] = []
+        self._when_held: list[Callable[[Work], None]] = []
         self._granting = False
         self._held: dict[int, Work] = {}
         self._remember_held()
@@ -66,6 +67,8 @@ class Inside:
         def remember(work: Work) -> None:
             self._held[work.seq] = work
             hold(work)
+            for look in self._when_held:
+                look(work)
 
         self._flow.registry.hold = remember
 
@@ -103,6 +106,10 @@ class Inside:
     def eligible(self, work: Work) -> bool:
         """Whether no other turn of its conversation stands before it."""
         return self._flow.scheduler.eligible(work)
+
+    def ahead(self, model: str, klass: str) -> list[Work]:
+        """Those of a class that may start, in their order."""
+        return self._flow.scheduler.fronts.ahead(model, klass, len(self.works()))
 
     def paused_classes(self) -> Collection[str]:
         return self._flow.scheduler.fronts.paused
@@ -273,6 +280,10 @@ class Inside:
 
     # -- callbacks
 
+    def when_held(self, look: Callable[[Work], None]) -> None:
+        """A request is held from now on."""
+        self._when_held.append(look)
+
     def before_each_grant(self, look: GrantSeen) -> None:
         self._before_grant.append(look)
 
@@ -280,18 +291,28 @@ class Inside:
         """A request leaves the queue as started, without a slot."""
         self._starts_ungranted.append(look)
 
-    def after_each_memory_grant(self, look: Callable[[str, dict[str, int]], None]) -> None:
-        """`look` is told the owner and the bytes by device."""
+    def at_each_change_of_memory(self, look: Callable[[int, str, dict[str, int]], None]) -> None:
+        """`look` is told the number and the owner of a grant, and by device what it holds from now on."""
         ledger = self._flow.ledger
-        grant = ledger.grant
+        grant, resize, release = ledger.grant, ledger.resize, ledger.release
 
-        def watched(owner: str, needs: dict[str, int], now: float, *, reserved_as: str | None = None) -> Grant | None:
+        def granted(owner: str, needs: dict[str, int], now: float, *, reserved_as: str | None = None) -> Grant | None:
             given = grant(owner, needs, now, reserved_as=reserved_as)
             if given is not None:
-                look(owner, needs)
+                look(given.number, owner, dict(needs))
             return given
 
-        ledger.grant = watched
+        def resized(given: Grant, device: str, need_bytes: int) -> bool:
+            done = resize(given, device, need_bytes)
+            if done:
+                look(given.number, given.owner, {device: need_bytes})
+            return done
+
+        def released(given: Grant) -> None:
+            release(given)
+            look(given.number, given.owner, dict.fromkeys(given.needs, 0))
+
+        ledger.grant, ledger.resize, ledger.release = granted, resized, released
 
     def at_each_round(self, look: Callable[[str], None]) -> None:
         """`look` is told of each step, each look at a model and each placement, by what it is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from penstock.processors.core import effects as ask
@@ -9,18 +10,21 @@ from penstock.processors.core.commit import donemap
 from penstock.processors.core.queue.budget import FACT_BYTES
 from penstock.processors.core.requests.commanding import MAY_WAIT
 from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, OVER, Stage
+from penstock.processors.core.requests.told import Told
 from penstock.processors.core.requests.work import Work, WorkKey
+from penstock.schemas.records import ControlCommand
 from penstock.schemas.topics import priority_class
 from simulation.consumer import INBOX_BATCHES, MOST_RECORDS
 from simulation.devices import Memory
 from simulation.grants import Grants
 from simulation.log import TP
 from simulation.reasons import Reasons
+from simulation.requests import Requests
 from simulation.truth import Accepted, Subject, Violation
 
 if TYPE_CHECKING:
     from simulation.cluster import Cluster
-    from simulation.engines import Engine
+    from simulation.engines import Engine, EngineRun
     from simulation.workers import Life
 
 LOOK_EACH = 16
@@ -41,6 +45,7 @@ class Checks:
         self._lost_ends: set[TP] = set()
         self._grants: dict[Life, Grants] = {}
         self._memory: dict[Life, Memory] = {}
+        self._requests: dict[Life, Requests] = {}
         self._reasons: dict[Life, Reasons] = {}
         self._due: dict[Work, float] = {}
 
@@ -48,11 +53,13 @@ class Checks:
         """Look at every grant of a new worker before it is made."""
         self._grants[life] = Grants(life)
         self._memory[life] = Memory(life)
+        self._requests[life] = Requests(life)
         if "reasons" in self._cluster.plan.checks:
             self._reasons[life] = Reasons(life)
 
     def handled(self, life: Life) -> None:
         """A worker has handled an event."""
+        self._requests[life].handled()
         if (reasons := self._reasons.get(life)) is not None:
             reasons.look()
 
@@ -64,11 +71,42 @@ class Checks:
 
     def observed(self, life: Life, observed: dict[str, tuple[int, int]]) -> None:
         """A worker is told what of its devices is in use."""
-        self._memory[life].seen = {device: used - ours for device, (used, ours) in observed.items()}
+        self._memory[life].observed(observed)
+
+    def measured(self, life: Life, measured: dict[tuple[str, int], dict[str, int]]) -> None:
+        """It has corrected its grants by that, and by what each replica uses."""
+        self._memory[life].measured(measured)
 
     def unloads(self, life: Life, effect: ask.Unload) -> None:
         """A flow gives a replica up."""
         self._memory[life].unloads(effect)
+
+    # -- requests
+
+    def assigned(self, life: Life, tps: Collection[TP]) -> None:
+        """A worker is told its partitions."""
+        self._requests[life].assigned(tps)
+
+    def holds_only_its_own(self, life: Life, *, fenced: bool) -> None:
+        """It has let go of what is of others."""
+        self._requests[life].holds_only_its_own(fenced=fenced)
+
+    def taken(self, life: Life, work: Work) -> None:
+        """A worker has taken a record that is new to it."""
+        self._requests[life].taken(work)
+
+    def hears(self, life: Life, command: ControlCommand) -> None:
+        """A worker hears a command."""
+        self._requests[life].hears(command)
+
+    def continues(self, work: Work, told: Told) -> None:
+        """A run begins behind what earlier runs of its request have published."""
+        runs = self._cluster.truth.runs.get((work.tenant, work.request_id), {})
+        end, tokens = (len(told.text), len(told.token_ids)), list(told.token_ids)
+        for run in (run for there in runs.values() for run in there):
+            if end in run.ends and run.text.startswith(told.text) and run.tokens[: end[1]] == tokens:
+                return
+        raise Violation(f"chunk: {work} goes on from {told}, which no run has said")
 
     # -- commits
 
@@ -113,10 +151,13 @@ class Checks:
 
     def effect(self, life: Life, effect: ask.Effect) -> None:
         """A flow asks for something."""
+        if isinstance(effect, ask.Fetch):
+            self._requests[life].reads_again(effect)
         subject = getattr(effect, "subject", None)
         if subject is None:
             return
         work = life.inside.work_of(subject)
+        self._requests[life].effect(subject, effect)
         if isinstance(effect, PUBLISHES):
             if work.stage is Stage.DROPPED:
                 raise Violation(f"dropped_publishes: {type(effect).__name__} for {work}, which was let go of")
@@ -144,8 +185,10 @@ class Checks:
         if standing is not None and (effect.finished is None or effect.finished.text != standing):
             raise Violation(f"answer: {work} ends as {effect.status}, and its conversation has {standing!r}")
 
-    def engine_starts(self, engine: Engine, work: Work) -> None:
+    def engine_starts(self, engine: Engine, started: EngineRun) -> None:
         """A run has been put on an engine."""
+        work = started.work
+        self._memory[engine.life].starts(engine, started)
         spec, runs = engine.spec, engine.runs.values()
         if len(runs) > spec.slots:
             raise Violation(f"slots: {len(runs)} runs on {spec.name} with {spec.slots} slots")
@@ -166,6 +209,7 @@ class Checks:
 
     def ticked(self, life: Life, now: float) -> None:
         """A tick is over: no retry is overdue."""
+        self._requests[life].ticked(now)
         for work in life.inside.works():
             if work.stage is not Stage.RETRYING:
                 self._due.pop(work, None)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from simulation.workers import Life
 
 MOST_TIMES = 3
-OFTEN = ("markers", "rewind", "unload", "lost_records", "foreign_memory", "pause_and_desire")
+OFTEN = ("markers", "rewind", "unload", "lost_records", "foreign_memory", "pause_and_desire", "cancel")
 
 
 class Mischief:
@@ -36,6 +36,7 @@ class Mischief:
             "engine_death": self._engine_death,
             "foreign_memory": self._foreign_memory,
             "pause_and_desire": self._operator,
+            "cancel": self._cancel,
         }
 
     def start(self, until_s: float) -> None:
@@ -86,6 +87,13 @@ class Mischief:
         devices = life.host.devices
         capacity = rng.choice(devices.capacities)
         devices.foreign[capacity.device] = round(capacity.total_bytes * rng.choice([0.0, 0.1, 0.3, 0.6]))
+
+    def _cancel(self, rng: Random, life: Life) -> None:
+        """A request of a stage is cancelled: each stage is met, however short it is."""
+        works = {str(work.stage): work for work in life.inside.works() if work.request_id}
+        if works and self._cluster.clients is not None:
+            work = works[rng.choice(sorted(works))]
+            self._cluster.clients.cancel(work.tenant, work.request_id)
 
     def _operator(self, rng: Random, life: Life) -> None:
         """Somebody pauses a class or a model for a while, or has a model loaded, unloaded or pinned."""

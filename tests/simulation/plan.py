@@ -119,8 +119,11 @@ CHECKS = (
     "answers",  # an answer that stands in a conversation is its request's outcome
     "questions",  # an answer stands only where its question does
     "answers_of_letters",  # also of one that is dead-lettered
+    "bytes_read_again",  # parked records that are read again keep to the share of their class and model
 )
-KNOWN_OPEN: dict[str, str] = {}
+KNOWN_OPEN: dict[str, str] = {
+    "bytes_read_again": "each parked request is read again, one after the other, while those before it wait for memory",
+}
 """What is left out unless it is asked for by name, and why: a defect that is not mended yet."""
 
 MEMORY_KINDS = ("own_memory",)
@@ -147,7 +150,7 @@ THEMES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("load_hopeless", "engine_death", "engine_failure", "unload"), ("burst", "stream", "killer")),
     (("crash", "restart", "slow_broker", "pause"), ("line", "short_ttl", "cancel", "burst")),
     (("foreign_memory", "sizes_lie", "engine_death"), ("own_memory", "hungry", "stream", "line", "cancel")),
-    (("foreign_memory", "load_failure", "crash"), ("hungry", "pause_and_desire", "killer", "line")),
+    (("foreign_memory", "sizes_lie", "load_failure", "crash"), ("hungry", "pause_and_desire", "killer", "line")),
 )
 
 
@@ -413,11 +416,17 @@ def _with_memory(lane: LaneSpec, rng: Random, *, scarce: bool, lies: bool) -> La
         lane,
         replicas=replicas,
         load_bytes=rng.choice([20, 40, 60]),
-        lie=rng.uniform(0.5, 1.5) if lies else 1.0,
+        lie=_lie(rng) if lies else 1.0,
         run_bytes=rng.choice([0, 0, 5, 15]),
         run_lie=rng.uniform(0.5, 1.5) if lies else 1.0,
         keep_alive_s=rng.choice([None, None, 0.5]),
     )
+
+
+def _lie(rng: Random) -> float:
+    """Half of the models take much more than is said: their grants grow, also where a device is nearly full."""
+    lie = rng.uniform(0.5, 1.5)
+    return lie if lie > 1 else lie * 0.8
 
 
 def _placement(rng: Random) -> PlacementSettings:

@@ -18,35 +18,43 @@ from penstock.processors.core.admission import MANY, Admission
 from penstock.processors.core.commit import donemap, gate
 from penstock.processors.core.commit.gate import Arrival, CommitGate
 from penstock.processors.core.commit.span import Span
-from penstock.processors.core.effects import Fetch, RunEnded, Terminal
+from penstock.processors.core.effects import Chunk, Fetch, RunEnded, Terminal
+from penstock.processors.core.fleet import ledger
 from penstock.processors.core.fleet.eviction import Evictions
 from penstock.processors.core.fleet.lane_failures import LaneFailures
-from penstock.processors.core.fleet.ledger import Ledger
+from penstock.processors.core.fleet.ledger import Grant, Ledger
 from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.fleet.placing import Placing
 from penstock.processors.core.fleet.replica import Replica
 from penstock.processors.core.fleet.replicas import Replicas
+from penstock.processors.core.fleet.run_memory import RunMemory
 from penstock.processors.core.fleet.view_maker import Views
 from penstock.processors.core.fleet.views import PlacementSettings
 from penstock.processors.core.flow import Flow
+from penstock.processors.core.queue.budget import Budget
 from penstock.processors.core.queue.explaining import Explainer
 from penstock.processors.core.queue.lane_queues import LaneQueues
+from penstock.processors.core.queue.rereads import Rereads
 from penstock.processors.core.queue.scheduler import Scheduler
+from penstock.processors.core.requests import retry_queue
 from penstock.processors.core.requests.arriving import Arrivals
 from penstock.processors.core.requests.attempts import Attempts
 from penstock.processors.core.requests.commanding import Commanding
 from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.registry import Registry
-from penstock.processors.core.requests.retries import MOST_DEATHS
+from penstock.processors.core.requests.retries import MOST_DEATHS, Requeue, Retry
 from penstock.processors.core.requests.retry_queue import RetryQueue
 from penstock.processors.core.requests.screening import Screening
 from penstock.processors.core.requests.states import IN_SCHEDULER, OVER, Stage
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.requests.streams import Streams
+from penstock.processors.core.requests.told import Told
+from penstock.processors.core.requests.work import Run, Work
 from penstock.processors.core.suspect_starts import SuspectStarts
+from penstock.processors.kafka.control import ControlBook
 from penstock.processors.kafka.intake import Intake
 from penstock.processors.kafka.lost_logs import LostLogs
-from penstock.schemas.errors import EngineFailed
+from penstock.schemas.errors import Cancelled, EngineFailed
 from penstock.schemas.fold import ResultFold
 from penstock.schemas.records import WaitingFor
 from simulation import membership, talks
@@ -748,6 +756,185 @@ def checksum_ignored() -> list[Patch]:
     return [(donemap, "decode_flags", decode_flags)]
 
 
+# -- cancels
+
+
+def _cancel_unheard(stage: Stage) -> Callable[[], list[Patch]]:
+    """A cancel changes nothing for requests in one stage."""
+
+    def make(cancel: Callable[..., None]) -> Callable[..., None]:
+        def unless(self: Commanding, work: Work, *facts: Any) -> None:
+            if work.stage is not stage:
+                cancel(self, work, *facts)
+
+        return unless
+
+    return lambda: [_wrap(Commanding, "_cancel", make)]
+
+
+for _stage in (*sorted(IN_SCHEDULER), Stage.BEGINNING, Stage.RUNNING, Stage.RETRYING, Stage.UNKEPT):
+    PLANTS[f"cancel_unheard_{_stage}"] = _cancel_unheard(_stage)
+
+
+@plant
+def cancel_unheard_at_arrival() -> list[Patch]:
+    """A request that arrives after its cancel is taken."""
+    return [(ControlBook, "cancelled", lambda self, tenant, request_id: None)]
+
+
+@plant
+def cancel_of_turns_unheard() -> list[Patch]:
+    """The turns of a deleted conversation run."""
+    return [(Commanding, "_cancel_turns", lambda self, command, now: None)]
+
+
+@plant
+def cancelled_run_goes_on() -> list[Patch]:
+    """A cancelled request ends, and its engine is not told to stop."""
+
+    def stop_run(self: Holdings, work: Work) -> None:
+        self.give_back(work)
+
+    return [(Holdings, "stop_run", stop_run)]
+
+
+@plant
+def fetched_to_end_runs() -> list[Patch]:
+    """A parked request that is cancelled is read again, and then queued."""
+
+    def make(fetched: Callable[..., None]) -> Callable[..., None]:
+        def forgets(self: Arrivals, key: Any, *facts: Any) -> None:
+            work = self._registry.works.get(key)
+            if work is not None and isinstance(work.end_with, Cancelled):
+                work.end_with = None
+            fetched(self, key, *facts)
+
+        return forgets
+
+    return [_wrap(Arrivals, "fetched", make)]
+
+
+# -- streams
+
+
+def _every_chunk(**wrong: Callable[[Chunk], Any]) -> Callable[[], list[Patch]]:
+    """Each chunk but the first of a run has something wrong."""
+
+    def make(init: Callable[..., None]) -> Callable[..., None]:
+        def spoiling(self: Streams, emit: Callable[[Chunk], None], linger_s: float) -> None:
+            def spoiled(chunk: Chunk) -> None:
+                changes = {name: value(chunk) for name, value in wrong.items()} if chunk.first_token_index else {}
+                emit(replace(chunk, **changes))
+
+            init(self, spoiled, linger_s)
+
+        return spoiling
+
+    return lambda: [_wrap(Streams, "__init__", make)]
+
+
+PLANTS["chunk_index_stands_still"] = _every_chunk(first_token_index=lambda chunk: 0)
+PLANTS["chunk_index_off_by_one"] = _every_chunk(first_token_index=lambda chunk: chunk.first_token_index + 1)
+PLANTS["chunk_text_twice"] = _every_chunk(text=lambda chunk: chunk.text * 2)
+PLANTS["chunk_without_its_end"] = _every_chunk(text=lambda chunk: chunk.text[:-1])
+PLANTS["chunk_without_a_token"] = _every_chunk(token_ids=lambda chunk: chunk.token_ids[:-1])
+PLANTS["chunk_with_another_token"] = _every_chunk(token_ids=lambda chunk: [1, *chunk.token_ids[1:]])
+PLANTS["chunk_logprobs_from_the_start"] = _every_chunk(first_logprob_index=lambda chunk: 0)
+
+
+def _told(**wrong: Callable[[Told], Any]) -> Callable[[], list[Patch]]:
+    """What a run goes on from has something wrong."""
+
+    def make(go_on_from: Any) -> Any:
+        def spoiled(run: Run, told: Told) -> None:
+            go_on_from.__func__(run, replace(told, **{name: value(told) for name, value in wrong.items()}))
+
+        return staticmethod(spoiled)
+
+    return lambda: [_wrap(Streams, "go_on_from", make)]
+
+
+PLANTS["continued_without_tokens"] = _told(token_ids=lambda told: ())
+PLANTS["continued_without_text"] = _told(text=lambda told: "")
+PLANTS["continued_since_nowhere"] = _told(since=lambda told: (told.since[0], told.since[1] + 1))
+
+
+@plant
+def remembered_before_flush() -> list[Patch]:
+    """What a run has said and nobody was told is not published when it ends without an outcome; the next run goes on
+    behind it."""
+
+    def make(remember: Callable[..., None]) -> Callable[..., None]:
+        def unflushed(self: Streams, work: Work) -> None:
+            emit, self._emit = self._emit, lambda chunk: None
+            remember(self, work)
+            self._emit = emit
+
+        return unflushed
+
+    return [_wrap(Streams, "remember", make)]
+
+
+# -- who may
+
+
+@plant
+def lost_ended_by_anybody() -> list[Patch]:
+    """Each worker ends a request whose record is lost."""
+
+    def make(end_lost: Callable[..., None]) -> Callable[..., None]:
+        def anybody(self: Commanding, command: Any, now: float) -> None:
+            class Owns:
+                owns = staticmethod(lambda tp: True)
+
+            gate, self._gate = self._gate, Owns
+            end_lost(self, command, now)
+            self._gate = gate
+
+        return anybody
+
+    return [_wrap(Commanding, "_end_lost", make)]
+
+
+def _kept(*stages: Stage) -> Callable[[], list[Patch]]:
+    """An assignment takes the partition away, and the request stays."""
+
+    def make(drop: Callable[..., None]) -> Callable[..., None]:
+        def unless(self: Holdings, work: Work) -> None:
+            if work.stage not in stages:
+                drop(self, work)
+
+        return unless
+
+    return lambda: [_wrap(Holdings, "drop", make)]
+
+
+PLANTS["kept_while_retrying"] = _kept(Stage.RETRYING)
+PLANTS["kept_while_running"] = _kept(Stage.RUNNING)
+PLANTS["kept_while_queued"] = _kept(*IN_SCHEDULER)
+PLANTS["kept_while_ending"] = _kept(Stage.SETTLING, Stage.LETTERING)
+
+
+# -- deadlines
+
+
+def _decides(**wrong: Any) -> Callable[[], list[Patch]]:
+    """An attempt that failed is decided upon without its deadline."""
+
+    def make(decide: Callable[..., Any]) -> Callable[..., Any]:
+        def without(error: Any, tries: Any, now: float, deadline: float | None, settings: Any) -> Any:
+            asked = decide(error, tries, now, None, settings)
+            return asked if isinstance(asked, wrong["kind"]) else decide(error, tries, now, deadline, settings)
+
+        return without
+
+    return lambda: [(retry_queue, "decide", make(retry_queue.decide))]
+
+
+PLANTS["retried_past_deadline"] = _decides(kind=Retry)
+PLANTS["put_back_past_deadline"] = _decides(kind=Requeue)
+
+
 # -- memory
 
 
@@ -784,3 +971,76 @@ def grant_before_observing() -> list[Patch]:
         return known
 
     return [_wrap(Ledger, "__init__", make)]
+
+
+@plant
+def grown_beyond_device() -> list[Patch]:
+    """A grant grows by what was measured, whether that is free or not."""
+
+    def resize(self: Ledger, grant: Grant, device: str, need_bytes: int) -> bool:
+        self._devices[device].set_held(grant.number, need_bytes)
+        return True
+
+    return [(Ledger, "resize", resize)]
+
+
+def _room(free_for: Callable[[Any], int]) -> Callable[[], list[Patch]]:
+    """More of a device counts as free than is."""
+    return lambda: [(ledger._Device, "free_for", lambda self, owner, now: free_for(self) if self.observed else 0)]
+
+
+PLANTS["granted_what_others_use"] = _room(lambda one: one.capacity.limit_bytes - one.reserved_bytes)
+PLANTS["granted_what_is_overrun"] = _room(lambda one: one.capacity.limit_bytes - one.reserved_bytes - one.foreign_bytes)
+PLANTS["granted_the_reserve"] = _room(lambda one: one.capacity.total_bytes - one.taken_bytes)
+
+
+@plant
+def runs_without_memory() -> list[Patch]:
+    """A run takes memory of its device, and no grant says so."""
+    return [(RunMemory, "grant", lambda self, replica, work, now: None)]
+
+
+@plant
+def reserved_said_wrong() -> list[Patch]:
+    """What is reserved is counted wrong when a grant changes."""
+
+    def make(resize: Callable[..., bool]) -> Callable[..., bool]:
+        def forgets(self: Ledger, grant: Grant, device: str, need_bytes: int) -> bool:
+            done = resize(self, grant, device, need_bytes)
+            self._devices[device].reserved_bytes -= 1
+            return done
+
+        return forgets
+
+    return [_wrap(Ledger, "resize", make)]
+
+
+# -- bytes
+
+
+@plant
+def bytes_kept_beyond_share() -> list[Patch]:
+    """The bytes of each record that is delivered stay in memory."""
+
+    def always(self: Budget, klass: str, lane: str, size: int) -> bool:
+        self.register(lane)
+        self.keep_body(klass, lane, size)
+        return True
+
+    return [(Budget, "try_keep_body", always)]
+
+
+@plant_for("bytes_read_again")
+def bytes_read_again_beyond_share() -> list[Patch]:
+    """Parked records are read again though others have all the room."""
+    return [(Budget, "room", lambda self, klass, lane: 1 << 40)]
+
+
+@plant
+def bytes_read_again_to_end() -> list[Patch]:
+    """All that ends while it is parked is read again at once."""
+
+    def make(init: Callable[..., None]) -> Callable[..., None]:
+        return lambda self, emit, limit_bytes: init(self, emit, 1 << 40)
+
+    return [_wrap(Rereads, "__init__", make)]

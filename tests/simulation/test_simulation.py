@@ -42,6 +42,11 @@ BEGIN_AT = {
     "retry_polls_slot": 3,
     "batch_dies_with_poison": 4,
     "duplicate_not_held": 21,
+    "cancel_unheard_retrying": 14,
+    "continued_without_tokens": 4,
+    "put_back_past_deadline": 7,
+    "bytes_kept_beyond_share": 68,
+    "grown_beyond_device": 61,
     "vanished_without_outcome": 20,
     "ended_without_look_up": 28,
     "suspect_stops_worker": 476,
@@ -76,6 +81,13 @@ QUICK = (
     "leaked_grant",
     "grant_before_observing",
     "plans_for_ever",
+    "cancel_unheard_retrying",
+    "chunk_index_stands_still",
+    "continued_without_tokens",
+    "lost_ended_by_anybody",
+    "put_back_past_deadline",
+    "bytes_kept_beyond_share",
+    "grown_beyond_device",
 )
 """Planted defects that show within a few seeds; `make simulate PLANT=name` tries all of them."""
 

@@ -20,6 +20,7 @@ from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.told import Told
 from penstock.processors.core.requests.work import Body, Run, Work, WorkKey
 from penstock.processors.kafka.control import ControlBook
+from penstock.processors.kafka.told_streams import StreamSoFar
 from penstock.processors.models.catalog import ModelConfig
 from penstock.schemas.errors import (
     BadAvro,
@@ -262,12 +263,14 @@ class Life(Actor):
         try:
             read = self._read(tp, record)
             body = _body(read, record)
-            self.flow.arrivals.arrived(tp, record.offset, read, body, self.world.now, self.world.wall_ms)
+            work = self.flow.arrivals.arrived(tp, record.offset, read, body, self.world.now, self.world.wall_ms)
         except DuplicateNotDelivered:
             if not self.cluster.log.partitions[tp].cuts:
                 raise
             self.cluster.kill_worker(self, "a duplicate of what is gone")
             return False
+        if work is not None:
+            self.cluster.checks.taken(self, work)
         return True
 
     def _read(self, tp: TP, record: Stored) -> Any:
@@ -315,11 +318,14 @@ class Life(Actor):
 
     def on_assigned(self, committed: Mapping[TP, tuple[int, str]], generation: int, fenced: bool) -> None:
         self.consumer.assigned(committed, generation)
+        self.cluster.checks.assigned(self, committed)
         self.flow.assigned(committed, generation, fenced=fenced, now=self.world.now, wall_ms=self.world.wall_ms)
+        self.cluster.checks.holds_only_its_own(self, fenced=fenced)
         self.may_commit()
 
     def on_commands(self, commands: list[ControlCommand]) -> None:
         for command in commands:
+            self.cluster.checks.hears(self, command)
             self.flow.command(command, self.world.now, self.world.wall_ms)
 
     # -- effects: engines and conversations
@@ -329,6 +335,7 @@ class Life(Actor):
         run = work.run
         if run is None:
             return
+        self._told[effect.run_id] = effect.told
         if effect.looks:
             self._claim(effect, work)
         else:
@@ -345,18 +352,17 @@ class Life(Actor):
     def _claim(self, effect: ask.Prepare, work: Work) -> None:
         """Publish a claim where something was told of its stream; what stands before it then stays as it is."""
         subject, run = effect.subject, work.run
-        fold = self.cluster.readers.results.get((subject.tenant, subject.request_id))
+        published = self.cluster.readers.events[(subject.tenant, subject.request_id)]
         event = events.claim(subject, self.name, self.world.wall_ms)
 
         def stands() -> Told | None:
-            if fold is None:
+            if not published:
                 return None
             self.cluster.on_result(event)
-            if fold.place != (event.epoch, event.attempt) or fold.terminal is not None or fold.gap or not fold.text:
-                return None
-            tokens = tuple(range(fold.token_count))
-            logprobs = None if fold.logprobs is None else fold.logprobs.copy()
-            return Told(subject.lane, fold.text, tokens, fold.call_chars, fold.since, logprobs)
+            stream = StreamSoFar(subject)
+            for one in published:
+                stream.apply(one)
+            return stream.told
 
         def found(told: Told | None) -> None:
             if run is None or work.run is not run:
@@ -434,7 +440,7 @@ class Life(Actor):
         if self.cluster.happens("engine_gone", self._rng, 0.03):
             engine.die()
         if engine.alive:
-            told = self._told.pop(run.run_id, None) or work.goes_on_from
+            told = self._told.pop(run.run_id, None) or effect.told
             told = told if engine.goes_on(run.run_id) else None
             if told is not None:
                 self.flow.output.goes_on_from(work.subject, run.run_id, told)
@@ -442,9 +448,9 @@ class Life(Actor):
         else:
             self.flow.attempts.not_started(work.subject, run.run_id, self.world.now)
 
-    def delta(self, work: Work, run_id: str, word: str, token: int) -> None:
-        logprobs = [{"token": word}]
-        self.flow.output.delta(work.subject, run_id, word, [token], self.world.now, logprobs=logprobs)
+    def delta(self, work: Work, run_id: str, text: str, tokens: list[int], pieces: list[str]) -> None:
+        logprobs = [{"token": piece} for piece in pieces]
+        self.flow.output.delta(work.subject, run_id, text, tokens, self.world.now, logprobs=logprobs)
 
     def finished(self, work: Work, run_id: str, output: Output) -> None:
         self.flow.attempts.finished(
@@ -623,6 +629,7 @@ class Life(Actor):
             if engine.alive and engine.device
         }
         self.flow.measurements.observed(observed, self.world.now, measured)
+        self.cluster.checks.measured(self, measured)
         self.timer("observe", self.cluster.plan.observe_s, self._observe)
 
     # -- effects: what is published

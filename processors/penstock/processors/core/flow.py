@@ -149,7 +149,7 @@ class Flow:
         endings = self.endings = Endings(registry, holdings, lanes, streams, histories, emit)
         self.durable = Durable(registry, holdings, endings, emit, deaths)
         unkept = self.unkept = Unkept(registry, endings, statuses, emit)
-        retries = self._retries = RetryQueue(registry, scheduler, lanes, statuses, endings, agenda, settings.retries)
+        retries = self._retries = RetryQueue(registry, scheduler, lanes, statuses, agenda, settings.retries)
         attempts = self.attempts = Attempts(
             registry,
             scheduler,

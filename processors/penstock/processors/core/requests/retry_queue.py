@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.queue.scheduler import Scheduler
-from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.retries import Requeue, Retry, RetryDecision, RetrySettings, Tries, decide
 from penstock.processors.core.requests.states import Stage
@@ -28,7 +27,6 @@ class RetryQueue:
     _scheduler: Scheduler[Work]
     _lanes: Lanes
     _statuses: Statuses
-    _endings: Endings
     _agenda: Agenda
     _settings: RetrySettings
     _queue: list[tuple[float, int, Work]] = field(init=False, default_factory=list[tuple[float, int, Work]])
@@ -56,16 +54,12 @@ class RetryQueue:
         heapq.heappush(self._queue, (at, work.seq, work))
 
     def tick(self, now: float) -> None:
-        """Put back into the scheduler what is due."""
+        """Put back into the scheduler what is due. The scheduler names what is past its deadline then."""
         for _ in range(RETRIES_AT_ONCE):
             if not self._queue or self._queue[0][0] > now:
                 return
             _, _, work = heapq.heappop(self._queue)
-            if work.stage is not Stage.RETRYING:
-                continue
-            if work.deadline is not None and work.deadline <= now:
-                self._endings.expire_waiting(work, now)
-            else:
+            if work.stage is Stage.RETRYING:
                 self._put_back(work, now)
 
     def _put_back(self, work: Work, now: float) -> None:
