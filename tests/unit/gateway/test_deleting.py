@@ -24,6 +24,7 @@ from conversation_topics import (
     say,
     together,
 )
+from kit.examples import examples
 from penstock.common.forks import TopicForks
 from penstock.gateway.conversations.shared import SharedTopic
 from penstock.gateway.limits.retention import Retention
@@ -162,7 +163,7 @@ def test_it_stays_whole_where_the_last_look_says_so(new: type[Cluster], kept_by:
 
 
 @LAYOUTS
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(ORDER)
 def test_a_turn_at_the_same_moment_is_not_lost(new: type[Cluster], order: list[bool]) -> None:
     """It has the whole history or none, and what it said stands there."""
@@ -220,7 +221,7 @@ def test_the_topic_stays_while_a_turn_may_begin_it_anew(new: type[Cluster], monk
 
 
 @LAYOUTS
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(ORDER)
 def test_two_gateways_delete_it_once_and_leave_what_is_begun_anew(new: type[Cluster], order: list[bool]) -> None:
     kafka = old_conversation(new)

@@ -26,6 +26,7 @@ from conversation_topics import (
     say,
     together,
 )
+from kit.examples import examples
 from penstock.common import forks
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.conversations import ConversationRecord, TopicRecords, fold_messages, read_through
@@ -238,7 +239,7 @@ STEP = st.one_of(FORK, FORK, *(st.tuples(st.just(act), NUMBER) for act in (*ACTS
 
 
 @LAYOUTS
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(STEP, min_size=5, max_size=20))
 def test_pages_of_forks_are_those_of_copies(new: type[Cluster], steps: list[tuple[Any, ...]]) -> None:
     """Compacted or not. And when all are deleted, no topic is left, whatever the order."""
@@ -442,7 +443,7 @@ ORDER = st.lists(st.booleans(), max_size=60)
 
 
 @LAYOUTS
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(ORDER, st.booleans())
 def test_a_fork_of_what_is_deleted_meanwhile_is_whole_or_none(
     new: type[Cluster], order: list[bool], through_a_fork: bool
@@ -468,7 +469,7 @@ def test_a_fork_of_what_is_deleted_meanwhile_is_whole_or_none(
 
 
 @LAYOUTS
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(ORDER, st.booleans())
 def test_of_two_forks_of_one_id_one_is_made(new: type[Cluster], order: list[bool], alike: bool) -> None:
     cluster, one, pages = begun(new)
@@ -485,7 +486,7 @@ def test_of_two_forks_of_one_id_one_is_made(new: type[Cluster], order: list[bool
 
 
 @LAYOUTS
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(ORDER)
 def test_a_repeat_does_not_undo_a_fork_whose_parent_is_deleted_meanwhile(new: type[Cluster], order: list[bool]) -> None:
     cluster, one, pages = begun(new)

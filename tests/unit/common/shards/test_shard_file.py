@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kit.examples import examples
 from penstock.common.reader import RawMessage
 from penstock.common.shards.addresses import address_of, first_offset, id_of, is_shared, split_key
 from penstock.common.shards.shard_file import ShardFile
@@ -256,7 +257,7 @@ def compacted(log: Sequence[RawMessage], upto: int) -> list[RawMessage]:
     return [one for one in log if one.offset >= upto or (newest[one.key] == one.offset and one.value is not None)]
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(LOGS, st.data())
 def test_how_it_was_read_makes_no_difference(records: list[tuple[str, str | None]], data: st.DataObject) -> None:
     log = log_of(*records)
@@ -289,7 +290,7 @@ def _live_heads(log: Sequence[RawMessage], conversation: str) -> list[int]:
     return list(live.values())
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(LOGS, st.data())
 def test_a_compacted_log_says_the_same_of_what_lives(
     records: list[tuple[str, str | None]], data: st.DataObject

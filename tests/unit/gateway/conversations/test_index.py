@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conversation_logs import CODEC, TOPIC, FakeLog, message, reader
+from kit.examples import examples
 from penstock.common.conversations import ConversationRecord, Turn, fold_messages
 from penstock.common.forks import deleted_record
 from penstock.gateway.conversations import pages
@@ -128,7 +129,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(STEPS, STEPS, st.sampled_from([10_000, 8, 0]), st.sampled_from([1, 3, 1_000]))
 def test_a_page_is_that_of_a_plain_reading(
     steps: list[tuple[Any, ...]], others: list[tuple[Any, ...]], most_records: int, window: int

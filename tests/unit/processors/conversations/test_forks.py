@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kit.examples import examples
 from memory_topics import MemoryTopics
 from penstock.common.forks import ForkRecord, TopicForks, begin_record, deleted_record, fork_record, forked_record
 from penstock.common.reader import RawMessage
@@ -307,7 +308,7 @@ STEP = st.one_of(
 
 
 @pytest.mark.parametrize("layout", [WorkerTopics, SharedTopics])
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(STEP, min_size=8, max_size=20))
 def test_a_fork_has_what_a_copy_of_its_parent_has(layout: type[WorkerTopics], steps: list[tuple[Any, ...]]) -> None:
     """Whatever is said, forked, summed up, erased, deleted and compacted; by a worker that follows and by a new one."""
