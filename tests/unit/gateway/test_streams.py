@@ -198,6 +198,22 @@ def test_a_client_in_the_middle_gets_all(running: Gateway) -> None:
     assert heard(client) == heard(late) == ["d", "e", "result"]
 
 
+def test_a_cursor_of_another_gateway_is_continued(live: Gateway, tmp_path: Path) -> None:
+    other = Gateway(tmp_path / "other.sqlite")
+    other.request()
+    first = live.subscribe()
+    for one in (live, other):
+        one.stream(*AB)
+    cursor = first.take_nowait()[-1].cursor
+    for one in (live, other):
+        one.stream(C)
+    assert cursor is not None
+    client = other.subscriptions.subscribe(*KEY, decode_cursor(cursor))
+    other.fill()
+    assert heard(client) == ["status", "c"]
+    other.close()
+
+
 def test_a_stream_that_ends_while_it_is_read_again_is_completed_by_its_outcome(running: Gateway) -> None:
     client = running.subscribe()
     running.stream(C, outcome(text="abc"))

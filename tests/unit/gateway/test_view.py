@@ -780,6 +780,15 @@ def test_a_request_stays_erased_after_a_restart(gateway: Gateway) -> None:
     assert secrets(gateway) == []
 
 
+def test_after_a_restart_an_older_workers_status_does_not_count(gateway: Gateway) -> None:
+    for event in (RUNNING, status(epoch=2)):
+        gateway.read(STATUSES, event)
+        gateway.flush()
+    gateway.restart()
+    gateway.read(STATUSES, status("retrying"))
+    assert gateway.found().status_name == "running"
+
+
 # -- progress and previews
 
 IMAGE = {
