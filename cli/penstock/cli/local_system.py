@@ -109,11 +109,11 @@ class LocalSystem:
 
     def start(self) -> None:
         """Bring everything up and return when it could serve. Raises CliFailure naming the cure."""
-        self._check()
+        self.check()
         # The broker boots while the models are prepared; both are long only the first time.
         broker = self._start_broker()
-        self.models = [*(self.models or self._models()), *self._of_the_hub(), *self._tiny_models()]
-        environment = self._write_settings()
+        self.models = [*(self.models or self._models()), *self.hub_entries(), *self.tiny_entries()]
+        environment = self.write_settings()
         if broker is not None:
             self.supervisor.wait_ready(broker, 90.0)
         self._create_topics()
@@ -130,7 +130,7 @@ class LocalSystem:
         self.supervisor.start(self._beside("webhooks", 20.0, environment))
         own = {"PENSTOCK_SUMMARIZER__DATA_DIR": str(self.home.data_dir / "summarizer")}
         self.supervisor.start(self._beside("summarizer", 20.0, {**environment, **own}))
-        self._await_model()
+        self.await_model()
 
     def serves(self) -> None:
         """It says so from now on, and is stopped in order when it is asked to."""
@@ -146,7 +146,7 @@ class LocalSystem:
         self.supervisor.tell()
         self.supervisor.stop()
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Find out early what would only fail after the long steps."""
         options = self.options
         self.has_queues = bool(checked().get("queues"))
@@ -250,11 +250,11 @@ class LocalSystem:
             self._progress(f"going on without the upscaler: {failure}")
             return []
 
-    def _of_the_hub(self) -> list[dict[str, Any]]:
+    def hub_entries(self) -> list[dict[str, Any]]:
         """Before the tiny ones, which stand in where there is no other."""
         return [model.entry() for model in self.options.hub_models]
 
-    def _tiny_models(self) -> list[dict[str, Any]]:
+    def tiny_entries(self) -> list[dict[str, Any]]:
         """After all others, where a request names no model: one of them knows a few words of text too."""
         wanted = TINY_MODELS if self.options.tiny_models else ()
         last = {"preload": False, "priority": PRIORITY + 1}
@@ -263,7 +263,7 @@ class LocalSystem:
     def _configured(self) -> dict[str, Any]:
         return read_toml(self.options.config) if self.options.config is not None else {}
 
-    def _write_settings(self) -> dict[str, str]:
+    def write_settings(self) -> dict[str, str]:
         """The children's environment: their TOML is the person's with this run's models; the rest are variables."""
         path = self.home.data_dir / "run.toml"
         path.write_text(
@@ -307,7 +307,7 @@ class LocalSystem:
     def _pool(self) -> str | None:
         return os.environ.get("PENSTOCK_WORKER__POOL") or self._configured().get("worker", {}).get("pool")
 
-    def _wanted_model(self) -> str | None:
+    def wanted_model(self) -> str | None:
         """The first model that is to be loaded by itself, as it is ordered now."""
         orders = self._orders()
         for entry in effective_entries(self._own_entries(), {key: one.state for key, one in orders.items()}):
@@ -317,15 +317,15 @@ class LocalSystem:
                 return entry.id
         return None
 
-    def _await_model(self) -> None:
+    def await_model(self) -> None:
         """Wait until the first model is loaded, so that the first answer is quick; Penstock serves without it too."""
-        model = self._wanted_model()
+        model = self.wanted_model()
         began = said = looked = time.monotonic()
         failed_since: float | None = None
         while model is not None and time.monotonic() - began < MODEL_LOADED_S:
             self.supervisor.tend()
             if time.monotonic() - looked > ORDERS_S:  # somebody may have ordered otherwise
-                model, looked = self._wanted_model(), time.monotonic()
+                model, looked = self.wanted_model(), time.monotonic()
                 continue
             state = model_state(self.url, model, since=self._started_at)
             if state is None:  # the gateway wants a key
