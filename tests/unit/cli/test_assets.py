@@ -1,4 +1,4 @@
-"""Preparing models: once, whole or not at all, by two at once, and with the cure when it cannot be done."""
+"""Models are prepared once, completely or not at all, also concurrently; a failure names the cure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.cli.paths import Progress
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Counts how often the model `toy` is made; the cache is a folder of this test."""
+    """The folders in which the only model, `toy`, was made. The cache is a folder of this test."""
     calls: list[str] = []
 
     def make(scratch: Path, out: Path, progress: Progress) -> None:
@@ -42,11 +42,22 @@ def test_another_edition_is_made_beside_the_older_one(made: list[str], monkeypat
     monkeypatch.setattr(assets, "ASSETS", {"toy": replace(assets.ASSETS["toy"], edition=2)})
     assert prepare_model("toy") == older.with_name("toy-2")
     assert made == ["toy.tmp", "toy-2.tmp"]
-    assert looks_whole(older), "an older Penstock on this machine goes on with its own"
+    assert looks_whole(older), "an older Penstock on this machine still uses it"
 
 
-def test_two_at_once_make_it_once(made: list[str]) -> None:
-    threads = [threading.Thread(target=prepare_model, args=("toy",)) for _ in range(4)]
+def test_two_at_once_make_it_once(made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting, make = threading.Event(), assets.ASSETS["toy"].make
+
+    def slow(scratch: Path, out: Path, progress: Progress) -> None:
+        assert waiting.wait(20), "another thread waits for this one"
+        make(scratch, out, progress)
+
+    def progress(line: str) -> None:
+        if line.startswith("waiting for another process"):
+            waiting.set()
+
+    monkeypatch.setitem(assets.ASSETS, "toy", replace(assets.ASSETS["toy"], make=slow))
+    threads = [threading.Thread(target=prepare_model, args=("toy", progress)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -63,20 +74,19 @@ def test_a_damaged_model_is_made_again(made: list[str], damage: bytes) -> None:
     assert len(made) == 2
 
 
+@pytest.mark.usefixtures("made")
 def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def make(scratch: Path, out: Path, progress: Progress) -> None:
         (out / "half").write_bytes(b"h")
         raise CliFailure("no network")
 
-    toy = Asset(id="toy", tasks=(), engine="text", ready_bytes=1, make=make)
-    monkeypatch.setattr(assets, "ASSETS", {"toy": toy})
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
+    monkeypatch.setitem(assets.ASSETS, "toy", replace(assets.ASSETS["toy"], make=make))
     with pytest.raises(CliFailure, match="no network"):
         prepare_model("toy")
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["toy.lock"]
 
 
-def test_no_disk_is_said_before_the_work(made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_before_the_work(made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     full = type("Usage", (), {"free": 10})()
     monkeypatch.setattr("penstock.cli.paths.shutil.disk_usage", lambda path: full)
     with pytest.raises(CliFailure, match=r"not enough disk space for the model toy: .*PENSTOCK_CACHE"):
@@ -91,7 +101,7 @@ def test_a_package_that_cannot_be_fetched_names_the_cure(tmp_path: Path, monkeyp
     assert caught.value.exit_code is ExitCode.UNREACHABLE
 
 
-def test_a_maker_that_fails_tells_its_last_line(tmp_path: Path) -> None:
+def test_the_last_line_of_a_failing_maker_is_shown(tmp_path: Path) -> None:
     with pytest.raises(CliFailure, match=r"could not be made \(.*No module named.*\): pip install"):
         assets.run_maker("nothing", [], tmp_path, print)
 

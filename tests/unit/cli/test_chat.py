@@ -1,4 +1,4 @@
-"""chat over a WebSocket, against a scripted gateway: it is dialled first, and waits when it is busy."""
+"""chat over a WebSocket: it connects first, waits for a busy gateway and resumes after a lost connection."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from http import HTTPStatus
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
-from penstock.cli.main import app
+from kit.cli import Json, invoke
 from penstock.cli.paths import free_port
 
 Reply = Callable[[ServerConnection], None]
@@ -26,7 +25,7 @@ class Scripted:
 
     refusals: list[tuple[HTTPStatus, str]] = field(default_factory=list)
     replies: list[Reply] = field(default_factory=list)
-    frames: list[dict[str, Any]] = field(default_factory=list)
+    frames: list[Json] = field(default_factory=list)
     port: int = 0
 
     def handshake(self, connection: ServerConnection, request: Request) -> Response | None:
@@ -46,10 +45,8 @@ class Scripted:
 @pytest.fixture
 def gateway() -> Iterator[Scripted]:
     made = Scripted()
-    subprotocols: Any = ["penstock.v1"]
-    with serve(
-        made.talk, "127.0.0.1", 0, subprotocols=subprotocols, process_request=made.handshake, close_timeout=1
-    ) as server:
+    options: Any = {"subprotocols": ["penstock.v1"], "process_request": made.handshake, "close_timeout": 1}
+    with serve(made.talk, "127.0.0.1", 0, **options) as server:
         made.port = server.socket.getsockname()[1]
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -58,7 +55,7 @@ def gateway() -> Iterator[Scripted]:
         thread.join(10)
 
 
-def frames(*bodies: dict[str, Any], then: str = "") -> Reply:
+def frames(*bodies: Json, then: str = "") -> Reply:
     def reply(connection: ServerConnection) -> None:
         for body in bodies:
             connection.send(json.dumps(body))
@@ -68,11 +65,11 @@ def frames(*bodies: dict[str, Any], then: str = "") -> Reply:
     return reply
 
 
-LIMIT = {
-    "type": "error",
-    "request_id": None,
-    "error": {"message": "this key may submit 1 requests per second", "code": "tenant_limit", "retryable": True},
-}
+def limit(**details: Any) -> Json:
+    error = {"message": "this key may submit 1 requests per second", "code": "tenant_limit", "retryable": True}
+    return {"type": "error", "request_id": None, "error": {**error, "details": details}}
+
+
 ACCEPTED = {"type": "accepted", "request_id": "r"}
 ANSWER = [
     {"type": "chunk", "request_id": "r", "text": "Hi.", "cursor": "c1"},
@@ -81,7 +78,7 @@ ANSWER = [
 
 
 def chat(port: int, said: str = "hello\n") -> Any:
-    return CliRunner().invoke(app, ["chat", "--url", f"http://127.0.0.1:{port}"], input=said)
+    return invoke("chat", "--url", f"http://127.0.0.1:{port}", stdin=said)
 
 
 def test_without_a_gateway_it_fails_before_anything_is_typed() -> None:
@@ -90,16 +87,25 @@ def test_without_a_gateway_it_fails_before_anything_is_typed() -> None:
     assert "penstock up" in done.stderr
 
 
-def test_a_refusal_is_told_as_the_gateway_says_it(gateway: Scripted) -> None:
-    gateway.refusals = [(HTTPStatus.UNAUTHORIZED, "0")]
+REFUSED: Json = {
+    "type": "error", "request_id": None,
+    "error": {"message": "the model is unknown", "code": "model_not_found", "retryable": False},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("refusals", "replies", "said"),
+    [([(HTTPStatus.UNAUTHORIZED, "0")], [], "said 401"), ([], [REFUSED], "the model is unknown")],
+)
+def test_a_refusal_ends_a_piped_chat(gateway: Scripted, refusals: Any, replies: list[Json], said: str) -> None:
+    gateway.refusals, gateway.replies = [*refusals], [frames(*replies)]
     done = chat(gateway.port)
-    assert (done.exit_code, done.stderr) == (1, "penstock: said 401\n")
+    assert (done.exit_code, f"penstock: {said}" in done.stderr) == (1, True), done.output
 
 
-def test_a_limit_is_waited_out_and_said(gateway: Scripted) -> None:
+def test_a_limit_is_waited_out_and_shown(gateway: Scripted) -> None:
     gateway.refusals = [(HTTPStatus.TOO_MANY_REQUESTS, "0")]
-    limit = {**LIMIT, "error": {**LIMIT["error"], "details": {"retry_after_s": 0.1}}}  # type: ignore[dict-item]
-    gateway.replies = [frames(limit), frames(ACCEPTED, *ANSWER)]
+    gateway.replies = [frames(limit(retry_after_s=0.1)), frames(ACCEPTED, *ANSWER)]
     done = chat(gateway.port)
     assert (done.exit_code, "Hi." in done.stdout) == (0, True), done.output
     assert "(said 429; asking again in 1 s)" in done.stderr
@@ -108,7 +114,7 @@ def test_a_limit_is_waited_out_and_said(gateway: Scripted) -> None:
     assert first == second
 
 
-def test_a_turn_whose_fate_is_not_known_is_asked_again_with_its_key(gateway: Scripted) -> None:
+def test_a_turn_with_an_unknown_outcome_is_sent_again_with_its_key(gateway: Scripted) -> None:
     gateway.replies = [frames(then="drop"), frames(ACCEPTED, ANSWER[0], then="drop"), frames(ANSWER[1])]
     done = chat(gateway.port)
     assert (done.exit_code, "Hi." in done.stdout) == (0, True), done.output
@@ -116,10 +122,3 @@ def test_a_turn_whose_fate_is_not_known_is_asked_again_with_its_key(gateway: Scr
     assert submitted["idempotency_key"]
     assert again == submitted
     assert (resumed["type"], resumed["request_id"], resumed["after"]) == ("subscribe", "r", "c1")
-
-
-def test_what_is_wrong_ends_a_chat_that_is_piped(gateway: Scripted) -> None:
-    error = {"message": "the model is unknown", "code": "model_not_found", "retryable": False}
-    gateway.replies = [frames({"type": "error", "request_id": None, "error": error})]
-    done = chat(gateway.port)
-    assert (done.exit_code, "the model is unknown" in done.stderr) == (1, True)

@@ -34,43 +34,38 @@ def turns(name: str, *said: tuple[str, str], begin: int = 0) -> list[Line]:
     return found
 
 
-def told(found: Comparison) -> list[tuple[str, bool | None]]:
+def paired(found: Comparison) -> list[tuple[str, bool | None]]:
     return [(words_of(pair.asked), pair.is_equal) for pair in found.pairs]
 
 
-def test_an_exchange_ends_before_what_is_said_behind_an_answer() -> None:
-    messages = [
-        line(role, content)
-        for role, content in (
-            ("assistant", "Hello"), ("system", "s"), ("user", "q0"), ("assistant", "a0"), ("assistant", "a1"),
-            ("tool", "t"), ("assistant", "a2"), ("user", "q1"),
-        )
-    ]  # fmt: skip
+def test_an_exchange_ends_with_its_answers() -> None:
+    said = "assistant Hello, system s, user q0, assistant a0, assistant a1, tool t, assistant a2, user q1"
+    messages = [line(*words.split()) for words in said.split(", ")]
     found = [(words_of(one.asked), words_of(one.answered)) for one in exchanges(messages)]
     assert found == [("", "Hello"), ("s\nq0", "a0\na1"), ("t", "a2"), ("q1", "")]
 
 
-def test_what_both_inherit_is_left_out() -> None:
+def test_shared_exchanges_are_left_out() -> None:
     shared = turns("root", ("q0", "a0"))
     one = [*shared, *turns("one", ("q1", "a1"), begin=2)]
     other = [*shared, *turns("other", ("q1", "a1"), begin=3)]
     found = compared(one, other)
-    assert (found.shared, told(found)) == (1, [("q1", True)])
+    assert (found.shared, paired(found)) == (1, [("q1", True)])
     assert compared(one, one).pairs == []
     copies = compared(shared, turns("copy", ("q0", "a0")))
-    assert (copies.shared, told(copies)) == (0, [("q0", True)]), "at the same offset, and by another request"
+    assert (copies.shared, paired(copies)) == (0, [("q0", True)]), "at the same offset, and by another request"
 
 
 def test_a_question_that_both_inherit_has_two_answers() -> None:
     question = line("user", "q0", 0, "r")
     found = compared([question, line("assistant", "a", 1, "r", model="m")], [question, *turns("s", ("q1", "b"))[1:]])
-    assert (found.shared, told(found)) == (0, [("q0", False)])
+    assert (found.shared, paired(found)) == (0, [("q0", False)])
 
 
 def test_pairs_are_found_by_their_questions_in_order() -> None:
     one = turns("one", ("q0", "a"), ("only", "a"), ("go on", "a"), ("go on", "a"))
     other = turns("other", ("q0", "b"), ("go on", "a"), ("go on", "b"), ("new", "b"))
-    assert told(compared(one, other)) == [
+    assert paired(compared(one, other)) == [
         ("q0", False), ("only", None), ("go on", True), ("go on", False), ("new", None)
     ]  # fmt: skip
 
@@ -90,7 +85,7 @@ def test_each_exchange_stands_once_and_in_its_order(ones: list[str], others: lis
         assert all(pair.is_equal for pair in found.pairs)
 
 
-def test_a_pair_as_json_has_what_was_said_and_what_it_cost() -> None:
+def test_a_pair_as_json_has_its_messages_and_cost() -> None:
     usage = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
     one = [line("user", "q", 0, "r1"), line("assistant", "a", 1, "r1", model="m", usage=usage, finish_reason="stop")]
     (pair,) = compared(one, [line("user", "q", 0, "r2")]).pairs
@@ -107,13 +102,13 @@ def test_a_pair_as_json_has_what_was_said_and_what_it_cost() -> None:
     assert cost_of(pair.one, {}) == "m, 3 tokens"
 
 
-def test_calls_and_images_are_told_in_words() -> None:
+def test_calls_and_images_as_words() -> None:
     shown = {**line("assistant", "Look."), "tool_calls": [CALL], "images": [IMAGE]}
     assert words_of([shown, line("user", "")]) == '[image a]\nLook.\ngate({"n": 1})'
 
 
 @pytest.mark.parametrize(("width", "beside"), [(100, True), (60, False)])
-def test_answers_stand_beside_each_other_where_there_is_room(
+def test_answers_are_in_columns_if_the_terminal_is_wide(
     monkeypatch: pytest.MonkeyPatch, width: int, beside: bool
 ) -> None:
     printed = io.StringIO()

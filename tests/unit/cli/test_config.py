@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,61 +16,71 @@ from penstock.cli.config_commands import checked
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.processors.settings import WorkerSettings
 
+Write = Callable[[str], Path]
+
 
 @pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Write:
+    """Writes the configuration file of this test."""
     for name in ("PENSTOCK_CONFIG", "PENSTOCK_KAFKA__BOOTSTRAP_SERVERS", "PENSTOCK_TOPICS__PARTITIONS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
 
+    def write(text: str) -> Path:
+        path = tmp_path / "penstock.toml"
+        path.write_text(text)
+        monkeypatch.setenv("PENSTOCK_CONFIG", str(path))
+        return path
 
-def write(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "penstock.toml"
-    path.write_text(text)
-    monkeypatch.setenv("PENSTOCK_CONFIG", str(path))
-    return path
+    return write
 
 
-def test_the_environment_goes_before_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, '[kafka]\nbootstrap_servers = "a:1"\ntopic_prefix = "x-"\n', monkeypatch)
+def test_the_environment_goes_before_the_file(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    write('[kafka]\nbootstrap_servers = "a:1"\ntopic_prefix = "x-"\n')
     monkeypatch.setenv("PENSTOCK_KAFKA__BOOTSTRAP_SERVERS", "b:2")
     settings = load(ClusterSettings)
     assert (settings.kafka.bootstrap_servers, settings.kafka.topic_prefix) == ("b:2", "x-")
 
 
-def test_a_wrong_field_is_named_with_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path, "[topics]\npartitions = 0\n", monkeypatch)
-    with pytest.raises(CliFailure, match=rf"topics\.partitions: .*not 0; mend it in {path}") as caught:
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[topics]\npartitions = 0\n", r"topics\.partitions: .*not 0; mend it in {path}"),
+        ("[topics]\npartition = 4\n", r"topics\.partition: there is no such setting; mend it in {path}"),
+        ("[kafka\n", r"penstock\.toml is not valid TOML: .*line 1"),
+    ],
+)
+def test_a_wrong_line_is_named_with_its_file(write: Write, text: str, words: str) -> None:
+    path = write(text)
+    with pytest.raises(CliFailure, match=words.format(path=path)) as caught:
         load(ClusterSettings)
     assert caught.value.exit_code is ExitCode.USAGE
     assert "\n" not in str(caught.value)
 
 
-def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_TOPICS__PARTITIONS", "many")
-    with pytest.raises(CliFailure, match=r"topics\.partitions.*the variable PENSTOCK_TOPICS__PARTITIONS"):
-        load(ClusterSettings)
-
-
-def test_a_mistyped_key_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, "[topics]\npartition = 4\n", monkeypatch)
-    with pytest.raises(CliFailure, match=r"topics\.partition: there is no such setting; mend it in"):
-        load(ClusterSettings)
-
-
-def test_broken_toml_names_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, "[kafka\n", monkeypatch)
-    with pytest.raises(CliFailure, match=r"penstock\.toml is not valid TOML: .*line 1"):
-        load(ClusterSettings)
+@pytest.mark.parametrize(
+    ("variable", "value", "field"),
+    [
+        ("PENSTOCK_TOPICS__PARTITIONS", "many", "topics.partitions"),
+        ("penstock_gateway__port", "many", "gateway.port"),
+        ("PENSTOCK_GATEWAY", '{"port": "many"}', "gateway.port"),
+    ],
+)
+def test_a_wrong_variable_is_named_and_not_the_file(
+    write: Write, variable: str, value: str, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("[gateway]\nport = 9000\n")
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(CliFailure, match=f"{field}.*the variable {variable}"):
+        checked()
 
 
 def test_the_file_is_found_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_config() is None
-    here = tmp_path / "penstock.toml"
-    here.write_text("")
+    here, other = tmp_path / "penstock.toml", tmp_path / "other.toml"
+    here.touch()
+    other.touch()
     assert find_config() == here
-    other = tmp_path / "other.toml"
-    other.write_text("")
     monkeypatch.setenv("PENSTOCK_CONFIG", str(other))
     assert find_config() == other
     assert find_config(here) == here
@@ -78,19 +89,17 @@ def test_the_file_is_found_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_secrets_are_starred() -> None:
-    tree = {"kafka": {"security": {"sasl.password": "hush", "sasl.username": "u"}}, "auth": {"ticket_key": "k"}}
-    assert masked(tree) == {
-        "kafka": {"security": {"sasl.password": "***", "sasl.username": "u"}},
-        "auth": {"ticket_key": "***"},
-    }
+    def tree(password: str, key: str) -> dict[str, Any]:
+        security = {"sasl.password": password, "sasl.username": "u"}
+        return {"kafka": {"security": security}, "auth": {"ticket_key": key}}
+
+    assert masked(tree("hush", "k")) == tree("***", "***")
 
 
 scalars = st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 keys = st.text(min_size=1)
 values = st.recursive(
-    scalars,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
-    max_leaves=8,
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3), max_leaves=8
 )
 
 
@@ -99,13 +108,9 @@ def test_toml_reads_back_as_written(tables: dict[str, Any]) -> None:
     assert tomllib.loads(to_toml(tables)) == tables
 
 
-def test_a_wrong_option_of_a_model_is_named_without_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = tmp_path / "penstock.toml"
-    table = (
-        'id = "m"\nsource = "http://h"\nengine = "remote"\noptions = {headers = {x = "SECRET"}, timeout_s = "soon"}\n'
-    )
-    config.write_text(f"[[models]]\n{table}")
-    monkeypatch.setenv("PENSTOCK_CONFIG", str(config))
+def test_a_wrong_option_of_a_model_is_named_without_its_table(write: Write) -> None:
+    options = 'options = {headers = {x = "SECRET"}, timeout_s = "soon"}'
+    config = write(f'[[models]]\nid = "m"\nsource = "http://h"\nengine = "remote"\n{options}\n')
     with pytest.raises(CliFailure) as caught:
         load(WorkerSettings)
     assert str(caught.value) == (
@@ -136,29 +141,16 @@ def test_a_wrong_option_of_a_model_is_named_without_its_table(tmp_path: Path, mo
         ("[gateway]\ntrusted_proxies = ['proxy.local']", "'proxy.local' is no address"),
     ],
 )
-def test_what_cannot_be_right_is_named(text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`config check` called all of these right: a typing slip meant the default broker, or the default folder."""
-    write(tmp_path, text, monkeypatch)
+def test_config_check_names_what_is_wrong(write: Write, text: str, words: str) -> None:
+    write(text)
     with pytest.raises(CliFailure, match=words) as caught:
         checked()
     assert caught.value.exit_code is ExitCode.USAGE
 
 
-def test_what_is_right_together_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_check_accepts_settings_that_fit_together(write: Write, tmp_path: Path) -> None:
     (tmp_path / "keys.json").write_text("{}")
     text = '[kafka]\ntopic_prefix = "p-"\n[auth]\nkeys_file = "keys.json"\n[[queues]]\ntopic = "inference.result"\n'
     apart = '[gateway]\nhost = "127.0.0.1"\nport = 9000\n[worker]\nhealth_host = "10.0.0.1"\nhealth_port = 9000\n'
-    write(tmp_path, text + apart, monkeypatch)
-    assert checked()["queues"][0]["topic"] == "inference.result", "of somebody else: ours begin with p-"
-
-
-@pytest.mark.parametrize(
-    ("variable", "value"), [("penstock_gateway__port", "many"), ("PENSTOCK_GATEWAY", '{"port": "many"}')]
-)
-def test_a_variable_that_is_wrong_is_not_looked_for_in_the_file(
-    variable: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path, "[gateway]\nport = 9000\n", monkeypatch)
-    monkeypatch.setenv(variable, value)
-    with pytest.raises(CliFailure, match=f"gateway.port.*the variable {variable}"):
-        checked()
+    write(text + apart)
+    assert checked()["queues"][0]["topic"] == "inference.result", "not one of ours, which begin with p-"

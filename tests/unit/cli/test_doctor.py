@@ -14,7 +14,7 @@ from penstock.cli.doctor import (
     order_checks,
     readiness_check,
     waiting_checks,
-)
+)  # fmt: skip
 from penstock.cli.readiness import Readiness, ReadinessWatch, readiness_of
 from penstock.cli.topics import broken, to_alter, unequal_topics
 from penstock.common.admin import TopicReport
@@ -33,68 +33,64 @@ URL = "http://127.0.0.1:8000"
 SPECS = topic_specs(TopicNames(), partitions=4)
 
 
-def failed(brokers: int = 3, **changes: str) -> list[str]:
-    config = {**GOOD, **{name.replace("_", "."): value for name, value in changes.items()}}
-    return [check.detail for check in broker_setting_checks(config, brokers) if check.state == "fail"]
+@pytest.mark.parametrize(
+    ("brokers", "setting", "value"),
+    [
+        (1, None, ""),
+        (3, None, ""),
+        (3, "auto.create.topics.enable", "true"),
+        (3, "offsets.retention.minutes", "10080"),
+        (3, "message.max.bytes", "1000"),
+        (3, "unclean.leader.election.enable", "true"),
+    ],
+)
+def test_each_wrong_setting_of_the_broker_is_named(brokers: int, setting: str | None, value: str) -> None:
+    config = GOOD if setting is None else {**GOOD, setting: value}
+    failed = [check.detail for check in broker_setting_checks(config, brokers) if check.state == "fail"]
+    assert len(failed) == (setting is not None)
+    assert all(str(setting) in detail for detail in failed)
 
 
-def test_a_good_broker_has_nothing_to_mend() -> None:
-    assert failed() == []
-    assert failed(brokers=1) == []
+RETENTION, REPLICAS, IN_SYNC = "retention.ms", "replication", "min.insync.replicas"
 
 
 @pytest.mark.parametrize(
-    ("changes", "word"),
+    ("drift", "breaks", "altered"),
     [
-        ({"auto_create_topics_enable": "true"}, "auto.create.topics.enable"),
-        ({"offsets_retention_minutes": "10080"}, "offsets.retention.minutes"),
-        ({"message_max_bytes": "1000"}, "message.max.bytes"),
-        ({"unclean_leader_election_enable": "true"}, "unclean.leader.election"),
+        ({"partitions": ("4", "64")}, 0, {}),
+        ({RETENTION: ("259200000", "-1")}, 0, {}),
+        ({RETENTION: ("259200000", "172800000")}, 0, None),
+        ({RETENTION: ("259200000", "86400000")}, 1, {RETENTION: "259200000"}),
+        ({RETENTION: ("259200000", "-1"), "partitions": ("4", "64")}, 0, {}),
+        ({REPLICAS: ("1", "3")}, 0, {}),
+        ({REPLICAS: ("3", "1")}, 1, {}),
+        ({IN_SYNC: ("2", "3")}, 0, {}),
+        ({IN_SYNC: ("2", "1")}, 1, {IN_SYNC: "2"}),
+        ({IN_SYNC: ("2", "1"), REPLICAS: ("3", "1")}, 2, {}),
+        ({"cleanup.policy": ("delete", "compact")}, 1, None),
     ],
 )
-def test_each_wrong_setting_is_named(changes: dict[str, str], word: str) -> None:
-    (detail,) = failed(**changes)
-    assert word in detail
-
-
-@pytest.mark.parametrize(
-    ("name", "drift", "lines"),
-    [
-        ("inference.result", {"partitions": ("4", "64")}, 0),
-        ("inference.control", {"partitions": ("1", "4")}, 1),
-        ("inference.result", {"retention.ms": ("259200000", "-1")}, 0),
-        ("inference.result", {"retention.ms": ("259200000", "172800000")}, 0),
-        ("inference.result", {"retention.ms": ("259200000", "86400000")}, 1),
-        ("inference.result", {"replication": ("1", "3")}, 0),
-        ("inference.result", {"replication": ("3", "1")}, 1),
-        ("inference.result", {"min.insync.replicas": ("2", "3")}, 0),
-        ("inference.result", {"min.insync.replicas": ("2", "1")}, 1),
-        ("inference.request.low", {"message.timestamp.type": ("LogAppendTime", "CreateTime")}, 1),
-        ("inference.result", {"cleanup.policy": ("delete", "compact")}, 1),
-    ],
-)
-def test_only_drift_that_breaks_an_invariant_counts(name: str, drift: dict[str, tuple[str, str]], lines: int) -> None:
-    assert len(broken([TopicReport(name=name, created=False, drift=drift)], SPECS)) == lines
-
-
-@pytest.mark.parametrize(
-    ("drift", "altered"),
-    [
-        ({"retention.ms": ("259200000", "86400000")}, {"retention.ms": "259200000"}),
-        ({"retention.ms": ("259200000", "-1"), "partitions": ("4", "64")}, {}),
-        ({"min.insync.replicas": ("2", "1")}, {"min.insync.replicas": "2"}),
-        ({"min.insync.replicas": ("2", "3")}, {}),
-        ({"min.insync.replicas": ("2", "1"), "replication": ("3", "1")}, {}),
-    ],
-)
-def test_an_alteration_neither_weakens_a_topic_nor_stops_its_writers(
-    drift: dict[str, tuple[str, str]], altered: dict[str, str]
+def test_drift_counts_if_it_breaks_an_invariant_and_is_altered_only_if_that_is_safe(
+    drift: dict[str, tuple[str, str]], breaks: int, altered: dict[str, str] | None
 ) -> None:
     report = TopicReport(name="inference.result", created=False, drift=drift)
-    assert to_alter([report], SPECS) == ({"inference.result": altered} if altered else {})
+    assert len(broken([report], SPECS)) == breaks
+    if altered is not None:
+        assert to_alter([report], SPECS) == ({"inference.result": altered} if altered else {})
 
 
-def test_topics_of_turns_must_be_equal_in_each_pool() -> None:
+@pytest.mark.parametrize(
+    ("name", "drift"),
+    [
+        ("inference.control", {"partitions": ("1", "4")}),
+        ("inference.request.low", {"message.timestamp.type": ("LogAppendTime", "CreateTime")}),
+    ],
+)
+def test_drift_that_breaks_one_topic(name: str, drift: dict[str, tuple[str, str]]) -> None:
+    assert len(broken([TopicReport(name=name, created=False, drift=drift)], SPECS)) == 1
+
+
+def test_topics_of_turns_have_equal_partition_counts_in_each_pool() -> None:
     names = TopicNames("p-")
     counts = dict.fromkeys(names.conversation_topics() + names.conversation_topics("gpu"), 4)
     assert unequal_topics(names, counts, ["gpu"]) == []
@@ -108,47 +104,49 @@ def test_topics_of_turns_must_be_equal_in_each_pool() -> None:
 DEGRADED = {"status": "degraded", "models_without_worker": ["chat"], "reason": "no worker is alive"}
 
 
-def test_a_gateway_without_workers_is_something_to_mend() -> None:
-    found = readiness_check(URL, readiness_of(200, DEGRADED), Path("/data/logs/worker.log"))
-    assert found.state == "fail"
-    assert found.detail == f"{URL} is degraded: no worker is alive; without a worker: chat"
-    assert found.cure is not None
-    assert "/data/logs/worker.log" in found.cure
-    full = readiness_check(URL, readiness_of(200, {"status": "degraded", "reason": "the disk is full"}), None)
-    assert (full.state, full.cure) == ("fail", "mend what the reason names; all else is served")
-    assert readiness_check(URL, readiness_of(200, {"status": "ready"}), None).state == "ok"
-    assert readiness_check(URL, Readiness(status="unreachable", reason="refused"), None).state == "fail"
+@pytest.mark.parametrize(
+    ("found", "state", "detail", "cure"),
+    [
+        (
+            readiness_of(200, DEGRADED), "fail",
+            f"{URL} is degraded: no worker is alive; without a worker: chat", "/data/logs/worker.log",
+        ),
+        (
+            readiness_of(200, {"status": "degraded", "reason": "the disk is full"}), "fail", "the disk is full",
+            "mend what the reason names; all else is served",
+        ),
+        (readiness_of(200, {"status": "ready"}), "ok", "", ""),
+        (Readiness(status="unreachable", reason="refused"), "fail", "refused", ""),
+    ],
+)  # fmt: skip
+def test_readiness_of_a_gateway(found: Readiness, state: str, detail: str, cure: str) -> None:
+    check = readiness_check(URL, found, Path("/data/logs/worker.log"))
+    assert (check.state, detail in check.detail, cure in (check.cure or "")) == (state, True, True)
 
 
-def test_requests_that_wait_for_want_of_a_worker_are_something_to_mend() -> None:
+def test_requests_that_wait_for_a_worker_fail_the_check() -> None:
     kind = {
         "task": "text_generation",
         "pool": None,
         "since": "2026-11-25T10:00:00Z",
         "reason": "no live worker has far",
     }
-    body = {
-        **DEGRADED,
-        "waiting_without_worker": [
-            {**kind, "model": "far", "requests": 2},
-            {**kind, "model": None, "pool": "gpu", "requests": 1, "since": None, "reason": "no live worker is in gpu"},
-        ],
-    }
-    found = list(waiting_checks(readiness_of(200, body)))
-    assert [(one.name, one.state, one.detail) for one in found] == [
-        (
-            "waiting",
-            "fail",
-            "2 request(s) for text_generation by far have waited since 2026-11-25T10:00:00Z: no live worker has far",
-        ),
-        ("waiting", "fail", "1 request(s) for text_generation in the pool gpu have waited: no live worker is in gpu"),
+    waiting = [
+        {**kind, "model": "far", "requests": 2},
+        {**kind, "model": None, "pool": "gpu", "requests": 1, "since": None, "reason": "no live worker is in gpu"},
     ]
-    assert list(waiting_checks(readiness_of(200, {"status": "ready"}))) == []
-    assert list(waiting_checks(readiness_of(200, {"status": "ready", "waiting_without_worker": ["odd"]}))) == []
+    found = list(waiting_checks(readiness_of(200, {**DEGRADED, "waiting_without_worker": waiting})))
+    assert {(one.name, one.state) for one in found} == {("waiting", "fail")}
+    assert [one.detail for one in found] == [
+        "2 request(s) for text_generation by far have waited since 2026-11-25T10:00:00Z: no live worker has far",
+        "1 request(s) for text_generation in the pool gpu have waited: no live worker is in gpu",
+    ]
+    for waits in ({}, {"waiting_without_worker": ["odd"]}):
+        assert list(waiting_checks(readiness_of(200, {"status": "ready", **waits}))) == []
 
 
-def test_a_broker_that_accepts_and_says_nothing_holds_doctor_for_seconds_only() -> None:
-    """As one that was stopped by SIGSTOP: each probe is bounded."""
+def test_a_broker_that_accepts_but_never_answers_is_given_up() -> None:
+    """A broker stopped by SIGSTOP behaves so. Each probe has a bound."""
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         settings = KafkaSettings(bootstrap_servers=f"127.0.0.1:{deaf.getsockname()[1]}")
         for named, state in ((True, "fail"), (False, "warn")):
@@ -168,7 +166,7 @@ def test_a_broker_that_accepts_and_says_nothing_holds_doctor_for_seconds_only() 
         (200, {"status": "degraded", "models_without_worker": [{"id": "chat"}]}, "degraded", True),
     ],
 )
-def test_what_a_gateway_says_is_understood_with_and_without_details(
+def test_answers_of_a_gateway_with_and_without_details(
     http_status: int, body: object, status: str, serves: bool
 ) -> None:
     found = readiness_of(http_status, body)
@@ -176,27 +174,27 @@ def test_what_a_gateway_says_is_understood_with_and_without_details(
     assert found.models_without_worker == (("chat",) if status == "degraded" else ())
 
 
-def test_each_change_is_told_once() -> None:
-    told: list[str] = []
-    watch = ReadinessWatch(lambda: Readiness(status="ready"), told.append, Path("/logs/worker.log"))
+def test_each_change_of_readiness_is_printed_once() -> None:
+    said: list[str] = []
+    watch = ReadinessWatch(lambda: Readiness(status="ready"), said.append, Path("/logs/worker.log"))
     degraded = Readiness(status="degraded", reason="no live worker has a, b", models_without_worker=("a", "b"))
     for found in (Readiness(status="ready"), degraded, degraded, Readiness(status="unreachable"), degraded):
         watch.note(found)
     watch.note(Readiness(status="ready"))
-    assert told == [
+    assert said == [
         "degraded: no live worker has a, b (log: /logs/worker.log)",
         "the gateway is ready again: all models are served",
     ]
 
 
-def test_many_conversations_with_topics_of_their_own_are_a_warning_before_brokers_cannot_bear_them() -> None:
+def test_many_topics_of_conversations_are_a_warning() -> None:
     assert conversation_check(None, 0).state == "ok"
     assert [conversation_check(count, 3).state for count in (8_999, 9_000)] == ["ok", "warn"]
     assert "9000 have a topic each, on 3 brokers, which bears about 12000" in conversation_check(9_000, 3).detail
 
 
-def test_what_was_ordered_is_told_and_a_paused_class_is_a_warning() -> None:
-    """A class that somebody had paused was told nowhere."""
+def test_orders_are_listed_and_a_paused_class_is_a_warning() -> None:
+    """A paused class was shown nowhere."""
     (unknown,) = order_checks(None)
     assert unknown.state == "warn"
     (none,) = order_checks({})
@@ -205,11 +203,11 @@ def test_what_was_ordered_is_told_and_a_paused_class_is_a_warning() -> None:
     pinned = ordered(None, kind="model", name="chat", pool=None, action="pin", now_ms=0)
     again = ordered(paused, kind="class", name="low", pool="b", action="resume", now_ms=1)
     states = {str(number): Desired(state, number) for number, state in enumerate((pinned, paused, again))}
-    told = list(order_checks(states))
-    assert [(one.state, one.detail.partition(" (")[0]) for one in told] == [
+    said = list(order_checks(states))
+    assert [(one.state, one.detail.partition(" (")[0]) for one in said] == [
         ("warn", "class low in the pool b: paused"),
         ("ok", "model chat: pinned"),
     ]
-    assert "by the key 3f9c" in told[0].detail
-    assert told[0].cure is not None
-    assert "--class low --pool b" in told[0].cure
+    assert "by the key 3f9c" in said[0].detail
+    assert said[0].cure is not None
+    assert "--class low --pool b" in said[0].cure

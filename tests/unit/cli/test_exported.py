@@ -18,7 +18,7 @@ from penstock.cli.exported import (
     request_of,
     says_the_same,
     sections,
-)
+)  # fmt: skip
 from penstock.cli.failures import CliFailure
 
 HEAD: dict[str, Any] = {
@@ -33,7 +33,7 @@ def lines(*values: Any) -> list[bytes]:
     return [json.dumps(value, ensure_ascii=False).encode() + b"\n" for value in values]
 
 
-def test_a_file_of_several_conversations_is_taken_apart() -> None:
+def test_a_file_of_several_conversations() -> None:
     other = {**HEAD, "id": "other", "messages": 2, "summaries": 0}
     file = lines(HEAD, {**SAID, "name": "Zoë"}, SUMMARY, other, SAID, {**SAID, "content": "Bye", "images": [IMAGE]})
     first, second = sections(file)
@@ -62,12 +62,12 @@ def test_a_file_of_several_conversations_is_taken_apart() -> None:
         (lines(HEAD, {**SAID, "images": ["a"]}), "line 2 has an image"),
     ],
 )
-def test_what_is_no_whole_export_is_refused(file: list[bytes], said: str) -> None:
+def test_an_incomplete_export_is_refused(file: list[bytes], said: str) -> None:
     with pytest.raises(CliFailure, match=said):
         sections(file)
 
 
-def test_messages_say_the_same_but_for_ids_places_and_times() -> None:
+def test_equal_messages_may_differ_in_ids_places_and_times() -> None:
     one = {**SAID, "images": [IMAGE]}
     assert says_the_same(one, {**one, "source": {"offset": 9}, "images": [{**IMAGE, "artifact_id": "b"}]})
     assert not says_the_same(one, {**one, "images": [{**IMAGE, "sha256": "e"}]})
@@ -87,7 +87,7 @@ def test_an_image_comes_before_the_text_with_its_bytes_where_the_file_has_them()
 
 
 @given(st.lists(st.tuples(st.integers(0, PAGE_SIZE[0] // 2), st.integers(0, 5)), max_size=300))
-def test_pages_hold_all_messages_in_order_and_no_more_than_they_may(sizes: list[tuple[int, int]]) -> None:
+def test_pages_hold_all_messages_in_order_within_their_limits(sizes: list[tuple[int, int]]) -> None:
     messages = [{**SAID, "content": "x" * size, "images": [IMAGE] * images} for size, images in sizes]
     found = list(pages(messages))
     assert [message for _, page in found for message in page] == messages
@@ -98,19 +98,15 @@ def test_pages_hold_all_messages_in_order_and_no_more_than_they_may(sizes: list[
         assert sum(len(message["images"]) for message in page) <= PAGE_SIZE[1]
 
 
-def test_a_message_that_is_too_large_for_a_page_comes_alone() -> None:
+def test_a_message_too_large_for_a_page_is_alone() -> None:
     messages = [SAID, {**SAID, "content": "x" * PAGE_SIZE[0]}, SAID]
     assert [(first, len(page)) for first, page in pages(messages)] == [(0, 1), (1, 1), (2, 1)]
 
 
-def test_a_request_is_known_again_by_log_place_content_and_attempt() -> None:
+def test_the_idempotency_key_names_log_place_content_and_attempt() -> None:
     body = request_of([SAID], "copy")
-    keys = {
-        idempotency_key("L", 0, body, 0),
-        idempotency_key("M", 0, body, 0),
-        idempotency_key("L", 1, body, 0),
-        idempotency_key("L", 0, request_of([SUMMARY], "copy"), 0),
-        idempotency_key("L", 0, body, 1),
-    }
+    other = request_of([SUMMARY], "copy")
+    named = [("L", 0, body, 0), ("M", 0, body, 0), ("L", 1, body, 0), ("L", 0, other, 0), ("L", 0, body, 1)]
+    keys = {idempotency_key(*each) for each in named}
     assert len(keys) == 5
     assert idempotency_key("L", 0, request_of([dict(reversed(SAID.items()))], "copy"), 0) in keys

@@ -1,4 +1,4 @@
-"""The steps that build a tree of conversations, against a gateway in memory: any tree, cut off anywhere."""
+"""The steps that build a tree of conversations, against a gateway in memory: any tree, interrupted anywhere."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def build(tree: Tree, copies: Copies, most_steps: int) -> None:
 
 
 @given(files(), st.integers(0, 30))
-def test_any_tree_is_built_also_when_it_is_cut_off(made: list[Section], cut_after: int) -> None:
+def test_any_tree_is_built_also_if_it_is_interrupted(made: list[Section], cut_after: int) -> None:
     copies = Copies()
     for tree in trees(made):
         build(tree, copies, cut_after)
@@ -120,7 +120,7 @@ def test_a_fork_through_an_inherited_message_is_one_of_the_conversation_that_hol
     assert tree.made_of == {"a": None, "b": ("a", 2), "c": ("a", 1)}
 
 
-def test_a_fork_that_inherits_nothing_is_a_conversation_of_its_own() -> None:
+def test_a_fork_that_inherits_nothing_is_a_separate_conversation() -> None:
     found = trees([section("a", 0, deleted=True, forks=2), section("b", 2, "a", 0), section("c", 1, "b", 2)])
     assert [[one.id for one in tree.sections] for tree in found] == [["b", "c"]]
 
@@ -136,7 +136,7 @@ def test_a_fork_that_inherits_nothing_is_a_conversation_of_its_own() -> None:
         ([section("a", 1, forks=1), section("b", 1, "a", 2)], "b inherits more than a has"),
     ],
 )
-def test_what_is_no_whole_tree_is_refused(made: list[Section], said: str) -> None:
+def test_an_incomplete_tree_is_refused(made: list[Section], said: str) -> None:
     with pytest.raises(CliFailure, match=said):
         trees(made)
 
@@ -153,7 +153,7 @@ def there(done: int, *, deleted: bool = False, more: int = 0) -> Found:
         ({"a": there(2, more=1), "b": there(1)}, "it was gone on with here"),
     ],
 )
-def test_what_cannot_be_built_is_said(found: Mapping[str, Found], said: str) -> None:
+def test_a_tree_that_cannot_be_built_is_refused(found: Mapping[str, Found], said: str) -> None:
     (tree,) = trees([section("a", 2, deleted=True, forks=1), section("b", 1, "a", 2)])
     with pytest.raises(CliFailure, match=said):
         steps(tree, found)

@@ -18,10 +18,11 @@ from penstock.cli.reruns import plan_of
 
 Json = dict[str, Any]
 Answer = tuple[int, Any]
+When = Callable[[int, str], bool]
 
 
 class Memory:
-    """Conversations and requests as a gateway and its workers keep them. A turn goes on until it is waited for."""
+    """Conversations and requests as a gateway and its workers keep them. A turn runs until a client waits for it."""
 
     def __init__(self) -> None:
         self.logs: dict[str, list[Json]] = {}
@@ -30,13 +31,13 @@ class Memory:
         self.requests: dict[str, Json] = {}
         self.keys: dict[str, str] = {}
         self.calls = 0
-        self.before: Callable[[int, str], None] = lambda call, words: None
-        self.after: Callable[[int, str], None] = lambda call, words: None
+        self.before: Callable[[int, str], object] = lambda call, words: None
+        self.after: Callable[[int, str], object] = lambda call, words: None
         self.ends_as: Callable[[Json], str] = completes
         self.is_late = False
-        """Requests are listed by none, and begin when they are waited for."""
+        """Requests are not listed, and begin when a client waits for them."""
         self.erased: list[str] = []
-        """Requests whose messages still stand there: the next look is the last that sees them."""
+        """Requests whose messages are still in the log: the next export is the last that has them."""
 
     def __call__(self, asked: httpx.Request) -> httpx.Response:
         self.calls += 1
@@ -55,10 +56,9 @@ class Memory:
                 return 200, {"pool": None}
             return self._submit(body, asked.headers["idempotency-key"])
         if words == "GET /v1/requests":
-            found = [
-                one for one in self.requests.values() if one["conversation_id"] == asked.url.params["conversation_id"]
-            ]
-            return 200, {"data": [] if self.is_late else [self._shown(one) for one in found], "has_more": False}
+            name = asked.url.params["conversation_id"]
+            found = [self._shown(one) for one in self.requests.values() if one["conversation_id"] == name]
+            return 200, {"data": [] if self.is_late else found, "has_more": False}
         if match := re.fullmatch("(GET|DELETE) /v1/requests/(.*)", words):
             return self._erase(match[2]) if match[1] == "DELETE" else self._wait(match[2])
         if words == "POST /v1/conversations":
@@ -135,7 +135,15 @@ class Memory:
     def _refusal(status: int) -> Answer:
         return status, {"error": {"message": "refused", "code": "gone" if status == 410 else "not_found"}}
 
-    # -- what a test puts in and looks at
+    def strike(self, place: str, error: BaseException, when: When, times: int = 1) -> None:
+        """`place`: before or after the first calls for which `when(number, words)` is true."""
+        left = iter(range(times))
+
+        def strike(number: int, words: str) -> None:
+            if when(number, words) and next(left, None) is not None:
+                raise error
+
+        setattr(self, place, strike)
 
     def said(self, name: str) -> list[str]:
         return [line["content"] for line in self.logs[name]]
@@ -145,40 +153,28 @@ class Memory:
 def memory() -> Memory:
     """With the conversation `trip`: a note, two turns with an item between them, and an item."""
     made = Memory()
-    said = [
-        ("note", "in", "r0"), ("q1", "in", "r1"), ("a1", "out", "r1"), ("item", "in", "r2"), ("q2", "in", "r3"),
-        ("a2", "out", "r3"), ("end", "in", "r4"),
-    ]  # fmt: skip
-    made.logs["trip"] = [
-        {
-            "type": "message",
-            "role": "assistant" if direction == "out" else "user",
-            "content": content,
-            "source": {"direction": direction, "request_id": request_id, "offset": offset},
-        }
-        for offset, (content, direction, request_id) in enumerate(said)
-    ]
+    log = "note in r0, q1 in r1, a1 out r1, item in r2, q2 in r3, a2 out r3, end in r4"
+    for offset, (content, direction, request_id) in enumerate(line.split() for line in log.split(", ")):
+        source = {"direction": direction, "request_id": request_id, "offset": offset}
+        role = "assistant" if direction == "out" else "user"
+        made.logs.setdefault("trip", []).append({"type": "message", "role": role, "content": content, "source": source})
     return made
 
 
 @pytest.fixture
 def again(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Json]]:
-    """Runs the re-run, with options of its payload. Nothing is waited for between two looks."""
+    """Runs the re-run, with options of its payload, without pauses between polls."""
     monkeypatch.setattr(following, "AGAIN_S", 0)
     monkeypatch.setattr(conversation_rerun, "AGAIN_S", 0)
     with Gateway() as gateway:
         gateway.http = httpx.Client(transport=httpx.MockTransport(memory), base_url=gateway.url)
         plan = plan_of(messages_in(gateway, "trip"), "trip", "chat")
         memory.calls = 0
-
-        def run(**options: Any) -> Json:
-            return Rerun(gateway, plan, "fork", 8, options, 60).run()
-
-        yield run
+        yield lambda **options: Rerun(gateway, plan, "fork", 8, options, 60).run()
 
 
 CALLS = 17
-"""Of a whole run; the first four look at what there is, and have the fork made."""
+"""Of a whole run. The first four look at what exists and make the fork."""
 WHOLE = ["note", "q1", "another answer", "item", "q2", "another answer", "end"]
 
 
@@ -187,7 +183,6 @@ def completes(body: Json) -> str:
 
 
 def second_turn(ending: str) -> Callable[[Json], str]:
-    """The second turn ends otherwise."""
     return lambda body: ending if body["metadata"]["rerun_offset"] == "4" else "completed"
 
 
@@ -202,38 +197,39 @@ def test_the_whole_is_repeated_with_the_other_answers(memory: Memory, again: Cal
         "id": "fork", "rerun_of": "trip", "model": "chat", "through": 0, "turns": 2, "asked": 2, "kept_messages": 2
     }  # fmt: skip
     assert memory.said("fork") == WHOLE
-    assert memory.calls == CALLS, "the test below strikes at each of them"
+    assert memory.calls == CALLS, "the tests below strike at each of them"
     assert again()["asked"] == 0
     assert (memory.said("fork"), len(memory.requests)) == (WHOLE, 4)
 
 
-@pytest.mark.parametrize("options", [{}, {"seed": 7}])
 @pytest.mark.parametrize("place", ["before", "after"])
 @pytest.mark.parametrize("call", range(1, CALLS + 1))
-def test_killed_at_any_call_it_goes_on_and_asks_nothing_twice(
-    memory: Memory, again: Callable[..., Json], call: int, place: str, options: Json
+@pytest.mark.parametrize("case", ["the same options", "other options", "behind a failed turn"])
+def test_a_command_that_is_killed_at_any_call_resumes_and_repeats_nothing(
+    memory: Memory, again: Callable[..., Json], call: int, place: str, case: str
 ) -> None:
-    """Also by a command with other options."""
-
-    def strike(now: int, words: str) -> None:
-        if now == call:
-            raise SystemExit  # nothing of the re-run runs any more
-
-    setattr(memory, place, strike)
+    behind_failure = case == "behind a failed turn"
+    if behind_failure:
+        memory.ends_as = second_turn("failed")
+        failure(again)
+        memory.calls, memory.ends_as = 0, completes
+        call = min(call, CALLS - 1)  # a resumed run makes one call less
+    memory.strike(place, SystemExit(), lambda number, words: number == call)
     with pytest.raises(SystemExit):
         again()
-    assert again(**options)["turns"] == 2
+    assert again(**({"seed": 7} if case == "other options" else {}))["turns"] == 2
     assert memory.said("fork") == WHOLE
-    assert len(memory.keys) == 4
+    if not behind_failure:
+        assert len(memory.keys) == 4
 
 
-@pytest.mark.parametrize("ending", ["failed", "expired"])
-def test_a_turn_that_fails_is_asked_anew_and_stands_there_once(
-    memory: Memory, again: Callable[..., Json], ending: str
+@pytest.mark.parametrize(("ending", "code"), [("failed", ExitCode.FAILED), ("expired", ExitCode.TIMED_OUT)])
+def test_a_failed_turn_is_asked_again_and_is_in_the_fork_once(
+    memory: Memory, again: Callable[..., Json], ending: str, code: ExitCode
 ) -> None:
     memory.ends_as = second_turn(ending)
     failed = failure(again)
-    assert failed.exit_code == (ExitCode.TIMED_OUT if ending == "expired" else ExitCode.FAILED)
+    assert failed.exit_code == code
     assert f"{ending}: for a reason; 1 of 2 turns are in fork: the same command goes on" in str(failed)
     assert memory.said("fork") == [*WHOLE[:4], *(["q2"] if ending == "failed" else [])]
     assert ending in str(failure(again)), "the same again"
@@ -242,37 +238,11 @@ def test_a_turn_that_fails_is_asked_anew_and_stands_there_once(
     assert memory.said("fork") == WHOLE
 
 
-@pytest.mark.parametrize("place", ["before", "after"])
-@pytest.mark.parametrize("call", range(1, 17))
-def test_killed_while_it_goes_on_behind_a_turn_that_failed(
-    memory: Memory, again: Callable[..., Json], call: int, place: str
-) -> None:
-    memory.ends_as = second_turn("failed")
-    failure(again)
-    memory.calls, memory.ends_as = 0, completes
-
-    def strike(now: int, words: str) -> None:
-        if now == call:
-            raise SystemExit
-
-    setattr(memory, place, strike)
-    with pytest.raises(SystemExit):
-        again()
-    again()
-    assert memory.said("fork") == WHOLE
-
-
-def test_a_turn_of_a_killed_command_that_nobody_lists_yet_is_the_same_request(
+def test_a_turn_of_a_killed_command_that_is_not_listed_yet_is_the_same_request(
     memory: Memory, again: Callable[..., Json]
 ) -> None:
     memory.is_late = True
-
-    def strike(now: int, words: str) -> None:
-        if words == "POST /v1/requests" and len(memory.keys) == 3:
-            memory.after = lambda now, words: None
-            raise SystemExit
-
-    memory.after = strike
+    memory.strike("after", SystemExit(), lambda _, words: words == "POST /v1/requests" and len(memory.keys) == 3)
     with pytest.raises(SystemExit):
         again()
     memory.ends_as = second_turn("failed")
@@ -285,48 +255,36 @@ def test_a_turn_of_a_killed_command_that_nobody_lists_yet_is_the_same_request(
 
 @pytest.mark.parametrize("place", ["before", "after"])
 @pytest.mark.parametrize("call", range(5, CALLS + 1))
-def test_a_gateway_that_is_away_is_waited_for(
+def test_an_unreachable_gateway_is_waited_for(
     memory: Memory, again: Callable[..., Json], call: int, place: str
 ) -> None:
-    away = iter(range(3))
-
-    def strike(now: int, words: str) -> None:
-        if now >= call and next(away, None) is not None:
-            raise httpx.ConnectError("away")
-
-    setattr(memory, place, strike)
+    memory.strike(place, httpx.ConnectError("away"), lambda number, _: number >= call, times=3)
     assert again()["asked"] == 2
     assert memory.said("fork") == WHOLE
 
 
-def test_a_fork_that_is_deleted_meanwhile_is_not_begun_anew(memory: Memory, again: Callable[..., Json]) -> None:
-    def delete(now: int, words: str) -> None:
-        if words.startswith("GET /v1/requests/") and len(memory.keys) == 1:
-            del memory.logs["fork"]
+@pytest.mark.parametrize(
+    ("keys", "kept", "said"),
+    [(1, 0, "1 of 2 turns are in fork"), (4, 2, "some of fork was deleted while it was made")],
+    ids=["the fork, after a turn", "its end, after all"],
+)
+def test_a_deletion_meanwhile_ends_the_command(
+    memory: Memory, again: Callable[..., Json], keys: int, kept: int, said: str
+) -> None:
+    def delete(_: int, words: str) -> None:
+        if words.startswith("GET /v1/requests/") and len(memory.keys) == keys:
+            memory.logs["fork"][kept:] = []
+            if not kept:
+                del memory.logs["fork"]
 
     memory.after = delete
-    assert "1 of 2 turns are in fork" in str(failure(again))
-    assert len(memory.keys) == 1
-    assert "fork" not in memory.logs
+    assert said in str(failure(again))
+    assert len(memory.keys) == keys
+    assert ("fork" in memory.logs) == bool(kept), "a deleted fork is not made again"
 
 
-def test_what_is_deleted_at_the_end_is_missed(memory: Memory, again: Callable[..., Json]) -> None:
-    def erase(now: int, words: str) -> None:
-        if words.startswith("GET /v1/requests/") and len(memory.keys) == 4:
-            del memory.logs["fork"][2:]
-
-    memory.after = erase
-    assert "some of fork was deleted while it was made" in str(failure(again))
-
-
-def test_a_conversation_of_others_is_left_alone(memory: Memory, again: Callable[..., Json]) -> None:
-    memory.logs["fork"] = [
-        {
-            "type": "message",
-            "role": "user",
-            "content": "mine",
-            "source": {"offset": 3, "direction": "in", "request_id": "x"},
-        }
-    ]
+def test_another_conversation_of_that_name_is_left_alone(memory: Memory, again: Callable[..., Json]) -> None:
+    source = {"offset": 3, "direction": "in", "request_id": "x"}
+    memory.logs["fork"] = [{"type": "message", "role": "user", "content": "mine", "source": source}]
     assert "msg_3 of fork is not of this re-run of trip by chat" in str(failure(again))
     assert (memory.said("fork"), memory.requests) == (["mine"], {})

@@ -1,4 +1,4 @@
-"""What is asked again of a conversation, and how far a fork has come; without a gateway."""
+"""The plan of a re-run, and the progress of its fork; without a gateway."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.cli.reruns import (
     offset_of,
     plan_of,
     progress_of,
-)
+)  # fmt: skip
 
 Line = dict[str, Any]
 CALLS = [{"id": "c1", "type": "function", "function": {"name": "gate", "arguments": "{}"}}]
@@ -35,23 +35,21 @@ def message(role: str, content: str, request_id: str, direction: str = "in", **m
 
 def request(kind: str, request_id: str) -> list[Line]:
     question = message("user", f"question of {request_id}", request_id)
-    match kind:
-        case "turn":
-            return [question, message("assistant", "answer", request_id, "out")]
-        case "two_inputs":
-            return [message("system", "Be brief.", request_id), *request("turn", request_id)]
-        case "items":
-            return [message("system", "A note.", request_id), message("assistant", "Said elsewhere.", request_id)]
-        case "unanswered":
-            return [question]
-        case "calls":
-            return [question, message("assistant", "", request_id, "out", tool_calls=CALLS)]
-        case _:
-            return [question, message("assistant", "", request_id, "out", images=[IMAGE])]
+    kinds = {
+        "turn": [question, message("assistant", "answer", request_id, "out")],
+        "two_inputs": [
+            message("system", "Be brief.", request_id), question, message("assistant", "answer", request_id, "out")
+        ],
+        "items": [message("system", "A note.", request_id), message("assistant", "Said elsewhere.", request_id)],
+        "unanswered": [question],
+        "calls": [question, message("assistant", "", request_id, "out", tool_calls=CALLS)],
+        "drawn": [question, message("assistant", "", request_id, "out", images=[IMAGE])],
+    }  # fmt: skip
+    return kinds[kind]
 
 
 def conversation(*kinds: str) -> list[Line]:
-    """The messages of requests r0, r1 …, at offsets between which others stand."""
+    """The messages of requests r0, r1 …, at every second offset."""
     found = [line for number, kind in enumerate(kinds) for line in request(kind, f"r{number}")]
     for number, line in enumerate(found):
         line["source"]["offset"] = 2 * number
@@ -59,7 +57,7 @@ def conversation(*kinds: str) -> list[Line]:
 
 
 def fork_of(plan: Plan, steps: int, *, begin: int = 1_000) -> list[Line]:
-    """What a fork holds of its own when so many steps are done."""
+    """The own messages of a fork after so many steps."""
     found: list[Line] = []
     for number, step in enumerate(plan.steps[:steps]):
         request_id = f"s{number}"
@@ -75,14 +73,14 @@ def places(plan: Plan) -> list[tuple[int, int, bool]]:
     return [(step.offset, len(step.messages), step.is_turn) for step in plan.steps]
 
 
-def test_turns_are_asked_again_and_the_rest_is_kept_in_its_place() -> None:
+def test_turns_are_repeated_and_other_messages_are_kept_in_place() -> None:
     kinds = ("items", "two_inputs", "unanswered", "calls", "turn", "drawn", "items")
     plan = plan_of(conversation(*kinds), "trip", "chat")
     assert (plan.through, plan.turns) == (2, 2)
     assert places(plan) == [(4, 2, True), (10, 1, False), (12, 2, False), (16, 1, True), (20, 2, False), (24, 2, False)]
 
 
-def test_without_a_message_before_the_first_turn_nothing_is_shared() -> None:
+def test_nothing_is_shared_if_a_turn_comes_first() -> None:
     plan = plan_of(conversation("turn", "turn"), "trip", "chat")
     assert (plan.through, places(plan)) == (None, [(0, 1, True), (4, 1, True)])
 
@@ -106,12 +104,12 @@ def test_a_part_is_chosen_by_the_last_shared_item_and_the_last_one() -> None:
         (("turn", "two_inputs"), {"after": 5}, "name msg_8, its answer"),
     ],
 )
-def test_what_cannot_be_run_again_is_refused(kinds: tuple[str, ...], limits: dict[str, int], said: str) -> None:
+def test_a_part_without_a_turn_is_refused(kinds: tuple[str, ...], limits: dict[str, int], said: str) -> None:
     with pytest.raises(CliFailure, match=said):
         plan_of(conversation(*kinds), "trip", "chat", **limits)
 
 
-def test_nothing_stands_at_or_before_the_item_that_both_shall_have() -> None:
+def test_the_last_shared_item_must_exist() -> None:
     messages = conversation("turn")
     for line in messages:
         line["source"]["offset"] += 5
@@ -120,7 +118,7 @@ def test_nothing_stands_at_or_before_the_item_that_both_shall_have() -> None:
 
 
 @given(st.lists(st.sampled_from(REQUESTS), max_size=12))
-def test_a_plan_repeats_all_that_was_asked_in_order_and_what_a_fork_has_of_it_is_known(kinds: list[str]) -> None:
+def test_a_plan_repeats_all_questions_in_order_and_knows_the_progress_of_a_fork(kinds: list[str]) -> None:
     messages = conversation(*kinds)
     if not {"turn", "two_inputs"} & {*kinds}:
         with pytest.raises(CliFailure, match="has no turn there"):
@@ -138,7 +136,7 @@ def test_a_plan_repeats_all_that_was_asked_in_order_and_what_a_fork_has_of_it_is
 
 
 @given(st.lists(st.sampled_from(REQUESTS), max_size=6), st.data())
-def test_a_fork_that_was_cut_off_anywhere_has_its_whole_steps_and_a_rest(kinds: list[str], data: st.DataObject) -> None:
+def test_an_interrupted_fork_has_complete_steps_and_a_rest(kinds: list[str], data: st.DataObject) -> None:
     plan = plan_of(conversation(*kinds, "turn"), "trip", "chat")
     whole = fork_of(plan, len(plan.steps))
     cut = data.draw(st.integers(0, len(whole)))
@@ -151,7 +149,7 @@ def test_a_fork_that_was_cut_off_anywhere_has_its_whole_steps_and_a_rest(kinds: 
     assert progress_of(plan, whole[:cut], "fork") == Progress(done=done, left_over=left_over)
 
 
-def test_what_failed_before_is_left_over_also_when_it_was_asked_anew() -> None:
+def test_a_failed_step_is_left_over_also_if_it_was_repeated() -> None:
     plan = plan_of(conversation("turn", "turn"), "trip", "chat")
     first, second = fork_of(plan, 2)[:2], fork_of(plan, 2)[2:]
     failed = {**second[0], "source": {**second[0]["source"], "request_id": "failed"}}
@@ -165,12 +163,8 @@ def test_a_fork_with_other_messages_is_refused() -> None:
     own = fork_of(plan, 2)
     another = message("user", "Else?", "x")
     another["source"]["offset"] = 2_000
-    for others in (
-        fork_of(plan_of(messages, "trip", "small"), 1),
-        fork_of(plan_of(messages, "other", "chat"), 1),
-        own[2:],
-        [*own, another],
-    ):
+    of_others = [fork_of(plan_of(messages, *names), 1) for names in (("trip", "small"), ("other", "chat"))]
+    for others in (*of_others, own[2:], [*own, another]):
         with pytest.raises(CliFailure, match="is not of this re-run of trip by chat: name another --fork"):
             progress_of(plan, others, "fork")
 
@@ -179,13 +173,10 @@ def test_requests_of_turns_name_the_model_and_those_of_items_the_items() -> None
     plan = plan_of(conversation("turn", "drawn"), "trip", "chat")
     turn, kept = (plan.request(step, "fork", 8, {"seed": 7}) for step in plan.steps)
     assert turn == {
-        "task": "text_generation",
-        "model": "chat",
-        "conversation_id": "fork",
-        "priority": 8,
+        "task": "text_generation", "model": "chat", "conversation_id": "fork", "priority": 8,
         "payload": {"messages": [{"role": "user", "content": "question of r0"}], "seed": 7},
         "metadata": {"rerun_of": "trip", "rerun_model": "chat", "rerun_offset": "0"},
-    }
+    }  # fmt: skip
     assert (kept["task"], kept["priority"], "model" in kept, "seed" in kept["payload"]) == (
         "conversation_items", 8, False, False
     )  # fmt: skip
@@ -194,7 +185,7 @@ def test_requests_of_turns_name_the_model_and_those_of_items_the_items() -> None
     assert pools == [None, "code"], "a turn finds it by its model"
 
 
-def test_a_request_is_known_again_by_log_body_and_attempt() -> None:
+def test_the_idempotency_key_names_log_body_and_attempt() -> None:
     body = {"a": 1, "b": 2}
     keys = {idempotency_key(log, one, attempt) for log in "LM" for one in (body, {"a": 2}) for attempt in (0, 1)}
     assert len(keys) == 8
@@ -214,7 +205,7 @@ def test_an_item_is_named_by_its_id_or_its_offset(item: str, offset: int) -> Non
 
 
 @pytest.mark.parametrize("item", ["", "msg_", "msg_x", "-1", "other_3", "3.0"])
-def test_what_is_no_item_is_refused(item: str) -> None:
+def test_other_items_are_refused(item: str) -> None:
     with pytest.raises(CliFailure, match="--after") as refused:
         offset_of(item, "--after")
     assert refused.value.exit_code == ExitCode.USAGE

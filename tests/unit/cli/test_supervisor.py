@@ -6,13 +6,14 @@ import errno
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.supervisor import Backoff, Part, Supervisor, command_part
-from support import wait_until
+from support import alive, wait_until
 
 STEADY = (
     "import signal, time; signal.signal(signal.SIGTERM, lambda *_: exit(0)); print('up', flush=True); time.sleep(60)"
@@ -20,147 +21,113 @@ STEADY = (
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
 
 
-def part(tmp_path: Path, name: str, code: str, grace_s: float = 5) -> Part:
-    log = tmp_path / f"{name}.log"
-    return command_part(
-        name,
-        [sys.executable, "-c", code],
-        log=log,
-        ready=lambda: "up" in log.read_text(),
-        grace_s=grace_s,
-        env=dict(os.environ),
-    )
+WITH_CHILD = (
+    "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']);"
+    "print('up', child.pid, flush=True); time.sleep(60)"
+)
+NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+class World:
+    """A supervisor, its output, and parts that are Python programs. `full`: the state cannot be written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.lines, self.written, self.full = folder, list[str](), 0, False
+        self.supervisor = Supervisor(self.lines.append, self.changed)
+
+    def changed(self) -> None:
+        if self.full:
+            raise NO_SPACE
+        self.written += 1
+
+    def part(self, name: str, code: str = STEADY, grace_s: float = 5, *, ready: bool = True) -> Part:
+        """A part that was started and is ready."""
+        log = self.folder / f"{name}.log"
+        command = [sys.executable, "-c", code]
+        made = command_part(
+            name, command, log=log, ready=lambda: "up" in log.read_text(), grace_s=grace_s, env=dict(os.environ)
+        )
+        made.backoff = Backoff(first_s=0.05, limit_s=0.05)
+        self.supervisor.start(made)
+        if ready:
+            self.supervisor.wait_ready(made, 20)
+        return made
+
+    def kill(self, part: Part, restarts: int = 1) -> None:
+        """Kills a part and tends it until it runs again."""
+        assert part.process is not None
+        part.process.kill()
+        part.process.wait()
+
+        def again() -> bool:
+            self.supervisor.tend()
+            return part.running and part.restarts == restarts
+
+        wait_until(again, 20, f"the {part.name} runs again")
 
 
-def test_backoff_doubles_to_its_limit_and_forgets_after_a_steady_life() -> None:
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.supervisor.kill()
+
+
+def test_backoff_doubles_to_its_limit_and_is_reset_after_a_steady_run() -> None:
     backoff = Backoff(first_s=0.5, limit_s=4, steady_s=60)
     assert [backoff.ended(0.1) for _ in range(5)] == [0.5, 1, 2, 4, 4]
     assert backoff.ended(61) == 0.5
 
 
-def test_a_part_that_dies_is_started_again_and_said(tmp_path: Path) -> None:
-    lines: list[str] = []
-    supervisor = Supervisor(lines.append)
-    steady = part(tmp_path, "worker", STEADY)
-    steady.backoff = Backoff(first_s=0.05)
-    supervisor.start(steady)
-    try:
-        supervisor.wait_ready(steady, 20)
-        assert steady.process is not None
-        first = steady.process.pid
-        os.kill(first, 9)
-
-        def again() -> bool:
-            supervisor.tend()
-            return steady.running and steady.restarts == 1
-
-        wait_until(again, 20, "the part runs again")
-        assert steady.process.pid != first
-        assert [line.split(";")[0] for line in lines] == [
-            "the worker ended (signal 9)",
-            "the worker is started again (restart 1)",
-        ]
-    finally:
-        supervisor.kill()
+def test_a_part_that_dies_is_restarted_and_that_is_shown(world: World) -> None:
+    worker = world.part("worker")
+    assert worker.process is not None
+    first = worker.process.pid
+    world.kill(worker)
+    assert worker.process.pid != first
+    ended, restarted = world.lines
+    assert ended.startswith("the worker ended (signal 9);")
+    assert restarted == "the worker is started again (restart 1)"
 
 
-def test_a_full_disk_ends_no_part_and_what_changed_is_told_when_it_has_room(tmp_path: Path) -> None:
+def test_a_full_disk_ends_no_part_and_the_state_is_written_once_there_is_room(world: World) -> None:
     """A broker dies of a full disk: the file of what runs could not be written then, and all other parts ended too."""
-    lines: list[str] = []
-    told: list[int] = []
-    full = False
-
-    def changed() -> None:
-        if full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        told.append(broker.restarts)
-
-    supervisor = Supervisor(lines.append, changed)
-    broker, gateway = part(tmp_path, "broker", STEADY), part(tmp_path, "gateway", STEADY)
-    broker.backoff = Backoff(first_s=0.01)
-    try:
-        for each in (broker, gateway):
-            supervisor.start(each)
-            supervisor.wait_ready(each, 20)
-        assert broker.process is not None
-        full = True
-        broker.process.kill()
-        broker.process.wait()
-
-        def again() -> bool:
-            supervisor.tend()
-            return broker.running and broker.restarts == 1
-
-        wait_until(again, 20, "the broker runs again")
-        assert gateway.running
-        assert lines[1:] == [
-            "what runs cannot be written down (No space left on device): trying again",
-            "the broker is started again (restart 1)",
-        ]
-        assert told[-1] == 0
-        full = False
-        supervisor.tend()
-        assert told[-1] == 1
-        count = len(told)
-        supervisor.tend()
-        assert len(told) == count
-        full = True
-        supervisor.stop()
-        assert broker.process is gateway.process is None
-    finally:
-        supervisor.kill()
+    broker, gateway = world.part("broker"), world.part("gateway")
+    world.full, written = True, world.written
+    world.kill(broker)
+    assert gateway.running
+    assert world.lines[1:] == [
+        "what runs cannot be written down (No space left on device): trying again",
+        "the broker is started again (restart 1)",
+    ]
+    world.full = False
+    for _ in range(2):
+        world.supervisor.tend()
+        assert world.written == written + 1
+    world.full = True
+    world.supervisor.stop()
+    assert broker.process is gateway.process is None
 
 
-def test_a_part_that_the_disk_does_not_let_start_is_tried_again(tmp_path: Path) -> None:
-    lines: list[str] = []
-    supervisor = Supervisor(lines.append)
-    broker = part(tmp_path, "broker", STEADY)
-    broker.backoff = Backoff(first_s=0.01)
-    launch, failures = broker.launch, [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))]
+def test_a_part_that_a_full_disk_keeps_from_starting_is_retried(world: World) -> None:
+    broker = world.part("broker")
+    launch, failures = broker.launch, [NO_SPACE]
 
     def launch_at_last() -> subprocess.Popen[bytes]:
-        if failures and broker.restarts:
+        if failures:
             raise failures.pop()
         return launch()
 
     broker.launch = launch_at_last
-    try:
-        supervisor.start(broker)
-        supervisor.wait_ready(broker, 20)
-        assert broker.process is not None
-        broker.process.kill()
-        broker.process.wait()
-
-        def again() -> bool:
-            supervisor.tend()
-            return broker.running
-
-        wait_until(again, 20, "the broker runs again")
-        assert broker.restarts == 2
-        assert "the broker cannot start: [Errno 28] No space left on device" in lines[1]
-    finally:
-        supervisor.kill()
+    world.kill(broker, restarts=2)
+    assert "the broker cannot start: [Errno 28] No space left on device" in world.lines[1]
 
 
-def test_parts_stop_in_reverse_order_and_stubborn_ones_are_killed(tmp_path: Path) -> None:
-    lines: list[str] = []
-    supervisor = Supervisor(lines.append)
-    parts = [part(tmp_path, "broker", STEADY), part(tmp_path, "gateway", STUBBORN, grace_s=0.3)]
-    for each in parts:
-        supervisor.start(each)
-    for each in parts:
-        supervisor.wait_ready(each, 20)
-    pids = [each.process.pid for each in parts if each.process is not None]
-    supervisor.stop()
-    assert lines == [
+def test_parts_stop_in_reverse_order_and_stubborn_ones_are_killed(world: World) -> None:
+    parts = [world.part("broker"), world.part("gateway", STUBBORN, grace_s=0.3)]
+    pids = [part.process.pid for part in parts if part.process is not None]
+    world.supervisor.stop()
+    assert world.lines == [
         "stopping the gateway",
         "the gateway did not stop within 0 s and was killed",
         "stopping the broker",
@@ -168,35 +135,27 @@ def test_parts_stop_in_reverse_order_and_stubborn_ones_are_killed(tmp_path: Path
     assert not any(alive(pid) for pid in pids)
 
 
-def test_grandchildren_end_with_their_part(tmp_path: Path) -> None:
-    code = (
-        "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']);"
-        "print('up', child.pid, flush=True); time.sleep(60)"
-    )
-    supervisor = Supervisor(lambda line: None)
-    family = part(tmp_path, "worker", code)
-    supervisor.start(family)
-    supervisor.wait_ready(family, 20)
-    grandchild = int(family.log.read_text().split()[1])
-    supervisor.stop()
+def test_grandchildren_end_with_their_part(world: World) -> None:
+    grandchild = int(world.part("worker", WITH_CHILD).log.read_text().split()[1])
+    world.supervisor.stop()
     wait_until(lambda: not alive(grandchild), 10, f"process {grandchild} is gone")
 
 
-def test_a_part_that_refuses_its_settings_is_not_tried_again(tmp_path: Path) -> None:
-    supervisor = Supervisor(lambda line: None)
-    broken = part(tmp_path, "worker", "print('configuration: worker.inflight_cap: too small'); exit(2)")
-    supervisor.start(broken)
-    with pytest.raises(CliFailure, match="inflight_cap") as caught:
-        supervisor.wait_ready(broken, 20)
-    assert caught.value.exit_code is ExitCode.USAGE
-    supervisor.kill()
-
-
-def test_a_part_that_keeps_ending_is_given_up_with_its_last_words(tmp_path: Path) -> None:
-    supervisor = Supervisor(lambda line: None)
-    broken = part(tmp_path, "gateway", "print('no such table'); exit(1)")
-    broken.backoff = Backoff(first_s=0.01, limit_s=0.01)
-    supervisor.start(broken)
-    with pytest.raises(CliFailure, match="the gateway keeps ending while it starts: no such table"):
-        supervisor.wait_ready(broken, 20)
-    supervisor.kill()
+@pytest.mark.parametrize(
+    ("name", "code", "reason", "exit_code"),
+    [
+        ("worker", "print('configuration: worker.inflight_cap: too small'); exit(2)", "inflight_cap", ExitCode.USAGE),
+        (
+            "gateway", "print('no such table'); exit(1)", "the gateway keeps ending while it starts: no such table",
+            ExitCode.FAILED,
+        ),
+    ],
+)  # fmt: skip
+def test_a_part_that_cannot_start_is_given_up_with_its_last_line(
+    world: World, name: str, code: str, reason: str, exit_code: ExitCode
+) -> None:
+    broken = world.part(name, code, ready=False)
+    with pytest.raises(CliFailure, match=reason) as caught:
+        world.supervisor.wait_ready(broken, 20)
+    assert caught.value.exit_code is exit_code
+    assert (broken.restarts == 0) == (exit_code is ExitCode.USAGE), "wrong settings are not retried"
