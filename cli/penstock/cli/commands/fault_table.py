@@ -130,7 +130,7 @@ def _run(chosen: Sequence[Plan], count: int, seed: int, folder: Path, found: lis
     from penstock.cli.faults.runner import Run, keep_logs, run_row
     from penstock.cli.faults.site import broker
 
-    run = Run(folder=folder, count=count, seed=seed, commit=_commit())
+    run = Run(folder=folder, count=count, seed=seed, commit=current_commit())
     if any(plan.row == "disk" for plan in chosen) and (reason := why_no_disk()):
         typer.echo(f"the rows of disk will be broken: {reason}", err=True)
     with tempfile.TemporaryDirectory(prefix="penstock-faults-") as name:
@@ -161,7 +161,7 @@ def _show(found: Sequence[Row], as_json: bool, png: Path | None) -> None:
         plot(found, png)
 
 
-def _commit() -> str:
+def current_commit() -> str:
     """The commit of a checkout, else the version of the installed package."""
     here = Path(__file__)
     try:

@@ -24,18 +24,10 @@ def head(*, faults: bool = True, expected: str = CLEAN, least: int = 0, count: i
     return {"what": "row", "at": 0, "count": count, "seed": 1, "commit": "abc", **facts, **more}
 
 
-def event(name: str, *, epoch: int = 1, attempt: int = 1, offset: int = 0, at: float = 20, **facts: Any) -> Entry:
-    made = ResultEvent(
-        request_id=name,
-        tenant="default",
-        origin=Origin(topic="t", partition=0, offset=0, append_time_ms=0),
-        epoch=epoch,
-        attempt=attempt,
-        task="text_generation",
-        created_at=0,
-        worker_id=f"w{epoch}",
-        **facts,
-    )
+def event(name: str, *, epoch: int = 1, offset: int = 0, at: float = 20, **facts: Any) -> Entry:
+    common: Entry = {"tenant": "default", "attempt": 1, "task": "text_generation", "created_at": 0}
+    origin = Origin(topic="t", partition=0, offset=0, append_time_ms=0)
+    made = ResultEvent(request_id=name, origin=origin, epoch=epoch, worker_id=f"w{epoch}", **common, **facts)
     value = base64.b64encode(default_codec().encode(made)).decode()
     return {"what": "record", "at": at, "request_id": name, "partition": 0, "offset": offset, "value": value}
 
@@ -48,11 +40,15 @@ def client(name: str, what: str, at: float, **facts: Any) -> Entry:
     return {"what": what, "at": at, "request_id": name, **facts}
 
 
+def asked(name: str, client_kind: str, text: str = TEXT, *, streams: bool = False) -> list[Entry]:
+    facts = {"text": text, "streams": streams, "client": client_kind, "webhook": streams}
+    return [client(name, "expected", 0, **facts), client(name, "acknowledged", 1)]
+
+
 def streamed(name: str = "s") -> list[Entry]:
-    """A stream that was struck in its middle, and went on."""
+    """A stream that was struck in its middle and continued."""
     return [
-        client(name, "expected", 0, text=TEXT, streams=True, client="sse", webhook=True),
-        client(name, "acknowledged", 1),
+        *asked(name, "sse", streams=True),
         client(name, "status", 2, status="running", epoch=1, attempt=1),
         client(name, "piece", 3, text="the ", offset=0),
         client(name, "status", 12, status="running", epoch=2, attempt=1),
@@ -64,29 +60,18 @@ def streamed(name: str = "s") -> list[Entry]:
 
 
 def produced(name: str = "a") -> list[Entry]:
-    """A request that went to its topic as Avro: its client is a reader of the results."""
-    return [
-        client(name, "expected", 0, text=TEXT, streams=False, client="avro", webhook=False),
-        client(name, "acknowledged", 1),
-        ended(name),
-    ]
+    """A request that was produced as Avro: its client reads the result topic."""
+    return [*asked(name, "avro"), ended(name)]
 
 
 def polled(name: str = "p") -> list[Entry]:
-    return [
-        client(name, "expected", 0, text=TEXT, streams=False, client="poll", webhook=False),
-        client(name, "acknowledged", 1),
-        ended(name),
-        client(name, "outcome", 21, status="completed", text=TEXT),
-    ]
+    return [*asked(name, "poll"), ended(name), client(name, "outcome", 21, status="completed", text=TEXT)]
 
 
 LARGE = "x" * 300_000
 FAULT = {"what": "fault", "at": STRUCK_AT, "target": "worker", "how": "pid 7 is gone", "proven": True}
-END = [
-    {"what": "grants", "at": 30, "reserved": 5, "of_models": 5},
-    {"what": "lag", "at": 30, "records": 0},
-]
+END = [{"what": "grants", "at": 30, "reserved": 5, "of_models": 5}, {"what": "lag", "at": 30, "records": 0}]
+NOT_SETTLED = {"what": "not_settled", "at": 31, "how": "not within 240 s"}
 
 
 def checked(*entries: Entry, fault: Entry | None = FAULT, end: list[Entry] = END, expected: str = CLEAN) -> Row:
@@ -101,10 +86,7 @@ def test_a_clean_row() -> None:
     assert (row.lost, row.visible_twice, row.seams, row.wrong_tokens, row.not_completed) == (0, 0, 0, 0, 0)
     assert (row.webhooks_missing, row.leaked_grants, row.lag) == (0, 0, 0)
     assert (row.repeated, row.longest_wait_s, row.recovery_s, row.recovery_max_s) == (0.5, 20.0, 4.0, 4.0)
-    assert row.proven
-    assert row.how == ["pid 7 is gone"]
-    assert row.verdict == CLEAN
-    assert row.as_expected
+    assert (row.proven, row.how, row.verdict, row.as_expected) == (True, ["pid 7 is gone"], CLEAN, True)
 
 
 def without(entries: list[Entry], what: str) -> list[Entry]:
@@ -117,73 +99,50 @@ def swapped(entries: list[Entry], what: str, **facts: Any) -> list[Entry]:
     return [*entries[:at], {**entries[at], **facts}, *entries[at + 1 :]]
 
 
-@pytest.mark.parametrize(
-    ("entries", "column"),
-    [
-        pytest.param(without(produced(), "record"), "lost", id="no outcome on the topic"),
-        pytest.param(without(streamed(), "outcome"), "lost", id="no outcome at the client"),
-        pytest.param(
-            [*streamed(), client("s", "outcome", 23, status="completed", text=TEXT)],
-            "visible_twice",
-            id="two outcomes at the client",
-        ),
-        pytest.param(
-            [*streamed(), client("s", "piece", 23, text="x", offset=15)], "visible_twice", id="text after the outcome"
-        ),
-        pytest.param(
-            [*without(streamed(), "record"), ended("s", status="failed")], "visible_twice", id="readers disagree"
-        ),
-        pytest.param(swapped(streamed(), "piece", text="The "), "seams", id="another text than the outcome's"),
-        pytest.param(swapped(streamed(), "piece", text="the r"), "seams", id="a repeat"),
-        pytest.param(swapped(streamed(), "piece", text="th"), "seams", id="a gap"),
-        pytest.param(without(streamed(), "piece"), "seams", id="no text before the outcome"),
-        pytest.param([*produced()[:-1], ended("a", "the lake lies ")], "wrong_tokens", id="another text"),
-        pytest.param([*produced()[:-1], ended("a", status="failed")], "not_completed", id="failed"),
-        pytest.param(without(streamed(), "webhook"), "webhooks_missing", id="no webhook"),
-        pytest.param(swapped(streamed(), "webhook", status="failed"), "webhooks_missing", id="another webhook"),
-        pytest.param(
-            [*streamed(), client("s", "webhook", 24, status="failed")], "webhooks_missing", id="a second webhook"
-        ),
-        pytest.param(
-            [*streamed()[:4], client("s", "snapshot", 4, text="a lake "), *streamed()[4:]],
-            "seams",
-            id="a snapshot of another text",
-        ),
-        pytest.param(
-            [*polled(), client("p", "outcome_again", 30, status="failed")], "visible_twice", id="polled again: another"
-        ),
-    ],
-)
-def test_each_violation_is_found(entries: list[Entry], column: str) -> None:
+VIOLATIONS: dict[str, tuple[str, list[Entry]]] = {
+    "no outcome on the topic": ("lost", without(produced(), "record")),
+    "no outcome at the client": ("lost", without(streamed(), "outcome")),
+    "two outcomes at the client": (
+        "visible_twice", [*streamed(), client("s", "outcome", 23, status="completed", text=TEXT)]
+    ),
+    "text after the outcome": ("visible_twice", [*streamed(), client("s", "piece", 23, text="x", offset=15)]),
+    "readers disagree": ("visible_twice", [*without(streamed(), "record"), ended("s", status="failed")]),
+    "polled again: another": ("visible_twice", [*polled(), client("p", "outcome_again", 30, status="failed")]),
+    "another text than the outcome's": ("seams", swapped(streamed(), "piece", text="The ")),
+    "a repeat": ("seams", swapped(streamed(), "piece", text="the r")),
+    "a gap": ("seams", swapped(streamed(), "piece", text="th")),
+    "no text before the outcome": ("seams", without(streamed(), "piece")),
+    "a snapshot of another text": (
+        "seams", [*streamed()[:4], client("s", "snapshot", 4, text="a lake "), *streamed()[4:]]
+    ),
+    "another text": ("wrong_tokens", [*produced()[:-1], ended("a", "the lake lies ")]),
+    "failed": ("not_completed", [*produced()[:-1], ended("a", status="failed")]),
+    "no webhook": ("webhooks_missing", without(streamed(), "webhook")),
+    "another webhook": ("webhooks_missing", swapped(streamed(), "webhook", status="failed")),
+    "a second webhook": ("webhooks_missing", [*streamed(), client("s", "webhook", 24, status="failed")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("column", "entries"), VIOLATIONS.values(), ids=VIOLATIONS)
+def test_each_violation_is_found(column: str, entries: list[Entry]) -> None:
     row = checked(*entries)
     assert getattr(row, column) == 1
     assert row.verdict == (LOST if column == "lost" else BROKEN)
     assert not row.as_expected
 
 
-def test_what_is_left_at_the_end_is_found() -> None:
-    end = [{**END[0], "reserved": 9}, {**END[1], "records": 3}]
-    row = checked(*produced(), end=end)
-    assert (row.leaked_grants, row.lag, row.verdict) == (4, 3, BROKEN)
-
-
-def test_one_figure_does_not_cancel_another() -> None:
-    end = [{**END[0], "reserved": 2}, {**END[1], "records": 3}]
-    row = checked(*produced(), end=end)
-    assert (row.leaked_grants, row.lag, row.verdict) == (-3, 3, BROKEN)
+@pytest.mark.parametrize(("reserved", "leaked"), [(9, 4), (2, -3)], ids=["leaked", "no figure cancels another"])
+def test_grants_and_records_left_at_the_end_break_the_row(reserved: int, leaked: int) -> None:
+    row = checked(*produced(), end=[{**END[0], "reserved": reserved}, {**END[1], "records": 3}])
+    assert (row.leaked_grants, row.lag, row.verdict) == (leaked, 3, BROKEN)
 
 
 @pytest.mark.parametrize(
     ("end", "missing"),
-    [
-        pytest.param(END[1:], "no line says grants", id="grants"),
-        pytest.param(END[:1], "no line says lag", id="lag"),
-        pytest.param(
-            [*END, {"what": "not_settled", "at": 31, "how": "not within 240 s"}], "not within 240 s", id="end"
-        ),
-    ],
+    [(END[1:], "no line says grants"), (END[:1], "no line says lag"), ([*END, NOT_SETTLED], "not within 240 s")],
+    ids=["grants", "lag", "end"],
 )
-def test_what_was_not_seen_does_not_count_as_zero(end: list[Entry], missing: str) -> None:
+def test_a_missing_figure_does_not_count_as_zero(end: list[Entry], missing: str) -> None:
     row = checked(*produced(), end=end)
     assert (row.missing_evidence, row.verdict) == ([missing], BROKEN)
     assert checked(*without(produced(), "record"), end=end, expected=LOST).verdict == BROKEN
@@ -207,9 +166,7 @@ def test_what_is_not_committed_yet_is_not_lost_for_good() -> None:
 
 def test_a_fault_that_did_not_happen_is_unproven() -> None:
     row = checked(*produced(), fault={**FAULT, "proven": False}, expected=UNPROVEN)
-    assert not row.proven
-    assert row.verdict == UNPROVEN
-    assert row.as_expected
+    assert (row.proven, row.verdict, row.as_expected) == (False, UNPROVEN, True)
     assert not checked(*produced(), fault=None).proven, "a fault was meant, and none was noted"
     assert not checked(*produced(), fault={**FAULT, "proven": False}).as_expected
 
@@ -238,9 +195,7 @@ def test_a_fault_when_little_was_in_flight_proves_little(least: int, proven: boo
 
 def test_without_a_fault_there_is_nothing_to_prove() -> None:
     row = check([head(faults=False), *produced(), *END])
-    assert row.proven
-    assert row.verdict == CLEAN
-    assert row.recovery_s is None
+    assert (row.proven, row.verdict, row.recovery_s) == (True, CLEAN, None)
 
 
 def test_a_row_without_requests_proves_nothing() -> None:
@@ -260,25 +215,24 @@ def test_a_snapshot_goes_on_from_what_was_heard() -> None:
 
 
 def test_a_kept_output_counts_as_the_text() -> None:
-    expected = client("a", "expected", 0, text=text_or_digest(LARGE), streams=False, client="avro", webhook=False)
     kept = client("a", "artifact", 25, text=text_or_digest(LARGE))
-    outcome = event("a", kind="terminal", status="completed")
-    assert checked(expected, produced()[1], outcome, kept).wrong_tokens == 0
-    assert checked(expected, produced()[1], outcome).wrong_tokens == 1
+    history = [*asked("a", "avro", text_or_digest(LARGE)), event("a", kind="terminal", status="completed")]
+    assert checked(*history, kept).wrong_tokens == 0
+    assert checked(*history).wrong_tokens == 1
 
 
 @pytest.mark.parametrize("fetched", [LARGE, LARGE[:-1], None])
 def test_a_client_compares_the_large_output_that_it_fetched(fetched: str | None) -> None:
-    expected = client("p", "expected", 0, text=text_or_digest(LARGE), streams=False, client="poll", webhook=False)
-    kept = client("p", "artifact", 25, text=text_or_digest(LARGE))
-    outcome = [
+    history = [
+        *asked("p", "poll", text_or_digest(LARGE)),
         event("p", kind="terminal", status="completed"),
         client("p", "outcome", 21, status="completed", artifact="art"),
         client("p", "outcome_again", 22, status="completed", artifact="art"),
+        client("p", "artifact", 25, text=text_or_digest(LARGE)),
     ]
     if fetched is not None:
-        outcome.append(client("p", "fetched", 21.5, artifact="art", text=text_or_digest(fetched)))
-    row = checked(expected, produced("p")[1], *outcome, kept)
+        history.append(client("p", "fetched", 21.5, artifact="art", text=text_or_digest(fetched)))
+    row = checked(*history)
     assert row.wrong_tokens == row.visible_twice == int(fetched != LARGE)
     assert row.verdict == (CLEAN if fetched == LARGE else BROKEN)
 
@@ -291,8 +245,7 @@ def test_a_record_may_come_before_the_acknowledgement_is_noted() -> None:
 
 def test_what_a_zombie_writes_after_the_outcome_is_not_seen() -> None:
     zombie = ended("s", "another", epoch=1, offset=9, at=40)
-    row = checked(*streamed(), zombie)
-    assert row.verdict == CLEAN
+    assert checked(*streamed(), zombie).verdict == CLEAN
 
 
 @given(st.lists(st.sampled_from(["acknowledged", "record"]), min_size=0, max_size=12), st.integers(1, 6))

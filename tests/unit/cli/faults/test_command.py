@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
+from kit.cli import invoke
 from penstock.cli.commands import fault_table
 from penstock.cli.faults import plot, runner, site
 from penstock.cli.faults.checker import Row
-from penstock.cli.main import app
 
 HEAD = '{"what": "row", "at": 0, "row": "none", "moment": "mid_stream", "faults": false, "seed": 1, "commit": "abc"}'
 
@@ -40,47 +40,38 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def invoke(*words: str) -> Result:
-    return CliRunner().invoke(app, ["bench", "faults", *words])
+def run(*words: str) -> Result:
+    return invoke("bench", "faults", *words)
 
 
 @pytest.mark.parametrize("text", ["", HEAD[:40], HEAD])
-def test_a_history_that_is_not_whole_is_named(tmp_path: Path, text: str) -> None:
+def test_an_incomplete_history_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "row.jsonl"
     path.write_text(text)
-    done = invoke("--check", str(tmp_path))
+    done = run("--check", str(tmp_path))
     assert done.exit_code == 2
     assert f"{path} is no whole history" in done.stderr
 
 
-def test_a_red_row_keeps_its_histories_and_says_why(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "run_row", lambda plan, *rest: row_of(plan, "it runs on", lag=7))
-    done = invoke("--rows", "worker:queued")
-    assert done.exit_code == 1
-    assert "worker:queued is broken: it runs on" in done.stdout
-    assert "lag" in done.stdout
+@pytest.mark.parametrize("lag", [7, 0], ids=["red", "good"])
+def test_only_a_red_row_keeps_its_histories_and_says_why(kept: Path, monkeypatch: pytest.MonkeyPatch, lag: int) -> None:
+    monkeypatch.setattr(runner, "run_row", lambda plan, *rest: row_of(plan, "it runs on", lag=lag))
+    done = run("--rows", "worker:queued")
+    assert done.exit_code == (1 if lag else 0)
+    assert ("worker:queued is broken: it runs on" in done.stdout) == ("lag" in done.stdout) == bool(lag)
     assert "leaked_grants" not in done.stdout
-    folders = list(kept.iterdir())
-    assert len(folders) == 1
-    assert f"histories and logs: {folders[0]}" in done.stderr
-
-
-def test_of_a_good_table_nothing_is_kept(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "run_row", lambda plan, *rest: row_of(plan, "it is gone"))
-    done = invoke("--rows", "worker:queued")
-    assert done.exit_code == 0
-    assert list(kept.iterdir()) == []
+    assert [f"histories and logs: {folder}" in done.stderr for folder in kept.iterdir()] == [True] * bool(lag)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_shows_what_was_found_so_far(kept: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_a_signal_shows_the_rows_so_far(kept: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def run_row(plan: Any, *rest: Any) -> Row:
         if plan.moment == "queued":
             os.kill(os.getpid(), number)
         return row_of(plan, "it is gone")
 
     monkeypatch.setattr(runner, "run_row", run_row)
-    done = invoke("--rows", "worker:accepted", "--rows", "worker:queued")
+    done = run("--rows", "worker:accepted", "--rows", "worker:queued")
     assert done.exit_code == 130
     assert "accepted" in done.stdout
     assert "queued" not in done.stdout
@@ -89,11 +80,11 @@ def test_a_signal_shows_what_was_found_so_far(kept: Path, monkeypatch: pytest.Mo
 
 def test_a_plot_without_matplotlib_is_refused_before_the_run(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plot, "find_spec", lambda name: None)
-    done = invoke("--rows", "worker:queued", "--plot", str(kept / "a.png"))
+    done = run("--rows", "worker:queued", "--plot", str(kept / "a.png"))
     assert done.exit_code == 2
     assert "penstock[bench]" in done.stderr
 
 
 def test_without_git_the_version_stands_for_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert fault_table._commit() == fault_table.version("penstock")
+    assert fault_table.current_commit() == fault_table.version("penstock")

@@ -1,11 +1,12 @@
-"""Moments of the fault table are reached only when what they say is seen."""
+"""A moment of the fault table is reached only once its condition is observed."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,23 +17,17 @@ from penstock.cli.faults.moments import NotReached, Scene, leave, prepare, reach
 from penstock.cli.faults.targets import STOPPED
 
 
-@dataclass(eq=False)
 class FakeProcess:
     """A Target that only notes its signals."""
 
-    state: str = "S"
-    processes: list[FakeProcess] = field(default_factory=list["FakeProcess"])
+    def __init__(self) -> None:
+        self.state, self.processes = "S", list[FakeProcess]()
 
     def engines(self) -> list[FakeProcess]:
         return list(self.processes)
 
     def signal(self, number: signal.Signals) -> None:
         self.state = {signal.SIGSTOP: STOPPED, signal.SIGCONT: "S"}.get(number, self.state)
-
-
-class FakeAnswer:
-    def json(self) -> dict[str, Any]:
-        return {"models": {"mass": "loading"}, "state": "stopping"}
 
 
 class FakeSite:
@@ -42,22 +37,18 @@ class FakeSite:
     def target(self, name: str) -> FakeProcess:
         return self.worker
 
-    def asked(self, name: str, path: str) -> FakeAnswer:
-        return FakeAnswer()
+    def asked(self, name: str, path: str) -> Any:
+        return SimpleNamespace(json=lambda: {"models": {"mass": "loading"}, "state": "stopping"})
 
     def committed_and_lag(self) -> tuple[int, int]:
         return 1, 0
 
 
-class FakeOutside:
-    def __init__(self) -> None:
-        self.refuses, self.answers = asyncio.Event(), asyncio.Event()
-
-
-def scene_of(tmp_path: Path, **facts: Any) -> Any:
-    history = History(tmp_path / "row.jsonl")
-    parts: Any = {"site": FakeSite(), "outside": FakeOutside(), "history": history}
-    return Scene(**parts, **{"count": 1, "streams": 1, **facts})
+@pytest.fixture
+def scene(tmp_path: Path) -> Any:
+    outside: Any = SimpleNamespace(refuses=asyncio.Event(), answers=asyncio.Event())
+    site: Any = FakeSite()
+    return Scene(site=site, outside=outside, history=History(tmp_path / "row.jsonl"), count=1, streams=1)
 
 
 @pytest.fixture(autouse=True)
@@ -65,26 +56,22 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moments.wait_for, "__defaults__", (0.1,))
 
 
-@pytest.mark.parametrize("moment", ["accepted", "result_commit"])
-async def test_a_worker_that_stands_waits_until_all_requests_are_acknowledged(tmp_path: Path, moment: str) -> None:
-    scene = scene_of(tmp_path)
-    scene.site.worker.state = STOPPED
+@pytest.mark.parametrize("moment", ["accepted", "result_commit", "result_commit, planted"])
+async def test_a_stopped_worker_waits_until_all_requests_are_acknowledged(scene: Any, moment: str) -> None:
+    moment, _, planted = moment.partition(", ")
+    scene.site.worker.state = "S" if planted else STOPPED
     with pytest.raises(NotReached, match="acknowledged"):
-        await reach(moment, scene)
+        await reach(moment, scene, planted=bool(planted))
+    if planted:
+        return
     scene.history.note("acknowledged", "a")
     await reach(moment, scene)
     leave(scene)
     assert scene.site.worker.state == "S"
 
 
-async def test_the_planted_defect_waits_until_all_requests_are_acknowledged(tmp_path: Path) -> None:
-    scene = scene_of(tmp_path)
-    with pytest.raises(NotReached, match="acknowledged"):
-        await reach("result_commit", scene, planted=True)
-
-
-async def test_streams_begin_as_many_as_can_run_at_once(tmp_path: Path) -> None:
-    scene = scene_of(tmp_path, streams=2)
+async def test_as_many_streams_begin_as_can_run_at_once(scene: Any) -> None:
+    scene = replace(scene, streams=2)
     scene.history.note("acknowledged", "a")
     scene.history.note("piece", "a")
     with pytest.raises(NotReached, match="begun"):
@@ -93,8 +80,8 @@ async def test_streams_begin_as_many_as_can_run_at_once(tmp_path: Path) -> None:
     await reach("mid_stream", scene)
 
 
-async def test_only_the_process_that_loads_the_model_is_stopped(tmp_path: Path) -> None:
-    scene = scene_of(tmp_path, real_model=True)
+async def test_only_the_process_that_loads_the_model_is_stopped(scene: Any) -> None:
+    scene = replace(scene, real_model=True)
     idle, new = FakeProcess(), FakeProcess()
     scene.site.worker.processes = [idle]
     await prepare("loading", scene)

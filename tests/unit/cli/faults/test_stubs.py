@@ -1,15 +1,15 @@
-"""What stands outside of Penstock in a row of the fault table."""
+"""The receiver of webhooks in a row of the fault table."""
 
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
 import httpx
 
 from penstock.cli.faults.histories import History, read
 from penstock.cli.faults.stubs import outside
+from support import wait_until
 
 CALL = {"data": {"request_id": "a", "status": "completed"}}
 
@@ -25,9 +25,7 @@ def test_a_held_call_is_refused_and_only_the_next_one_is_noted(tmp_path: Path) -
         server.answers.clear()
         caller = threading.Thread(target=lambda: answers.append(call(server.url)))
         caller.start()
-        give_up = time.monotonic() + 10
-        while not server.held and time.monotonic() < give_up:
-            time.sleep(0.01)
+        wait_until(lambda: server.held)
         server.answers.set()
         caller.join()
         assert answers == [503]
