@@ -16,18 +16,12 @@ from penstock.schemas.topics import TopicNames, topic_specs
 
 
 def test_records_are_folded_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(topic="inference.result", partition=0, offset=1)
+    attempt = DeliveryAttempt(attempt=1, at=1, duration_ms=1, status_code=500)
     waits = WebhookDelivery(
-        webhook_id="m",
-        request_id="r",
-        tenant="t",
-        type="request.completed",
-        url="http://h/",
-        state="waiting",
-        place=Place(topic="inference.result", partition=0, offset=1),
-        created_at=1,
-        updated_at=1,
-        attempts=[DeliveryAttempt(attempt=1, at=1, duration_ms=1, status_code=500)],
-    )
+        webhook_id="m", request_id="r", tenant="t", type="request.completed", url="http://h/", state="waiting",
+        place=place, created_at=1, updated_at=1, attempts=[attempt],
+    )  # fmt: skip
     log = [waits, replace(waits, state="delivered"), replace(waits, request_id="s")]
     kept: list[bool] = []
 

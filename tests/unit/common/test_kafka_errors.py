@@ -1,4 +1,4 @@
-"""Kafka's errors as ours: what passes by itself is waited for and fails no request."""
+"""Kafka's errors as ours: a temporary error is waited for and fails no request."""
 
 from __future__ import annotations
 
@@ -8,30 +8,19 @@ from confluent_kafka import KafkaError, KafkaException
 from penstock.common.kafka_errors import from_kafka, translated
 from penstock.schemas.errors import BrokerUnavailable, NotFound
 
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "_DESTROY_BROKER",
-        "_DESTROY",
-        "_TRANSPORT",
-        "_TIMED_OUT",
-        "NOT_CONTROLLER",
-        "_NOENT",  # "failed to query partition leaders"
-        "_WAIT_CACHE",
-        "_BAD_MSG",
-        "_UNKNOWN_BROKER",
-        "UNKNOWN",
-        "STALE_BROKER_EPOCH",
-        "INVALID_REPLICATION_FACTOR",
-        "UNKNOWN_TOPIC_OR_PART",
-    ],
+TEMPORARY = (
+    "_DESTROY_BROKER _DESTROY _TRANSPORT _TIMED_OUT NOT_CONTROLLER _NOENT _WAIT_CACHE _BAD_MSG _UNKNOWN_BROKER UNKNOWN"
+    " STALE_BROKER_EPOCH INVALID_REPLICATION_FACTOR UNKNOWN_TOPIC_OR_PART"
 )
-def test_a_broker_that_comes_back_is_waited_for(name: str) -> None:
+"""_NOENT: "failed to query partition leaders"."""
+
+
+@pytest.mark.parametrize("name", TEMPORARY.split())
+def test_a_temporary_error_is_waited_for(name: str) -> None:
     assert isinstance(from_kafka(KafkaError(getattr(KafkaError, name)), "ask"), BrokerUnavailable)
 
 
-def test_what_kafka_raises_is_translated() -> None:
+def test_exceptions_are_translated() -> None:
     for raised in (KafkaException(KafkaError(KafkaError._TRANSPORT)), TimeoutError()):
         with pytest.raises(BrokerUnavailable) as refused, translated("ask"):
             raise raised

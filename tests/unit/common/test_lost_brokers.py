@@ -1,8 +1,9 @@
-"""When a client that hears of no broker is replaced, and when it is left alone."""
+"""When a client that knows no broker is replaced."""
 
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import Any
 
 import pytest
@@ -43,24 +44,26 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def replaced(world: World, watch: LostBrokers, seconds: int, *, busy: bool = False) -> list[float]:
-    """When it said so, looked at each second from now on."""
-    said: list[float] = []
+    """The times at which it asks for a new client, polled each second."""
+    times: list[float] = []
     client: Any = world
     for _ in range(seconds):
         world.now += 1
         if watch.replaces(client, busy=busy):
-            said.append(world.now)
-        if watch._asking is not None:
-            watch._asking.join(10)
-    return said
+            times.append(world.now)
+        for thread in threading.enumerate():
+            if thread.name == "lost brokers":
+                thread.join(10)
+    return times
 
 
-def make(world: World) -> LostBrokers:
+@pytest.fixture
+def watch(world: World) -> LostBrokers:
     return LostBrokers(KafkaSettings(bootstrap_servers="127.0.0.1:1"), "t")
 
 
-def test_one_that_has_no_broker_is_replaced_soon_and_then_more_and_more_seldom(world: World) -> None:
-    times = replaced(world, make(world), 600)
+def test_a_client_without_a_broker_is_replaced_soon_and_then_less_often(world: World, watch: LostBrokers) -> None:
+    times = replaced(world, watch, 600)
     assert times[0] == 2 * LOOK_EACH_S
     gaps = [after - before for before, after in itertools.pairwise(times)]
     assert gaps == sorted(gaps)
@@ -69,17 +72,20 @@ def test_one_that_has_no_broker_is_replaced_soon_and_then_more_and_more_seldom(w
 
 @pytest.mark.parametrize(
     ("error", "kafka", "busy"),
-    [(KafkaError._TIMED_OUT, True, False), (None, True, False), (KafkaError._TRANSPORT, False, False),
-     (KafkaError._TRANSPORT, True, True)],
+    [
+        (KafkaError._TIMED_OUT, True, False),
+        (None, True, False),
+        (KafkaError._TRANSPORT, False, False),
+        (KafkaError._TRANSPORT, True, True),
+    ],
     ids=["slow", "well", "kafka is away", "busy"],
-)  # fmt: skip
-def test_these_are_left_alone(world: World, error: int | None, kafka: bool, busy: bool) -> None:
+)
+def test_other_clients_are_kept(world: World, watch: LostBrokers, error: int | None, kafka: bool, busy: bool) -> None:
     world.error, world.kafka = error, kafka
-    assert replaced(world, make(world), 300, busy=busy) == []
+    assert replaced(world, watch, 300, busy=busy) == []
 
 
-def test_one_look_in_which_a_connection_is_made_counts_for_nothing(world: World) -> None:
-    watch = make(world)
+def test_a_connection_resets_the_looks(world: World, watch: LostBrokers) -> None:
     for _ in range(10):
         assert replaced(world, watch, round(LOOK_EACH_S)) == []
         world.error = None
@@ -87,8 +93,7 @@ def test_one_look_in_which_a_connection_is_made_counts_for_nothing(world: World)
         world.error = KafkaError._TRANSPORT
 
 
-def test_one_that_heard_again_is_looked_at_as_often_as_before(world: World) -> None:
-    watch = make(world)
+def test_after_a_connection_the_looks_are_frequent_again(world: World, watch: LostBrokers) -> None:
     replaced(world, watch, 200)
     world.error = None
     replaced(world, watch, round(LOOK_SELDOM_S) + 1)

@@ -1,4 +1,4 @@
-"""A `[[models]]` table: what it holds, what older ones become, and what is refused with a word of what is wrong."""
+"""A `[[models]]` table: its fields, older forms, and refusals that name what is wrong."""
 
 from __future__ import annotations
 
@@ -14,19 +14,12 @@ def entry(**fields: Any) -> ModelEntry:
     return parse_entry({"id": "m", "source": "owner/name", "engine": "text", **fields})
 
 
-def test_what_stood_in_options_before_has_fields_now() -> None:
-    old = entry(
-        options={
-            "device": "cuda:1",
-            "dtype": "float16",
-            "window": 2048,
-            "slots": 8,
-            "cache_tokens": 4096,
-            "temperature": 0.2,
-            "default_max_tokens": 99,
-            "defaults": {"top_p": 0.5},
-        }
-    )
+def test_older_options_become_fields() -> None:
+    options = {
+        "device": "cuda:1", "dtype": "float16", "window": 2048, "slots": 8, "cache_tokens": 4096, "temperature": 0.2,
+        "default_max_tokens": 99, "defaults": {"top_p": 0.5},
+    }  # fmt: skip
+    old = entry(options=options)
     assert (old.device, old.dtype, old.window, old.max_batch_size) == ("cuda:1", "float16", 2048, 8)
     assert old.payload_defaults() == {"temperature": 0.2, "max_tokens": 99, "top_p": 0.5}
     assert old.options == {"cache_tokens": 4096}
@@ -38,24 +31,21 @@ def test_an_option_and_its_field_may_not_differ() -> None:
         entry(window=64, options={"window": 65})
 
 
-def test_a_model_that_draws_may_have_a_default_number_of_images() -> None:
-    painter = entry(engine="diffusers", tasks=["image_generation", "image_editing"], defaults={"n": 2})
-    assert painter.payload_defaults() == {"n": 2}
+PAINTER = {"engine": "diffusers", "tasks": ["image_generation", "image_editing"]}
+FAR = {"engine": "remote", "source": "http://h/v1", "tasks": ["text_generation", "embedding"]}
 
 
-def test_defaults_are_in_the_normal_form_of_payloads() -> None:
-    assert entry(defaults={"n": 2, "presence_penalty": 0.5}).payload_defaults() == {"n": 2, "presence_penalty": 0.5}
-    assert entry(defaults={"stop": "END", "max_tokens": 5}).payload_defaults() == {"stop": ["END"], "max_tokens": 5}
-    both = parse_entry(
-        {
-            "id": "m",
-            "source": "http://h/v1",
-            "engine": "remote",
-            "tasks": ["text_generation", "embedding"],
-            "defaults": {"n": 2, "dimensions": 8},
-        }
-    )
-    assert both.payload_defaults() == {"n": 2, "dimensions": 8}
+@pytest.mark.parametrize(
+    ("fields", "given", "defaults"),
+    [
+        ({}, {"n": 2, "presence_penalty": 0.5}, {"n": 2, "presence_penalty": 0.5}),
+        ({}, {"stop": "END", "max_tokens": 5}, {"stop": ["END"], "max_tokens": 5}),
+        (PAINTER, {"n": 2}, {"n": 2}),
+        (FAR, {"n": 2, "dimensions": 8}, {"n": 2, "dimensions": 8}),
+    ],
+)
+def test_defaults_are_in_the_normal_form_of_payloads(fields: Any, given: Any, defaults: Any) -> None:
+    assert entry(**fields, defaults=given).payload_defaults() == defaults
 
 
 @pytest.mark.parametrize(
@@ -90,6 +80,7 @@ NOOP, REMOTE, MANAGED = {"engine": "noop"}, {"engine": "remote"}, {"engine": "ma
     ("fields", "option", "takes"),
     [
         (NOOP, {"tokens": "many"}, "a whole number of at least 0, not 'many'"),
+        (NOOP, {"tokens": "two", "cache_tokens": 64}, "a whole number of at least 0, not 'two'"),
         (NOOP, {"tokens": True}, "a whole number of at least 0, not True"),
         (NOOP, {"tokens": 1.5}, "a whole number of at least 0, not 1.5"),
         (NOOP, {"delay_ms": "x"}, "a number of at least 0, not 'x'"),
@@ -113,7 +104,7 @@ NOOP, REMOTE, MANAGED = {"engine": "noop"}, {"engine": "remote"}, {"engine": "ma
     ],
 )
 def test_an_option_of_a_wrong_type_is_refused(fields: dict[str, Any], option: dict[str, Any], takes: str) -> None:
-    (name,) = option
+    name, *_ = option
     with pytest.raises(InvalidRequest) as caught:
         entry(**fields, options=option)
     assert str(caught.value).startswith(f"options.{name} takes ")
@@ -122,29 +113,28 @@ def test_an_option_of_a_wrong_type_is_refused(fields: dict[str, Any], option: di
     assert caught.value.param == f"options.{name}"
 
 
-def test_options_that_an_engine_reads_are_taken() -> None:
-    headers = {"x-a": "b", "x-number": 3, "x-token": {"env": "TOKEN"}}
-    far = {"headers": headers, "continue": "prefix"}
-    assert entry(**REMOTE, options=far).options == far
-    command = {"command": ["server", "--port", 80], "env": {"OMP_NUM_THREADS": 4}, "silent_s": 5, "timeout_s": 1.5}
-    assert entry(**MANAGED, options=command).options == command
-    assert entry(**NOOP, options={"tokens": 4.0, "chars": None}).options == {"tokens": 4.0}
+@pytest.mark.parametrize(
+    ("fields", "given", "kept"),
+    [
+        (REMOTE, {"headers": {"x-a": "b", "x-number": 3, "x-token": {"env": "TOKEN"}}, "continue": "prefix"}, None),
+        (MANAGED, {"command": ["server", "--port", 80], "env": {"OMP_NUM_THREADS": 4}, "silent_s": 5}, None),
+        (MANAGED, {"command": ["server"], "timeout_s": 1.5}, None),
+        (NOOP, {"tokens": 4.0, "chars": None}, {"tokens": 4.0}),
+        (NOOP, {"cache_tokens": 64, "tokens": 2}, None),  # it replaces an engine with other options
+    ],
+)
+def test_valid_options_are_kept(fields: Any, given: dict[str, Any], kept: dict[str, Any] | None) -> None:
+    assert entry(**fields, options=given).options == (given if kept is None else kept)
 
 
-def test_an_unknown_option_is_refused_with_those_that_there_are() -> None:
+def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
     with pytest.raises(InvalidRequest, match="the options are api_key_env, continue, headers") as caught:
         entry(**REMOTE, options={"api_key": "x"})
     assert caught.value.param == "options.api_key"
 
 
-def test_noop_stands_in_for_an_engine_with_other_options() -> None:
-    assert entry(**NOOP, options={"cache_tokens": 64, "tokens": 2}).options == {"cache_tokens": 64, "tokens": 2}
-    with pytest.raises(InvalidRequest, match=r"options\.tokens takes a whole number"):
-        entry(**NOOP, options={"cache_tokens": 64, "tokens": "two"})
-
-
 @pytest.mark.parametrize("given", [None, [], "m", 3])
-def test_what_is_no_table_is_refused(given: Any) -> None:
+def test_other_values_than_tables_are_refused(given: Any) -> None:
     with pytest.raises(InvalidRequest):
         parse_entry(given)
 

@@ -16,23 +16,19 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 NAMES = TopicNames("p-")
 
 
-def test_requests_and_commands_say_what_they_are() -> None:
+def test_headers_of_requests_and_commands() -> None:
     request = InferenceRequest(request_id="r", task="embedding", embedding={"input": ["a"]}, created_at=1)
     command = ControlCommand(kind="cancel", request_id="r", tenant="default", created_at=1)
     asked = request_record(request, NAMES, default_codec(), source="s", traceparent=TRACE)
-    told = control_record(command, NAMES, default_codec(), source="s")
+    sent = control_record(command, NAMES, default_codec(), source="s")
     common = {"content-type": b"application/avro", "ce_specversion": b"1.0", "ce_source": b"s"}
-    assert dict(asked.headers) == {
-        **common,
-        "ce_id": b"r",
-        "ce_type": b"penstock.v1.InferenceRequest",
-        "traceparent": TRACE.encode(),
-    }
-    assert dict(told.headers) == {**common, "ce_id": b"r/cancel", "ce_type": b"penstock.v1.ControlCommand"}
-    assert (told.topic, told.key) == ("p-inference.control", b"r/cancel")
+    kind = {"ce_id": b"r", "ce_type": b"penstock.v1.InferenceRequest", "traceparent": TRACE.encode()}
+    assert dict(asked.headers) == {**common, **kind}
+    assert dict(sent.headers) == {**common, "ce_id": b"r/cancel", "ce_type": b"penstock.v1.ControlCommand"}
+    assert (sent.topic, sent.key) == ("p-inference.control", b"r/cancel")
 
 
-def test_a_callers_trace_goes_on() -> None:
+def test_the_trace_of_a_caller_is_kept() -> None:
     assert valid_traceparent(TRACE) == TRACE
     assert valid_traceparent("01" + TRACE[2:] + "-more") == "01" + TRACE[2:] + "-more"
 
@@ -40,19 +36,11 @@ def test_a_callers_trace_goes_on() -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        None,
-        "",
-        "nonsense",
-        TRACE.upper(),
-        TRACE + "-more",
-        "ff" + TRACE[2:],
-        "00-" + "0" * 32 + TRACE[35:],
-        TRACE[:36] + "0" * 16 + "-01",
-        TRACE + "\n",
-        "01" + TRACE[2:] + "-" + "x" * 300,
+        None, "", "nonsense", TRACE.upper(), TRACE + "-more", "ff" + TRACE[2:], "00-" + "0" * 32 + TRACE[35:],
+        TRACE[:36] + "0" * 16 + "-01", TRACE + "\n", "01" + TRACE[2:] + "-" + "x" * 300,
     ],
-)
-def test_what_is_no_trace_begins_a_new_one(given: str | None) -> None:
+)  # fmt: skip
+def test_an_invalid_trace_is_replaced(given: str | None) -> None:
     new = valid_traceparent(given)
     assert new != given
     assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-01", new)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,19 +21,24 @@ def ranges(wants: Wants) -> list[tuple[int, ...]]:
     return chosen
 
 
-def test_what_stands_close_together_is_one_range() -> None:
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ([([5, 6, 8, 9], 0)], [(5, 6, 8, 9)]),
+        ([(range(0, 100, 10), 0)], [(offset,) for offset in range(0, 100, 10)]),
+        ([([0, 100, 101], 5), ([102, 103], 1)], [(102, 103), (0,), (100, 101)]),
+        ([([0, 500], 5), ([500], 0), ([500], 9)], [(500,), (0,)]),
+    ],
+    ids=["close together", "far apart", "the urgent first, with their neighbours", "once, if it becomes urgent"],
+)
+def test_ranges(wanted: list[tuple[Iterable[int], int]], expected: list[tuple[int, ...]]) -> None:
     wants = Wants()
-    wants.add([5, 6, 8, 9], 0)
-    assert ranges(wants) == [(5, 6, 8, 9)]
+    for offsets, urgency in wanted:
+        wants.add(offsets, urgency)
+    assert ranges(wants) == expected
 
 
-def test_what_stands_far_apart_is_read_alone() -> None:
-    wants = Wants()
-    wants.add(range(0, 100, 10), 0)
-    assert ranges(wants) == [(offset,) for offset in range(0, 100, 10)]
-
-
-def test_what_kafka_sends_together_anyway_is_one_range() -> None:
+def test_records_of_one_batch_are_one_range() -> None:
     wants = Wants()
     for _ in range(20):
         wants.sizes.saw_batch(500)
@@ -45,22 +53,7 @@ def test_a_gap_of_many_bytes_is_never_read_through() -> None:
     assert ranges(wants) == [(0, 1, 2, 3), (5, 6, 7)]
 
 
-def test_the_urgent_come_first_and_take_their_neighbours_along() -> None:
-    wants = Wants()
-    wants.add([0, 100, 101], 5)
-    wants.add([102, 103], 1)
-    assert ranges(wants) == [(102, 103), (0,), (100, 101)]
-
-
-def test_one_that_becomes_urgent_is_read_once() -> None:
-    wants = Wants()
-    wants.add([0, 500], 5)
-    wants.add([500], 0)
-    wants.add([500], 9)
-    assert ranges(wants) == [(500,), (0,)]
-
-
-def test_a_range_ends_so_that_something_urgent_need_not_wait() -> None:
+def test_a_range_is_bounded() -> None:
     wants = Wants()
     wants.add(range(1000), 0)
     assert [len(offsets) for offsets in ranges(wants)] == [MAX_WANTED] * 3 + [1000 - 3 * MAX_WANTED]

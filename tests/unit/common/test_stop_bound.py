@@ -1,4 +1,4 @@
-"""A process that is told to stop ends within its bound, and says before what it hangs on."""
+"""A process that is stopped ends within its bound and logs what it waits for."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def end_of(run: str, parts: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=False)
 
 
-def test_a_stop_in_time_leaves_no_trace() -> None:
+def test_a_stop_in_time_logs_nothing() -> None:
     ended = end_of('with bounded_stop("worker.stop_hangs", 0.3):\n    await asyncio.sleep(0)\nawait asyncio.sleep(0.8)')
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_a_task_that_does_not_end_is_named_with_the_place_where_it_waits() -> None:
+def test_a_task_that_does_not_end_is_named_with_its_place() -> None:
     run = 'task = asyncio.create_task(for_ever(), name="deaf")\nawait asyncio.sleep(0)\ntask.cancel()\n'
     ended = end_of(run + 'with bounded_stop("worker.stop_hangs", 0.3):\n    await asyncio.gather(task)', DEAF)
     assert ended.returncode == 1
@@ -56,34 +56,24 @@ def test_a_task_that_does_not_end_is_named_with_the_place_where_it_waits() -> No
     assert "sleep" in deaf
 
 
-def test_a_thread_that_blocks_the_event_loop_is_shown() -> None:
-    ended = end_of('with bounded_stop("worker.stop_hangs", 0.3):\n    block()', "def block():\n    time.sleep(60)")
-    assert ended.returncode == 1
-    assert "in block" in ended.stderr
-
-
-def test_it_ends_also_when_no_thread_gets_the_interpreter() -> None:
-    # A call through PyDLL keeps the interpreter's lock, as a library that is stuck in it does.
-    parts = "import ctypes\ndef block():\n    ctypes.PyDLL(None).sleep(60)"
-    ended = end_of('with bounded_stop("worker.stop_hangs", 0.3):\n    block()', parts)
-    assert ended.returncode == 1
-    assert "in block" in ended.stderr
+BLOCK = "def block():\n    time.sleep(60)"
+# A call through PyDLL keeps the interpreter's lock, as a library that is stuck in it does.
+LOCKED = "import ctypes\ndef block():\n    ctypes.PyDLL(None).sleep(60)"
+BOUND = 'with bounded_stop("worker.stop_hangs", 0.3):\n    block()'
+EXECUTOR = "asyncio.get_running_loop().run_in_executor(None, block)\nawait asyncio.sleep(0.1)"
 
 
 @pytest.mark.parametrize(
-    "run",
-    [
-        "asyncio.get_running_loop().run_in_executor(None, block)\nawait asyncio.sleep(0.1)",
-        "threading.Thread(target=block).start()",
-    ],
-    ids=["a thread of the event loop's", "a thread that the interpreter waits for"],
+    ("run", "parts"),
+    [(BOUND, BLOCK), (BOUND, LOCKED), (EXECUTOR, BLOCK), ("threading.Thread(target=block).start()", BLOCK)],
+    ids=["the event loop", "with the interpreter's lock", "a thread of the event loop", "a thread of the interpreter"],
 )
-def test_what_is_left_when_all_is_done_does_not_hold_the_end(run: str) -> None:
-    ended = end_of(run, "def block():\n    time.sleep(60)")
+def test_a_blocked_thread_is_shown_and_does_not_hold_the_end(run: str, parts: str) -> None:
+    ended = end_of(run, parts)
     assert ended.returncode == 1
     assert "in block" in ended.stderr
 
 
-def test_tasks_that_nobody_awaits_do_not_hold_the_end() -> None:
+def test_a_forgotten_task_does_not_hold_the_end() -> None:
     ended = end_of('task = asyncio.create_task(for_ever(), name="deaf")\nawait asyncio.sleep(0)', DEAF)
     assert ended.returncode == 1

@@ -1,4 +1,4 @@
-"""Ids of topics, as a broker tells them that may have started a moment ago."""
+"""Ids of topics, from a broker that may have started a moment ago."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SETTINGS = KafkaSettings(topic_prefix="p-")
 
 
 def broker_with(monkeypatch: pytest.MonkeyPatch, *topics: str) -> list[int]:
-    """It knows these topics. The sizes of the questions that come."""
+    """The broker knows these topics. Returns the numbers of topics in each question."""
     asked: list[int] = []
 
     def descriptions(_: KafkaSettings, names: Sequence[str], timeout_s: float, *, missing_ok: bool) -> dict[str, Any]:
@@ -32,24 +32,22 @@ def broker_with(monkeypatch: pytest.MonkeyPatch, *topics: str) -> list[int]:
 def test_topics_that_do_not_exist_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     broker_with(monkeypatch, "p-inference.result", "a")
     assert admin.topic_ids(SETTINGS, ["a", "b"]) == {"a": "id of a"}
-
-
-def test_a_broker_that_knows_no_topics_yet_takes_none_for_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
-    broker_with(monkeypatch, "a")
-    with pytest.raises(BrokerUnavailable):
-        admin.topic_ids(SETTINGS, ["a", "b"])
-
-
-def test_nor_does_it_take_a_single_one_for_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn that ended at that moment was told that its conversation was deleted, and its images were let go of."""
-    broker_with(monkeypatch)
-    with pytest.raises(BrokerUnavailable):
-        admin.topic_id(SETTINGS, "a")
-    broker_with(monkeypatch, "p-inference.result", "a")
     assert (admin.topic_id(SETTINGS, "a"), admin.topic_id(SETTINGS, "b")) == ("id of a", None)
 
 
-def test_nor_does_it_say_that_conversations_share_no_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("known", [[], ["a"]])
+def test_a_broker_that_does_not_know_all_topics_yet_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, known: list[str]
+) -> None:
+    """A turn that ended at that moment was told that its conversation was deleted, and its images were released."""
+    broker_with(monkeypatch, *known)
+    with pytest.raises(BrokerUnavailable):
+        admin.topic_ids(SETTINGS, ["a", "b"])
+    with pytest.raises(BrokerUnavailable):
+        admin.topic_id(SETTINGS, "b")
+
+
+def test_it_does_not_say_that_conversations_share_no_topic(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that read one at that moment was told that it does not exist."""
     known: dict[str, int] = {}
     monkeypatch.setattr(admin, "partition_counts", lambda *_: known)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from penstock.cli.paths import free_port
 from penstock.common.settings import KafkaSettings
@@ -19,7 +20,7 @@ from support import wait_until
 
 @pytest.fixture
 def nobody() -> KafkaSettings:
-    """An address where no broker listens."""
+    """No broker listens at this address."""
     return KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}", max_record_bytes=1000)
 
 
@@ -45,21 +46,16 @@ def test_a_full_local_queue_is_refused_at_once(transport: Transport) -> None:
 
 
 def test_without_a_broker_the_outcome_comes_within_the_deadline(transport: Transport) -> None:
-    told, found = threading.Event(), list[Delivery]()
-
-    def delivered(delivery: Delivery) -> None:
-        found.append(delivery)
-        told.set()
-
+    found: list[Delivery] = []
     began = time.monotonic()
-    transport.send("t", b"x", on_delivery=delivered)
-    assert told.wait(10)
+    transport.send("t", b"x", on_delivery=found.append)
+    wait_until(lambda: found)
     assert time.monotonic() - began < 5
     assert isinstance(found[0].error, BrokerUnavailable)
     assert found[0].offset == -1
 
 
-def test_a_producer_that_rests_is_woken_by_what_is_sent_and_by_closing(
+def test_a_parked_producer_is_woken_by_a_send_and_by_closing(
     nobody: KafkaSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.common.transport.PARK_AFTER_S", 0.0)
@@ -75,7 +71,7 @@ def test_a_producer_that_rests_is_woken_by_what_is_sent_and_by_closing(
     assert not closing.is_alive()
 
 
-def test_closing_tells_what_was_not_delivered(nobody: KafkaSettings) -> None:
+def test_closing_reports_what_was_not_delivered(nobody: KafkaSettings) -> None:
     transport, found = Transport(nobody, delivery_timeout_s=60), list[Delivery]()
     transport.send("t", b"x", on_delivery=found.append)
     assert transport.close(0.1) == 1
@@ -160,7 +156,7 @@ async def test_produce_raises_the_error_of_its_delivery() -> None:
 
 
 class Fatal:
-    """What librdkafka says when an idempotent producer can go on no more."""
+    """The error of librdkafka after which an idempotent producer cannot continue."""
 
     def code(self) -> int:
         return -150
@@ -172,11 +168,19 @@ class Fatal:
         return "out of sequence"
 
 
-def test_after_a_fatal_error_a_new_producer_takes_over(transport: Transport) -> None:
-    found: list[Delivery] = []
+def test_after_a_fatal_error_a_new_producer_takes_over(nobody: KafkaSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[Callable[[Any], None]] = []
+
+    def producer(config: dict[str, Any], **more: Any) -> Producer:
+        errors.append(config["error_cb"])
+        return Producer(config, **more)
+
+    monkeypatch.setattr("penstock.common.transport.Producer", producer)
+    transport, found = Transport(nobody, delivery_timeout_s=1.0), list[Delivery]()
     transport.send("t", b"lost", on_delivery=found.append)
-    transport._on_error(Fatal())  # type: ignore[arg-type]  # pyright: ignore[reportPrivateUsage]
+    errors[0](Fatal())
     transport.send("t", b"next", on_delivery=found.append)
     wait_until(lambda: len(found) == 2)
     assert all(isinstance(delivery.error, BrokerUnavailable) for delivery in found)
-    assert len(transport) == 0
+    assert (len(errors), len(transport)) == (2, 0)
+    transport.close(0)

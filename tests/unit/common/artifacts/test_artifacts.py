@@ -19,7 +19,7 @@ def store(tmp_path: Path) -> ArtifactStore:
     return ArtifactStore(tmp_path / "artifacts", max_bytes=1000)
 
 
-def test_what_was_put_is_got_and_the_reference_says_what_it_is(store: ArtifactStore, tmp_path: Path) -> None:
+def test_an_artifact_is_read_back_and_described(store: ArtifactStore, tmp_path: Path) -> None:
     artifact = store.put("default", b"picture", media_type="image/png")
     assert store.get("default", artifact.artifact_id, sha256=artifact.sha256) == b"picture"
     assert store.describe("default", artifact.artifact_id) == artifact
@@ -81,7 +81,7 @@ def test_no_text_but_a_uuid_is_an_id(text: str) -> None:
         pass
 
 
-def test_a_conversation_that_is_gone_takes_along_what_was_made_in_it(tmp_path: Path) -> None:
+def test_a_deleted_conversation_takes_its_artifacts_along(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path)
     made, shared = (store.put("acme", b"made", conversation_id="trip") for _ in range(2))
     upload, elsewhere = store.put("acme", b"upload"), store.put("acme", b"made", conversation_id="other")
@@ -95,7 +95,7 @@ def test_a_conversation_that_is_gone_takes_along_what_was_made_in_it(tmp_path: P
     assert store.holds.held_by("acme", "other") == [shared.artifact_id]
 
 
-def test_a_conversation_lets_go_of_some_and_holds_the_others(tmp_path: Path) -> None:
+def test_a_conversation_releases_some_artifacts_and_holds_others(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path)
     first, second = (store.put("acme", b"x") for _ in range(2))
     for artifact in (first, second):
@@ -103,10 +103,7 @@ def test_a_conversation_lets_go_of_some_and_holds_the_others(tmp_path: Path) -> 
     for _ in range(2):
         store.holds.let_go("acme", "trip", [first.artifact_id])
     assert store.holds.held_by("acme", "trip") == [second.artifact_id]
-    assert (store.holds.any_of("acme", first.artifact_id), store.holds.any_of("acme", second.artifact_id)) == (
-        False,
-        True,
-    )
+    assert [store.holds.any_of("acme", one.artifact_id) for one in (first, second)] == [False, True]
 
 
 # -- a store that fails
@@ -115,10 +112,7 @@ def test_a_conversation_lets_go_of_some_and_holds_the_others(tmp_path: Path) -> 
 def test_a_failure_names_the_place_and_the_cause(store: ArtifactStore, tmp_path: Path) -> None:
     folder = tmp_path / "artifacts"
     (folder / "default").write_text("a file where a tenant's folder should be")
-    for ask in (
-        lambda: store.put("default", b"picture"),
-        lambda: store.holds.hold("default", str(uuid.uuid4()), "c"),
-    ):
+    for ask in (lambda: store.put("default", b"x"), lambda: store.holds.hold("default", str(uuid.uuid4()), "c")):
         with pytest.raises(StoreUnavailable, match=r"Not a directory|File exists") as failed:
             ask()
         assert failed.value.message.startswith(f"the store of artifacts at {folder} failed: ")
@@ -126,7 +120,7 @@ def test_a_failure_names_the_place_and_the_cause(store: ArtifactStore, tmp_path:
 
 
 def test_a_folder_that_cannot_be_made_is_a_store_that_fails(tmp_path: Path) -> None:
-    """It may be made later: a disk that is mounted, a file that is taken out of the way."""
+    """It can become available later: a disk is mounted, a file is moved away."""
     in_the_way = tmp_path / "file"
     in_the_way.write_text("not a folder")
     words = f"the store of artifacts at {in_the_way} failed: File exists"
@@ -139,17 +133,16 @@ def test_a_folder_that_cannot_be_made_is_a_store_that_fails(tmp_path: Path) -> N
     assert store.put("default", b"picture", store="cold").store == "cold"
 
 
+NO_SPACE = "Unable to copy data to file: No space left on device (os error 28)"
+READ_ONLY = "Unable to create dir /data/t: Read-only file system (os error 30)"
+FORBIDDEN = "Server returned non-2xx status code: 403 Forbidden"
+
+
 @pytest.mark.parametrize(
     ("said", "cause"),
     [
-        (
-            "Generic LocalFileSystem error: Unable to copy data to file: No space left on device (os error 28)\n\nD",
-            "Unable to copy data to file: No space left on device (os error 28)",
-        ),
-        (
-            "Generic LocalFileSystem error: Unable to create dir /data/t: Read-only file system (os error 30)\nDebug {",
-            "Unable to create dir /data/t: Read-only file system (os error 30)",
-        ),
+        (f"Generic LocalFileSystem error: {NO_SPACE}\n\nD", NO_SPACE),
+        (f"Generic LocalFileSystem error: {READ_ONLY}\nDebug {{", READ_ONLY),
         (
             "Generic S3 error: Error performing PUT http://h/b?X-Amz-Signature=SECRET in 1s, after 1 retries, "
             "max_retries: 1, retry_timeout: 1s  - HTTP error: error sending request\n\nDebug source:\nGeneric {",
@@ -157,13 +150,13 @@ def test_a_folder_that_cannot_be_made_is_a_store_that_fails(tmp_path: Path) -> N
         ),
         (
             "The operation lacked the necessary privileges to complete for path x: Error performing PUT http://h/b in "
-            "2ms  - Server returned non-2xx status code: 403 Forbidden: <Error><AWSAccessKeyId>SECRET</AWSAccessKeyId>",
-            "Server returned non-2xx status code: 403 Forbidden",
+            f"2ms  - {FORBIDDEN}: <Error><AWSAccessKeyId>SECRET</AWSAccessKeyId>",
+            FORBIDDEN,
         ),
         (
             "The operation lacked the necessary privileges to complete for path t/a/about.json: Error performing GET "
-            "http://h:9000/b/t/a/about.json in 359.111µs - Server returned non-2xx status code: 403 Forbidden: <Error>",
-            "Server returned non-2xx status code: 403 Forbidden",
+            f"http://h:9000/b/t/a/about.json in 359.111µs - {FORBIDDEN}: <Error>",
+            FORBIDDEN,
         ),
         (
             "Generic S3 error: Error performing list request: Error performing GET http://h/b?list-type=2&prefix=x in "
@@ -179,6 +172,6 @@ def test_a_cause_is_one_line_without_secrets(said: str, cause: str) -> None:
 
 
 @given(st.text())
-def test_any_words_of_a_client_are_a_cause(said: str) -> None:
+def test_any_message_of_a_client_is_a_cause(said: str) -> None:
     cause = cause_of(ValueError(said))
     assert 0 < len(cause) <= 300

@@ -1,4 +1,4 @@
-"""What a sweep takes away, by what lies there, the time and known outcomes."""
+"""What a sweep deletes, by the listing, the time and known outcomes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ def seen(path: str, modified_ms: int = OLD_MS, store: str | None = None) -> Seen
     return Seen(store=store, path=path, size_bytes=10, modified_ms=modified_ms)
 
 
+def artifact(artifact_id: str, **facts: Any) -> Artifact:
+    common: dict[str, Any] = {"tenant": "acme", "uri": "u", "media_type": "t", "size_bytes": 10, "sha256": "s"}
+    return Artifact(artifact_id=artifact_id, **common, **facts)
+
+
 @dataclasses.dataclass
 class Case:
     """One artifact of the tenant `acme`, and what a sweep makes of it."""
@@ -38,60 +43,46 @@ class Case:
         facts: dict[Key, Artifact] = {}
         if self.facts is not None:
             objects.append(seen(f"{own}/about.json", self.modified_ms))
-            facts["acme", self.artifact_id] = Artifact(
-                artifact_id=self.artifact_id,
-                tenant="acme",
-                uri="u",
-                media_type="t",
-                size_bytes=10,
-                sha256="s",
-                **self.facts,
-            )
+            facts["acme", self.artifact_id] = artifact(self.artifact_id, **self.facts)
         if self.held_by:
-            objects += [
-                seen(f"{own}/held/{self.held_by}", self.modified_ms),
-                seen(f"acme/.holds/{self.held_by}/{self.artifact_id}", self.modified_ms),
-            ]
+            marks = f"{own}/held/{self.held_by}", f"acme/.holds/{self.held_by}/{self.artifact_id}"
+            objects += [seen(mark, self.modified_ms) for mark in marks]
         listing = listing_of(objects)
         named = {("acme", request): ids for request, ids in self.named.items()}
         assert set(named) <= in_question(listing, facts, NOW_MS) or self.modified_ms == YOUNG_MS
         return plan(listing, facts, NOW_MS, named=named, conversations=self.conversations).doomed
 
 
+EXPIRED: dict[str, Any] = {"expires_at_ms": 1}
+OUTPUT: dict[str, Any] = {"request_id": "r"}
+MADE: dict[str, Any] = {"conversation_id": "c"}
+COLD = "5fb2c1f4-7a86-4a0e-9d3b-0f5a8f4f3d11"
+NAMED = "0b0d8a55-5a54-4f4e-8b35-0f0d5a2e9c11"
 KEPT: dict[str, Case] = {
     "an upload": Case({}),
-    "one whose time is not over": Case({"expires_at_ms": NOW_MS + 1}),
-    "an expired one that a conversation holds": Case({"expires_at_ms": 1}, held_by="c", conversations={("acme", "c")}),
-    "a held one while nobody knows the conversations": Case({"expires_at_ms": 1}, held_by="c"),
-    "a held one of a conversation that begins": Case(
-        {"expires_at_ms": 1}, modified_ms=YOUNG_MS, held_by="c", conversations=set()
+    "one that has not expired": Case({"expires_at_ms": NOW_MS + 1}),
+    "an expired one that a conversation holds": Case(EXPIRED, held_by="c", conversations={("acme", "c")}),
+    "a held one while the conversations are unknown": Case(EXPIRED, held_by="c"),
+    "a held one of a new conversation": Case(EXPIRED, modified_ms=YOUNG_MS, held_by="c", conversations=set()),
+    "an output without a known outcome": Case(OUTPUT),
+    "an output that its outcome names": Case(OUTPUT, named={"r": {NAMED}}, artifact_id=NAMED),
+    "an output younger than an hour": Case(OUTPUT, modified_ms=YOUNG_MS, named={"r": set()}),
+    "made in a conversation": Case(MADE, conversations={("acme", "c")}),
+    "made in a conversation, while they are unknown": Case(MADE),
+    "made in a new conversation": Case(MADE, modified_ms=YOUNG_MS, conversations=set()),
+    "made in a deleted conversation and held by another": Case(MADE, held_by="d", conversations={("acme", "d")}),
+    "bytes younger than an hour": Case(modified_ms=YOUNG_MS),
+    "bytes where the facts say": Case(
+        {"prefix": "a/b", "store": "cold"}, artifact_id=COLD, data=[seen(f"acme/a/b/{COLD}/data", store="cold")]
     ),
-    "an output whose outcome is not known": Case({"request_id": "r"}),
-    "an output that is younger than an hour": Case({"request_id": "r"}, modified_ms=YOUNG_MS, named={"r": set()}),
-    "what was made in a conversation": Case({"conversation_id": "c"}, conversations={("acme", "c")}),
-    "what was made in a conversation, while nobody knows them": Case({"conversation_id": "c"}),
-    "what is being made in a conversation that begins": Case(
-        {"conversation_id": "c"}, modified_ms=YOUNG_MS, conversations=set()
-    ),
-    "what was made in a conversation that is gone, and another one holds": Case(
-        {"conversation_id": "c"}, held_by="d", conversations={("acme", "d")}
-    ),
-    "bytes that are younger than an hour": Case(modified_ms=YOUNG_MS),
-    "bytes that lie where the facts say": Case(
-        {"prefix": "a/b", "store": "cold"}, artifact_id="5fb2c1f4-7a86-4a0e-9d3b-0f5a8f4f3d11",
-        data=[seen("acme/a/b/5fb2c1f4-7a86-4a0e-9d3b-0f5a8f4f3d11/data", store="cold")],
-    ),
-}  # fmt: skip
+}
 TAKEN: dict[str, tuple[Case, str]] = {
     "an expired one": (Case({"expires_at_ms": NOW_MS}), "expired"),
     "an expired one, however young": (Case({"expires_at_ms": NOW_MS}, modified_ms=YOUNG_MS), "expired"),
-    "one whose conversation is gone": (Case({"expires_at_ms": 1}, held_by="c", conversations={("b", "c")}), "expired"),
-    "an output that the outcome does not name": (Case({"request_id": "r"}, named={"r": {"another"}}), "orphan"),
-    "an output of an erased request": (Case({"request_id": "r"}, named={"r": set()}), "orphan"),
-    "what was made in a conversation that is gone": (
-        Case({"conversation_id": "c"}, held_by="c", conversations={("b", "c")}),
-        "orphan",
-    ),
+    "one of a deleted conversation": (Case(EXPIRED, held_by="c", conversations={("b", "c")}), "expired"),
+    "an output that the outcome does not name": (Case(OUTPUT, named={"r": {"another"}}), "orphan"),
+    "an output of an erased request": (Case(OUTPUT, named={"r": set()}), "orphan"),
+    "made in a deleted conversation": (Case(MADE, held_by="c", conversations={("b", "c")}), "orphan"),
     "bytes without facts": (Case(), "partial"),
     "marks without an artifact": (Case(data=[], held_by="c"), "partial"),
     "bytes that the facts do not name": (Case({"prefix": "a"}), "partial"),
@@ -111,22 +102,15 @@ def test_it_takes(name: str) -> None:
     assert doomed.size_bytes > 0
 
 
-def test_an_output_that_its_outcome_names_stays() -> None:
-    case = Case({"request_id": "r"})
-    case.named = {"r": {case.artifact_id}}
-    assert case.sweep() == []
-
-
-def test_marks_of_a_conversation_that_is_no_more_are_released_after_an_hour() -> None:
+def test_marks_of_a_deleted_conversation_are_released_after_an_hour() -> None:
     listing = listing_of([seen("acme/.holds/old/x"), seen("acme/.holds/new/x", YOUNG_MS), seen("acme/.holds/lives/x")])
     swept = plan(listing, {}, NOW_MS, named={}, conversations={("acme", "lives"), ("globex", "old")})
     assert swept.released == [("acme", "old")]
     assert plan(listing, {}, NOW_MS, named={}, conversations=None).released == []
 
 
-def test_marks_of_requests_go_with_the_artifact_or_when_nobody_knows_the_request() -> None:
+def test_marks_of_requests_go_with_the_artifact_or_after_the_longest_time() -> None:
     there, gone = str(uuid.uuid4()), str(uuid.uuid4())
-    facts = Artifact(artifact_id=there, tenant="acme", uri="u", media_type="t", size_bytes=10, sha256="s")
 
     def marks(artifact_id: str, request: str, modified_ms: int) -> list[Seen]:
         paths = f"acme/.inputs/{request}/{artifact_id}", f"acme/{artifact_id}/input/{request}"
@@ -137,17 +121,13 @@ def test_marks_of_requests_go_with_the_artifact_or_when_nobody_knows_the_request
     staying = [*marks(there, "r2", now_ms - MARKED_MS + 1), *marks(gone, "r2", now_ms - GRACE_MS + 1)]
     own = [seen(f"acme/{there}/about.json"), seen(f"acme/{there}/data")]
     listing = listing_of([*forgotten, *left, *staying, *own])
-    swept = plan(listing, {("acme", there): facts}, now_ms, named={})
+    swept = plan(listing, {("acme", there): artifact(there)}, now_ms, named={})
     assert (swept.stale, swept.doomed) == ([*forgotten, *left], [])
 
 
 def test_the_index_by_time_follows_the_facts() -> None:
-    """What cannot be read may be in order: it stays."""
-    ids = [str(uuid.uuid4()) for _ in range(4)]
-    same, other, unread, gone = (
-        Artifact(artifact_id=one, tenant="acme", uri="u", media_type="t", size_bytes=1, sha256="s", created_at_ms=5)
-        for one in ids
-    )
+    """An entry whose facts cannot be read may be correct: it stays."""
+    same, other, unread, gone = (artifact(str(uuid.uuid4()), created_at_ms=5) for _ in range(4))
     entries = {one: seen(path_of(one)) for one in (same, unread, gone)}
     before, young = seen(path_of(dataclasses.replace(other, created_at_ms=4))), seen(path_of(gone) + "x", YOUNG_MS)
     objects = [seen(f"acme/{one.artifact_id}/about.json") for one in (same, other, unread)]
@@ -157,6 +137,6 @@ def test_the_index_by_time_follows_the_facts() -> None:
     assert swept.stale == [entries[gone], before]
 
 
-def test_what_is_not_ours_is_left_alone() -> None:
+def test_foreign_files_are_left_alone() -> None:
     listing = listing_of([seen("README"), seen("acme/notes.txt"), seen("acme/x/data"), seen("acme/a/b/about.json")])
     assert plan(listing, {}, NOW_MS, named={}, conversations=set()).doomed == []

@@ -1,4 +1,4 @@
-"""The file of the shared topic agrees with the log, however it was read: at once, in parts, compacted or not."""
+"""The file of the shared topic agrees with the log, whether it is read at once, in parts or compacted."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from penstock.common.shards.shard_file import ShardFile
 from penstock.schemas.errors import Overloaded
 from penstock.schemas.topics import TopicNames
 
-ERASURE = [RawMessage("t", 0, 2, 9, b"c/q", None)]
-"""Of a second record."""
 FAR_MS = 1 << 40
 TOPIC_ID = "AA+A/AAAAAAAAAAAAAAA/1"
 
@@ -35,12 +33,19 @@ def opened(path: Path, topic_id: str = TOPIC_ID) -> Iterator[ShardFile]:
         file.close()
 
 
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[ShardFile]:
+    with opened(tmp_path / "f") as made:
+        yield made
+
+
+def record(offset: int, key: str, text: str | None, at_ms: int = 9) -> RawMessage:
+    return RawMessage("t", 0, offset, at_ms, key.encode(), None if text is None else text.encode())
+
+
 def log_of(*records: tuple[str, str | None]) -> list[RawMessage]:
     """Of one partition, each as `conversation/key` and its text."""
-    return [
-        RawMessage("t", 0, offset, 1_000 + offset, key.encode(), None if text is None else text.encode())
-        for offset, (key, text) in enumerate(records)
-    ]
+    return [record(offset, key, text, 1_000 + offset) for offset, (key, text) in enumerate(records)]
 
 
 def feed(file: ShardFile, log: Sequence[RawMessage]) -> None:
@@ -54,38 +59,36 @@ def contents(file: ShardFile, conversation: str) -> tuple[int, list[tuple[int, b
     return span.head, [(offset, key, value) for offset, _, key, value in file.records(conversation, span.head)]
 
 
-def test_a_conversation_is_found_among_others_and_ends_with_its_head(tmp_path: Path) -> None:
-    with opened(tmp_path / "f") as file:
-        feed(
-            file,
-            log_of(("c/fork/1", "head"), ("d/fork/2", "other"), ("c/q", "question"), ("t.c/fork/3", "x"), ("d/q", "y")),
-        )
-        assert contents(file, "c") == (0, [(0, b"fork/1", b"head"), (2, b"q", b"question")])
-        assert (file.ids("default"), file.ids("t"), len(file.everyone())) == (["c", "d"], ["c"], 3)
-        feed(file, [RawMessage("t", 0, 5, 9, b"c/q", None), RawMessage("t", 0, 6, 9, b"c/fork/1", None)])
-        assert contents(file, "c") is None
-        assert file.records("c", 0) == []
-        feed(file, [RawMessage("t", 0, 7, 9, b"c/late", b"came after the end")])
-        assert file.records("c", 0) == []
-        feed(file, [RawMessage("t", 0, 8, 9, b"c/fork/9", b"anew")])
-        assert contents(file, "c") == (8, [(8, b"fork/9", b"anew")])
+def test_a_conversation_is_found_among_others_and_ends_with_its_head(file: ShardFile) -> None:
+    feed(
+        file,
+        log_of(("c/fork/1", "head"), ("d/fork/2", "other"), ("c/q", "question"), ("t.c/fork/3", "x"), ("d/q", "y")),
+    )
+    assert contents(file, "c") == (0, [(0, b"fork/1", b"head"), (2, b"q", b"question")])
+    assert (file.ids("default"), file.ids("t"), len(file.everyone())) == (["c", "d"], ["c"], 3)
+    feed(file, [record(5, "c/q", None), record(6, "c/fork/1", None)])
+    assert contents(file, "c") is None
+    assert file.records("c", 0) == []
+    feed(file, [record(7, "c/late", "came after the end")])
+    assert file.records("c", 0) == []
+    feed(file, [record(8, "c/fork/9", "anew")])
+    assert contents(file, "c") == (8, [(8, b"fork/9", b"anew")])
 
 
-def test_what_no_conversation_holds_is_named_until_it_is_taken_back(tmp_path: Path) -> None:
-    with opened(tmp_path / "f") as file:
-        feed(file, log_of(("c/fork/1", "head"), ("c/q", "cut off"), ("c/r", "erased"), ("c/r", None)))
-        assert file.strays(5_000, 10) == []
-        feed(file, [RawMessage("t", 0, 4, 5_000, b"c/fork/1", None), RawMessage("t", 0, 5, 6_000, b"c/s", b"late")])
-        assert file.strays(6_000, 10) == [(0, b"c/q")]
-        assert file.strays(6_001, 10) == [(0, b"c/q"), (0, b"c/s")]
-        assert len(file.strays(6_001, 1)) == 1
-        feed(file, [RawMessage("t", 0, 6, 9_000, b"c/fork/2", b"anew"), RawMessage("t", 0, 7, 9_000, b"c/q", b"again")])
-        assert file.strays(9_001, 10) == [(0, b"c/s")], "the later record takes the place of the first"
-        feed(file, [RawMessage("t", 0, 8, 9_000, b"c/s", None)])
-        assert file.strays(9_001, 10) == []
+def test_strays_are_listed_until_they_are_erased(file: ShardFile) -> None:
+    feed(file, log_of(("c/fork/1", "head"), ("c/q", "cut off"), ("c/r", "erased"), ("c/r", None)))
+    assert file.strays(5_000, 10) == []
+    feed(file, [record(4, "c/fork/1", None, 5_000), record(5, "c/s", "late", 6_000)])
+    assert file.strays(6_000, 10) == [(0, b"c/q")]
+    assert file.strays(6_001, 10) == [(0, b"c/q"), (0, b"c/s")]
+    assert len(file.strays(6_001, 1)) == 1
+    feed(file, [record(6, "c/fork/2", "anew", 9_000), record(7, "c/q", "again", 9_000)])
+    assert file.strays(9_001, 10) == [(0, b"c/s")], "the later record takes the place of the first"
+    feed(file, [record(8, "c/s", None, 9_000)])
+    assert file.strays(9_001, 10) == []
 
 
-def test_what_was_erased_is_nowhere_in_the_files(tmp_path: Path) -> None:
+def test_erased_text_is_in_no_file(tmp_path: Path) -> None:
     with opened(tmp_path / "f") as file:
         texts = [f"secret-{number}" * 200 for number in range(50)]
         feed(file, log_of(("c/fork/1", "head"), *((f"c/{number}", text) for number, text in enumerate(texts))))
@@ -108,41 +111,39 @@ def test_positions_are_written_with_the_records_and_forgotten_with_them(tmp_path
         assert (file.positions(), file.span("c")) == ({}, None)
 
 
-def test_a_batch_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    with opened(tmp_path / "f") as file:
-        broken = RawMessage("t", 0, 1, 9, b"c/q", object())  # type: ignore[arg-type]
-        with pytest.raises(sqlite3.Error):
-            file.apply([*log_of(("c/fork/1", "head")), broken], {0: 2}, 5)
-        assert (file.positions(), file.span("c")) == ({}, None)
+def test_a_batch_is_written_whole_or_not_at_all(file: ShardFile) -> None:
+    broken = RawMessage("t", 0, 1, 9, b"c/q", object())  # type: ignore[arg-type]
+    with pytest.raises(sqlite3.Error):
+        file.apply([*log_of(("c/fork/1", "head")), broken], {0: 2}, 5)
+    assert (file.positions(), file.span("c")) == ({}, None)
 
 
-def test_a_conversation_is_not_taken_for_one_that_gets_its_number(tmp_path: Path) -> None:
+def test_a_conversation_is_not_taken_for_one_that_gets_its_number(file: ShardFile) -> None:
     """Heads of `c` have even offsets, those of `d` odd ones; each gets the number that the other had."""
-    with opened(tmp_path / "f") as file:
-        found: list[int | Exception] = []
-        done = threading.Event()
+    found: list[int | Exception] = []
+    done = threading.Event()
 
-        def look() -> None:
-            while not done.is_set():
-                try:
-                    span = file.span("c")
-                except Exception as error:
-                    found.append(error)
-                else:
-                    found.extend([] if span is None or span.head % 2 == 0 else [span.head])
+    def look() -> None:
+        while not done.is_set():
+            try:
+                span = file.span("c")
+            except Exception as error:
+                found.append(error)
+            else:
+                found.extend([] if span is None or span.head % 2 == 0 else [span.head])
 
-        readers = [threading.Thread(target=look) for _ in range(3)]
-        for one in readers:
-            one.start()
-        for at in range(0, 600, 6):
-            feed(file, [RawMessage("t", 0, at, 9, b"c/fork/%d" % at, b"head")])
-            anew = RawMessage("t", 0, at + 3, 9, b"d/fork/%d" % at, b"head")
-            feed(file, [RawMessage("t", 0, at + 1, 9, b"c/fork/%d" % at, None), anew])
-            feed(file, [RawMessage("t", 0, at + 4, 9, b"d/fork/%d" % at, None)])
-        done.set()
-        for one in readers:
-            one.join()
-        assert found == []
+    readers = [threading.Thread(target=look) for _ in range(3)]
+    for one in readers:
+        one.start()
+    for at in range(0, 600, 6):
+        feed(file, [RawMessage("t", 0, at, 9, b"c/fork/%d" % at, b"head")])
+        anew = RawMessage("t", 0, at + 3, 9, b"d/fork/%d" % at, b"head")
+        feed(file, [RawMessage("t", 0, at + 1, 9, b"c/fork/%d" % at, None), anew])
+        feed(file, [RawMessage("t", 0, at + 4, 9, b"d/fork/%d" % at, None)])
+    done.set()
+    for one in readers:
+        one.join()
+    assert found == []
 
 
 def test_it_is_closed_while_others_read(tmp_path: Path) -> None:
@@ -177,19 +178,19 @@ def left_on_disk(path: Path, text: bytes) -> list[str]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Somebody reads the file as it is now."""
+    """Another connection reads the file as it is now."""
     with closing(sqlite3.connect(path, isolation_level=None)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM records").fetchall()
         yield
 
 
-def test_what_is_erased_while_somebody_reads_leaves_the_disk_with_the_next_write(tmp_path: Path) -> None:
+def test_text_erased_during_a_read_leaves_the_disk_with_the_next_write(tmp_path: Path) -> None:
     path = tmp_path / "f"
     with opened(path) as file:
         feed(file, log_of(("c/fork/1", "head"), ("c/q", "a secret")))
         with reading(path):
-            feed(file, ERASURE)
+            feed(file, [record(2, "c/q", None)])
             assert left_on_disk(path, b"a secret"), "the other still reads what it began with"
         file.apply((), {0: 3}, 6)
         assert left_on_disk(path, b"a secret") == []
@@ -200,7 +201,7 @@ def test_a_process_that_was_killed_leaves_nothing_to_the_next(tmp_path: Path) ->
     with opened(path) as file:
         feed(file, log_of(("c/fork/1", "head"), ("c/q", "a secret")))
         with reading(path):
-            feed(file, ERASURE)
+            feed(file, [record(2, "c/q", None)])
             for suffix in ("", "-wal"):  # what a kill leaves
                 shutil.copy(f"{path}{suffix}", f"{killed}{suffix}")
     assert left_on_disk(killed, b"a secret")
@@ -217,7 +218,7 @@ def test_a_read_that_sqlite_refuses_is_overload(tmp_path: Path) -> None:
             file.span("c")
 
 
-def test_an_unreadable_file_is_made_anew_and_one_that_cannot_be_opened_is_left(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_replaced_and_one_that_cannot_be_opened_is_left(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"no database" * 500)
     with opened(tmp_path / "f") as file:
         feed(file, log_of(("c/fork/1", "head")))
