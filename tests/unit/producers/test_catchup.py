@@ -1,4 +1,4 @@
-"""One pass of the second consumer: each follow gets its records once, and one without room leaves at once."""
+"""Follows: each gets its records once and in order, from passes of the second consumer and the shared reader."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from itertools import chain, cycle
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.common.reader import RawMessage
+from kit.common_records import raw
 from penstock.producers.catchup import Pass
 from penstock.producers.follow import Follow
 
 TP = ("result", 0)
-
-
-def message(offset: int, key: bytes = b"k") -> RawMessage:
-    return RawMessage("result", 0, offset, 0, key, b"v")
 
 
 def follow(begin: int = 0, *, key: bytes = b"k", limit: int = 100) -> Follow:
@@ -26,35 +22,54 @@ def offsets(of: Follow) -> list[int]:
     return [taken.offset for taken in of.take()]
 
 
+def test_records_before_the_begin_or_of_another_partition_are_not_taken() -> None:
+    one = follow(5)
+    for found in (raw(4), raw(5), raw(5), raw(9, partition=1), raw(7)):
+        one.offer(found)
+    assert offsets(one) == [5, 7]
+    assert one.take() == []
+
+
+def test_ready_is_called_once_until_the_buffer_is_emptied() -> None:
+    calls: list[int] = []
+    one = Follow(b"k", {TP: 0}, 10, lambda: calls.append(1))
+    for offset, count in ((0, 1), (1, 1)):
+        one.offer(raw(offset))
+        assert len(calls) == count
+    one.take()
+    one.offer(raw(2))
+    assert len(calls) == 2
+
+
 def test_a_pass_serves_many_keys_and_beginnings() -> None:
     old, new, other = follow(0), follow(2), follow(0, key=b"o")
     going = Pass(position=0, goal=4)
     for each in (old, new, other):
         going.join(each)
     for offset, key in enumerate([b"k", b"o", b"k", b"x"]):
-        assert going.give(message(offset, key)) == []
+        assert going.give(raw(offset, key)) == []
     assert (offsets(old), offsets(new), offsets(other)) == ([0, 2], [2], [1])
     assert going.position == 4
     assert set(going.all()) == {old, new, other}
 
 
-def test_one_without_room_leaves_and_knows_where_to_go_on() -> None:
+def test_a_follow_without_room_leaves_and_keeps_its_position() -> None:
     small, roomy = follow(limit=1), follow()
     going = Pass(position=0, goal=3)
     going.join(small)
     going.join(roomy)
-    assert going.give(message(0)) == []
-    assert going.give(message(1)) == [small]
-    assert going.give(message(2)) == []
+    assert going.give(raw(0)) == []
+    assert going.give(raw(1)) == [small]
+    assert going.give(raw(2)) == []
     assert (offsets(small), offsets(roomy)) == ([0], [0, 1, 2])
     assert (small.parked, small.next(TP)) == (True, 1)
     assert going.all() == [roomy]
 
 
-def test_a_parked_follow_is_not_passed_over_what_it_left() -> None:
+def test_a_parked_follow_skips_nothing() -> None:
     parked = follow(limit=1)
-    assert parked.offer(message(0))
-    assert not parked.offer(message(1))
+    assert parked.offer(raw(0))
+    assert not parked.offer(raw(1))
     parked.pass_to(TP, 9)
     assert parked.resume() == {TP: 1}
     parked.pass_to(TP, 9)
@@ -62,15 +77,15 @@ def test_a_parked_follow_is_not_passed_over_what_it_left() -> None:
 
 
 TURNS = st.lists(st.tuples(st.booleans(), st.integers(0, 12)), max_size=20)
-"""Whether a pass of its own reads on or the shared reader, and so many records far."""
+"""Whether a pass or the shared reader continues, and by how many records."""
 
 
 @given(st.lists(st.sampled_from([b"k", b"o"]), max_size=60), st.integers(1, 5), TURNS)
 def test_passes_and_the_shared_reader_together_give_each_record_once(
     keys: list[bytes], limit: int, turns: list[tuple[bool, int]]
 ) -> None:
-    """A follow that is handed to and fro, parked and emptied at any moment, sees the records of its key in order."""
-    log = [message(offset, key) for offset, key in enumerate(keys)]
+    """A follow that changes its reader and is parked and emptied at any moment gets the records of its key in order."""
+    log = [raw(offset, key) for offset, key in enumerate(keys)]
     followed, got = follow(limit=limit), list[int]()
     coming = chain(turns, cycle([(True, 12), (False, 12)]))
     while followed.next(TP) < len(log):
@@ -92,3 +107,20 @@ def test_passes_and_the_shared_reader_together_give_each_record_once(
         got += offsets(followed)
         followed.resume()
     assert got == [record.offset for record in log if record.key == b"k"]
+
+
+@given(st.integers(1, 5), st.lists(st.integers(0, 3), min_size=1, max_size=40))
+def test_a_slow_reader_gets_everything_in_order_and_the_buffer_stays_bounded(limit: int, pattern: list[int]) -> None:
+    end, one, got, position = 20, follow(limit=limit), list[int](), 0
+    steps = iter([*pattern, *[3] * 200])
+    while len(got) < end:
+        for _ in range(next(steps) * 3):  # the log is read on, whether the follow has room or not
+            if position < end:
+                one.offer(raw(position))
+                position += 1
+        taken = offsets(one)
+        assert len(taken) <= limit
+        got += taken
+        if one.parked:
+            position = min(position, one.resume()[TP])
+    assert got == list(range(end))

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from kit.common_records import result_event
 from penstock import producers
 from penstock.cli.paths import free_port
 from penstock.common.artifacts import ArtifactStore
@@ -27,7 +28,7 @@ from penstock.producers.follower import Follower
 from penstock.schemas import errors
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import BrokerUnavailable, InternalError, InvalidRequest, NotFound, PenstockError
-from penstock.schemas.records import ArtifactRef, InferenceRequest, Origin, ResultEvent
+from penstock.schemas.records import ArtifactRef, InferenceRequest, ResultEvent
 from penstock.schemas.topics import TopicNames
 from support import wait_until
 
@@ -46,7 +47,7 @@ def test_importing_the_library_is_light() -> None:
 
 
 @pytest.mark.parametrize("root", ["schemas", "common", "producers", "processors", "gateway", "cli"])
-def test_every_package_says_that_it_is_typed(root: str) -> None:
+def test_each_package_is_marked_as_typed(root: str) -> None:
     """PEP 561: one marker for each, since `penstock` itself is a namespace. Hatchling packs all that git knows."""
     marker = ROOT / root / "penstock" / root / "py.typed"
     assert marker.is_file()
@@ -97,7 +98,7 @@ def test_a_wrong_field_is_named_before_anything_is_sent(client: Client, fields: 
 
 
 class Failing(Follower):
-    """A follower that fails when it is told to."""
+    """A follower that fails on demand."""
 
     made: ClassVar[list[Failing]] = []
 
@@ -141,15 +142,9 @@ def test_artifacts_need_a_place(client: Client) -> None:
 
 
 def test_a_conversation_decides_the_key_and_the_priority_the_topic() -> None:
+    text = {"task": "text_generation", "text_generation": {"prompt": "x"}}
     request = InferenceRequest(
-        request_id="r",
-        task="text_generation",
-        tenant="acme",
-        conversation_id="c1",
-        priority=2,
-        pool="big",
-        text_generation={"prompt": "x"},
-        created_at=1,
+        request_id="r", tenant="acme", conversation_id="c1", priority=2, pool="big", created_at=1, **text
     )
     record = request_record(request, TopicNames("p-"), default_codec(), source="test", traceparent="00-a-b-01")
     assert (record.topic, record.key) == ("p-inference.request.high.big", b"acme.c1")
@@ -220,26 +215,10 @@ async def test_one_transport_serves_all_sends_of_a_loop(monkeypatch: pytest.Monk
 
 
 def large(tenant: str, store: ArtifactStore) -> ResultEvent:
-    artifact = store.put(tenant, json.dumps({"embeddings": [[1.0, 2.0]]}).encode(), media_type="application/json")
-    return ResultEvent(
-        request_id="r",
-        tenant=tenant,
-        kind="terminal",
-        origin=Origin(topic="t", partition=0, offset=0, append_time_ms=0),
-        attempt=1,
-        epoch=1,
-        task="embedding",
-        created_at=1,
-        worker_id="w",
-        status="completed",
-        output_artifact=ArtifactRef(
-            artifact_id=artifact.artifact_id,
-            uri=artifact.uri,
-            media_type=artifact.media_type,
-            size_bytes=artifact.size_bytes,
-            sha256=artifact.sha256,
-        ),
-    )
+    kept = store.put(tenant, json.dumps({"embeddings": [[1.0, 2.0]]}).encode(), media_type="application/json")
+    fields = ("artifact_id", "uri", "media_type", "size_bytes", "sha256")
+    artifact = ArtifactRef(**{name: getattr(kept, name) for name in fields})
+    return result_event(tenant=tenant, task="embedding", output_artifact=artifact)
 
 
 def core(**options: Any) -> ClientCore:

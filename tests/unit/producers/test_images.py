@@ -1,4 +1,4 @@
-"""Requests about images made by the client library: how images go in, and what is submitted."""
+"""Requests about images by the client library: how images are passed and what is submitted."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from kit.common_records import result_event
 from penstock.common.artifacts import ArtifactStore, TenantArtifacts
 from penstock.producers.images import AsyncImages, Images, ImageSource
 from penstock.schemas.errors import InternalError, InvalidRequest
-from penstock.schemas.records import Origin, ResultEvent
+from penstock.schemas.records import ResultEvent
 from penstock.schemas.requests import parse_request
 
 PNG = base64.b64decode(
@@ -53,7 +54,7 @@ def test_each_source_becomes_a_reference(client: FakeClient, tmp_path: Path) -> 
         assert asked.payload["strength"] == 0.5
 
 
-def test_what_is_no_image_is_refused_at_once(client: FakeClient) -> None:
+def test_bytes_that_are_no_image_are_refused(client: FakeClient) -> None:
     with pytest.raises(InvalidRequest, match=r"payload\.mask is not an image"):
         Images(client).edit(PNG, "snow", mask=b"text")
     assert client.asked == []
@@ -75,29 +76,15 @@ async def test_the_same_on_an_event_loop(tmp_path: Path) -> None:
     await images.edit(PNG, "snow")
     await images.generate("a dam")
     assert [one.task for one in client.asked] == ["image_editing", "image_generation"]
-    kept = client.asked[0].payload["image"]["artifact_id"]
-    outcome = made(kept)
-    assert await images.fetch(outcome) == [PNG]
+    assert await images.fetch(made(client.asked[0].payload["image"]["artifact_id"])) == [PNG]
 
 
 def made(artifact_id: str, **facts: Any) -> ResultEvent:
-    origin = Origin(topic="t", partition=0, offset=0, append_time_ms=1)
-    return ResultEvent(
-        request_id="r",
-        tenant="acme",
-        kind="terminal",
-        worker_id="w",
-        task="image_generation",
-        status="completed",
-        attempt=1,
-        epoch=1,
-        origin=origin,
-        created_at=1,
-        image_generation={"images": [{"artifact_id": artifact_id, **facts}]},
-    )
+    images = {"images": [{"artifact_id": artifact_id, **facts}]}
+    return result_event(tenant="acme", task="image_generation", image_generation=images)
 
 
-def test_what_was_made_is_fetched_and_its_digest_compared(client: FakeClient) -> None:
+def test_images_are_fetched_and_their_digest_is_compared(client: FakeClient) -> None:
     kept = client.artifacts.put(PNG)
     assert Images(client).fetch(made(kept.artifact_id, sha256=kept.sha256)) == [PNG]
     with pytest.raises(InternalError, match="digest"):
