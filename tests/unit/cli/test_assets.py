@@ -45,8 +45,19 @@ def test_another_edition_is_made_beside_the_older_one(made: list[str], monkeypat
     assert looks_whole(older), "an older Penstock on this machine still uses it"
 
 
-def test_two_at_once_make_it_once(made: list[str]) -> None:
-    threads = [threading.Thread(target=prepare_model, args=("toy",)) for _ in range(4)]
+def test_two_at_once_make_it_once(made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting, make = threading.Event(), assets.ASSETS["toy"].make
+
+    def slow(scratch: Path, out: Path, progress: Progress) -> None:
+        assert waiting.wait(20), "another thread waits for this one"
+        make(scratch, out, progress)
+
+    def progress(line: str) -> None:
+        if line.startswith("waiting for another process"):
+            waiting.set()
+
+    monkeypatch.setitem(assets.ASSETS, "toy", replace(assets.ASSETS["toy"], make=slow))
+    threads = [threading.Thread(target=prepare_model, args=("toy", progress)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -47,7 +47,7 @@ class World:
         made = command_part(
             name, command, log=log, ready=lambda: "up" in log.read_text(), grace_s=grace_s, env=dict(os.environ)
         )
-        made.backoff = Backoff(first_s=0.01, limit_s=0.01)
+        made.backoff = Backoff(first_s=0.05, limit_s=0.05)
         self.supervisor.start(made)
         if ready:
             self.supervisor.wait_ready(made, 20)
