@@ -30,6 +30,7 @@ from penstock.processors.engines.text.summarizing import SummarizingEngine
 from penstock.processors.engines.text.summary_parts import packed, sizes_for, split
 from penstock.processors.past import Past
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest
+from support import wait_until_async
 
 
 class Reader:
@@ -204,7 +205,6 @@ async def test_every_part_of_a_long_text_is_read(parts: int) -> None:
     assert steps == list(range(1, len(steps) + 1))
     assert heard.steps[-1][0] == heard.steps[-1][1] == len(reader.asked)
     assert reader.most_held <= prepared.need_tokens <= 2400 // 2 + 128
-    assert outcome.usage is not None
     assert outcome.usage["completion_tokens"] == 3 * len(reader.asked)
     assert outcome.usage["prompt_tokens"] > len(text) // 4
 
@@ -248,13 +248,9 @@ async def test_cancelled_all_of_it_ends_silently() -> None:
     reader = Reader(cache=40_000)
     reader.let.clear()
     engine, heard, _ = await begun(reader, spec(marked(40)))
-    async with asyncio.timeout(30):
-        while len(reader.running) < 4:
-            await asyncio.sleep(0)
+    await wait_until_async(lambda: len(reader.running) >= 4, 30)
     engine.cancel("run")
-    async with asyncio.timeout(30):
-        while reader.running:
-            await asyncio.sleep(0)
+    await wait_until_async(lambda: not reader.running, 30)
     reader.let.set()
     await asyncio.sleep(0.05)
     assert not heard.outcomes
@@ -267,12 +263,9 @@ async def test_a_part_that_fails_fails_the_whole_once() -> None:
     _, heard, _ = await begun(reader, spec(marked(40)))
     await asyncio.wait_for(heard.done.wait(), 30)
     (outcome,) = heard.outcomes
-    assert isinstance(outcome, RunFailed)
     assert outcome.retryable_here
     assert str(outcome.error) == "as in a fault"
-    async with asyncio.timeout(30):
-        while reader.running:
-            await asyncio.sleep(0)
+    await wait_until_async(lambda: not reader.running, 30)
 
 
 async def test_the_death_of_the_engine_is_told_once_for_all() -> None:
@@ -281,9 +274,7 @@ async def test_the_death_of_the_engine_is_told_once_for_all() -> None:
     engine, heard, _ = await begun(reader, spec(marked(10)))
     deaths: list[int] = []
     engine.on_died = deaths.append
-    async with asyncio.timeout(30):
-        while not reader.running:
-            await asyncio.sleep(0)
+    await wait_until_async(lambda: reader.running, 30)
     reader.state = EngineState.DEAD
     reader.on_died(-9)
     await asyncio.sleep(0.05)
