@@ -79,7 +79,6 @@ class Reader:
         if self.state is not EngineState.READY:
             raise EngineGone("gone")
         assert spec.task == "text_generation"
-        assert spec.messages is not None
         tokens = self._tokens(spec.messages[0]["content"])
         need = tokens + spec.params["max_tokens"]
         if need > (self._window or 4096):
@@ -87,7 +86,6 @@ class Reader:
         return Prepared(run_id=spec.run_id, prompt_tokens=tokens, need_tokens=-(-need // 32) * 32)
 
     def run(self, spec: RunSpec, prepared: Prepared, sink: Sink) -> None:
-        assert spec.messages is not None
         self.asked.append(spec.messages[0]["content"])
         self.held += prepared.need_tokens
         self.running[spec.run_id] = (spec, sink, prepared.need_tokens)
@@ -101,7 +99,6 @@ class Reader:
         await asyncio.sleep(0.001)
         if self._ended(spec.run_id) is None:
             return
-        assert spec.messages is not None
         content = spec.messages[0]["content"]
         if self.fails_on is not None and self.fails_on in content:
             error = EngineFailed("as in a fault")
