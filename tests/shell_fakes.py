@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from penstock.processors.conversations.log import HistoryMark, SummaryMark
@@ -217,28 +217,3 @@ def answer_of(request_id: str, text: str) -> ConversationMessage:
         finish_reason="stop",
         metadata={},
     )
-
-
-class ListLog:
-    """A conversation's topic as a list, for real `Turns`."""
-
-    is_shared = False
-
-    def __init__(self) -> None:
-        self.records: list[tuple[int, bytes, bytes | None]] = []
-        self._made = False
-
-    def find(self, topic: str, timeout_s: float) -> str | None:
-        return "id" if self._made else None
-
-    def open(self, topic: str, timeout_s: float) -> str:
-        self._made = True
-        return "id"
-
-    def read(self, topic: str, from_offset: int, timeout_s: float) -> list[tuple[int, bytes, bytes | None]]:
-        return self.records[from_offset:]
-
-    async def append(self, topic: str, records: Sequence[tuple[bytes, bytes | None]]) -> list[int]:
-        first = len(self.records)
-        self.records += [(first + number, key, value) for number, (key, value) in enumerate(records)]
-        return list(range(first, len(self.records)))

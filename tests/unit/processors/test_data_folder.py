@@ -30,7 +30,6 @@ def holder(base: Path) -> tuple[subprocess.Popen[str], Path]:
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDS, str(base)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert process.stdout is not None
     return process, Path(process.stdout.readline().strip())
 
 

@@ -43,16 +43,13 @@ def test_urgent_records_pass_a_batch_that_is_taken_in_part_which_goes_on_where_i
     room, inbox = Room(), Inbox(URGENCY.__getitem__)
     inbox.put(room.batch("low", 0, 3))
     place = inbox.first(0.0)
-    assert place is not None
     assert not place.announced
     place.at, place.announced = 2, True
     inbox.put(room.batch("high", 0, 1))
     urgent = inbox.first(0.0)
-    assert urgent is not None
     assert urgent.batch.tp == ("high", 0)
     inbox.done(urgent)
     again = inbox.first(0.0)
-    assert again is not None
     assert (again.batch.tp, again.at, again.announced) == (("low", 0), 2, True), "the gate is not told of it twice"
 
 
@@ -78,7 +75,6 @@ def test_what_is_forgotten_gives_its_room_back_too() -> None:
     inbox.put(room.batch("low", 0, 5))
     inbox.put(room.batch("high", 0, 3))
     place = inbox.first(0.0)
-    assert place is not None
     place.at = 1
     assert inbox.clear() == 7, "records that had not been taken"
     assert sorted(room.given_back) == ["high@0", "low@0"]
@@ -98,7 +94,6 @@ def test_a_partition_that_is_set_aside_waits_and_others_go_on() -> None:
     assert room.given_back == ["high@0", "high@2"], "or other partitions would find no room"
     assert inbox.aside == {("high", 0)}
     other = inbox.first(1.0)
-    assert other is not None
     assert other.batch.tp == ("low", 0)
     inbox.done(other)
     assert inbox.first(1.0) is None

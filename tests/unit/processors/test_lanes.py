@@ -58,6 +58,22 @@ class Shell(LanesWorld):
     async def until_ready(self, model: str = "m") -> None:
         await wait_until_async(lambda: self.flow.lane(model).ready)
 
+    async def until_loaded(self) -> None:
+        """Measures the devices and preloads every model."""
+        await self.serving.observe()
+        self.lanes.load_all()
+        await self.until_ready("m")
+
+    async def until_running(self, request_id: str) -> None:
+        self.submit(request_id)
+        await wait_until_async(lambda: request_id in self.running)
+
+    async def until_unloaded(self, model: str) -> None:
+        """By an operator's order."""
+        self.flow.orders.desire(model, loaded=False, pinned=None)
+        self.settle()
+        await wait_until_async(lambda: not self.flow.lane(model).replicas)
+
     def states(self, model: str) -> list[str | None]:
         return [one.state for one in self.published if isinstance(one, ModelInfo) and one.model == model]
 
@@ -82,9 +98,7 @@ async def test_nothing_is_loaded_before_the_devices_were_measured(shell: Shell) 
 
 
 async def test_every_model_is_loaded_before_anybody_asks(shell: Shell) -> None:
-    await shell.serving.observe()
-    shell.lanes.load_all()
-    await shell.until_ready("m")
+    await shell.until_loaded()
     await shell.until_ready("other")
     assert [grant.owner for grant in shell.flow.ledger.grants()] == ["m", "other"]
     booked = shell.flow.lanes["m"].replicas[0].bytes
@@ -119,8 +133,7 @@ async def test_operators_see_why_a_load_failed_until_one_succeeds(shell: Shell) 
 
 async def test_an_engine_that_dies_gives_its_work_and_its_memory_back_and_is_loaded_again(shell: Shell) -> None:
     await shell.serving.observe()
-    shell.submit("r")
-    await wait_until_async(lambda: "r" in shell.running)
+    await shell.until_running("r")
     shell.running.clear()
     shell.engines[0].on_died(-9)
     assert shell.flow.lanes["m"].deaths == 1
@@ -128,28 +141,21 @@ async def test_an_engine_that_dies_gives_its_work_and_its_memory_back_and_is_loa
     await wait_until_async(lambda: "r" in shell.running)
     assert len(shell.engines) == 2
     assert counted(shell, "penstock_model_unloads_total", model="m", reason="died") == 1
-    assert shell.metrics.loads.labels("m")._value.get() == 2  # pyright: ignore[reportPrivateUsage]
+    assert counted(shell, "penstock_model_loads_total", model="m") == 2
     assert len(shell.flow.ledger.grants()) == 1
 
 
 async def test_what_an_operator_unloads_is_loaded_again_when_somebody_asks(shell: Shell) -> None:
-    await shell.serving.observe()
-    shell.lanes.load_all()
-    await shell.until_ready()
-    shell.flow.orders.desire("m", loaded=False, pinned=None)
-    shell.settle()
-    await wait_until_async(lambda: not shell.flow.lane("m").replicas)
+    await shell.until_loaded()
+    await shell.until_unloaded("m")
     assert [grant.owner for grant in shell.flow.ledger.grants()] == ["other"]
     shell.pass_time(5.0)
     assert len(shell.engines) == 2, "nobody waits for it"
-    shell.submit("r")
-    await wait_until_async(lambda: "r" in shell.running)
+    await shell.until_running("r")
 
 
 async def test_a_busy_engine_gets_nothing_new_for_as_long_as_it_says(shell: Shell) -> None:
-    await shell.serving.observe()
-    shell.lanes.load_all()
-    await shell.until_ready()
+    await shell.until_loaded()
     next(engine for engine in shell.engines if engine.state.value == "ready").on_busy(3.0)
     shell.submit("r")
     shell.submit("o", model="other")
@@ -176,12 +182,9 @@ async def test_events_name_the_device_and_its_memory_while_there_is_an_engine(sh
 
 async def test_events_name_the_device_when_the_model_was_given_up_before_its_output_was_kept(shell: Shell) -> None:
     await shell.serving.observe()
-    shell.submit("r")
-    await wait_until_async(lambda: "r" in shell.running)
+    await shell.until_running("r")
     shell.finish("r")
-    shell.flow.orders.desire("m", loaded=False, pinned=None)
-    shell.settle()
-    await wait_until_async(lambda: not shell.flow.lane("m").replicas)
+    await shell.until_unloaded("m")
     assert shell.lanes.engine("m", 0) is None
     assert shell.lanes.engine_facts("m", 0) == ("cpu", 42)
 
@@ -197,8 +200,7 @@ async def test_evictions_unloads_and_loads_are_counted_by_reason(shell: Shell) -
     total = shell.flow.ledger.limit_bytes("cpu")
     shell.sizes = {"m": int(0.6 * total), "other": int(0.6 * total)}
     shell.flow.measurements.observed({"cpu": (0, 0)}, shell.now)
-    shell.submit("r")
-    await wait_until_async(lambda: "r" in shell.running)
+    await shell.until_running("r")
     shell.finish("r")
     shell.submit("o", model="other")
     for _ in range(600):
@@ -207,28 +209,20 @@ async def test_evictions_unloads_and_loads_are_counted_by_reason(shell: Shell) -
         if "o" in shell.running:
             break
     assert "o" in shell.running
-    evicted = {
-        sample.labels["reason"]: sample.value
-        for metric in shell.metrics.evictions.collect()
-        for sample in metric.samples
-        if sample.name == "penstock_model_evictions_total"
-    }
-    assert sum(evicted.values()) == shell.flow.lifecycle.evictions == 1
-    (reason,) = evicted
+    samples = [one for one in shell.metrics.evictions.collect()[0].samples if one.name.endswith("_total")]
+    assert [one.value for one in samples] == [shell.flow.lifecycle.evictions] == [1]
+    reason = samples[0].labels["reason"]
     assert counted(shell, "penstock_model_unloads_total", model="m", reason=reason) == 1
     assert counted(shell, "penstock_model_load_seconds_count", model="other") == 1
     shell.finish("o")
-    shell.flow.orders.desire("other", loaded=False, pinned=None)
-    shell.settle()
-    await wait_until_async(lambda: not shell.flow.lane("other").replicas)
+    await shell.until_unloaded("other")
     assert counted(shell, "penstock_model_unloads_total", model="other", reason="desired") == 1
     assert shell.flow.lifecycle.evictions == 1, "what an operator orders is no eviction"
 
 
 async def test_memory_that_ran_out_is_counted_and_the_next_load_gets_more(shell: Shell) -> None:
     await shell.serving.observe()
-    shell.submit("r")
-    await wait_until_async(lambda: "r" in shell.running)
+    await shell.until_running("r")
     before = shell.flow.lanes["m"].replicas[0].bytes
     shell.engines[0].on_out_of_memory()
     assert counted(shell, "penstock_engine_out_of_memory_total", model="m") == 1
@@ -240,8 +234,7 @@ async def test_memory_that_ran_out_is_counted_and_the_next_load_gets_more(shell:
 
 async def test_the_most_that_an_engine_held_is_held_against_what_was_booked(shell: Shell) -> None:
     await shell.serving.observe()
-    shell.submit("r")
-    await wait_until_async(lambda: "r" in shell.running)
+    await shell.until_running("r")
     assert shell.flow.lanes["m"].replicas[0].peak_bytes == 43
     shell.engines[0].on_died(-9)
     assert counted(shell, "penstock_memory_estimate_ratio_count") == 1
@@ -292,9 +285,7 @@ async def test_what_is_wanted_unloaded_is_not_preloaded(shell: Shell) -> None:
 
 
 async def test_nothing_of_a_paused_model_or_class_starts(shell: Shell) -> None:
-    await shell.serving.observe()
-    shell.lanes.load_all()
-    await shell.until_ready("m")
+    await shell.until_loaded()
     shell.lanes.pause("model", "m", True)
     shell.submit("a", model="m")
     shell.lanes.pause("class", "medium", True)
@@ -321,9 +312,7 @@ async def test_what_an_engine_says_of_itself_and_breaks_the_flow_is_a_fault(
     """An engine would take it for a failure of its server, or of its process, and go on."""
     faults: list[str] = []
     on_faults(asyncio.get_running_loop(), lambda: faults.append("fault"))
-    await shell.serving.observe()
-    shell.lanes.load_all()
-    await shell.until_ready("m")
+    await shell.until_loaded()
 
     def broken(*args: object) -> None:
         raise ZeroDivisionError("as in a bug")

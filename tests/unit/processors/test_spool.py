@@ -25,7 +25,6 @@ def output(size: int) -> Finished:
 async def test_an_output_comes_back_as_it_was(tmp_path: Path) -> None:
     spool = Spool(tmp_path, 1 << 20)
     held = await spool.put(output(1_000))
-    assert held is not None
     assert spool.used_bytes == held.size > 1_000
     assert os.listdir(tmp_path) == [], "the file has no name: a kill leaves nothing"
     for _ in range(2):

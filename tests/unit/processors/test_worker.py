@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +139,8 @@ class Shell:
         )
         self.execution = Execution(
             self.flow,
-            lambda model, replica: self.engine,  # type: ignore[arg-type, return-value]
-            ScriptedTurns(),  # type: ignore[arg-type]
+            lambda model, replica: self.engine,
+            ScriptedTurns(),
             Outputs(folder / "artifacts"),
             Spool(folder, 0),
             self.metrics,
@@ -160,8 +161,8 @@ class Shell:
                     engine_facts=lambda model, replica: (None, None),
                 ),
                 publisher=self.publisher,
-                refetcher=self.refetches,  # type: ignore[arg-type]
-                lanes=self.loads,  # type: ignore[arg-type]
+                refetcher=self.refetches,
+                lanes=self.loads,
                 journal=self.journal,
                 metrics=self.metrics,
                 faults=Faults({}),
@@ -185,6 +186,11 @@ class Shell:
         records = [Delivered(start + n, NOW_MS, None, value, headers, True) for n, value in enumerate(values)]
         self.worker.on_batch(Batch(tp, start, start + len(values), 1, records, lambda: self.given_back.append(tp)))
 
+    async def take(self, *values: bytes, headers: Headers = ()) -> None:
+        """Delivers the next records of the low class and lets the worker take them."""
+        self.deliver(LOW, *values, headers=headers)
+        await self.turns()
+
     def up(self, slots: int = 4, *, inline: bool = True) -> None:
         self.flow.replicas.up("m", 0, slots, None, self.now, inline=inline)
         self.worker.changed()
@@ -205,6 +211,19 @@ class Shell:
         runs, self.engine.runs = self.engine.runs, {run_id: self.engine.runs[run_id]}
         self.engine.finish()
         self.engine.runs = {other: run for other, run in runs.items() if other != run_id}
+
+    async def end(self, request_id: str) -> None:
+        self.finish(request_id)
+        await self.turns()
+
+    @asynccontextmanager
+    async def ticking(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.worker.tick_forever())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     def deaths_next_life(self, offset: int, request_id: str, topic: str = LOW) -> int:
         return CrashJournal(self.folder / "journal").deaths((topic, 0, offset), request_id)
@@ -235,12 +254,10 @@ def _fixed_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_record_becomes_an_outcome_and_its_offset_may_be_committed(shell: Shell) -> None:
     shell.up()
-    shell.deliver(LOW, request("r"))
-    await shell.turns()
+    await shell.take(request("r"))
     assert shell.given_back == [(LOW, 0)]
     shell.broker.acknowledges = False
-    shell.finish("r")
-    await shell.turns()
+    await shell.end("r")
     assert shell.broker.ended() == {"r": "completed"}
     assert shell.flow.gate.commits() == {}, "the broker has not acknowledged it"
     shell.broker.acknowledge()
@@ -248,20 +265,17 @@ async def test_a_record_becomes_an_outcome_and_its_offset_may_be_committed(shell
     assert shell.metrics.completed_total == 1
 
 
-async def test_all_that_is_said_of_a_request_carries_its_trace(shell: Shell) -> None:
+async def test_all_events_of_a_request_carry_its_trace(shell: Shell) -> None:
     """What is longer than any trace is none of ours to repeat on every chunk."""
     trace = ("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
     shell.up()
-    shell.deliver(LOW, request("r", stream=True), headers=(("other", b"x"), trace))
-    await shell.turns()
-    shell.finish("r")
-    await shell.turns()
+    await shell.take(request("r", stream=True), headers=(("other", b"x"), trace))
+    await shell.end("r")
     topics = {topic for topic, headers in shell.broker.headers if headers == [trace]}
     assert topics == {NAMES.status, NAMES.result}
     assert all(headers == [trace] for topic, headers in shell.broker.headers if topic in topics)
     shell.broker.headers.clear()
-    shell.deliver(LOW, request("s"), headers=((trace[0], b"x" * 300),))
-    await shell.turns()
+    await shell.take(request("s"), headers=((trace[0], b"x" * 300),))
     assert [headers for _, headers in shell.broker.headers if headers] == []
 
 
@@ -297,8 +311,7 @@ async def test_an_urgent_record_passes_a_batch_that_is_half_taken(shell: Shell) 
 
 async def test_poison_is_lettered_and_the_next_record_runs(shell: Shell) -> None:
     shell.up()
-    shell.deliver(LOW, b"\xff", request("r"))
-    await shell.turns()
+    await shell.take(b"\xff", request("r"))
     assert [letter.original for letter in shell.broker.letters()] == [b"\xff"]
     assert shell.running() == ["r"]
     assert shell.flow.gate.commits() == {(LOW, 0): (1, "")}
@@ -315,12 +328,11 @@ async def stay_away(shell: Shell) -> None:
         await shell.turns()
 
 
-async def test_a_registry_that_is_away_holds_the_batch_and_it_goes_on_later(shell: Shell) -> None:
+async def test_an_unreachable_registry_holds_the_batch(shell: Shell) -> None:
     shell.up()
     shell.intake.unknown = {1}
     shell.deliver(LOW, request("a"), request("b"), request("c"))
-    shell.deliver(LOW, request("d"))
-    await shell.turns()
+    await shell.take(request("d"))
     assert shell.running() == ["a"]
     assert not shell.worker.registry_waits, "a schema that is asked for is no registry that is away"
     assert shell.given_back == [(LOW, 0), (LOW, 0)], "others have their room, and this partition is held"
@@ -343,12 +355,11 @@ async def test_a_registry_that_is_away_holds_the_batch_and_it_goes_on_later(shel
     assert shell.broker.letters() == []
 
 
-async def test_other_partitions_go_on_while_schemas_of_one_are_asked_for(shell: Shell) -> None:
+async def test_other_partitions_continue_without_the_schemas_of_one(shell: Shell) -> None:
     shell.up()
     shell.intake.unknown = set(range(10, 20))
     shell.deliver(HIGH, *[request(f"odd{number}") for number in range(20)])
-    shell.deliver(LOW, *[request(f"r{number}") for number in range(10)])
-    await shell.turns()
+    await shell.take(*[request(f"r{number}") for number in range(10)])
     assert [offset for topic, offset in shell.intake.looked_at if topic == LOW] == list(range(10))
     assert [offset for topic, offset in shell.intake.looked_at if topic == HIGH] == list(range(11))
 
@@ -362,7 +373,7 @@ async def test_an_assignment_ends_the_wait_for_a_registry(shell: Shell) -> None:
     assert not shell.worker.registry_waits
 
 
-async def test_what_was_parked_is_asked_for_again_after_a_moment_when_the_registry_is_away(
+async def test_parked_records_are_fetched_again_while_the_registry_is_away(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_module, "REGISTRY_AGAIN_S", 0.01)
@@ -386,8 +397,7 @@ async def parked(shell: Shell) -> None:
     shell.up(slots=1)
     await shell.turns()
     assert shell.running() == ["a"]
-    shell.finish("a")
-    await shell.turns()
+    await shell.end("a")
     assert shell.refetches.requested == [((LOW, 0), (1,), 2)], "with the urgency of its class"
 
 
@@ -408,7 +418,7 @@ async def test_a_parked_request_is_read_again_and_runs(small: Shell) -> None:
 
 
 @pytest.mark.parametrize("gone", [True, False])
-async def test_a_parked_request_that_is_gone_or_another_becomes_a_dead_letter(small: Shell, gone: bool) -> None:
+async def test_a_parked_request_that_is_gone_becomes_a_dead_letter(small: Shell, gone: bool) -> None:
     await parked(small)
     if gone:
         small.worker.on_gone((LOW, 0), [1])
@@ -459,12 +469,11 @@ async def test_a_turn_is_asked_for_once_however_much_happens(shell: Shell, monke
 # -- pauses
 
 
-async def test_a_full_partition_is_held_and_let_go_of_when_it_has_room(tmp_path: Path) -> None:
+async def test_a_full_partition_is_held_until_it_has_room(tmp_path: Path) -> None:
     shell = Shell(tmp_path, commit_span=20)
     shell.assign((LOW, 0), (HIGH, 0))
     shell.up(slots=64)
-    shell.deliver(LOW, *(request(f"r{n}") for n in range(20)))
-    await shell.turns()
+    await shell.take(*(request(f"r{n}") for n in range(20)))
     assert shell.held == [frozenset({(LOW, 0)})]
     shell.deliver(HIGH, request("h"))
     await shell.turns()
@@ -478,20 +487,15 @@ async def test_a_full_partition_is_held_and_let_go_of_when_it_has_room(tmp_path:
     assert shell.held == [frozenset({(LOW, 0)}), frozenset()]
 
 
-async def test_the_ticker_lets_go_of_what_has_room_again(tmp_path: Path) -> None:
+async def test_the_ticker_releases_a_partition_with_room(tmp_path: Path) -> None:
     shell = Shell(tmp_path, commit_span=20)
     shell.assign((LOW, 0))
     shell.up(slots=64)
-    shell.deliver(LOW, *(request(f"r{n}") for n in range(20)))
-    await shell.turns()
+    await shell.take(*(request(f"r{n}") for n in range(20)))
     for n in range(20):
         shell.finish(f"r{n}")
-    ticking = asyncio.create_task(shell.worker.tick_forever())
-    try:
+    async with shell.ticking():
         await wait_until_async(lambda: shell.held == [frozenset({(LOW, 0)}), frozenset()])
-    finally:
-        ticking.cancel()
-        await asyncio.gather(ticking, return_exceptions=True)
 
 
 # -- assignments
@@ -499,8 +503,7 @@ async def test_the_ticker_lets_go_of_what_has_room_again(tmp_path: Path) -> None
 
 async def test_an_assignment_forgets_what_was_not_taken(shell: Shell) -> None:
     shell.intake.unknown = {1}
-    shell.deliver(LOW, request("a"), request("b"))
-    await shell.turns()
+    await shell.take(request("a"), request("b"))
     shell.assign((HIGH, 0), (HIGH, 1), generation=2)
     await shell.turns()
     assert shell.given_back == [(LOW, 0)], "its room is free for the new assignment"
@@ -508,16 +511,14 @@ async def test_an_assignment_forgets_what_was_not_taken(shell: Shell) -> None:
     assert shell.refetches.cancelled == {(LOW, 0)}, "of partitions that are gone nothing is read again"
 
 
-async def test_what_a_partition_that_stays_had_waiting_comes_again(shell: Shell) -> None:
+async def test_waiting_records_of_a_kept_partition_are_read_again(shell: Shell) -> None:
     shell.intake.unknown = {1}
-    shell.deliver(LOW, request("a"), request("b"))
-    await shell.turns()
+    await shell.take(request("a"), request("b"))
     shell.assign((HIGH, 0), (LOW, 0), generation=2)
     shell.intake.unknown = set()
     shell.now += SLOW_TICK_S
     shell.ends.clear()
-    shell.deliver(LOW, request("a"), request("b"))
-    await shell.turns()
+    await shell.take(request("a"), request("b"))
     assert [work.request_id for work in shell.flow.works.values()] == ["a", "b"], "a is held already, b is new"
     assert shell.refetches.cancelled == set()
 
@@ -526,18 +527,16 @@ async def test_a_pause_outlives_an_assignment_and_ends_with_the_reason_for_it(tm
     """The consumer keeps its holds over a rebalance: what was not told to let go was held for ever, unnoticed."""
     shell = Shell(tmp_path, commit_span=20)
     shell.assign((LOW, 0))
-    shell.deliver(LOW, *(request(f"r{n}") for n in range(20)))
-    await shell.turns()
+    await shell.take(*(request(f"r{n}") for n in range(20)))
     shell.assign((LOW, 0), generation=2)
     assert shell.held == [frozenset({(LOW, 0)})], "it holds still, and is not told twice"
     shell.assign((LOW, 0), generation=3, fenced=True)
     assert shell.held == [frozenset({(LOW, 0)}), frozenset()]
 
 
-async def test_nothing_more_is_said_of_work_that_is_let_go_of(shell: Shell) -> None:
+async def test_nothing_of_released_work_is_published(shell: Shell) -> None:
     shell.up()
-    shell.deliver(LOW, request("r", stream=True))
-    await shell.turns()
+    await shell.take(request("r", stream=True))
     run_id = next(iter(shell.engine.runs))
     shell.engine.say("words")  # its chunk is carried out in the next turn, which comes after the assignment
     shell.assign((HIGH, 0), generation=2)
@@ -551,11 +550,9 @@ async def test_nothing_more_is_said_of_work_that_is_let_go_of(shell: Shell) -> N
 
 async def test_a_fault_breaks_the_worker_down_once(shell: Shell) -> None:
     shell.up()
-    shell.deliver(LOW, request("a"))
-    await shell.turns()
+    await shell.take(request("a"))
     shell.intake.fault = ZeroDivisionError("a fault of ours")
-    shell.deliver(LOW, request("b"))
-    await shell.turns()
+    await shell.take(request("b"))
     assert shell.broken == 1
     assert shell.worker.broken
     shell.intake.fault = None
@@ -567,32 +564,20 @@ async def test_a_fault_breaks_the_worker_down_once(shell: Shell) -> None:
     assert shell.intake.looked_at == [(LOW, 0), (LOW, 1)]
 
 
-async def test_what_ran_when_the_worker_broke_counts_as_having_died_with_it(shell: Shell) -> None:
-    shell.up()
-    shell.deliver(LOW, request("a"))
-    await shell.turns()
-    shell.journal.flush()
-    shell.worker.break_down()
-    shell.worker.hand_back()
-    await shell.turns()
-    shell.journal.close()
-    assert shell.deaths_next_life(0, "a") == 1
-
-
-async def test_what_is_handed_back_in_order_is_no_death(shell: Shell) -> None:
-    shell.up()
-    shell.deliver(LOW, request("a"))
-    await shell.turns()
-    shell.journal.flush()
-    shell.worker.stop_taking()
-    shell.worker.hand_back()
-    await shell.turns()
-    shell.journal.close()
-    assert not shell.flow.works
-    assert shell.deaths_next_life(0, "a") == 0
-
-
 # -- the journal
+
+
+@pytest.mark.parametrize("broken", [True, False])
+async def test_only_work_of_a_broken_worker_counts_as_a_death(shell: Shell, broken: bool) -> None:
+    shell.up()
+    await shell.take(request("a"))
+    shell.journal.flush()
+    shell.worker.break_down() if broken else shell.worker.stop_taking()
+    shell.worker.hand_back()
+    await shell.turns()
+    shell.journal.close()
+    assert broken or not shell.flow.works
+    assert shell.deaths_next_life(0, "a") == broken
 
 
 @pytest.mark.parametrize("inline", [True, False])
@@ -606,43 +591,18 @@ async def test_the_journal_has_a_start_before_an_engine_outside_this_process_doe
     assert ("a" in written.split()) is not inline
 
 
-async def test_an_outcome_ends_the_start_in_the_journal_and_forgets_earlier_deaths(tmp_path: Path) -> None:
-    life = CrashJournal(tmp_path / "journal")
-    life.started((LOW, 0, 0), "a")
-    life.close()
-    shell = Shell(tmp_path)
-    assert shell.journal.deaths((LOW, 0, 0), "a") == 1
-    shell.assign((LOW, 0))
+@pytest.mark.parametrize("stage", [Stage.SETTLING, Stage.RETRYING])
+async def test_work_between_its_run_and_its_outcome_is_no_death(shell: Shell, stage: Stage) -> None:
     shell.up()
-    shell.deliver(LOW, request("a"))
-    await shell.turns()
-    shell.finish("a")
-    await shell.turns()
-    shell.journal.close()
-    assert shell.deaths_next_life(0, "a") == 0
-
-
-async def test_what_an_engine_finished_is_no_death_while_its_outcome_is_under_way(shell: Shell) -> None:
-    shell.up()
-    shell.deliver(LOW, request("a"))
-    await shell.turns()
+    await shell.take(request("a"))
     shell.journal.flush()
     shell.broker.acknowledges = False
-    shell.finish("a")
+    if stage is Stage.SETTLING:
+        shell.engine.finish()
+    else:
+        shell.engine.fail(EngineFailed("try it again"), again=True)
     await shell.turns()
-    assert shell.flow.works[(LOW, 0, 0)].stage is Stage.SETTLING
-    shell.journal.flush()
-    assert shell.deaths_next_life(0, "a") == 0
-
-
-async def test_what_waits_for_its_next_attempt_is_no_death(shell: Shell) -> None:
-    shell.up()
-    shell.deliver(LOW, request("a"))
-    await shell.turns()
-    shell.journal.flush()
-    shell.engine.fail(EngineFailed("try it again"), again=True)
-    await shell.turns()
-    assert shell.flow.works[(LOW, 0, 0)].stage is Stage.RETRYING
+    assert shell.flow.works[(LOW, 0, 0)].stage is stage
     shell.journal.flush()
     assert shell.deaths_next_life(0, "a") == 0
 
@@ -652,13 +612,12 @@ async def test_earlier_deaths_count_until_the_broker_has_the_outcome(tmp_path: P
     life.started((LOW, 0, 0), "a")
     life.close()
     shell = Shell(tmp_path)
+    assert shell.journal.deaths((LOW, 0, 0), "a") == 1
     shell.assign((LOW, 0))
     shell.up()
-    shell.deliver(LOW, request("a"))
-    await shell.turns()
+    await shell.take(request("a"))
     shell.broker.acknowledges = False
-    shell.finish("a")
-    await shell.turns()
+    await shell.end("a")
     shell.journal.flush()
     copy = tmp_path / "copy"
     copy.write_bytes((tmp_path / "journal").read_bytes())
@@ -674,17 +633,14 @@ async def test_a_request_whose_outcome_breaks_the_worker_is_to_blame(
 ) -> None:
     """It runs no more, but without this it would break each worker that takes it."""
     shell.up()
-    shell.deliver(LOW, request("a"), request("b"))
-    await shell.turns()
-    shell.finish("b")
-    await shell.turns()
+    await shell.take(request("a"), request("b"))
+    await shell.end("b")
 
     def terminal(*args: object) -> None:
         raise ZeroDivisionError("a fault of ours")
 
     monkeypatch.setattr(Outcomes, "terminal", terminal)
-    shell.finish("a")
-    await shell.turns()
+    await shell.end("a")
     assert shell.broken == 1
     shell.journal.close()
     assert shell.deaths_next_life(0, "a") == 1
@@ -696,23 +652,19 @@ async def test_a_request_whose_outcome_breaks_the_worker_is_to_blame(
 
 async def test_after_the_stop_nothing_is_taken_and_what_runs_may_end(shell: Shell) -> None:
     shell.up(slots=1)
-    shell.deliver(LOW, request("a"), request("b"))
-    await shell.turns()
+    await shell.take(request("a"), request("b"))
     shell.worker.stop_taking()
-    shell.deliver(LOW, request("c"))
-    await shell.turns()
+    await shell.take(request("c"))
     assert [work.request_id for work in shell.flow.works.values()] == ["a"]
     assert not shell.worker.has_room
-    shell.finish("a")
-    await shell.turns()
+    await shell.end("a")
     assert shell.broker.ended() == {"a": "completed"}
     assert shell.flow.gate.commits() == {(LOW, 0): (1, "")}, "b is handed back"
 
 
-async def test_what_waits_in_the_inbox_at_the_stop_gives_its_room_back(shell: Shell) -> None:
+async def test_a_stop_frees_the_room_of_waiting_batches(shell: Shell) -> None:
     shell.intake.unknown = {0}
-    shell.deliver(LOW, request("a"))
-    await shell.turns()
+    await shell.take(request("a"))
     shell.deliver(LOW, request("b"))
     assert shell.given_back == [(LOW, 0)]
     shell.worker.stop_taking()
@@ -720,8 +672,7 @@ async def test_what_waits_in_the_inbox_at_the_stop_gives_its_room_back(shell: Sh
 
 
 async def test_commands_reach_the_flow_and_erasures_whoever_erases(shell: Shell) -> None:
-    shell.deliver(LOW, request("a"))
-    await shell.turns()
+    await shell.take(request("a"))
     fields = {"request_id": "a", "tenant": "default", "created_at": NOW_MS}
     erase = ControlCommand(kind="erase", **fields)
     shell.worker.on_commands([ControlCommand(kind="cancel", **fields), erase])
@@ -732,8 +683,7 @@ async def test_commands_reach_the_flow_and_erasures_whoever_erases(shell: Shell)
 
 async def test_a_chunk_that_can_never_be_published_fails_its_request(shell: Shell) -> None:
     shell.up()
-    shell.deliver(LOW, request("a", stream=True))
-    await shell.turns()
+    await shell.take(request("a", stream=True))
     shell.engine.say("\ud800")
     await shell.turns()
     assert shell.broker.ended() == {"a": "failed"}
@@ -744,8 +694,7 @@ async def test_a_turn_on_the_wrong_partition_is_put_where_it_belongs(shell: Shel
     payload = {"messages": [{"role": "user", "content": "hi"}]}
     turns = [request("r", conversation_id=name, payload=payload) for name in "abcdef"]
     elsewhere = next(turn for turn in turns if shell.intake.read(LOW, 0, 0, NOW_MS, (), turn).belongs_on is not None)
-    shell.deliver(LOW, elsewhere)
-    await shell.turns()
+    await shell.take(elsewhere)
     assert [topic for topic, _ in shell.broker.sent] == [LOW]
     assert shell.flow.gate.commits() == {(LOW, 0): (1, "")}
 
@@ -753,35 +702,24 @@ async def test_a_turn_on_the_wrong_partition_is_put_where_it_belongs(shell: Shel
 async def test_work_wakes_the_ticker_that_found_nothing_held(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "IDLE_TICK_S", 3_600.0)
     shell.up()
-    ticking = asyncio.create_task(shell.worker.tick_forever())
-    try:
+    async with shell.ticking():
         for name in ("a", "b"):
             await asyncio.sleep(0)
-            shell.deliver(LOW, request(name))
-            await shell.turns()
+            await shell.take(request(name))
             shell.now += 1.0
             await wait_until_async(lambda: any(topic == NAMES.status for topic, _ in shell.broker.sent))
             shell.finish(name)
             await wait_until_async(lambda: not shell.flow.works)
             shell.broker.sent.clear()
-    finally:
-        ticking.cancel()
-        await asyncio.gather(ticking, return_exceptions=True)
 
 
-async def test_the_ticker_ends_what_takes_too_long_and_says_what_lasts(shell: Shell) -> None:
+async def test_the_ticker_ends_slow_runs_and_reports_long_ones(shell: Shell) -> None:
     shell.up()
-    shell.deliver(LOW, request("a", execution_timeout_ms=1_000, max_attempts=1))
-    await shell.turns()
-    ticking = asyncio.create_task(shell.worker.tick_forever())
-    try:
+    await shell.take(request("a", execution_timeout_ms=1_000, max_attempts=1))
+    async with shell.ticking():
         shell.now += 0.1
         await wait_until_async(lambda: any(topic == NAMES.status for topic, _ in shell.broker.sent))
         shell.now += 1.0
         await wait_until_async(lambda: shell.broker.ended() == {"a": "dead_lettered"})
-    finally:
-        ticking.cancel()
-        await asyncio.gather(ticking, return_exceptions=True)
     (event,) = [event for event in shell.broker.results() if event.is_terminal]
-    assert event.error is not None
     assert event.error.code == "execution_timeout"

@@ -12,28 +12,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kit import worker_turns as kit
 from kit.examples import examples
+from kit.worker_turns import CODEC, Holds, answer, mine, topic_of, turns_of
 from memory_topics import MemoryTopics
 from penstock.common.forks import ForkRecord, TopicForks, begin_record, deleted_record, fork_record, forked_record
 from penstock.common.reader import RawMessage
 from penstock.common.shards.addresses import head_of, id_of
-from penstock.processors.conversations.messages import answer_message, as_summary
+from penstock.processors.conversations.messages import as_summary
 from penstock.processors.conversations.turns import Turns, TurnStart
-from penstock.processors.kafka.broker_watch import BrokerWatch
 from penstock.processors.past import chars_of
-from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import Cancelled, Conflict
-from penstock.schemas.records import ArtifactRef, ConversationFork, ConversationMessage, InferenceRequest
-from penstock.schemas.topics import TopicNames
-
-CODEC = default_codec()
-topic_of = TopicNames().conversation
+from penstock.schemas.records import ConversationFork, ConversationMessage, InferenceRequest
 
 
 class WorkerTopics(MemoryTopics):
     """As `Turns` wants them; `before_append` runs once, in front of the next append."""
-
-    is_shared = False
 
     is_shared = False
 
@@ -127,27 +121,8 @@ class SharedTopics(WorkerTopics):
         return offset
 
 
-def make(log: WorkerTopics, cached_bytes: int = 1 << 20) -> Turns:
-    return Turns(log, CODEC, topic_of, threads=1, cached_bytes=cached_bytes, watch=BrokerWatch(lambda _: True))
-
-
 def request(conversation_id: str, request_id: str, text: str = "?") -> InferenceRequest:
-    messages = [{"role": "user", "content": text}]
-    return InferenceRequest(
-        request_id=request_id,
-        task="text_generation",
-        conversation_id=conversation_id,
-        created_at=0,
-        text_generation={"messages": messages},
-    )
-
-
-def answer(of: InferenceRequest, text: str) -> ConversationMessage:
-    return answer_message(of, text, epoch=1, attempt=1, model="m", finish_reason="stop", usage=None, now_ms=0)
-
-
-def mine() -> bool:
-    return True
+    return kit.request(request_id, text, conversation_id=conversation_id)
 
 
 async def begin(turns: Turns, of: InferenceRequest) -> str:
@@ -158,16 +133,13 @@ async def begin(turns: Turns, of: InferenceRequest) -> str:
 
 
 async def turn(turns: Turns, conversation_id: str, number: int) -> None:
-    asked = request(conversation_id, f"r{number}", f"q{number}")
-    identity = await begin(turns, asked)
-    await turns.finish(answer(asked, f"a{number}"), mine, identity)
+    await kit.turn(turns, request(conversation_id, f"r{number}", f"q{number}"), f"a{number}")
 
 
 async def add_summary(turns: Turns, conversation_id: str, request_id: str, text: str) -> int:
     """Where it ends."""
     asked = replace(request(conversation_id, request_id), task="summarization")
     found = await turns.to_sum_up(asked, conversation_id, None, mine)
-    assert found is not None
     await turns.add_summary(as_summary(answer(asked, text), found.through), mine, found.mark)
     return found.through
 
@@ -214,7 +186,7 @@ class World:
     numbers: Any = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
-        self.turns = make(self.topics)
+        self.turns = turns_of(self.topics)
 
     def pick(self, number: int) -> str:
         return sorted(self.lists)[number % len(self.lists)]
@@ -277,12 +249,11 @@ class World:
         self.topics.compact(tombstones_too=number % 2 == 0)
 
     async def check(self) -> None:
-        for turns in (self.turns, make(self.topics, cached_bytes=0)):
+        for turns in (self.turns, turns_of(self.topics, cached_bytes=0)):
             for name, expected in self.lists.items():
                 start = await seen(turns, name)
                 texts = [one.text for one in expected if one.covers is None]
                 assert [message["content"] for message in start.past.messages] == texts
-                assert start.past.chars is not None
                 in_all = list(itertools.accumulate(map(chars_of, start.past.messages)))
                 assert start.past.chars[: len(texts)] == in_all
                 summaries = [one for one in expected if one.covers is not None]
@@ -327,15 +298,23 @@ def test_a_fork_has_what_a_copy_of_its_parent_has(layout: type[WorkerTopics], st
 # -- one by one
 
 
+@pytest.fixture
+def log() -> WorkerTopics:
+    return WorkerTopics()
+
+
+@pytest.fixture
+async def turns(log: WorkerTopics) -> Turns:
+    return turns_of(log)
+
+
 async def forked_after_two_turns(log: WorkerTopics, turns: Turns) -> None:
     await turn(turns, "c", 1)
     await turn(turns, "c", 2)
     log.fork("c", "f", 1)
 
 
-async def test_both_go_on_from_the_same_messages() -> None:
-    log = WorkerTopics()
-    turns = make(log)
+async def test_both_go_on_from_the_same_messages(log: WorkerTopics, turns: Turns) -> None:
     await forked_after_two_turns(log, turns)
     await turn(turns, "f", 3)
     assert await said(turns, "c") == ["q1", "a1", "q2", "a2"]
@@ -343,23 +322,18 @@ async def test_both_go_on_from_the_same_messages() -> None:
     assert await places(turns, "f") == [0, 1, 3, 4], "inherited ones keep their offsets, 2 is the fork's own record"
 
 
-async def test_a_summary_of_the_parent_counts_in_a_fork_behind_it_alone() -> None:
-    log = WorkerTopics()
-    turns = make(log)
+async def test_a_summary_of_the_parent_counts_only_in_later_forks(log: WorkerTopics, turns: Turns) -> None:
     await turn(turns, "c", 1)
     assert await add_summary(turns, "c", "s", "told") == 1
     await turn(turns, "c", 2)
     log.fork("c", "before", 1)
     log.fork("c", "behind", 4)
     told = (await seen(turns, "behind")).past.summary
-    assert told is not None
     assert (told.text, told.through, told.turns) == ("told", 1, 1)
     assert (await seen(turns, "before")).past.summary is None
 
 
-async def test_a_fork_is_prepared_again_when_its_parent_is_erased_meanwhile() -> None:
-    log = WorkerTopics()
-    turns = make(log)
+async def test_a_fork_is_prepared_again_after_an_erasure_in_its_parent(log: WorkerTopics, turns: Turns) -> None:
     await forked_after_two_turns(log, turns)
     asked = request("f", "r3")
     start = await turns.read(asked, mine)
@@ -368,13 +342,10 @@ async def test_a_fork_is_prepared_again_when_its_parent_is_erased_meanwhile() ->
     assert await said(turns, "f") == []
 
 
-async def test_a_summary_of_what_the_parent_erased_meanwhile_is_taken_back() -> None:
+async def test_a_summary_of_messages_erased_in_the_parent_is_removed(log: WorkerTopics, turns: Turns) -> None:
     """The parent is another worker's, which erases while the fork's summary is on its way to the log."""
-    log = WorkerTopics()
-    turns = make(log)
     await forked_after_two_turns(log, turns)
     found = await turns.to_sum_up(request("f", "s"), "f", None, mine)
-    assert found is not None
     keys = (b"r1/in/0/1", b"r1/out/1")
     log.before_append = lambda: [log.put(topic_of("default", "c"), key, None) for key in keys]
     summary = as_summary(answer(request("f", "s"), "told"), found.through)
@@ -383,16 +354,14 @@ async def test_a_summary_of_what_the_parent_erased_meanwhile_is_taken_back() -> 
     assert (await seen(turns, "f")).past.summary is None
 
 
-async def test_a_turn_does_not_outlive_a_deletion_that_its_forks_outlive() -> None:
+async def test_a_turn_ends_with_its_conversation_though_forks_remain(log: WorkerTopics, turns: Turns) -> None:
     """The topic stays: an answer that comes behind the deletion is not written, an input is taken back."""
-    log = WorkerTopics()
-    turns = make(log)
     await forked_after_two_turns(log, turns)
     asked = request("c", "r3", "q3")
     identity = await begin(turns, asked)
     log.delete("c")
     with pytest.raises(Cancelled):
-        await make(log).finish(answer(asked, "a3"), mine, identity)
+        await turns_of(log).finish(answer(asked, "a3"), mine, identity)
     with pytest.raises(Cancelled):
         await turns.finish(answer(asked, "a3"), mine, identity)
     assert await said(turns, "c") == []
@@ -402,20 +371,12 @@ async def test_a_turn_does_not_outlive_a_deletion_that_its_forks_outlive() -> No
     assert await said(turns, "c") == []
     assert await said(turns, "f") == ["q1", "a1"]
     await turn(turns, "c", 5)
-    assert await said(make(log), "c") == ["q5", "a5"], "begun anew"
+    assert await said(turns_of(log), "c") == ["q5", "a5"], "begun anew"
 
 
-async def test_commands_are_read_again_behind_a_deletion() -> None:
+async def test_commands_are_read_again_behind_a_deletion(log: WorkerTopics, turns: Turns) -> None:
     log, read = WorkerTopics(), list[float]()
-    turns = Turns(
-        log,
-        CODEC,
-        topic_of,
-        threads=1,
-        cached_bytes=1 << 20,
-        watch=BrokerWatch(lambda _: True),
-        catch_up=read.append,
-    )
+    turns = turns_of(log, catch_up=read.append)
     await forked_after_two_turns(log, turns)
     before = len(read)
     await turn(turns, "c", 3)
@@ -425,22 +386,18 @@ async def test_commands_are_read_again_behind_a_deletion() -> None:
     assert len(read) == before + 1
 
 
-async def test_a_turn_of_a_deleted_conversation_is_erased_where_forks_show_it() -> None:
-    log = WorkerTopics()
-    turns = make(log)
+async def test_an_erasure_in_a_deleted_conversation_reaches_its_forks(log: WorkerTopics, turns: Turns) -> None:
     await forked_after_two_turns(log, turns)
     await add_summary(turns, "f", "s", "told")
     log.delete("c")
     assert await turns.erase("default", "c", "r1") == 2
-    for one in (turns, make(log)):
+    for one in (turns, turns_of(log)):
         start = await seen(one, "f")
         assert (list(start.past.messages), start.past.summary) == ([], None)
 
 
-async def test_a_summary_of_what_was_begun_anew_outlives_an_erasure_in_what_was_deleted() -> None:
+async def test_an_erasure_of_deleted_messages_keeps_later_summaries(log: WorkerTopics, turns: Turns) -> None:
     """It stood behind what was erased, and never told of it."""
-    log = WorkerTopics()
-    turns = make(log)
     await forked_after_two_turns(log, turns)
     log.delete("c")
     await turn(turns, "c", 3)
@@ -449,35 +406,24 @@ async def test_a_summary_of_what_was_begun_anew_outlives_an_erasure_in_what_was_
     await add_summary(turns, "anew", "s2", "told anew")
     assert await turns.erase("default", "c", "r1") == 2
     for name, text in (("c", "told"), ("anew", "told anew")):
-        told = (await seen(make(log), name)).past.summary
-        assert told is not None
+        told = (await seen(turns_of(log), name)).past.summary
         assert told.text == text
 
 
-async def test_images_of_deleted_messages_are_held_until_they_are_erased() -> None:
-    log = WorkerTopics()
-    turns = make(log)
-    asked = request("c", "r1")
-    drawn = ArtifactRef(artifact_id="a1", uri="file:a1", media_type="image/png", size_bytes=1, sha256="0")
-    await turns.finish(replace(answer(asked, "A cat."), artifacts=[drawn]), mine, await begin(turns, asked))
-    log.fork("c", "f", 1)
-    log.delete("c")
-
-    async def held(of: Turns) -> set[str]:
-        await said(of, "c")
-        kept = of._cached(topic_of("default", "c"))  # pyright: ignore[reportPrivateUsage]
-        assert kept is not None
-        return kept.artifact_ids()
-
-    assert await held(turns) == {"a1"}
-    await turns.erase("default", "c", "r1")
-    assert (await held(turns), await held(make(log))) == (set(), set())
+async def test_images_of_deleted_messages_are_held_until_erasure(log: WorkerTopics) -> None:
+    holds = Holds()
+    turns = turns_of(log, held=holds)
+    await kit.turn(turns, request("c1", "r1"), "A cat.", "a1")
+    log.fork("c1", "f", 1)
+    log.delete("c1")
+    await turns.erase("default", "c1", "unknown")
+    assert holds.held == {"a1"}
+    await turns.erase("default", "c1", "r1")
+    assert holds.held == set()
 
 
-async def test_a_summary_that_comes_while_its_parent_is_erased_goes_too() -> None:
+async def test_a_summary_added_during_an_erasure_is_removed(log: WorkerTopics, turns: Turns) -> None:
     """Of a fork that is made, and summed up by another worker, in front of the tombstones."""
-    log = WorkerTopics()
-    turns = make(log)
     await turn(turns, "c", 1)
     summary = as_summary(answer(request("f", "s"), "told"), 1)
 
@@ -487,13 +433,11 @@ async def test_a_summary_that_comes_while_its_parent_is_erased_goes_too() -> Non
 
     log.before_append = fork_and_sum_up
     await turns.erase("default", "c", "r1")
-    start = await seen(make(log), "f")
+    start = await seen(turns_of(log), "f")
     assert (list(start.past.messages), start.past.summary) == ([], None)
 
 
-async def test_a_fork_whose_parent_was_deleted_by_others_has_its_own_messages() -> None:
-    log = WorkerTopics()
-    turns = make(log)
+async def test_a_fork_without_its_parent_topic_keeps_its_own_messages(log: WorkerTopics, turns: Turns) -> None:
     await forked_after_two_turns(log, turns)
     await turn(turns, "f", 3)
     topic = topic_of("default", "c")
@@ -503,11 +447,9 @@ async def test_a_fork_whose_parent_was_deleted_by_others_has_its_own_messages() 
     assert await said(turns, "f") == ["q3", "a3"], "one of the same name is another conversation"
 
 
-async def test_what_a_fork_holds_in_memory_counts_with_what_it_inherited() -> None:
-    log = WorkerTopics()
-    turns = make(log, cached_bytes=1 << 20)
+async def test_the_cached_bytes_of_a_fork_include_inherited_messages(log: WorkerTopics, turns: Turns) -> None:
     asked = request("c", "r1", "x" * 100_000)
-    await turns.finish(answer(asked, "a"), mine, await begin(turns, asked))
+    await kit.turn(turns, asked, "a")
     log.fork("c", "f", 1)
     await said(turns, "f")
     cache = turns._cache  # pyright: ignore[reportPrivateUsage]

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from kit.engines import Sink, run, start
 from penstock.processors.background import on_faults
-from penstock.processors.engines.base import Delta, EngineState, Finished, RunFailed, RunSpec
+from penstock.processors.engines.base import EngineState, RunSpec
 from penstock.processors.engines.noop import NoopEngine
 from penstock.processors.past import Past
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed
@@ -16,41 +17,21 @@ from penstock.schemas.records import ContextLimits
 from support import wait_until_async
 
 
-class Sink:
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.deltas: list[Delta] = []
-        self.done: asyncio.Future[Finished | RunFailed] = asyncio.get_running_loop().create_future()
-
-    def on_delta(self, delta: Delta) -> None:
-        self.deltas.append(delta)
-
-    def on_finished(self, finished: Finished) -> None:
-        self.done.set_result(finished)
-
-    def on_failed(self, failed: RunFailed) -> None:
-        self.done.set_result(failed)
-
-
 def spec(number: int = 1, **fields: Any) -> RunSpec:
     return RunSpec(run_id=f"r{number}", task="text_generation", model="m", **fields)
 
 
-async def run(engine: NoopEngine, asked: RunSpec) -> tuple[Sink, Finished]:
-    sink = Sink()
-    engine.run(asked, await engine.prepare(asked), sink)
-    found = await asyncio.wait_for(sink.done, 5)
-    assert isinstance(found, Finished)
-    return sink, found
+async def started(options: dict[str, Any]) -> NoopEngine:
+    engine = NoopEngine("m", options)
+    await engine.start()
+    return engine
 
 
 @pytest.mark.parametrize("options", [{"tokens": 5}, {"tokens": 5, "delay_ms": 1}, {"tokens": 5, "first_delay_ms": 1}])
 async def test_deltas_concatenate_to_the_output(options: dict[str, Any]) -> None:
-    engine = NoopEngine("m", options)
-    await engine.start()
+    engine = await started(options)
     sink, found = await run(engine, spec(prompt="a b c", stream=True))
-    assert "".join(delta.text for delta in sink.deltas) == found.output["text"] == "word0 word1 word2 word3 word4 "
+    assert "".join(sink.texts) == found.output["text"] == "word0 word1 word2 word3 word4 "
     assert [token for delta in sink.deltas for token in delta.token_ids] == list(range(5))
     assert found.usage == {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
     assert found.finish_reason == "stop"
@@ -58,8 +39,7 @@ async def test_deltas_concatenate_to_the_output(options: dict[str, Any]) -> None
 
 
 async def test_max_tokens_and_stop_strings_end_it() -> None:
-    engine = NoopEngine("m", {"tokens": 50, "delay_ms": 0.1})
-    await engine.start()
+    engine = await started({"tokens": 50, "delay_ms": 0.1})
     _, short = await run(engine, spec(1, prompt="x", params={"max_tokens": 2}))
     assert (short.output["text"], short.finish_reason) == ("word0 word1 ", "length")
     _, stopped = await run(engine, spec(2, prompt="x", params={"stop": ["word3"]}))
@@ -67,8 +47,7 @@ async def test_max_tokens_and_stop_strings_end_it() -> None:
 
 
 async def test_echo_answers_with_the_context_it_was_given() -> None:
-    engine = NoopEngine("m", {"echo": True})
-    await engine.start()
+    engine = await started({"echo": True})
     history = [{"role": "user", "content": "old"}, {"role": "assistant", "content": "answer"}] * 2
     new = [{"role": "user", "content": "new"}]
     _, found = await run(
@@ -78,10 +57,8 @@ async def test_echo_answers_with_the_context_it_was_given() -> None:
 
 
 async def test_a_cancelled_run_tells_nothing() -> None:
-    engine = NoopEngine("m", {"tokens": 3, "delay_ms": 5, "slots": 1})
-    await engine.start()
-    first, sink = spec(1, prompt="x", stream=True), Sink()
-    engine.run(first, await engine.prepare(first), sink)
+    engine = await started({"tokens": 3, "delay_ms": 5, "slots": 1})
+    sink = await start(engine, spec(1, prompt="x", stream=True))
     engine.cancel("r1")
     await run(engine, spec(2, prompt="x"))
     assert not sink.deltas
@@ -112,8 +89,7 @@ async def test_a_sink_that_raises_is_a_fault_and_ends_its_run(event: str, delay_
     def refuse(_: object) -> None:
         raise ValueError
 
-    engine = NoopEngine("m", {"delay_ms": delay_ms})
-    await engine.start()
+    engine = await started({"delay_ms": delay_ms})
     asked, sink = spec(prompt="x", stream=True), Sink()
     setattr(sink, event, refuse)
     engine.run(asked, await engine.prepare(asked), sink)
@@ -123,8 +99,7 @@ async def test_a_sink_that_raises_is_a_fault_and_ends_its_run(event: str, delay_
 
 
 async def test_an_echo_can_be_written() -> None:
-    engine = NoopEngine("m", {"echo": True})
-    await engine.start()
+    engine = await started({"echo": True})
     _, found = await run(engine, spec(prompt="a\ud800"))
     assert found.output["text"] == "a\ufffd"
 
@@ -137,13 +112,8 @@ async def test_what_nobody_sees_come_waits_with_one_timer_as_long_as_with_one_fo
     delays: list[float] = []
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(loop, "call_later", lambda delay, step, *of: delays.append(delay) or loop.call_soon(step, *of))
-    engine = NoopEngine("m", {"tokens": 4, "delay_ms": 3, "first_delay_ms": 5})
-    await engine.start()
-    sink = Sink()
-    asked = spec(prompt="x", stream=stream)
-    engine.run(asked, await engine.prepare(asked), sink)
-    found = await sink.done
-    assert isinstance(found, Finished)
+    engine = await started({"tokens": 4, "delay_ms": 3, "first_delay_ms": 5})
+    found = await (await start(engine, spec(prompt="x", stream=stream))).done
     assert found.output["text"] == "word0 word1 word2 word3 "
     assert len(delays) == (4 if stream else 1)
     assert sum(delays) == pytest.approx(0.014)
@@ -178,10 +148,8 @@ async def test_neither_loads_nor_runs_end_while_they_are_held(tmp_path: Path) ->
     hold.touch()
     sinks: list[Sink] = []
     for number, stream in enumerate([True, False]):
-        asked, sink = spec(number, prompt="x", stream=stream), Sink()
-        engine.run(asked, await engine.prepare(asked), sink)
-        sinks.append(sink)
-    await wait_until_async(lambda: [delta.text for delta in sinks[0].deltas] == ["word0 "], 5)
+        sinks.append(await start(engine, spec(number, prompt="x", stream=stream)))
+    await wait_until_async(lambda: sinks[0].texts == ["word0 "], 5)
     await asyncio.sleep(0.01)  # longer than the tokens take
     assert not any(sink.done.done() for sink in sinks)
     hold.unlink()

@@ -30,7 +30,6 @@ def test_what_comes_while_one_is_on_its_way_is_sent_together_the_newest_only() -
     commits = begun()
     first = ask(commits, {A: (1, "")})
     sent = commits.next()
-    assert sent is not None
     assert sent.offsets == {A: (1, "")}
     later = [ask(commits, {A: (n, "")}) for n in (2, 3)]
     other = ask(commits, {B: (1, "m")})
@@ -39,7 +38,6 @@ def test_what_comes_while_one_is_on_its_way_is_sent_together_the_newest_only() -
     assert first == [{A: True}]
     assert later == [[], []]
     sent = commits.next()
-    assert sent is not None
     assert sent.offsets == {A: (3, ""), B: (1, "m")}
     commits.answer(sent, {A: True, B: False})
     assert later == [[{A: True}], [{A: True}]]
@@ -55,7 +53,6 @@ def test_lower_than_known_and_foreign_are_refused_equal_is_not_sent_again() -> N
     assert ask(commits, {A: (5, "map")}) == []
     assert ask(commits, {A: (4, "")}) == [{A: False}]
     sent = commits.next()
-    assert sent is not None
     assert sent.offsets == {A: (5, "map")}
 
 
@@ -67,7 +64,6 @@ def test_metadata_that_changes_back_while_it_is_on_its_way_is_sent_again() -> No
     assert ask(commits, {A: (5, "")}) == []
     commits.answer(sent, {A: True})
     sent = commits.next()
-    assert sent is not None
     assert sent.offsets == {A: (5, "")}
 
 

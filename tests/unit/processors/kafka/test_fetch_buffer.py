@@ -91,7 +91,6 @@ def test_a_partition_with_too_much_pauses_until_a_quarter_is_left() -> None:
     while left * 10_300 >= 500_000:
         assert buffer.pauses(paused) == paused
         piece = buffer.take(NOBODY)
-        assert piece is not None
         left -= len(piece[3]) if piece[0] == LOW else 0
     assert buffer.pauses(paused) == NOBODY
     assert buffer.pauses(NOBODY) == NOBODY

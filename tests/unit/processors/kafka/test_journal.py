@@ -36,30 +36,27 @@ def test_deaths_are_counted_from_life_to_life(tmp_path: Path) -> None:
     assert journal.deaths(KEY, "another request at this offset") == 0
 
 
-def test_an_outcome_ends_the_count_and_the_end_of_a_run_alone_does_not(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    run_and_die(path)
-    journal = CrashJournal(path)
-    assert journal.deaths(KEY, "r1") == 1
-    journal.started(KEY, "r1")
-    journal.flush()
-    journal.ended(KEY, "r1")
-    journal.flush()
-    journal = CrashJournal(path)
-    assert journal.deaths(KEY, "r1") == 1
-    journal.forget_deaths(KEY, "r1")
-    journal.flush()
-    assert CrashJournal(path).deaths(KEY, "r1") == 0
-
-
-def test_an_orderly_end_is_no_death(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    journal = CrashJournal(path)
-    journal.started(KEY, "r1")
-    journal.flush()
-    journal.orderly_stop()
-    journal.close()
-    assert CrashJournal(path).deaths(KEY, "r1") == 0
+@pytest.mark.parametrize(
+    ("lives", "deaths"),
+    [
+        (["started flush"], 1),
+        (["started close"], 1),  # a fault closes the journal too
+        (["started flush orderly_stop close"], 0),
+        (["started flush ended started flush"], 1),  # a retry in place
+        (["started flush", "started ended flush"], 1),
+        (["started flush", "started flush ended flush"], 1),
+        (["started flush", "started ended forget_deaths flush"], 0),
+        (["started flush", "started flush ended flush", "forget_deaths flush"], 0),
+    ],
+)
+def test_deaths_that_the_next_life_reads(tmp_path: Path, lives: list[str], deaths: int) -> None:
+    """Each life is the calls of its journal in order. Only an outcome (`forget_deaths`) ends the count."""
+    for life in lives:
+        journal = CrashJournal(tmp_path / "journal")
+        for call in life.split():
+            getattr(journal, call)(*((KEY, "r1") if call in ("started", "ended", "forget_deaths") else ()))
+        assert "forget_deaths" not in life or journal.deaths(KEY, "r1") == 0
+    assert CrashJournal(tmp_path / "journal").deaths(KEY, "r1") == deaths
 
 
 def test_a_cut_line_is_passed_over(tmp_path: Path) -> None:
@@ -108,26 +105,6 @@ def test_a_file_that_cannot_be_replaced_is_written_on(tmp_path: Path, monkeypatc
     assert CrashJournal(path).deaths(KEY, "r1") == 1
 
 
-def test_a_run_that_has_ended_is_no_death_but_earlier_ones_count(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    run_and_die(path)
-    journal = CrashJournal(path)
-    journal.started(KEY, "r1")
-    journal.ended(KEY, "r1")
-    assert journal.deaths(KEY, "r1") == 1
-    journal.flush()
-    assert CrashJournal(path).deaths(KEY, "r1") == 1
-
-
-def test_a_fault_is_no_orderly_end(tmp_path: Path) -> None:
-    """A fault closes everything too, in a `finally`: only who says so has stopped in order (#12)."""
-    path = tmp_path / "journal"
-    journal = CrashJournal(path)
-    journal.started(KEY, "r1")
-    journal.close()
-    assert CrashJournal(path).deaths(KEY, "r1") == 1
-
-
 def test_what_ran_and_ended_between_two_flushes_is_never_written(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = CrashJournal(path)
@@ -136,29 +113,6 @@ def test_what_ran_and_ended_between_two_flushes_is_never_written(tmp_path: Path)
         journal.ended(("topic", 0, offset), "r")
     journal.flush()
     assert path.stat().st_size == 0
-
-
-def test_a_suspect_that_ends_at_once_is_cleared(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    run_and_die(path)
-    journal = CrashJournal(path)
-    journal.started(KEY, "r1")
-    journal.ended(KEY, "r1")
-    journal.forget_deaths(KEY, "r1")
-    journal.flush()
-    assert journal.deaths(KEY, "r1") == 0
-    assert CrashJournal(path).deaths(KEY, "r1") == 0
-
-
-def test_a_retry_in_place_runs_when_its_worker_dies(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    journal = CrashJournal(path)
-    journal.started(KEY, "r1")
-    journal.flush()
-    journal.ended(KEY, "r1")
-    journal.started(KEY, "r1")
-    journal.flush()
-    assert CrashJournal(path).deaths(KEY, "r1") == 1
 
 
 def test_an_older_version_s_file_is_read(tmp_path: Path) -> None:
@@ -211,11 +165,9 @@ def test_the_attempts_of_a_request_go_on_from_life_to_life(tmp_path: Path) -> No
     # no close: killed
     for life in (CrashJournal(path, "w 2"), CrashJournal(path, "w 3")):
         history = life.attempts(KEY, "r1")
-        assert history is not None
         assert history.attempts[0] == failed
         died = history.attempts[1]
         assert (died.attempt, died.worker_id, died.ended_at) == (2, "w 1", None)
-        assert died.error is not None
         assert died.error.code == "engine_failed"
         assert died.started_at is not None
         assert len(history.attempts) == 2
@@ -230,5 +182,4 @@ def test_a_journal_of_an_earlier_release_counts_its_deaths(tmp_path: Path) -> No
     journal = CrashJournal(path)
     assert (journal.deaths(KEY, "r1"), journal.deaths(("topic", 0, 8), "r2")) == (1, 0)
     history = journal.attempts(KEY, "r1")
-    assert history is not None
     assert len(history.attempts) == 1

@@ -104,6 +104,13 @@ class Bench:
         self.told.append(("gone", model, replica))
 
 
+async def loaded(**fields: Any) -> Bench:
+    bench = Bench(**fields)
+    bench.manager.load("m", 0, (), 0)
+    await bench.until_told("up")
+    return bench
+
+
 def test_models_are_found_by_task_id_and_alias() -> None:
     catalog = Catalog(
         [config("a", aliases=("default", "A-1")), config("b"), config("e", tasks=("embedding",))],
@@ -168,9 +175,7 @@ async def test_a_load_that_fails_leaves_nothing_and_may_be_tried_again(error: Ex
 
 
 async def test_a_death_is_seen_at_once_and_told_when_the_process_has_ended() -> None:
-    bench = Bench()
-    bench.manager.load("m", 0, (), 0)
-    await bench.until_told("up")
+    bench = await loaded()
     first = bench.engines[0]
     first.die()
     assert bench.manager.engine("m", 0) is None
@@ -184,9 +189,7 @@ async def test_a_death_is_seen_at_once_and_told_when_the_process_has_ended() -> 
 
 
 async def test_unloading_is_told_when_the_process_has_ended() -> None:
-    bench = Bench()
-    bench.manager.load("m", 0, (), 0)
-    await bench.until_told("up")
+    bench = await loaded()
     bench.manager.unload("m", 0)
     bench.manager.unload("m", 0)
     await bench.until_told("up", "gone")
@@ -213,9 +216,7 @@ async def test_loading_is_given_up_at_once(way: str) -> None:
 
 
 async def test_models_change_at_run_time() -> None:
-    bench = Bench()
-    bench.manager.load("m", 0, (), 0)
-    await bench.until_told("up")
+    bench = await loaded()
     bench.manager.configure([config("other")])
     assert bench.manager.engine("m", 0) is bench.engines[0], "it stays until it is told to end"
     bench.manager.load("m", 1, (), 0)
@@ -225,9 +226,7 @@ async def test_models_change_at_run_time() -> None:
 
 
 async def test_a_load_after_a_change_uses_the_new_entry() -> None:
-    bench = Bench(source="old.")
-    bench.manager.load("m", 0, (), 0)
-    await bench.until_told("up")
+    bench = await loaded(source="old.")
     bench.manager.configure([config("m", source="newer")])
     bench.manager.load("m", 1, (), 0)
     bench.manager.size("m")

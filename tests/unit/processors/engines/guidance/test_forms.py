@@ -16,7 +16,6 @@ def form(schema: Any, **more: Any) -> dict[str, Any]:
 
 
 def options(rule: str | None) -> dict[str, Any]:
-    assert rule is not None
     return json.loads(rule.removeprefix("%json "))["x-guidance"]
 
 

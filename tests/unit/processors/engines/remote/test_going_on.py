@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import httpx
 import pytest
 
+from kit import engines as kit
+from kit.engines import Handler, Sink, sse
 from penstock.processors.core.requests.told import Told
-from penstock.processors.engines.base import Delta, EngineState, Finished, RunFailed, RunSpec, TurnedAway
+from penstock.processors.engines.base import EngineState, Finished, RunSpec, TurnedAway
 from penstock.processors.engines.remote import trial
 from penstock.processors.engines.remote.engine import RemoteEngine
 from penstock.schemas.errors import EngineFailed
@@ -22,41 +23,16 @@ from support import wait_until_async
 USER = {"role": "user", "content": "Tell me a story."}
 
 
-class Sink:
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.done: asyncio.Future[Finished | RunFailed] = asyncio.get_running_loop().create_future()
-
-    def on_delta(self, delta: Delta) -> None:
-        self.texts.append(delta.text)
-
-    def on_finished(self, finished: Finished) -> None:
-        self.done.set_result(finished)
-
-    def on_failed(self, failed: RunFailed) -> None:
-        self.done.set_result(failed)
-
-
-def transport(server: PrefixServer) -> httpx.MockTransport:
-    def handler(request: httpx.Request) -> httpx.Response:
+def handler_of(server: PrefixServer) -> Handler:
+    def handle(request: httpx.Request) -> httpx.Response:
         status, events = server.answer(json.loads(request.content))
-        if status != 200:
-            return httpx.Response(status, json=next(events))
-        lines = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
-        return httpx.Response(200, headers={"content-type": "text/event-stream"}, text=lines)
+        return sse(*events) if status == 200 else httpx.Response(status, json=next(events))
 
-    return httpx.MockTransport(handler)
+    return handle
 
 
-@asynccontextmanager
-async def serving(server: PrefixServer, **options: Any) -> AsyncIterator[RemoteEngine]:
-    options = {"continue": "prefix", **options}
-    engine = RemoteEngine("m", "http://server", options, transport=transport(server))
-    await engine.start()
-    try:
-        yield engine
-    finally:
-        await engine.stop()
+def serving(server: PrefixServer, **options: Any) -> AbstractAsyncContextManager[RemoteEngine]:
+    return kit.serving(handler_of(server), **{"continue": "prefix", **options})
 
 
 def asked(told: str | None = None, **fields: Any) -> RunSpec:
@@ -65,7 +41,7 @@ def asked(told: str | None = None, **fields: Any) -> RunSpec:
     return RunSpec(run_id="r1", request_id="a", task="text_generation", model="m", stream=True, told=before, **fields)
 
 
-async def run(engine: RemoteEngine, spec: RunSpec) -> tuple[bool, Sink, Finished | RunFailed]:
+async def run(engine: RemoteEngine, spec: RunSpec) -> tuple[bool, Sink, Any]:
     sink = Sink()
     prepared = await engine.prepare(spec)
     engine.run(spec, prepared, sink)
@@ -95,7 +71,6 @@ async def test_the_server_is_tried_when_the_model_starts(kind: str, note: str | 
         assert tried == (2 if kind == "refuses" else 3)
         goes_on, sink, finished = await run(engine, asked(STORY[:50]))
     assert goes_on is (note is None)
-    assert isinstance(finished, Finished)
     assert finished.output["text"].endswith(STORY) or kind == "strips"
     assert "".join(sink.texts) == (STORY[50:] if goes_on else finished.output["text"])
 
@@ -116,7 +91,6 @@ async def test_a_text_that_was_cut_anywhere_is_the_whole_text(form: str) -> None
     server = PrefixServer()
     async with serving(server) as engine:
         _, sink, whole = await run(engine, asked(**fields))
-        assert isinstance(whole, Finished)
         assert (whole.finish_reason, (whole.usage or {})["completion_tokens"]) == ("length", 200)
         texts = sink.texts
         assert [text for text in texts if text[-1].isspace()] == []
@@ -125,7 +99,6 @@ async def test_a_text_that_was_cut_anywhere_is_the_whole_text(form: str) -> None
             before = len(server.asked)
             goes_on, more, rest = await run(engine, asked(told, **fields))
             assert goes_on
-            assert isinstance(rest, Finished)
             assert (rest.output, rest.finish_reason, rest.usage) == (whole.output, "length", whole.usage)
             assert told + "".join(more.texts) == whole.output["text"]
             assert server.made[before:] == [1, 1, 200 - len(tokens_of(told))]
@@ -138,7 +111,6 @@ async def test_nothing_is_asked_for_when_all_was_delivered() -> None:
     async with serving(server) as engine:
         goes_on, sink, finished = await run(engine, asked(text, params={"max_tokens": 20}))
     assert goes_on
-    assert isinstance(finished, Finished)
     assert (finished.output, finished.finish_reason, sink.texts) == ({"text": text}, "length", [])
     assert (finished.usage or {})["completion_tokens"] == 20
     assert server.made[3:] == [1, 1]
@@ -150,7 +122,6 @@ async def test_a_server_that_refuses_a_prefix_later_gets_the_request_anew() -> N
         server.kind = "refuses"
         goes_on, sink, failed = await run(engine, asked(STORY[:50]))
         assert goes_on
-        assert isinstance(failed, RunFailed)
         assert (type(failed.error), failed.retryable_here, sink.texts) == (TurnedAway, True, [])
         goes_on, sink, finished = await run(engine, asked(STORY[:50]))
     assert not goes_on
@@ -180,10 +151,8 @@ async def test_a_server_that_hangs_does_not_hold_the_load_up(monkeypatch: pytest
         await asyncio.Event().wait()
         raise AssertionError
 
-    engine = RemoteEngine("m", "http://server", {"continue": "prefix"}, transport=httpx.MockTransport(hang))
-    await engine.start()
-    assert (engine.state, "in time" in (engine.info().note or "")) == (EngineState.READY, True)
-    await engine.stop()
+    async with kit.serving(hang, **{"continue": "prefix"}) as engine:
+        assert (engine.state, "in time" in (engine.info().note or "")) == (EngineState.READY, True)
 
 
 async def test_an_engine_that_is_stopped_while_it_tries_the_server_has_not_started() -> None:
@@ -205,20 +174,17 @@ async def test_an_engine_that_is_stopped_while_it_tries_the_server_has_not_start
 async def test_a_run_that_is_cancelled_while_its_prefix_is_counted_asks_for_nothing_more() -> None:
     server = PrefixServer()
     counting, release = asyncio.Event(), asyncio.Event()
-    inner = transport(server)
+    answer = handler_of(server)
 
     async def handler(request: httpx.Request) -> httpx.Response:
         if json.loads(request.content)["max_tokens"] == 1:
             counting.set()
             await release.wait()
-        return await inner.handle_async_request(request)
+        return answer(request)
 
-    engine = RemoteEngine("m", "http://server", {"continue": "prefix"}, transport=httpx.MockTransport(handler))
-    await engine.start()
-    spec, sink = asked(STORY[:50]), Sink()
-    engine.run(spec, await engine.prepare(spec), sink)
-    await asyncio.wait_for(counting.wait(), 10)
-    engine.cancel(spec.run_id)
-    release.set()
-    await engine.stop()
+    async with kit.serving(handler, **{"continue": "prefix"}) as engine:
+        sink = await kit.start(engine, asked(STORY[:50]))
+        await asyncio.wait_for(counting.wait(), 10)
+        engine.cancel("r1")
+        release.set()
     assert (len(server.asked), sink.texts, sink.done.done()) == (3, [], False)
