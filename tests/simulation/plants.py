@@ -859,22 +859,6 @@ PLANTS["continued_without_text"] = _told(text=lambda told: "")
 PLANTS["continued_since_nowhere"] = _told(since=lambda told: (told.since[0], told.since[1] + 1))
 
 
-@plant
-def remembered_before_flush() -> list[Patch]:
-    """What a run has said and nobody was told is not published when it ends without an outcome; the next run goes on
-    behind it."""
-
-    def make(remember: Callable[..., None]) -> Callable[..., None]:
-        def unflushed(self: Streams, work: Work) -> None:
-            emit, self._emit = self._emit, lambda chunk: None
-            remember(self, work)
-            self._emit = emit
-
-        return unflushed
-
-    return [_wrap(Streams, "remember", make)]
-
-
 # -- who may
 
 
@@ -912,7 +896,6 @@ def _kept(*stages: Stage) -> Callable[[], list[Patch]]:
 PLANTS["kept_while_retrying"] = _kept(Stage.RETRYING)
 PLANTS["kept_while_running"] = _kept(Stage.RUNNING)
 PLANTS["kept_while_queued"] = _kept(*IN_SCHEDULER)
-PLANTS["kept_while_ending"] = _kept(Stage.SETTLING, Stage.LETTERING)
 
 
 # -- deadlines
@@ -990,7 +973,6 @@ def _room(free_for: Callable[[Any], int]) -> Callable[[], list[Patch]]:
 
 
 PLANTS["granted_what_others_use"] = _room(lambda one: one.capacity.limit_bytes - one.reserved_bytes)
-PLANTS["granted_what_is_overrun"] = _room(lambda one: one.capacity.limit_bytes - one.reserved_bytes - one.foreign_bytes)
 PLANTS["granted_the_reserve"] = _room(lambda one: one.capacity.total_bytes - one.taken_bytes)
 
 

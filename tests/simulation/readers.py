@@ -55,6 +55,8 @@ class Readers:
             fold = self.results[subject] = ResultFold(event.request_id, event.tenant)
         before = fold.place, fold.text
         step = fold.apply(event)
+        if fold.gap:
+            raise Violation(f"seam: {subject} has read {self._seen[subject]}, and lacks what is before {event}")
         if isinstance(step, Chunk):
             self._chunk(subject, fold, event, restarted=step.restarted)
         elif isinstance(step, Terminal):
