@@ -103,6 +103,7 @@ class World(WebhookMetrics):
         return SimpleNamespace(start=lambda: None, commit=self.committed.update, hold=lambda topics: None)
 
     def watch(self, **gauges: Callable[[], float]) -> None:
+        super().watch(**gauges)
         self.gauges = gauges
 
     def load(self, partitions: Sequence[int]) -> list[WebhookDelivery]:
