@@ -22,6 +22,7 @@ from kit.run.logs import BROKERS
 from penstock.cli import children
 from penstock.cli.embedded_kafka import EmbeddedKafka
 from penstock.cli.paths import free_port
+from penstock.gateway.edge.keys import create_key
 from support import create_topics as _create_topics
 from support import delete_topics
 from system import RUNNING, Process, System, running
@@ -130,13 +131,17 @@ def make_system(kafka: Kafka, tmp_path: Path) -> Iterator[Callable[..., System]]
 def system(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[System]:
     """The system of a test file, started once.
 
-    The file's `SYSTEM` holds options of `System`, and under "processes" the names of those that run: a worker and a
-    gateway by default. It is a function where options have to be made first.
+    The file's `SYSTEM` holds options of `System`. Under "processes" it names those that run, a worker and a gateway by
+    default, and under "tenants" those that have a key. It is a function where options have to be made first.
     """
     described = request.module.SYSTEM
     options = dict(described() if callable(described) else described)
     names = options.pop("processes", ["w1", "g1"])
     folder = tmp_path_factory.mktemp("system")
+    keys_file = folder / "keys.json"
+    if tenants := options.pop("tenants", []):
+        options["auth"] = {"keys_file": str(keys_file)}
+        options["keys"] = {tenant: create_key(keys_file, tenant=tenant) for tenant in tenants}
     made = System(kafka.bootstrap_servers, f"t{uuid.uuid4().hex[:6]}-", folder, **options)
     with running(made):
         yield made.start_all(names)

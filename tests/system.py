@@ -126,6 +126,8 @@ class System:
     summarizer_options: Mapping[str, Any] = field(default_factory=dict)
     sharded: bool = False
     """Conversations share a topic."""
+    keys: dict[str, str] = field(default_factory=dict)
+    """Of tenants, by tenant."""
     processes: list[Process] = field(default_factory=list)
 
     @cached_property

@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import httpx
 import pytest
 from websockets.sync.client import connect
 
-from penstock.gateway.edge.keys import create_key
 from system import Process, System
 
 ECHO = {"id": "noop", "source": "noop", "engine": "noop", "tasks": ["text_generation"], "options": {"echo": True}}
 
 
-@pytest.fixture(scope="module")
-def system(make_system: Callable[..., System], tmp_path_factory: pytest.TempPathFactory) -> System:
-    keys = tmp_path_factory.mktemp("keys") / "keys.json"
-    system = make_system(models=[ECHO], auth={"keys_file": str(keys)})
-    return system
+SYSTEM = {"models": [ECHO], "tenants": ["acme", "globex"]}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def keys(system: System) -> dict[str, str]:
-    return {tenant: create_key(system.auth["keys_file"], tenant=tenant) for tenant in ("acme", "globex")}
-
-
-@pytest.fixture(scope="module")
-def gateway(system: System, keys: dict[str, str]) -> Process:
-    system.worker()
-    gateway = system.gateway().wait_ready()
-    system.processes[0].wait_ready()
-    return gateway
+    return system.keys
 
 
 def client(gateway: Process, key: str) -> httpx.Client:

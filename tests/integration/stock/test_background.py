@@ -6,19 +6,15 @@ import contextlib
 import itertools
 import json
 import subprocess
-import uuid
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from penstock.gateway.edge.keys import create_key
 from stock_clients import SOURCES, installed_by_npm, tool
 from support import wait_until
-from system import Process, System, running
+from system import Process, System
 from worker_requests import engine
 
 OPENAI_FOR_NODE = "openai@6.49.0"
@@ -26,17 +22,11 @@ TOKENS = 200
 """8 s: a stream that was read for a moment is far from its end, on a busy machine too."""
 
 
-@pytest.fixture(scope="module")
-def system(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """A worker, and keys of two tenants."""
-    folder: Path = tmp_path_factory.mktemp("background")
-    words = engine(tokens=TOKENS, delay_ms=40, slots=8)
-    auth = {"keys_file": str(folder / "keys.json")}
-    with running(System(kafka.bootstrap_servers, f"b{uuid.uuid4().hex[:6]}-", folder, [words], auth=auth)) as system:
-        for tenant in ("acme", "globex"):
-            (folder / tenant).write_text(create_key(system.auth["keys_file"], tenant=tenant))
-        system.worker().wait_ready()
-        yield system
+SYSTEM = {
+    "models": [engine(tokens=TOKENS, delay_ms=40, slots=8)],
+    "tenants": ["acme", "globex"],
+    "processes": ["w1"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +35,7 @@ def gateway(system: System) -> Process:
 
 
 def client_of(system: System, gateway: Process, tenant: str = "acme") -> openai.OpenAI:
-    key = (system.folder / tenant).read_text()
-    return openai.OpenAI(base_url=gateway.url + "/v1", api_key=key, max_retries=0, timeout=60)
+    return openai.OpenAI(base_url=gateway.url + "/v1", api_key=system.keys[tenant], max_retries=0, timeout=60)
 
 
 def create(client: openai.OpenAI, **options: Any) -> Any:
