@@ -147,7 +147,7 @@ def test_a_client_that_leaves_cancels_nothing(system: System, gateway: Process) 
 def test_the_client_for_node_resumes_at_another_gateway(system: System, gateway: Process) -> None:
     script = SOURCES / "node" / "background.js"
     folder, first = installed_by_npm(OPENAI_FOR_NODE, script), system.gateway("node").wait_ready()
-    key = (system.folder / "acme").read_text()
+    key = system.keys["acme"]
     command = [tool("node"), str(folder / script.name), first.url, gateway.url, key, "noop"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
         assert client.stdout is not None
