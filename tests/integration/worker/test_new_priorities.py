@@ -23,7 +23,8 @@ WAITING = 12
 
 
 def submit(gateway: Process, *, tokens: int = 20, **fields: Any) -> str:
-    return gateway.submit(payload={"prompt": "go", "max_tokens": tokens}, **fields)
+    payload = {"messages": [{"role": "user", "content": "go"}], "max_tokens": tokens}
+    return gateway.submit(payload=payload, **fields)
 
 
 def lift(gateway: Process, request_id: str, to: Any = "high") -> httpx.Response:
