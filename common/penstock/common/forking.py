@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 import weakref
 
 _owners: weakref.WeakSet[object] = weakref.WeakSet()
 _in_a_child = False
+_leaves_locks = False
+"""Whether a fork at this moment may leave a lock behind that a thread holds."""
 _forks = 0
 
 
@@ -29,7 +32,7 @@ def keep_for_ever(owner: object) -> None:
 
 
 def in_a_child() -> bool:
-    """Whether this process is a fork of one that had imported this module.
+    """Whether this process is a fork of one that had Kafka clients or several threads.
 
     Its own Kafka clients may hang too: glibc's getaddrinfo takes a lock that a thread of the parent may have held at
     that moment, and that nobody lets go in the child. What waits for a client's end there could wait for ever.
@@ -42,12 +45,17 @@ def keep_in_children(owner: object) -> None:
     _owners.add(owner)
 
 
+def _before_fork() -> None:
+    global _leaves_locks
+    _leaves_locks = bool(_owners) or threading.active_count() > 1
+
+
 def _in_child() -> None:
     global _in_a_child, _forks
-    _in_a_child = True
+    _in_a_child = _in_a_child or _leaves_locks
     _forks += 1
     for owner in _owners:
         keep_for_ever(owner)
 
 
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(before=_before_fork, after_in_child=_in_child)

@@ -158,7 +158,6 @@ FORKING = """
 import os, socket, sys, threading
 from penstock.producers import Client, KafkaSettings
 from penstock.common import admin, admin_clients
-from kit.common_records import result_event
 from penstock import producers
 from penstock.schemas import errors
 from penstock.schemas.errors import BrokerUnavailable, InternalError
