@@ -147,10 +147,11 @@ def check_budget(root: Path, times: Times, *, write: bool, green: bool) -> list[
             path.write_text(format_budget(times))
         say(f"{BUDGET} is written" if green else f"{BUDGET} is not written: the run failed")
         return []
-    if not path.exists():
+    recorded = parse_budget(path.read_text()) if path.exists() else None
+    if recorded is None or not recorded.folders:
         say(f"no budget is recorded in {BUDGET}")
         return []
-    lines = exceeded(times, parse_budget(path.read_text()))
+    lines = exceeded(times, recorded)
     if os.environ.get(BUDGET_VARIABLE) == "report":
         say(*lines)
         return []

@@ -193,13 +193,15 @@ class Scheduler(Generic[ItemT]):
     def holds_back(self, item: ItemT) -> bool:
         """Whether an eligible low item waits now for slack, although it may fit.
 
-        Where something more urgent waits the aged have their own share, whatever slack says.
+        Where something more urgent waits the aged have their own share, whatever slack says: at their turn they are
+        offered.
         """
         known, queued = self._lanes.get(item.lane), self._queued_of(item)
         if item.klass != LOW or known is None or queued is None:
             return False
         urgent_waits = known.strict(self.fronts.paused) != LOW
-        return not (queued.aged and urgent_waits) and known.slack.holds_back(urgent_waits=urgent_waits)
+        its_turn = queued.aged and urgent_waits and self._is_turn_of_aged(known)
+        return not its_turn and known.slack.holds_back(urgent_waits=urgent_waits)
 
     def _candidates(self, lane: LaneQueues[ItemT], changes: int, classes: tuple[str, ...]) -> Iterator[ItemT]:
         if self._changes != changes:

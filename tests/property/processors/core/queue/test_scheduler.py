@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kit.examples import examples
 from penstock.processors.core.queue.scheduler import AGED_TRIED, CLASSES, Scheduler
+from penstock.processors.core.queue.slack import SlackSettings
 
 AGING_S = 10.0
 SHARE = 3
@@ -367,6 +368,23 @@ def test_lanes_count_their_aged_by_themselves() -> None:
     drain(scheduler, "a", 3, now=100.0)
     assert [item.klass for item in drain(scheduler, "b", 4, now=100.0)] == ["high", "high", "high", "low"]
     assert [item.klass for item in drain(scheduler, "a", 1, now=100.0)] == ["low"]
+
+
+def test_aged_low_work_is_held_back_for_slack_while_it_is_not_offered() -> None:
+    """What a request is said to wait for must be what keeps it: it is offered when it is the turn of the aged."""
+    scheduler: Scheduler[Work] = Scheduler(aging_s=10, aged_share=4, slack=SlackSettings(half_life_s=3.0, share=0.125))
+    low = Work(0, klass="low")
+    scheduler.add(low)
+    scheduler.slack.observe("a", 8, None, 100.0)
+    for at in range(1, 9):
+        scheduler.add(Work(at, klass="high", arrived_at=100.0))
+    seen: list[bool] = []
+    for _ in range(6):
+        offered = list(scheduler.candidates("a", 100.0))
+        seen.append(low in offered)
+        assert scheduler.holds_back(low) is not seen[-1]
+        scheduler.start(next(item for item in offered if item is not low), 100.0)
+    assert seen == [False, False, False, True, True, True]
 
 
 def test_who_comes_back_after_a_refund_is_first_again() -> None:
