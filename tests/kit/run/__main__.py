@@ -163,10 +163,11 @@ def update_lock(root: Path, decisions: Sequence[Decision], result: RunResult, *,
     if any(stage.problem for stage in result.stages):
         return  # some tests may not have run at all
     phases = list(result.phases())
+    strict = "PENSTOCK_CI" in os.environ  # there a missing tool fails its tests
     ran = [
         one
         for one in decisions
-        if one.runs and wholly_passed(phase for phase in phases if one.contract.has(phase.nodeid))
+        if one.runs and wholly_passed((phase for phase in phases if one.contract.has(phase.nodeid)), may_skip=strict)
     ]
     if ran and write:
         say(f"{LOCK} records: {', '.join(record(root, ran)) or 'none'}")

@@ -101,6 +101,13 @@ def test_a_contract_has_passed_when_none_of_its_tests_was_left_out(phases: list[
     assert wholly_passed(phases) is expected
 
 
+def test_where_what_is_missing_fails_a_skipped_test_is_left_out_on_purpose() -> None:
+    skipped = [phase(A, "passed"), phase(B, "skipped", "setup")]
+    assert wholly_passed(skipped, may_skip=True)
+    assert not wholly_passed(skipped[1:], may_skip=True)
+    assert not wholly_passed([*skipped, phase(B, "failed")], may_skip=True)
+
+
 def test_the_last_page_names_failures_logs_and_commands() -> None:
     second = stage(phase(A, message="test_a.py:9: assert 3 == 4"), repeatable=False)
     failures = [phase(A, message="test_a.py:9: assert 1 == 2"), phase(B, message="gone", fixture="tests::system")]
