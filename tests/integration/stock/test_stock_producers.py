@@ -25,6 +25,7 @@ from stock_clients import CLIENTS, StockClient, tool
 from support import wait_until
 from system import System
 
+SYSTEM: dict[str, Any] = {}
 PAIRS = [(client, codec) for client in CLIENTS for codec in client.codecs]
 OUTCOME_S = 15.0
 
