@@ -75,7 +75,7 @@ def test_another_gateway_takes_over(make_system: Make) -> None:
 def test_a_gateway_that_stops_hands_its_batch_over_at_once(make_system: Make) -> None:
     system, (_, gateway, other), batch_id = begun(make_system, 2)
     assert gateway.stop() == 0
-    wait_until(lambda: "batch.taken" in other.tail(), 8, other.tail)
+    wait_until(lambda: "batch.taken" in other.tail(), 8, other.tail, promised=True)
     check_ended(system, other, batch_id)
 
 

@@ -170,7 +170,8 @@ def test_conversations_share_a_topic_if_that_was_chosen_before_there_were_any(to
     assert (refused.exit_code, "1 conversations have topics of their own" in refused.output) == (1, True)
     assert shared not in topics.admin.list_topics(timeout=10).topics
     topics.admin.delete_topics([f"{topics.prefix}conversation.old"])[f"{topics.prefix}conversation.old"].result(20)
-    wait_until(lambda: topics.run("create", "--conversation-layout", "sharded").exit_code == 0, 20, "it is not made")
+    made = ("create", "--conversation-layout", "sharded")
+    wait_until(lambda: topics.run(*made).exit_code == 0, 20, "it is not made", promised=True)
     assert topics.run("check").exit_code == 0
     config = topic_config(topics.settings, shared)
     assert (config["cleanup.policy"], config["max.compaction.lag.ms"]) == ("compact", "86400000")

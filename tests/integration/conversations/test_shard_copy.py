@@ -162,7 +162,7 @@ def test_a_topic_that_is_gone_or_made_anew(place: Place, monkeypatch: pytest.Mon
     assert len(keys(copy, place, "a")) == 1
     topic = place.settings.names.conversation_log
     delete_topic(place.settings, topic)
-    wait_until(lambda: _made(place), 20, "the topic is not made again")
+    wait_until(lambda: _made(place), 20, "the topic is not made again", promised=True)
     refused: list[str] = []
 
     def is_refused() -> bool:

@@ -250,7 +250,8 @@ def test_pools(own_place: Any) -> None:
     create_topics(own_place.bootstrap, own_place.prefix, partitions=2, pool="big")
     create_topics(own_place.bootstrap, own_place.prefix, partitions=2, pool="new")
     job = own_place.scribe.request(pool="new")
-    wait_until(lambda: gateway.get(f"/v1/requests/{job.id}").status_code == 200, 3, "the new pool's request is found")
+    # Topics are discovered every 10 s too.
+    wait_until(lambda: gateway.get(f"/v1/requests/{job.id}").status_code == 200, 5, "it is not found", promised=True)
     assert gateway.get(f"/v1/requests/{job.id}").json()["pool"] == "new"
     accepted = gateway.http.post("/v1/requests", json=body)
     assert accepted.status_code == 202

@@ -271,6 +271,6 @@ async def test_a_look_that_waited_for_kafka_is_soon_followed_by_the_next(monkeyp
     async with made.follower() as events:
         await anext(events)
         waiting = asyncio.ensure_future(anext(events))
-        await wait_until_async(lambda: len(looks) >= 4, 3, lambda: f"looked at {looks}")
+        await wait_until_async(lambda: len(looks) >= 4, 3, lambda: f"looked at {looks}", promised=True)
         await end_all([waiting, running])
     made.threads.close()
