@@ -10,5 +10,5 @@ SHARE = 4
 
 
 def examples(number: int) -> int:
-    """Of `number` examples those of this run. Each run draws others, so runs together try all of them."""
+    """How many of `number` examples this run tries. Each run draws new ones."""
     return number if ALL else max(number // SHARE, 5)

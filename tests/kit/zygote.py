@@ -1,4 +1,4 @@
-"""Starts Penstock's commands by fork from a process that has imported them: a third of the processor time of an exec.
+"""Starts Penstock's commands by fork from a process that has imported them: a quarter of the processor time of an exec.
 
 `Zygote.start` returns a process of its own with its own pid, session, log and environment, which runs the code of
 `python -m penstock.cli.main COMMAND`. This file is also the program of the process that forks: it must have one thread.
