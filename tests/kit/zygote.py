@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +27,20 @@ IMPORTED = ("penstock.gateway.app", "penstock.processors.app", "penstock.cli.mai
 class Forked:
     """One started process, with the part of `subprocess.Popen` that tests use."""
 
-    def __init__(self, pid: int, exits: _Exits) -> None:
+    def __init__(self, number: int, pid: int, exits: _Exits) -> None:
         self.pid = pid
+        self._number = number
         self._exits = exits
 
     @property
     def returncode(self) -> int | None:
-        return self._exits.get(self.pid, 0)
+        return self._exits.get(self._number, 0)
 
     def poll(self) -> int | None:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        code = self._exits.get(self.pid, timeout)
+        code = self._exits.get(self._number, timeout)
         if code is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
         return code
@@ -57,56 +59,68 @@ class Forked:
 
 
 class _Exits:
-    """The exit codes of ended processes, negative for a signal, as `subprocess` has them."""
+    """The exit codes of ended processes, negative for a signal, as `subprocess` has them.
+
+    By the numbers of their orders: the kernel gives the pid of an ended process to another one.
+    """
 
     def __init__(self) -> None:
         self._codes: dict[int, int] = {}
         self._changed = threading.Condition()
 
-    def put(self, pid: int, code: int) -> None:
+    def put(self, number: int, code: int) -> None:
         with self._changed:
-            self._codes[pid] = code
+            self._codes[number] = code
             self._changed.notify_all()
 
-    def get(self, pid: int, timeout: float | None) -> int | None:
+    def get(self, number: int, timeout: float | None) -> int | None:
         with self._changed:
-            self._changed.wait_for(lambda: pid in self._codes, timeout)
-            return self._codes.get(pid)
+            self._changed.wait_for(lambda: number in self._codes, timeout)
+            return self._codes.get(number)
 
 
 class Zygote:
-    """The forking process and what it reports. It ends when this process ends or closes its socket."""
+    """The forking process and what it reports. It ends when this process ends or closes its socket.
 
-    def __init__(self) -> None:
+    `program`: Python's arguments to run another one than this file; the number of its socket is added.
+    """
+
+    def __init__(self, *program: str) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()]
-            )
+            command = [sys.executable, *(program or (__file__,)), str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         self._socket = ours
         self._lines = ours.makefile("r")
         self._exits = _Exits()
-        self._pids: list[int] = []
+        self._pids: dict[int, int] = {}
+        self._numbers = count()
         self._started = threading.Condition()
-        self._one_at_a_time = threading.Lock()
         threading.Thread(target=self._read, name="zygote", daemon=True).start()
 
     def start(self, arguments: Sequence[str], env: Mapping[str, str], log: Path) -> Forked:
         order = {"arguments": list(arguments), "env": dict(env), "log": str(log), "cwd": os.getcwd()}
-        with self._one_at_a_time, self._started:
-            self._socket.sendall(json.dumps(order).encode() + b"\n")
-            if not self._started.wait_for(lambda: self._pids, 120):
+        log.touch()  # a test may read it before the process has opened it
+        with self._started:
+            number = next(self._numbers)
+            self._socket.sendall(json.dumps({**order, "number": number}).encode() + b"\n")
+            if not self._started.wait_for(lambda: number in self._pids, 120):
                 raise AssertionError(f"the zygote did not start {arguments}: it exited with {self._process.poll()}")
-            return Forked(self._pids.pop(), self._exits)
+            return Forked(number, self._pids.pop(number), self._exits)
+
+    def close(self) -> None:
+        """End the forking process; those that it started go on."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._process.wait(30)
 
     def _read(self) -> None:
         for line in self._lines:
             report = json.loads(line)
             if "code" in report:
-                self._exits.put(report["pid"], report["code"])
+                self._exits.put(report["number"], report["code"])
             else:
                 with self._started:
-                    self._pids.append(report["pid"])
+                    self._pids[report["number"]] = report["pid"]
                     self._started.notify_all()
 
 
@@ -123,32 +137,35 @@ def serve(control: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     orders = b""
+    running: dict[int, int] = {}
+    """The numbers of the orders, by pid."""
     while True:
         ready, _, _ = select.select([control, woken], [], [])
         if woken in ready:
             os.read(woken, 4096)
-            _report_ended(control)
+            _report_ended(control, running)
         if control not in ready:
             continue
         if not (more := control.recv(65536)):
             sys.exit(0)
         *whole, orders = (orders + more).split(b"\n")
-        for line in whole:
+        for order in map(json.loads, whole):
             if (pid := os.fork()) == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 for number in (woken, wake):
                     os.close(number)
                 control.close()
-                _become(json.loads(line))
+                _become(order)
                 return
-            _send(control, pid=pid)
+            running[pid] = order["number"]
+            _send(control, number=order["number"], pid=pid)
 
 
-def _report_ended(control: socket.socket) -> None:
+def _report_ended(control: socket.socket, running: dict[int, int]) -> None:
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            _send(control, pid=ended[0], code=os.waitstatus_to_exitcode(ended[1]))
+            _send(control, number=running.pop(ended[0]), code=os.waitstatus_to_exitcode(ended[1]))
 
 
 def _send(control: socket.socket, **report: Any) -> None:
