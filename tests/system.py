@@ -18,8 +18,10 @@ import psutil
 from confluent_kafka import Message
 
 from broker_reads import BrokerReads
+from kit.fork_server import starts_alike
 from kit.zygote import Forked, zygote
 from penstock.cli.paths import free_port
+from penstock.common.engine_kinds import KINDS
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.codec import default_codec
 from penstock.schemas.fold import ResultFold
@@ -185,10 +187,14 @@ class System:
     def start(self, command: str, name: str, port: int, env: Mapping[str, str]) -> Process:
         log = self.folder / f"{name}.log"
         whole = {**os.environ, "PENSTOCK_CONFIG": str(self.config()), "PYTHONUNBUFFERED": "1", **env}
-        popen = zygote().start([command], whole, log)
+        engines = command == "worker" and self._imports_torch() and starts_alike(whole)
+        popen = zygote(engines=engines).start([command], whole, log)
         process = Process(name, popen, log, port, command)
         self.processes.append(process)
         return process
+
+    def _imports_torch(self) -> bool:
+        return any(KINDS[model["engine"]].backend is not None for model in self.models)
 
     def worker(self, name: str = "w1", *, faults: str = "", env: Mapping[str, str] | None = None) -> Process:
         port = free_port()

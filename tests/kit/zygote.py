@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 IMPORTED = ("penstock.gateway.app", "penstock.processors.app", "penstock.cli.main")
+ENGINES = "penstock.processors.engines.process.preload"
+"""What a fork server of engines imports."""
 
 
 class Forked:
@@ -82,13 +84,13 @@ class _Exits:
 class Zygote:
     """The forking process and what it reports. It ends when this process ends or closes its socket.
 
-    `program`: Python's arguments to run another one than this file; the number of its socket is added.
+    `program`: Python's arguments, to which the number of its socket is added.
     """
 
     def __init__(self, *program: str) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, *(program or (__file__,)), str(theirs.fileno())]
+            command = [sys.executable, *program, str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         self._socket = ours
         self._lines = ours.makefile("r")
@@ -125,9 +127,9 @@ class Zygote:
 
 
 @cache
-def zygote() -> Zygote:
-    """This process's own."""
-    return Zygote()
+def zygote(*, engines: bool = False) -> Zygote:
+    """This process's own. `engines`: the one that has imported what engines need; its processes have a fork server."""
+    return Zygote(__file__, ENGINES) if engines else Zygote(__file__)
 
 
 def serve(control: socket.socket) -> None:
@@ -192,17 +194,24 @@ def _become(order: Mapping[str, Any]) -> None:
     sys.argv = ["penstock", *order["arguments"]]
     # Processes that the command starts import the main module by its name.
     sys.modules["__main__"] = sys.modules["penstock.cli.main"]
+    if ENGINES in sys.modules:
+        keep_fork_server()
 
 
 if __name__ == "__main__":
     import gc
     import importlib
 
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    for module in IMPORTED:
+    sys.path[0] = str(Path(__file__).parent.parent)
+    from kit.fork_server import keep_fork_server
+
+    del sys.path[0]
+    *more, descriptor = sys.argv[1:]
+    for module in (*IMPORTED, *more):
         importlib.import_module(module)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.freeze()  # a fork does not copy what its collector need not look at
     assert threading.active_count() == 1, "a fork has only the thread that forks"
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(descriptor)))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.modules["penstock.cli.main"].main()

@@ -1,7 +1,10 @@
-"""What is known of forked processes."""
+"""Processes that are forked in place of executed ones."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 from kit.zygote import Zygote
@@ -25,3 +28,32 @@ def test_a_process_whose_pid_an_ended_one_had_is_alive(tmp_path: Path) -> None:
     runs = zygote.start([], {}, tmp_path / "2.log")
     assert (runs.pid, runs.poll(), ended.poll()) == (77, None, 3)
     zygote.close()
+
+
+FORK_SERVER = """
+import multiprocessing, os, sys
+from multiprocessing.forkserver import _forkserver
+
+import psutil
+
+from kit.fork_server import keep_fork_server
+
+keep_fork_server()
+(kept,) = psutil.Process().children()
+os.environ["LATER"] = "set before its start"
+code = "import os; print(os.environ['LATER'])"
+process = multiprocessing.get_context("forkserver").Process(target=exec, args=(code,))
+process.start()
+process.join(30)
+assert _forkserver._forkserver_pid == kept.pid, (_forkserver._forkserver_pid, kept)
+_forkserver._stop()
+assert not kept.is_running()
+"""
+
+
+def test_a_kept_fork_server_takes_the_place_of_a_new_one() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", FORK_SERVER], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "set before its start\n"), done.stderr
