@@ -13,8 +13,10 @@ import httpx
 import psutil
 import pytest
 
+from penstock.common.transport import Transport
 from penstock.schemas.codec import default_codec
-from penstock.schemas.records import WorkerState
+from penstock.schemas.desired import key_of
+from penstock.schemas.records import DesiredState, WorkerState
 from sampling import held_bytes, sampled
 from support import engine_processes
 from system import Process, System, eventually
@@ -62,6 +64,14 @@ def all_bytes(worker: Process) -> int:
     return sum(held_bytes(pid) for pid in pids)
 
 
+def unload(system: System) -> None:
+    """Until the next request asks for it."""
+    order = DesiredState(kind="model", name="one", action="unload", created_at=1, loaded=False)
+    transport = Transport(system.kafka)
+    transport.send(system.names.desired, default_codec().encode(order), key=key_of(order).encode())
+    transport.close()
+
+
 def booked_bytes(system: System) -> int:
     (device,) = states(system)[-1].devices
     return sum(holder.bytes for holder in device.holders)
@@ -83,18 +93,17 @@ def shape(number: int) -> dict[str, Any]:
 @pytest.mark.thorough
 @pytest.mark.alone
 @pytest.mark.parametrize(
-    ("name", "idle"),
-    [("tiny_lm", "8s"), pytest.param("smollm2", "45s", marks=pytest.mark.skipif(not LONG, reason="long"))],
+    "name", ["tiny_lm", pytest.param("smollm2", marks=pytest.mark.skipif(not LONG, reason="long"))]
 )
 def test_what_is_booked_is_what_the_engine_takes_and_all_of_it_comes_back(
-    make_system: Callable[..., System], tmp_path: Path, request: pytest.FixtureRequest, name: str, idle: str
+    make_system: Callable[..., System], request: pytest.FixtureRequest, name: str
 ) -> None:
     folder: Path = request.getfixturevalue(name)
-    models = [model("one", folder, keep_alive=idle)]
-    system = make_system(models=models, worker_options={"state_interval_s": 0.5})
+    system = make_system(models=[model("one", folder)], worker_options={"state_interval_s": 0.5})
     worker = system.worker().wait_ready()
     send(system, shape(1_000))
     outcome(system, "r1000", 120)
+    unload(system)
     eventually(lambda: not engines(worker), 120, worker.tail)  # what the first load brings into the parent stays there
     start = all_bytes(worker)
     send(system, shape(0))
@@ -109,6 +118,7 @@ def test_what_is_booked_is_what_the_engine_takes_and_all_of_it_comes_back(
         # A peak beyond what is booked is booked with the engine's next beat, and told with the next state.
         eventually(lambda: booked_bytes(system) >= measured, 10, lambda: f"{booked_bytes(system)} of {measured}")
         booked = booked_bytes(system)
+    unload(system)
     eventually(lambda: not engines(worker), 120, worker.tail)
     end = all_bytes(worker)
     eventually(lambda: books_are_right(system, worker), 60, worker.tail)
