@@ -36,10 +36,10 @@ Key = tuple[str, str]
 class Topics:
     """What stands on them. `strict`: nobody asks at two gateways at once, so each request stands there once."""
 
-    def __init__(self, rng: Random, *, strict: bool, away: float) -> None:
+    def __init__(self, rng: Random, *, strict: bool, away: float, fails: float) -> None:
         self._rng, self._strict = rng, strict
-        self.away = away
-        """The part of produces that are not acknowledged."""
+        self.away, self._fails = away, fails
+        """The part of produces that are not acknowledged; that of requests that get another letter at once."""
         self.letters: dict[int, list[RawMessage]] = {0: [], 1: []}
         self.runnable: set[Key] = set()
         """(tenant, request id) of the letters that hold a request."""
@@ -54,6 +54,9 @@ class Topics:
             request_id=f"r{number}", tenant="t", task="text_generation", model="m", created_at=1,
             text_generation={"prompt": "x"},
         )  # fmt: skip
+        self._add_letter_of(request, number, readable=readable)
+
+    def _add_letter_of(self, request: InferenceRequest, number: int, *, readable: bool) -> None:
         letter = DeadLetter(
             request_id=request.request_id,
             tenant="t",
@@ -102,7 +105,8 @@ class Topics:
             return
         request = CODEC.decode(value, InferenceRequest)
         key = (request.tenant, request.redriven_from or "")
-        if self._strict and any(one.request_id == request.request_id for one in self.requests):
+        repeated = any(one.request_id == request.request_id for one in self.requests)
+        if self._strict and repeated:
             self._broken(f"twice: {key} stands on its topic twice")
         self.requests.append(request)
         self.run_as[key].add(request.request_id)
@@ -110,6 +114,12 @@ class Topics:
             self._broken(f"twice: {key} is run again as {sorted(self.run_as[key])}")
         if self.purged.issuperset(self.places[key]):
             self._broken(f"purged: {key} is run again, and nothing is left of it")
+        if not repeated and self._rng.random() < self._fails:
+            self._add_letter_of(request, 1_000 + len(self.requests), readable=True)
+
+    def count(self) -> int:
+        """The letters that were written so far."""
+        return sum(map(len, self.places.values()))
 
     def _broken(self, what: str) -> None:
         self.violation = self.violation or Violation(what)

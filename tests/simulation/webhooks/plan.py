@@ -20,6 +20,8 @@ class Request:
     runs_s: float
     partition: int
     record_is_gone: bool
+    is_odd: bool = False
+    """Its outcome cannot be made into the body of a call."""
 
     @property
     def request_id(self) -> str:
@@ -73,6 +75,8 @@ def draw(seed: int) -> Plan:
     if rng.random() < 0.3:
         some[rng.choice(list(hosts))] = 60
     wanted = [host for host, count in some.items() for _ in range(count)] + [CANARY] * 8
+    odd = Random(f"{seed}/odd")
+    odd_part = odd.choice([0.0, 0.0, 0.1])
     requests = [
         Request(
             number,
@@ -82,6 +86,7 @@ def draw(seed: int) -> Plan:
             runs_s=rng.choice([0.0, 1.0, 20.0]),
             partition=rng.randrange(partitions),
             record_is_gone=rng.random() < 0.1,
+            is_odd=host != CANARY and odd.random() < odd_part,
         )
         for number, host in enumerate(wanted)
     ]

@@ -20,6 +20,8 @@ from simulation.world import WALL_EPOCH_MS
 CODEC = default_codec()
 NAMES = TopicNames()
 Key = tuple[str, str]
+ODD_MS = 10**17
+"""A time that no calendar has."""
 
 
 @dataclass(slots=True)
@@ -114,7 +116,7 @@ def event_of(request: Request, kind: str, epoch: int, attempt: int, now_ms: int,
         attempt=attempt,
         epoch=epoch,
         task="text_generation",
-        created_at=now_ms,
+        created_at=ODD_MS if request.is_odd else now_ms,
         worker_id="w",
         status=status,
         metadata={"place": f"{epoch}.{attempt}"},

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.commands.common import Gateway, print_json
+from penstock.cli.commands.long_calls import interrupted_between_calls, reporting
 from penstock.cli.failures import CliFailure, ExitCode
 
 AT_ONCE = 5_000
@@ -100,18 +101,23 @@ def command(
 
 
 def command_all(gateway: Gateway, path: str, body: dict[str, Any], done: str, *, dry_run: bool, as_json: bool) -> None:
-    """Call until none is left, and say how many there are and how far it is. A repeat goes on where it was broken off.
+    """Command those that match now, in calls of `AT_ONCE`, and report progress. Requests that are accepted later are
+    left out, so that the calls end.
 
     `done`: what is said of them.
     """
-    matched = gateway.call("POST", path, body={**body, "dry_run": True}, timeout_s=CALL_S)["count"]
-    count = 0
-    while not dry_run and matched:
-        part = gateway.call("POST", path, body={**body, "limit": AT_ONCE}, timeout_s=CALL_S)
-        count += part["count"]
-        if not part["has_more"]:
-            break
-        typer.echo(f"{count} of {max(matched, count)}", err=True)
+    found = gateway.call("POST", path, body={**body, "dry_run": True}, timeout_s=CALL_S)
+    matched, before = found["count"], found.get("accepted_before")
+    body, count = {**body, "limit": AT_ONCE, **({} if before is None else {"accepted_before": before})}, 0
+    said = lambda: f"{count} of {matched} requests: {done}; the same command continues with the others"  # noqa: E731
+    with reporting(said), interrupted_between_calls() as check:
+        for _ in range(0 if dry_run else -(-matched // AT_ONCE)):
+            part = gateway.call("POST", path, body=body, timeout_s=CALL_S)
+            count += part["count"]
+            if not part["has_more"]:
+                break
+            typer.echo(f"{count} of {matched}", err=True)
+            check()
     if as_json:
         print_json({"matched": matched, "count": count, "dry_run": dry_run})
     elif dry_run:

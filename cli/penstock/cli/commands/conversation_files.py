@@ -18,6 +18,7 @@ import typer
 from penstock.cli.commands.common import ARTIFACTS, AsJson, Gateway, print_json
 from penstock.cli.commands.conversation_appending import Appending
 from penstock.cli.commands.conversation_trees import CONVERSATIONS, TreeImport
+from penstock.cli.commands.long_calls import reporting
 from penstock.cli.commands.submitting import SILENCE_S, Timeout
 from penstock.cli.exported import Line, Section, parsed, says_the_same, sections
 from penstock.cli.exported_trees import Tree, trees
@@ -156,17 +157,12 @@ class Import:
         self.gateway.call("POST", CONVERSATIONS, body={"id": self.target})
         log_id, there = self._look()
         done = there
-        try:
+        with reporting(lambda: f"{done} of {self.section.messages} messages of {self.target} are there: run it again"):
             for done in self.appending.append(self.section, self.target, log_id, there):  # noqa: B007
                 pass
             _, now = self._look()
             if now < self.section.messages:
                 raise CliFailure(f"only {now} messages are there")
-        except (CliFailure, KeyboardInterrupt) as error:
-            said = f"{error}; " if isinstance(error, CliFailure) else ""
-            code = error.exit_code if isinstance(error, CliFailure) else ExitCode.INTERRUPTED
-            text = f"{said}{done} of {self.section.messages} messages of {self.target} are there: run it again"
-            raise CliFailure(text, exit_code=code) from error
         return {
             "id": self.target,
             "messages": self.section.messages,

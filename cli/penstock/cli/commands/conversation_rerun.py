@@ -6,8 +6,7 @@ All that a killed re-run needs to go on stands in the fork: its messages say whi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -16,12 +15,14 @@ import typer
 from penstock.cli.commands.common import AsJson, Gateway, print_json
 from penstock.cli.commands.conversation_files import CONVERSATIONS, EVERY, exported
 from penstock.cli.commands.following import AGAIN_S, Deadline, Patience, command_at, wait_for
+from penstock.cli.commands.long_calls import reporting
 from penstock.cli.commands.submitting import MOST_ATTEMPTS, Timeout, erase, given, require_completed, submit_once
 from penstock.cli.exported import Line, parsed
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.reruns import Plan, Progress, Step, default_fork_id, idempotency_key, offset_of, plan_of, progress_of
 
 LOW = 8
+SAME = "the same command goes on"
 
 T = TypeVar("T")
 
@@ -112,7 +113,7 @@ class Rerun:
         pool = self._checked_pool()
         self._begin()
         done = before = 0
-        with self._interrupted_at(lambda: done):
+        with reporting(lambda: f"{self._turns(0, done)} of {self.plan.turns} turns are in {self.fork_id}: {SAME}"):
             log_id, done = self._gone_on_with()
             before = done
             for step in self.plan.steps[done:]:
@@ -147,16 +148,6 @@ class Rerun:
         else:
             body = {"through": self.plan.through, "id": self.fork_id}
             self.gateway.call("POST", f"{CONVERSATIONS}/{self.plan.source}/fork", body=body)
-
-    @contextmanager
-    def _interrupted_at(self, done: Callable[[], int]) -> Generator[None]:
-        try:
-            yield
-        except (CliFailure, KeyboardInterrupt) as error:
-            said = f"{error}; " if isinstance(error, CliFailure) else ""
-            code = error.exit_code if isinstance(error, CliFailure) else ExitCode.INTERRUPTED
-            there = f"{self._turns(0, done())} of {self.plan.turns} turns are in {self.fork_id}"
-            raise CliFailure(f"{said}{there}: the same command goes on", exit_code=code) from error
 
     # -- what an earlier re-run left
 

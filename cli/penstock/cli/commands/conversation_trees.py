@@ -13,10 +13,11 @@ import httpx
 
 from penstock.cli.commands.common import Gateway, raise_for_error, unreachable
 from penstock.cli.commands.conversation_appending import Appending
+from penstock.cli.commands.long_calls import reporting
 from penstock.cli.commands.submitting import SILENCE_S
 from penstock.cli.exported import Line, Section, parsed, says_the_same
 from penstock.cli.exported_trees import Append, Delete, Found, Make, Step, Tree, steps
-from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.failures import CliFailure
 
 CONVERSATIONS = "/v1/conversations"
 AT_ONCE = 8
@@ -36,7 +37,7 @@ class TreeImport:
 
     def run(self) -> Iterator[Mapping[str, Any]]:
         """Build what is not there yet; what is there of each conversation. Raises CliFailure."""
-        try:
+        with reporting(lambda: "a part of the tree may be there: run it again"):
             before: list[Step] = []
             while todo := steps(self.tree, self._look()):
                 if todo == before:
@@ -44,10 +45,6 @@ class TreeImport:
                 with ThreadPoolExecutor(AT_ONCE) as pool:
                     list(pool.map(self._do, todo))  # one that fails takes those along that have not begun
                 before = todo
-        except (CliFailure, KeyboardInterrupt) as error:
-            said = f"{error}; " if isinstance(error, CliFailure) else ""
-            code = error.exit_code if isinstance(error, CliFailure) else ExitCode.INTERRUPTED
-            raise CliFailure(f"{said}a part of the tree may be there: run it again", exit_code=code) from error
         for section in self.tree.sections:
             yield {
                 "id": self._target(section.id),

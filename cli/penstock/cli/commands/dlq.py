@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.commands.common import AsJson, Gateway, print_json, print_list
+from penstock.cli.commands.long_calls import interrupted_between_calls, reporting, same_command
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.option_groups import App
 from penstock.cli.topics import Cluster
@@ -127,6 +128,9 @@ class Letters(Filter):
     ids: Annotated[list[str] | None, typer.Argument(help="Ids, as `penstock dlq list` shows them.")] = None
     every: Annotated[bool, typer.Option("--all", help="All letters, where neither ids nor a filter are given.")] = False
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Do nothing: say what would be done.")] = False
+    after: Annotated[
+        str | None, typer.Option(help="Continue a command that was interrupted: it says where it stopped.")
+    ] = None
 
     def body(self) -> dict[str, Any]:
         """As the gateway takes them. Raises CliFailure (usage)."""
@@ -134,23 +138,35 @@ class Letters(Filter):
         if bool(self.ids) + bool(asked) + self.every != 1:
             text = "name letters by ids, or by a filter such as --reason, or all by --all"
             raise CliFailure(text, exit_code=ExitCode.USAGE)
-        return {**({"ids": self.ids} if self.ids else {"filter": asked}), "dry_run": self.dry_run}
+        chosen = {"ids": self.ids} if self.ids else {"filter": asked}
+        return {**chosen, "dry_run": self.dry_run, "after": self.after}
 
 
-def call_until_done(gateway: Gateway, path: str, body: dict[str, Any], count: str) -> Iterator[dict[str, Any]]:
-    """The answers of all calls that it takes. A failure says how many letters were done: those stay done."""
-    done = 0
-    while True:
-        try:
-            answer = gateway.call("POST", path, body=body, timeout_s=CALL_S)
-        except CliFailure as error:
-            text = f"{error}; {done} were {count} before that and stay so: run it again"
-            raise CliFailure(text, exit_code=error.exit_code) from error
-        done += answer[count]
-        yield answer
-        if not answer["has_more"]:
-            return
-        body = {**body, "after": answer["last_id"] or body.get("after")}
+def call_until_done(
+    context: typer.Context, gateway: Gateway, path: str, body: dict[str, Any], count: str
+) -> Iterator[dict[str, Any]]:
+    """The answers of all calls that it takes: the first one fixes the letters, and each of the others handles some.
+
+    A failure or a Ctrl-C says how many letters were done, and the command that continues. Raises CliFailure.
+    """
+    done, left, after = 0, None, body["after"]
+
+    def text() -> str:
+        go_on = "run it again" if after is None else f"continue with: {same_command(context, after=after)}"
+        return f"{done} {'would be' if body['dry_run'] else 'were'} {count}: {go_on}"
+
+    with reporting(text), interrupted_between_calls() as check:
+        while True:
+            answer = gateway.call("POST", path, body={**body, "after": after}, timeout_s=CALL_S)
+            done, after = done + answer[count], answer["last_id"]
+            yield answer
+            if not answer["has_more"]:
+                return
+            before, left = left, answer.get("remaining")
+            if left is None or (before is not None and left >= before):
+                raise CliFailure("the gateway makes no progress, or is older than this command")
+            typer.echo(f"{done} {count}, {left} left", err=True)
+            check()
 
 
 @app.command("list")
@@ -205,6 +221,7 @@ def show(
 
 @app.command()
 def redrive(
+    context: typer.Context,
     gateway: Gateway,
     letters: Letters,
     rate: Annotated[float | None, typer.Option(min=0.1, help="Letters a second, at most.")] = None,
@@ -219,7 +236,7 @@ def redrive(
     """
     body = {**letters.body(), "rate": rate, "again": again}
     count = skipped = 0
-    for answer in call_until_done(gateway, "/v1/admin/dlq/redrive", body, "redriven"):
+    for answer in call_until_done(context, gateway, "/v1/admin/dlq/redrive", body, "redriven"):
         count, skipped = count + answer["redriven"], skipped + len(answer["skipped"])
         if json_lines:
             print_json(answer)
@@ -235,14 +252,14 @@ def redrive(
 
 
 @app.command()
-def purge(gateway: Gateway, letters: Letters, json_lines: AsJson = False) -> None:
+def purge(context: typer.Context, gateway: Gateway, letters: Letters, json_lines: AsJson = False) -> None:
     """Take dead letters away for good.
 
     Examples: penstock dlq purge 2/17
 
     penstock dlq purge --reason bad_json --dry-run
     """
-    answers = list(call_until_done(gateway, "/v1/admin/dlq/purge", letters.body(), "purged"))
+    answers = list(call_until_done(context, gateway, "/v1/admin/dlq/purge", letters.body(), "purged"))
     if json_lines:
         for answer in answers:
             print_json(answer)

@@ -5,6 +5,7 @@ The file belongs to one gateway. It is made anew when it is of another topic, of
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,6 +49,8 @@ class LetterFilter:
     since_ms: int | None = None
     until_ms: int | None = None
     redriven: bool | None = None
+    ends: Mapping[int, int] | None = None
+    """Only letters below these offsets, by partition."""
 
     def where(self) -> tuple[list[str], list[Any]]:
         conditions: list[str] = []
@@ -62,6 +65,9 @@ class LetterFilter:
                 values.append(value)
         if self.redriven is not None:
             conditions.append(f"redriven_as IS {'NOT ' if self.redriven else ''}NULL")
+        if self.ends is not None:
+            conditions.append("offset < ifnull(json_extract(?, '$.\"' || partition || '\"'), 0)")
+            values.append(json.dumps(self.ends))
         return conditions, values
 
 
@@ -180,13 +186,23 @@ class LetterIndex:
         self, chosen: LetterFilter, *, after: Place | None = None, limit: int, newest_first: bool = False
     ) -> list[LetterFacts]:
         """In the order of their times. `after` may have been purged meanwhile. KeyError when it is unknown."""
-        conditions, values = chosen.where()
+        where, values = self._where(chosen, after, "<" if newest_first else ">")
         direction = "DESC" if newest_first else "ASC"
-        if after is not None:
-            conditions.append(f"(created_ms, partition, offset) {'<' if newest_first else '>'} (?, ?, ?)")
-            values += [self._time_of(after), *after]
         order = f"ORDER BY created_ms {direction}, partition {direction}, offset {direction} LIMIT ?"
-        return self._select(" AND ".join(conditions) or "1", [*values, limit], order)
+        return self._select(where, [*values, limit], order)
+
+    def count(self, chosen: LetterFilter, *, after: Place | None = None) -> int:
+        """The number of letters in all pages from the oldest. Raises as `page`."""
+        where, values = self._where(chosen, after, ">")
+        with self._lock:
+            return self._db.execute(f"SELECT count(*) FROM letters WHERE {where}", values).fetchone()[0]
+
+    def _where(self, chosen: LetterFilter, after: Place | None, side: str) -> tuple[str, list[Any]]:
+        conditions, values = chosen.where()
+        if after is not None:
+            conditions.append(f"(created_ms, partition, offset) {side} (?, ?, ?)")
+            values += [self._time_of(after), *after]
+        return " AND ".join(conditions) or "1", values
 
     def _time_of(self, place: Place) -> int:
         """When the letter was written, also of a purged one. Raises KeyError."""

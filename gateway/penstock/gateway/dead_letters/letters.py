@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ UNREADABLE = "unreadable"
 """The reason of a record on the topic that is no dead letter."""
 MOST_CHARS = 1_000
 _ID = re.compile(r"(\d{1,9})/(\d{1,18})")
+_CURSOR = re.compile(r"(\d{1,9}/\d{1,18})?(?:@((?:\d{1,9}:\d{1,18},?)*))?")
 
 Place = tuple[int, int]
 """(partition, offset) on the topic of dead letters."""
@@ -40,6 +42,35 @@ def place_of(text: str, param: str = "id") -> Place:
     if found is None:
         raise InvalidRequest(f"{text[:60]} is no id of a dead letter: they are as 2/17", param=param)
     return int(found[1]), int(found[2])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LetterCursor:
+    """Where a redrive or a purge continues: after `place`, with letters below the end offsets of its first call.
+
+    As text: `2/17@0:40,2:31`. An id alone fixes no ends.
+    """
+
+    place: Place | None = None
+    ends: Mapping[int, int] | None = None
+    """By partition; one that is missing had no letters."""
+
+    def __str__(self) -> str:
+        place = "" if self.place is None else letter_id(self.place)
+        ends = "" if self.ends is None else "@" + ",".join(f"{number}:{end}" for number, end in self.ends.items())
+        return place + ends
+
+    @classmethod
+    def of(cls, text: str) -> LetterCursor:
+        """Raises InvalidRequest."""
+        found = _CURSOR.fullmatch(text)
+        if not text or found is None:
+            raise InvalidRequest("after is the last_id of the call before, or the id of a letter", param="after")
+        ends = None if found[2] is None else (one.split(":") for one in found[2].split(",") if one)
+        return cls(
+            place=None if found[1] is None else place_of(found[1], "after"),
+            ends=None if ends is None else {int(number): int(end) for number, end in ends},
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -284,6 +284,7 @@ class Cancellation(Answer):
     count: int
     request_ids: list[str]
     has_more: Annotated[bool, Field(description="The limit was reached; repeat the call for the others.")]
+    accepted_before: Annotated[str, Field(description="Sent with the repeats, it leaves out requests of meanwhile.")]
 
 
 class Reprioritization(Answer):
@@ -295,6 +296,7 @@ class Reprioritization(Answer):
     count: int
     request_ids: list[str]
     has_more: Annotated[bool, Field(description="The limit was reached; repeat the call for the others.")]
+    accepted_before: Annotated[str, Field(description="Sent with the repeats, it leaves out requests of meanwhile.")]
 
 
 class RequestDeleted(Answer):

@@ -19,6 +19,7 @@ from penstock.gateway.service.selection import Selection
 from penstock.gateway.view.filters import RequestFilter
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.ids import check_conversation_id
+from penstock.schemas.times import rfc3339, time_ms
 from penstock.schemas.topics import CLASS_PRIORITIES, MOST_PRIORITY, priority_class
 
 router = APIRouter(prefix="/v1", tags=["requests"])
@@ -66,6 +67,9 @@ class ManyBody(BaseModel):
     older_than_s: Annotated[
         float | None, Field(ge=0, le=MOST_AGE_S, description="Accepted at least so many seconds ago.")
     ] = None
+    accepted_before: Annotated[
+        str | None, Field(description="Accepted before this time: RFC 3339, or Unix seconds.")
+    ] = None
     tenant: Annotated[
         str | None, Field(description="Another tenant, or `*` for all: needs the scope `admin`; with a filter only.")
     ] = None
@@ -100,6 +104,9 @@ class ManyBody(BaseModel):
         return Selection(
             where=checked(where),
             tenant=self.tenant,
+            accepted_before_ms=(
+                None if self.accepted_before is None else time_ms(self.accepted_before, "accepted_before")
+            ),
             older_than_ms=None if self.older_than_s is None else round(self.older_than_s * 1000),
         )
 
@@ -143,6 +150,7 @@ def _facts(bulk: Bulk, done: BulkDone) -> dict[str, Any]:
         "count": done.count,
         "request_ids": done.request_ids,
         "has_more": done.has_more,
+        "accepted_before": rfc3339(done.accepted_before_ms),
     }
 
 

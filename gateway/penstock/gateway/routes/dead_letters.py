@@ -13,7 +13,7 @@ from penstock.gateway.edge.errors import validated
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.multipart import read_json
 from penstock.gateway.routes.paging import page
-from penstock.gateway.service.redriving import MOST, Chosen
+from penstock.gateway.service.redriving import MOST, Chosen, Redriven
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.times import time_ms
 
@@ -58,7 +58,10 @@ class PurgeBody(BaseModel):
 
     ids: Annotated[list[str] | None, Field(max_length=MOST)] = None
     filter: Filter | None = None
-    after: Annotated[str | None, Field(description="The `last_id` of the call before.")] = None
+    after: Annotated[
+        str | None,
+        Field(description="The `last_id` of the call before; the id of a letter: behind it, up to the end of now."),
+    ] = None
     dry_run: Annotated[bool, Field(description="Do nothing: say what would be done.")] = False
 
     def chosen(self) -> Chosen:
@@ -87,7 +90,10 @@ async def list_letters(request: Request, query: Annotated[ListQuery, Query()]) -
 
 @router.post("/redrive", summary="Run dead letters again, each as a new request")
 async def redrive(request: Request) -> dict[str, Any]:
-    """A call handles 1,000 letters at most, in about 10 s. A repeat runs nothing twice, unless `again` is set."""
+    """A call handles up to 1,000 letters in about 10 s. A repeat runs nothing twice, unless `again` is set.
+
+    Letters that are written after the first call are not part of it.
+    """
     body = validated(RedriveBody, await read_json(request))
     done = await service_of(request).redriving.redrive(
         caller_of(request), body.chosen(), rate=body.rate, dry_run=body.dry_run, again=body.again
@@ -98,8 +104,7 @@ async def redrive(request: Request) -> dict[str, Any]:
         "redriven": len(done.requests),
         "request_ids": list(done.requests.values()),
         "skipped": done.skipped,
-        "has_more": done.has_more,
-        "last_id": done.last_id,
+        **_rest(done),
     }
 
 
@@ -114,9 +119,13 @@ async def purge(request: Request) -> dict[str, Any]:
         "purged": len(done.requests),
         "ids": list(done.requests),
         "skipped": done.skipped,
-        "has_more": done.has_more,
-        "last_id": done.last_id,
+        **_rest(done),
     }
+
+
+def _rest(done: Redriven) -> dict[str, Any]:
+    """What is left, and where the next call continues."""
+    return {"remaining": done.remaining, "has_more": done.remaining > 0, "last_id": str(done.cursor) or None}
 
 
 @router.get("/{letter_id:path}", summary="One dead letter")

@@ -217,7 +217,7 @@ class SkippedLetter(Answer):
 
 class Redrive(Answer):
     """`request_ids` are the new requests, those that there would be for a dry run. Call again with `after` = `last_id`
-    while `has_more`.
+    while `has_more`: `last_id` also fixes the end of the letters.
     """
 
     object: Literal["dead_letter.redrive"]
@@ -225,6 +225,7 @@ class Redrive(Answer):
     redriven: int
     request_ids: list[str]
     skipped: list[SkippedLetter]
+    remaining: Annotated[int, Field(description="Letters that are left for further calls.")]
     has_more: bool
     last_id: str | None
 
@@ -235,5 +236,6 @@ class Purge(Answer):
     purged: int
     ids: list[str]
     skipped: list[SkippedLetter]
+    remaining: Annotated[int, Field(description="Letters that are left for further calls.")]
     has_more: bool
     last_id: str | None

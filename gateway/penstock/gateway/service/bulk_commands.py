@@ -33,11 +33,14 @@ class Bulk:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BulkDone:
-    """`request_ids`: the first of them. `has_more`: the limit was reached; a repeat goes on with the others."""
+    """`request_ids`: the first of them. `has_more`: the limit was reached; a repeat continues with the others."""
 
     count: int
     request_ids: list[str]
     has_more: bool
+    accepted_before_ms: int
+    """All that the call looked at were accepted before this time. With it as the bound of further calls these end,
+    however many requests are accepted meanwhile."""
 
 
 class BulkCommands:
@@ -70,8 +73,9 @@ class BulkCommands:
         self, caller: Caller, bulk: Bulk, entries: AsyncIterator[Entry], kind: str, priority: int | None
     ) -> BulkDone:
         self._allowances.cancel(caller)
-        done, some, has_more = dict[Key, None](), list[Entry](), False
+        done, some, has_more, before_ms = dict[Key, None](), list[Entry](), False, now_ms()
         async for entry in entries:
+            before_ms = max(before_ms, entry.accepted_ms + 1)  # the broker's clock may be ahead
             if entry.key in done:
                 continue
             if has_more := len(done) == bulk.limit:
@@ -86,7 +90,7 @@ class BulkCommands:
         if not bulk.dry_run:
             self._allowances.cancelled_more(caller, len(done) - 1)
         ids = [request_id for (_, request_id), _ in zip(done, range(FIRST_IDS), strict=False)]
-        return BulkDone(count=len(done), request_ids=ids, has_more=has_more)
+        return BulkDone(count=len(done), request_ids=ids, has_more=has_more, accepted_before_ms=before_ms)
 
     async def _moved(self, caller: Caller, chosen: Chosen, priority: int) -> AsyncIterator[Entry]:
         lines: set[Key] = set()

@@ -2,6 +2,9 @@
 
 A letter is run again under an id that follows from it, and then marked on its topic as redriven. So whoever was killed
 between the two finds the request when it is asked again, and nothing runs twice.
+
+A redrive or a purge of many letters takes several calls. The first call fixes the end offset of each partition, and the
+cursor carries them: letters that are written meanwhile, by what was run again too, are not part of it.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from penstock.gateway.dead_letters.letters import (
     HEADER_KIND,
     PURGED,
     REDRIVEN,
+    LetterCursor,
     LetterFacts,
     Place,
     letter_id,
@@ -41,6 +45,7 @@ from penstock.schemas.errors import (
     Conflict,
     Gone,
     IdempotencyKeyReused,
+    InternalError,
     InvalidRequest,
     NotFound,
     PenstockError,
@@ -57,13 +62,13 @@ MOST = 1_000
 AT_ONCE = 16
 """Letters whose payloads are in memory."""
 BUDGET_S = 10.0
-"""A call that has lasted so long ends, and its answer says that more is left."""
+"""A call that has lasted this long handles no further letters. Its answer says how many are left."""
 CATCH_UP_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chosen:
-    """The letters of one call: by id, or by filter; those behind `after`, the last one of the call before."""
+    """The letters of one call: by id, or by filter. `after`: the cursor of the call before, or the id of a letter."""
 
     ids: Sequence[str] | None = None
     filter: LetterFilter | None = None
@@ -74,10 +79,26 @@ class Chosen:
 class Redriven:
     """What one call did. `requests` are the new requests by letter; `skipped` what was not run again, and why."""
 
+    cursor: LetterCursor
+    remaining: int
+    """Letters that are left for further calls."""
     requests: dict[str, str] = field(default_factory=dict[str, str])
     skipped: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    has_more: bool = False
-    last_id: str | None = None
+
+    def handled(self, place: Place, new_id: str | None, *, passed: bool) -> None:
+        """Count a letter. `passed`: nothing before it is left, so the next call continues behind it."""
+        self.remaining -= 1
+        if new_id is not None:
+            self.requests[letter_id(place)] = new_id
+        if passed:
+            self.cursor = replace(self.cursor, place=place)
+
+    def skip(self, place: Place, error: PenstockError) -> None:
+        self.skipped.append({"id": letter_id(place), "code": error.code, "message": error.message})
+
+
+Items = Sequence[tuple[Place, LetterFacts | None]]
+"""Letters by their places; None: there is none."""
 
 
 class Redriving:
@@ -112,7 +133,10 @@ class Redriving:
     async def show(self, caller: Caller, text: str) -> dict[str, Any]:
         """One letter, with its payload if the caller may read it. Raises NotFound, InvalidRequest."""
         await self._catch_up()
-        facts = await self._get(place_of(text))
+        place = place_of(text)
+        facts = await self._threads.run(self._index.get, place)
+        if facts is None:
+            raise _absent(place)
         shown = facts.to_json()
         if not may_read(caller, facts.tenant):
             return {**shown, "original_omitted": True}
@@ -124,29 +148,25 @@ class Redriving:
     ) -> Redriven:
         """Run letters again, `rate` a second at most. `again`: those too that were run again before.
 
-        Who is refused for now is tried until the call has lasted BUDGET_S. Raises InvalidRequest, and as
+        A letter that is refused for now is tried until the call has lasted BUDGET_S. Raises InvalidRequest, and as
         `Submitter.submit` when nothing could be done before that.
         """
-        await self._catch_up()
-        began, done = time.monotonic(), Redriven()
-        rows, more = await self._chosen(chosen, done, None if again else False)
+        began = time.monotonic()
+        items, done = await self._begin(chosen, None if again else False)
         step = AT_ONCE if rate is None and not again else 1
-        for start in range(0, len(rows), step):
-            some = rows[start : start + step]
-            if time.monotonic() - began > BUDGET_S:
-                more = True
+        for start in range(0, len(items), step):
+            before = len(done.requests)
+            error = await self._redrive_some(
+                caller, items[start : start + step], done, dry_run=dry_run, again=again, give_up=began + BUDGET_S
+            )
+            if error is not None:
+                if not (done.requests or done.skipped):
+                    raise error
                 break
-            try:
-                await self._redrive_some(caller, some, done, dry_run=dry_run, again=again, give_up=began + BUDGET_S)
-            except PenstockError as error:
-                if not error.retryable or not (done.requests or done.skipped):
-                    raise
-                more = True
-                break
-            done.last_id = letter_id(some[-1].place)
             if rate is not None and not dry_run:
-                await asyncio.sleep(len(some) / rate)
-        done.has_more = more
+                await asyncio.sleep((len(done.requests) - before) / rate)
+            if time.monotonic() - began > BUDGET_S:
+                break
         return done
 
     async def purge(self, caller: Caller, chosen: Chosen, *, dry_run: bool) -> Redriven:
@@ -154,14 +174,16 @@ class Redriving:
 
         What then stands before the first letter that is left is deleted from the topic; other bytes go with retention.
         """
-        await self._catch_up()
-        done = Redriven()
-        rows, done.has_more = await self._chosen(chosen, done, None)
-        for row in rows:
-            done.requests[letter_id(row.place)] = row.request_id or ""
-            done.last_id = letter_id(row.place)
+        items, done = await self._begin(chosen, None)
+        rows = [row for _, row in items if row is not None]
+        for place, row in items:
+            if row is None:
+                done.skip(place, _absent(place))
+            done.handled(place, None if row is None else row.request_id or "", passed=True)
         if rows and not dry_run:
-            await asyncio.gather(*(self._mark(caller, row, PURGED) for row in rows))
+            marked = await asyncio.gather(*(self._mark(caller, row, PURGED) for row in rows), return_exceptions=True)
+            if errors := [one for one in marked if one is not None]:  # raised when none is under way any more
+                raise errors[0]
             await self._catch_up()
             await self._threads.run(self._trim)
         return done
@@ -184,62 +206,73 @@ class Redriving:
         except KeyError:
             raise InvalidRequest("after names no letter that is left; begin anew without it", param="after") from None
 
-    async def _get(self, place: Place) -> LetterFacts:
-        found = await self._threads.run(self._index.get, place)
-        if found is None:
-            raise NotFound(f"there is no dead letter {letter_id(place)}")
-        return found
-
-    async def _chosen(self, chosen: Chosen, done: Redriven, redriven: bool | None) -> tuple[list[LetterFacts], bool]:
-        """The letters, and whether there are more. Unknown ids are skipped."""
-        if chosen.ids is None:
-            meant = chosen.filter or LetterFilter()
-            after = None if chosen.after is None else place_of(chosen.after, "after")
-            meant = replace(meant, redriven=redriven) if redriven is not None else meant
-            rows = await self._rows(meant, after=after, limit=MOST + 1)
-            return rows[:MOST], len(rows) > MOST
-        ids = list(dict.fromkeys(chosen.ids))
-        begin = ids.index(chosen.after) + 1 if chosen.after in ids else 0
-        rows = []
-        for one in ids[begin : begin + MOST]:
-            try:
-                rows.append(await self._get(place_of(one, "ids")))
-            except NotFound as error:
-                done.skipped.append({"id": one, "code": error.code, "message": error.message})
-        return rows, len(ids) > begin + MOST
+    async def _begin(self, chosen: Chosen, redriven: bool | None) -> tuple[Items, Redriven]:
+        """The letters of this call, and what is left at its beginning."""
+        await self._catch_up()
+        cursor = LetterCursor() if chosen.after is None else LetterCursor.of(chosen.after)
+        if chosen.ids is not None:
+            places = list(dict.fromkeys(place_of(one, "ids") for one in chosen.ids))
+            if cursor.place is not None:
+                if cursor.place not in places:
+                    raise InvalidRequest("after names none of the ids", param="after")
+                places = places[places.index(cursor.place) + 1 :]
+            items = [(one, await self._threads.run(self._index.get, one)) for one in places[:MOST]]
+            return items, Redriven(cursor=cursor, remaining=len(places))
+        if cursor.ends is None:
+            cursor = replace(cursor, ends=await self._threads.run(self._index.positions))
+        meant = replace(chosen.filter or LetterFilter(), redriven=redriven, ends=cursor.ends)
+        rows = await self._rows(meant, after=cursor.place, limit=MOST)
+        left = await self._threads.run(partial(self._index.count, meant, after=cursor.place)) if rows else 0
+        return [(row.place, row) for row in rows], Redriven(cursor=cursor, remaining=left)
 
     # -- running again
 
     async def _redrive_some(
-        self, caller: Caller, rows: Sequence[LetterFacts], done: Redriven, *, dry_run: bool, again: bool, give_up: float
-    ) -> None:
-        """What fails for good is skipped. Raises the first error that may pass."""
-        open_rows = [row for row in rows if again or row.redriven_as is None]
-        for row in rows:
-            if row not in open_rows:
-                text = f"it was run again as {row.redriven_as}"
-                done.skipped.append({"id": letter_id(row.place), "code": Conflict.code, "message": text})
-        records = {} if dry_run else await self._read([row.place for row in open_rows if row.redrivable])
+        self, caller: Caller, items: Items, done: Redriven, *, dry_run: bool, again: bool, give_up: float
+    ) -> PenstockError | None:
+        """Run these again; those that fail for good are skipped. The first error that may pass: its letter is left."""
+        readable = [place for place, row in items if row is not None and _refusal(row, again=again) is None]
+        records = {} if dry_run else await self._read(readable)
         found = await asyncio.gather(
-            *(self._redrive_one(caller, row, records, dry_run=dry_run, give_up=give_up) for row in open_rows),
+            *(
+                self._redrive_one(caller, place, row, records, dry_run=dry_run, again=again, give_up=give_up)
+                for place, row in items
+            ),
             return_exceptions=True,
         )
-        passing: BaseException | None = None
-        for row, one in zip(open_rows, found, strict=True):
-            if isinstance(one, str):
-                done.requests[letter_id(row.place)] = one
-            elif isinstance(one, PenstockError) and not one.retryable:
-                done.skipped.append({"id": letter_id(row.place), "code": one.code, "message": one.message})
-            else:
+        passing: PenstockError | None = None
+        for (place, _), one in zip(items, found, strict=True):
+            if isinstance(one, PenstockError) and one.retryable:
                 passing = passing or one
-        if passing is not None:
-            raise passing
+            elif isinstance(one, str):
+                done.handled(place, one, passed=passing is None)
+            elif not isinstance(one, Exception):
+                raise one
+            elif passing is None:  # else it is skipped again by the next call
+                if not isinstance(one, PenstockError):
+                    logger.error("dead_letters.not_redriven letter=%s", letter_id(place), exc_info=one)
+                    one = InternalError("this letter could not be run again; the gateway's log says why")
+                done.skip(place, one)
+                done.handled(place, None, passed=True)
+        return passing
 
     async def _redrive_one(
-        self, caller: Caller, row: LetterFacts, records: dict[Place, RawMessage], *, dry_run: bool, give_up: float
+        self,
+        caller: Caller,
+        place: Place,
+        row: LetterFacts | None,
+        records: dict[Place, RawMessage],
+        *,
+        dry_run: bool,
+        again: bool,
+        give_up: float,
     ) -> str:
-        if not row.redrivable or row.request_id is None or row.tenant is None:
-            raise InvalidRequest("this letter holds no valid request; it can be shown and purged")
+        if row is None:
+            raise _absent(place)
+        if (refusal := _refusal(row, again=again)) is not None:
+            raise refusal
+        assert row.request_id is not None
+        assert row.tenant is not None
         new_id = redriven_request_id(row.tenant, row.request_id, row.origin, row.redrives)
         former = self._view.find((row.tenant, row.request_id))
         if former is not None and former.erased:
@@ -307,6 +340,19 @@ class Redriving:
                 admin.delete_records(self._kafka, ahead)
         except PenstockError as error:  # the gateway may lack the right: retention deletes them
             logger.warning("dead_letters.not_trimmed error=%s", error)
+
+
+def _absent(place: Place) -> NotFound:
+    return NotFound(f"there is no dead letter {letter_id(place)}")
+
+
+def _refusal(row: LetterFacts, *, again: bool) -> PenstockError | None:
+    """Why a letter is not run again."""
+    if not again and row.redriven_as is not None:
+        return Conflict(f"it was run again as {row.redriven_as}")
+    if not row.redrivable or row.request_id is None or row.tenant is None:
+        return InvalidRequest("this letter holds no valid request; it can be shown and purged")
+    return None
 
 
 def may_read(caller: Caller, tenant: str | None) -> bool:

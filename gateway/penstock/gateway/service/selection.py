@@ -18,8 +18,10 @@ class Selection:
     tenant: str | None = None
     """None: the caller's own; `ALL_TENANTS`: of all."""
     older_than_ms: int | None = None
+    accepted_before_ms: int | None = None
 
     def meets(self, entry: Entry, now_ms: int) -> bool:
         """Whether it is one of them."""
         is_old = self.older_than_ms is None or entry.accepted_ms <= now_ms - self.older_than_ms
+        is_old &= self.accepted_before_ms is None or entry.accepted_ms < self.accepted_before_ms
         return not entry.done and not entry.erased and is_old and self.where.matches(entry)

@@ -53,7 +53,11 @@ def key_of(delivery: WebhookDelivery) -> Key:
 
 
 def group_of(delivery: WebhookDelivery) -> Group:
-    return delivery.tenant, urlsplit(delivery.url).netloc.lower()
+    """A URL that cannot be parsed has a group of its own: its first call fails for good."""
+    try:
+        return delivery.tenant, urlsplit(delivery.url).netloc.lower()
+    except ValueError:
+        return delivery.tenant, delivery.url
 
 
 def partition_of(delivery: WebhookDelivery) -> TP:

@@ -51,7 +51,9 @@ LOOK_S = 5.0
 AGAIN_S = 1.0
 STOP_S = 5.0
 MANY, FEW = 2_000, 1_000
-"""Webhooks that are neither ended nor kept: reading stops at the one, and goes on at the other."""
+"""Webhooks that are not kept yet, and records that were read: reading stops at MANY, and continues at FEW."""
+BATCH = 100
+"""Records of a batch at most."""
 
 
 class Consumer(Protocol):
@@ -61,6 +63,18 @@ class Consumer(Protocol):
     def commit(self, offsets: Mapping[TP, int]) -> None: ...
     def hold(self, topics: Iterable[str]) -> None: ...
     async def stop(self) -> None: ...
+
+
+class Backpressure:
+    """Stops the reading of a topic at MANY, and continues at FEW."""
+
+    def __init__(self, consumer: Consumer, topic: str) -> None:
+        self._consumer, self._topic, self._held = consumer, topic, False
+
+    def look(self, waiting: int) -> None:
+        if self._held != (waiting > (FEW if self._held else MANY)):
+            self._held = not self._held
+            self._consumer.hold([self._topic] if self._held else [])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +105,6 @@ class Dispatcher:
 
     def __init__(self, tools: Tools, section: WebhooksSection, room: Room | None = None) -> None:
         self._tools, self._now_ms = tools, tools.now_ms
-        self._topic = tools.kafka.names.result
         self._rules = RetryRules(first_retry_s=section.first_retry_s, give_up_s=section.give_up_s)
         self._log = ResultLog()
         self._deliveries = Deliveries(room or Room(in_flight=section.max_in_flight))
@@ -107,7 +120,6 @@ class Dispatcher:
         self._calls: dict[asyncio.Task[None], TP] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._woken = asyncio.Event()
-        self._held = False
         self._look_at = 0.0
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Why no webhook is sent any more."""
@@ -121,6 +133,7 @@ class Dispatcher:
             on_passed=lambda offsets: self._arriving.put_nowait(self._passed(offsets)),
         )
         self._consumer = tools.consumer(listener)
+        self._backpressure = Backpressure(self._consumer, tools.kafka.names.result)
         tools.metrics.watch(
             waiting=lambda: len(self._deliveries),
             in_flight=lambda: self._deliveries.in_flight,
@@ -282,22 +295,13 @@ class Dispatcher:
             self._begin()
             if due := self._log.commits():
                 self._consumer.commit(due)
-            self._hold_back()
+            self._backpressure.look(len(self._unsettled) + BATCH * self._arriving.qsize())
             now = asyncio.get_running_loop().time()
             if now > self._look_at:
                 self._look_at = now + LOOK_S
                 if partitions := self._deliveries.to_load():
                     self._arriving.put_nowait(self._load(sorted(partitions), new=False))
             await set_within(self._woken, IDLE_S)
-
-    def _hold_back(self) -> None:
-        waiting = len(self._unsettled) + 100 * self._arriving.qsize()
-        if not self._held and waiting > MANY:
-            self._held = True
-            self._consumer.hold([self._topic])
-        elif self._held and waiting < FEW:
-            self._held = False
-            self._consumer.hold([])
 
     def _begin(self) -> None:
         for delivery in self._deliveries.begin(self._now_ms()):
@@ -350,7 +354,16 @@ class Dispatcher:
             await self._end(delivery, DELIVERED)
 
     async def _answer(self, delivery: WebhookDelivery, outcome: RawMessage | None) -> Answer | None:
-        """None when it was erased before it could be sent."""
+        """None when it was erased before it could be sent.
+
+        What fails unexpectedly is tried again as a call is: it must not stop the webhooks of others.
+        """
+        try:
+            return await self._sent(delivery, outcome)
+        except Exception as error:
+            return unsendable(delivery, error)
+
+    async def _sent(self, delivery: WebhookDelivery, outcome: RawMessage | None) -> Answer | None:
         tools = self._tools
         secrets = tools.callbacks.secrets(delivery.tenant)
         if not secrets:
@@ -455,6 +468,12 @@ class Dispatcher:
     def _oldest_s(self) -> float:
         oldest_ms = self._deliveries.oldest_ms()
         return 0.0 if oldest_ms is None else max(0.0, (self._now_ms() - oldest_ms) / 1000)
+
+
+def unsendable(delivery: WebhookDelivery, error: Exception) -> Answer:
+    """The answer in place of a call that could not be made."""
+    logger.error("webhooks.not_made request=%s", delivery.request_id, exc_info=error)
+    return Answer(error=f"the call could not be made ({type(error).__name__})")
 
 
 def callback_of(headers: Headers) -> str | None:

@@ -15,7 +15,15 @@ from penstock.common.tasks import end_all, set_within
 from penstock.gateway.callbacks import WebhooksSection
 from penstock.gateway.webhooks.bodies import signed_headers, webhook_body
 from penstock.gateway.webhooks.deliveries import Key, Room
-from penstock.gateway.webhooks.dispatcher import Consumer, Tools, callback_of, has_callback
+from penstock.gateway.webhooks.dispatcher import (
+    BATCH,
+    Backpressure,
+    Consumer,
+    Tools,
+    callback_of,
+    has_callback,
+    unsendable,
+)
 from penstock.gateway.webhooks.news import StatusNews
 from penstock.gateway.webhooks.policy import Answer, RetryRules
 from penstock.gateway.webhooks.registry import when_there
@@ -52,14 +60,15 @@ class StatusCalls:
         self.waits_for: str | None = None
         self._consumer = consumer(
             Listener(
-                on_batch=lambda batch: self._arriving.put_nowait(self._take(batch)),
+                on_batch=lambda batch: self._arrives(self._take(batch)),
                 on_assigned=self._assigned,
                 on_revoked=self._revoked,
                 on_failure=self._fail,
                 wants=has_callback,
-                on_passed=lambda offsets: self._arriving.put_nowait(self._passed(offsets)),
+                on_passed=lambda offsets: self._arrives(self._passed(offsets)),
             )
         )
+        self._backpressure = Backpressure(self._consumer, tools.kafka.names.status)
 
     def start(self) -> None:
         self._spawn(self._arrive())
@@ -90,9 +99,14 @@ class StatusCalls:
         for tp in partitions:
             self._news.revoke(tp)
 
+    def _arrives(self, work: Coroutine[Any, Any, None]) -> None:
+        self._arriving.put_nowait(work)
+        self._backpressure.look(BATCH * self._arriving.qsize())
+
     async def _arrive(self) -> None:
         while True:
             await (await self._arriving.get())
+            self._backpressure.look(BATCH * self._arriving.qsize())
 
     async def _take(self, batch: Sequence[Read]) -> None:
         for read in batch:
@@ -133,6 +147,12 @@ class StatusCalls:
         self._woken.set()
 
     async def _answer(self, delivery: WebhookDelivery, event: StatusEvent) -> Answer:
+        try:
+            return await self._sent(delivery, event)
+        except Exception as error:  # it must not stop the webhooks of others
+            return unsendable(delivery, error)
+
+    async def _sent(self, delivery: WebhookDelivery, event: StatusEvent) -> Answer:
         tools, origin = self._tools, event.origin
         secrets = tools.callbacks.secrets(delivery.tenant)
         if not secrets:

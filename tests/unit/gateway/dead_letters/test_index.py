@@ -171,9 +171,9 @@ def purge(index: LetterIndex, monkeypatch: pytest.MonkeyPatch) -> Any:
             chosen = Chosen(filter=LetterFilter(), after=after)
             done = await parts.purge(Caller(tenant="t"), chosen, dry_run=dry_run)
             found.append(list(done.requests))
-            if not done.has_more:
+            if not done.remaining:
                 return found
-            after = done.last_id
+            after = str(done.cursor)
 
     return purged
 

@@ -7,7 +7,7 @@ import base64
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -24,6 +24,7 @@ from penstock.gateway.webhooks.dispatcher import ERASED_MS, Dispatcher, Tools
 from penstock.gateway.webhooks.metrics import WebhookMetrics
 from penstock.gateway.webhooks.policy import Answer
 from penstock.gateway.webhooks.records import Erasures
+from penstock.gateway.webhooks.status_calls import StatusCalls
 from penstock.schemas.errors import RegistryUnavailable
 from penstock.schemas.records import ControlCommand, DeadLetter, ResultEvent, WebhookDelivery
 from penstock.schemas.topics import HEADER_CALLBACK, HORIZON_MS, TP
@@ -147,10 +148,10 @@ class World(WebhookMetrics):
         await giving
         await self.all_read()
 
-    def reads(self, offset: int, event: ResultEvent | None = None) -> None:
+    def reads(self, offset: int, event: ResultEvent | None = None, url: bytes = b"http://h/hook") -> None:
         """The consumer reads this event at the offset."""
         event = self.events[offset] = event or outcome(f"r{offset}", **SECRET)
-        headers = ((HEADER_CALLBACK, b"http://h/hook"),)
+        headers = ((HEADER_CALLBACK, url),)
         self.listener.on_batch([Read(TP0, offset, b"r", CODEC.encode(event), now_ms(), headers)])
         self.listener.on_passed({TP0: offset + 1})
 
@@ -268,6 +269,55 @@ async def test_a_request_id_that_is_used_again_is_sent_again() -> None:
             assert len(world.sent) == sent
     first, *_, last = [one.webhook_id for one in world.deliveries()]
     assert first != last
+
+
+async def test_a_webhook_that_cannot_be_made_fails_by_itself() -> None:
+    """It ended the process, and again after each restart: nobody was called any more."""
+    async with World() as world:
+        await world.takes_over()
+        world.reads(1, outcome("r1", tenant="t", created_at=10**17))
+        world.reads(2)
+        await wait_until_async(lambda: ("r2", "delivered") in world.states(), 5)
+        world.later_ms = 2 * 86_400_000
+        await wait_until_async(world.letters, 5)
+    assert [one.request_id for one in world.letters()] == ["r1"]
+    assert world.states()[-1] == ("r1", "failed")
+
+
+async def test_a_url_that_cannot_be_parsed_ends_no_process() -> None:
+    async with World() as world:
+        await world.takes_over()
+        world.reads(1, url=b"http://[h/hook")
+        world.reads(2)
+        await world.has(("r1", "delivered"), ("r2", "delivered"))
+
+
+async def test_what_arrives_while_the_registry_is_away_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Statuses were read on without a limit."""
+    monkeypatch.setattr(registry, "AGAIN_S", 0.01)
+    held: list[list[str]] = []
+    codec, mine = Registry(10**9), cast("Any", SimpleNamespace(hold=held.append, start=lambda: None))
+    tools = cast("Any", SimpleNamespace(kafka=KafkaSettings(), prompt=codec, now_ms=now_ms))
+    heard: list[Listener] = []
+    section = WebhooksSection.model_validate({"secret": KEY})
+    mine.commit = lambda offsets: None
+    calls = StatusCalls(tools, section, lambda listener: heard.append(listener) or mine)
+    calls.start()
+    (listener,) = heard
+    tp = ("inference.status", 0)
+    listener.on_assigned([tp])
+    batches = 0
+    while not held:
+        batches += 1
+        assert batches < 100, "nothing holds the consumer back"
+        headers = ((HEADER_CALLBACK, b"http://h/hook"),)
+        listener.on_batch([Read(tp, batches, b"r", b"...", now_ms(), headers)])
+        listener.on_passed({tp: batches + 1})
+    await wait_until_async(lambda: calls.waits_for, 5)
+    codec.away = 0
+    await wait_until_async(lambda: len(held) == 2, 5)
+    await calls.cancel()
+    assert held == [["inference.status"], []]
 
 
 @pytest.mark.parametrize("away", [1, 4])

@@ -1,0 +1,73 @@
+"""Commands that call a gateway until nothing is left: Ctrl-C between two calls, what was done, how to continue."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+
+from penstock.cli.failures import CliFailure, ExitCode
+
+WAITS = b"interrupted: waiting for the answer of this call; Ctrl-C again ends at once\n"
+
+
+@contextmanager
+def reporting(done: Callable[[], str]) -> Generator[None]:
+    """The failure of a failure or a Ctrl-C also says what was done."""
+    try:
+        yield
+    except (CliFailure, KeyboardInterrupt) as error:
+        said = f"{error}; " if isinstance(error, CliFailure) else ""
+        code = error.exit_code if isinstance(error, CliFailure) else ExitCode.INTERRUPTED
+        raise CliFailure(f"{said}{done()}", exit_code=code) from error
+
+
+@contextmanager
+def interrupted_between_calls() -> Generator[Callable[[], None]]:
+    """The first Ctrl-C is raised by the function that this gives, to be called after each answer; the second at once.
+
+    So a command knows what its last call did.
+    """
+    interrupted = False
+
+    def note(*_: object) -> None:
+        nonlocal interrupted
+        interrupted = True
+        signal.signal(signal.SIGINT, before)
+        os.write(sys.stderr.fileno(), WAITS)
+
+    def check() -> None:
+        if interrupted:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def same_command(context: typer.Context, **changed: Any) -> str:
+    """A command as it was given, with some options changed. A key is left out."""
+    given: dict[str, Any] = {
+        name: value
+        for name, value in context.params.items()
+        if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE" and name != "key"
+    }
+    words = context.command_path.split()
+    for one in context.command.params:
+        value = {**given, **changed}.get(one.name or "")
+        if value is None or value is False:
+            continue
+        values = [str(each) for each in value] if isinstance(value, list | tuple) else [str(value)]
+        if one.param_type_name == "argument":
+            words += values
+        else:
+            words += [one.opts[0]] if value is True else [word for each in values for word in (one.opts[0], each)]
+    return shlex.join(words)
