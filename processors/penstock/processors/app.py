@@ -134,7 +134,11 @@ class WorkerApp:
         except OSError as error:
             where = f"{self.settings.worker.health_host}:{self.settings.worker.health_port}"
             raise CannotStart(f"{where} cannot be bound ({error.strerror}); set worker.health_port") from error
-        for follower, topic in ((parts.control, kafka.names.control), (parts.desired, kafka.names.desired)):
+        for follower, topic in (
+            (parts.control, kafka.names.control),
+            (parts.desired, kafka.names.desired),
+            (parts.peers, kafka.names.worker),
+        ):
             try:
                 await follower.start(deadline_s=30)
             except PenstockError as error:
@@ -196,7 +200,7 @@ class WorkerApp:
         """Why this process can do no good any more, as it stands in the log; None while it can."""
         if parts.membership.crashed:
             return "worker.faust_crashed"
-        if not (parts.control.alive and parts.desired.alive):
+        if not (parts.control.alive and parts.desired.alive and parts.peers.alive):
             return "worker.control_reader_died"
         parts.book.prune(now_ms())
         joined, generation = parts.membership.joined, parts.membership.generation
@@ -367,7 +371,7 @@ class WorkerApp:
         await parts.serving.stop()
         self._state = "stopped"
         self._report(parts)
-        await asyncio.gather(parts.control.stop(), parts.desired.stop(), parts.refetcher.stop())
+        await asyncio.gather(parts.control.stop(), parts.desired.stop(), parts.peers.stop(), parts.refetcher.stop())
         parts.turns.close()
         if parts.copy is not None:
             await asyncio.to_thread(parts.copy.close)
