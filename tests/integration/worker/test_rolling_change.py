@@ -1,4 +1,4 @@
-"""A rolling change of `penstock.toml`: workers of a pool whose files differ for a while end nothing that another can run."""
+"""A rolling change of `penstock.toml`: workers of a pool whose files differ end nothing that another one can run."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def test_what_one_worker_lacks_another_runs(make_system: Make) -> None:
     system = make_system(worker_options=SETTINGS)
     both, lacking = worker(system, "both", OLD, NEW), worker(system, "lacking", OLD)
     eventually(lambda: assigned(both) == assigned(lacking) == 10, 60, both.tail)
+    gateway = system.gateway().wait_ready()
     texts = [{"request_id": f"t{n}", "model": "newer", "priority": n % 10} for n in range(20)]
     vectors = [
         {"request_id": f"e{n}", "task": "embedding", "model": "new" if n % 2 else None, "payload": {"input": "x"}}
@@ -45,11 +46,21 @@ def test_what_one_worker_lacks_another_runs(make_system: Make) -> None:
     assert {request_id: outcome(system, request_id, 60).status for request_id in ids} == dict.fromkeys(ids, "completed")
     assert {outcome(system, request_id).worker_id for request_id in ids} == {"both"}
 
+    # Where the files differ is reported everywhere.
+    missing = "the model new is missing on lacking"
+    with httpx.Client(base_url=gateway.url, timeout=60) as http:
+        eventually(lambda: http.get("/readyz").json()["reason"] == missing, 60, gateway.tail)
+        listed = {one["id"]: one["missing_on"] for one in http.get("/v1/admin/models").json()["data"]}
+    assert listed == {"old": [], "new": ["lacking"]}
+    for process in (both, lacking):
+        eventually(lambda log=process.log: f"worker.files_differ {missing}" in log.read_text(), 60, process.tail)
+
     # A turn stays with its conversation, and says what it waits for.
     stay = {n for n in range(8) if f"c{n}" not in system.outcomes()}
     eventually(lambda: all("queued" in statuses(system, f"c{n}") for n in stay - ended(system, stay)), 60, lacking.tail)
     assert lacking.stop() == 0, lacking.tail()
     worker(system, "lacking-2", OLD, NEW)
+    eventually(lambda: "worker.files_agree" in both.log.read_text(), 60, both.tail)
     for number in range(8):
         assert outcome(system, f"c{number}", 60).status == "completed"
     system.wait_drained(60)

@@ -55,6 +55,11 @@ class Peers:
         self._live = {name: state for name, state in self._live.items() if state.updated_at >= oldest_ms}
         self._serving.clear()
 
+    @property
+    def running(self) -> list[WorkerState]:
+        """The live workers that take requests."""
+        return [state for state in self._live.values() if state.state == "running"]
+
     def serving(self, wanted: Wanted) -> list[WorkerState]:
         """The live workers that serve a request."""
         found = self._serving.get(wanted)
