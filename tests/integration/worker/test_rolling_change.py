@@ -10,12 +10,13 @@ from typing import Any
 import httpx
 import pytest
 
+from support import create_topics
 from system import NOOP, Process, System, eventually
 from worker_requests import outcome, send, statuses, turn
 
 Make = Callable[..., System]
 OLD = {**NOOP, "id": "old", "tasks": ["text_generation"]}
-NEW = {**NOOP, "id": "new", "tasks": ["text_generation", "embedding"], "aliases": ["newer"]}
+NEW: dict[str, Any] = {**NOOP, "id": "new", "tasks": ["text_generation", "embedding"], "aliases": ["newer"]}
 SETTINGS = {"session_timeout_s": 6, "heartbeat_s": 1, "state_interval_s": 0.5}
 
 
@@ -23,10 +24,11 @@ def assigned(process: Process) -> int:
     return int(httpx.get(process.url + "/healthz", timeout=60).json()["assigned"])
 
 
-def worker(system: System, name: str, *models: dict[str, Any]) -> Process:
+def worker(system: System, name: str, *models: dict[str, Any], pool: str | None = None) -> Process:
     """A worker whose file has these models."""
     system.models = models
-    return system.worker(name, env={"PENSTOCK_WORKER__WORKER_ID": name}).wait_ready()
+    own_pool = {} if pool is None else {"PENSTOCK_WORKER__POOL": pool}
+    return system.worker(name, env={"PENSTOCK_WORKER__WORKER_ID": name, **own_pool}).wait_ready()
 
 
 @pytest.mark.slow
@@ -81,8 +83,27 @@ def test_a_request_fails_when_nobody_has_its_model(make_system: Make) -> None:
 
 
 @pytest.mark.slow
+def test_a_model_that_moves_to_another_pool_takes_its_requests_along(make_system: Make) -> None:
+    """From the common pool, and from one that the requests name; the workers of the new pool are started first."""
+    system = make_system(worker_options=SETTINGS)
+    for pool in ("p", "q"):
+        create_topics(system.bootstrap, system.prefix, pool=pool)
+    left = [{"request_id": f"c{n}", "model": "new"} for n in range(6)]
+    named = [{"request_id": f"p{n}", "model": "new", "pool": "p"} for n in range(6)]
+    send(system, *left)
+    send(system, *named, pool="p")
+    moved = {**NEW, "pool": "q"}
+    for name, pool in (("wq", "q"), ("wp", "p"), ("w", None)):
+        worker(system, name, OLD, moved, pool=pool)
+    for request in (*left, *named):
+        event = outcome(system, request["request_id"], 60)
+        assert (event.status, event.worker_id, event.model) == ("completed", "wq", "new")
+    system.wait_drained(60)
+
+
+@pytest.mark.slow
 def test_a_rolling_change_under_load_loses_nothing(make_system: Make) -> None:
-    """Two workers and two gateways change their file one after the other: a model comes, and the other one goes."""
+    """Two workers and two gateways change their file in turn: a model comes, the other one goes, options change."""
     system = make_system(worker_options=SETTINGS)
     first, second = worker(system, "w1", OLD), worker(system, "w2", OLD)
     gateways = [system.gateway(name).wait_ready() for name in ("g1", "g2")]
@@ -133,7 +154,7 @@ def test_a_rolling_change_under_load_loses_nothing(make_system: Make) -> None:
         grows(accepted, "new")
         eventually(lambda: not waiting(system, accepted, "old"), 120, first.tail)
         assert second.stop() == 0, second.tail()
-        worker(system, "w2-3", NEW)
+        worker(system, "w2-3", {**NEW, "options": {"tokens": 6}})
         grows(accepted, "new")
     finally:
         over.set()
