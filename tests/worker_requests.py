@@ -18,13 +18,13 @@ def engine(**options: Any) -> dict[str, Any]:
     return {**NOOP, "options": options}
 
 
-def send(system: System, *requests: dict[str, Any], **produce: Any) -> None:
-    """JSON requests onto their topic, as kcat would."""
+def send(system: System, *requests: dict[str, Any], pool: str | None = None, **produce: Any) -> None:
+    """JSON requests onto their topic, or that of a pool, as kcat would."""
     producer = Producer({"bootstrap.servers": system.bootstrap, "partitioner": "murmur2_random"})
     for request in requests:
         body = {"task": "text_generation", "payload": {"prompt": "hi"}, **request}
         key = body.get("conversation_id") or body.get("request_id")
-        topic = system.names.request(body["task"], body.get("priority", 5))
+        topic = system.names.request(body["task"], body.get("priority", 5), pool)
         producer.produce(topic, json.dumps(body), **{"key": key, **produce})
     assert producer.flush(60) == 0
 

@@ -14,7 +14,15 @@ from penstock.processors.core.requests.work import Work, WorkKey
 from penstock.processors.kafka.intake import Intake
 from penstock.schemas.codec import Codec
 from penstock.schemas.histories import extended
-from penstock.schemas.records import Attempt, AttemptHistory, ControlCommand, DeadLetter, ResultEvent, StatusEvent
+from penstock.schemas.records import (
+    Attempt,
+    AttemptHistory,
+    ControlCommand,
+    DeadLetter,
+    ResultEvent,
+    StatusEvent,
+    WorkerState,
+)
 from penstock.schemas.topics import TopicNames, conversation_key
 from simulation.coordinator import Coordinator
 from simulation.devices import Devices
@@ -83,6 +91,8 @@ class Host:
         self.life: Life | None = None
         self.lives = 0
         self.devices = Devices(plan)
+        self.lacks: frozenset[str] = frozenset()
+        """Models of the plan that its next worker does not find in its file."""
 
 
 class Cluster:
@@ -107,6 +117,8 @@ class Cluster:
         self.coordinator = Coordinator(self)
         self.transitions: set[Transition] = set()
         self.commands: list[ControlCommand] = []
+        self.reports: list[WorkerState] = []
+        """What workers have reported, in log order."""
         self.clients: Clients | None = None
         self.broker_down_until = 0.0
         self.calm = False
@@ -254,6 +266,12 @@ class Cluster:
             self.gateway.commanded(command)
         for life in self.lives():
             self._pass_on(life, command)
+
+    def report(self, state: WorkerState) -> None:
+        """A record on the topic of workers: every worker hears of it."""
+        self.reports.append(state)
+        for life in self.lives():
+            life.network.hear("worker", f"a report of {state.worker_id}", life.on_reports, [state])
 
     def follow_commands(self, life: Life, known: int) -> None:
         """From here on; what came while it read is passed on first."""

@@ -11,6 +11,7 @@ from penstock.processors.kafka.outcomes import since_fields
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import to_error_record
 from penstock.schemas.records import STATUS_RANKS, DeadLetter, ResultEvent, StatusEvent
+from penstock.schemas.topics import request_key
 
 
 def status(effect: Status, worker: str, now_ms: int) -> StatusEvent:
@@ -101,9 +102,9 @@ def letter(effect: PublishDeadLetter, worker: str, now_ms: int) -> DeadLetter:
 
 
 def republished(effect: Republish, codec: Codec) -> tuple[bytes, bytes, list[tuple[str, bytes]]]:
-    """Key, value and headers of a record that goes to the partition of its conversation."""
-    subject, body = effect.subject, effect.subject.body
+    """Key, value and headers of a record that goes to another partition."""
+    body = effect.subject.body
     assert body is not None
     name, value = origin_header(effect.origin)
     kept = [(header, content or b"") for header, content in body.headers if header != name]
-    return (subject.line or "").encode(), codec.encode(body.request), [*kept, (name, value)]
+    return request_key(body.request), codec.encode(body.request), [*kept, (name, value)]

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 from penstock.processors.core import effects as ask
 from penstock.processors.core.commit import donemap
+from penstock.processors.core.fleet.lane import UNSERVED
 from penstock.processors.core.queue.budget import FACT_BYTES
 from penstock.processors.core.requests.commanding import MAY_WAIT
 from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, OVER, Stage
 from penstock.processors.core.requests.told import Told
 from penstock.processors.core.requests.work import Work, WorkKey
+from penstock.schemas.errors import PenstockError
 from penstock.schemas.records import ControlCommand
 from penstock.schemas.topics import priority_class
 from simulation.consumer import INBOX_BATCHES, MOST_RECORDS
@@ -32,6 +34,8 @@ LOOK_EACH = 16
 IN_FLIGHT_BYTES = 2 * INBOX_BATCHES * MOST_RECORDS * FACT_BYTES
 """What is delivered already, when a partition is held because the budget is full, is taken all the same."""
 ROUNDING_S = 1e-6
+ABSENT_ROUNDING_S = 0.7
+"""A request that waits is looked at each half second, and workers report each 0.3 s."""
 PUBLISHES = (ask.Chunk, ask.PublishDeadLetter, ask.Prepare, ask.Begin, ask.Start, ask.Keep, ask.LookUp, ask.Republish)
 
 
@@ -169,10 +173,24 @@ class Checks:
             self.retried(work, self._cluster.world.now)
         elif isinstance(effect, ask.Terminal | ask.Status) and work.stage is Stage.DROPPED:
             raise Violation(f"dropped_publishes: {effect.status} for {work}, which was let go of")
-        elif isinstance(effect, ask.Terminal) and work.line is not None:
+        if isinstance(effect, ask.Terminal) and work.lane == UNSERVED:
+            self._nobody_served(life, work, effect.error)
+        if isinstance(effect, ask.Terminal) and work.line is not None:
             self._answer(work, effect)
         elif isinstance(effect, ask.Terminal) and work.conversation_id is not None and effect.status == "completed":
             self._cluster.talks.sums_up(work, effect.finished.text)
+
+    def _nobody_served(self, life: Life, work: Work, error: PenstockError | None) -> None:
+        """A request fails for want of its model only if no other worker has reported the model for a while."""
+        if error is None or error.code != "model_not_found":
+            return
+        model = work.request.model if work.unserved is None else work.unserved.wanted.model
+        heard_ms = life.flow.peers.now_ms
+        absent_ms = 1000 * (self._cluster.plan.settings.model_absent_s - ABSENT_ROUNDING_S)
+        for report in self._cluster.reports:
+            serves = any(model in (one.model, None) for one in report.models) and report.worker_id != life.name
+            if serves and heard_ms - absent_ms < report.updated_at <= heard_ms:
+                raise Violation(f"rollout: {work} fails on {life.name}, and {report.worker_id} serves {model}")
 
     def _answer(self, work: Work, effect: ask.Terminal) -> None:
         """An answer that stood in the conversation when its worker looked last is the outcome."""

@@ -98,6 +98,8 @@ class Mischief:
     def _operator(self, rng: Random, life: Life) -> None:
         """Somebody pauses a class or a model for a while, or has a model loaded, unloaded or pinned."""
         model = rng.choice(self._cluster.plan.lanes).name
+        if model not in life.told.served:
+            return
         if rng.random() < 0.5:
             kind, name = rng.choice([("class", rng.choice(["high", "medium", "low"])), ("model", model)])
             self._world.at(0.0, life, f"{life.name} pauses {name}", life.pause, kind, name, True)

@@ -36,6 +36,7 @@ class Operators:
             "pause_model": lambda rng: self._pause(MODEL, self._model(rng), rng),
             "pause_class": lambda rng: self._pause(CLASS, rng.choice(CLASSES), rng),
             "change_models": self._change_models,
+            "rollout": self._rollout,
             "delete_conversation": self._delete_conversation,
             "churn": self._delete_one_that_is_there,
             "fork_conversation": self._fork_conversation,
@@ -81,6 +82,11 @@ class Operators:
         No pin stands: what is pinned may leave no memory for others, and how long they wait nobody can say.
         """
         rng = self._world.stream("operator/calm")
+        for host in self._cluster.hosts:
+            if host.lacks:
+                host.lacks = frozenset()
+                if host.life is not None:
+                    self._cluster.kill_worker(host.life, "the end of a rollout")
         self._cluster.registry_away_until = self._cluster.store.away_until = self._world.now
         for key, wish in self._orders.standing():
             if key == self._paused_for_good:
@@ -106,6 +112,20 @@ class Operators:
             self._world.at(
                 rng.uniform(0.1, 4.0), None, f"operator resumes {name}", self._orders.give, kind, name, "resume"
             )
+
+    def _rollout(self, rng: Random) -> None:
+        """A worker is stopped, or killed, and the next one of its host has a file with other models."""
+        names = [lane.name for lane in self._cluster.plan.lanes]
+        host = rng.choice(self._cluster.hosts)
+        host.lacks = frozenset(name for name in names if rng.random() < 0.5)
+        killed = rng.random() < 0.5
+        if host.life is None:
+            return
+        self._world.note(f"{host.name} lacks {sorted(host.lacks)} from its next worker on")
+        if killed:
+            self._cluster.kill_worker(host.life, "a rollout")
+        elif not (host.life.paused or host.life.gone):
+            host.life.stop()
 
     def _change_models(self, rng: Random) -> None:
         """Remove one, add one, or put another in its place."""

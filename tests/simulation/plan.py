@@ -90,6 +90,7 @@ OPERATORS = (
     "delete_conversation",
     "fork_conversation",
     "add_partitions",
+    "rollout",  # workers are restarted with files that lack models which others have, and get them back
     # What other systems do.
     "registry_away",  # some records cannot be read for a while
     "store_away",  # artifacts: the store fails, or hangs, and comes back
@@ -251,6 +252,11 @@ class Plan:
     def has(self, name: str) -> bool:
         return name in self.faults or name in self.kinds or name in self.operators
 
+    @property
+    def reports(self) -> bool:
+        """Whether workers report what they serve: where some may lack what is asked for."""
+        return any(map(self.has, ("rollout", "unknown_model", "change_models")))
+
     def lane_of(self, source: str) -> LaneSpec:
         """The model that an entry of the catalog speaks of."""
         return next(lane for lane in (*self.lanes, *self.variants) if lane.source == source)
@@ -377,6 +383,7 @@ def _draw(seed: int) -> Plan:
         ),
         settings=replace(
             _settings(rng),
+            model_absent_s=Random(f"{seed}/absent").choice([1.5, 3.0]),
             placement=_placement(memory),
             longest_reservation_s=memory.choice([1.0, 30.0]),
             output_bytes=Random(f"{seed}/outputs").choice([2_500, 128 << 20]),

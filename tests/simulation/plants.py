@@ -49,6 +49,7 @@ from penstock.processors.core.requests.screening import Screening
 from penstock.processors.core.requests.states import IN_SCHEDULER, OVER, Stage
 from penstock.processors.core.requests.streams import Streams
 from penstock.processors.core.requests.told import Told
+from penstock.processors.core.requests.unserved import UnservedRequests
 from penstock.processors.core.requests.work import Run, Work
 from penstock.processors.core.suspect_starts import SuspectStarts
 from penstock.processors.kafka.control import ControlBook
@@ -1026,3 +1027,22 @@ def bytes_read_again_to_end() -> list[Patch]:
         return lambda self, emit, limit_bytes: init(self, emit, 1 << 40)
 
     return [_wrap(Rereads, "__init__", make)]
+
+
+# -- models that others serve
+
+
+@plant_for("rollout")
+def ends_what_others_serve() -> list[Patch]:
+    """A worker ends each request whose model it does not serve."""
+
+    def resolve(self: UnservedRequests, work: Work, model: str | None, payload: dict[str, Any], wall_ms: int) -> None:
+        work.lane, work.model_reason = self._catalog.resolve(work.task, model)
+
+    return [(UnservedRequests, "resolve", resolve)]
+
+
+@plant_for("rollout")
+def copy_that_comes_back_is_a_duplicate() -> list[Patch]:
+    """A record that was passed on keeps its name in the gate: its copy ends with it where both meet."""
+    return [(CommitGate, "rename", lambda self, tp, offset, request_id: None)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.processors.core.fleet.lane import UNSERVED
 from penstock.processors.core.requests.states import ENDING, IN_SCHEDULER, ON_LANE, Stage
 from penstock.processors.core.requests.work import Work
 from penstock.schemas.records import WaitingFor
@@ -89,7 +90,9 @@ class Reasons:
     def falsehood(self, work: Work, waiting: WaitingFor, now: float) -> str | None:
         """Why its reason is not true; None when it is."""
         told = self._life.told
-        if work.lane not in told.served:
+        if work.lane == UNSERVED and waiting.reason == "no_worker":
+            return "its model is served here" if work.request.model in told.served else None
+        if work.lane not in told.served and work.lane != UNSERVED:
             return "its model is not served any more"
         match waiting.reason:
             case "paused":

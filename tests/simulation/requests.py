@@ -9,6 +9,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from penstock.processors.core import effects as ask
+from penstock.processors.core.fleet.lane import UNSERVED
 from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, OVER, Stage
 from penstock.processors.core.requests.work import Subject as AtOneMoment
 from penstock.processors.core.requests.work import Work
@@ -120,7 +121,7 @@ class Requests:
         """Parked records are read again. One goes beyond the share at most, and only if those before it are within."""
         read = {(*effect.tp, offset) for offset in effect.offsets}
         works = [work for work in self._inside.works() if work.key in read]
-        if any(work.end_with is not None for work in works):
+        if any(work.end_with is not None or work.pass_to is not None for work in works):
             self._reads_to_end(works)
             return
         if "bytes_read_again" not in self._life.cluster.plan.checks:
@@ -136,7 +137,7 @@ class Requests:
                 raise Violation(f"bodies: {asked[-1]} is read again behind {size} bytes, of {self._share_bytes}")
 
     def _reads_to_end(self, works: list[Work]) -> None:
-        """What ends while it is parked has its own part of the budget."""
+        """What ends, or is passed on, while it is parked has its own part of the budget."""
         self._read_to_end |= dict.fromkeys(works)
         for work in [work for work in self._read_to_end if work.stage in OVER]:
             del self._read_to_end[work]
@@ -146,7 +147,9 @@ class Requests:
 
     @property
     def _share_bytes(self) -> int:
-        return self._bodies_bytes // (len(CLASSES) * max(1, len(list(self._inside.lanes()))))
+        return self._bodies_bytes // (
+            len(CLASSES) * max(1, sum(lane.name != UNSERVED for lane in self._inside.lanes()))
+        )
 
     # -- deadlines
 

@@ -34,6 +34,8 @@ QUICK_WITH_NEEDS = {
     "old_id_when_begun_again": "scan",
     "kept_without_reopen": "open",
     "checksum_ignored": "commit_before_outcome",
+    "ends_what_others_serve": "rollout",
+    "copy_that_comes_back_is_a_duplicate": "commit_before_outcome",
 }
 """Planted defects that take operators, or checks that are left out of other runs; and how they show."""
 BEGIN_AT = {
@@ -57,6 +59,8 @@ BEGIN_AT = {
     "old_id_when_begun_again": 223,
     "kept_without_reopen": 147,
     "checksum_ignored": 60,
+    "ends_what_others_serve": 13,
+    "copy_that_comes_back_is_a_duplicate": 17,
 }
 """The first seed that is tried: one that finds the defect. Seeds before it cost time and find nothing, or show it in
 another way. When plans are drawn differently it is another one: `make simulate PLANT=name` says which."""

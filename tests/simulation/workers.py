@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,8 @@ from penstock.schemas.errors import (
     StoreUnavailable,
     conversation_deleted,
 )
-from penstock.schemas.records import ControlCommand
+from penstock.schemas.records import ControlCommand, ModelState, WorkerState
+from penstock.schemas.tasks import TASKS
 from simulation import events, livelock
 from simulation.catalog import Catalog
 from simulation.consumer import Batch, Consumer
@@ -55,6 +57,7 @@ POSITIONS_EACH = 16
 REGISTRY_WAIT_S = 0.1
 SOON_S = 10.0
 """A deadline that is so near may be that of an output which the store never takes."""
+REPORT_EACH_S = 0.3
 PARTITIONS_EACH_S = 1.0
 """A real worker asks each ten seconds; faults happen for eight here."""
 
@@ -72,13 +75,14 @@ class Life(Actor):
         self.world = cluster.world
         self.network = Network(cluster, self)
         self.commands = ControlBook(horizon_s=86_400, remembered=1_000)
-        self._lanes = {lane.name: lane for lane in cluster.plan.lanes}
+        lanes = [lane for lane in cluster.plan.lanes if lane.name not in host.lacks]
+        self._lanes = {lane.name: lane for lane in lanes}
         """Of each model that was ever served, how it is served now."""
         self.told = ToldByOrders(served=dict(self._lanes))
         self._catalog = Catalog(list(self._lanes))
         self._intake = cluster.new_intake()
         self.flow = Flow(
-            cluster.plan.settings,
+            replace(cluster.plan.settings, worker_id=name),
             self._catalog,
             self.commands,
             deaths=host.journal.deaths,
@@ -89,11 +93,11 @@ class Life(Actor):
         self.inside.note_transitions(cluster.transitions)
         self._rounds = livelock.Turns(f"rounds of {name}", livelock.MOST_ROUNDS)
         self.inside.at_each_round(lambda what: self._rounds.turn(self.world.now, what))
-        self.flow.orders.configure({lane.name: lane.spec for lane in cluster.plan.lanes}, self.world.now)
+        self.flow.orders.configure({lane.name: lane.spec for lane in lanes}, self.world.now)
         self.consumer = Consumer(self)
         self.membership = Membership(self)
         self.turns = Turns(self, cluster.talks)
-        self.on_orders = desired_models(configured(cluster.plan.lanes), self) if cluster.orders.used else _no_orders
+        self.on_orders = desired_models(configured(lanes), self) if cluster.orders.used else _no_orders
         self.follows_orders = False
         self._registry_until = 0.0
         self._never_stored: set[Work] = set()
@@ -146,9 +150,28 @@ class Life(Actor):
     def joins(self) -> None:
         """It has read what it must know."""
         self.timer("observe", self._rng.uniform(0.0, 0.1), self._observe)
+        if self.cluster.plan.reports:
+            self.flow.peers.reported(self.cluster.reports)
+            self._report()
         if self.cluster.plan.has("add_partitions"):
             self._ask_for_partitions()
         self.membership.join()
+
+    def on_reports(self, reports: Sequence[WorkerState]) -> None:
+        """What workers serve, this one included."""
+        self.flow.peers.reported(reports)
+
+    def _report(self) -> None:
+        state = WorkerState(
+            worker_id=self.name,
+            state="stopping" if self.stopping else "running",
+            started_at=0,
+            updated_at=self.world.wall_ms,
+            assigned=[f"{topic}/{partition}" for topic, partition in self.flow.gate.partitions()],
+            models=[ModelState(model=name, state="ready", tasks=list(TASKS)) for name in self.told.served],
+        )
+        self.network.ask("worker", "reports", lambda: self.cluster.report(state), None)
+        self.timer("report", REPORT_EACH_S, self._report)
 
     def _ask_for_partitions(self) -> None:
         """Partitions can be added while it runs: it asks now and then how many there are."""

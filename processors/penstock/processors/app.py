@@ -16,6 +16,7 @@ from typing import Any
 
 from penstock.common import admin
 from penstock.common.clock import now_ms
+from penstock.common.file_differences import file_differences
 from penstock.common.shards.shard_copy import ShardCopy
 from penstock.common.stop_bound import bounded_stop, run_process
 from penstock.common.tasks import end_all, set_within
@@ -104,6 +105,8 @@ class WorkerApp:
         self._seen: dict[TP, Progress] = {}
         self._observed: tuple[str | None, int | None] = None, None
         """The topic of orders, and how far it was observed."""
+        self._file_differences: list[str] = []
+        """As they were last logged."""
         self._changed = asyncio.Event()
         """A model stands otherwise than it was last reported, or an order was observed."""
 
@@ -134,7 +137,11 @@ class WorkerApp:
         except OSError as error:
             where = f"{self.settings.worker.health_host}:{self.settings.worker.health_port}"
             raise CannotStart(f"{where} cannot be bound ({error.strerror}); set worker.health_port") from error
-        for follower, topic in ((parts.control, kafka.names.control), (parts.desired, kafka.names.desired)):
+        for follower, topic in (
+            (parts.control, kafka.names.control),
+            (parts.desired, kafka.names.desired),
+            (parts.peers, kafka.names.worker),
+        ):
             try:
                 await follower.start(deadline_s=30)
             except PenstockError as error:
@@ -196,7 +203,7 @@ class WorkerApp:
         """Why this process can do no good any more, as it stands in the log; None while it can."""
         if parts.membership.crashed:
             return "worker.faust_crashed"
-        if not (parts.control.alive and parts.desired.alive):
+        if not (parts.control.alive and parts.desired.alive and parts.peers.alive):
             return "worker.control_reader_died"
         parts.book.prune(now_ms())
         joined, generation = parts.membership.joined, parts.membership.generation
@@ -219,6 +226,7 @@ class WorkerApp:
         rounds = 0
         while True:
             self._report(parts)
+            self._log_file_differences(parts)
             if rounds % 12 == 11:  # a gateway that starts late finds recent facts of every model
                 parts.serving.publish_models()
             rounds += 1
@@ -232,6 +240,15 @@ class WorkerApp:
             await asyncio.sleep(OBSERVE_S)
             await parts.serving.observe()
             parts.worker.changed()
+
+    def _log_file_differences(self, parts: Parts) -> None:
+        found = file_differences(parts.flow.peers.running)
+        if found != self._file_differences:
+            self._file_differences = found
+            if found:
+                logger.warning("worker.files_differ %s", "; ".join(found))
+            else:
+                logger.info("worker.files_agree: all live workers of this pool serve the same models")
 
     def _report(self, parts: Parts) -> None:
         state = WorkerState(
@@ -367,7 +384,7 @@ class WorkerApp:
         await parts.serving.stop()
         self._state = "stopped"
         self._report(parts)
-        await asyncio.gather(parts.control.stop(), parts.desired.stop(), parts.refetcher.stop())
+        await asyncio.gather(parts.control.stop(), parts.desired.stop(), parts.peers.stop(), parts.refetcher.stop())
         parts.turns.close()
         if parts.copy is not None:
             await asyncio.to_thread(parts.copy.close)

@@ -36,6 +36,7 @@ from penstock.processors.kafka.journal import CrashJournal
 from penstock.processors.kafka.membership import GroupSettings, Membership
 from penstock.processors.kafka.outcomes import Outcomes
 from penstock.processors.kafka.partition_watch import PartitionWatch
+from penstock.processors.kafka.peer_reports import PeerReports
 from penstock.processors.kafka.pool_topics import PoolTopics
 from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.kafka.told_streams import LOOK_BACK_S, ToldStreams
@@ -76,6 +77,7 @@ class Parts:
     book: ControlBook
     control: ControlFollower
     desired: DesiredFollower
+    peers: PeerReports
     desired_models: DesiredModels
     refetcher: Refetcher
     membership: Membership
@@ -269,6 +271,7 @@ def assemble(
         book=book,
         control=control,
         desired=DesiredFollower(kafka, codec, loop, desired_models.on_records, desired_models.on_topic),
+        peers=PeerReports(kafka, codec, loop, worker.on_reports),
         desired_models=desired_models,
         refetcher=refetcher,
         membership=membership,
@@ -283,6 +286,8 @@ def flow_settings(settings: WorkerSettings) -> FlowSettings:
     conf, scheduler = settings.worker, settings.scheduler
     return FlowSettings(
         worker_id=settings.worker_id,
+        pool=conf.pool,
+        model_absent_s=conf.model_absent_s,
         aging_s=conf.aging_s,
         aged_share=conf.aged_share,
         commit_span=conf.commit_span,

@@ -33,7 +33,7 @@ from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.lanes import Lanes
 from penstock.processors.metrics import Metrics
 from penstock.schemas.errors import BadAvro, PenstockError, RegistryUnavailable
-from penstock.schemas.records import ControlCommand
+from penstock.schemas.records import ControlCommand, WorkerState
 from penstock.schemas.topics import TP
 
 logger = logging.getLogger(__name__)
@@ -180,6 +180,12 @@ class Worker:
         now, wall_ms = self._clock(), now_ms()
         for command in commands:
             self._rooms.flow.command(command, now, wall_ms)
+        self.changed()
+
+    @_breaking
+    def on_reports(self, reports: Sequence[WorkerState]) -> None:
+        """What workers report of themselves, in log order."""
+        self._rooms.flow.peers.reported(reports)
         self.changed()
 
     @_breaking

@@ -613,6 +613,10 @@ class ModelState(Record):
     queued: int = 0
     running: int = 0
     cause: str | None = None
+    tasks: list[str] = field(default_factory=list[str])
+    aliases: list[str] = field(default_factory=list[str])
+    abilities: list[str] = field(default_factory=list[str])
+    entry: str | None = None
 
 
 @record

@@ -85,7 +85,7 @@ def test_cancel_queued_running_and_before_the_worker(make_system: Make) -> None:
 
 
 def test_what_cannot_run_says_so(make_system: Make) -> None:
-    system = make_system(models=[engine(tokens=2000, delay_ms=20, slots=1)])
+    system = make_system(models=[engine(tokens=2000, delay_ms=20, slots=1)], worker_options={"model_absent_s": 1})
     worker = system.worker().wait_ready()
     send(
         system,

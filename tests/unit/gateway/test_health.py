@@ -86,6 +86,14 @@ async def test_without_keys_a_caller_by_a_local_host_name_is_an_operator(view: V
     assert CAUSE not in await reason(site(view, "failed"), host="rebound.example")
 
 
+async def test_files_that_differ_between_workers_are_reported(view: View) -> None:
+    app = site(view)
+    view.fleet.workers["v"] = replace(view.fleet.workers["w"], worker_id="v", models=[])
+    assert await reason(app) == "the model chat is missing on v"
+    assert (await readiness(app)).json()["file_differences"] == ["the model chat is missing on v"]
+    assert (await readiness(app, "?require=workers")).status_code == 200, "no worker is missing"
+
+
 async def tried(**problems: Problem | None) -> Dependencies:
     """Dependencies that were tried once."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ def worker(*models: str, heard: int = NOW, lost: tuple[str, ...] = (), **fields:
     states = [
         model_state(one, "failed", reason="it is too large") if one in lost else model_state(one) for one in models
     ]
-    return records.worker(updated_at=heard, models=states, **fields)
+    return records.worker(**{"updated_at": heard, "models": states, **fields})
 
 
 @pytest.mark.parametrize(
@@ -86,3 +87,21 @@ def test_it_is_degraded_exactly_when_a_model_is_without_a_worker(facts: list[tup
     judged = judge(workers, [model("a")], NOW, LATE)
     served = any(state == "running" and ago <= LATE and not lost for state, ago, lost in facts)
     assert (judged.degraded is None) == served == (judged.names_without_worker == [])
+
+
+def differs(*workers: WorkerState) -> tuple[str, ...]:
+    return judge(workers, [], NOW, LATE).file_differences
+
+
+def test_where_the_files_of_live_workers_of_a_pool_differ() -> None:
+    both, one = worker("a", "b", worker_id="w1"), worker("a", worker_id="w2")
+    assert differs(both, one) == ("the model b is missing on w2",)
+    assert differs(both, replace(one, pool="p")) == (), "another pool"
+    assert differs(both, replace(one, updated_at=NOW - LATE - 1)) == (), "a worker that is late"
+    assert differs(both, replace(one, observed_revision=3)) == (), "an order is on its way"
+    first, second, older = (
+        worker(worker_id=name, models=[model_state("a", entry=entry)])
+        for name, entry in (("w1", "x"), ("w2", "y"), ("w3", None))
+    )
+    assert differs(first, second, older) == ("the model a is configured differently on w1 and w2",)
+    assert differs(first, replace(second, models=first.models), older) == ()

@@ -59,6 +59,11 @@ def list_models(gateway: Gateway, as_json: AsJson = False) -> None:
     rows = [row for model in models for row in _rows(model)]
     for line in _paused_classes(orders):
         errors.print(line, highlight=False)
+    for model in models:
+        if missing := model.get("missing_on"):
+            errors.print(
+                f"the model {model['id']}{_in_pool(model)} is missing on {', '.join(missing)}", highlight=False
+            )
     if not told:
         errors.print("the topic of orders is missing: create it with `penstock topics create`", highlight=False)
     columns = ["model", "pool", "state", "worker", "replica", "device", "memory", "queued", "running", "why"]

@@ -31,7 +31,8 @@ async def readyz(
         Query(description="`workers`: 503 too while a model has no live worker, or requests wait for one."),
     ] = None,
 ) -> Response:
-    """200 `ready`, or `degraded`: requests are accepted, and some wait for a worker, or a dependency cannot be used.
+    """200 `ready`, or `degraded`: requests are accepted, and some wait for a worker, a dependency cannot be used, or
+    the files of workers of one pool differ.
 
     503 `starting`, `unavailable`: this gateway cannot serve.
     """
@@ -74,7 +75,7 @@ def readiness_of(context: GatewayContext, *, for_operators: bool) -> tuple[dict[
     degraded = liveness.degraded_for_operators if for_operators else liveness.degraded
     without = pools if degraded is None else [degraded, *(pools if liveness.live_workers else ())]
     dependencies = [_dependency_json(one, for_operators=for_operators) for one in service.dependencies.results()]
-    reasons = [*without, *(one["reason"] for one in dependencies if one["reason"])]
+    reasons = [*without, *liveness.file_differences, *(one["reason"] for one in dependencies if one["reason"])]
     if not readiness.ready:
         status, reasons = "starting" if readiness.starting else "unavailable", [readiness.reason or ""]
     else:
@@ -85,12 +86,13 @@ def readiness_of(context: GatewayContext, *, for_operators: bool) -> tuple[dict[
         models_without_worker=liveness.names_without_worker,
         waiting_without_worker=[_waiting_json(kind, reason) for kind, reason in waiting],
         dependencies=dependencies,
+        file_differences=list(liveness.file_differences),
     )
     return body, bool(without)
 
 
 def _body(status: str, reason: str | None, **lists: list[Any]) -> dict[str, Any]:
-    empty = {"models_without_worker": [], "waiting_without_worker": [], "dependencies": []}
+    empty = {"models_without_worker": [], "waiting_without_worker": [], "dependencies": [], "file_differences": []}
     return {"status": status, **empty, **lists, "reason": reason}
 
 

@@ -128,6 +128,7 @@ class AdminModel(Model):
         int | None, Field(description="Orders up to this one are observed by all live workers of the pool.")
     ]
     waiting_workers: Annotated[list[str], Field(description="Live workers that have not observed the last order.")]
+    missing_on: Annotated[list[str], Field(description="Live workers of its pool that do not serve it.")]
     replicas: list[ReplicaState]
 
 
@@ -171,6 +172,7 @@ class Readiness(Answer):
     models_without_worker: list[str]
     waiting_without_worker: list[WaitingWithoutWorker]
     dependencies: list[Dependency]
+    file_differences: Annotated[list[str], Field(description="Where the files of workers of one pool differ.")]
     reason: str | None
 
 

@@ -20,6 +20,7 @@ Json = dict[str, Any]
 NO_WORKER = "no live worker serves it"
 NAMED_MODELS = 10
 """So many models are named to a caller who asked for another one."""
+_OF_THE_MODEL = frozenset({"tasks", "aliases", "abilities", "entry"})
 _BEST_FIRST = ("ready", "draining", "loading", "unloading", "absent", "failed")
 
 
@@ -196,14 +197,24 @@ def _admin_model(
         "desired": None if ordered is None else desired_json(ordered.state, ordered.revision),
         "observed_revision": found.revision,
         "waiting_workers": found.waiting_workers,
+        "missing_on": sorted(
+            worker.worker_id
+            for worker in workers
+            if worker.pool == info.pool and all(state.model != info.model for state in worker.models)
+        ),
         "replicas": [
-            {"worker_id": worker.worker_id, **state.to_dict()}
+            {"worker_id": worker.worker_id, **_replica_json(state)}
             for worker in sorted(workers, key=lambda one: one.worker_id)
             if worker.pool == info.pool
             for state in worker.models
             if state.model == info.model
         ],
     }
+
+
+def _replica_json(state: ModelState) -> Json:
+    """What a worker reports of an engine, less what is the model's."""
+    return {name: value for name, value in state.to_dict().items() if name not in _OF_THE_MODEL}
 
 
 def _pinned(info: ModelInfo, state: DesiredState | None, entry: ModelEntry | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from penstock.common.file_differences import file_differences
 from penstock.schemas.records import ModelInfo, WorkerState
 
 _SERVING = "running"
@@ -28,6 +29,8 @@ class Liveness:
     """Those with a live worker; None is the common one."""
     causes: Mapping[ModelId, str] = field(default_factory=dict[ModelId, str])
     """Of those that could not be loaded, what made the load fail. For operators alone."""
+    file_differences: tuple[str, ...] = ()
+    """Where the files of the live workers of a pool differ: some of their requests wait or take a detour."""
 
     @property
     def names_without_worker(self) -> list[str]:
@@ -101,5 +104,6 @@ def judge(workers: Iterable[WorkerState], models: Iterable[ModelInfo], now_ms: i
         models=known,
         pools=frozenset(worker.pool for worker in live),
         lost={model: state.reason for model, state in lost.items() if model in without},
+        file_differences=tuple(file_differences(live)),
         causes={model: state.cause for model, state in lost.items() if model in without and state.cause},
     )

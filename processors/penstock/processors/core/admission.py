@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from penstock.processors.core.alone import AloneClaim
-from penstock.processors.core.fleet.lane import Lane, Lanes
+from penstock.processors.core.fleet.lane import UNSERVED, Lane, Lanes
 from penstock.processors.core.fleet.ledger import Ledger
 from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.fleet.replica import Replica
@@ -42,6 +42,8 @@ class Refusal(NamedTuple):
 
 PAUSED = Refusal("paused")
 BEHIND_TURN = Refusal("conversation")
+NO_WORKER = Refusal("no_worker")
+"""This worker does not serve its model."""
 LOADING = Refusal("model_loading")
 SLACK = Refusal("slack")
 CACHE_SHORT = Refusal("memory")
@@ -74,7 +76,7 @@ class Admission:
         """Why it does not start now on any replica; None when nothing but those before it keeps it."""
         lane = self._lanes[work.lane]
         refusal = self.of_queue(lane, work)
-        if self._registry.stalled and refusal is not PAUSED and refusal is not BEHIND_TURN:
+        if self._registry.stalled and refusal not in (PAUSED, BEHIND_TURN, NO_WORKER):
             return OUTPUTS
         if refusal is not None:
             return self._of_model(lane) if refusal is LOADING else refusal
@@ -104,6 +106,8 @@ class Admission:
             return PAUSED
         if not scheduler.eligible(work):
             return BEHIND_TURN
+        if lane.name == UNSERVED:
+            return NO_WORKER
         if not lane.ready:
             return LOADING
         if scheduler.holds_back(work):

@@ -8,7 +8,7 @@ knows the flow. Events of one kind go to the part that has them:
 - `attempts`: answers of engines about runs; `output`: what runs say meanwhile
 - `durable`: what became durable of requests that end; `unkept`: what a store did not take
 - `replicas`: engines that come up, die and go; `measurements`: memory of devices and engines
-- `orders`: what operators and the configuration want
+- `orders`: what operators and the configuration want; `peers`: what the workers of the pool report
 
 The states of a request stand in `requests/states.py`. Models: websockets' `protocol.py` and vLLM's
 `schedule()` / `update_from_output()`.
@@ -39,6 +39,7 @@ from penstock.processors.core.fleet.run_memory import RunMemory
 from penstock.processors.core.fleet.view_maker import Views
 from penstock.processors.core.fleet.watch import FleetWatch
 from penstock.processors.core.granting import Grants
+from penstock.processors.core.peers import Peers
 from penstock.processors.core.preparing import Preparing
 from penstock.processors.core.queue.budget import Budget
 from penstock.processors.core.queue.explaining import Explainer
@@ -63,6 +64,7 @@ from penstock.processors.core.requests.states import IN_SCHEDULER, Stage
 from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.streams import Streams
 from penstock.processors.core.requests.unkept import Unkept
+from penstock.processors.core.requests.unserved import UnservedRequests
 from penstock.processors.core.requests.waits import Waits
 from penstock.processors.core.requests.work import Work, WorkKey
 from penstock.processors.core.rooms import Rooms
@@ -107,6 +109,7 @@ class Flow:
         journal knows. `estimates`: what was learned before.
         """
         self.taking = True
+        self.peers = Peers(settings.worker_id, settings.pool)
         self._paused: frozenset[TP] = frozenset()
         self._effects: list[Effect] = []
         emit = self._effects.append
@@ -195,7 +198,19 @@ class Flow:
         )
         self.orders = Orders(scheduler, lanes, lifecycle, agenda)
         self.watch = FleetWatch(scheduler, lanes, memory, grants, heads, views, agenda)
-        screening = Screening(lanes, memory, catalog, commands, retries, deaths)
+        unserved = self._unserved = UnservedRequests(
+            registry,
+            gate,
+            scheduler,
+            lanes,
+            catalog,
+            self.peers,
+            endings,
+            agenda,
+            emit,
+            settings.model_absent_s,
+        )
+        screening = Screening(lanes, memory, unserved, commands, retries, deaths)
         self.arrivals = Arrivals(
             registry,
             gate,
@@ -203,6 +218,7 @@ class Flow:
             budget,
             lanes,
             screening,
+            unserved,
             statuses,
             explainer,
             lifetimes,
@@ -295,6 +311,7 @@ class Flow:
         if not self.taking:
             return
         self._retries.tick(now)
+        self._unserved.tick(now)
         for work in self.scheduler.census.expired(now, EXPIRED_AT_ONCE):
             self._waits.measure(work, now)
             self.endings.expire_waiting(work, now)
@@ -312,7 +329,15 @@ class Flow:
 
     def next_due(self) -> float | None:
         """When the next status, chunk, retry or paced start is due."""
-        due = (self.statuses, self._streams, self._steps, self.scheduler.slack, self._retries, self.unkept)
+        due = (
+            self.statuses,
+            self._streams,
+            self._steps,
+            self.scheduler.slack,
+            self._retries,
+            self.unkept,
+            self._unserved,
+        )
         return min((at for part in due if (at := part.next_due()) is not None), default=None)
 
     def tell_positions(self, count: int) -> None:

@@ -27,12 +27,14 @@ class Pools:
                     elsewhere.setdefault(name, pool)
         return cls(own, elsewhere)
 
-    def other_pool(self, request: InferenceRequest) -> str | None:
+    def other_pool(self, request: InferenceRequest, *, moved: bool = False) -> str | None:
         """The pool that the request belongs to, when that is another one than this worker's.
 
-        A request that names neither pool nor model is for the pool on whose topic it stands.
+        A request that names neither pool nor model is for the pool on whose topic it stands. One that names this pool
+        is moved too if its model has left the pool, but only once: files may differ. A conversation stays in its pool.
         """
         wanted = request.pool
-        if wanted is None and request.model is not None:
-            wanted = self.elsewhere.get(request.model)
+        stays = moved or request.conversation_id is not None
+        if request.model is not None and (wanted is None or (wanted == self.own and not stays)):
+            wanted = self.elsewhere.get(request.model, wanted)
         return None if wanted is None or wanted == self.own else wanted

@@ -41,7 +41,10 @@ class FlowSettings:
     """Limits and lingers; seconds unless named otherwise."""
 
     worker_id: str | None = None
-    """As histories of requests name this worker."""
+    """As histories of requests, and the reports of workers, name this worker."""
+    pool: str | None = None
+    model_absent_s: float = 60.0
+    """A request fails if no live worker of the pool has reported its model for so long."""
     aging_s: float = 20.0
     aged_share: int = 8
     commit_span: int = 50_000

@@ -170,10 +170,11 @@ class Intake:
         size: int,
     ) -> Taken:
         line = belongs_on = None
-        pool = None if self._pools is None or error is not None else self._pools.other_pool(request)
+        moved = origin is not place
+        pool = None if self._pools is None or error is not None else self._pools.other_pool(request, moved=moved)
         if request.conversation_id is not None and error is None:
             key = conversation_key(request.tenant, request.conversation_id)
-            belongs_on = None if pool is not None else self._belongs_on(key, place, moved=origin is not place)
+            belongs_on = None if pool is not None else self._belongs_on(key, place, moved=moved)
             line = key if takes_turn(request.task) else None
         ttl_ms = request.ttl_ms if request.ttl_ms is not None else self._limits.default_ttl_ms
         return Taken(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -122,6 +123,14 @@ _OF_THE_ENGINE = ("source", "engine", "tasks", "options", "revision", "device", 
 def engine_identity(config: ModelConfig) -> str:
     """What an engine of this model is made of. A model whose identity changes needs other engines."""
     return json.dumps({name: getattr(config, name) for name in _OF_THE_ENGINE}, sort_keys=True, default=str)
+
+
+def entry_digest(config: ModelConfig) -> str:
+    """Names what requests notice of a configuration. Hosts may differ in devices, memory and numbers of replicas."""
+    names = ("source", "engine", "tasks", "aliases", "options", "revision", "adapters", "defaults")
+    facts = {name: getattr(config, name) for name in names}
+    facts["options"] = {name: value for name, value in config.options.items() if name != "device"}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 ITEMS = ModelConfig(id="conversation-items", source="", engine="items", tasks=("conversation_items",))

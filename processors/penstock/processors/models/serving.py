@@ -19,7 +19,7 @@ from penstock.processors.engines.process.loading import dtype_name
 from penstock.processors.hardware.simulated import KIND as SIMULATED
 from penstock.processors.models.auto_device import AutoDevice, torch_has_cuda
 from penstock.processors.models.calibration import Calibration
-from penstock.processors.models.catalog import ITEMS, Catalog, ModelConfig, engine_identity
+from penstock.processors.models.catalog import ITEMS, Catalog, ModelConfig, engine_identity, entry_digest
 from penstock.processors.models.factory import make_engine
 from penstock.processors.models.machine import Machine, Resident
 from penstock.processors.models.manager import ModelManager, Reports
@@ -282,6 +282,10 @@ class Serving:
                         queued=queued,
                         running=0 if replica is None else len(replica.holders),
                         cause=_cause(lane, state),
+                        tasks=list(config.tasks),
+                        aliases=list(config.aliases),
+                        abilities=sorted(config.kind.abilities),
+                        entry=entry_digest(config),
                     )
                 )
         return states

@@ -203,6 +203,14 @@ class CommitGate:
         first.duplicates.append(entry)
         return Arrival.DUPLICATE
 
+    def rename(self, tp: TP, offset: int, request_id: str) -> None:
+        """Held work is known by another name from now on: a record of its former name is not its duplicate."""
+        partition = self._partitions[tp]
+        entry = partition.entries[offset]
+        del self._by_request[entry.request_id]
+        entry.request_id, entry.mark = request_id, mark_of(request_id)
+        self._by_request[request_id] = entry
+
     def complete(self, tp: TP, offset: int) -> None:
         """The outcome is durable. Nothing happens for what is not held here, or is a duplicate."""
         partition = self._partitions.get(tp)

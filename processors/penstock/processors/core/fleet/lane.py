@@ -18,6 +18,8 @@ MAX_LOAD_FAILURES = 3
 """So often a load may fail in a row before those who wait for it are told; then each further failure tells them."""
 QUIET_DEATHS = 16
 """So many deaths in a row are followed by a restart at once: finding the culprit among many takes some."""
+UNSERVED = ""
+"""The lane of requests whose model this worker does not serve. Nothing starts from it."""
 PREFIXES = 4_096
 """Conversations of which is remembered which replica has their beginning."""
 
@@ -41,7 +43,10 @@ class Lanes(dict[str, "Lane"]):
 
     def __missing__(self, name: str) -> Lane:
         lane = self[name] = Lane(name)
-        self._on_new(name)
+        if name == UNSERVED:  # all of its requests are parked: it needs no share of the budget
+            lane.served = lane.size_due = False
+        else:
+            self._on_new(name)
         return lane
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.fleet import views as plan
 from penstock.processors.core.fleet.heads import MemoryHeads
-from penstock.processors.core.fleet.lane import Lane, Lanes, RunWant
+from penstock.processors.core.fleet.lane import UNSERVED, Lane, Lanes, RunWant
 from penstock.processors.core.fleet.lane_failures import LaneFailures
 from penstock.processors.core.fleet.ledger import Ledger
 from penstock.processors.core.fleet.lifecycle import Lifecycle
@@ -55,6 +55,8 @@ class Placing:
     # -- one model
 
     def fill_or_load(self, lane: Lane, now: float) -> None:
+        if lane.name == UNSERVED:
+            return
         if (lane.fail_error is not None or not lane.served) and self._failures.end_waiting(lane, now):
             lane.look_due = True
         if self._registry.stalled or lane.paused:

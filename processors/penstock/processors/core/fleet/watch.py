@@ -50,6 +50,7 @@ class FleetWatch:
     def _watch_idleness(self, now: float) -> None:
         fits = not self._grants.held and any(
             lane.name in self._scheduler.fronts.lanes()
+            and lane.served
             and not (lane.paused or lane.loading or lane.sizing)
             and now >= lane.not_before
             and not self._heads.lack_memory(lane)

@@ -21,7 +21,8 @@ from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.screening import Screening
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.statuses import Statuses
-from penstock.processors.core.requests.work import Body, Work, WorkKey
+from penstock.processors.core.requests.unserved import UnservedRequests
+from penstock.processors.core.requests.work import Body, Work, WorkKey, moved_name
 from penstock.schemas.errors import EngineFailed, InternalError
 from penstock.schemas.labels import labels_of
 from penstock.schemas.topics import TP
@@ -40,6 +41,7 @@ class Arrivals:
     _budget: Budget
     _lanes: Lanes
     _screening: Screening
+    _unserved: UnservedRequests
     _statuses: Statuses
     _explainer: Explainer
     _lifetimes: Lifetimes
@@ -75,6 +77,8 @@ class Arrivals:
             return work
         self._registry.name(work)
         error = read.error or self._screening.screen(work, read, wall_ms)
+        if error is None and work.unserved is not None and self._unserved.pass_on_arrival(work):
+            return work
         if error is None:
             self._enqueue(work, now)
         elif read.error is None and not isinstance(error, EngineFailed):
@@ -89,11 +93,14 @@ class Arrivals:
     def _repeat(self, read: Taken | Poison) -> None:
         """The request that is held stands here too, and an earlier worker may have published under this origin.
 
-        What came since this worker owns the partition was published by nobody: that repeat ends silently.
+        What came since this worker owns the partition was published by nobody: that repeat ends silently. If the
+        request is passed on, each repeat gets a copy: the outcome will come from another worker.
         """
-        if isinstance(read, Poison) or read.origin.append_time_ms >= self._registry.owned_since_ms:
+        if isinstance(read, Poison):
             return
         work = self._registry.find(read.request.tenant, read.request.request_id)
+        if read.origin.append_time_ms >= self._registry.owned_since_ms and (work is None or work.unserved is None):
+            return
         known = work is None or read.origin == work.first_place or read.origin in work.repeats
         if work is not None and not known and len(work.repeats) < MOST_REPEATS:
             work.repeats.append(read.origin)
@@ -158,7 +165,7 @@ class Arrivals:
         lane = self._lanes[work.lane]
         work.in_budget = True
         self._budget.count_fact(work.tp)
-        if self._budget.try_keep_body(work.klass, work.lane, work.size_bytes):
+        if work.unserved is None and self._budget.try_keep_body(work.klass, work.lane, work.size_bytes):
             self._registry.transition(work, "arrive", Stage.QUEUED)
         else:
             work.body = None
@@ -167,7 +174,10 @@ class Arrivals:
         work.position = self._scheduler.census.up_to(work.klass)
         self._scheduler.add(work)
         self._statuses.say(work, "queued", now)
-        self._agenda.look_at(lane)
+        if work.unserved is None:
+            self._agenda.look_at(lane)
+        else:
+            self._unserved.wait(work, now)
 
     def fetched(self, key: WorkKey, read: Taken | Poison, body: Body, now: float) -> None:
         """The record of a parked request was read again; another request in its place means that it is gone."""
@@ -181,6 +191,9 @@ class Arrivals:
         self._budget.keep_body(work.klass, work.lane, work.size_bytes)
         if work.end_with is not None:
             self._endings.end(work, "fetched_to_end", work.end_with, now)
+            return
+        if work.pass_to is not None:
+            self._unserved.fetched(work)
             return
         self._registry.transition(work, "fetched", Stage.QUEUED)
         self._agenda.look_at(self._lanes[work.lane])
@@ -202,6 +215,6 @@ class Arrivals:
         if isinstance(read, Poison):
             return f"poison {key}"
         name = f"{read.request.tenant}/{read.request.request_id}"
-        names = name, f"moved {key}"
+        names = name, moved_name(key)
         moves = read.belongs_on is not None or read.pool is not None
         return names[not moves] if self._gate.took(key[:2], key[2], names[not moves]) else names[moves]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.processors.core.effects import Effect, ForgetDeaths
+from penstock.processors.core.effects import Effect, ForgetDeaths, Republish
 from penstock.processors.core.requests.endings import Endings, status_of
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.registry import Registry
@@ -74,8 +74,12 @@ class Durable:
             self._endings.settle(work, "kept", now, error=error)
 
     def moved(self, subject: Subject) -> None:
-        """Its record stands on the partition of its conversation."""
-        if (work := self._registry.in_stage(subject, Stage.MOVING)) is not None:
+        """Its record is on the partition where it belongs. Readers may follow any place of it: each gets its copy."""
+        if (work := self._registry.in_stage(subject, Stage.MOVING)) is None:
+            return
+        if work.repeats:
+            self._emit(Republish(work.subject, work.pass_to, work.repeats.pop(0)))
+        else:
             self._registry.transition(work, "moved", Stage.DONE)
             self._holdings.complete(work)
 

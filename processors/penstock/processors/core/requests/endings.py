@@ -116,21 +116,20 @@ class Endings:
         if work.stage is Stage.FETCHING:
             work.end_with = work.end_with or error
             self._holdings.unqueue(work)
-        elif work.stage is Stage.PARKED:
-            self._holdings.unqueue(work)
-            self._lanes[work.lane].parked[work.klass] -= 1
-            self._fetch_to_end(work, error)
-        elif work.stage is Stage.RETRYING and work.body is None:
-            self._fetch_to_end(work, error)
+        elif work.stage is Stage.PARKED or (work.stage is Stage.RETRYING and work.body is None):
+            work.end_with = error
+            self.fetch(work)
         elif work.stage is Stage.RETRYING:
             self.end(work, event, error, now)
         else:
             self._holdings.leave_waiting(work)
             self.end(work, event, error, now)
 
-    def _fetch_to_end(self, work: Work, error: PenstockError) -> None:
-        """Its outcome names what its record holds: that is read again."""
-        work.end_with = error
+    def fetch(self, work: Work) -> None:
+        """Take it out of the queue and read its record again: its outcome, or its copy, needs the bytes."""
+        if work.stage is Stage.PARKED:
+            self._holdings.unqueue(work)
+            self._lanes[work.lane].parked[work.klass] -= 1
         self._registry.transition(work, "fetch", Stage.FETCHING)
         self._holdings.rereads.add(work)
 

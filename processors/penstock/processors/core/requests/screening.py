@@ -10,9 +10,9 @@ from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.requests.arrivals import Taken
 from penstock.processors.core.requests.retries import most_deaths
 from penstock.processors.core.requests.retry_queue import RetryQueue
+from penstock.processors.core.requests.unserved import UnservedRequests
 from penstock.processors.core.requests.work import Work, WorkKey
-from penstock.processors.core.settings import Catalog, Commands
-from penstock.schemas.abilities import needed
+from penstock.processors.core.settings import Commands
 from penstock.schemas.errors import Cancelled, EngineFailed, Expired, PenstockError, conversation_deleted
 from penstock.schemas.topics import priority_class
 
@@ -23,7 +23,7 @@ class Screening:
 
     _lanes: Lanes
     _memory: DeviceMemory
-    _catalog: Catalog
+    _unserved: UnservedRequests
     _commands: Commands
     _retries: RetryQueue
     _deaths: Callable[[WorkKey, str], int]
@@ -38,10 +38,9 @@ class Screening:
         if work.deadline_ms is not None and wall_ms >= work.deadline_ms:
             return Expired("its deadline passed before it was taken")
         try:
-            request = read.request
-            need = needed(work.task, request.payload)
-            work.lane, work.model_reason = self._catalog.resolve(work.task, request.model, need)
-            self._memory.check_fits(self._lanes[work.lane], read.request.requirements)
+            self._unserved.resolve(work, read.request.model, read.request.payload, wall_ms)
+            if work.unserved is None:
+                self._memory.check_fits(self._lanes[work.lane], read.request.requirements)
         except PenstockError as error:
             return error
         deaths = self._deaths(work.first_key, work.request_id)

@@ -26,7 +26,7 @@ class Stage(StrEnum):
     LOOKING = "looking"  # it shall end without having run; its conversation may hold its answer already
     LETTERING = "lettering"  # its dead letter is under way to the broker
     SETTLING = "settling"  # its terminal event is under way to the broker
-    MOVING = "moving"  # its record is being put on the partition where its conversation belongs
+    MOVING = "moving"  # its record is being published where its conversation belongs, or its model is served
     DONE = "done"  # the broker has what replaces it: its offset may be committed
     DROPPED = "dropped"  # its partition went elsewhere, or the worker stops: nothing of it may be published
 
@@ -71,6 +71,7 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
         "fetched": (_S.QUEUED,),
         "gone": (_S.LETTERING, _S.LOOKING),  # its record was deleted, or another stands in its place
         "fetched_to_end": (_S.SETTLING, _S.LOOKING),  # it was cancelled, or expired, as a fact
+        "fetched_to_pass": (_S.MOVING,),  # another worker serves its model
         "drop": (_S.DROPPED,),
     },
     _S.PREPARING: {

@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.processors.core.peers import Wanted
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.told import Told
+from penstock.schemas.abilities import Need
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.fixed import fixed
 from penstock.schemas.labels import NO_LABELS, Labels
@@ -129,6 +131,24 @@ class Run:
     """Whether the history of its request has it."""
 
 
+@dataclass(slots=True)
+class Unserved:
+    """Why a request cannot run on this worker, and since when. Times are wall-clock milliseconds."""
+
+    wanted: Wanted
+    need: Need | None
+    error: PenstockError
+    """With this it fails if nobody comes to serve it."""
+    arrived_ms: int
+    absent_since_ms: int
+    """When a live worker was last known to serve it; at first, when it arrived."""
+
+
+def moved_name(key: WorkKey) -> str:
+    """How the commit gate names a record that leaves this worker: the same request elsewhere is another one to it."""
+    return f"moved {key}"
+
+
 @dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Work:
     """A request between arrival and commit. The scheduler's item; it stays within the core.
@@ -219,6 +239,10 @@ class Work:
     """Its time to live when this worker chose one, milliseconds after its log append time."""
     end_with: PenstockError | None = None
     """It shall end with this as soon as its bytes are here, or the store does not take its output."""
+    unserved: Unserved | None = None
+    """Set while this worker does not serve its model."""
+    pass_to: int | None = None
+    """The partition on which it is published again, whose owner serves its model."""
     repeats: list[Origin] = field(default_factory=list[Origin])
     """Where else the same request stands: readers may follow any of them, so each has its outcome."""
     output_bytes: int = 0

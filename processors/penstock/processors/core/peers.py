@@ -1,0 +1,83 @@
+"""Which models the live workers of a pool serve, as their reports say. Pure: the reports are the only clock.
+
+A worker hears its own reports too. If it hears none, because Kafka is away, then no time passes here: nothing becomes
+late, and nothing is judged to be absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+from zlib import crc32
+
+from penstock.schemas.records import ModelState, WorkerState
+
+LATE_MS = 20_000
+"""A worker whose newest report is older than this, compared with the newest one of all, is not counted as live."""
+
+
+class Wanted(NamedTuple):
+    """What a request asks of a worker. `model`: an id or an alias; None: any model for the task."""
+
+    task: str
+    model: str | None
+    ability: str | None = None
+
+    def is_served_by(self, one: ModelState) -> bool:
+        """Whether the model serves the request. A worker of an earlier release reports ids alone."""
+        if one.state == "failed":
+            return False
+        if not one.tasks:
+            return self.model == one.model
+        named = self.model is None or self.model == one.model or self.model in one.aliases
+        return named and self.task in one.tasks and (self.ability is None or self.ability in one.abilities)
+
+
+class Peers:
+    """The newest report of each live worker of this worker's pool, its own included."""
+
+    def __init__(self, worker_id: str | None = None, pool: str | None = None) -> None:
+        self._worker_id = worker_id
+        self._pool = pool
+        self._live: dict[str, WorkerState] = {}
+        self._serving: dict[Wanted, list[WorkerState]] = {}
+        self.now_ms = 0
+        """When the newest report was made."""
+
+    def reported(self, states: Iterable[WorkerState]) -> None:
+        """Workers have reported."""
+        for state in states:
+            self.now_ms = max(self.now_ms, state.updated_at)
+            self._live.pop(state.worker_id, None)
+            if state.pool == self._pool and state.state != "stopped":
+                self._live[state.worker_id] = state
+        oldest_ms = self.now_ms - LATE_MS
+        self._live = {name: state for name, state in self._live.items() if state.updated_at >= oldest_ms}
+        self._serving.clear()
+
+    @property
+    def running(self) -> list[WorkerState]:
+        """The live workers that take requests."""
+        return [state for state in self._live.values() if state.state == "running"]
+
+    def serving(self, wanted: Wanted) -> list[WorkerState]:
+        """The live workers that serve a request."""
+        found = self._serving.get(wanted)
+        if found is None:
+            found = [state for state in self._live.values() if any(map(wanted.is_served_by, state.models))]
+            self._serving[wanted] = found
+        return found
+
+    def partition_for(self, wanted: Wanted, topic: str, request_id: str, since_ms: float) -> int | None:
+        """A partition of the topic whose owner serves a request, and has reported that after `since_ms`.
+
+        None if there is no such partition. The choice depends on the request: many are spread over all of them.
+        """
+        places = sorted(
+            int(place.rpartition("/")[2])
+            for state in self.serving(wanted)
+            if state.worker_id != self._worker_id and state.state == "running" and state.updated_at > since_ms
+            for place in state.assigned
+            if place.rpartition("/")[0] == topic
+        )
+        return places[crc32(request_id.encode()) % len(places)] if places else None

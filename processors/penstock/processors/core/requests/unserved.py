@@ -1,0 +1,151 @@
+"""Requests for a model that this worker does not serve, while another live worker of the pool may (decisions/0084).
+
+A request without a conversation is passed on to a partition of a worker that reports the model. All others wait here,
+parked, with the reason `no_worker`, until this worker serves the model. A request fails when no live worker has
+reported its model for `absent_s`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from penstock.processors.core.agenda import Agenda
+from penstock.processors.core.commit.gate import CommitGate
+from penstock.processors.core.effects import Effect, Republish
+from penstock.processors.core.fleet.lane import UNSERVED, Lanes
+from penstock.processors.core.peers import Peers, Wanted
+from penstock.processors.core.queue.scheduler import Scheduler
+from penstock.processors.core.requests.endings import Endings
+from penstock.processors.core.requests.registry import Registry
+from penstock.processors.core.requests.states import IN_SCHEDULER, Stage
+from penstock.processors.core.requests.work import Unserved, Work, moved_name
+from penstock.processors.core.settings import Catalog
+from penstock.schemas.abilities import needed
+from penstock.schemas.errors import ModelNotFound, PenstockError, UnsupportedParameter
+
+LOOK_EACH_S = 0.5
+"""How often each waiting request is looked at."""
+LOOKS_AT_ONCE = 256
+"""Requests that are looked at in one tick."""
+CLOCKS_DIFFER_MS = 5_000
+"""The most by which the clocks of two workers are taken to differ."""
+
+
+@dataclass(eq=False)
+class UnservedRequests:
+    """Keeps them, passes them on, and ends them."""
+
+    _registry: Registry
+    _gate: CommitGate
+    _scheduler: Scheduler[Work]
+    _lanes: Lanes
+    _catalog: Catalog
+    _peers: Peers
+    _endings: Endings
+    _agenda: Agenda
+    _emit: Callable[[Effect], None]
+    _absent_s: float
+    _queue: deque[tuple[float, Work]] = field(init=False, default_factory=deque[tuple[float, Work]])
+
+    def resolve(self, work: Work, model: str | None, payload: Mapping[str, object], wall_ms: int) -> None:
+        """Choose the lane of a new request. Raises PenstockError if it can run nowhere in the pool.
+
+        What a request lacks here another worker may have. A parameter that no live worker supports is refused at once.
+        """
+        need = needed(work.task, payload)
+        try:
+            work.lane, work.model_reason = self._catalog.resolve(work.task, model, need)
+        except (ModelNotFound, UnsupportedParameter) as error:
+            wanted = Wanted(work.task, model, None if need is None else need.ability)
+            if isinstance(error, UnsupportedParameter) and not self._peers.serving(wanted):
+                raise
+            work.lane = UNSERVED
+            work.unserved = Unserved(wanted, need, error, wall_ms, wall_ms)
+
+    def pass_on_arrival(self, work: Work) -> bool:
+        """Pass a new request on. Returns False if it must wait here."""
+        partition = self._partition(work)
+        if partition is None:
+            return False
+        self._pass_on(work, "arrive_elsewhere", partition)
+        return True
+
+    def wait(self, work: Work, now: float) -> None:
+        """The request is parked on the lane of those that are not served."""
+        self._queue.append((now + LOOK_EACH_S, work))
+
+    def fetched(self, work: Work) -> None:
+        """The bytes of a request that is to be passed on are here."""
+        assert work.pass_to is not None
+        self._pass_on(work, "fetched_to_pass", work.pass_to)
+
+    def _partition(self, work: Work) -> int | None:
+        """Where its model is served. A turn of a conversation stays where the conversation is.
+
+        A request that was moved before is passed on by newer knowledge alone: two workers could exchange it for ever.
+        """
+        unserved = work.unserved
+        if work.conversation_id is not None or unserved is None:
+            return None
+        moved = work.key != work.first_key
+        since_ms = unserved.arrived_ms + CLOCKS_DIFFER_MS if moved else float("-inf")
+        return self._peers.partition_for(unserved.wanted, work.key[0], work.request_id, since_ms)
+
+    def _pass_on(self, work: Work, event: str, partition: int) -> None:
+        """Publish the record there, with its id and origin. If that record comes back to this worker it is new work."""
+        self._gate.rename(work.tp, work.key[2], moved_name(work.key))
+        self._registry.transition(work, event, Stage.MOVING)
+        work.pass_to = partition
+        self._emit(Republish(work.subject, partition, work.first_place))
+
+    def tick(self, now: float) -> None:
+        """Look at the requests that are due."""
+        for _ in range(LOOKS_AT_ONCE):
+            if not self._queue or self._queue[0][0] > now:
+                return
+            _, work = self._queue.popleft()
+            if work.stage in IN_SCHEDULER and work.end_with is None and work.pass_to is None:
+                self._look(work, now)
+
+    def _look(self, work: Work, now: float) -> None:
+        unserved = work.unserved
+        if unserved is None or self._is_served_now(work):
+            return
+        partition = self._partition(work)
+        if partition is not None and work.stage is Stage.PARKED:
+            work.pass_to = partition
+            self._endings.fetch(work)
+            return
+        peers = self._peers
+        if peers.serving(unserved.wanted):
+            unserved.absent_since_ms = peers.now_ms
+        elif peers.now_ms - unserved.absent_since_ms >= 1000 * self._absent_s:
+            self._endings.end_waiting(work, "lane_failed", unserved.error, now)
+            return
+        self.wait(work, now)
+
+    def _is_served_now(self, work: Work) -> bool:
+        """Whether the models of this worker have changed: the request then waits for its model as others do."""
+        unserved = work.unserved
+        assert unserved is not None
+        try:
+            choice = self._catalog.resolve(work.task, unserved.wanted.model, unserved.need)
+        except PenstockError:
+            return False
+        if work.stage is not Stage.PARKED:
+            return False
+        self._scheduler.remove(work)
+        self._lanes[UNSERVED].parked[work.klass] -= 1
+        work.lane, work.model_reason = choice
+        work.unserved = None
+        lane = self._lanes[work.lane]
+        lane.parked[work.klass] += 1
+        self._scheduler.add(work)
+        self._agenda.look_at(lane)
+        return True
+
+    def next_due(self) -> float | None:
+        """When the next request is looked at."""
+        return self._queue[0][0] if self._queue else None

@@ -1,0 +1,178 @@
+"""A rolling change of `penstock.toml`: workers of a pool whose files differ end nothing that another one can run."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from support import create_topics
+from system import NOOP, Process, System, eventually
+from worker_requests import outcome, send, statuses, turn
+
+Make = Callable[..., System]
+OLD = {**NOOP, "id": "old", "tasks": ["text_generation"]}
+NEW: dict[str, Any] = {**NOOP, "id": "new", "tasks": ["text_generation", "embedding"], "aliases": ["newer"]}
+SETTINGS = {"session_timeout_s": 6, "heartbeat_s": 1, "state_interval_s": 0.5}
+
+
+def assigned(process: Process) -> int:
+    return int(httpx.get(process.url + "/healthz", timeout=60).json()["assigned"])
+
+
+def worker(system: System, name: str, *models: dict[str, Any], pool: str | None = None) -> Process:
+    """A worker whose file has these models."""
+    system.models = models
+    own_pool = {} if pool is None else {"PENSTOCK_WORKER__POOL": pool}
+    return system.worker(name, env={"PENSTOCK_WORKER__WORKER_ID": name, **own_pool}).wait_ready()
+
+
+@pytest.mark.slow
+def test_what_one_worker_lacks_another_runs(make_system: Make) -> None:
+    system = make_system(worker_options=SETTINGS)
+    both, lacking = worker(system, "both", OLD, NEW), worker(system, "lacking", OLD)
+    eventually(lambda: assigned(both) == assigned(lacking) == 10, 60, both.tail)
+    gateway = system.gateway().wait_ready()
+    texts = [{"request_id": f"t{n}", "model": "newer", "priority": n % 10} for n in range(20)]
+    vectors = [
+        {"request_id": f"e{n}", "task": "embedding", "model": "new" if n % 2 else None, "payload": {"input": "x"}}
+        for n in range(12)
+    ]
+    turns = [turn(f"c{n}", "hi", f"c{n}", model="new") for n in range(8)]
+    send(system, *texts, *vectors, *turns)
+    ids = [request["request_id"] for request in (*texts, *vectors)]
+    assert {request_id: outcome(system, request_id, 60).status for request_id in ids} == dict.fromkeys(ids, "completed")
+    assert {outcome(system, request_id).worker_id for request_id in ids} == {"both"}
+
+    # Where the files differ is reported everywhere.
+    missing = "the model new is missing on lacking"
+    with httpx.Client(base_url=gateway.url, timeout=60) as http:
+        eventually(lambda: http.get("/readyz").json()["reason"] == missing, 60, gateway.tail)
+        listed = {one["id"]: one["missing_on"] for one in http.get("/v1/admin/models").json()["data"]}
+    assert listed == {"old": [], "new": ["lacking"]}
+    for process in (both, lacking):
+        eventually(lambda log=process.log: f"worker.files_differ {missing}" in log.read_text(), 60, process.tail)
+
+    # A turn stays with its conversation, and says what it waits for.
+    stay = {n for n in range(8) if f"c{n}" not in system.outcomes()}
+    eventually(lambda: all("queued" in statuses(system, f"c{n}") for n in stay - ended(system, stay)), 60, lacking.tail)
+    assert lacking.stop() == 0, lacking.tail()
+    worker(system, "lacking-2", OLD, NEW)
+    eventually(lambda: "worker.files_agree" in both.log.read_text(), 60, both.tail)
+    for number in range(8):
+        assert outcome(system, f"c{number}", 60).status == "completed"
+    system.wait_drained(60)
+
+
+def ended(system: System, numbers: set[int]) -> set[int]:
+    return {number for number in numbers if f"c{number}" in system.outcomes()}
+
+
+def test_a_request_fails_when_nobody_has_its_model(make_system: Make) -> None:
+    system = make_system(worker_options={**SETTINGS, "model_absent_s": 1})
+    alone = worker(system, "alone", OLD)
+    send(system, {"request_id": "r", "model": "new"})
+    error = outcome(system, "r", 60).error
+    assert error is not None
+    assert error.code == "model_not_found"
+    eventually(lambda: system.lag() == 0, 60, alone.tail)
+
+
+@pytest.mark.slow
+def test_a_model_that_moves_to_another_pool_takes_its_requests_along(make_system: Make) -> None:
+    """From the common pool, and from one that the requests name; the workers of the new pool are started first."""
+    system = make_system(worker_options=SETTINGS)
+    for pool in ("p", "q"):
+        create_topics(system.bootstrap, system.prefix, pool=pool)
+    left = [{"request_id": f"c{n}", "model": "new"} for n in range(6)]
+    named = [{"request_id": f"p{n}", "model": "new", "pool": "p"} for n in range(6)]
+    send(system, *left)
+    send(system, *named, pool="p")
+    moved = {**NEW, "pool": "q"}
+    for name, pool in (("wq", "q"), ("wp", "p"), ("w", None)):
+        worker(system, name, OLD, moved, pool=pool)
+    for request in (*left, *named):
+        event = outcome(system, request["request_id"], 60)
+        assert (event.status, event.worker_id, event.model) == ("completed", "wq", "new")
+    system.wait_drained(60)
+
+
+@pytest.mark.slow
+def test_a_rolling_change_under_load_loses_nothing(make_system: Make) -> None:
+    """Two workers and two gateways change their file in turn: a model comes, the other one goes, options change."""
+    system = make_system(worker_options=SETTINGS)
+    first, second = worker(system, "w1", OLD), worker(system, "w2", OLD)
+    gateways = [system.gateway(name).wait_ready() for name in ("g1", "g2")]
+    accepted: list[tuple[str, str]] = []
+    models, over = ["old"], threading.Event()
+
+    def submit() -> None:
+        numbers: Iterator[int] = itertools.count()
+        with httpx.Client(timeout=60) as http:
+            while not over.is_set():
+                number = next(numbers)
+                model = models[number % len(models)]
+                body: dict[str, Any] = {
+                    "task": "text_generation",
+                    "model": model,
+                    "priority": number % 10,
+                    "payload": {"messages": [{"role": "user", "content": "hi"}]},
+                }
+                if number % 4 == 0:
+                    body["conversation_id"] = f"c{number % 12}"
+                try:
+                    answer = http.post(f"{gateways[number % 2].url}/v1/requests", json=body)
+                except httpx.TransportError:  # this gateway is being replaced: nothing was accepted
+                    continue
+                if answer.status_code == 202:
+                    accepted.append((answer.json()["request_id"], model))
+                over.wait(0.02)
+
+    load = threading.Thread(target=submit)
+    load.start()
+    try:
+        grows(accepted, "old")
+        second.kill9()
+        second = worker(system, "w2-2", OLD, NEW)
+        models[:] = ["old", "new"]
+        grows(accepted, "new")
+        assert first.stop() == 0, first.tail()
+        first = worker(system, "w1-2", OLD, NEW)
+        assert gateways[0].stop() == 0
+        gateways[0] = system.gateway("g1-2").wait_ready()
+        grows(accepted, "new")
+        # No new requests name the model that goes, and its last worker goes when all that were accepted have ended.
+        models[:] = ["new"]
+        first.kill9()
+        first = worker(system, "w1-3", NEW)
+        gateways[1].kill9()
+        gateways[1] = system.gateway("g2-2").wait_ready()
+        grows(accepted, "new")
+        eventually(lambda: not waiting(system, accepted, "old"), 120, first.tail)
+        assert second.stop() == 0, second.tail()
+        worker(system, "w2-3", {**NEW, "options": {"tokens": 6}})
+        grows(accepted, "new")
+    finally:
+        over.set()
+        load.join(60)
+    eventually(lambda: not waiting(system, accepted), 120, first.tail)
+    outcomes = system.outcomes()
+    assert {outcomes[request_id].status for request_id, _ in accepted} == {"completed"}
+    assert {model for _, model in accepted} == {"old", "new"}
+    system.wait_drained(60)
+
+
+def grows(accepted: list[tuple[str, str]], model: str) -> None:
+    """Ten more requests for a model were accepted."""
+    count = sum(name == model for _, name in accepted)
+    eventually(lambda: sum(name == model for _, name in accepted) >= count + 10, 60, lambda: str(accepted[-3:]))
+
+
+def waiting(system: System, accepted: list[tuple[str, str]], model: str | None = None) -> set[str]:
+    """Accepted requests without an outcome."""
+    outcomes = system.outcomes()
+    return {one for one, name in list(accepted) if one not in outcomes and model in (None, name)}

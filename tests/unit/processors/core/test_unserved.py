@@ -1,0 +1,217 @@
+"""Requests for a model that this worker does not serve: passed on, kept, or ended when nobody serves it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flow_driver import EMBEDDING, HIGH, LOW, MEDIUM, World
+from penstock.processors.core import effects as ask
+from penstock.processors.core.requests.states import Stage
+from penstock.schemas.errors import UnsupportedParameter
+from penstock.schemas.records import ModelState, Origin, WorkerState
+
+ABSENT_S = 30.0
+SERVING = ModelState(model="n", state="ready", tasks=["text_generation", "embedding"], aliases=["alias"])
+
+
+class Pool(World):
+    """A worker that serves the model `m`, and others that report what they serve."""
+
+    def __init__(self) -> None:
+        super().__init__("m", worker_id="here", model_absent_s=ABSENT_S)
+        self.up()
+
+    def report(
+        self, worker: str = "other", *models: ModelState, assigned: tuple[int, ...] = (7,), state: str = "running",
+        pool: str | None = None, at_ms: int | None = None,
+    ) -> None:  # fmt: skip
+        at_ms = self.wall_ms if at_ms is None else at_ms
+        places = [f"{topic}/{partition}" for topic in (HIGH, MEDIUM, LOW, EMBEDDING) for partition in assigned]
+        self.flow.peers.reported(
+            [
+                WorkerState(
+                    worker_id=worker, state=state, started_at=0, updated_at=at_ms, pool=pool, assigned=places,
+                    models=list(models),
+                )
+            ]
+        )  # fmt: skip
+
+    def wait(self, seconds: float, *models: ModelState) -> None:
+        """Time passes. This worker reports, and another one too if models are given."""
+        until = self.now + seconds
+        while self.now < until:
+            self.pass_time(min(1.0, until - self.now))
+            self.report("here", replace(SERVING, model="m", aliases=[]), assigned=(0,))
+            if models:
+                self.report("other", *models)
+
+    @property
+    def passed_on(self) -> list[tuple[str, int | None]]:
+        return [(one.subject.request_id, one.partition) for one in self.seen if isinstance(one, ask.Republish)]
+
+
+@pytest.fixture
+def pool() -> Pool:
+    return Pool()
+
+
+@pytest.mark.parametrize(("model", "klass"), [("n", MEDIUM), ("alias", LOW), ("n", EMBEDDING)])
+def test_a_request_is_passed_on_to_a_worker_that_serves_its_model(pool: Pool, model: str, klass: str) -> None:
+    pool.report("other", SERVING, assigned=(3,))
+    task = "embedding" if klass == EMBEDDING else "text_generation"
+    pool.submit("r", MEDIUM if klass == EMBEDDING else klass, topic=klass, model=model, task=task,
+                payload={"input": ["x"]} if klass == EMBEDDING else None)  # fmt: skip
+    (passed,) = [one for one in pool.seen if isinstance(one, ask.Republish)]
+    assert (passed.partition, passed.pool, passed.subject.key[0]) == (3, None, klass)
+    assert passed.origin == Origin(topic=klass, partition=0, offset=0, append_time_ms=1_000_000)
+    assert (pool.ended, pool.committed(klass)) == ([], 1)
+
+
+def test_many_requests_are_spread_over_the_partitions_of_all_that_serve_the_model(pool: Pool) -> None:
+    pool.report("other", SERVING, assigned=(3, 4))
+    pool.report("third", SERVING, assigned=(5,))
+    for number in range(40):
+        pool.submit(f"r{number}", model="n")
+    assert {partition for _, partition in pool.passed_on} == {3, 4, 5}
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        {"state": "draining"},
+        {"pool": "another"},
+        {"assigned": ()},
+        {"worker": "here"},
+        {"at_ms": 1_000_000 - 25_000},
+    ],
+)
+def test_a_request_waits_for_a_worker_that_can_take_it(pool: Pool, report: dict[str, Any]) -> None:
+    pool.report("here", assigned=(0,))
+    pool.report(str(report.pop("worker", "other")), SERVING, **report)
+    work = pool.submit("r", model="n")
+    assert work is not None
+    assert (work.stage, pool.passed_on) == (Stage.PARKED, [])
+    assert pool.flow.waiting_for(work, pool.now).reason == "no_worker"
+
+
+def test_a_request_that_waits_is_passed_on_when_a_worker_reports_its_model(pool: Pool) -> None:
+    pool.submit("r", model="n")
+    pool.wait(3)
+    assert pool.passed_on == []
+    pool.report("other", SERVING)
+    pool.wait(1)
+    assert (pool.passed_on, pool.ended, pool.committed()) == ([("r", 7)], [], 1)
+
+
+def test_a_turn_stays_where_its_conversation_is(pool: Pool) -> None:
+    """Also the turns behind it, whatever their models; other conversations go on."""
+    pool.report("other", SERVING)
+    first = pool.submit("first", model="n", line="c1")
+    second = pool.submit("second", model="m", line="c1")
+    pool.submit("else", model="m", line="c2")
+    assert first is not None
+    assert second is not None
+    pool.wait(2 * ABSENT_S, SERVING)
+    assert (pool.passed_on, pool.started, pool.ended) == ([], ["else"], [])
+    assert pool.flow.waiting_for(first, pool.now).reason == "no_worker"
+    assert pool.flow.waiting_for(second, pool.now).reason == "conversation"
+    pool.finish("else")
+    pool.models.names = ("m", "n")
+    pool.up("n")
+    pool.wait(1, SERVING)
+    assert pool.started == ["else", "first"]
+    pool.finish("first")
+    assert pool.started == ["else", "first", "second"]
+
+
+def test_a_request_fails_only_when_nobody_has_served_its_model_for_a_while(pool: Pool) -> None:
+    pool.submit("r", model="n")
+    pool.wait(ABSENT_S - 2)
+    pool.report("other", SERVING, assigned=())
+    pool.wait(1)
+    pool.wait(ABSENT_S + 10)
+    assert pool.ended == []
+    pool.wait(20)
+    assert pool.ended == [("r", "failed")]
+    (outcome,) = [one for one in pool.seen if isinstance(one, ask.Terminal)]
+    assert outcome.error is not None
+    assert outcome.error.code == "model_not_found"
+
+
+def test_nothing_is_judged_absent_while_no_report_is_heard(pool: Pool) -> None:
+    """Kafka may be away: then this worker cannot know what others serve."""
+    pool.submit("r", model="n")
+    pool.pass_time(10 * ABSENT_S)
+    assert pool.ended == []
+
+
+def test_a_request_that_was_moved_is_passed_on_by_newer_reports_alone(pool: Pool) -> None:
+    """Two workers must not exchange a request for ever."""
+    pool.report("other", SERVING)
+    first = Origin(topic=MEDIUM, partition=5, offset=9, append_time_ms=pool.wall_ms - 10)
+    pool.submit("r", model="n", origin=first)
+    pool.wait(3)
+    assert pool.passed_on == []
+    pool.wait(5, SERVING)
+    (passed,) = [one for one in pool.seen if isinstance(one, ask.Republish)]
+    assert (passed.partition, passed.origin) == (7, first)
+
+
+def test_a_copy_that_comes_back_before_the_original_is_committed_is_new_work(pool: Pool) -> None:
+    """Its partition may be assigned to this worker meanwhile: nobody else has the copy then."""
+    pool.hold_answers.add(ask.Republish)
+    pool.report("other", SERVING)
+    original = pool.submit("r", model="n")
+    assert original is not None
+    copy = pool.submit("r", model="n", origin=original.first_place, topic=MEDIUM)
+    assert copy is not None
+    pool.release(ask.Republish)
+    assert (original.stage, copy.stage) == (Stage.DONE, Stage.PARKED)
+    assert pool.committed() == 1
+    pool.models.names = ("m", "n")
+    pool.up("n")
+    pool.wait(1)
+    assert pool.started == ["r"]
+
+
+def test_a_cancel_and_a_deadline_end_what_waits(pool: Pool) -> None:
+    pool.submit("cancelled", model="n")
+    pool.submit("expired", model="n", ttl_ms=1_000)
+    pool.cancel("cancelled")
+    pool.wait(2)
+    assert sorted(pool.ended) == [("cancelled", "cancelled"), ("expired", "expired")]
+
+
+def test_a_cancel_ends_what_is_read_again_to_be_passed_on(pool: Pool) -> None:
+    pool.submit("r", model="n")
+    pool.hold_answers.add(ask.Fetch)
+    pool.wait(1, SERVING)
+    pool.wait(1, SERVING)
+    assert pool.asked
+    pool.cancel("r")
+    pool.release(ask.Fetch)
+    assert (pool.ended, pool.passed_on) == ([("r", "cancelled")], [])
+
+
+def test_an_unsupported_parameter_is_refused_unless_a_live_worker_supports_it(pool: Pool) -> None:
+    pool.models.unfit = UnsupportedParameter("n reads no images", param="payload")
+    pool.submit("refused", model="x")
+    pool.report("other", SERVING)
+    pool.submit("passed", model="n")
+    assert (pool.ended, pool.passed_on) == ([("refused", "failed")], [("passed", 7)])
+
+
+def test_a_report_of_an_earlier_release_names_ids_alone(pool: Pool) -> None:
+    pool.report("other", ModelState(model="n", state="ready"))
+    pool.submit("by-id", model="n")
+    pool.submit("by-alias", model="alias")
+    assert pool.passed_on == [("by-id", 7)]
+
+
+def test_a_model_that_another_worker_could_not_load_is_not_served_there(pool: Pool) -> None:
+    pool.report("other", replace(SERVING, state="failed"))
+    pool.submit("r", model="n")
+    assert pool.passed_on == []
