@@ -189,7 +189,7 @@ class Transport:
         return left
 
     def close(self, timeout_s: float = 10.0) -> int:
-        """Take nothing more, flush, end the poll thread. What remains (the number returned) is reported as undelivered."""
+        """Take nothing more, flush, end the poll thread. Returns how many were reported as undelivered."""
         if self._closing or self._forks != forks():
             return 0
         self._closing = True
@@ -274,9 +274,9 @@ class Transport:
             except Exception:  # a callback's exception comes out here and must not end the thread
                 logger.exception("transport.callback_failed")
         self._producer.purge()
-        for record in list(self._records):
+        for one in list(self._records):
             try:
-                self._refuse(record, BrokerUnavailable(f"produce to {record.topic}: the transport was closed"))
+                self._refuse(one, BrokerUnavailable(f"produce to {one.topic}: the transport was closed"))
             except Exception:
                 logger.exception("transport.callback_failed")
 
