@@ -1,6 +1,6 @@
-"""The one way out to Kafka: an idempotent producer, a bounded local queue, and the outcome of every record told.
+"""The producer that every part writes to Kafka with: idempotent, a bounded local queue, one report for each record.
 
-`Transport` tells outcomes on its poll thread; `AsyncTransport` tells them on an event loop, one hop per batch.
+`Transport` reports on its poll thread; `AsyncTransport` reports on an event loop, one hop per batch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import asyncio
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -18,7 +20,15 @@ from penstock.common.forking import forks, keep_in_children
 from penstock.common.kafka_errors import client_logger, from_kafka, too_large, wrong_configuration
 from penstock.common.outgoing import Outgoing
 from penstock.common.settings import KafkaSettings
-from penstock.schemas.errors import BrokerUnavailable, InternalError, Overloaded, PenstockError
+from penstock.schemas.errors import (
+    BrokerUnavailable,
+    Forbidden,
+    InternalError,
+    NotFound,
+    Overloaded,
+    PenstockError,
+    TooLarge,
+)
 from penstock.schemas.records import record
 
 logger = logging.getLogger(__name__)
@@ -27,7 +37,14 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 PARK_AFTER_S = 1.0
 PARKED_S = 1.0
-"""A producer that has had nothing to do for so long is asked only so often for what it has to tell of itself."""
+"""A producer without records for `PARK_AFTER_S` is polled only every `PARKED_S`."""
+PURGE_S = 1.0
+"""Maximum wait for the reports of a producer that has failed."""
+REPLACE_S = 1.0
+"""Minimum time between two replacements."""
+RESENT_AT_ONCE = 1000
+"""Records that a new producer gets between two polls."""
+QUEUE_KIB = 64 * 1024
 _RECORD_OVERHEAD_BYTES = 70
 """What a record batch of one adds to key, value and headers at most, as librdkafka counts it."""
 
@@ -52,12 +69,29 @@ class Delivery:
     error: PenstockError | None = None
 
 
+@dataclass(slots=True, eq=False)
+class _Record:
+    """A record without a report."""
+
+    topic: str
+    value: bytes | None
+    key: bytes | None
+    headers: Headers | None
+    partition: int | None
+    timestamp_ms: int | None
+    on_delivery: Callable[[Delivery], None] | None
+    size_bytes: int
+    give_up_at: float
+
+
 class Transport:
     """A thread-safe producer: acks=all, idempotent, Java's partitioner. Callbacks run on its poll thread.
 
     `delivery_timeout_s` bounds how long a record may wait for its acknowledgement: after it the delivery carries
     BrokerUnavailable (the record may still be on the topic; sending it again with the same id is safe by the fold).
-    Raises InvalidRequest for settings that librdkafka does not take.
+    After a fatal error the poll thread makes a new producer, and sends every record without a report again, in the
+    order of `send`; records that are sent meanwhile follow them. Raises InvalidRequest for settings that librdkafka
+    does not take.
     """
 
     def __init__(
@@ -68,6 +102,8 @@ class Transport:
         queue_max_messages: int = 100_000,
     ) -> None:
         self._max_record_bytes = settings.max_record_bytes
+        self._delivery_timeout_s = delivery_timeout_s
+        self._max_records = queue_max_messages
         self._config = {
             **settings.librdkafka(),
             "enable.idempotence": True,
@@ -80,17 +116,23 @@ class Transport:
             # What was in flight when a connection died is tried again soon.
             "request.timeout.ms": min(10_000, round(delivery_timeout_s * 1000)),
             "queue.buffering.max.messages": queue_max_messages,
-            "queue.buffering.max.kbytes": 64 * 1024,
+            "queue.buffering.max.kbytes": QUEUE_KIB,
             # A missing topic is an error after two seconds: topics are created before they are used.
             "topic.metadata.propagation.max.ms": 2000,
         }
         del self._config["allow.auto.create.topics"]  # a consumer's property
         self._lock = threading.Lock()
-        self._outstanding = 0
+        self._records: dict[_Record, None] = {}
+        """Records without a report, in the order of `send`."""
+        self._bytes = 0
+        self._unsent: deque[_Record] = deque()
+        """Those of them that the present producer does not have yet."""
         self._parked = False
         self._wake = threading.Event()
         self._producer = self._new_producer()
-        self._fatal: PenstockError | None = None
+        self._failed = False
+        """The present producer has had a fatal error: it sends nothing more."""
+        self._replace_at = 0.0
         self._closing = False
         self._ended = False
         self._forks = forks()
@@ -99,8 +141,8 @@ class Transport:
         self._thread.start()
 
     def __len__(self) -> int:
-        """Records whose outcome was not told yet."""
-        return self._outstanding
+        """Records without a report."""
+        return len(self._records)
 
     def send(
         self,
@@ -123,60 +165,39 @@ class Transport:
         size_bytes = record_bytes(value, key, headers)
         if size_bytes > self._max_record_bytes:
             raise too_large(topic, size_bytes, self._max_record_bytes)
-        producer = self._usable()
-
-        def report(error: KafkaError | None, message: Message) -> None:
-            self._count(-1)
-            if on_delivery is not None:
-                on_delivery(_delivery(topic, error, message))
-
-        self._count(1)
-        try:
-            producer.produce(
-                topic,
-                value,
-                key,
-                -1 if partition is None else partition,
-                report,
-                timestamp=timestamp_ms or 0,
-                headers=list(headers) if headers else None,  # pyright: ignore[reportArgumentType]
-            )
-        except BufferError as error:
-            self._count(-1)
-            raise Overloaded("the local queue to Kafka is full", retry_after_s=1.0) from error
-        except KafkaException as error:
-            self._count(-1)
-            cause = error.args[0]
-            if cause.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-                raise too_large(topic, size_bytes, self._max_record_bytes) from error
-            raise from_kafka(error, f"produce to {topic}", topic) from error
+        if self._forks != forks():
+            raise InternalError("this client was made before fork(): make one in each process")
+        if self._closing:
+            raise BrokerUnavailable("the transport is closed")
+        give_up_at = time.monotonic() + self._delivery_timeout_s
+        record = _Record(topic, value, key, headers, partition, timestamp_ms, on_delivery, size_bytes, give_up_at)
+        with self._lock:
+            if len(self._records) >= self._max_records or self._bytes + size_bytes > QUEUE_KIB * 1024:
+                raise _queue_full()
+            if not (self._failed or self._unsent):
+                self._produce(record)
+            self._records[record] = None
+            self._bytes += size_bytes
+        if self._parked:
+            self._wake.set()
 
     def flush(self, timeout_s: float) -> int:
-        """Wait until the outcome of every record was told; how many remain."""
+        """Wait until every record has its report; returns how many have none. Blocks."""
         give_up = time.monotonic() + timeout_s
-        while (left := self._outstanding) and time.monotonic() < give_up:
+        while (left := len(self._records)) and time.monotonic() < give_up:
             time.sleep(0.002)
         return left
 
     def close(self, timeout_s: float = 10.0) -> int:
-        """Take nothing more, flush, end the poll thread. What remains (the number returned) is told as undelivered."""
+        """Take nothing more, flush, end the poll thread. Returns how many were reported as undelivered."""
         if self._closing or self._forks != forks():
             return 0
         self._closing = True
         left = self.flush(timeout_s)
-        if left:
-            self._producer.purge()
-            self.flush(1.0)
         self._ended = True
         self._wake.set()
         self._thread.join()
         return left
-
-    def _count(self, change: int) -> None:
-        with self._lock:
-            self._outstanding += change
-        if self._parked:
-            self._wake.set()
 
     def _new_producer(self) -> Producer:
         try:
@@ -184,53 +205,129 @@ class Transport:
         except KafkaException as error:
             raise wrong_configuration(error) from error
 
-    def _usable(self) -> Producer:
-        if self._forks != forks():
-            raise InternalError("this client was made before fork(): make one in each process")
-        if self._closing:
-            raise BrokerUnavailable("the transport is closed")
-        if self._fatal is not None:
-            self._replace()
-        return self._producer
+    def _produce(self, record: _Record) -> None:
+        """Give it to the present producer, under the lock. Raises as `send`; a fatal error only marks the producer."""
+        try:
+            self._producer.produce(
+                record.topic,
+                record.value,
+                record.key,
+                -1 if record.partition is None else record.partition,
+                partial(self._delivered, record),
+                timestamp=record.timestamp_ms or 0,
+                headers=list(record.headers) if record.headers else None,  # pyright: ignore[reportArgumentType]
+            )
+        except BufferError as error:
+            raise _queue_full() from error
+        except KafkaException as error:
+            cause = error.args[0]
+            if _is_fatal(cause):
+                self._failed = True
+            elif cause.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                raise too_large(record.topic, record.size_bytes, self._max_record_bytes) from error
+            else:
+                raise from_kafka(error, f"produce to {record.topic}", record.topic) from error
 
-    def _replace(self) -> None:
-        """After a fatal error an idempotent producer takes nothing any more: begin with a new one."""
-        with self._lock:
-            if self._fatal is None:
-                return
-            old, self._producer, self._fatal = self._producer, self._new_producer(), None
-        logger.error("transport.replaced outstanding=%d", self._outstanding)
-        old.purge()
-        old.flush(1.0)
+    # -- on the poll thread
 
     def _on_error(self, error: KafkaError) -> None:
-        if error.code() == KafkaError._FATAL or error.fatal():  # pyright: ignore[reportPrivateUsage]
+        if _is_fatal(error):
             logger.error("transport.fatal error=%s", error)
-            self._fatal = BrokerUnavailable(f"the producer failed: {error.str()}")
+            self._failed = True
         else:
             logger.debug("transport.error error=%s", error)
+
+    def _delivered(self, record: _Record, error: KafkaError | None, message: Message) -> None:
+        delivery = _delivery(record.topic, error, message)
+        if self._failed and error is not None and not isinstance(delivery.error, (TooLarge, NotFound, Forbidden)):
+            return  # the next producer gets it
+        self._report(record, delivery)
+
+    def _report(self, record: _Record, delivery: Delivery) -> None:
+        with self._lock:
+            if record not in self._records:
+                return
+            del self._records[record]
+            self._bytes -= record.size_bytes
+        if record.on_delivery is not None:
+            record.on_delivery(delivery)
+
+    def _refuse(self, record: _Record, error: PenstockError) -> None:
+        self._report(record, Delivery(topic=record.topic, partition=-1, offset=-1, timestamp_ms=-1, error=error))
 
     def _poll_forever(self) -> None:
         used_at = time.monotonic()
         while not self._ended:
             wait_s = 0.1
-            if self._outstanding:
+            if self._records:
                 used_at = time.monotonic()
             elif time.monotonic() - used_at > PARK_AFTER_S:
                 self._park()
                 wait_s = 0.0
             try:
+                if self._failed and time.monotonic() >= self._replace_at:
+                    self._replace()
+                if self._unsent:
+                    self._send_unsent()
+                    wait_s = 0.001
                 self._producer.poll(wait_s)
             except Exception:  # a callback's exception comes out here and must not end the thread
                 logger.exception("transport.callback_failed")
+        self._producer.purge()
+        for one in list(self._records):
+            try:
+                self._refuse(one, BrokerUnavailable(f"produce to {one.topic}: the transport was closed"))
+            except Exception:
+                logger.exception("transport.callback_failed")
+
+    def _replace(self) -> None:
+        """After a fatal error: a new producer gets, in their order, all records that the old one has not delivered."""
+        self._replace_at = time.monotonic() + REPLACE_S
+        old = self._producer  # its end can take a moment: it must not come under the lock
+        old.purge()
+        give_up = time.monotonic() + PURGE_S
+        while len(old) and time.monotonic() < give_up:
+            old.poll(0.05)
+        new = self._new_producer()
+        with self._lock:
+            self._producer, self._failed = new, False
+            self._unsent = deque(self._records)
+        logger.error("transport.replaced resent=%d", len(self._unsent))
+
+    def _send_unsent(self) -> None:
+        for _ in range(RESENT_AT_ONCE):
+            with self._lock:
+                if self._failed or not self._unsent:
+                    return
+                record, failure = self._unsent[0], None
+                try:
+                    if time.monotonic() >= record.give_up_at:
+                        failure = BrokerUnavailable(f"produce to {record.topic}: not delivered in time")
+                    else:
+                        self._produce(record)
+                except Overloaded:
+                    return
+                except PenstockError as error:
+                    failure = error
+                self._unsent.popleft()
+            if failure is not None:
+                self._refuse(record, failure)
 
     def _park(self) -> None:
         """Wait for something to send, or `PARKED_S`."""
         self._wake.clear()
         self._parked = True  # who sends or closes from here on sets the event
-        if not (self._outstanding or self._ended):
+        if not (self._records or self._ended):
             self._wake.wait(PARKED_S)
         self._parked = False
+
+
+def _queue_full() -> Overloaded:
+    return Overloaded("the local queue to Kafka is full", retry_after_s=1.0)
+
+
+def _is_fatal(error: KafkaError) -> bool:
+    return error.code() == KafkaError._FATAL or error.fatal()  # pyright: ignore[reportPrivateUsage]
 
 
 def _delivery(topic: str, error: KafkaError | None, message: Message) -> Delivery:

@@ -301,6 +301,8 @@ class WorkerApp:
             reasons.append("a partition has lag and does not move")
         if parts.worker.registry_waits:
             reasons.append("the schema registry is unreachable")
+        if (trouble := parts.publisher.trouble) is not None:
+            reasons.append(trouble)
         if parts.copy is not None and parts.copy.trouble is not None:
             reasons.append(f"conversations cannot be copied: {parts.copy.trouble}")
         for lane in parts.flow.lanes.values():
@@ -348,7 +350,9 @@ class WorkerApp:
         for klass in CLASSES:
             metrics.parked.labels(klass).set(sum(lane.parked[klass] for lane in lanes))
         metrics.intake.set(parts.flow.budget.used_bytes)
-        metrics.output_bytes.set(parts.flow.registry.output_bytes)
+        metrics.output_bytes.set(parts.flow.registry.output_bytes + parts.publisher.chunk_bytes)
+        metrics.unacknowledged.set(parts.publisher.backlog + parts.publisher.unacknowledged)
+        metrics.unacknowledged_s.set(parts.publisher.oldest_s)
         metrics.unkept.set(parts.flow.unkept.waiting())
         metrics.paused.set(sum(one.paused for one in self._seen.values()))
         metrics.beyond.set(

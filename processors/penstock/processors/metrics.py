@@ -32,7 +32,11 @@ class Metrics:
         self.intake = gauge("penstock_intake_bytes", "Memory of waiting requests, as counted")
         self.output_bytes = gauge(
             "penstock_output_bytes",
-            "Memory of finished outputs that the broker or the store of artifacts has not taken",
+            "Memory of chunks and finished outputs that the broker or the store of artifacts has not taken",
+        )
+        self.unacknowledged = gauge("penstock_unacknowledged_records", "Records that Kafka has not acknowledged")
+        self.unacknowledged_s = gauge(
+            "penstock_unacknowledged_age_seconds", "Age of the oldest record that Kafka has not acknowledged"
         )
         self.unkept = gauge(
             "penstock_outputs_not_stored",

@@ -46,8 +46,8 @@ class WorkerSection(Section):
     rest with a share for each class of each model), half for the facts of those whose bytes are read again when their
     turn is near."""
     output_bytes: int = Field(default=128 << 20, ge=1 << 20)
-    """Memory for finished outputs that the broker or the store of artifacts does not take. When it is full nothing more
-    starts; what runs then may exceed it."""
+    """Memory for chunks and finished outputs that the broker or the store of artifacts does not take. When it is full
+    nothing more starts; what runs then may exceed it."""
     spool_bytes: int = Field(default=4 << 30, ge=0)
     """Disk in `data_dir` for finished outputs that the store of artifacts does not take; 0: they stay in memory."""
     commit_span: int = Field(default=50_000, ge=16)

@@ -234,6 +234,7 @@ class Worker:
         if self.broken:
             return
         took = self._take_some()
+        self._rooms.flow.chunks_under_way(self._rooms.publisher.chunk_bytes)
         self._rooms.flow.step(self._clock())
         more = self._carry_out()
         if self._rooms.flow.works:
@@ -325,8 +326,12 @@ class Worker:
     def _chunk(self, effect: ask.Chunk) -> None:
         faults = self._rooms.faults
         acknowledged = (lambda: faults.hit("mid_stream")) if faults.armed("mid_stream") else None
-        if not self._rooms.outcomes.chunk(effect, acknowledged):
-            self._rooms.flow.durable.chunk_refused(effect.subject, self._clock())
+        self._rooms.outcomes.chunk(effect, acknowledged, lambda: self._chunk_refused(effect.subject))
+
+    @_breaking
+    def _chunk_refused(self, subject: Subject) -> None:
+        self._rooms.flow.durable.chunk_refused(subject, self._clock())
+        self.changed()
 
     def _terminal(self, effect: ask.Terminal) -> None:
         faults = self._rooms.faults

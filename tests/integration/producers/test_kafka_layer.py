@@ -8,9 +8,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import AdminClient
 
 from penstock.common import admin, admin_clients
@@ -75,6 +77,29 @@ async def test_records_that_are_sent_together_are_each_told_of(settings: KafkaSe
     first, last = read_to_end(settings, result)
     assert ((first.value, first.headers), last.value) == ((b"first", (("a", b"1"),)), b"last")
     assert [first.offset, last.offset] == [told[0].offset, told[3].offset]
+
+
+def test_a_stream_has_no_gap_when_its_producer_fails_in_the_middle(
+    settings: KafkaSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing: list[Callable[[Any], None]] = []
+
+    def producer(config: dict[str, Any], **more: Any) -> Producer:
+        failing.append(config["error_cb"])
+        return Producer(config, **more)
+
+    monkeypatch.setattr("penstock.common.transport.Producer", producer)
+    transport, found = Transport(settings), list[Delivery]()
+    fatal = SimpleNamespace(code=lambda: KafkaError._FATAL, str=lambda: "out of sequence")
+    for number in range(3000):
+        transport.send(settings.names.result, b"%d" % number, key=b"k", on_delivery=found.append)
+        if number == 1500:
+            failing[0](fatal)
+    assert transport.close(30) == 0
+    assert [delivery.error for delivery in found] == [None] * 3000
+    assert len(failing) == 2
+    first_seen = dict.fromkeys(int(one.value or b"") for one in read_to_end(settings, settings.names.result))
+    assert list(first_seen) == list(range(3000))
 
 
 def collect(into: list[RawMessage]) -> Callable[[Sequence[RawMessage]], None]:

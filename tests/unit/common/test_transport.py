@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from penstock.cli.paths import free_port
 from penstock.common.settings import KafkaSettings
@@ -166,6 +166,128 @@ class Fatal:
 
     def str(self) -> str:
         return "out of sequence"
+
+
+class Sent:
+    """The message of a report."""
+
+    def offset(self) -> int:
+        return 0
+
+    def partition(self) -> int:
+        return 0
+
+    def timestamp(self) -> tuple[int, int]:
+        return 0, 1
+
+
+class ScriptedProducer:
+    """A producer whose records wait until a test delivers them, or until they are purged."""
+
+    made: list[ScriptedProducer]
+    may_purge: threading.Event
+
+    def __init__(self, config: dict[str, Any], **_: Any) -> None:
+        self.fail = lambda: config["error_cb"](Fatal())
+        self.values: list[bytes] = []
+        self.refuses = self.delivers = self.purged = False
+        self._queue: list[Callable[[KafkaError | None, Any], None]] = []
+        self.made.append(self)
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def produce(self, topic: str, value: bytes, key: Any, partition: int, report: Any, **_: Any) -> None:
+        if self.refuses:
+            raise KafkaException(KafkaError(KafkaError._FATAL))
+        self.values.append(value)
+        self._queue.append(report)
+
+    def purge(self) -> None:
+        assert self.may_purge.wait(10)
+        self.purged = True
+
+    def poll(self, timeout_s: float) -> None:
+        if not (self.purged or self.delivers):
+            threading.Event().wait(min(timeout_s, 0.005))
+            return
+        error = KafkaError(KafkaError._PURGE_QUEUE) if self.purged else None
+        while self._queue:
+            self._queue.pop(0)(error, Sent())
+
+
+@pytest.fixture
+def producers(monkeypatch: pytest.MonkeyPatch) -> list[ScriptedProducer]:
+    """Those that the transport has made."""
+    ScriptedProducer.made, ScriptedProducer.may_purge = [], threading.Event()
+    ScriptedProducer.may_purge.set()
+    monkeypatch.setattr("penstock.common.transport.Producer", ScriptedProducer)
+    return ScriptedProducer.made
+
+
+def test_a_new_producer_gets_what_the_failed_one_had_before_what_is_sent_now(
+    nobody: KafkaSettings, producers: list[ScriptedProducer]
+) -> None:
+    transport, found = Transport(nobody), list[Delivery]()
+    transport.send("t", b"1", on_delivery=found.append)
+    transport.send("t", b"2", on_delivery=found.append)
+    ScriptedProducer.may_purge.clear()
+    producers[0].fail()
+    began = time.monotonic()
+    transport.send("t", b"3", on_delivery=found.append)  # on an event loop: it must not wait for the purge
+    assert time.monotonic() - began < 5
+    ScriptedProducer.may_purge.set()
+    wait_until(lambda: len(producers) == 2 and len(producers[1].values) == 3)
+    assert producers[1].values == [b"1", b"2", b"3"]
+    assert (found, len(transport)) == ([], 3)
+    producers[1].delivers = True
+    wait_until(lambda: len(found) == 3)
+    assert [delivery.error for delivery in found] == [None] * 3
+    assert transport.close(1) == 0
+
+
+def test_a_record_that_the_failed_producer_refuses_goes_to_the_next_one(
+    nobody: KafkaSettings, producers: list[ScriptedProducer]
+) -> None:
+    transport = Transport(nobody)
+    transport.send("t", b"1")
+    producers[0].refuses = True  # before its error was polled
+    transport.send("t", b"2")
+    wait_until(lambda: len(producers) == 2 and len(producers[1].values) == 2)
+    assert producers[1].values == [b"1", b"2"]
+    producers[1].delivers = True
+    assert transport.close(1) == 0
+
+
+def test_producers_that_fail_one_after_the_other_do_not_hold_a_record_beyond_its_deadline(
+    nobody: KafkaSettings, producers: list[ScriptedProducer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.common.transport.REPLACE_S", 0.01)
+    transport, found = Transport(nobody, delivery_timeout_s=0.3), list[Delivery]()
+    transport.send("t", b"1", on_delivery=found.append)
+
+    def ended() -> bool:
+        producers[-1].fail()
+        return bool(found)
+
+    wait_until(ended)
+    assert isinstance(found[0].error, BrokerUnavailable)
+    assert len(producers) > 1
+    transport.close(0)
+
+
+def test_the_local_queue_stays_bounded_while_a_producer_is_replaced(
+    nobody: KafkaSettings, producers: list[ScriptedProducer]
+) -> None:
+    transport = Transport(nobody, queue_max_messages=2)
+    transport.send("t", b"1")
+    ScriptedProducer.may_purge.clear()
+    producers[0].fail()
+    transport.send("t", b"2")
+    with pytest.raises(Overloaded):
+        transport.send("t", b"3")
+    ScriptedProducer.may_purge.set()
+    transport.close(0)
 
 
 def test_after_a_fatal_error_a_new_producer_takes_over(nobody: KafkaSettings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -298,6 +298,11 @@ class Flow:
             else:
                 return
 
+    def chunks_under_way(self, size_bytes: int) -> None:
+        """Memory of chunks without an acknowledgement. Counts against `output_bytes`; from 1/8 on, streams gather."""
+        self.registry.chunk_bytes = size_bytes
+        self._streams.slow = size_bytes * 8 >= self.registry.most_output_bytes
+
     def tick(self, now: float, wall_ms: int) -> None:
         """What is due by time. Call it every 10 ms or so while there is work, and at `next_due`."""
         self.agenda.now = now

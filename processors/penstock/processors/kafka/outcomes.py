@@ -18,7 +18,7 @@ from penstock.processors.kafka.publisher import Headers, Publisher
 from penstock.processors.outputs import pixels_of
 from penstock.processors.preparation import Preparation
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import BadAvro, InvalidRequest, PenstockError, TooLarge, to_error_record
+from penstock.schemas.errors import InvalidRequest, PenstockError, to_error_record
 from penstock.schemas.records import STATUS_RANKS, ContextHeld, DeadLetter, Preview, ResultEvent, StatusEvent, Usage
 from penstock.schemas.texts import shortened
 from penstock.schemas.topics import HEADER_CALLBACK, HEADER_TRACEPARENT, TopicNames, request_key
@@ -118,8 +118,8 @@ class Outcomes:
             **values,
         )
 
-    def chunk(self, effect: Chunk, acknowledged: Callable[[], None] | None) -> bool:
-        """Publish a piece of a stream; False when it can never be published."""
+    def chunk(self, effect: Chunk, acknowledged: Callable[[], None] | None, refused: Callable[[], None]) -> None:
+        """Publish a piece of a stream; `refused` is called, at once or later, if it can never be published."""
         subject = effect.subject
         event = self._on_the_way(
             subject,
@@ -133,25 +133,25 @@ class Outcomes:
             first_logprob_index=effect.first_logprob_index if effect.logprobs else None,
             **since_fields(effect.since),
         )
-        try:
-            self._publisher.chunk(event, acknowledged, headers=result_headers(subject))
-        except (BadAvro, TooLarge) as error:
-            logger.error("chunk.refused request=%s error=%s", subject.request_id, error.code)
-            return False
-        return True
+
+        def never(error: PenstockError) -> None:
+            _log_refusal("chunk", subject, error)
+            refused()
+
+        self._publisher.chunk(event, acknowledged, refused=never, headers=result_headers(subject))
 
     def claim(self, subject: Subject, acknowledged: Callable[[], None]) -> None:
         """Publish that its present (epoch, attempt) says what follows of its stream, whatever others still say."""
-        self._publisher.chunk(self._on_the_way(subject, "chunk"), acknowledged, headers=result_headers(subject))
+        event = self._on_the_way(subject, "chunk")
+        refused = partial(_log_refusal, "claim", subject)
+        self._publisher.chunk(event, acknowledged, refused=refused, headers=result_headers(subject))
 
     def preview(self, effect: ShowPreview, preview: Preview) -> None:
         """Publish where a preview lies. One that cannot be published is left out: it is advice."""
         subject = effect.subject
         event = self._on_the_way(subject, "preview", preview=preview)
-        try:
-            self._publisher.chunk(event, headers=result_headers(subject))
-        except (BadAvro, TooLarge) as error:
-            logger.error("preview.refused request=%s error=%s", subject.request_id, error.code)
+        refused = partial(_log_refusal, "preview", subject)
+        self._publisher.chunk(event, refused=refused, headers=result_headers(subject))
 
     def terminal(self, effect: Terminal, done: Callable[[str], None]) -> None:
         """Publish the outcome; `done` is told its status when the broker has it."""
@@ -253,6 +253,10 @@ class Outcomes:
         else:
             no_pool = InvalidRequest(f"there is no pool {effect.pool}", param="pool")
             self._pool_topics.look(topic, publish, lambda: refused(no_pool))
+
+
+def _log_refusal(what: str, subject: Subject, error: PenstockError) -> None:
+    logger.error("%s.refused request=%s error=%s", what, subject.request_id, error.code)
 
 
 def since_fields(place: tuple[int, int] | None) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from penstock.common.kafka_errors import client_logger
 from penstock.common.lost_brokers import LostBrokers, let_go
 from penstock.common.reader import message_headers
 from penstock.processors.kafka.batches import TP, Batch, Committed, Delivered
-from penstock.processors.kafka.commits import CommitQueue, Sent
+from penstock.processors.kafka.commits import CommitQueue
 from penstock.processors.kafka.fetch_buffer import FetchBuffer
 from penstock.processors.kafka.lost_logs import Extent, LostLogs, extents
 from penstock.processors.kafka.offsets import (
@@ -94,7 +94,6 @@ class PollThread:
         self._lost_brokers = lost_brokers
         self._buffer = FetchBuffer(urgency)
         self._commits = CommitQueue()
-        self._answers: list[Sent] = []  # in the order of sending; librdkafka's callbacks are matched with these
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ending = threading.Event()
         self._wake = threading.Event()
@@ -361,7 +360,6 @@ class PollThread:
         self._sent_at = time.monotonic()
         try:
             self._kafka.commit(offsets=as_partitions(sent.offsets), asynchronous=True)
-            self._answers.append(sent)
         except KafkaException as error:
             logger.info("group.commit_failed error=%s", error)
             self._commits.answer(sent, {})
@@ -369,13 +367,12 @@ class PollThread:
     def _on_commit(self, error: KafkaError | None, partitions: Sequence[TopicPartition]) -> None:
         if threading.current_thread() is not self._thread:
             return  # of a consumer that was replaced
-        offsets = {(p.topic, p.partition): p.offset for p in partitions}
-        for sent in self._answers:
-            if {tp: offset for tp, (offset, _) in sent.offsets.items()} == offsets:
-                self._answers.remove(sent)
-                one_by_one = error is not None and error.code() in _OF_ONE_PARTITION
-                self._commits.answer(sent, commit_results(sent.offsets, error, partitions), one_by_one=one_by_one)
-                break
+        # Matched by content: a callback can be lost, and that of a commit that timed out can come late.
+        sent = self._commits.sent
+        offsets = {(p.topic, p.partition): (p.offset, p.metadata or "") for p in partitions}
+        if sent is not None and sent.offsets == offsets:
+            one_by_one = error is not None and error.code() in _OF_ONE_PARTITION
+            self._commits.answer(sent, commit_results(sent.offsets, error, partitions), one_by_one=one_by_one)
         if error is not None:
             logger.info("group.commit_failed error=%s", error)
 
@@ -446,7 +443,6 @@ class PollThread:
             self._lost_logs.has_read(tp, end, self._commits.possible(tp))
         self._buffer.assign({tp: offset for tp, (offset, _) in committed.items()})
         self._commits.begin(committed)
-        self._answers.clear()
         self._paused = frozenset()
         self._refused.clear()
         self._room = threading.Semaphore(HANDED_BATCHES)

@@ -1,7 +1,8 @@
-"""What the worker says on Kafka: results, statuses and dead letters, each acknowledged by the broker or tried again.
+"""Publishes results, statuses and dead letters; each record is acknowledged by the broker or sent again.
 
-All runs on the event loop. A record that the broker will never take (too large) becomes a small failed event; a broker
-that is away only delays: the record stays here, in order, until it is taken.
+All runs on the event loop. A record that the broker will never take (too large) becomes a small failed event. A record
+that the broker refuses for another reason is sent again every `AGAIN_S`, before later records of its key, and `trouble`
+says so.
 
 While nothing is under way a record leaves at once. While something is, records gather for a moment and leave together:
 a producer that sends each by itself costs several times as much (Nagle's rule). Dead letters have a window of their
@@ -11,7 +12,9 @@ own, so that a flood of poison delays nothing else.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +36,12 @@ GATHERED_RECORDS = 64
 """So many leave together without waiting longer."""
 LETTER_WINDOW = 64
 """Dead letters under way at once."""
+AGAIN_S = 1.0
+"""Between two attempts to send what the broker refused."""
+UNANSWERED_S = 10.0
+"""`trouble` names records without an acknowledgement after this time."""
+CHUNK_OVERHEAD_BYTES = 1024
+"""Memory of a chunk on its way, besides its record."""
 
 Done = Callable[[], None]
 Headers = Sequence[tuple[str, bytes | None]]
@@ -57,7 +66,7 @@ class Sending(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Outgoing:
-    """One record under way. When it is too large `substitute` makes what stands in for it, or `refused` is told."""
+    """A record without an acknowledgement. If it is too large, `substitute` or `refused` is called."""
 
     topic: str
     value: bytes | None
@@ -68,12 +77,21 @@ class _Outgoing:
     headers: Headers | None = None
     partition: int | None = None
     refused: Refused | None = None
+    chunk_bytes: int = 0
+    number: int = 0
+    """The place in the order of publishing."""
+    sent_at: float = 0.0
+
+    @property
+    def line(self) -> tuple[str, bytes | None]:
+        """Records of one line keep their order."""
+        return self.topic, self.key
 
 
 class Publisher:
-    """Encodes and sends. `backlog` counts what is gathered or was refused by the local queue and must still go out.
+    """Encodes and sends. `backlog` counts the records that the producer does not have and that must still be sent.
 
-    Without a `loop` nothing is gathered.
+    `chunk_bytes`: memory of pieces of streams without an acknowledgement. Without a `loop` nothing is gathered.
     """
 
     def __init__(
@@ -85,31 +103,78 @@ class Publisher:
         loop: asyncio.AbstractEventLoop | None = None,
         max_record_bytes: int = 1_000_000,
         on_answer: Done | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._transport = transport
         self._codec = codec
         self._loop = loop
         self._max_record_bytes = max_record_bytes
         self._on_answer = on_answer
+        self._clock = clock
         self._result, self._status, self._dlq = names.result, names.status, names.dlq
         self._gathered: list[_Outgoing] = []
         self._flush_due: asyncio.TimerHandle | None = None
         self._waiting: deque[_Outgoing] = deque()
+        """Refused by the local queue."""
+        self._failed: list[_Outgoing] = []
+        """Refused by the broker, and what was published later on the same lines."""
+        self._failed_lines: set[tuple[str, bytes | None]] = set()
+        self._failure: PenstockError | None = None
+        self._again_at = 0.0
+        self._numbers = itertools.count()
         self._letters: deque[tuple[DeadLetter, Done]] = deque()
         self._letters_under_way = 0
-        self.unacknowledged = 0
+        self._under_way: dict[_Outgoing, None] = {}
+        self.chunk_bytes = 0
+
+    @property
+    def unacknowledged(self) -> int:
+        return len(self._under_way)
 
     @property
     def backlog(self) -> int:
-        return len(self._waiting) + len(self._gathered) + len(self._letters)
+        return len(self._waiting) + len(self._failed) + len(self._gathered) + len(self._letters)
 
-    def chunk(self, event: ResultEvent, done: Done | None = None, *, headers: Headers | None = None) -> None:
-        """Publish a piece of a stream. Raises BadAvro, TooLarge for one that can never be published."""
-        value, key = self._codec.encode(event), event.request_id.encode()
+    @property
+    def oldest_s(self) -> float:
+        """Age of the oldest record that the producer has and Kafka has not acknowledged."""
+        return self._clock() - next(iter(self._under_way)).sent_at if self._under_way else 0.0
+
+    @property
+    def trouble(self) -> str | None:
+        """Why records wait; None while Kafka takes them."""
+        if self._failed:
+            return f"Kafka refuses {len(self._failed)} records, which are sent again: {self._failure}"
+        if self._waiting:
+            return f"{len(self._waiting)} records wait: the local queue to Kafka is full"
+        if self.oldest_s >= UNANSWERED_S:
+            return f"Kafka has not acknowledged {self.unacknowledged} records, the oldest for {self.oldest_s:.0f} s"
+        return None
+
+    def chunk(
+        self,
+        event: ResultEvent,
+        done: Done | None = None,
+        *,
+        refused: Refused,
+        headers: Headers | None = None,
+    ) -> None:
+        """Publish a piece of a stream; `refused` is called, at once or later, for one that can never be published."""
+        key = event.request_id.encode()
+        try:
+            value = self._codec.encode(event)
+        except BadAvro as error:
+            refused(error)
+            return
         size_bytes = record_bytes(value, key, headers)
         if size_bytes > self._max_record_bytes:
-            raise too_large(self._result, size_bytes, self._max_record_bytes)
-        self._send(_Outgoing(self._result, value, key, must=True, done=done, headers=headers))
+            refused(too_large(self._result, size_bytes, self._max_record_bytes))
+            return
+        held_bytes = size_bytes + CHUNK_OVERHEAD_BYTES
+        self.chunk_bytes += held_bytes
+        outgoing = _Outgoing(self._result, value, key, must=True, done=done, headers=headers, refused=refused)
+        outgoing.chunk_bytes = held_bytes
+        self._send(outgoing)
 
     def result(
         self, event: ResultEvent, done: Callable[[PenstockError | None], None], *, headers: Headers | None = None
@@ -195,7 +260,8 @@ class Publisher:
     # -- gathering
 
     def _send(self, outgoing: _Outgoing) -> None:
-        if self._loop is None or (self.unacknowledged == 0 and not self._gathered and not self._waiting):
+        outgoing.number = next(self._numbers)
+        if self._loop is None or not (self._under_way or self._gathered or self._waiting):
             self._send_now(outgoing)
             return
         self._gathered.append(outgoing)
@@ -208,23 +274,35 @@ class Publisher:
         if self._flush_due is not None:
             self._flush_due.cancel()
             self._flush_due = None
-        for _ in range(len(self._waiting)):
-            if not self._offer(self._waiting[0]):
+        while self._waiting:
+            outgoing = self._waiting[0]
+            if outgoing.line in self._failed_lines:
+                self._failed.append(outgoing)
+            elif not self._offer(outgoing):
                 break
             self._waiting.popleft()
+        if self._failed and not self._waiting and self._clock() >= self._again_at:
+            again, self._failed = sorted(self._failed, key=lambda one: one.number), []
+            self._failed_lines.clear()
+            for outgoing in again:
+                self._send_now(outgoing)
         gathered, self._gathered = self._gathered, []
         for outgoing in gathered:
             self._send_now(outgoing)
 
     def _send_now(self, outgoing: _Outgoing) -> None:
         """Offer it, behind what waits: the events of one request keep their order."""
-        if (self._waiting or not self._offer(outgoing)) and outgoing.must:
+        if outgoing.must and outgoing.line in self._failed_lines:
+            self._failed.append(outgoing)
+        elif (self._waiting or not self._offer(outgoing)) and outgoing.must:
             self._waiting.append(outgoing)
 
     # -- offering
 
     def _offer(self, outgoing: _Outgoing) -> bool:
-        """True when the transport took it, or when nothing can make it take it. Never raises."""
+        """False while the local queue refuses it. Never raises."""
+        outgoing.sent_at = self._clock()
+        self._under_way[outgoing] = None
         try:
             self._transport.produce_nowait(
                 outgoing.topic,
@@ -235,41 +313,49 @@ class Publisher:
                 callback=partial(self._delivered, outgoing),
             )
         except TooLarge as error:
+            del self._under_way[outgoing]
             return self._offer(outgoing) if self._make_smaller(outgoing, error) else True
         except PenstockError as error:
-            logger.warning("publish.refused topic=%s error=%s", outgoing.topic, error.code)
+            del self._under_way[outgoing]
+            if not self._waiting:
+                logger.warning("publish.refused topic=%s error=%s", outgoing.topic, error.code)
             return False
-        self.unacknowledged += 1
         return True
 
     def _delivered(self, outgoing: _Outgoing, delivery: Delivery) -> None:
-        self.unacknowledged -= 1
+        del self._under_way[outgoing]
         error = delivery.error
         if error is None:
+            self.chunk_bytes -= outgoing.chunk_bytes
             if self._on_answer is not None:
                 self._on_answer()
             if outgoing.done is not None:
                 outgoing.done()
-        else:
-            self._failed(outgoing, error)
-        if self.unacknowledged == 0 and self._gathered:
+        elif not isinstance(error, TooLarge):
+            self._fail(outgoing, error)
+        elif self._make_smaller(outgoing, error):
+            self._send_now(outgoing)
+        if not self._under_way and self._gathered:
             self._flush()
 
-    def _failed(self, outgoing: _Outgoing, error: PenstockError) -> None:
-        logger.warning("publish.failed topic=%s error=%s %s", outgoing.topic, error.code, error)
-        if isinstance(error, TooLarge):
-            if self._make_smaller(outgoing, error):
-                self._send_now(outgoing)
-        elif outgoing.must:
-            self._waiting.append(outgoing)
+    def _fail(self, outgoing: _Outgoing, error: PenstockError) -> None:
+        """The broker does not take it as it is: it is sent again later, if it must be published."""
+        if not self._failed:
+            logger.warning("publish.failed topic=%s error=%s %s", outgoing.topic, error.code, error)
+            self._again_at = self._clock() + AGAIN_S
+        if outgoing.must:
+            self._failure = error
+            self._failed.append(outgoing)
+            self._failed_lines.add(outgoing.line)
 
     def _make_smaller(self, outgoing: _Outgoing, error: PenstockError) -> bool:
+        """True when it has another value now."""
         if outgoing.refused is not None:
+            self.chunk_bytes -= outgoing.chunk_bytes
             outgoing.refused(error)
             return False
         if outgoing.substitute is None:
-            # Nothing can stand in for it: the offset stays uncommitted and the watchdog will say so.
-            logger.error("publish.impossible topic=%s error=%s", outgoing.topic, error)
+            self._fail(outgoing, error)
             return False
         outgoing.value = outgoing.substitute(error)
         outgoing.substitute = None

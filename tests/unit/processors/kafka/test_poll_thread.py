@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import queue
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaExcep
 from penstock.processors.kafka.batches import TP, Committed
 from penstock.processors.kafka.lost_logs import Extent, LostLogs
 from penstock.processors.kafka.poll_thread import PollThread
+from support import wait_until_async
 
 A = ("t", 0)
 
@@ -128,6 +130,54 @@ async def test_a_client_that_is_lost_in_an_assignment_is_asked_no_more(monkeypat
     monkeypatch.setattr(thread._lost_brokers, "replaces", lambda consumer: True)
     await asyncio.wait_for(asyncio.to_thread(thread._assign, broker, [TopicPartition(*A)]), 10)
     assert (broker.assigned, told, thread._lost) == ([{}], [], True)
+    await asyncio.to_thread(thread.stop)
+
+
+class Coordinator(Broker):
+    """A consumer with one member and one partition; a test holds back the callbacks of its commits."""
+
+    def __init__(self, config: Mapping[str, Any], **_: Any) -> None:
+        super().__init__(Extent(0, 100), (0, ""))
+        self.on_commit = config["on_commit"]
+        self.loses = 0
+        """This many commits get no callback."""
+        self._due: list[Callable[[], None]] = []
+
+    def subscribe(self, topics: Sequence[str], **callbacks: Any) -> None:
+        self._due.append(lambda: callbacks["on_assign"](self, [TopicPartition(*A)]))
+
+    def poll(self, timeout: float) -> None:
+        due, self._due = self._due, []
+        for call in due:
+            call()
+
+    def commit(self, *, offsets: Sequence[TopicPartition], asynchronous: bool) -> Sequence[TopicPartition]:
+        if asynchronous and self.loses:
+            self.loses -= 1
+        elif asynchronous:
+            self._due.append(lambda: self.on_commit(None, offsets))
+        return super().commit(offsets=offsets, asynchronous=asynchronous)
+
+
+async def test_a_lost_callback_leaves_the_answers_of_later_commits_with_their_commits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Coordinator] = []
+
+    def consumer(config: Mapping[str, Any], **more: Any) -> Coordinator:
+        made.append(Coordinator(config, **more))
+        return made[-1]
+
+    monkeypatch.setattr("penstock.processors.kafka.poll_thread.Consumer", consumer)
+    monkeypatch.setattr("penstock.processors.kafka.poll_thread.ANSWER_S", 0.2)
+    thread, told = make_thread()
+    thread.subscribe(["t"])
+    await wait_until_async(lambda: told)
+    made[0].loses = 1
+    answers: queue.SimpleQueue[dict[TP, bool]] = queue.SimpleQueue()
+    for offset, taken in ((5, False), (5, True), (6, True), (7, True)):
+        thread.commit(7, {A: (offset, "map")}, answers.put)
+        assert await asyncio.to_thread(answers.get, timeout=10) == {A: taken}
     await asyncio.to_thread(thread.stop)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 import pytest
 
 from penstock.common.transport import Delivery
-from penstock.processors.kafka.publisher import GATHERED_RECORDS, LETTER_WINDOW, Publisher
+from penstock.processors.kafka.publisher import AGAIN_S, GATHERED_RECORDS, LETTER_WINDOW, UNANSWERED_S, Publisher
 from penstock.schemas.codec import default_codec
-from penstock.schemas.errors import BadAvro, BrokerUnavailable, Overloaded, PenstockError, TooLarge
+from penstock.schemas.errors import BrokerUnavailable, Forbidden, Overloaded, PenstockError, TooLarge
 from penstock.schemas.records import DeadLetter, Origin, ResultEvent, StatusEvent
 from penstock.schemas.topics import TopicNames
 
@@ -42,8 +43,9 @@ class FakeTransport:
 
 
 def make() -> tuple[FakeTransport, Publisher, list[str]]:
-    transport = FakeTransport()
-    return transport, Publisher(transport, default_codec(), NAMES), []
+    """A second passes each time that the publisher looks at the clock."""
+    transport, seconds = FakeTransport(), itertools.count()
+    return transport, Publisher(transport, default_codec(), NAMES, clock=lambda: float(next(seconds))), []
 
 
 def result(text: str = "x", request_id: str = "r1") -> ResultEvent:
@@ -67,6 +69,10 @@ def letter(**fields: Any) -> DeadLetter:
 
 def chunk(text: str = "x") -> ResultEvent:
     return dataclasses.replace(result(), kind="chunk", status=None, text_generation=None, text=text)
+
+
+def no_refusal(error: PenstockError) -> None:
+    raise AssertionError(error)
 
 
 def test_done_follows_the_acknowledgement() -> None:
@@ -127,19 +133,69 @@ def test_a_text_that_no_encoding_takes_becomes_a_small_failure() -> None:
 
 def test_a_chunk_that_can_never_be_published_is_refused_aloud() -> None:
     transport, publisher, _ = make()
-    publisher.chunk(chunk())
+    refused: list[PenstockError] = []
+    publisher.chunk(chunk(), refused=refused.append)
     assert [event.kind for event in transport.events()] == ["chunk"]
-    with pytest.raises(BadAvro):
-        publisher.chunk(chunk("\ud800"))
-    with pytest.raises(TooLarge):
-        publisher.chunk(chunk("x" * 1_000_000))
-    assert publisher.backlog == 0
-    # A broker that takes less than is configured: the stream's piece is lost, its terminal event has the whole text.
+    publisher.chunk(chunk("\ud800"), refused=refused.append)
+    publisher.chunk(chunk("x" * 1_000_000), refused=refused.append)
+    # A broker that takes less than is configured.
     transport.refuse = [Overloaded("full")]
-    publisher.chunk(chunk())
+    publisher.chunk(chunk(), refused=refused.append)
     transport.refuse = [TooLarge("too large")]
     publisher.tick()
-    assert publisher.backlog == 0
+    transport.deliver(0, TooLarge("too large"))
+    assert [error.code for error in refused] == ["bad_avro", "too_large", "too_large", "too_large"]
+    assert (publisher.backlog, publisher.unacknowledged, publisher.chunk_bytes) == (0, 0, 0)
+
+
+def test_chunks_are_counted_until_the_broker_has_them() -> None:
+    transport, publisher, _ = make()
+    transport.refuse = [None, Overloaded("full")]
+    publisher.chunk(chunk("x" * 5000), refused=no_refusal)
+    publisher.chunk(chunk("x" * 5000), refused=no_refusal)
+    assert publisher.chunk_bytes > 2 * 5000
+    publisher.tick()
+    transport.deliver(0, Forbidden("no right"))
+    transport.deliver(1)
+    assert 5000 < publisher.chunk_bytes < 7000
+    publisher.tick()
+    transport.deliver(2)
+    assert publisher.chunk_bytes == 0
+
+
+def test_what_the_broker_refused_is_sent_again_before_later_records_of_its_key_and_delays_no_other() -> None:
+    transport, seconds = FakeTransport(), [0.0]
+    publisher = Publisher(transport, default_codec(), NAMES, clock=lambda: seconds[0])
+    for text in "abc":
+        publisher.chunk(chunk(text), refused=no_refusal)
+    transport.deliver(1, Forbidden("no right"))
+    transport.deliver(0, Forbidden("no right"))
+    transport.deliver(2)
+    publisher.chunk(chunk("d"), refused=no_refusal)
+    publisher.result(result(request_id="other"), lambda _: None)
+    assert ids(transport)[3:] == ["other"]
+    assert "refuses 3 records" in (publisher.trouble or "")
+    assert "no right" in (publisher.trouble or "")
+    publisher.tick()
+    assert len(transport.sent) == 4, "a tick comes every 10 ms"
+    seconds[0] += AGAIN_S
+    publisher.tick()
+    assert [event.text for event in transport.events()[4:]] == ["a", "b", "d"]
+    assert publisher.trouble is None
+    seconds[0] += UNANSWERED_S
+    assert publisher.trouble == f"Kafka has not acknowledged 4 records, the oldest for {UNANSWERED_S + AGAIN_S:.0f} s"
+
+
+def test_what_nothing_can_make_smaller_waits_and_is_named() -> None:
+    """Its request waited for ever in silence: its offset was never committed, and nothing looked at it again."""
+    transport, publisher, done = make()
+    publisher.result(result(), lambda _: done.append("r1"))
+    transport.deliver(0, TooLarge("too large"))
+    transport.deliver(1, TooLarge("the failure too"))
+    assert "the failure too" in (publisher.trouble or "")
+    publisher.tick()
+    transport.deliver(2)
+    assert (done, publisher.trouble) == (["r1"], None)
 
 
 def test_a_status_on_the_way_is_only_advice_but_the_last_one_is_kept() -> None:
@@ -240,7 +296,7 @@ def test_the_status_that_ends_a_request_is_never_lost() -> None:
 def test_what_is_impossible_does_not_stand_before_the_rest() -> None:
     transport, publisher, _ = make()
     transport.refuse = [Overloaded("full")]
-    publisher.chunk(chunk())
+    publisher.chunk(chunk(), refused=lambda _: None)
     publisher.result(result(request_id="after"), lambda _: None)
     transport.refuse = [TooLarge("more than the broker takes")]
     publisher.tick()

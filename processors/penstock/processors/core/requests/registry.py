@@ -31,6 +31,8 @@ class Registry:
         self.most_output_bytes = output_bytes
         self.output_bytes = 0
         """Of finished outputs that the broker, or the store of artifacts, does not have yet."""
+        self.chunk_bytes = 0
+        """Of pieces of streams that the broker does not have yet."""
         self.works: dict[WorkKey, Work] = {}
         self.generation = -1
         self.owned_since_ms: float = float("inf")
@@ -117,4 +119,5 @@ class Registry:
     @property
     def stalled(self) -> bool:
         """Whether so many ends are under way, or bytes of their outputs in memory, that nothing more should start."""
-        return self._ends_under_way >= ENDINGS_IN_ALL or self.output_bytes >= self.most_output_bytes
+        held_bytes = self.output_bytes + self.chunk_bytes
+        return self._ends_under_way >= ENDINGS_IN_ALL or held_bytes >= self.most_output_bytes

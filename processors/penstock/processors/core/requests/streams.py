@@ -12,6 +12,9 @@ from penstock.processors.core.requests.told import Told, count_calls
 from penstock.processors.core.requests.work import Run, Work
 from penstock.schemas.told_logprobs import ToldLogprobs
 
+GATHERED_PIECES = 256
+"""Pieces that leave together while chunks are slow to become durable."""
+
 
 class Streams:
     """`emit` takes the chunks. Nothing is said for a work whose run has ended."""
@@ -19,6 +22,8 @@ class Streams:
     def __init__(self, emit: Callable[[Chunk], None], linger_s: float) -> None:
         self._emit = emit
         self._linger_s = linger_s
+        self.slow = False
+        """Whether many chunks have no acknowledgement: then fewer and larger ones are made."""
         self._gathering: deque[tuple[Work, Run]] = deque()
 
     def delta(
@@ -96,7 +101,11 @@ class Streams:
                 return
             else:
                 gathering.popleft()
-                self.flush(work, run)
+                if self.slow and len(run.text) - run.sent_pieces < GATHERED_PIECES:
+                    run.buffered_at = now
+                    gathering.append((work, run))
+                else:
+                    self.flush(work, run)
 
     def next_due(self) -> float | None:
         """When the oldest gathering piece goes out, at the latest."""
