@@ -33,7 +33,11 @@ class LogRecords:
             if self._most is not None and len(self._wanted) >= self._most:
                 raise Overloaded("as many records as may be are asked for; try again", retry_after_s=1)
             wanted = self._wanted[tp, offset] = asyncio.get_running_loop().create_future()
-            self._started().request(tp, (offset,))
+            try:
+                self._started().request(tp, (offset,))
+            except BaseException:
+                del self._wanted[tp, offset]  # the next reader asks again
+                raise
         return await asyncio.shield(wanted)
 
     def _started(self) -> Refetcher:

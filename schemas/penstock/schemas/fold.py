@@ -135,6 +135,11 @@ class ResultFold:
         return self._parts[0] if self._parts else ""
 
     @property
+    def _has_told(self) -> bool:
+        """Whether readers were told any part of the answer: tokens without text have log probabilities."""
+        return self.text_length > 0 or bool(self._calls) or (self.logprobs is not None and self.logprobs.count > 0)
+
+    @property
     def piece_ends(self) -> tuple[int, ...]:
         """Where the pieces of the text end, in characters. Each reader of the same log finds the same pieces."""
         return tuple(self._ends)
@@ -160,7 +165,7 @@ class ResultFold:
         self.restarts = max(self.restarts, other.restarts)
         goes_on = self.terminal is not None and other.since == self.since
         if other.place != self.place and not goes_on:
-            self.restarts += other.text_length > 0
+            self.restarts += other._has_told
             return
         self._ends, self.logprobs = list(other._ends), None if other.logprobs is None else other.logprobs.copy()
         self._parts, self.text_length, self.token_count = [other.text], other.text_length, other.token_count
@@ -229,7 +234,7 @@ class ResultFold:
 
     def _enter(self, event: ResultEvent, at: int) -> bool:
         """An (epoch, attempt) tells its first text, at `at`; whether that voids what older ones have told."""
-        told = self.text_length > 0 or bool(self._calls)
+        told = self._has_told
         if event.since is None or (told and (event.since != self.since or at < self.text_length)):
             self._begin(event)
             return told

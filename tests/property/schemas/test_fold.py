@@ -332,6 +332,20 @@ def test_log_probabilities_come_once_each_and_behind_no_gap() -> None:
     assert [one["token"] for one in other.logprobs.tokens()] == [*"abcde"]
 
 
+def test_tokens_without_text_are_void_when_another_text_begins() -> None:
+    """Their log probabilities were told. Those of the new text came as if they followed them."""
+    token = {"token": "a", "logprob": -1.0, "bytes": None, "top_logprobs": None}
+    values = {"text": "", "text_offset": 0, "token_logprobs": [token], "first_logprob_index": 0}
+    for since in ({}, {"since_epoch": 2, "since_attempt": 1}):
+        for seen, restarted in ((values, True), ({**values, "token_logprobs": None}, False)):
+            fold = ResultFold("r", "default")
+            fold.apply(event("chunk", ORIGIN, 1, 1, **seen))
+            step = fold.apply(event("chunk", ORIGIN, 2, 1, **values, **since))
+            assert isinstance(step, Chunk)
+            assert (step.restarted, step.logprobs, step.logprobs_offset) == (restarted, [token], 0)
+            assert fold.restarts == restarted
+
+
 def test_of_two_copies_that_run_in_one_place_the_first_worker_counts() -> None:
     """Found by the simulator (seed 13342): the texts of two workers were read as one."""
     fold = ResultFold("r", "default")

@@ -18,7 +18,6 @@ from penstock.gateway.threads import Threads
 from penstock.gateway.view import ends as ends_module
 from penstock.gateway.view.ends import Ends
 from penstock.gateway.view.follower import _public_reason
-from penstock.gateway.view.key_filter import KeyFilter
 from penstock.gateway.view.pieces import BYTES_AT_ONCE, FOLDED_AT_ONCE, folds
 from penstock.gateway.view.topics_read import MissingTopics
 from penstock.schemas.errors import BrokerUnavailable, Forbidden, PenstockError
@@ -82,12 +81,3 @@ async def test_ends_that_were_read_beyond_are_not_believed_at_once(monkeypatch: 
     now[0] += ends_module.SHORT_S
     assert await ends.of_now(2) == told, "the log has lost its end"
     threads.close()
-
-
-def test_a_filter_of_keys_knows_what_was_added_and_little_else() -> None:
-    known = KeyFilter()
-    for number in range(20_000):
-        known.add(("default", f"r{number}"))
-    assert all(("default", f"r{number}") in known for number in range(20_000))
-    taken_for_known = sum(("other", f"r{number}") in known for number in range(20_000))
-    assert taken_for_known < 20

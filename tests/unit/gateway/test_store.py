@@ -19,6 +19,7 @@ from penstock.gateway.view import store as store_module
 from penstock.gateway.view import view_file
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.filters import ALL, RequestFilter
+from penstock.gateway.view.key_filter import KeyFilter
 from penstock.gateway.view.rows import snapshot
 from penstock.gateway.view.store import MAX_WAITING, TP, Batch, Store
 from penstock.schemas.errors import Overloaded
@@ -345,6 +346,38 @@ def test_live_rows_are_deleted_by_key_unless_there_was_news(store: Store) -> Non
     write(store, 2, heard)
     store.delete([entry.key for entry in silent], 2_000)
     assert live(store) == ["heard"]
+
+
+def reads_of_unknown(store: Store, connections: list[sqlite3.Connection]) -> int:
+    """How many of 1,000 requests that it does not have it looks up in its file."""
+    read: list[str] = []
+    for connection in connections:
+        with suppress(sqlite3.ProgrammingError):  # closed, or of the writer's thread
+            connection.set_trace_callback(read.append)
+    assert all(store.get(("other", str(number))) is None for number in range(1_000))
+    return len(read)
+
+
+def test_days_of_requests_do_not_make_unknown_ones_cost_a_read(
+    path: Path, connections: list[sqlite3.Connection]
+) -> None:
+    """What is in the file is known all the same, also after a restart and while rows are pruned."""
+    with closing(Store(path, "cluster", KeyFilter(64, 8))) as store:
+        waits = new_entry("waits", updated_ms=39)
+        write(store, 0, waits)
+        for day in range(1, 41):
+            written = submit(store, day, *(ended(new_entry(f"{day}/{n}", updated_ms=day)) for n in range(60)))
+            prune(store, day - 1)
+            assert written.wait(60)
+            assert all(store.get(("default", f"{day}/{n}")) for n in range(60))
+        write(store, 41, ended(new_entry("last", updated_ms=40)))
+        assert store.get(waits.key)
+        assert reads_of_unknown(store, connections) < 40
+    connections.clear()
+    with closing(Store(path, "cluster", KeyFilter(64, 8))) as store:
+        assert store.get(waits.key)
+        assert all(store.get(("default", f"{day}/{n}")) for day in (39, 40) for n in range(60))
+        assert reads_of_unknown(store, connections) < 40
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,10 @@ _AT_ONCE = (256, 64, 16, 4, 1)
 
 _COLUMNS = "tenant, request_id, accepted_ms, facts, erased, updated_ms"
 _PRUNED_AT_ONCE = 1_000
+_OLDEST = (
+    "SELECT min((SELECT coalesce(min(updated_ms), ?) FROM requests INDEXED BY silent WHERE done = 1),"
+    " (SELECT coalesce(min(updated_ms), ?) FROM requests INDEXED BY silent_live WHERE done = 0))"
+)
 
 Row = tuple[Any, ...]
 Due = tuple[int, str, str]
@@ -59,16 +63,21 @@ class Store:
     Raises Overloaded when the file cannot be opened now.
     """
 
-    def __init__(self, path: Path, cluster: str) -> None:
+    def __init__(self, path: Path, cluster: str, known: KeyFilter | None = None) -> None:
+        """`known` is empty; by default it has the usual size."""
         self._path = path
         view_file.open_or_start_anew(path, cluster)
         # Pages are read on threads; a look-up on the event loop must not wait for one.
         self._reader = self._connect()
         self._pages = threading.local()
         self._page_readers: list[sqlite3.Connection] = []
-        self._known = KeyFilter()
-        for key in self._reader.execute("SELECT tenant, request_id FROM requests"):
-            self._known.add(key)
+        self._known = known or KeyFilter()
+        for done, index in ((1, "silent"), (0, "silent_live")):
+            query = f"SELECT tenant, request_id, updated_ms FROM requests INDEXED BY {index} WHERE done = {done}"
+            for *key, updated_ms in self._reader.execute(f"{query} ORDER BY updated_ms"):
+                self._known.add(tuple(key), updated_ms)
+        self._pruned = False
+        """Rows were deleted since the filter was last asked to forget."""
         self._queue: queue.Queue[Batch | None] = queue.Queue()
         self._closing = threading.Event()
         self.failure: BaseException | None = None
@@ -128,7 +137,11 @@ class Store:
         _put(connection, "offsets", [(*tp, offset) for tp, offset in batch.offsets.items()])
         connection.execute("COMMIT")
         for row in rows:  # here rather than on the event loop: until `written` nobody needs to ask the file
-            self._known.add((row.tenant, row.request_id))
+            self._known.add((row.tenant, row.request_id), row.updated_ms)
+        if self._pruned:  # by this thread, which alone writes rows: no row comes in between
+            self._pruned = False
+            ((oldest_ms,),) = connection.execute(_OLDEST, (NEVER_MS, NEVER_MS))
+            self._known.forget(oldest_ms)
         batch.written.set()
         self._to_wipe = self._to_wipe or bool(gone)
         if self._to_wipe:
@@ -143,6 +156,8 @@ class Store:
         query = f"DELETE FROM requests WHERE (tenant, request_id) IN ({chosen})"
         with closing(self._connect()) as connection:
             deleted = connection.execute(query, (before_ms,)).rowcount
+        if deleted:
+            self._pruned = True
         return deleted == _PRUNED_AT_ONCE and not self._closing.is_set()
 
     def silent_live(self, before_ms: int) -> list[Entry]:
@@ -157,6 +172,7 @@ class Store:
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany(query, [(*key, before_ms) for key in keys])
             connection.execute("COMMIT")
+        self._pruned = True
 
     def close(self) -> None:
         """Write what was handed over, unless that fails, and end."""
