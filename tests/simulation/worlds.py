@@ -1,4 +1,4 @@
-"""The smaller worlds beside the cluster: webhooks and redrives, each with plans and planted defects of its own."""
+"""The smaller worlds beside the cluster, each with plans and planted defects of its own."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import json
 import sys
 from collections.abc import Iterable
 
+from simulation.keys import plants as key_plants
+from simulation.keys import seeds as key_seeds
 from simulation.redrives import plants as redrive_plants
 from simulation.redrives import seeds as redrive_seeds
 from simulation.webhooks import plants as webhook_plants
 from simulation.webhooks import seeds as webhook_seeds
 
-WORLDS = {"webhooks": (webhook_seeds, webhook_plants), "redrives": (redrive_seeds, redrive_plants)}
-PLANTS = {*webhook_plants.PLANTS, *redrive_plants.PLANTS}
+WORLDS = {
+    "webhooks": (webhook_seeds, webhook_plants),
+    "redrives": (redrive_seeds, redrive_plants),
+    "keys": (key_seeds, key_plants),
+}
+PLANTS = {*webhook_plants.PLANTS, *redrive_plants.PLANTS, *key_plants.PLANTS}
 
 
 def simulate_world(world: str, seeds: Iterable[int], plant: str | None) -> int:

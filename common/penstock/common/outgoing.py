@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from penstock.schemas.codec import Codec
 from penstock.schemas.desired import key_of
-from penstock.schemas.records import ControlCommand, ConversationFacts, DesiredState, InferenceRequest
+from penstock.schemas.records import ControlCommand, ConversationFacts, DesiredState, InferenceRequest, KeyClaim
 from penstock.schemas.topics import (
     HEADER_CONTENT_TYPE,
     HEADER_TRACEPARENT,
@@ -90,6 +90,16 @@ def facts_record(facts: ConversationFacts, names: TopicNames, codec: Codec, *, s
         key=identity.encode(),
         value=codec.encode(facts),
         headers=_headers("ConversationFacts", identity, source),
+    )
+
+
+def claim_record(claim: KeyClaim, names: TopicNames, codec: Codec, *, source: str) -> Outgoing:
+    """A claim as a record. All claims of one key are on one partition: their order decides."""
+    return Outgoing(
+        topic=names.idempotency,
+        key=claim.request_id.encode(),
+        value=codec.encode(claim),
+        headers=_headers("KeyClaim", claim.request_id, source),
     )
 
 

@@ -726,6 +726,16 @@ class ConversationFacts(Record):
     summarize: SummarizePolicy | None = None
 
 
+@record
+class KeyClaim(Record):
+    """A gateway is about to submit the content of this hash under the id that an Idempotency-Key stands for."""
+
+    request_id: str
+    tenant: str
+    content: str
+    created_at: int
+
+
 RECORDS: tuple[type[Record], ...] = (
     InferenceRequest,
     ResultEvent,
@@ -739,5 +749,6 @@ RECORDS: tuple[type[Record], ...] = (
     DeadLetterAction,
     WebhookDelivery,
     ConversationFacts,
+    KeyClaim,
 )
 """In the order of their schema ids; append only."""

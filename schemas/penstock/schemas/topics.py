@@ -120,6 +120,11 @@ class TopicNames:
         return self.prefix + "inference.delivery"
 
     @property
+    def idempotency(self) -> str:
+        """Claims of Idempotency-Keys."""
+        return self.prefix + "inference.idempotency"
+
+    @property
     def conversation_facts(self) -> str:
         return self.prefix + "inference.conversation"
 
@@ -196,6 +201,7 @@ _RECORDS_OF_TOPICS = {
     "worker": "WorkerState",
     "delivery": "WebhookDelivery",
     "conversation": "ConversationFacts",
+    "idempotency": "KeyClaim",
 }
 _OTHER_TOPIC = re.compile(rf"inference\.({'|'.join(_RECORDS_OF_TOPICS)})$")
 
@@ -276,6 +282,7 @@ def topic_specs(
         spec(names.result, partitions, 3, "delete", flush=True),
         spec(names.status, partitions, 3, "delete", flush=False),
         spec(names.delivery, partitions, 3, "compact,delete", flush=True, segment_ms=str(DELIVERY_SEGMENT_MS)),
+        spec(names.idempotency, partitions, 3, "delete", flush=False, **append_time),
         spec(names.control, 1, CONTROL_DAYS, "compact,delete", flush=False, **append_time),
         spec(names.desired, 1, None, "compact", flush=False),
         spec(names.model, 1, None, "compact", flush=False),

@@ -23,12 +23,14 @@ from penstock.gateway.service import unconfirmed
 from penstock.gateway.service.submitting import Accepted, Submitter
 from penstock.gateway.service.unconfirmed import Unconfirmed
 from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.view.claims import Claims
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.streams import Streams
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import (
     BrokerUnavailable,
     Forbidden,
+    IdempotencyKeyReused,
     ModelNotFound,
     NotFound,
     Overloaded,
@@ -37,9 +39,9 @@ from penstock.schemas.errors import (
     TenantLimit,
 )
 from penstock.schemas.ids import idempotent_request_id
-from penstock.schemas.records import InferenceRequest
-from penstock.schemas.requests import parse_request
-from penstock.schemas.topics import CLASSES
+from penstock.schemas.records import InferenceRequest, KeyClaim
+from penstock.schemas.requests import content_hash, parse_request
+from penstock.schemas.topics import CLASSES, TopicNames
 
 FULL = "the view cannot be written (database or disk is full)"
 OTHER = Caller(tenant="other")
@@ -399,4 +401,86 @@ async def test_a_request_whose_images_cannot_be_kept_is_not_sent(gateway: Gatewa
 
     with pytest.raises(StoreUnavailable):
         await gateway.submit(asked(), keep=keep)
+    assert gateway.written == []
+
+
+class TwoBodies(Gateway):
+    """Another gateway's claim of the key "k" comes first, with `first` as what it asks for."""
+
+    def __init__(self, first: InferenceRequest, *, reads: bool = True) -> None:
+        super().__init__()
+        self.claims, self._first, self._reads = Claims(), first, reads
+
+    def known_topic(self, topic: str) -> bool:
+        return True
+
+    async def produce(self, topic: str, value: bytes, **options: Any) -> Delivery:
+        if topic != TopicNames().idempotency:
+            return await super().produce(topic, value, **options)
+        claim = default_codec().decode(value, KeyClaim)
+        self.claims.take(replace(claim, content=content_hash(self._first)), 1)
+        self.claims.take(claim, 2)
+        return Delivery(topic=topic, partition=0, offset=1, timestamp_ms=2)
+
+    def accepted(self, request: InferenceRequest, origin: Any) -> None:
+        super().accepted(request, origin)
+        self.ended[request.request_id] = SimpleNamespace(erased=False, content=content_hash(request))
+
+    async def reached(self, ends: Any, deadline_s: float) -> bool:
+        return self._reads
+
+
+async def test_the_first_claim_of_a_key_decides_which_body_is_sent() -> None:
+    gateway = TwoBodies(asked("first"))
+    kept: list[str] = []
+
+    async def keep(request_id: str) -> None:
+        kept.append(request_id)
+
+    for _ in range(2):
+        with pytest.raises(IdempotencyKeyReused):
+            await gateway.submit(asked("second"), idempotency_key="k", keep=keep)
+    assert gateway.written == []
+    assert not gateway.streams.followed
+    accepted = await gateway.submit(asked("first"), idempotency_key="k", keep=keep)
+    assert (accepted.replayed, gateway.written) == (False, [accepted.request_id])
+
+
+async def test_of_two_bodies_at_one_gateway_each_hears_what_is_true_of_it() -> None:
+    """The one that asks first is refused; the other waits for it, and is the body of the first claim."""
+    gateway = TwoBodies(asked("first"))
+    answers = await asyncio.gather(
+        *(gateway.submit(asked(text), idempotency_key="k") for text in ("second", "first", "second")),
+        return_exceptions=True,
+    )
+    assert [type(one) for one in answers] == [IdempotencyKeyReused, Accepted, IdempotencyKeyReused]
+    assert len(gateway.written) == 1
+
+
+async def test_a_claim_that_was_not_read_sends_nothing() -> None:
+    gateway = TwoBodies(asked(), reads=False)
+    with pytest.raises(BrokerUnavailable):
+        await gateway.submit(asked(), idempotency_key="k")
+    assert gateway.written == []
+
+
+async def test_a_key_that_has_its_request_meanwhile_is_answered_as_a_repeat() -> None:
+    """The other gateway's record was read together with the claims."""
+    gateway = TwoBodies(asked(), reads=False)
+    request_id = idempotent_request_id("default", "k")
+    looks = iter([None, SimpleNamespace(erased=False, content=content_hash(asked("first")))])
+    gateway.find = lambda key: next(looks)  # type: ignore[method-assign]
+    with pytest.raises(IdempotencyKeyReused):
+        await gateway.submit(asked("second"), idempotency_key="k")
+    looks = iter([None, SimpleNamespace(erased=False, content=content_hash(asked("first")))])
+    accepted = await gateway.submit(asked("first"), idempotency_key="k")
+    assert accepted == Accepted(request_id, replayed=True)
+    assert gateway.written == []
+
+
+async def test_parts_of_one_key_wait_for_the_first() -> None:
+    gateway = TwoBodies(asked("first"))
+    parts = [(await gateway.check(asked(text)), None) for text in ("second", "first", "first")]
+    answers = await gateway.submitter.submit_parts(parts, idempotency_key="k", traceparent=None)
+    assert [type(one) for one in answers] == [IdempotencyKeyReused] * 3
     assert gateway.written == []

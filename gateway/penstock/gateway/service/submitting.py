@@ -9,8 +9,9 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from penstock.common.clock import now_ms
 from penstock.common.kafka_errors import unavailable
-from penstock.common.outgoing import Outgoing, request_record, valid_traceparent
+from penstock.common.outgoing import Outgoing, claim_record, request_record, valid_traceparent
 from penstock.common.transport import AsyncTransport, Delivery, record_bytes, too_large
 from penstock.gateway.callbacks import Callbacks
 from penstock.gateway.limits.allowances import Allowances
@@ -18,7 +19,7 @@ from penstock.gateway.limits.callers import Caller
 from penstock.gateway.service.models import check_abilities, model_or_refusal
 from penstock.gateway.service.unconfirmed import Unconfirmed
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.view.follower import Follower
+from penstock.gateway.view.follower import CATCH_UP_S, Follower
 from penstock.gateway.view.view import View
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import (
@@ -32,7 +33,7 @@ from penstock.schemas.errors import (
 from penstock.schemas.errors import Gone as GoneError
 from penstock.schemas.ids import idempotent_request_id
 from penstock.schemas.limits import DEFAULT_LIMITS
-from penstock.schemas.records import InferenceRequest, ModelInfo, Origin
+from penstock.schemas.records import InferenceRequest, KeyClaim, ModelInfo, Origin
 from penstock.schemas.requests import content_hash
 from penstock.schemas.topics import TopicNames, priority_class
 
@@ -190,12 +191,19 @@ class Submitter:
                 self._check_room(checked.request)
                 self._check_size(self._record(checked.request, None))
             key = idempotency_key
-            keys = [None if key is None else f"{key}#{at}" if at else key for at in range(len(parts))]
-            works = [
-                self._submit(checked, key, traceparent, keep=keep)
-                for (checked, keep), key in zip(parts, keys, strict=True)
-            ]
-            return await asyncio.gather(*works, return_exceptions=True)
+
+            async def submitted(at: int) -> Accepted:
+                checked, keep = parts[at]
+                part_key = f"{key}#{at}" if key is not None and at else key
+                return await self._submit(checked, part_key, traceparent, keep=keep)
+
+            made: list[Accepted | BaseException] = []
+            if key is not None:  # the first part decides at which gateway the others are sent
+                made += await asyncio.gather(submitted(0), return_exceptions=True)
+                if isinstance(made[0], BaseException):
+                    return made * len(parts)
+            rest = (submitted(at) for at in range(len(made), len(parts)))
+            return made + await asyncio.gather(*rest, return_exceptions=True)
 
     async def submit_once(self, checked: Checked, traceparent: str | None) -> Accepted:
         """Put a request on its topic, unless one of its id stands there: the id follows from what it is made of.
@@ -291,28 +299,32 @@ class Submitter:
         """A repeat of a key is the same request, at every gateway, while the horizon lasts."""
         check_idempotency_key(key)
         request_id = idempotent_request_id(request.tenant, key)
-        return await self._submit_as(dataclasses.replace(request, request_id=request_id), traceparent, keep)
+        request = dataclasses.replace(request, request_id=request_id)
+        return await self._submit_as(request, traceparent, keep, claims=True)
 
-    async def _submit_as(self, request: InferenceRequest, traceparent: str | None, keep: Keep | None) -> Accepted:
+    async def _submit_as(
+        self, request: InferenceRequest, traceparent: str | None, keep: Keep | None, *, claims: bool = False
+    ) -> Accepted:
+        """`claims`: the id says nothing of the content, so the content claims it before it is sent."""
         request_id = request.request_id
-        running = self._same_key.get(request_id)
-        if running is not None:
-            self._check_same(await asyncio.shield(running), request)
+        while (running := self._same_key.get(request_id)) is not None:
+            try:
+                content = await asyncio.shield(running)
+            except IdempotencyKeyReused:
+                continue  # of another body: this one may be that of the first claim
+            self._check_same(content, request)
             return Accepted(request_id, replayed=True)
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._same_key[request_id] = future
         try:
             await self._follower.catch_up()
-            found = self._view.find((request.tenant, request_id))
-            if found is not None and found.erased:
-                raise GoneError("the request of this Idempotency-Key was erased")
-            if found is not None:
-                future.set_result(found.content)
-                self._check_same(found.content, request)
-                return Accepted(request_id, replayed=True)
-            await self._produce(request, traceparent, keep)
-            future.set_result(content_hash(request))
-            return Accepted(request_id)
+            content = self._content_known(request)
+            if content is None:
+                content = await self._produce(request, traceparent, keep, claims=claims)
+            future.set_result(content_hash(request) if content is None else content)
+            if content is not None:
+                self._check_same(content, request)
+            return Accepted(request_id, replayed=content is not None)
         except BaseException as error:
             if not future.done():
                 given_up = BrokerUnavailable("the first request with this Idempotency-Key was given up; try again")
@@ -321,6 +333,34 @@ class Submitter:
             raise
         finally:
             del self._same_key[request_id]
+
+    def _content_known(self, request: InferenceRequest) -> str | None:
+        """The content of the request that has this id; None if there is none. Raises Gone."""
+        found = self._view.find((request.tenant, request.request_id))
+        if found is not None and found.erased:
+            raise GoneError("the request of this Idempotency-Key was erased")
+        return None if found is None else found.content
+
+    async def _claim(self, request: InferenceRequest) -> str | None:
+        """Claim the request's id for its content. Returns the content of the request that has the id meanwhile, if any.
+
+        Of several gateways that submit different contents under one key, only the first to claim it sends its request.
+        Raises IdempotencyKeyReused at the others.
+        """
+        topic = self._names.idempotency
+        if not self._follower.known_topic(topic):  # an older installation
+            return None
+        content = content_hash(request)
+        claim = KeyClaim(request_id=request.request_id, tenant=request.tenant, content=content, created_at=now_ms())
+        made = await self._send(claim_record(claim, self._names, self._codec, source=SOURCE))
+        read = made.offset >= 0 and await self._follower.reached({(topic, made.partition): made.offset + 1}, CATCH_UP_S)
+        if (known := self._content_known(request)) is not None:
+            return known
+        first = self._view.claims.content((request.tenant, request.request_id))
+        if not read or first is None:
+            raise BrokerUnavailable("the gateway is behind the topics; try again", retry_after_s=1)
+        self._check_same(first, request)
+        return None
 
     @staticmethod
     def _check_same(content: str, request: InferenceRequest) -> None:
@@ -339,7 +379,10 @@ class Submitter:
             request, self._names, self._codec, source=SOURCE, traceparent=valid_traceparent(traceparent)
         )
 
-    async def _produce(self, request: InferenceRequest, traceparent: str | None, keep: Keep | None) -> None:
+    async def _produce(
+        self, request: InferenceRequest, traceparent: str | None, keep: Keep | None, *, claims: bool = False
+    ) -> str | None:
+        """Send the record. Returns what `_claim` does: then nothing was sent."""
         self._check_room(request)
         record = self._record(request, traceparent)
         if keep is not None:
@@ -347,18 +390,26 @@ class Submitter:
             await keep(request.request_id)  # not yet on its way to the broker: a slow store holds up its own tenant
             self._check_room(request)
         self._pending += 1
-        if request.stream:  # before its first piece can come: whoever sent it here comes here for it, as a rule
-            self._view.streams.expect((request.tenant, request.request_id))
         try:
-            delivery = await self._transport.produce(record.topic, record.value, key=record.key, headers=record.headers)
-        except BaseException as error:
-            self._view.streams.forget((request.tenant, request.request_id))
-            if isinstance(error, NotFound):
-                raise unavailable(error) from error
-            raise
+            if claims and (standing := await self._claim(request)) is not None:
+                return standing
+            key = (request.tenant, request.request_id)
+            if request.stream:  # before its first piece can come: whoever sent it here comes here for it, as a rule
+                self._view.streams.expect(key)
+            try:
+                delivery = await self._send(record)
+            except BaseException:
+                self._view.streams.forget(key)
+                raise
+        except NotFound as error:
+            raise unavailable(error) from error
         finally:
             self._pending -= 1
         self._view.accepted(request, _origin_of(delivery))
+        return None
+
+    async def _send(self, record: Outgoing) -> Delivery:
+        return await self._transport.produce(record.topic, record.value, key=record.key, headers=record.headers)
 
 
 def check_idempotency_key(key: str) -> None:

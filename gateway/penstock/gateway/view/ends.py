@@ -131,7 +131,8 @@ class Ends:
 
     def told_of_requests(self, partitions: Iterable[TP]) -> list[TP]:
         """Those whose records say something of requests."""
-        quiet = {self._settings.names.model, self._settings.names.worker}
+        names = self._settings.names
+        quiet = {names.model, names.worker, names.idempotency}
         return [tp for tp in partitions if tp[0] not in quiet]
 
     def _stands_at(self, tp: TP, before: Mapping[TP, int]) -> bool:

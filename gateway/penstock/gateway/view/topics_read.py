@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Container, Mapping
 
 from penstock.common import admin
+from penstock.common.clock import now_ms
 from penstock.common.settings import KafkaSettings
+from penstock.gateway.view.claims import CLAIM_MS
 from penstock.schemas.errors import BrokerUnavailable
 from penstock.schemas.topics import TP, TopicNames
 
@@ -56,8 +58,8 @@ def discover(
     else:
         tell_conversations(conversations())
     read = [*always_read(names), *(topic for topic in counts if names.is_request_topic(topic))]
-    if names.conversation_facts in counts:  # an older installation may have none
-        read.append(names.conversation_facts)
+    # An older installation may lack these.
+    read += [topic for topic in (names.conversation_facts, names.idempotency) if topic in counts]
     return {topic: counts[topic] for topic in read}
 
 
@@ -68,17 +70,20 @@ def where_to_begin(
     partitions = partitions_of(topics)
     first = admin.begin_offsets(settings, partitions)
     end = admin.end_offsets(settings, partitions)
-    # Models and workers are kept in memory alone: their (small) topics are read from the start each time.
-    in_memory = {settings.names.model, settings.names.worker}
+    # Models, workers and claims are kept in memory alone: what counts of them is read each time.
+    names = settings.names
+    in_memory = {names.model, names.worker, names.idempotency}
     known = {
         tp: stored[tp]
         for tp in partitions
         if tp in stored and first[tp] <= stored[tp] <= end[tp] and tp[0] not in in_memory
     }
-    from_the_start = {*in_memory, settings.names.conversation_facts}
-    fresh = [tp for tp in partitions if tp not in known and tp[0] not in from_the_start]
+    from_the_start = {names.model, names.worker, names.conversation_facts}
     begin = {tp: first[tp] for tp in partitions if tp[0] in from_the_start}
-    return begin | admin.offsets_at(settings, fresh, since_ms) | known
+    claims = [tp for tp in partitions if tp[0] == names.idempotency]
+    fresh = [tp for tp in partitions if tp not in known and tp not in begin and tp not in claims]
+    claims_at = admin.offsets_at(settings, claims, now_ms() - 2 * CLAIM_MS)
+    return begin | claims_at | admin.offsets_at(settings, fresh, since_ms) | known
 
 
 class UnknownTopics:

@@ -14,6 +14,7 @@ from penstock.common.clock import now_ms
 from penstock.common.reader import RawMessage
 from penstock.gateway.limits.rates import Rate
 from penstock.gateway.limits.tenants import Tenants
+from penstock.gateway.view.claims import Claims
 from penstock.gateway.view.conversation_pools import ConversationPools
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.fleet import Fleet
@@ -30,7 +31,15 @@ from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.errors import PenstockError, RegistryUnavailable
 from penstock.schemas.fold import IGNORED
 from penstock.schemas.ids import is_derived_id
-from penstock.schemas.records import ControlCommand, InferenceRequest, Origin, Place, ResultEvent, StatusEvent
+from penstock.schemas.records import (
+    ControlCommand,
+    InferenceRequest,
+    KeyClaim,
+    Origin,
+    Place,
+    ResultEvent,
+    StatusEvent,
+)
 from penstock.schemas.topics import TopicNames, priority_class
 
 logger = logging.getLogger(__name__)
@@ -88,7 +97,9 @@ class View:
             names.model: self.fleet.on_model,
             names.worker: self.fleet.on_worker,
             names.conversation_facts: self._facts,
+            names.idempotency: self._claim,
         }
+        self.claims = Claims()
         self._now_ms = now_ms()
         self.known = KnownRequests(store, self.tenants, recent_bytes, held_live)
         self.census = self.known.census
@@ -219,6 +230,7 @@ class View:
         if before is not None and before != request.conversation_id and entry.counts(origin):
             self.census.forget(entry)  # it is counted again below, under its own conversation
         entry.on_request(request, origin)
+        self.claims.settle(entry.key)
         self._pools.note(entry)
         if not known:
             self.tenants.on_request(entry.tenant, entry.conversation_id, entry.accepted_ms)
@@ -319,6 +331,10 @@ class View:
             is_new = before is None or (before.attempt, before.epoch, before.status) != here
             if is_new and message.timestamp_ms >= self._counts_since_ms:
                 self._on_status(event)
+
+    def _claim(self, message: RawMessage) -> None:
+        if message.value is not None:
+            self.claims.take(self.codec.decode(message.value, KeyClaim), message.timestamp_ms)
 
     def _facts(self, message: RawMessage) -> None:
         if message.key is not None:
