@@ -107,6 +107,7 @@ class Submitter:
         Raises ModelNotFound, InvalidRequest (an unknown pool, another's conversation, a callback), Forbidden,
         TenantLimit, BrokerUnavailable, and what `check_abilities` raises.
         """
+        caller.check_new(request)
         if request.output is not None:
             self._check_place(request.output.store, request.output.prefix)
         if request.callback_url is not None:
@@ -149,7 +150,8 @@ class Submitter:
         `traceparent` is the caller's; one that is not well-formed, or none, begins a new trace. `on_id` is told the id
         before the record is sent. `keep` stores what came with the request, before the record is sent and only if it
         is sent; what it raises refuses the request.
-        Raises TenantLimit, Overloaded, BrokerUnavailable, TooLarge, IdempotencyKeyReused.
+        Raises Unauthenticated when the key was revoked meanwhile, TenantLimit, Overloaded, BrokerUnavailable, TooLarge,
+        IdempotencyKeyReused.
         """
         with self._outstanding(checked):
             return await self._submit(checked, idempotency_key, traceparent, on_id, keep)
@@ -163,7 +165,7 @@ class Submitter:
         keep: Keep | None = None,
     ) -> Accepted:
         if idempotency_key is not None:
-            return await self._submit_once(checked.request, idempotency_key, traceparent, keep)
+            return await self._submit_once(checked, idempotency_key, traceparent, keep)
         return await self._submit_new(checked, traceparent, on_id, keep)
 
     async def has_key(self, tenant: str, idempotency_key: str) -> bool:
@@ -203,7 +205,7 @@ class Submitter:
         Raises as `submit`, and Gone when that one was erased.
         """
         with self._outstanding(checked):
-            return await self._submit_as(checked.request, traceparent, None)
+            return await self._submit_as(checked, traceparent, None)
 
     async def submit_together(self, many: Sequence[Checked]) -> list[PenstockError | None]:
         """Submit requests that nobody has submitted, under the ids that they have; why each is refused, if it is.
@@ -249,7 +251,7 @@ class Submitter:
         if found is not None:
             return Accepted(request.request_id, replayed=True)
         try:
-            await self._produce(request, traceparent, keep)
+            await self._produce(dataclasses.replace(checked, request=request), traceparent, keep)
         except BaseException as error:
             unanswered = isinstance(error, BrokerUnavailable) and not isinstance(error.__cause__, NotFound)
             if unanswered or former is not None or isinstance(error, asyncio.CancelledError):
@@ -285,15 +287,15 @@ class Submitter:
             klass = priority_class(request.priority)
             raise Overloaded(f"the gateway holds as many {klass} requests as it may; try again", retry_after_s=1)
 
-    async def _submit_once(
-        self, request: InferenceRequest, key: str, traceparent: str | None, keep: Keep | None
-    ) -> Accepted:
+    async def _submit_once(self, checked: Checked, key: str, traceparent: str | None, keep: Keep | None) -> Accepted:
         """A repeat of a key is the same request, at every gateway, while the horizon lasts."""
         check_idempotency_key(key)
-        request_id = idempotent_request_id(request.tenant, key)
-        return await self._submit_as(dataclasses.replace(request, request_id=request_id), traceparent, keep)
+        request_id = idempotent_request_id(checked.request.tenant, key)
+        request = dataclasses.replace(checked.request, request_id=request_id)
+        return await self._submit_as(dataclasses.replace(checked, request=request), traceparent, keep)
 
-    async def _submit_as(self, request: InferenceRequest, traceparent: str | None, keep: Keep | None) -> Accepted:
+    async def _submit_as(self, checked: Checked, traceparent: str | None, keep: Keep | None) -> Accepted:
+        request = checked.request
         request_id = request.request_id
         running = self._same_key.get(request_id)
         if running is not None:
@@ -310,7 +312,7 @@ class Submitter:
                 future.set_result(found.content)
                 self._check_same(found.content, request)
                 return Accepted(request_id, replayed=True)
-            await self._produce(request, traceparent, keep)
+            await self._produce(checked, traceparent, keep)
             future.set_result(content_hash(request))
             return Accepted(request_id)
         except BaseException as error:
@@ -339,13 +341,15 @@ class Submitter:
             request, self._names, self._codec, source=SOURCE, traceparent=valid_traceparent(traceparent)
         )
 
-    async def _produce(self, request: InferenceRequest, traceparent: str | None, keep: Keep | None) -> None:
+    async def _produce(self, checked: Checked, traceparent: str | None, keep: Keep | None) -> None:
+        request = checked.request
         self._check_room(request)
         record = self._record(request, traceparent)
         if keep is not None:
             self._check_size(record)
             await keep(request.request_id)  # not yet on its way to the broker: a slow store holds up its own tenant
             self._check_room(request)
+        self._allowances.current(checked.caller)  # the key may have been revoked while a store or a view was waited for
         self._pending += 1
         if request.stream:  # before its first piece can come: whoever sent it here comes here for it, as a rule
             self._view.streams.expect((request.tenant, request.request_id))
