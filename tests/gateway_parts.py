@@ -16,6 +16,7 @@ from penstock.gateway.edge.edge import EdgeParts, install_edge
 from penstock.gateway.edge.rules import RouteKey, RouteTable, Rules
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.retention import Retention
+from penstock.gateway.openai.reached import reach_check
 from penstock.gateway.routes import artifacts as artifact_routes
 from penstock.gateway.service.dependencies import Dependencies
 from penstock.gateway.service.service import GatewayService
@@ -73,6 +74,7 @@ def edge_of(
         connections=context.connections,
         bodies=bodies or BodyLimits(),
         awaited=awaited,
+        check_reached=reach_check(context),
     )
 
 

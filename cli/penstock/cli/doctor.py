@@ -36,6 +36,7 @@ from penstock.common.artifacts.configured import ArtifactSettings
 from penstock.common.desired import Desired
 from penstock.common.orders import in_force, order_lines
 from penstock.common.settings import KafkaSettings
+from penstock.gateway.edge.keys import KeysFileError, list_keys
 from penstock.schemas.desired import CLASS
 
 OFFSETS_RETENTION_MINUTES = 30 * 24 * 60
@@ -108,6 +109,8 @@ def all_checks(home: Home, bootstrap_servers: str | None) -> Iterator[Check]:
     except CliFailure as failure:
         yield Check.fail("configuration", str(failure), "mend that field")
         return
+    if (keys_file := merged.get("auth", {}).get("keys_file")) is not None:
+        yield keys_check(keys_file)
     artifacts = load(ArtifactSettings).artifacts
     if (where := live_checks.artifacts_location(artifacts, home.data_dir if running else None)) is not None:
         yield from live_checks.within("artifacts", lambda: live_checks.artifact_checks(artifacts, where))
@@ -246,6 +249,15 @@ def waiting_checks(found: Readiness) -> Iterator[Check]:
     for waiting in found.waiting:
         cure = "start a worker that serves it, or end what waits: `penstock requests list`, `penstock requests cancel`"
         yield Check.fail("waiting", waiting.text(), cure)
+
+
+def keys_check(path: str) -> Check:
+    """Whether the keys file can be read: gateways go on with the keys of before if it cannot."""
+    try:
+        return Check.ok("keys", f"{len(list_keys(path))} in {path}")
+    except KeysFileError as error:
+        cure = "restore the file; until then gateways keep the keys of before, and a revocation in it is not in force"
+        return Check.fail("keys", str(error), cure)
 
 
 def gpu_check() -> Check:

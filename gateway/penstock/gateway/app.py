@@ -33,6 +33,7 @@ from penstock.gateway.edge.rules import check_declared
 from penstock.gateway.hot_routes import HotRoutes
 from penstock.gateway.openai import conversation_items, image_routes, item_events, response_routes, text_routes
 from penstock.gateway.openai import routes as openai_routes
+from penstock.gateway.openai.reached import reach_check
 from penstock.gateway.process import keep_what_is_there
 from penstock.gateway.routes import admin as admin_routes
 from penstock.gateway.routes import (
@@ -117,7 +118,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         allowed_hosts=settings.auth.allowed_hosts,
     )
     conf = settings.gateway
-    context = GatewayContext(settings=settings, policy=policy, allowances=allowances_of(settings))
+    context = GatewayContext(settings=settings, policy=policy, allowances=allowances_of(settings, policy.current))
     put_context(app, context)
     polish_openapi(app)
     bodies = BodyLimits(
@@ -137,6 +138,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
             connections=context.connections,
             bodies=bodies,
             awaited=context.awaited,
+            check_reached=reach_check(context),
         ),
         first=HotRoutes,
     )

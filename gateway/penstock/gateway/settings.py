@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Literal, Self
@@ -19,6 +20,7 @@ from penstock.common.configuration import (
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.callbacks import WebhooksSection
 from penstock.gateway.limits.allowances import Allowances, Totals
+from penstock.gateway.limits.callers import Caller
 from penstock.gateway.limits.settings import LimitsSection, tenant_limits
 
 
@@ -152,7 +154,7 @@ class GatewaySettings(ProcessSettings):
         return self.kafka.clients("gateway")
 
 
-def allowances_of(settings: GatewaySettings) -> Allowances:
+def allowances_of(settings: GatewaySettings, renew: Callable[[Caller], Caller] = lambda caller: caller) -> Allowances:
     """The limits in force. Without keys there is one tenant, and nobody to hold anything back for."""
     conf, section = settings.gateway, settings.gateway.limits
     keyless = settings.auth.keys_file is None
@@ -160,6 +162,7 @@ def allowances_of(settings: GatewaySettings) -> Allowances:
     return Allowances(
         defaults=defaults,
         by_tenant=by_tenant,
+        renew=renew,
         totals=Totals(
             max_http=conf.max_http,
             max_sockets=conf.max_sockets,

@@ -118,7 +118,8 @@ async def test_a_dependency_that_fails_is_reported_and_calls_are_still_served(vi
     app = site(view, policy=AuthPolicy.build(keys_file=keys), dependencies=away)
     assert await reason(app) == "the artifact store cannot be used"
     assert (await readiness(app, "?require=workers")).status_code == 200, "no worker is missing"
-    store, orders = (await readiness(app)).json()["dependencies"]
+    store, orders, in_force = (await readiness(app)).json()["dependencies"]
+    assert (in_force["name"], in_force["ok"]) == ("keys", True)
     assert (store["name"], store["ok"], store["reason"]) == ("artifacts", False, "the artifact store cannot be used")
     assert (orders["name"], orders["ok"], orders["reason"]) == ("orders", True, None)
     assert orders["checked_at"].endswith("Z")

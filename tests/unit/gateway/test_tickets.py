@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from penstock.gateway.edge.tickets import TICKET_TTL_S, TicketMask, TicketOffice, mask_access_logs, mask_tickets
-from penstock.gateway.limits.callers import Caller
+from penstock.gateway.edge.tickets import TTL_S, Redeemed, TicketMask, TicketOffice, Use, mask_access_logs, mask_tickets
+from penstock.gateway.limits.callers import Caller, Grant
 from penstock.schemas.errors import Unauthenticated
 
 CALLER = Caller(tenant="acme", scopes=frozenset({"read"}), max_priority=3, key_id="k1")
@@ -32,8 +32,30 @@ def office(clock: Clock) -> TicketOffice:
 
 def test_a_ticket_carries_the_rights_to_another_gateway(office: TicketOffice, clock: Clock) -> None:
     ticket, expires_at = office.issue(CALLER)
-    assert expires_at == clock.now + TICKET_TTL_S
-    assert TicketOffice("shared", clock).redeem(ticket) == CALLER
+    assert expires_at == clock.now + TTL_S["socket"][0]
+    grant = Grant(scopes=CALLER.scopes)
+    assert TicketOffice("shared", clock).redeem(ticket) == Redeemed(tenant="acme", key_id="k1", grant=grant)
+
+
+@pytest.mark.parametrize("use", ["read", "session"])
+def test_a_ticket_keeps_what_it_is_narrowed_to_and_is_good_until_it_expires(
+    office: TicketOffice, clock: Clock, use: Use
+) -> None:
+    ticket, expires_at = office.issue(CALLER, use=use, scopes=["read"], ttl_s=9, conversation_id="c", user_id="u")
+    assert expires_at == clock.now + 9
+    grant = Grant(scopes=frozenset({"read"}), conversation_id="c", user_id="u", expires_at=expires_at)
+    for _ in range(2):
+        assert office.redeem(ticket, [use]).grant == grant
+    with pytest.raises(Unauthenticated, match="for this route"):
+        office.redeem(ticket, ["read" if use == "session" else "session", "socket", "artifact"])
+    clock.now += 9
+    with pytest.raises(Unauthenticated, match="expired"):
+        office.redeem(ticket, [use])
+
+
+def test_an_artifact_ticket_of_a_session_expires_with_it(office: TicketOffice, clock: Clock) -> None:
+    grant = Grant(scopes=CALLER.scopes, expires_at=clock.now + 5)
+    assert office.issue_for_artifact(CALLER.narrowed(grant), "a1", 300)[1] == clock.now + 5
 
 
 def test_a_ticket_works_once_per_gateway(office: TicketOffice) -> None:
@@ -45,7 +67,7 @@ def test_a_ticket_works_once_per_gateway(office: TicketOffice) -> None:
 
 def test_a_ticket_expires_after_a_minute(office: TicketOffice, clock: Clock) -> None:
     ticket, _ = office.issue(CALLER)
-    clock.now += TICKET_TTL_S
+    clock.now += TTL_S["socket"][0]
     with pytest.raises(Unauthenticated, match="expired"):
         office.redeem(ticket)
 
@@ -84,20 +106,20 @@ def test_a_ticket_for_an_artifact_reads_that_one_until_it_expires(office: Ticket
     ticket, expires_at = TicketOffice("shared", clock).issue_for_artifact(CALLER, "a1", 300)
     assert expires_at == clock.now + 300
     for _ in range(2):  # an image is shown more than once
-        reader = office.redeem_for_artifact(ticket, "a1")
-        assert (reader.tenant, reader.scopes, reader.key_id) == ("acme", frozenset({"read"}), "k1")
+        reader = office.redeem(ticket, ["artifact"], "a1")
+        assert (reader.tenant, reader.grant.scopes, reader.key_id) == ("acme", frozenset({"read"}), "k1")
     with pytest.raises(Unauthenticated, match="another"):
-        office.redeem_for_artifact(ticket, "a2")
+        office.redeem(ticket, ["artifact"], "a2")
     clock.now += 300
     with pytest.raises(Unauthenticated, match="expired"):
-        office.redeem_for_artifact(ticket, "a1")
+        office.redeem(ticket, ["artifact"], "a1")
 
 
 def test_a_ticket_of_one_kind_is_none_of_the_other(office: TicketOffice) -> None:
     for_artifact, _ = office.issue_for_artifact(CALLER, "a1", 300)
     for_socket, _ = office.issue(CALLER)
-    with pytest.raises(Unauthenticated, match="not one of ours"):
+    with pytest.raises(Unauthenticated, match="none of this gateway"):
         office.redeem(for_artifact)
     for ticket in (for_socket, "", "a.b", "é.é", for_artifact[:-2]):
-        with pytest.raises(Unauthenticated, match="not one of ours"):
-            office.redeem_for_artifact(ticket, "a1")
+        with pytest.raises(Unauthenticated, match="none of this gateway"):
+            office.redeem(ticket, ["artifact"], "a1")

@@ -54,6 +54,8 @@ def parse_line(content: bytes | None, endpoint: str) -> Json:
     if not isinstance(found, dict):
         raise LineError("invalid_json_line", "This line is not parseable as a JSON object.")
     line = cast("Json", found)
+    for name in line.keys() - {"custom_id", "method", "url", "body"}:
+        raise LineError("unsupported_parameter", f"A line has no {name[:100]}.", name[:100])
     custom_id: Any = line.get("custom_id")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID or not is_encodable(custom_id):
         text = f"custom_id must be a Unicode text of 1 to {MAX_CUSTOM_ID} characters."

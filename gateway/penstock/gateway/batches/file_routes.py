@@ -46,7 +46,7 @@ async def create_file(request: Request) -> dict[str, Any]:
         with context.allowances.artifacts.adding(caller.tenant, size):
             kept = await service.artifacts.put_stream(
                 caller.tenant,
-                _pieces(file),
+                _pieces(request, file),
                 media_type="application/jsonl",
                 ttl_s=ttl_s,
                 purpose=PURPOSE,
@@ -77,8 +77,10 @@ def _upload_of(form: FormData) -> tuple[UploadFile, int | None]:
         raise InvalidRequest(f"expires_after.{refused.message}", param=f"expires_after.{refused.param}") from None
 
 
-async def _pieces(file: UploadFile) -> AsyncIterator[bytes]:
+async def _pieces(request: Request, file: UploadFile) -> AsyncIterator[bytes]:
+    """Raises Unauthenticated when the key was revoked meanwhile."""
     while piece := await file.read(PIECE_BYTES):
+        caller_of(request)
         yield piece
 
 

@@ -37,6 +37,7 @@ from penstock.schemas.errors import (
     InternalError,
     InvalidRequest,
     PenstockError,
+    Unauthenticated,
     UnsupportedParameter,
     error_body,
 )
@@ -330,6 +331,8 @@ class LineRuns:
             ):
                 error = _NotRun(stop or Stop.EXPIRED)
         response, told = None, None
+        if isinstance(error, Unauthenticated) and stop is Stop.REVOKED:
+            error = _NotRun(stop)
         if isinstance(error, _NotRun):
             code, message = NOT_RUN[error.stop]
             told = {"code": code, "message": message}

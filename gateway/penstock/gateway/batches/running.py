@@ -95,7 +95,7 @@ class BatchRun:
         self._stop = None if batch.stop is None else Stop(batch.stop)
         # Whoever had the lease before may have checked the input, and begun, since the batch was read.
         resumed = batch.status != "validating" or lease.number > 1
-        self._lines = LineRuns(batch, service, allowances, lambda: self._caller, lambda: self._stop, resumed=resumed)
+        self._lines = LineRuns(batch, service, allowances, lambda: self._caller, self._stop_now, resumed=resumed)
         self._window = Window(share, budget)
         self._on_line = on_line
         self._folder = str(service.settings.gateway.view_path.parent)
@@ -323,6 +323,12 @@ class BatchRun:
         if self.batch != self._written and self.batch.status != "validating":
             self._written = self.batch
             await self._service.stored(self.batch.tenant, lambda _: self._keeping.write(self.batch))
+
+    def _stop_now(self) -> Stop | None:
+        """Why no more lines are submitted; the key is looked at before each."""
+        if self._stop is None and self._caller_now() is None:
+            self._stop = Stop.REVOKED
+        return self._stop
 
     def _note_stop(self, cancelled_at: int | None) -> None:
         caller = self._caller_now()

@@ -16,6 +16,7 @@ from penstock.gateway.edge.rules import (
     Access,
     Endpoint,
     Lasts,
+    Narrowed,
     RouteKey,
     RouteTable,
     Rules,
@@ -23,6 +24,7 @@ from penstock.gateway.edge.rules import (
     Takes,
     shown_path,
 )
+from penstock.gateway.edge.tickets import Use
 from penstock.gateway.openai import chat_bodies as openai_models
 from penstock.gateway.openai import image_bodies
 from penstock.gateway.openai import responses_bodies as responses_models
@@ -36,6 +38,7 @@ from penstock.gateway.routes import (
     dead_letters,
     operator_answers,
     registry_answers,
+    tickets,
 )
 from penstock.gateway.routes.answers import Page
 from penstock.gateway.routes.registry import MEDIA_TYPE
@@ -101,9 +104,13 @@ class Declared:
 
 
 def _rules(
-    scope: Scope | None, takes: Takes = Takes.NOTHING, lasts: Lasts = Lasts.SHORT, hot: Endpoint | None = None
+    scope: Scope | None,
+    takes: Takes = Takes.NOTHING,
+    lasts: Lasts = Lasts.SHORT,
+    hot: Endpoint | None = None,
+    narrowed: Narrowed = Narrowed.REFUSED,
 ) -> Rules:
-    return Rules(scope=scope, takes=takes, lasts=lasts, hot=hot)
+    return Rules(scope=scope, takes=takes, lasts=lasts, hot=hot, narrowed=narrowed)
 
 
 def _route(rules: Rules, model: Any, *statuses: int, **documented: Any) -> Declared:
@@ -153,6 +160,11 @@ def _registry(model: Any, *, errors: tuple[int, ...] = (404,), takes: Takes = Ta
 
 
 READ, CANCEL, ADMIN = _rules("read"), _rules("cancel"), _rules("admin")
+BY_URL: frozenset[Use] = frozenset({"read", "session"})
+"""Tickets in URLs of what a page reads: EventSource sends no headers, and comes again with the same URL."""
+READ_ONE = replace(READ, narrowed=Narrowed.BY_PATH, tickets=BY_URL)
+FOLLOW_ONE = replace(READ_ONE, lasts=Lasts.OUTCOME)
+CANCEL_ONE = replace(CANCEL, narrowed=Narrowed.BY_PATH)
 PAGE, PROBE, SCRAPER = Rules(access=Access.PUBLIC), Rules(access=Access.PROBE), Rules(access=Access.SCRAPER)
 
 _TEXT = {"type": "string"}
@@ -160,7 +172,7 @@ _REQUEST = [request_type(task) for task in BUILT_TASKS]
 
 ROUTES: dict[RouteKey, Declared] = {
     ("POST", "/v1/requests"): Declared(
-        _rules("submit", Takes.FORM, Lasts.WAITING, hot_routes.submit),
+        _rules("submit", Takes.FORM, Lasts.WAITING, hot_routes.submit, Narrowed.BY_ROUTE),
         Documented(
             responses={
                 202: {JSON: [answers.Accepted, answers.RequestObject]},
@@ -171,7 +183,7 @@ ROUTES: dict[RouteKey, Declared] = {
         ),
     ),
     ("POST", "/v1/requests/bulk"): Declared(
-        _rules("submit", Takes.LINES),
+        _rules("submit", Takes.LINES, narrowed=Narrowed.BY_ROUTE),
         Documented(
             responses={200: {"application/x-ndjson": _TEXT}},
             body=_TEXT,
@@ -179,26 +191,35 @@ ROUTES: dict[RouteKey, Declared] = {
             errors=(*ANY_ROUTE, 413),
         ),
     ),
-    ("GET", "/v1/requests"): _route(READ, Page[answers.RequestObject]),
+    ("GET", "/v1/requests"): _route(replace(READ, narrowed=Narrowed.BY_ROUTE), Page[answers.RequestObject]),
     ("GET", "/v1/requests/{request_id}"): _route(
-        _rules("read", lasts=Lasts.WAITING, hot=hot_routes.one_request), answers.RequestObject, errors=(*OF_ONE, 410)
+        replace(READ_ONE, lasts=Lasts.WAITING, hot=hot_routes.one_request),
+        answers.RequestObject,
+        errors=(*OF_ONE, 410),
     ),
-    ("DELETE", "/v1/requests/{request_id}"): _route(CANCEL, answers.RequestDeleted, errors=(*OF_ONE, 409, 410)),
-    ("GET", "/v1/requests/{request_id}/deliveries"): _route(READ, Page[answers.Delivery], errors=(*OF_ONE, 410)),
+    ("DELETE", "/v1/requests/{request_id}"): _route(CANCEL_ONE, answers.RequestDeleted, errors=(*OF_ONE, 409, 410)),
+    ("GET", "/v1/requests/{request_id}/deliveries"): _route(READ_ONE, Page[answers.Delivery], errors=(*OF_ONE, 410)),
     ("GET", "/v1/requests/{request_id}/events"): Declared(
-        _rules("read", lasts=Lasts.OUTCOME), Documented(responses={200: {SSE: EVENTS}, 204: {}}, errors=(*OF_ONE, 410))
+        FOLLOW_ONE, Documented(responses={200: {SSE: EVENTS}, 204: {}}, errors=(*OF_ONE, 410))
     ),
     ("POST", "/v1/requests/{request_id}/cancel"): _route(
-        CANCEL, answers.RequestObject, 200, 202, errors=(*OF_ONE, 410)
+        CANCEL_ONE, answers.RequestObject, 200, 202, errors=(*OF_ONE, 410)
     ),
     ("POST", "/v1/requests/cancel"): _route(
-        _rules("cancel", Takes.JSON), answers.Cancellation, 202, body=commands.ManyBody
+        _rules("cancel", Takes.JSON, narrowed=Narrowed.BY_ROUTE), answers.Cancellation, 202, body=commands.ManyBody
     ),
     ("POST", "/v1/requests/{request_id}/reprioritize"): _route(
-        _rules("cancel", Takes.JSON), answers.RequestObject, 202, body=commands.PriorityBody, errors=(*OF_ONE, 409, 410)
+        replace(CANCEL_ONE, takes=Takes.JSON),
+        answers.RequestObject,
+        202,
+        body=commands.PriorityBody,
+        errors=(*OF_ONE, 409, 410),
     ),
     ("POST", "/v1/requests/reprioritize"): _route(
-        _rules("cancel", Takes.JSON), answers.Reprioritization, 202, body=commands.ReprioritizeManyBody
+        _rules("cancel", Takes.JSON, narrowed=Narrowed.BY_ROUTE),
+        answers.Reprioritization,
+        202,
+        body=commands.ReprioritizeManyBody,
     ),
     ("GET", "/v1/stats"): _route(READ, answers.Stats),
     ("GET", "/v1/admin/stats"): _route(ADMIN, operator_answers.AdminStats),
@@ -231,30 +252,30 @@ ROUTES: dict[RouteKey, Declared] = {
         errors=(*ANY_ROUTE, 422),
     ),
     ("GET", "/v1/conversations"): _route(READ, Page[conversation_answers.Conversation]),
-    ("GET", "/v1/conversations/{conversation_id}"): _route(READ, conversation_answers.Conversation, errors=OF_ONE),
+    ("GET", "/v1/conversations/{conversation_id}"): _route(READ_ONE, conversation_answers.Conversation, errors=OF_ONE),
     ("POST", "/v1/conversations/{conversation_id}"): _route(
-        _rules("submit", Takes.JSON),
+        _rules("submit", Takes.JSON, narrowed=Narrowed.BY_PATH),
         conversation_answers.Conversation,
         body=conversation_answers.ConversationChange,
         errors=OF_ONE,
     ),
     ("DELETE", "/v1/conversations/{conversation_id}"): _route(
-        CANCEL, conversation_answers.ConversationDeleted, errors=OF_ONE
+        CANCEL_ONE, conversation_answers.ConversationDeleted, errors=OF_ONE
     ),
     ("GET", "/v1/conversations/{conversation_id}/items"): _route(
-        READ, Page[conversation_answers.ConversationItem], errors=OF_ONE
+        READ_ONE, Page[conversation_answers.ConversationItem], errors=OF_ONE
     ),
     ("POST", "/v1/conversations/{conversation_id}/items"): _route(
-        _rules("submit", Takes.LARGE_JSON),
+        _rules("submit", Takes.LARGE_JSON, narrowed=Narrowed.BY_PATH),
         Page[conversation_answers.ConversationItem],
         body=conversation_answers.NewItems,
         errors=(*ANY_ROUTE, 422),
     ),
     ("GET", "/v1/conversations/{conversation_id}/items/{item_id}"): _route(
-        READ, conversation_answers.ConversationItem, errors=OF_ONE
+        READ_ONE, conversation_answers.ConversationItem, errors=OF_ONE
     ),
     ("POST", "/v1/conversations/{conversation_id}/summarize"): Declared(
-        _rules("submit", Takes.JSON, Lasts.WAITING),
+        _rules("submit", Takes.JSON, Lasts.WAITING, narrowed=Narrowed.BY_PATH),
         Documented(
             responses={202: {JSON: [answers.Accepted, answers.RequestObject]}, 200: {JSON: answers.RequestObject}},
             body=conversation_answers.NewSummary,
@@ -275,9 +296,9 @@ ROUTES: dict[RouteKey, Declared] = {
     ("GET", "/v1/conversations/{conversation_id}/tree"): _route(
         READ, Page[conversation_answers.ConversationBranch], errors=OF_ONE
     ),
-    ("GET", "/v1/conversations/{conversation_id}/replay"): _route(READ, conversation_answers.Replay, errors=OF_ONE),
+    ("GET", "/v1/conversations/{conversation_id}/replay"): _route(READ_ONE, conversation_answers.Replay, errors=OF_ONE),
     ("GET", "/v1/conversations/{conversation_id}/events"): Declared(
-        _rules("read", lasts=Lasts.OUTCOME), Documented(responses={200: {SSE: EVENTS}}, errors=OF_ONE)
+        FOLLOW_ONE, Documented(responses={200: {SSE: EVENTS}}, errors=OF_ONE)
     ),
     ("GET", "/v1/conversations/{conversation_id}/export"): Declared(
         READ, Documented(responses={200: {conversation_export.MEDIA_TYPE: _TEXT}}, errors=OF_ONE)
@@ -302,19 +323,23 @@ ROUTES: dict[RouteKey, Declared] = {
         body_required=False,
         errors=OF_ONE,
     ),
-    ("GET", "/v1/artifacts/{artifact_id}/content"): _content(replace(READ, query=frozenset({"ticket"})), CONTENT_TYPES),
+    ("GET", "/v1/artifacts/{artifact_id}/content"): _content(
+        replace(READ, tickets=frozenset[Use]({"artifact", "session"})), CONTENT_TYPES
+    ),
     ("POST", "/v1/chat/completions"): _run(
         openai_shapes.ChatCompletion, openai_models.ChatCompletionBody, hot=hot_routes.chat
     ),
     ("POST", "/v1/completions"): _run(openai_shapes.Completion, openai_models.CompletionBody),
     ("POST", "/v1/responses"): _run(openai_shapes.ResponseObject, responses_models.ResponsesBody),
     ("GET", "/v1/responses/{response_id}"): Declared(
-        _rules("read", lasts=Lasts.WAITING),
+        replace(READ_ONE, lasts=Lasts.WAITING),
         Documented(responses={200: {JSON: openai_shapes.ResponseObject, SSE: EVENTS}}, errors=(*OF_ONE, 500)),
     ),
-    ("DELETE", "/v1/responses/{response_id}"): _route(CANCEL, openai_shapes.ResponseDeleted, errors=(*OF_ONE, 409)),
-    ("POST", "/v1/responses/{response_id}/cancel"): _route(CANCEL, openai_shapes.ResponseObject, errors=OF_ONE),
-    ("GET", "/v1/responses/{response_id}/input_items"): _route(READ, Page[openai_shapes.ResponseItem], errors=OF_ONE),
+    ("DELETE", "/v1/responses/{response_id}"): _route(CANCEL_ONE, openai_shapes.ResponseDeleted, errors=(*OF_ONE, 409)),
+    ("POST", "/v1/responses/{response_id}/cancel"): _route(CANCEL_ONE, openai_shapes.ResponseObject, errors=OF_ONE),
+    ("GET", "/v1/responses/{response_id}/input_items"): _route(
+        READ_ONE, Page[openai_shapes.ResponseItem], errors=OF_ONE
+    ),
     ("POST", "/v1/images/generations"): _run(openai_shapes.ImageList, image_bodies.ImageBody),
     ("POST", "/v1/images/edits"): _run(
         openai_shapes.ImageList, EDIT_FORM, body_type="multipart/form-data", takes=Takes.FORM
@@ -337,9 +362,11 @@ ROUTES: dict[RouteKey, Declared] = {
     ("GET", "/v1/batches"): _route(READ, Page[batch_answers.BatchObject], errors=OF_ONE),
     ("GET", "/v1/batches/{batch_id}"): _route(READ, batch_answers.BatchObject, errors=OF_ONE),
     ("POST", "/v1/batches/{batch_id}/cancel"): _route(CANCEL, batch_answers.BatchObject, errors=OF_ONE),
-    ("GET", "/v1/models"): _route(READ, Page[operator_answers.Model]),
+    ("GET", "/v1/models"): _route(replace(READ, narrowed=Narrowed.BY_ROUTE), Page[operator_answers.Model]),
     ("GET", "/v1/models/{model_id:path}"): _route(READ, operator_answers.Model, errors=OF_ONE),
-    ("POST", "/v1/tickets"): _route(_rules(None), operator_answers.Ticket),
+    ("POST", "/v1/tickets"): _route(
+        _rules(None, Takes.JSON), operator_answers.Ticket, body=tickets.NewTicket, body_required=False
+    ),
     ("GET", "/healthz"): _route(PROBE, operator_answers.Health, errors=()),
     ("GET", "/health"): _route(PROBE, operator_answers.Health, errors=()),
     ("GET", "/readyz"): _route(PROBE, operator_answers.Readiness, 200, 503, errors=()),
@@ -361,7 +388,9 @@ ROUTES: dict[RouteKey, Declared] = {
     ("GET", "/registry/mode"): _registry(dict[str, str], errors=()),
     # No part of the API that is documented.
     ("POST", "/v1/images/variations"): Declared(_rules("submit", Takes.FORM)),
-    (WEBSOCKET, "/v1/ws"): Declared(READ),
+    (WEBSOCKET, "/v1/ws"): Declared(
+        replace(READ, narrowed=Narrowed.BY_ROUTE, tickets=frozenset[Use]({"socket", "session"}))
+    ),
     ("GET", "/"): Declared(PAGE),
     ("GET", "/docs"): Declared(PAGE),
     ("GET", "/openapi.json"): Declared(PAGE),

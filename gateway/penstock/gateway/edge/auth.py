@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,11 +14,11 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from penstock.gateway.edge.keys import KeyRecord, KeyRing
-from penstock.gateway.edge.tickets import TicketOffice
+from penstock.gateway.edge.tickets import SESSION_PREFIX, Redeemed, TicketOffice, Use
 from penstock.gateway.limits.callers import ANYBODY, Caller
 from penstock.schemas.errors import Forbidden, Unauthenticated
 
-_CONTENT = re.compile(r"/v1/artifacts/([^/]+)/content")
+SESSION_COOKIE = "penstock_session"
 
 
 class UnsafeBind(ValueError):
@@ -75,17 +74,20 @@ class AuthPolicy:
             return
         raise Forbidden("pages of this Origin may not call the gateway: add it to auth.allowed_origins")
 
-    def authenticate(self, headers: Headers, ticket: str | None) -> Caller:
-        """The caller by Bearer key, x-api-key or ticket. Raises Unauthenticated."""
+    def authenticate(
+        self, headers: Headers, ticket: str | None = None, uses: Iterable[Use] = (), artifact_id: str | None = None
+    ) -> Caller:
+        """The caller by a ticket of the URL, for one of these uses, else by Bearer key, x-api-key or session.
+
+        Raises Unauthenticated.
+        """
+        if ticket is not None:
+            return self._of_ticket(self.tickets.redeem(ticket, uses, artifact_id))
+        secret = _bearer(headers.get("authorization")) or headers.get("x-api-key") or _session(headers.get("cookie"))
+        if secret is not None and secret.startswith(SESSION_PREFIX):
+            return self._of_ticket(self.tickets.redeem(secret, ("session",)))
         if self.keys is None:
             return ANYBODY
-        if ticket is not None:
-            key_id = self.tickets.redeem(ticket).key_id
-            behind = None if key_id is None else self.keys.record(key_id)
-            if behind is None:
-                raise Unauthenticated("the key behind this ticket was revoked")
-            return caller_of_key(behind)
-        secret = _bearer(headers.get("authorization")) or headers.get("x-api-key")
         if not secret:
             raise Unauthenticated("send a key: `Authorization: Bearer …` or `x-api-key: …`")
         record = self.keys.find(secret)
@@ -93,36 +95,47 @@ class AuthPolicy:
             raise Unauthenticated("this key is unknown or revoked")
         return caller_of_key(record)
 
-    def authenticate_http(self, scope: Scope, headers: Headers) -> Caller:
-        """The caller of an HTTP exchange: by key, or by a ticket for the artifact that it reads.
+    def _of_ticket(self, redeemed: Redeemed) -> Caller:
+        """The key behind a ticket has to be there. Tickets that were issued without one end when keys are turned on."""
+        behind = dataclasses.replace(ANYBODY, tenant=redeemed.tenant, key_id=redeemed.key_id)
+        if self.keys is not None and redeemed.key_id is None:
+            raise Unauthenticated("this ticket was issued while the gateway had no keys: fetch a new one")
+        return self.current(behind.narrowed(redeemed.grant))
 
-        Raises Unauthenticated.
+    def current(self, caller: Caller) -> Caller:
+        """The caller with the rights that its key has now. What acts later than it asked asks this again.
+
+        Raises Unauthenticated when the key was revoked or is another tenant's now, or when the ticket has expired.
         """
-        found = artifact_ticket_of(scope)
-        if found is None:
-            return self.authenticate(headers, None)
-        reader = self.tickets.redeem_for_artifact(*found)
-        if self.keys is None or reader.key_id is None:
-            return reader
-        behind = self.keys.record(reader.key_id)
-        if behind is None or behind.tenant != reader.tenant:
-            raise Unauthenticated("the key behind this ticket was revoked")
-        return dataclasses.replace(caller_of_key(behind), scopes=reader.scopes)
+        grant = caller.grant
+        if grant is not None and grant.expires_at is not None and grant.expires_at <= self.tickets.clock():
+            raise Unauthenticated("the ticket has expired: fetch a new one with POST /v1/tickets")
+        if self.keys is None or caller.key_id is None:
+            return caller
+        record = self.keys.record(caller.key_id)
+        if record is None or (record.tenant != caller.tenant and not caller.acts_for_others):
+            raise Unauthenticated("the key behind this ticket was revoked" if grant else "this key was revoked")
+        if caller.acts_for_others:
+            if "admin" not in record.scopes:
+                raise Unauthenticated("this key is no longer an operator's")
+            return caller
+        now = caller_of_key(record)
+        return now if grant is None else now.narrowed(grant)
 
     def caller_of_work(self, tenant: str, key_id: str | None) -> Caller | None:
         """Who work runs for that a tenant left behind; None if the key that it was asked for with was taken back."""
-        if self.keys is None or key_id is None:
-            return dataclasses.replace(ANYBODY, tenant=tenant)
-        record = self.keys.record(key_id)
-        caller = None if record is None or record.tenant != tenant else caller_of_key(record)
-        return caller if caller is not None and caller.allows("submit") else None
+        try:
+            caller = self.current(dataclasses.replace(ANYBODY, tenant=tenant, key_id=key_id))
+        except Unauthenticated:
+            return None
+        return caller if caller.allows("submit") else None
 
     def still_good(self, caller: Caller) -> bool:
-        """Whether the caller's key is still there, with the tenant and the scopes that it had."""
-        if self.keys is None or caller.key_id is None:
-            return True
-        record = self.keys.record(caller.key_id)
-        return record is not None and (record.tenant, frozenset(record.scopes)) == (caller.tenant, caller.scopes)
+        """Whether the caller has all the scopes that it had when it came."""
+        try:
+            return caller.scopes <= self.current(caller).scopes
+        except Unauthenticated:
+            return False
 
 
 @lru_cache(maxsize=4096)
@@ -155,24 +168,41 @@ def is_loopback(name: str) -> bool:
         return False
 
 
+def address_of(scope: Scope) -> str:
+    """Who calls, for limits of an address. Networks of IPv6 clients (/64) count as one: a host has all of its network.
+
+    The server has put the client's address there if a trusted proxy named it.
+    """
+    client = scope.get("client")
+    return _limited_address(client[0]) if client else ""
+
+
+@lru_cache(maxsize=4096)
+def _limited_address(text: str) -> str:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return text
+    if isinstance(address, ipaddress.IPv6Address):
+        return str(address.ipv4_mapped or ipaddress.ip_network((address, 64), strict=False))
+    return text
+
+
 def ticket_of(scope: Scope) -> str | None:
-    return _ticket(scope) if scope["type"] == "websocket" else None
-
-
-def artifact_ticket_of(scope: Scope) -> tuple[str, str] | None:
-    """The ticket of an exchange that reads an artifact's content, and that artifact's id."""
-    path = _CONTENT.fullmatch(scope["path"])
-    if path is None or scope["method"] not in ("GET", "HEAD"):
-        return None
-    ticket = _ticket(scope)
-    return None if ticket is None else (ticket, path[1])
-
-
-def _ticket(scope: Scope) -> str | None:
+    """The ticket of a URL."""
     if not scope.get("query_string"):
         return None
     values = parse_qs(scope["query_string"].decode("latin-1")).get("ticket")
     return values[0] if values else None
+
+
+def _session(cookies: str | None) -> str | None:
+    """The session of a page, which its browser sends along."""
+    for cookie in (cookies or "").split(";"):
+        name, _, value = cookie.strip().partition("=")
+        if name == SESSION_COOKIE:
+            return value
+    return None
 
 
 def _bearer(value: str | None) -> str | None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope
 
 from penstock.gateway.edge.errors import EdgeRefusal
 from penstock.gateway.edge.rules import Access, Rules, Takes
-from penstock.schemas.errors import InvalidRequest, PenstockError, TooLarge
+from penstock.schemas.errors import InvalidRequest, PenstockError, TooLarge, UnsupportedParameter
 
 BYTES_PER_S = 256 * 1024
 """What has come lengthens the time for the rest: a large upload is not cut off while it moves."""
@@ -81,10 +82,12 @@ class BodyLimits:
         receive: Receive,
         hold: Callable[[int], None] = lambda size: None,
         declared: int | None = None,
+        look: Callable[[], object] = lambda: None,
     ) -> Body:
         """The receiver of this exchange's body. Raises what `hold` raises.
 
-        `hold` takes room in memory for a body that is larger than `max_bytes`: for `declared` bytes at once, and
+        `look` is called for each piece but the first, and raises PenstockError if the rest is not wanted. `hold` takes
+        room in memory for a body that is larger than `max_bytes`: for `declared` bytes at once, and
         where no length is declared for as many as it may have, once it is so large.
         """
         large = None
@@ -103,6 +106,7 @@ class BodyLimits:
             paced=rules.takes is Takes.LINES,
             refusal=refusal,
             large=large,
+            look=look,
         )
 
     def _is_large_in_memory(self, rules: Rules, scope: Scope) -> bool:
@@ -157,6 +161,7 @@ class Body:
         "_deadline",
         "_large",
         "_limit",
+        "_look",
         "_paced",
         "_receive",
         "_received_at",
@@ -176,11 +181,13 @@ class Body:
         paced: bool = False,
         refusal: TooLarge | None = None,
         large: Large | None = None,
+        look: Callable[[], object] = lambda: None,
     ) -> None:
         """`paced`: the app works on each piece before it asks for the next, and that time is not the client's."""
         self._paced = paced
         self._refusal = refusal or too_large(limit)
         self._large = large
+        self._look = look
         self._received_at = 0.0
         self._bytes_per_s = bytes_per_s
         self._receive = receive
@@ -212,6 +219,13 @@ class Body:
         self._received_at = now_s()
         return self._counted_in(message)
 
+    async def content(self) -> bytes:
+        """All of it. Raises EdgeRefusal."""
+        pieces: list[bytes] = []
+        while not self.whole:
+            pieces.append((await self()).get("body", b""))
+        return b"".join(pieces)
+
     def _is_here(self) -> bool:
         """Whether all of it has come already, as far as the server tells: then nothing has to be timed."""
         exchange: Any = getattr(self._receive, "__self__", None)
@@ -220,18 +234,38 @@ class Body:
     def _counted_in(self, message: Message) -> Message:
         if message["type"] == "http.request":
             piece = message.get("body", b"")
-            self._counted += len(piece)
-            if self._counted > self._limit:
-                raise EdgeRefusal(self._refusal)
-            if self._large is not None:
-                try:
+            try:
+                if self._counted:
+                    self._look()
+                self._counted += len(piece)
+                if self._counted > self._limit:
+                    raise self._refusal
+                if self._large is not None:
                     self._large.look(piece, self._limit)
-                except PenstockError as error:
-                    raise EdgeRefusal(error) from None
+            except PenstockError as error:
+                raise EdgeRefusal(error) from None
             self.whole = not message.get("more_body", False)
         else:
             self.whole = True
         return message
+
+
+def refuse_fields(body: bytes) -> None:
+    """Refuse a body where a route takes none. Some clients send an empty object with every POST.
+
+    Raises UnsupportedParameter with the first field, InvalidRequest.
+    """
+    if not body.strip():
+        return
+    try:
+        fields: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        fields = body
+    if isinstance(fields, dict):
+        for name in cast("dict[str, Any]", fields):
+            raise UnsupportedParameter(f"{name[:100]} is not supported: this route takes no body", param=name[:100])
+    elif fields is not None:
+        raise InvalidRequest("this route takes no body")
 
 
 def is_multipart(scope: Scope) -> bool:

@@ -1,4 +1,4 @@
-"""Long connections by key: those of a key that is taken back end within a second."""
+"""Long connections by caller: those of a key that was revoked or of a ticket that has expired end within a second."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Connections:
     def of(self, caller: Caller) -> Generator[asyncio.Event]:
         """Around a connection: the event that is set when its key is taken back."""
         revoked = asyncio.Event()
-        if caller.key_id is None:
+        if not caller.may_end:
             yield revoked
             return
         self._open.setdefault(caller, set()).add(revoked)

@@ -7,8 +7,8 @@ Whatever goes wrong behind it leaves in the one JSON shape.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from fastapi import FastAPI
@@ -19,8 +19,8 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.gateway.edge.auth import AuthPolicy, ticket_of
-from penstock.gateway.edge.bodies import Body, BodyLimits, declared_length, discard_body
+from penstock.gateway.edge.auth import AuthPolicy, address_of, ticket_of
+from penstock.gateway.edge.bodies import Body, BodyLimits, declared_length, discard_body, refuse_fields
 from penstock.gateway.edge.connections import Connections
 from penstock.gateway.edge.cors import Cors, readable_by
 from penstock.gateway.edge.disconnects import ClientGone, unless_gone
@@ -36,7 +36,7 @@ from penstock.gateway.edge.errors import (
     refuse_socket,
 )
 from penstock.gateway.edge.exchanges import Answer, empty_body, unless_set
-from penstock.gateway.edge.rules import UNKNOWN, WEBSOCKET, Access, Lasts, RouteTable, Rules, Takes, rules_of
+from penstock.gateway.edge.rules import UNKNOWN, WEBSOCKET, Access, Lasts, Narrowed, RouteTable, Rules, Takes, rules_of
 from penstock.gateway.edge.tickets import mask_access_logs
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
@@ -53,7 +53,10 @@ from penstock.schemas.errors import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EdgeParts:
-    """What the edge asks. `awaited` names why a call of a scope cannot be served yet, or None."""
+    """What the edge asks. `awaited` names why a call of a scope cannot be served yet, or None.
+
+    `check_reached` refuses a path that the ticket of a narrowed caller does not reach.
+    """
 
     routes: RouteTable
     not_found: Callable[[str], NotFound] = lambda path: NotFound(f"there is no route {path[:200]}")
@@ -62,6 +65,7 @@ class EdgeParts:
     connections: Connections
     bodies: BodyLimits
     awaited: Callable[[str | None], PenstockError | None] = lambda _: None
+    check_reached: Callable[[Caller, str], Awaitable[None]]
 
 
 def install_edge(app: FastAPI, parts: EdgeParts, first: Callable[[ASGIApp], ASGIApp] | None = None) -> None:
@@ -117,6 +121,8 @@ class Edge:
         try:
             await self._serve(scope, headers, receive, answer)
         except (ClientGone, ClientDisconnect):
+            if answer.refusal is not None and answer.streams_events:
+                await answer.refuse(answer.refusal, scope, receive)
             return
         except asyncio.CancelledError:
             # The time that open exchanges have at a stop is over: the server would say a bare 500.
@@ -159,8 +165,7 @@ class Edge:
         return rules
 
     async def _serve_public(self, rules: Rules, scope: Scope, receive: Receive, answer: Answer) -> None:
-        client = scope.get("client")
-        address = client[0] if client else ""
+        address = address_of(scope)
         self._allowances.public_call(address)
         if rules.access is Access.SCRAPER and declared_length(scope) == 0:
             await self._app(scope, receive, answer)
@@ -172,11 +177,10 @@ class Edge:
     async def _serve_caller(
         self, rules: Rules, scope: Scope, headers: Headers, receive: Receive, answer: Answer
     ) -> None:
-        caller = self._allowances.with_priority(self._policy.authenticate_http(scope, headers))
-        scope["state"]["caller"] = caller
-        if rules.scope is not None:
-            caller.require(rules.scope)
-        self._allowances.call(caller)
+        caller = self._admitted(rules, scope, headers)
+        look = scope["state"]["current_caller"]
+        if rules.scope == "read":
+            answer.look_at_each_piece(look)
         if rules.scope == "submit":
             answer.add_at_start(lambda: self._allowances.headers(caller))
             self._allowances.submission(caller)
@@ -184,18 +188,50 @@ class Edge:
             raise awaited
         with ExitStack() as open_while:
             open_while.callback(self._allowances.open_http(caller))
+            if caller.is_narrowed and rules.narrowed is Narrowed.BY_PATH:
+                await self._parts.check_reached(caller, scope["path"])
 
             def hold(size_bytes: int) -> None:
                 open_while.callback(self._allowances.hold_body(caller, size_bytes))
 
-            body = await self._body(rules, scope, receive, answer, hold)
+            body = await self._body(rules, scope, receive, answer, hold, look)
+            if rules.takes is Takes.NOTHING and scope["method"] in ("POST", "DELETE") and isinstance(body, Body):
+                refuse_fields(await body.content())
+                body = empty_body(body)
             if not rules.lasts_long(scope):
                 await self._app(scope, body, answer)
                 return
             open_while.callback(self._allowances.open_stream(caller))
             revoked = open_while.enter_context(self._parts.connections.of(caller))
-            # Without keys there is none that could be taken back.
-            await self._serve_long(rules, scope, body, answer, None if caller.key_id is None else revoked)
+            await self._serve_long(rules, scope, body, answer, revoked if caller.may_end else None)
+
+    def _admitted(self, rules: Rules, scope: Scope, headers: Headers) -> Caller:
+        """The caller of an exchange that its key, its ticket and its rate allow; `caller_of` looks at them again.
+
+        Raises Unauthenticated, Forbidden, TenantLimit.
+        """
+        ticket = ticket_of(scope) if rules.tickets else None
+        artifact_id = scope["path"].split("/")[3] if "artifact" in rules.tickets else None
+        try:
+            caller = self._policy.authenticate(headers, ticket, rules.tickets, artifact_id)
+        except Unauthenticated:
+            self._allowances.unauthenticated_call(address_of(scope))
+            raise
+        caller = self._allowances.with_priority(caller)
+
+        def current() -> Caller:
+            now = self._allowances.current(caller)
+            if rules.scope is not None:
+                now.require(rules.scope)
+            return now
+
+        scope["state"] |= {"caller": caller, "current_caller": current}
+        if rules.scope is not None:
+            caller.require(rules.scope)
+        if caller.is_narrowed and rules.narrowed is Narrowed.REFUSED:
+            raise Forbidden("the ticket is for some requests of its tenant: it does not reach this route")
+        self._allowances.call(caller)
+        return caller
 
     async def _body(
         self,
@@ -204,10 +240,11 @@ class Edge:
         receive: Receive,
         answer: Answer,
         hold: Callable[[int], None] = lambda size_bytes: None,
+        look: Callable[[], object] = lambda: None,
     ) -> Receive:
         """The app's `receive`. Raises TooLarge for a length that was declared, and what `hold` raises.
 
-        `hold` takes room in memory for a large body.
+        `hold` takes room in memory for a large body. `look` refuses the rest of one whose caller has lost its rights.
         """
         declared = declared_length(scope)
         if declared == 0:
@@ -218,7 +255,7 @@ class Edge:
                 await discard_body(scope, receive)
             raise bodies.refusal(rules, scope)
         try:
-            answer.body = bodies.body(rules, scope, receive, hold, declared)
+            answer.body = bodies.body(rules, scope, receive, hold, declared, look)
         except PenstockError:  # there is no room for it now
             await discard_body(scope, receive)
             raise
@@ -247,13 +284,24 @@ class Edge:
             if revoked is None or not revoked.is_set():
                 raise
         if revoked is not None and revoked.is_set() and not answer.ended:
-            await answer.end_revoked(scope, receive)
+            await answer.refuse(self._why_ended(scope), scope, receive)
+
+    def _why_ended(self, scope: Scope) -> PenstockError:
+        try:
+            scope["state"]["current_caller"]()
+        except PenstockError as error:
+            return error
+        return Unauthenticated("this key has lost rights that it had when the call began")
 
     async def _hold_back(self, scope: Scope) -> None:
-        """Refusals of one tenant go out at a pace: one that asks in a tight loop costs the others little."""
+        """Refusals of one tenant or address go out at a pace: a tight loop costs the others little.
+
+        Those that wait are bounded; the others go out at once.
+        """
         caller = scope.get("state", {}).get("caller")
-        wait_s = self._allowances.refusal_s(caller.tenant if isinstance(caller, Caller) else "")
-        if wait_s:
+        holder = f"the tenant {caller.tenant}" if isinstance(caller, Caller) else f"the address {address_of(scope)}"
+        wait_s = self._allowances.refusal_s(holder)
+        with suppress(Overloaded, TenantLimit), _slot(self._allowances.open_refusal(holder)):
             await asyncio.sleep(wait_s)
 
     # -- WebSocket
@@ -284,14 +332,10 @@ class Edge:
         rules = self._rules(WEBSOCKET, scope)
         self._policy.check_host(headers.get("host", ""))
         self._policy.check_origin(headers.get("origin"), headers.get("host", ""))
-        caller = self._allowances.with_priority(self._policy.authenticate(headers, ticket_of(scope)))
-        scope["state"]["caller"] = caller
+        caller = self._admitted(rules, scope, headers)
         if rules is UNKNOWN:  # as the framework refuses it
             await send({"type": "websocket.close", "code": 1000, "reason": ""})
             return
-        if rules.scope is not None:
-            caller.require(rules.scope)
-        self._allowances.call(caller)
         if (awaited := self._parts.awaited(rules.scope)) is not None:
             raise awaited
         with _slot(self._allowances.open_socket(caller)), self._parts.connections.of(caller) as revoked:

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from starlette.types import Message, Receive, Scope, Send
 
 from penstock.gateway.edge.bodies import Body
+from penstock.gateway.edge.disconnects import ClientGone
 from penstock.gateway.edge.errors import error_response
 from penstock.gateway.edge.event_stream import server_sent
-from penstock.schemas.errors import Unauthenticated, error_body
+from penstock.schemas.errors import PenstockError, error_body
 
 RawHeaders = list[tuple[bytes, bytes]]
 
@@ -22,36 +23,55 @@ class Answer:
     def __init__(self, send: Send) -> None:
         self._send = send
         self._more: Callable[[], RawHeaders] | None = None
-        self._streams_events = False
+        self.streams_events = self._sent = False
+        self._look: Callable[[], object] | None = None
         self.started = self.ended = False
         self.body: Body | None = None
+        self.refusal: PenstockError | None = None
+        """Why the rest of the body was not sent."""
 
     def add_at_start(self, headers: Callable[[], RawHeaders]) -> None:
         """Headers that are asked for when the answer begins."""
         self._more = headers
 
+    def look_at_each_piece(self, look: Callable[[], object]) -> None:
+        """Call `look` before each piece of the body but the first. What it raises ends the answer."""
+        self._look = look
+
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.started = True
             headers: RawHeaders = list(message.get("headers", ()))
-            self._streams_events = any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in headers)
+            self.streams_events = any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in headers)
             if self._more is not None:
                 headers += self._more()
             if self.body is not None and self.body.late:
                 headers.append((b"connection", b"close"))
             message = {**message, "headers": headers}
-        elif message["type"] == "http.response.body" and not message.get("more_body", False):
-            self.ended = True
+        elif message["type"] == "http.response.body":
+            if self._sent and self._look is not None and message.get("body"):
+                self._check()
+            self._sent = True
+            self.ended = not message.get("more_body", False)
         await self._send(message)
 
-    async def end_revoked(self, scope: Scope, receive: Receive) -> None:
-        """Say that the key was taken back, as far as the answer still can."""
-        error = Unauthenticated("this key was revoked")
+    def _check(self) -> None:
+        """Raises ClientGone, which nothing between here and the edge turns into something else."""
+        assert self._look is not None
+        try:
+            self._look()
+        except PenstockError as error:
+            self.refusal = error
+            raise ClientGone from None
+
+    async def refuse(self, error: PenstockError, scope: Scope, receive: Receive) -> None:
+        """Say why the answer ends, as far as it still can."""
+        self._look = None
         if not self.started:
             await error_response(error)(scope, receive, self)
             return
         last = b""
-        if self._streams_events:
+        if self.streams_events:
             last = server_sent(json.dumps(error_body(error)), "error")
         await self({"type": "http.response.body", "body": last, "more_body": False})
 

@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 SCOPES = ("submit", "read", "cancel", "admin")
 DEFAULT_SCOPES = ("submit", "read", "cancel")
 _PREFIX = "pk"
+READ_AGAIN_S = 1.0
+"""A file that cannot be used is read again so often, although it looks unchanged."""
+Stamp = tuple[int, int, int, int]
 
 
 class KeysFileError(ValueError):
@@ -131,15 +134,31 @@ def revoke_key(path: str | Path, key_id: str) -> bool:
     return True
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileProblem:
+    """Why the keys file is not in force as it is."""
+
+    text: str
+    """For everybody."""
+    cause: str
+    """For operators: it names the file."""
+
+
 class KeyRing:
     """The keys of one file in memory. A changed file is read again; one that broke leaves the last good keys."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        self._unseen: int | None = None
-        self._stamp: tuple[int, int, int] | None = None
+        self._problem: FileProblem | None = None
+        self._again_at = 0.0
+        self._stamp: Stamp | None = None
         self._stamp = self._look()
         self._records = {record.key_id: record for record in _read(self._path)}
+
+    def problem(self) -> FileProblem | None:
+        """Looks at the file again. None: the keys in force are those of the file."""
+        self._refresh()
+        return self._problem
 
     def find(self, secret: str) -> KeyRecord | None:
         """The record of a secret, or None. The comparison takes the same time wherever the secrets differ."""
@@ -154,35 +173,44 @@ class KeyRing:
         self._refresh()
         return self._records.get(key_id)
 
-    def _look(self) -> tuple[int, int, int] | None:
-        """What tells a changed file. One that cannot be looked at for a moment (a remount, a right) is as it was."""
+    def _look(self) -> Stamp | None:
+        """What tells a changed file. Raises OSError for one that cannot be looked at."""
         try:
             stat = self._path.stat()
         except FileNotFoundError:
             return None
-        except OSError as error:
-            if self._unseen != error.errno:
-                self._unseen = error.errno
-                logger.error("keys.unreadable error=%s", error)
-            return self._stamp
-        self._unseen = None
-        return stat.st_ino, stat.st_mtime_ns, stat.st_size
+        return stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size
 
     def _refresh(self) -> None:
-        stamp = self._look()
-        if stamp == self._stamp:
+        try:
+            stamp = self._look()
+        except OSError as error:  # a remount, or a right taken away: the keys stay
+            self._note("the keys file cannot be read", error)
             return
-        self._stamp = stamp
+        if stamp == self._stamp and (self._problem is None or time.monotonic() < self._again_at):
+            return
+        self._stamp, self._again_at = stamp, time.monotonic() + READ_AGAIN_S
         if stamp is None:
             # Whoever takes the file away wants nobody in.
             self._records = {}
-            logger.error("keys.missing path=%s", self._path)
+            self._note("the keys file is missing: no key is in force", FileNotFoundError(str(self._path)))
             return
         try:
             self._records = {record.key_id: record for record in _read(self._path)}
-            logger.info("keys.reloaded path=%s keys=%d", self._path, len(self._records))
         except KeysFileError as error:
-            logger.error("keys.unreadable error=%s", error)
+            self._note("the keys file is broken", error)
+        else:
+            self._problem = None
+            logger.info("keys.reloaded path=%s keys=%d", self._path, len(self._records))
+
+    def _note(self, text: str, error: Exception) -> None:
+        """Keep the problem, and log one that is new."""
+        if self._records:
+            text += ": the keys of before are in force, and what was revoked since is not"
+        problem = FileProblem(text=text, cause=f"{error} ({self._path})")
+        if problem != self._problem:
+            self._problem = problem
+            logger.error("keys.not_in_force reason=%s cause=%s", text, problem.cause)
 
 
 def _checked_scopes(scopes: Sequence[str]) -> tuple[str, ...]:

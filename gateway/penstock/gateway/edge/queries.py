@@ -25,7 +25,8 @@ def refuse_unknown_query(connection: HTTPConnection) -> None:
     route = connection.scope.get("route")
     if not connection.scope["query_string"] or not isinstance(route, APIRoute):
         return
-    known = {*_parameters(route.dependant), *rules_of(connection.scope).query}
+    rules = rules_of(connection.scope)
+    known = {*_parameters(route.dependant), *rules.query, *(("ticket",) if rules.tickets else ())}
     for name in connection.query_params:
         if name not in known and name not in HARMLESS:
             there = f"this route has {', '.join(sorted(known))}" if known else "this route has none"

@@ -16,6 +16,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Scope as AsgiScope
 
+from penstock.gateway.edge.tickets import Use
+
 Scope = Literal["read", "submit", "cancel", "admin"]
 """What a key may do."""
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -66,12 +68,24 @@ class Lasts(Enum):
     """As long as a request runs."""
 
 
+class Narrowed(Enum):
+    """What becomes of a caller whose ticket reaches only some of its tenant's requests."""
+
+    REFUSED = auto()
+    """The route shows or changes more than such a ticket reaches."""
+    BY_PATH = auto()
+    """The request or conversation that the path names must be within the ticket."""
+    BY_ROUTE = auto()
+    """What stands behind the route asks the caller (`check_new`, `reaches`), or there is nothing to narrow."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
     """What the edge holds one route to.
 
     `scope`: what the caller's key needs; None: any key. `hot`: called for plain calls, without the framework.
-    `query`: parameters of the query string that are not in the endpoint's signature.
+    `query`: parameters of the query string that are not in the endpoint's signature. `tickets`: uses of tickets that
+    are accepted as `?ticket=`.
     """
 
     access: Access = Access.CALLER
@@ -80,6 +94,8 @@ class Rules:
     lasts: Lasts = Lasts.SHORT
     hot: Endpoint | None = None
     query: frozenset[str] = frozenset()
+    tickets: frozenset[Use] = frozenset()
+    narrowed: Narrowed = Narrowed.REFUSED
 
     def lasts_long(self, scope: AsgiScope) -> bool:
         """Whether this exchange may last as long as a request runs."""

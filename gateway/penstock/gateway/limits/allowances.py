@@ -25,8 +25,12 @@ from penstock.schemas.records import InferenceRequest
 PUBLIC_PER_S = 100.0
 """Calls of public routes that one address may make each second."""
 MAX_KNOWN = 10_000
+UNAUTHENTICATED_PER_S = 10.0
+"""Calls without a good key that one address may make each second."""
 REFUSALS_PER_S = 100.0
 REFUSAL_MOST_S = 5.0
+MOST_REFUSALS, MOST_REFUSALS_OF_ONE = 512, 64
+"""Refusals that are held back at once, and those of one tenant or address among them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +52,10 @@ class Totals:
 
 
 class Allowances:
-    """All questions raise TenantLimit (come again), Overloaded (likewise) or Forbidden (never)."""
+    """Every question looks at the key of the caller again, so that what waited or takes long acts by its rights of now.
+
+    All raise Unauthenticated (the key was revoked), TenantLimit, Overloaded (both: retry) or Forbidden.
+    """
 
     def __init__(
         self,
@@ -57,14 +64,17 @@ class Allowances:
         by_tenant: Mapping[str, Limits] | None = None,
         totals: Totals | None = None,
         clock: Callable[[], float] = time.monotonic,
+        renew: Callable[[Caller], Caller] = lambda caller: caller,
     ) -> None:
+        """`renew` gives a caller with the rights that its key has now, and raises Unauthenticated if it has none."""
+        self._renew = renew
         self._defaults = defaults
         self._by_tenant = by_tenant or {}
         self.totals = totals or Totals()
         self._clock = clock
         self.tenants = Tenants(lambda tenant: self.limits_of(tenant).tokens_per_minute)
         self._submissions, self._calls, self._cancels = Buckets(), Buckets(), Buckets()
-        self._public, self._refusals = Buckets(), Buckets()
+        self._public, self._unauthenticated, self._refusals = Buckets(), Buckets(), Buckets()
         self._known: dict[tuple[str, str | None], tuple[Limits, list[tuple[str, Limits]]]] = {}
         self.artifacts = ArtifactBytes(clock=clock)
         self.http = Slots("HTTP requests", self.totals.max_http)
@@ -73,13 +83,21 @@ class Allowances:
         self.transfers = Slots("transfers of artifacts", self.totals.max_transfers)
         self.large_bodies = Slots("bytes of large bodies", self.totals.large_bodies_bytes)
         self.public = Slots("public requests", self.totals.max_public)
+        self.refusals = Slots("refusals that wait", MOST_REFUSALS)
 
     def limits_of(self, tenant: str) -> Limits:
         return self._by_tenant.get(tenant, self._defaults)
 
+    def current(self, caller: Caller) -> Caller:
+        """The caller with its rights of now. Ask it right before an act that others than `Allowances` decide.
+
+        Raises Unauthenticated.
+        """
+        return self.with_priority(self._renew(caller))
+
     def with_priority(self, caller: Caller) -> Caller:
         """The caller with the most urgent priority that all of its limits leave: its default must pass them."""
-        most = max(caller.max_priority, *(limits.max_priority for _, limits in self._holders(caller)))
+        most = max(caller.max_priority, *(limits.max_priority for _, limits in self._holders_of(caller)))
         return caller if most == caller.max_priority else dataclasses.replace(caller, max_priority=most)
 
     # -- rates
@@ -99,7 +117,7 @@ class Allowances:
     def cancelled_more(self, caller: Caller, count: int) -> None:
         """Count so many more, whose end has been asked for at once: a debt that later ones wait for."""
         now = self._clock()
-        for holder, limits in self._holders(caller):
+        for holder, limits in self._holders_of(caller):
             if limits.cancels_per_s is not None and count > 0:
                 self._cancels.of(holder, limits.cancels_per_s, now).charge(now, count)
 
@@ -109,10 +127,17 @@ class Allowances:
         if wait_s:
             raise TenantLimit(f"this address may call {PUBLIC_PER_S:g} public routes per second", retry_after_s=wait_s)
 
-    def refusal_s(self, tenant: str) -> float:
-        """Seconds to hold a refusal back, so that those of one tenant go out at REFUSALS_PER_S."""
+    def unauthenticated_call(self, address: str) -> None:
+        """Count one call without a good key. Raises TenantLimit; calls with good keys are not counted."""
         now = self._clock()
-        bucket = self._refusals.of(tenant, REFUSALS_PER_S, now)
+        if wait_s := self._unauthenticated.of(address, UNAUTHENTICATED_PER_S, now).take(now):
+            text = f"this address may make {UNAUTHENTICATED_PER_S:g} calls without a good key per second"
+            raise TenantLimit(text, retry_after_s=wait_s)
+
+    def refusal_s(self, holder: str) -> float:
+        """Seconds to hold a refusal back, so that those of one tenant or address go out at REFUSALS_PER_S."""
+        now = self._clock()
+        bucket = self._refusals.of(holder, REFUSALS_PER_S, now)
         wait_s = min(bucket.wait_s(now), REFUSAL_MOST_S)
         if wait_s < REFUSAL_MOST_S:
             bucket.charge(now, 1)
@@ -146,7 +171,10 @@ class Allowances:
             bucket.take(now)
 
     def _holders(self, caller: Caller) -> list[tuple[str, Limits]]:
-        """Whose limits hold, by the names that errors use: the tenant's, then the key's."""
+        """Whose limits hold now, by the names that errors use: the tenant's, then the key's. Raises Unauthenticated."""
+        return self._holders_of(self._renew(caller))
+
+    def _holders_of(self, caller: Caller) -> list[tuple[str, Limits]]:
         of = (caller.tenant, caller.key_id)
         known = self._known.get(of)
         if known is not None and known[0] is caller.limits:
@@ -179,6 +207,10 @@ class Allowances:
     def hold_body(self, caller: Caller, size_bytes: int) -> Callable[[], None]:
         """Room in memory for a large body, until its exchange ends."""
         return self.large_bodies.take(self._shared(caller, self.totals.large_bodies_bytes, None), size_bytes)
+
+    def open_refusal(self, holder: str) -> Callable[[], None]:
+        """A slot for a refusal that is held back."""
+        return self.refusals.take([(holder, MOST_REFUSALS_OF_ONE)])
 
     def open_public(self, address: str | None = None) -> Callable[[], None]:
         """A slot for one exchange without a key. Raises TenantLimit where the address has its share."""
@@ -269,7 +301,7 @@ class Allowances:
         now, now_s = self._clock(), time.time()
         requests = [
             self._submissions.of(holder, limits.requests_per_s, now)
-            for holder, limits in self._holders(caller)
+            for holder, limits in self._holders_of(caller)
             if limits.requests_per_s is not None
         ]
         told: list[tuple[bytes, bytes]] = []

@@ -2,19 +2,49 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Protocol
 
 from starlette.requests import HTTPConnection
 
 from penstock.gateway.limits.limits import NO_LIMITS, Limits
-from penstock.schemas.errors import Forbidden, Unauthenticated
+from penstock.schemas.errors import Forbidden, NotFound, Unauthenticated
 
 DEFAULT_PRIORITY = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Grant:
+    """What a ticket leaves of the rights of its key. A field that is None narrows nothing."""
+
+    scopes: frozenset[str]
+    request_id: str | None = None
+    conversation_id: str | None = None
+    user_id: str | None = None
+    expires_at: float | None = None
+    """Seconds since the epoch. Exchanges that are open then end. None: only the key ends them."""
+
+    @property
+    def narrows(self) -> bool:
+        """Whether it leaves less than all of the tenant's requests."""
+        return not (self.request_id is self.conversation_id is self.user_id is None)
+
+
+class Reached(Protocol):
+    """What a request says of itself: `Entry`, or the record that is to be submitted."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def conversation_id(self) -> str | None: ...
+    @property
+    def user_id(self) -> str | None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Caller:
-    """The rights of one connection. Everything a caller reaches is narrowed to its tenant."""
+    """The rights of one connection. Everything a caller reaches is narrowed to its tenant, and to its grant."""
 
     tenant: str = "default"
     scopes: frozenset[str] = frozenset({"submit", "read", "cancel", "admin"})
@@ -23,6 +53,60 @@ class Caller:
     limits: Limits = NO_LIMITS
     """What this key may have; its tenant's limits hold beside them."""
     key_id: str | None = None
+    grant: Grant | None = None
+    """Of a caller that came with a ticket."""
+    acts_for_others: bool = False
+    """An operator's command about another tenant's request: the tenant is not that of the key."""
+
+    def on_behalf_of(self, tenant: str) -> Caller:
+        """An operator that submits a tenant's request again: the tenant's limits hold, and those of the key do not."""
+        return Caller(tenant=tenant, key_id=self.key_id, acts_for_others=True)
+
+    def narrowed(self, grant: Grant) -> Caller:
+        """The caller with what a ticket leaves of its rights."""
+        return dataclasses.replace(self, scopes=frozenset(filter(self.allows, grant.scopes)), grant=grant)
+
+    @property
+    def may_end(self) -> bool:
+        """Whether its rights can end while an exchange is open."""
+        return self.key_id is not None or self.grant is not None
+
+    @property
+    def is_narrowed(self) -> bool:
+        return self.grant is not None and self.grant.narrows
+
+    def reaches(self, request: Reached) -> bool:
+        """Whether the grant leaves this request of the tenant."""
+        grant = self.grant
+        return grant is None or (
+            grant.request_id in (None, request.request_id)
+            and grant.conversation_id in (None, request.conversation_id)
+            and grant.user_id in (None, request.user_id)
+        )
+
+    def check_reaches(self, request: Reached) -> None:
+        """Raises NotFound, as for a request of another tenant."""
+        if not self.reaches(request):
+            raise NotFound("there is no such request")
+
+    def check_conversation(self, conversation_id: str) -> None:
+        """Raises Forbidden where the grant does not leave all requests of a conversation."""
+        grant = self.grant
+        if grant is None or not grant.narrows:
+            return
+        if (grant.request_id, grant.conversation_id, grant.user_id) != (None, conversation_id, None):
+            raise Forbidden("this ticket does not reach that conversation", param="conversation_id")
+
+    def check_new(self, request: Reached) -> None:
+        """Raises Forbidden for a new request that the grant does not leave."""
+        if (grant := self.grant) is None or not grant.narrows:
+            return
+        if grant.request_id is not None:
+            raise Forbidden("this ticket is for one request: it submits none")
+        for name in ("conversation_id", "user_id"):
+            wanted = getattr(grant, name)
+            if wanted is not None and getattr(request, name) != wanted:
+                raise Forbidden(f"this ticket submits requests with {name} {wanted} only", param=name)
 
     def allows(self, scope: str) -> bool:
         return scope in self.scopes or "admin" in self.scopes
@@ -51,8 +135,11 @@ ANYBODY = Caller()
 
 
 def caller_of(connection: HTTPConnection) -> Caller:
-    """The caller that the edge found. Raises Unauthenticated if a route was reached around it."""
-    caller = connection.scope.get("state", {}).get("caller")
-    if not isinstance(caller, Caller):
+    """The caller of a connection, with the rights that its key has now: each call looks again.
+
+    Raises Unauthenticated when the key was revoked, Forbidden when it lost the scope that the route needs.
+    """
+    current = connection.scope.get("state", {}).get("current_caller")
+    if current is None:
         raise Unauthenticated("no caller was established for this connection")
-    return caller
+    return current()

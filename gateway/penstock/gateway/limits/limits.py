@@ -162,7 +162,7 @@ class Buckets:
     """One bucket for each (holder, rate), made when it is first asked for; a full one is the same as none."""
 
     def __init__(self, *, max_holders: int = 10_000) -> None:
-        """A burst is one second's worth of the rate, at least one permit."""
+        """A burst is one second's worth of the rate, at least one permit. The oldest buckets give way to new ones."""
         self._max_holders = max_holders
         self._buckets: dict[tuple[str, float], TokenBucket] = {}
 
@@ -175,6 +175,8 @@ class Buckets:
         if bucket is None:
             if len(self._buckets) >= self._max_holders:
                 self._buckets = {key: one for key, one in self._buckets.items() if not one.is_full(now)}
+                for oldest in list(self._buckets)[: max(0, len(self._buckets) - self._max_holders * 3 // 4)]:
+                    del self._buckets[oldest]
             bucket = self._buckets[(holder, rate)] = TokenBucket(rate, max(1.0, rate), now)
         return bucket
 

@@ -107,7 +107,7 @@ async def make_url(request: Request, artifact_id: str) -> dict[str, Any]:
     ttl_s = _ttl_of(await read_json(request) if await request.body() else {})
     artifact = await _described(request, artifact_id)
     url, expires_at = None, time.time() + ttl_s
-    if ttl_s <= SIGNED_URL_TTL_S:
+    if ttl_s <= SIGNED_URL_TTL_S and caller_of(request).grant is None:  # a URL of the store outlives a session
         url = await _stored(request, lambda store, _: store.presigned_url(artifact, ttl_s))
     if url is None:
         ticket, expires_at = context_of(request).tickets.issue_for_artifact(caller_of(request), artifact_id, ttl_s)

@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from penstock.gateway.context import context_of
 from penstock.gateway.edge.bodies import is_multipart, too_large
+from penstock.gateway.edge.errors import EdgeRefusal
 from penstock.gateway.limits.callers import caller_of
 from penstock.schemas.errors import InvalidRequest
 
@@ -36,6 +37,8 @@ async def form_of(request: Request) -> AsyncGenerator[FormData]:
     try:
         try:
             form = await request.form(max_files=MAX_FILES, max_fields=MAX_FIELDS)
+        except EdgeRefusal:
+            raise
         except HTTPException as error:  # as starlette says that a body is malformed
             raise InvalidRequest(f"the multipart body cannot be read: {error.detail}"[:300]) from error
         try:

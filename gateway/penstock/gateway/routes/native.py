@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request
@@ -21,7 +22,7 @@ from penstock.gateway.service.submitting import Checked, Keep
 from penstock.gateway.view.filters import RequestFilter
 from penstock.gateway.view.outputs import on_output_thread
 from penstock.schemas.cursor import decode_cursor
-from penstock.schemas.errors import InvalidRequest, PenstockError, UnsupportedParameter
+from penstock.schemas.errors import Forbidden, InvalidRequest, PenstockError, UnsupportedParameter
 from penstock.schemas.ids import new_request_id
 from penstock.schemas.records import InferenceRequest
 from penstock.schemas.requests import parse_request
@@ -117,6 +118,19 @@ async def _waited(service: GatewayService, tenant: str, request_id: str, wait_s:
     return Response(body, 200 if entry.done else 202, {"content-type": "application/json", **headers})
 
 
+def _within(caller: Caller, where: RequestFilter) -> RequestFilter:
+    """The filter with what the caller's ticket leaves. Raises Forbidden for one that asks for other requests."""
+    if (grant := caller.grant) is None or not grant.narrows:
+        return where
+    if grant.request_id is not None:
+        raise Forbidden("this ticket is for one request: ask for it by its id")
+    for name in ("conversation_id", "user_id"):
+        wanted = getattr(grant, name)
+        if wanted is not None and getattr(where, name) not in (None, wanted):
+            raise Forbidden(f"this ticket reaches requests with {name} {wanted} only", param=name)
+    return replace(where, **{n: v for n in ("conversation_id", "user_id") if (v := getattr(grant, n)) is not None})
+
+
 @router.get("/requests", summary="The caller's requests")
 async def list_requests(
     request: Request,
@@ -125,12 +139,13 @@ async def list_requests(
     limit: Limit = 20,
     order: Order = "desc",
 ) -> dict[str, Any]:
+    caller = caller_of(request)
     found = await service_of(request).lookups.page(
-        caller_of(request).tenant,
+        caller.tenant,
         limit=limit + 1,
         after=after,
         newest_first=order == "desc",
-        where=where,
+        where=_within(caller, where),
     )
     data = service_of(request).facts.requests(found[:limit])
     return page(data, has_more=len(found) > limit, id_field="request_id")

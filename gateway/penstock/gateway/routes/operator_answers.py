@@ -41,10 +41,15 @@ class Device(Answer):
 
 
 class Ticket(Answer):
-    """Connect with `/v1/ws?ticket=…` within `expires_in` seconds; it works once per gateway."""
+    """What the ticket is for and reaches; null narrows nothing."""
 
     object: Literal["ticket"]
     ticket: str
+    use: Literal["socket", "read", "session"]
+    scopes: list[str]
+    request_id: str | None
+    conversation_id: str | None
+    user_id: str | None
     expires_in: int
     expires_at: Time
 
@@ -161,7 +166,7 @@ class WaitingWithoutWorker(Answer):
 class Dependency(Answer):
     """The last probe of what the gateway depends on; `ok` is null before the first."""
 
-    name: Literal["artifacts", "orders"]
+    name: Literal["artifacts", "orders", "keys"]
     ok: bool | None
     checked_at: Time | None
     reason: str | None

@@ -25,7 +25,7 @@ from penstock.gateway.service.subscriptions import SlowConsumer, Stopping
 from penstock.gateway.view.frames import Frame, ResultFrame
 from penstock.gateway.view.hub import Gone
 from penstock.schemas.cursor import decode_cursor
-from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError, error_body
+from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError, UnsupportedParameter, error_body
 from penstock.schemas.finite_json import no_constant
 from penstock.schemas.ids import check_conversation_id, idempotent_request_id
 
@@ -40,6 +40,14 @@ MAX_SUBSCRIPTIONS = 1_000
 MAX_RUNNING = 64
 """Frames of one socket that are worked on at once; further ones wait unread."""
 CLOSE_TIMEOUT_S = 5.0
+FIELDS = {
+    "submit": {"type", "id", "request", "idempotency_key"},
+    "subscribe": {"type", "id", "request_id", "conversation_id", "after"},
+    "unsubscribe": {"type", "id", "request_id", "conversation_id"},
+    "cancel": {"type", "id", "request_id"},
+    "ping": {"type", "id"},
+}
+"""Frames of clients by type. A field beside these is refused: it would be ignored otherwise."""
 _EXPECTED = (WebSocketDisconnect, SlowConsumer, Stopping, OSError, RuntimeError)
 """How the parts of a session end when its client or the gateway goes; a send on what is closed is a RuntimeError."""
 
@@ -50,7 +58,7 @@ async def websocket(socket: WebSocket) -> None:
     offered = socket.scope.get("subprotocols") or []
     service = service_of(socket)
     await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
-    session = Session(socket, service, caller_of(socket), context_of(socket).allowances)
+    session = Session(socket, service, context_of(socket).allowances)
     service.facts.sockets += 1
     try:
         await session.run()
@@ -61,10 +69,10 @@ async def websocket(socket: WebSocket) -> None:
 class Session:
     """One client's socket: a reader of its frames, and a writer of ours. Whatever ends first ends both."""
 
-    def __init__(self, socket: WebSocket, service: GatewayService, caller: Caller, allowances: Allowances) -> None:
+    def __init__(self, socket: WebSocket, service: GatewayService, allowances: Allowances) -> None:
         self._socket = socket
         self._service = service
-        self._caller = caller
+        self._tenant = caller_of(socket).tenant
         self._allowances = allowances
         self._subscription = service.subscriptions.open()
         self._followed: set[str] = set()
@@ -73,6 +81,11 @@ class Session:
         self._close_code = 1000
         self._news = NewsOfOwn()
         self._send_now: Callable[[SharedText], bool] | None = socket.scope.get("extensions", {}).get(SEND_NOW)
+
+    @property
+    def _caller(self) -> Caller:
+        """With the rights of now: each frame looks again. Raises Unauthenticated."""
+        return caller_of(self._socket)
 
     async def run(self) -> None:
         # A send that does not end (nobody reads) must not hide that this client was let go: hence the third.
@@ -118,7 +131,7 @@ class Session:
                 self._sent.set()
                 if isinstance(frame, ResultFrame):
                     self._followed.discard(frame.request_id)
-                    self._service.subscriptions.unfollow(self._subscription, self._caller.tenant, frame.request_id)
+                    self._service.subscriptions.unfollow(self._subscription, self._tenant, frame.request_id)
 
     def _reply(self, body: dict[str, Any]) -> None:
         self._subscription.push([Reply(request_id="", cursor=None, content=body)])
@@ -136,7 +149,12 @@ class Session:
                 return
             await self._room_for_replies()
             # Who sends faster than it may is read more slowly; nothing is refused.
-            if wait_s := self._allowances.frame_s(self._caller):
+            try:
+                wait_s = self._allowances.frame_s(self._caller)
+            except PenstockError:
+                self._close_code = CLOSE_UNAUTHENTICATED
+                return
+            if wait_s:
                 await asyncio.sleep(wait_s)
             await self._on_text(text)
 
@@ -160,6 +178,10 @@ class Session:
         handler = self._handlers().get(frame["type"])
         if handler is None:
             return  # unknown types are ignored, so that newer clients can talk to older gateways
+        for name in frame.keys() - FIELDS[frame["type"]]:
+            name = name[:100]
+            self._error(UnsupportedParameter(f"{name} is not supported in this frame", param=name), frame)
+            return
         while len(self._running) >= MAX_RUNNING:
             await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
         task = asyncio.create_task(self._handle(handler, frame))
@@ -195,10 +217,11 @@ class Session:
         self._reply(body)
 
     async def _submit(self, frame: dict[str, Any]) -> None:
-        self._caller.require("submit")
-        self._allowances.submission(self._caller)
-        images = take_images(frame.get("request"), self._caller.tenant)
-        asked = native_request(frame.get("request"), self._caller)
+        caller = self._caller
+        caller.require("submit")
+        self._allowances.submission(caller)
+        images = take_images(frame.get("request"), caller.tenant)
+        asked = native_request(frame.get("request"), caller)
         self._room_for_one_more()
         key = frame.get("idempotency_key")
         if key is not None and not isinstance(key, str):
@@ -210,9 +233,9 @@ class Session:
             self._news.hold(request_id)
 
         if key is not None:
-            hold(idempotent_request_id(self._caller.tenant, key))
+            hold(idempotent_request_id(caller.tenant, key))
         try:
-            checked = await self._service.submitting.check(self._caller, asked)
+            checked = await self._service.submitting.check(caller, asked)
             checked, keep = with_inputs(checked, images, self._allowances, self._service)
             accepted = await self._service.submitting.submit(checked, idempotency_key=key, on_id=hold, keep=keep)
             reply: dict[str, Any] = {"type": "accepted", "request_id": accepted.request_id}
@@ -224,14 +247,16 @@ class Session:
         finally:
             self._subscription.push([Told(request_id=one, cursor=None) for one in held])
         self._followed.add(accepted.request_id)
-        self._service.subscriptions.follow_new(self._subscription, self._caller.tenant, accepted.request_id)
+        self._service.subscriptions.follow_new(self._subscription, caller.tenant, accepted.request_id)
 
     async def _subscribe(self, frame: dict[str, Any]) -> None:
-        self._caller.require("read")
+        caller = self._caller
+        caller.require("read")
         self._room_for_one_more()
-        tenant = self._caller.tenant
+        tenant = caller.tenant
         if frame.get("conversation_id") is not None:
             conversation = check_conversation_id(frame["conversation_id"])
+            caller.check_conversation(conversation)
             self._service.subscriptions.follow_conversation(self._subscription, tenant, conversation)
             return
         request_id = _request_id(frame)
@@ -239,8 +264,9 @@ class Session:
         if after is not None and not isinstance(after, str):
             raise InvalidRequest("after must be a cursor", param="after")
         cursor = decode_cursor(after) if after else None
-        await self._service.lookups.find_whole(tenant, request_id)
+        caller.check_reaches(await self._service.lookups.find_whole(tenant, request_id))
         await self._service.subscriptions.reach(cursor)
+        self._caller.require("read")
         self._service.subscriptions.unfollow(self._subscription, tenant, request_id)
         self._followed.add(request_id)
         self._service.subscriptions.follow(self._subscription, tenant, request_id, cursor)
@@ -252,15 +278,16 @@ class Session:
     async def _unsubscribe(self, frame: dict[str, Any]) -> None:
         if frame.get("conversation_id") is not None:
             conversation = check_conversation_id(frame["conversation_id"])
-            self._service.subscriptions.unfollow_conversation(self._subscription, self._caller.tenant, conversation)
+            self._service.subscriptions.unfollow_conversation(self._subscription, self._tenant, conversation)
             return
         request_id = _request_id(frame)
         self._followed.discard(request_id)
-        self._service.subscriptions.unfollow(self._subscription, self._caller.tenant, request_id)
+        self._service.subscriptions.unfollow(self._subscription, self._tenant, request_id)
 
     async def _cancel(self, frame: dict[str, Any]) -> None:
-        self._caller.require("cancel")
-        await self._service.control.cancel(self._caller, _request_id(frame))
+        caller = self._caller
+        caller.require("cancel")
+        await self._service.control.cancel(caller, _request_id(frame))
 
     async def _ping(self, frame: dict[str, Any]) -> None:
         self._reply({"type": "pong", **({"id": frame["id"]} if "id" in frame else {})})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from penstock.common.clock import now_ms
@@ -84,17 +84,26 @@ class BulkCommands:
             if not bulk.dry_run:
                 some.append(entry)
             if len(some) == AT_ONCE:
-                await self._control.command_all(kind, some, priority)
+                await self._command_now(caller, kind, some, priority)
                 some = []
-        await self._control.command_all(kind, some, priority)
+        await self._command_now(caller, kind, some, priority)
         if not bulk.dry_run:
             self._allowances.cancelled_more(caller, len(done) - 1)
         ids = [request_id for (_, request_id), _ in zip(done, range(FIRST_IDS), strict=False)]
         return BulkDone(count=len(done), request_ids=ids, has_more=has_more, accepted_before_ms=before_ms)
 
+    async def _command_now(self, caller: Caller, kind: str, entries: Sequence[Entry], priority: int | None) -> None:
+        """Raises Unauthenticated when the key was revoked since the call began."""
+        self._allowances.current(caller)
+        await self._control.command_all(kind, entries, priority)
+
     async def _moved(self, caller: Caller, chosen: Chosen, priority: int) -> AsyncIterator[Entry]:
         lines: set[Key] = set()
-        is_chosen = _is_chosen(chosen)
+        chosen_here = _is_chosen(chosen)
+
+        def is_chosen(entry: Entry) -> bool:
+            return caller.reaches(entry) and chosen_here(entry)
+
         async for entry in self._chosen(caller, chosen):
             if not entry.may_move or entry.priority == priority:
                 continue
@@ -114,14 +123,14 @@ class BulkCommands:
             tenants = self._tenants(caller, chosen.tenant)
             await self._lookups.catch_up()
             async for entry in self._lookups.live(tenants, chosen.where.klass):
-                if is_chosen(entry):
+                if is_chosen(entry) and caller.reaches(entry):
                     yield entry
             return
         if any(self._view.in_memory((caller.tenant, one)) is None for one in chosen):
             await self._lookups.catch_up()
         for number, request_id in enumerate(dict.fromkeys(chosen), start=1):
             entry = self._lookups.peek(caller.tenant, request_id)
-            if entry is not None and not entry.closed and not entry.erased:
+            if entry is not None and caller.reaches(entry) and not entry.closed and not entry.erased:
                 yield entry
             if number % PEEKED_AT_ONCE == 0:
                 await asyncio.sleep(0)  # others have their turn on the loop

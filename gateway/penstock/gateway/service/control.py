@@ -62,14 +62,18 @@ class Control:
         It may have ended by the time that this returns: a worker is quick.
         """
         self._allowances.cancel(caller)
-        return await self._cancel(caller.tenant, request_id, None)
+        return await self._cancel(caller.tenant, request_id, None, caller)
 
     async def abandon(self, tenant: str, request_id: str, reason: str = "the client disconnected") -> None:
         """Cancel a request that nobody wants any more. It counts against no limit. Raises NotFound."""
         await self._cancel(tenant, request_id, reason)
 
-    async def _cancel(self, tenant: str, request_id: str, reason: str | None) -> tuple[Entry, bool]:
+    async def _cancel(
+        self, tenant: str, request_id: str, reason: str | None, caller: Caller | None = None
+    ) -> tuple[Entry, bool]:
         entry = await self._lookups.find(tenant, request_id)
+        if caller is not None:
+            self._allowances.current(caller).check_reaches(entry)
         if entry.done:
             return await self._lookups.with_outcome(entry), False
         await self._command("cancel", entry, reason)

@@ -289,7 +289,7 @@ class Redriving:
             history=letter.history,
         )
         trace = letter.original_headers.get(HEADER_TRACEPARENT, b"").decode(errors="replace") or None
-        await self._submit(Caller(tenant=row.tenant, key_id=caller.key_id), request, trace, give_up)
+        await self._submit(caller.on_behalf_of(row.tenant), request, trace, give_up)
         await self._mark(caller, row, REDRIVEN, new_id)
         return new_id
 

@@ -108,6 +108,7 @@ class Submitter:
         Raises ModelNotFound, InvalidRequest (an unknown pool, another's conversation, a callback), Forbidden,
         TenantLimit, BrokerUnavailable, and what `check_abilities` raises.
         """
+        caller.check_new(request)
         if request.output is not None:
             self._check_place(request.output.store, request.output.prefix)
         if request.callback_url is not None:
@@ -150,7 +151,8 @@ class Submitter:
         `traceparent` is the caller's; one that is not well-formed, or none, begins a new trace. `on_id` is told the id
         before the record is sent. `keep` stores what came with the request, before the record is sent and only if it
         is sent; what it raises refuses the request.
-        Raises TenantLimit, Overloaded, BrokerUnavailable, TooLarge, IdempotencyKeyReused.
+        Raises Unauthenticated when the key was revoked meanwhile, TenantLimit, Overloaded, BrokerUnavailable, TooLarge,
+        IdempotencyKeyReused.
         """
         with self._outstanding(checked):
             return await self._submit(checked, idempotency_key, traceparent, on_id, keep)
@@ -164,7 +166,7 @@ class Submitter:
         keep: Keep | None = None,
     ) -> Accepted:
         if idempotency_key is not None:
-            return await self._submit_once(checked.request, idempotency_key, traceparent, keep)
+            return await self._submit_once(checked, idempotency_key, traceparent, keep)
         return await self._submit_new(checked, traceparent, on_id, keep)
 
     async def has_key(self, tenant: str, idempotency_key: str) -> bool:
@@ -211,7 +213,7 @@ class Submitter:
         Raises as `submit`, and Gone when that one was erased.
         """
         with self._outstanding(checked):
-            return await self._submit_as(checked.request, traceparent, None)
+            return await self._submit_as(checked, traceparent, None)
 
     async def submit_together(self, many: Sequence[Checked]) -> list[PenstockError | None]:
         """Submit requests that nobody has submitted, under the ids that they have; why each is refused, if it is.
@@ -257,7 +259,7 @@ class Submitter:
         if found is not None:
             return Accepted(request.request_id, replayed=True)
         try:
-            await self._produce(request, traceparent, keep)
+            await self._produce(dataclasses.replace(checked, request=request), traceparent, keep)
         except BaseException as error:
             unanswered = isinstance(error, BrokerUnavailable) and not isinstance(error.__cause__, NotFound)
             if unanswered or former is not None or isinstance(error, asyncio.CancelledError):
@@ -293,19 +295,18 @@ class Submitter:
             klass = priority_class(request.priority)
             raise Overloaded(f"the gateway holds as many {klass} requests as it may; try again", retry_after_s=1)
 
-    async def _submit_once(
-        self, request: InferenceRequest, key: str, traceparent: str | None, keep: Keep | None
-    ) -> Accepted:
+    async def _submit_once(self, checked: Checked, key: str, traceparent: str | None, keep: Keep | None) -> Accepted:
         """A repeat of a key is the same request, at every gateway, while the horizon lasts."""
         check_idempotency_key(key)
-        request_id = idempotent_request_id(request.tenant, key)
-        request = dataclasses.replace(request, request_id=request_id)
-        return await self._submit_as(request, traceparent, keep, claims=True)
+        request_id = idempotent_request_id(checked.request.tenant, key)
+        request = dataclasses.replace(checked.request, request_id=request_id)
+        return await self._submit_as(dataclasses.replace(checked, request=request), traceparent, keep, claims=True)
 
     async def _submit_as(
-        self, request: InferenceRequest, traceparent: str | None, keep: Keep | None, *, claims: bool = False
+        self, checked: Checked, traceparent: str | None, keep: Keep | None, *, claims: bool = False
     ) -> Accepted:
         """`claims`: the id says nothing of the content, so the content claims it before it is sent."""
+        request = checked.request
         request_id = request.request_id
         while (running := self._same_key.get(request_id)) is not None:
             try:
@@ -320,7 +321,7 @@ class Submitter:
             await self._follower.catch_up()
             content = self._content_known(request)
             if content is None:
-                content = await self._produce(request, traceparent, keep, claims=claims)
+                content = await self._produce(checked, traceparent, keep, claims=claims)
             future.set_result(content_hash(request) if content is None else content)
             if content is not None:
                 self._check_same(content, request)
@@ -380,9 +381,10 @@ class Submitter:
         )
 
     async def _produce(
-        self, request: InferenceRequest, traceparent: str | None, keep: Keep | None, *, claims: bool = False
+        self, checked: Checked, traceparent: str | None, keep: Keep | None, *, claims: bool = False
     ) -> str | None:
         """Send the record. Returns what `_claim` does: then nothing was sent."""
+        request = checked.request
         self._check_room(request)
         record = self._record(request, traceparent)
         if keep is not None:
@@ -393,6 +395,7 @@ class Submitter:
         try:
             if claims and (standing := await self._claim(request)) is not None:
                 return standing
+            self._allowances.current(checked.caller)  # the key may have been revoked during a wait
             key = (request.tenant, request.request_id)
             if request.stream:  # before its first piece can come: whoever sent it here comes here for it, as a rule
                 self._view.streams.expect(key)

@@ -96,6 +96,10 @@ class RequestState:
     former_partition: int | None = None
     """Where its events were expected, before the topic got more partitions."""
 
+    @property
+    def user_id(self) -> str | None:
+        return self.labels.user_id
+
     def __post_init__(self) -> None:
         self.fold = ResultFold(request_id=self.request_id, tenant=self.tenant)
         self.statuses = StatusFold(self.request_id, self.tenant)
