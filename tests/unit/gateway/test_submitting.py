@@ -35,6 +35,7 @@ from penstock.schemas.errors import (
     PenstockError,
     StoreUnavailable,
     TenantLimit,
+    Unauthenticated,
 )
 from penstock.schemas.ids import idempotent_request_id
 from penstock.schemas.records import InferenceRequest
@@ -399,4 +400,22 @@ async def test_a_request_whose_images_cannot_be_kept_is_not_sent(gateway: Gatewa
 
     with pytest.raises(StoreUnavailable):
         await gateway.submit(asked(), keep=keep)
+    assert gateway.written == []
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_a_key_that_is_revoked_while_the_store_is_waited_for_submits_nothing(key: str | None) -> None:
+    revoked: list[bool] = []
+
+    def renew(caller: Caller) -> Caller:
+        if revoked:
+            raise Unauthenticated("this key was revoked")
+        return caller
+
+    async def keep(request_id: str) -> None:
+        revoked.append(True)
+
+    gateway = Gateway(Allowances(renew=renew))
+    with pytest.raises(Unauthenticated):
+        await gateway.submit(asked(), idempotency_key=key, keep=keep)
     assert gateway.written == []
