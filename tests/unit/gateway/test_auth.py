@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI, Request, WebSocket
+from starlette.datastructures import Headers
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
@@ -16,9 +17,9 @@ from kit.gateway_http import client, gateway_app
 from penstock.gateway.edge.auth import AuthPolicy, UnsafeBind, check_bind
 from penstock.gateway.edge.keys import create_key, list_keys, revoke_key
 from penstock.gateway.edge.rules import Rules, Scope
-from penstock.gateway.limits.callers import Caller, caller_of
+from penstock.gateway.limits.callers import Caller, Grant, caller_of
 from penstock.gateway.routes.tickets import router as tickets_router
-from penstock.schemas.errors import Forbidden
+from penstock.schemas.errors import Forbidden, Unauthenticated
 
 HERE = "http://127.0.0.1:8000"
 SCOPES: dict[str, Scope] = {"GET": "read", "POST": "submit", "DELETE": "cancel"}
@@ -209,3 +210,16 @@ def test_a_priority_stays_within_the_limit_of_the_key() -> None:
     assert (caller.priority(None), caller.priority(8), Caller().priority(None)) == (6, 8, 5)
     with pytest.raises(Forbidden):
         caller.priority(5)
+
+
+def test_the_rights_of_a_caller_are_those_that_its_key_has_now(policy: AuthPolicy, keys_file: Path, key: str) -> None:
+    operator = create_key(keys_file, tenant="ops", scopes=["admin"])
+    acting = policy.authenticate(Headers({"x-api-key": operator})).on_behalf_of("acme")
+    narrow = policy.authenticate(Headers({"x-api-key": key})).narrowed(Grant(scopes=frozenset({"read", "admin"})))
+    assert policy.current(acting) == acting
+    assert policy.current(narrow).scopes == {"read"}, "never more than the key has"
+    keys_file.write_text(keys_file.read_text().replace('"admin"', '"read"').replace('"acme"', '"else"'))
+    for caller in (acting, narrow):
+        with pytest.raises(Unauthenticated):
+            policy.current(caller)
+    assert policy.caller_of_work("acme", narrow.key_id) is None

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.gateway_records import request
-from penstock.gateway.limits.allowances import Allowances, Totals
+from penstock.gateway.limits.allowances import MOST_REFUSALS, MOST_REFUSALS_OF_ONE, Allowances, Totals
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.limits.limits import Buckets, Limits, TokenBucket, duration_text
 from penstock.gateway.limits.settings import LimitsSection
@@ -277,3 +277,22 @@ def test_limits_are_written_in_the_keys_file_and_on_the_command_line() -> None:
     for bad in ("outstanding", "outstanding=x", "outstandin=5", "calls_per_s=0"):
         with pytest.raises(ValueError, match=bad.split("=")[0]):
             Limits.from_texts([bad])
+
+
+def test_holders_that_are_not_idle_are_bounded_too() -> None:
+    """Addresses cost an attacker nothing: the oldest buckets give way."""
+    buckets = Buckets(max_holders=10)
+    for n in range(100):
+        buckets.of(str(n), 1.0, 0.0).take(0.0)
+    assert len(buckets) <= 10
+    assert buckets.of("99", 1.0, 0.0).take(0.0) > 0, "the newest are kept"
+
+
+def test_refusals_that_wait_are_bounded_in_all_and_by_holder() -> None:
+    allowances = Allowances()
+    for n in range(MOST_REFUSALS):
+        allowances.open_refusal(f"the address {n // MOST_REFUSALS_OF_ONE}")
+    with pytest.raises(TenantLimit):
+        allowances.open_refusal("the address 0")
+    with pytest.raises(Overloaded):
+        allowances.open_refusal("the address of another")

@@ -37,6 +37,7 @@ from penstock.schemas.errors import (
     PenstockError,
     StoreUnavailable,
     TenantLimit,
+    Unauthenticated,
 )
 from penstock.schemas.ids import idempotent_request_id
 from penstock.schemas.records import InferenceRequest, KeyClaim
@@ -483,4 +484,21 @@ async def test_parts_of_one_key_wait_for_the_first() -> None:
     parts = [(await gateway.check(asked(text)), None) for text in ("second", "first", "first")]
     answers = await gateway.submitter.submit_parts(parts, idempotency_key="k", traceparent=None)
     assert [type(one) for one in answers] == [IdempotencyKeyReused] * 3
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_a_key_that_is_revoked_while_the_store_is_waited_for_submits_nothing(key: str | None) -> None:
+    revoked: list[bool] = []
+
+    def renew(caller: Caller) -> Caller:
+        if revoked:
+            raise Unauthenticated("this key was revoked")
+        return caller
+
+    async def keep(request_id: str) -> None:
+        revoked.append(True)
+
+    gateway = Gateway(Allowances(renew=renew))
+    with pytest.raises(Unauthenticated):
+        await gateway.submit(asked(), idempotency_key=key, keep=keep)
     assert gateway.written == []

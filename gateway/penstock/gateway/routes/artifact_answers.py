@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import ConfigDict
+
 from penstock.gateway.routes.answers import Answer, Time
 
 
@@ -39,6 +41,8 @@ class ArtifactUrl(Answer):
 
 
 class UrlLifetime(Answer):
+    model_config = ConfigDict(extra="forbid")
+
     ttl_s: float | None = None
 
 
