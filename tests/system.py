@@ -176,7 +176,11 @@ class System:
         }
         lines = [f"queue_policy = {toml_value(self.queue_policy)}"]
         for name, values in sections.items():
-            lines += [f"[{name}]", *(f"{key} = {toml_value(value)}" for key, value in values.items()), ""]
+            lines += [
+                f"[{name}]",
+                *(f"{key} = {toml_value(value)}" for key, value in values.items() if value is not None),
+                "",
+            ]
         for name, tables in (("devices", self.devices), ("models", self.models), ("queues", self.queues)):
             for table in tables:
                 lines += [f"[[{name}]]", *(f"{key} = {toml_value(value)}" for key, value in table.items()), ""]

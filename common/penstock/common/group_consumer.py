@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from penstock.common.kafka_errors import client_logger, wrong_configuration
+from penstock.common.group_names import group_name
+from penstock.common.kafka_errors import client_logger
 from penstock.common.lost_brokers import LostBrokers, let_go
 from penstock.common.reader import Headers, message_headers
 from penstock.common.settings import KafkaSettings
+from penstock.schemas.errors import BrokerUnavailable
 from penstock.schemas.topics import TP
 
 logger = logging.getLogger(__name__)
@@ -58,9 +61,13 @@ class Listener:
 
 
 class GroupConsumer:
-    """Raises InvalidRequest for settings that librdkafka does not take."""
+    """A member of the group `group_id`; None: of the one that `group_name` finds for `base`."""
 
-    def __init__(self, kafka: KafkaSettings, topics: Sequence[str], group_id: str, listener: Listener) -> None:
+    def __init__(
+        self, kafka: KafkaSettings, topics: Sequence[str], group_id: str | None, listener: Listener, *, base: str = ""
+    ) -> None:
+        self._kafka = kafka
+        self._group_id, self._base = group_id, base
         self._topics = list(topics)
         self._listener = listener
         self._loop = asyncio.get_running_loop()
@@ -71,7 +78,6 @@ class GroupConsumer:
         self._lost_brokers = LostBrokers(kafka, topics[0])
         self._config: dict[str, Any] = {
             **kafka.librdkafka(),
-            "group.id": group_id,
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
             "queued.max.messages.kbytes": 8_192,
@@ -80,10 +86,7 @@ class GroupConsumer:
             "session.timeout.ms": 10_000,
             "heartbeat.interval.ms": 2_000,
         }
-        try:
-            self._consumer = Consumer(self._config, logger=client_logger)
-        except KafkaException as error:
-            raise wrong_configuration(error) from error
+        self._consumer: Consumer
         self._thread = threading.Thread(target=self._read_forever, name="penstock-group", daemon=True)
 
     def start(self) -> None:
@@ -109,20 +112,37 @@ class GroupConsumer:
 
     def _read_forever(self) -> None:
         try:
-            self._subscribe()
-            while not self._stopping:
-                if self._lost_brokers.replaces(self._consumer, busy=self._read_once()):
-                    self._replace_consumer()
-            while self._calls:
-                self._calls.popleft()()
-            self._commit(self._due)
+            if (group := self._name_group()) is not None:
+                self._config["group.id"] = group
+                self._consumer = Consumer(self._config, logger=client_logger)
+                try:
+                    self._read_until_stopped()
+                finally:
+                    self._consumer.close()
         except Exception as error:
             logger.exception("group.reader_failed")
             self._tell(
                 self._listener.on_failure, f"{', '.join(self._topics)} cannot be read any more: {type(error).__name__}"
             )
-        finally:
-            self._consumer.close()
+
+    def _name_group(self) -> str | None:
+        """Ask until Kafka answers; None if this is stopped meanwhile."""
+        while not self._stopping:
+            try:
+                return group_name(self._kafka, self._group_id, self._base, self._topics)
+            except BrokerUnavailable as error:
+                logger.warning("group.not_named topics=%s error=%s: asked again", ",".join(self._topics), error)
+                time.sleep(_POLL_S)
+        return None
+
+    def _read_until_stopped(self) -> None:
+        self._subscribe()
+        while not self._stopping:
+            if self._lost_brokers.replaces(self._consumer, busy=self._read_once()):
+                self._replace_consumer()
+        while self._calls:
+            self._calls.popleft()()
+        self._commit(self._due)
 
     def _subscribe(self) -> None:
         self._consumer.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked)

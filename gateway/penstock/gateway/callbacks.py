@@ -30,8 +30,9 @@ class WebhooksSection(Section):
     usual port is meant, unless an entry ends in `:port`."""
     internal_hosts: list[str] = Field(default_factory=list[str])
     """Exact names or addresses, as `host` or `host:port`, that may be called at private addresses too."""
-    group_id: str = Field(default="penstock-webhooks", min_length=1)
-    """The consumer group of all processes that share the work; `-statuses` behind it names the one for statuses."""
+    group_id: str | None = Field(default=None, min_length=1)
+    """The consumer group of all processes that share the work; `-statuses` behind it names the one for statuses. Null:
+    `penstock-webhooks` behind `kafka.topic_prefix`; see `worker.group_id`."""
     health_host: str = "127.0.0.1"
     """The address of /healthz, /readyz and /metrics."""
     health_port: int = Field(default=8003, ge=0, le=65_535)

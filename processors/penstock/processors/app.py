@@ -17,6 +17,7 @@ from typing import Any
 from penstock.common import admin
 from penstock.common.clock import now_ms
 from penstock.common.file_differences import file_differences
+from penstock.common.group_names import group_name
 from penstock.common.shards.shard_copy import ShardCopy
 from penstock.common.stop_bound import bounded_stop, run_process
 from penstock.common.tasks import end_all, set_within
@@ -44,6 +45,7 @@ REPORT_GAP_S = 0.25
 LEAVE_S = 15.0
 STOP_S = 35.0
 """So long a stop may take, besides the drain. A supervisor should wait a little longer: then the log says what hung."""
+GROUP = "penstock-worker"
 EXIT_OK, EXIT_FAILED, EXIT_UNREACHABLE = 0, 1, 3
 
 
@@ -120,10 +122,11 @@ class WorkerApp:
             loop.add_signal_handler(number, self._finish, EXIT_OK)
         kafka = self.settings.kafka_settings()
         partitions = await asyncio.to_thread(verify_topics, self.settings)
+        group_id = await asyncio.to_thread(name_group, self.settings)
         copy = await asyncio.to_thread(open_copy, self.settings)
         try:
             hooks = Hooks(lambda: self._finish(EXIT_FAILED), self._not_ready, self._describe, self._refresh_gauges)
-            parts = self._parts = assemble(self.settings, partitions, self._metrics, hooks, loop, copy)
+            parts = self._parts = assemble(self.settings, group_id, partitions, self._metrics, hooks, loop, copy)
             on_faults(loop, parts.worker.break_down)
             if copy is not None:
                 copy.on_failure = lambda reason: loop.call_soon_threadsafe(self._copy_failed, reason)
@@ -450,6 +453,21 @@ def verify_topics(settings: WorkerSettings) -> dict[str, int]:
         if counts[topic] != 1:
             raise CannotStart(f"{topic} must have one partition, it has {counts[topic]}")
     return {topic: counts[topic] for topic in requests}
+
+
+def name_group(settings: WorkerSettings) -> str:
+    """The consumer group. Raises CannotStart.
+
+    The request topics of all pools count: an epoch is the group's generation, and a request may change its pool.
+    """
+    kafka = settings.kafka_settings()
+    try:
+        topics = [topic for topic in admin.known_topics(kafka) if kafka.names.is_request_topic(topic)]
+        return group_name(kafka, settings.worker.group_id, GROUP, topics)
+    except BrokerUnavailable as error:
+        raise CannotStart(f"no Kafka at {kafka.bootstrap_servers}: {error}", EXIT_UNREACHABLE) from error
+    except PenstockError as error:
+        raise CannotStart(f"{error}; grant the right to describe it, or set worker.group_id") from error
 
 
 def open_copy(settings: WorkerSettings) -> ShardCopy | None:

@@ -103,6 +103,7 @@ class Hooks:
 
 def assemble(
     settings: WorkerSettings,
+    group_id: str,
     partitions: dict[str, int],
     metrics: Metrics,
     hooks: Hooks,
@@ -188,7 +189,7 @@ def assemble(
     serving.connect(flow)
     membership = Membership(
         kafka,
-        _group(settings),
+        _group(settings, group_id),
         list(partitions),
         urgency=urgency,
         on_batch=worker.on_batch,
@@ -314,10 +315,10 @@ def flow_settings(settings: WorkerSettings) -> FlowSettings:
     )
 
 
-def _group(settings: WorkerSettings) -> GroupSettings:
+def _group(settings: WorkerSettings, group_id: str) -> GroupSettings:
     conf = settings.worker
     return GroupSettings(
-        group_id=conf.group_id,
+        group_id=group_id,
         client_id=settings.worker_id,
         data_dir=conf.data_dir / "faust",
         session_timeout_s=conf.session_timeout_s,

@@ -27,8 +27,11 @@ class WorkerSection(Section):
 
     worker_id: str | None = None
     """The worker's name on `inference.worker` and in results; null: host name and process id."""
-    group_id: str = "penstock-worker"
-    """The consumer group that shares the work; never delete it while requests live."""
+    group_id: str | None = None
+    """The consumer group that shares the work, one for all pools; never delete or change it while requests live. Null:
+    `penstock-worker` behind `kafka.topic_prefix`. An installation that began with an earlier release keeps the group
+    without the prefix: its offsets there show that. Set it if the brokers do not let this client look at both groups,
+    or for a name of your own; all workers of an installation must have the same."""
     pool: str | None = None
     """Serve the request topics of this pool instead of the common ones."""
     data_dir: Path = Path(".penstock/worker")

@@ -22,6 +22,7 @@ from penstock.schemas.topics import TP
 
 logger = logging.getLogger(__name__)
 
+GROUP = "penstock-queues"
 ASK_S = 5.0
 LOOK_S = 2.0
 """Between looks for topics that do not exist yet, or a broker that does not answer."""
@@ -92,7 +93,7 @@ class QueueFeeder:
                 on_failure=self._on_failure,
             )
             topics = [queue.topic for queue in self._queues]
-            self._consumer = GroupConsumer(self._kafka, topics, self._merging.group_id, listener)
+            self._consumer = GroupConsumer(self._kafka, topics, self._merging.group_id, listener, base=GROUP)
             self._consumer.start()
             self.waits_for = None
             logger.info("queues.reading topics=%s", ",".join(topics))

@@ -57,8 +57,9 @@ class QueueMergeSection(Section):
     """Requests of all queues that may be under way for one pool at a time; the policy chooses who is next."""
     backoff_s: float = Field(default=5.0, gt=0)
     """Seconds before a message whose request was refused or failed for a passing reason is tried again."""
-    group_id: str = "penstock-queues"
-    """The consumer group in which all bridges share the queues."""
+    group_id: str | None = None
+    """The consumer group in which all bridges share the queues. Null: `penstock-queues` behind `kafka.topic_prefix`;
+    see `worker.group_id`."""
 
 
 def check_queues(queues: list[QueueSection]) -> None:

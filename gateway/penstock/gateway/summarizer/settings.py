@@ -39,8 +39,9 @@ class SummarizerSection(PolicySection):
     """Seconds that such a request has to end."""
     max_in_flight: int = Field(default=8, ge=1, le=1_000)
     """Conversations that are summed up at once."""
-    group_id: str = Field(default="penstock-summarizer", min_length=1)
-    """The consumer group under which it keeps how far each conversation is summed up."""
+    group_id: str | None = Field(default=None, min_length=1)
+    """The consumer group under which it keeps how far each conversation is summed up. Null: `penstock-summarizer`
+    behind `kafka.topic_prefix`; see `worker.group_id`."""
     data_dir: Path = Path(".penstock/summarizer")
     """A folder of this process alone: where conversations share a topic it holds a copy of them."""
     look_s: float = Field(default=5.0, gt=0)

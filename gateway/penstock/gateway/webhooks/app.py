@@ -31,6 +31,7 @@ DELIVERY_S = 10.0
 FLUSH_S = 5.0
 ASK_S, AGAIN_S = 10.0, 1.0
 LOAD_S = 120.0
+GROUP, STATUSES = "penstock-webhooks", "-statuses"
 
 
 async def run_webhooks(settings: WebhooksSettings) -> int:
@@ -62,13 +63,17 @@ class WebhookProcess:
             sender=self._sender,
             callbacks=callbacks,
             metrics=metrics,
-            consumer=lambda listener: GroupConsumer(kafka, [kafka.names.result], section.group_id, listener),
+            consumer=lambda listener: GroupConsumer(
+                kafka, [kafka.names.result], section.group_id, listener, base=GROUP
+            ),
             load=lambda partitions: read_deliveries(kafka, codecs.blocking, partitions, LOAD_S),
         )
         self._dispatcher = Dispatcher(tools, section)
-        group = f"{section.group_id}-statuses"
+        group = None if section.group_id is None else section.group_id + STATUSES
         self._statuses = StatusCalls(
-            tools, section, lambda listener: GroupConsumer(kafka, [kafka.names.status], group, listener)
+            tools,
+            section,
+            lambda listener: GroupConsumer(kafka, [kafka.names.status], group, listener, base=GROUP + STATUSES),
         )
         self._erasures = Erasures(kafka, codecs.blocking, self._erased)
         self._health = HealthServer(
