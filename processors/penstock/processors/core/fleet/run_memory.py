@@ -49,9 +49,8 @@ def run_bytes(replica: Replica, work: Work) -> int:
     if replica.device is None:
         return 0
     need = max(replica.run_bytes, work.memory_bytes)
-    requirements = None if work.body is None else work.body.request.requirements
-    if requirements is not None:
-        floor = requirements.cpu_memory_bytes if replica.device == HOST else requirements.vram_bytes
+    if (known := work.requirements) is not None:
+        floor = known.cpu_memory_bytes if replica.device == HOST else known.vram_bytes
         need = max(need, (floor or 0) - replica.bytes)
     return need
 
