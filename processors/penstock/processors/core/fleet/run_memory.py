@@ -84,9 +84,9 @@ class RunMemory:
         need = run_bytes(replica, work)
         if not need or replica.device is None:
             return None
-        free_bytes, claimant = self._ledger.free_bytes, self._claimant(replica, work)
+        free_for, claimant = self._ledger.free_for, self._claimant(replica, work)
         for device in replica.devices:
-            if free_bytes(device, claimant, now) < need:
+            if free_for(device, claimant, now) < need:
                 return device
         return None
 
