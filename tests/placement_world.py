@@ -193,7 +193,7 @@ class PlacementWorld:
                     one.state, one.ready_at = "ready", self.now
                     for device in one.grant.needs:
                         if device not in one.devices:
-                            assert self.ledger.resize(one.grant, device, 0)
+                            assert self.ledger.resize(one.grant, device, 0, self.now)
             elif one.state == "unloading" and self.now >= one.until:
                 self.ledger.release(one.grant)
                 self.replicas.remove(one)

@@ -204,6 +204,8 @@ class Engine:
         self._later(slow * self._rng.uniform(0.0, 0.02), f"prepares {run_id}", self._prepare, work, run_id, mark)
 
     def _prepare(self, work: Work, run_id: str, mark: Any) -> None:
+        if work.body is None:  # it was parked, and this run cancelled
+            return
         request = work.request
         script = script_of(request)
         if script.get("die") == "prepare":

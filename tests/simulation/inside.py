@@ -302,8 +302,8 @@ class Inside:
                 look(given.number, owner, dict(needs))
             return given
 
-        def resized(given: Grant, device: str, need_bytes: int) -> bool:
-            done = resize(given, device, need_bytes)
+        def resized(given: Grant, device: str, need_bytes: int, now: float) -> bool:
+            done = resize(given, device, need_bytes, now)
             if done:
                 look(given.number, given.owner, {device: need_bytes})
             return done

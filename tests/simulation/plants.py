@@ -1013,7 +1013,7 @@ def bytes_kept_beyond_share() -> list[Patch]:
     return [(Budget, "try_keep_body", always)]
 
 
-@plant_for("bytes_read_again")
+@plant
 def bytes_read_again_beyond_share() -> list[Patch]:
     """Parked records are read again though others have all the room."""
     return [(Budget, "room", lambda self, klass, lane: 1 << 40)]

@@ -131,8 +131,8 @@ class Requests:
             asked = [work for work in ahead if work in works]
             if not asked:
                 continue  # another turn of their conversation has started since
-            here = [work for work in ahead[: ahead.index(asked[-1]) + 1] if work.stage is not Stage.PARKED]
-            size = sum(work.size_bytes for work in here) - max(work.size_bytes for work in asked)
+            sizes = [one.size_bytes for one in ahead[: ahead.index(asked[-1]) + 1] if one.stage is not Stage.PARKED]
+            size = sum(sizes) - max(sizes, default=0)  # the one that exceeds may have been asked for after these
             if size > self._share_bytes:
                 raise Violation(f"bodies: {asked[-1]} is read again behind {size} bytes, of {self._share_bytes}")
 

@@ -139,15 +139,15 @@ class Flow:
         grants = self.grants = Grants(
             registry, scheduler, lanes, statuses, run_memory, claim, emit, settings.max_execution_s
         )
-        fetching = Fetching(registry, scheduler, budget, emit)
-        rooms = Rooms(admission, grants, run_memory, settings.affinity_s)
-        preparing = Preparing(admission, grants, fetching, statuses, run_memory)
-        suspects = SuspectStarts(admission, claim, grants, run_memory, preparing)
-        starter = Starter(scheduler, admission, claim, grants, fetching, rooms, run_memory, preparing, suspects)
         rereads = Rereads(emit, budget.ends_limit)
         holdings = self._holdings = Holdings(
             registry, gate, scheduler, budget, lanes, memory, grants, run_memory, agenda, emit, rereads
         )
+        fetching = Fetching(registry, scheduler, budget, holdings, emit)
+        rooms = Rooms(admission, grants, run_memory, settings.affinity_s)
+        preparing = Preparing(admission, grants, fetching, statuses, run_memory)
+        suspects = SuspectStarts(admission, claim, grants, run_memory, preparing)
+        starter = Starter(scheduler, admission, claim, grants, fetching, rooms, run_memory, preparing, suspects)
         histories = Histories(lanes, ledger, explainer, emit, settings.worker_id, earlier_attempts)
         endings = self.endings = Endings(registry, holdings, lanes, streams, histories, emit)
         self.durable = Durable(registry, holdings, endings, emit, deaths)
@@ -194,7 +194,7 @@ class Flow:
             placement,
         )
         self._commanding = Commanding(
-            registry, gate, scheduler, budget, lanes, endings, unkept, statuses, agenda, emit, commands
+            registry, gate, scheduler, holdings, lanes, endings, unkept, statuses, agenda, emit, commands
         )
         self.orders = Orders(scheduler, lanes, lifecycle, agenda)
         self.watch = FleetWatch(scheduler, lanes, memory, grants, heads, views, agenda)

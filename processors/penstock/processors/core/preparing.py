@@ -54,12 +54,13 @@ class Preparing:
         elif work.stage is Stage.PARKED:
             if (device := self._memory.others_lack(replica, work, now)) is not None:
                 return Refusal("memory", device=device)
-            self._fetching.fetch(lane, work.klass, at_least_one=must_fetch)
+            self._fetching.fetch(lane, work.klass, work if must_fetch else None)
         elif work.stage is Stage.QUEUED:
             if not may_prepare:
                 return UNPREPARED
             self._grants.prepare(replica, work, now)
-        if work.run is None or now - work.run.preparing_since < PREPARE_PATIENCE_S:
+        waits_s = 0.0 if work.run is None else now - work.run.preparing_since
+        if work.stage is not Stage.PARKED and waits_s < PREPARE_PATIENCE_S:
             room.set_aside(work.cost)
         return UNPREPARED
 

@@ -166,7 +166,7 @@ class World:
         replica.state, replica.ready_at = "ready", self.now
         for device in replica.grant.needs:
             if device not in replica.devices:
-                self.ledger.resize(replica.grant, device, 0)
+                self.ledger.resize(replica.grant, device, 0, self.now)
 
     # -- what a policy may do
 

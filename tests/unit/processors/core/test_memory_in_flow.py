@@ -157,6 +157,43 @@ def test_parked_requests_are_not_read_again_to_wait_for_memory(inline: bool) -> 
     assert len(world.ended) == 90
 
 
+@pytest.mark.parametrize("known_by", ["requirements", "preparing"])
+def test_bytes_of_requests_that_wait_for_memory_keep_to_their_share(known_by: str) -> None:
+    """How much each run takes is known from its record, or when it is prepared. The record need not stay for that."""
+    world = Card(80, {"a": gb(10)}, slots=8, intake_bytes=60_000)
+    world.inline = False
+    world.configure()
+    world.observe()
+    if known_by == "preparing":
+        world.memory = lambda work: 30 * GB
+    requirements = Requirements(vram_bytes=40 * GB) if known_by == "requirements" else None
+    for number in range(60):
+        world.submit(f"r{number}", size=2000, requirements=requirements)
+    share = world.flow.budget.pair_share_bytes
+    while world.flow.works:
+        world.pass_time(0.1)
+        assert world.running
+        waiting = [work for work in world.flow.works.values() if work.request_id not in world.running]
+        assert sum(work.size_bytes for work in waiting if work.body is not None) <= share + 2000
+        world.finish(next(iter(world.running)))
+    assert len(world.ended) == 60
+
+
+def test_room_is_kept_only_for_a_parked_request_that_is_being_read() -> None:
+    """One that is not read, since those before it fill the share, must not hold up what can start behind it."""
+    world = Card(80, {"a": gb(10)}, slots=2, intake_bytes=60_000)
+    world.inline = False
+    world.configure()
+    world.observe()
+    world.memory = lambda work: (1 if work.request_id == "small" else 60) * GB
+    world.submit("runs", HIGH, size=10)
+    for number in range(4):
+        world.submit(f"large{number}", MEDIUM, size=world.flow.budget.pair_share_bytes)
+    world.submit("small", LOW, size=50)
+    world.pass_time(0.5)
+    assert set(world.running) == {"runs", "small"}
+
+
 def test_an_idle_model_goes_for_one_that_is_waited_for_and_comes_back_when_it_is() -> None:
     world = card(80, a=gb(50), b=gb(50))
     world.submit("a1", model="a")

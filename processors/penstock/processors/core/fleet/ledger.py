@@ -167,7 +167,6 @@ class Ledger:
         self._devices = {capacity.device: _Device(capacity) for capacity in devices}
         self._grants: dict[int, Grant] = {}
         self._number = 0
-        self._now = float("-inf")
         self._longest_reservation_s = longest_reservation_s
 
     # -- what is measured
@@ -205,7 +204,6 @@ class Ledger:
         """
         if not needs or any(need < 0 or device not in self._devices for device, need in needs.items()):
             raise ValueError(f"cannot grant {dict(needs)}")
-        self._now = max(self._now, now)
         claimant = reserved_as or owner
         for device, need in needs.items():
             held = self._devices[device]
@@ -219,12 +217,12 @@ class Ledger:
         self.cancel_reservations(claimant)
         return grant
 
-    def resize(self, grant: Grant, device: str, need_bytes: int) -> bool:
+    def resize(self, grant: Grant, device: str, need_bytes: int, now: float) -> bool:
         """Change what a grant holds on a device: down always, up only if it fits now. Raises IllegalRelease."""
         self._check_held(grant)
         held = self._devices[device]
         more = need_bytes - held.held.get(grant.number, 0)
-        if more > 0 and (not held.observed or more > held.free_for(grant.owner, self._now)):
+        if more > 0 and (not held.observed or more > held.free_for(grant.owner, now)):
             return False
         held.set_held(grant.number, need_bytes)
         return True
@@ -304,10 +302,13 @@ class Ledger:
     def limit_bytes(self, device: str) -> int:
         return self._devices[device].capacity.limit_bytes
 
-    def free_bytes(self, device: str, owner: str | None = None, now: float = 0.0) -> int:
-        """What could be granted now; 0 while it is not observed. With an owner: less what is kept for others."""
-        held = self._devices[device]
-        return held.free_bytes if owner is None else held.free_for(owner, now)
+    def free_bytes(self, device: str) -> int:
+        """What is not granted or used; 0 while it is not observed."""
+        return self._devices[device].free_bytes
+
+    def free_for(self, device: str, owner: str, now: float) -> int:
+        """What could be granted to an owner now: what is free, less what is reserved for others."""
+        return self._devices[device].free_for(owner, now)
 
     def reserved_bytes(self, device: str) -> int:
         """Granted bytes."""

@@ -45,7 +45,7 @@ class Measurements:
                 continue
             for device, measured_bytes in by_device.items():
                 if device == replica.device:
-                    self._measured(replica, measured_bytes, (peaks or {}).get((model, number), 0))
+                    self._measured(replica, measured_bytes, (peaks or {}).get((model, number), 0), now)
                 elif device in replica.devices and replica.grant is not None:
                     self._ledger.measure(replica.grant, device, max(0, measured_bytes - held_by_runs(replica)))
         self._agenda.plan_soon()
@@ -56,7 +56,7 @@ class Measurements:
         for device in known.intersection(devices):
             self._ledger.unobserve(device)
 
-    def _measured(self, replica: Replica, measured_bytes: int, peak_bytes: int = 0) -> None:
+    def _measured(self, replica: Replica, measured_bytes: int, peak_bytes: int, now: float) -> None:
         """What it holds now and has held, less what its runs were granted.
 
         Beyond its grant that is booked too: what it took once it may take again. Where it does not fit, what it holds
@@ -77,25 +77,25 @@ class Measurements:
         for booked in (kept_bytes, now_bytes):
             if booked == replica.bytes or (booked < replica.bytes and not replica.shared):
                 return
-            if self._ledger.resize(grant, device, booked):
+            if self._ledger.resize(grant, device, booked, now):
                 if booked < replica.bytes:
                     self._memory.is_back()
                 replica.bytes = booked
                 return
 
-    def warmed_up(self, lane: Lane, replica: Replica, measured_bytes: int, peak_bytes: int) -> None:
+    def warmed_up(self, lane: Lane, replica: Replica, measured_bytes: int, peak_bytes: int, now: float) -> None:
         """It is ready. On a card it holds by now what it will hold: what was granted beyond that comes back.
 
         Main memory is another matter: what an engine has reserved there it holds only once it has used it.
         """
-        self._measured(replica, measured_bytes, peak_bytes)
+        self._measured(replica, measured_bytes, peak_bytes, now)
         if replica.grant is None or replica.device in (None, HOST) or lane.needs is None:
             return
         self.learn(lane, replica, whole_life=True)
         enough = max(replica.peak_bytes, self._memory.booked(lane))
         replica.least_bytes = min(enough, max(replica.bytes, replica.least_bytes))
         if enough < replica.bytes:
-            self._ledger.resize(replica.grant, replica.grant.device, enough)
+            self._ledger.resize(replica.grant, replica.grant.device, enough, now)
             replica.bytes = enough
 
     def learn(self, lane: Lane, replica: Replica, *, whole_life: bool) -> None:
@@ -124,8 +124,8 @@ class Measurements:
             self._estimates.raise_after_oom(self._memory.key_of(lane, kind), needs.shape, replica.booked_bytes)
             self._agenda.plan_soon()
 
-    def settled(self, replica: Replica) -> None:
+    def settled(self, replica: Replica, now: float) -> None:
         """It is loaded: the main memory that its weights passed through comes back."""
         grant = replica.grant
         if grant is not None and replica.device != HOST and HOST in grant.needs:
-            self._ledger.resize(grant, HOST, 0)
+            self._ledger.resize(grant, HOST, 0, now)

@@ -99,9 +99,9 @@ class Replicas:
         if replica.state is ReplicaState.LOADING:
             self._forecast.loaded(model, now - replica.load_began)
         lane.up(replica, slots, tokens, inline=inline, now=now)
-        self._measurements.settled(replica)
+        self._measurements.settled(replica, now)
         if measured_bytes is not None:
-            self._measurements.warmed_up(lane, replica, measured_bytes, peak_bytes)
+            self._measurements.warmed_up(lane, replica, measured_bytes, peak_bytes, now)
         self._agenda.plan_soon()
         self._agenda.look_at(lane)
 

@@ -49,9 +49,8 @@ def run_bytes(replica: Replica, work: Work) -> int:
     if replica.device is None:
         return 0
     need = max(replica.run_bytes, work.memory_bytes)
-    requirements = None if work.body is None else work.body.request.requirements
-    if requirements is not None:
-        floor = requirements.cpu_memory_bytes if replica.device == HOST else requirements.vram_bytes
+    if (known := work.requirements) is not None:
+        floor = known.cpu_memory_bytes if replica.device == HOST else known.vram_bytes
         need = max(need, (floor or 0) - replica.bytes)
     return need
 
@@ -85,9 +84,9 @@ class RunMemory:
         need = run_bytes(replica, work)
         if not need or replica.device is None:
             return None
-        free_bytes, claimant = self._ledger.free_bytes, self._claimant(replica, work)
+        free_for, claimant = self._ledger.free_for, self._claimant(replica, work)
         for device in replica.devices:
-            if free_bytes(device, claimant, now) < need:
+            if free_for(device, claimant, now) < need:
                 return device
         return None
 

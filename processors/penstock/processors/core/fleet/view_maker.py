@@ -84,7 +84,7 @@ class Views:
     def fits_now(self, lane: Lane, need_bytes: int, now: float) -> bool:
         devices = self._memory.candidate_devices(lane)
         return lane.spec.count <= sum(
-            need_bytes <= self._ledger.free_bytes(one.device, lane.name, now) for one in devices
+            need_bytes <= self._ledger.free_for(one.device, lane.name, now) for one in devices
         )
 
     def replica(self, lane: Lane, replica: Replica) -> plan.ReplicaView:

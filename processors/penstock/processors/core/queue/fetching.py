@@ -9,6 +9,7 @@ from penstock.processors.core.effects import Effect, Fetch
 from penstock.processors.core.fleet.lane import Lane
 from penstock.processors.core.queue.budget import Budget
 from penstock.processors.core.queue.scheduler import Scheduler
+from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.work import Work
@@ -25,13 +26,14 @@ class Fetching:
     _registry: Registry
     _scheduler: Scheduler[Work]
     _budget: Budget
+    _holdings: Holdings
     _emit: Callable[[Effect], None]
 
     def ahead(self, lane: Lane) -> None:
         """Before their turn comes, while few of their class have their bytes."""
         for klass, parked in lane.parked.items():
             if parked and self._scheduler.fronts.depth(lane.name, klass) - parked < FETCH_AHEAD // 2:
-                self.fetch(lane, klass, at_least_one=False)
+                self.fetch(lane, klass)
 
     def fetch_one(self, lane: Lane, work: Work) -> None:
         """Have this request's bytes read again, whatever stands before it and whatever its class has."""
@@ -39,20 +41,37 @@ class Fetching:
         lane.parked[work.klass] -= 1
         self._emit(Fetch(work.tp, (work.key[2],), CLASSES.index(work.klass)))
 
-    def fetch(self, lane: Lane, klass: str, *, at_least_one: bool) -> None:
-        """Have the bytes of the first parked requests of a class read again, as many as their share has room for."""
+    def fetch(self, lane: Lane, klass: str, first: Work | None = None) -> None:
+        """Have the bytes of the first parked requests of a class read again, as many as their share has room for.
+
+        `first` may exceed the share, unless those before it in the queue exceed it already.
+        """
         wanted: dict[tuple[str, int], list[int]] = {}
-        room = self._budget.room(klass, lane.name)
-        for work in self._scheduler.fronts.ahead(lane.name, klass, FETCH_AHEAD):
+        queue = self._scheduler.fronts.ahead(lane.name, klass, FETCH_AHEAD)
+        room, ahead_bytes, share_bytes = self._budget.room(klass, lane.name), 0, self._budget.pair_share_bytes
+        exceeds = False
+        for work in queue:
             if work.stage is Stage.FETCHING:
                 room -= work.size_bytes
-            if work.stage is not Stage.PARKED:
-                continue
-            room -= work.size_bytes
-            if room < 0 and (wanted or not at_least_one):
-                break
-            self._registry.transition(work, "fetch", Stage.FETCHING)
-            lane.parked[klass] -= 1
-            wanted.setdefault(work.tp, []).append(work.key[2])
+            if work.stage is Stage.PARKED:
+                room -= work.size_bytes
+                if room < 0:
+                    if work is not first or ahead_bytes > share_bytes:
+                        continue
+                    exceeds = True
+                self._registry.transition(work, "fetch", Stage.FETCHING)
+                lane.parked[klass] -= 1
+                wanted.setdefault(work.tp, []).append(work.key[2])
+            ahead_bytes += work.size_bytes
         for tp, offsets in wanted.items():
             self._emit(Fetch(tp, tuple(sorted(offsets)), CLASSES.index(klass)))
+        if exceeds and first is not None:
+            self._park_last(queue, first, ahead_bytes - first.size_bytes - share_bytes)
+
+    def _park_last(self, queue: list[Work], first: Work, excess_bytes: int) -> None:
+        """Requests behind `first` give their bytes back, the last one first, until the share has room for the rest."""
+        for work in reversed(queue):
+            if work is first or excess_bytes <= 0:
+                return
+            if self._holdings.park(work):
+                excess_bytes -= work.size_bytes

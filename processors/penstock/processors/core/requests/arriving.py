@@ -153,6 +153,7 @@ class Arrivals:
             body=body,
             labels=labels_of(request),
             size_bytes=read.size_bytes,
+            requirements=request.requirements,
         )
         work.ttl_ms = ttl_ms
         work.looks = request.stream and read.origin.append_time_ms < self._registry.owned_since_ms < float("inf")

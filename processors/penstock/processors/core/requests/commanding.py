@@ -9,9 +9,9 @@ from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.commit.gate import CommitGate
 from penstock.processors.core.effects import Effect, Erase
 from penstock.processors.core.fleet.lane import Lanes
-from penstock.processors.core.queue.budget import Budget
 from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.endings import Endings
+from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.lost import key_of_lost, lost_work
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, Stage
@@ -34,7 +34,7 @@ class Commanding:
     _registry: Registry
     _gate: CommitGate
     _scheduler: Scheduler[Work]
-    _budget: Budget
+    _holdings: Holdings
     _lanes: Lanes
     _endings: Endings
     _unkept: Unkept
@@ -111,9 +111,7 @@ class Commanding:
     def _reprioritize(self, work: Work, priority: int, now: float) -> None:
         """Move it in its queue. One that runs or waits for a retry is queued there when it must start again."""
         klass = priority_class(priority)
-        if work.body is not None:
-            self._budget.drop_body(work.klass, work.lane, work.size_bytes)
-            self._budget.keep_body(klass, work.lane, work.size_bytes)
+        self._holdings.move_body(work, klass)
         if work.stage is Stage.PARKED:
             parked = self._lanes[work.lane].parked
             parked[work.klass] -= 1

@@ -86,9 +86,35 @@ class Holdings:
 
     def drop_body_over_share(self, work: Work) -> None:
         """It waits for its next attempt, and its bytes are read again before that if its share has no room for them."""
-        if work.body is not None and self._budget.over_share(work.klass, work.lane):
+        if self._budget.over_share(work.klass, work.lane):
+            self.park(work)
+
+    def move_body(self, work: Work, klass: str) -> None:
+        """Count its bytes for another class. Drop them if it waits and the share of that class has no room."""
+        has_room = self._budget.room(klass, work.lane) >= work.size_bytes
+        if not has_room and self.park(work):
+            return
+        if work.body is not None:
+            self._budget.drop_body(work.klass, work.lane, work.size_bytes)
+            self._budget.keep_body(klass, work.lane, work.size_bytes)
+
+    def park(self, work: Work) -> bool:
+        """Drop the bytes of a request that waits, unless it ends or is the one for which memory is being freed."""
+        queued = work.stage in IN_SCHEDULER and work.stage is not Stage.PARKED
+        if not (queued or work.stage is Stage.RETRYING) or work.end_with is not None or work in self._runs.heads:
+            return False
+        if work.body is not None:
             self._budget.drop_body(work.klass, work.lane, work.size_bytes)
             work.body = None
+        if queued:
+            lane = self._lanes[work.lane]
+            if work.run is not None:
+                self._grants.take_from_its_replica(lane, work)
+                self._agenda.look_at(lane)
+            work.blocked_at = None
+            self._registry.transition(work, "park", Stage.PARKED)
+            lane.parked[work.klass] += 1
+        return True
 
     def hold_line(self, work: Work) -> None:
         """Out of the scheduler, but its conversation waits for it: its next attempt runs in place.

@@ -60,6 +60,7 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
     _S.QUEUED: {
         "prepare": (_S.PREPARING,),
         "grant": (_S.RUNNING,),  # an engine that prepares as it begins
+        "park": (_S.PARKED,),  # the share of its class has no room for its bytes any more
         "lane_failed": (_S.SETTLING, _S.LOOKING),
         **_END_WAITING,
     },
@@ -69,6 +70,7 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
     },
     _S.FETCHING: {
         "fetched": (_S.QUEUED,),
+        "park": (_S.PARKED,),  # it has another class now, whose share has no room for its bytes
         "gone": (_S.LETTERING, _S.LOOKING),  # its record was deleted, or another stands in its place
         "fetched_to_end": (_S.SETTLING, _S.LOOKING),  # it was cancelled, or expired, as a fact
         "fetched_to_pass": (_S.MOVING,),  # another worker serves its model

@@ -16,7 +16,7 @@ from penstock.schemas.abilities import Need
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.fixed import fixed
 from penstock.schemas.labels import NO_LABELS, Labels
-from penstock.schemas.records import AttemptHistory, InferenceRequest, Origin, Timings
+from penstock.schemas.records import AttemptHistory, InferenceRequest, Origin, Requirements, Timings
 from penstock.schemas.told_logprobs import ToldLogprobs
 
 WorkKey = tuple[str, int, int]
@@ -200,6 +200,7 @@ class Work:
     labels: Labels = NO_LABELS
     """Known also while its bytes are not here."""
     size_bytes: int = 0
+    requirements: Requirements | None = None
     run: Run | None = None
     told: Told | None = None
     """What an earlier run has published of its stream."""

@@ -77,10 +77,8 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         grant, needs, _ = one
         before = needs.get(device, 0)
-        self.ledger.cancel_reservations("nobody")
         fits = need <= before or (self.foreign[device] is not None and need - before <= self.free(device, grant.owner))
-        self.ledger.grant(grant.owner, {"cuda:0": 1 << 40}, self.now)  # it refuses, and sees the time
-        assert self.ledger.resize(grant, device, need) == fits
+        assert self.ledger.resize(grant, device, need, self.now) == fits
         if fits:
             needs[device] = need
             self.given_back(device, before - need)
@@ -96,7 +94,7 @@ class LedgerMachine(RuleBasedStateMachine):
         with pytest.raises(IllegalRelease):
             self.ledger.release(one[0])
         with pytest.raises(IllegalRelease):
-            self.ledger.resize(one[0], "cpu", 0)
+            self.ledger.resize(one[0], "cpu", 0, self.now)
 
     @rule(device=st.sampled_from(NAMES), used=st.integers(0, 1200), ours=st.integers(0, 600))
     def observe(self, device: str, used: int, ours: int) -> None:
@@ -179,3 +177,13 @@ def test_one_that_waits_for_much_runs_and_the_small_ones_have_half_of_the_time(
         while (grant := ledger.grant("small", {"cuda:0": 50}, now)) is not None:
             running.append((now + run_s, grant))
         assert now < 5 + 30 * (run_s + LONGEST_S), "the large one waits for ever"
+
+
+def test_a_grant_grows_once_a_reservation_has_ended_whoever_asked_last() -> None:
+    ledger = Ledger(DEVICES, longest_reservation_s=LONGEST_S)
+    ledger.observe("cpu", 0)
+    grant = ledger.grant("a", {"cpu": 10}, 0.0)
+    assert grant is not None
+    assert ledger.reserve("cpu", 490, "b", float("inf"), 0.0)
+    assert not ledger.resize(grant, "cpu", 50, LONGEST_S - 1)
+    assert ledger.resize(grant, "cpu", 50, LONGEST_S)

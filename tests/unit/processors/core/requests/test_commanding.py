@@ -57,6 +57,30 @@ def test_a_parked_request_is_read_again_for_its_new_class() -> None:
     assert len(world.ended) == 40
 
 
+@pytest.mark.parametrize("stage", [Stage.QUEUED, Stage.PREPARING])
+def test_a_request_gives_its_bytes_back_if_its_new_class_has_no_room(stage: Stage) -> None:
+    world = World(intake_bytes=24_000)
+    for number in range(2):
+        world.submit(f"high{number}", HIGH, size=1_450)
+    moved = world.submit("moved", LOW, size=1_450)
+    assert moved is not None
+    if stage is Stage.PREPARING:
+        world.hold_answers = {ask.Prepare}
+        world.up(slots=4)
+    assert moved.stage is stage
+    world.reprioritize("moved", PRIORITIES[HIGH])
+    high = [work.size_bytes for work in world.flow.works.values() if work.body is not None]
+    assert sum(high) <= world.flow.budget.pair_share_bytes
+    world.hold_answers = set()
+    world.release(ask.Prepare)
+    world.up(slots=4)
+    while world.running:
+        world.finish(next(iter(world.running)))
+        world.pass_time(0.3)
+    assert not world.flow.works
+    assert world.flow.budget.used_bytes == 0
+
+
 @pytest.mark.parametrize("runs", [True, False])
 def test_one_that_runs_or_waits_for_a_retry_is_in_its_new_class_when_it_is_queued_again(runs: bool) -> None:
     world = World()
