@@ -11,9 +11,6 @@ from penstock.processors.kafka.record_follower import RecordFollower
 from penstock.schemas.codec import Codec
 from penstock.schemas.records import WorkerState
 
-GATEWAYS = b"gateway/"
-"""How the keys of gateways begin, which report on the same topic."""
-
 
 class PeerReports(RecordFollower[WorkerState]):
     """Follows the topic from its start; `on_reports` runs on the event loop, in log order."""
@@ -26,8 +23,6 @@ class PeerReports(RecordFollower[WorkerState]):
         on_reports: Callable[[Sequence[WorkerState]], None],
     ) -> None:
         def read(message: RawMessage) -> WorkerState | None:
-            if message.value is None or (message.key or b"").startswith(GATEWAYS):
-                return None
-            return codec.decode(message.value, WorkerState)
+            return None if message.value is None else codec.decode(message.value, WorkerState)
 
         super().__init__(settings, settings.names.worker, read, loop, on_reports, name="peers")
