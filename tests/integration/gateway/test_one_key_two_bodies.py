@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import uuid
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 
+from penstock.schemas.records import Origin
+from penstock.schemas.topics import request_key
+from support import wait_until
 from system import NOOP, Process, System
 
 Json = dict[str, Any]
@@ -80,3 +85,42 @@ def test_one_body_is_accepted(system: System, variant: str) -> None:
             assert again[won] == 202
             assert again[1 - won] == 422
     assert len(sides) == 2, f"one gateway won each time: {sides}"
+
+
+def test_gateways_show_the_record_that_ran_of_two_with_one_id(own_place: Any) -> None:
+    """Services on Kafka choose ids themselves. The gateways have read them at other times, and one begins again."""
+    first = own_place.gateway("first")
+    scribe, kinds = own_place.scribe, [{"conversation_id": f"c{n}", "priority": n} for n in (1, 5, 9)]
+    jobs = [scribe.request(metadata={"n": f"{number}"}, **kind) for number, kind in enumerate(kinds)]
+    shared = jobs[0].id
+    for number in (1, 2):
+        request = dataclasses.replace(jobs[number].request, request_id=shared)
+        topic = scribe.names.request(request.task, request.priority)
+        made = scribe.put(topic, request, request_key(request))
+        place = Origin(topic=topic, partition=made.partition, offset=made.offset, append_time_ms=made.timestamp_ms)
+        jobs[number] = dataclasses.replace(jobs[number], request=request, origin=place)
+    first.wait_for(shared, "accepted")
+    second = own_place.gateway("second")
+
+    def shown(gateway: Any) -> tuple[Any, ...]:
+        found = gateway.get(f"/v1/requests/{shared}").json()
+        return found["metadata"], found["conversation_id"], found["priority"], found["status"]
+
+    for gateway in (first, second):
+        assert shown(gateway) == ({"n": "0"}, "c1", 1, "accepted"), "the one that was appended first"
+    first.stop()
+    jobs[1].status("running").chunk("ran", 0)
+    again = own_place.gateway("first")
+    for gateway in (again, second):
+        wait_until(
+            lambda shows=partial(shown, gateway): shows()[0] == {"n": "1"}, 20, f"the record that ran: {gateway.url}"
+        )
+    jobs[0].status("running").end("of the other")
+    jobs[1].end("ran on")
+    third = own_place.gateway("third")
+    for gateway in (again, second, third):
+        gateway.wait_for(shared, "completed")
+        assert shown(gateway) == ({"n": "1"}, "c5", 5, "completed")
+        assert gateway.get(f"/v1/requests/{shared}").json()["result"]["text"] == "ran on"
+        assert shared in [one["request_id"] for one in gateway.get("/v1/requests?conversation_id=c5").json()["data"]]
+        assert gateway.get("/v1/requests?conversation_id=c1").json()["data"] == []

@@ -79,6 +79,16 @@ class Expected:
     origin: Origin | None = None
     terminal_offset: int = -1
     heard_ms: int | None = None
+    read: list[Origin] = field(default_factory=list[Origin])
+    """Where records of the request were read."""
+
+    def choose(self) -> None:
+        """The record that counts: the one that the results name, else the one that was appended first."""
+        followed = self.results.origin
+        if named := [one for one in self.read if followed is not None and same_origin(one, followed)]:
+            self.origin = named[0]
+        elif self.read:
+            self.origin = min(self.read, key=lambda one: (one.append_time_ms, one.topic, one.partition, one.offset))
 
 
 @dataclass
@@ -369,7 +379,10 @@ class ViewMachine(RuleBasedStateMachine):
         elif isinstance(record, ResultEvent):
             results = expected.results
             before = (results.epoch, results.attempt)
+            if results.origin is None:
+                expected.statuses.origin = record.origin
             step = results.apply(record, message.offset)
+            expected.choose()
             if is_told and (step != IGNORED or before != (results.epoch, results.attempt)):
                 expected.heard_ms = self.clock.ms
             if isinstance(step, Terminal):
@@ -383,8 +396,9 @@ class ViewMachine(RuleBasedStateMachine):
 
     def hear_request(self, expected: Expected, request: InferenceRequest, origin: Origin | None) -> None:
         expected.heard_ms = self.clock.ms
-        if expected.origin is None or origin is None or same_origin(expected.origin, origin):
-            expected.request, expected.origin = request, origin or expected.origin
+        expected.request = request
+        expected.read += [] if origin is None else [origin]
+        expected.choose()
 
     # -- keeping and losing
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from penstock.gateway.view.outputs import LargeOutput, artifact_ids_of, held_bytes
@@ -26,6 +27,24 @@ NOT_HASHED = "-"
 BLANKED = "erased"
 NEVER_MS = 1 << 62
 RUNNING = STATUS_RANKS["running"]
+MOST_OTHERS = 8
+"""Records with the id of another, whose facts are kept."""
+_OF_RECORD = (
+    "task",
+    "priority",
+    "model",
+    "pool",
+    "conversation_id",
+    "stream",
+    "redriven_from",
+    "labels",
+    "stored_text",
+    "metadata",
+    "content",
+    "accepted_ms",
+    "deadline_ms",
+)
+_facts_of_record = attrgetter(*_OF_RECORD)
 
 
 @dataclass(slots=True, eq=False)
@@ -95,6 +114,8 @@ class RequestState:
     """The newest preview, until the outcome is there."""
     former_partition: int | None = None
     """Where its events were expected, before the topic got more partitions."""
+    others: list[list[list[Any]]] = field(default_factory=list[list[list[Any]]])
+    """Other records with its id that were read: the place and the facts of each."""
 
     @property
     def user_id(self) -> str | None:
@@ -183,20 +204,51 @@ class RequestState:
         return self.ended_as or ("accepted" if self.status is None else self.status.status)
 
     def counts(self, origin: Origin | None) -> bool:
-        """Whether a record there says what the request is: of several with its id, the first one that is heard of.
+        """Whether a record there is the request. Of several with its id it is the one whose results readers follow.
 
-        The order of one log is before that: another gateway's record may stand before one that was delivered here.
+        Until there are results it is the one that was appended first.
         """
-        known = self.origin
-        if known is None or origin is None or same_origin(known, origin):
+        known, followed = self.origin, self.fold.origin
+        if known is None or origin is None or not self.content or same_origin(known, origin):
             return True
-        return (known.topic, known.partition) == (origin.topic, origin.partition) and origin.offset < known.offset
+        if followed is not None and (same_origin(known, followed) or same_origin(origin, followed)):
+            return same_origin(origin, followed)
+        return _order(origin) < _order(known)
+
+    def follow(self, origin: Origin) -> bool:
+        """Its first result names the record that runs. Whether its facts were those of another record."""
+        self.statuses.origin = origin
+        known, place = self.origin, _place(origin)
+        facts = next((facts for where, facts in self.others if where == place), None)
+        if facts is None or known is None or not self.content or same_origin(known, origin):
+            return False
+        self._put_aside(self)
+        metadata = self.metadata
+        for name, value in zip(_OF_RECORD, facts, strict=True):
+            setattr(self, name, value)
+        self.labels, self.origin = Labels(*self.labels), origin
+        self.kept_bytes += metadata_bytes(self.metadata) - metadata_bytes(metadata)
+        if self.changed_priority is not None:
+            self.priority = self.changed_priority
+        return True
+
+    def _put_aside(self, read: RequestState) -> None:
+        """Keep the facts of a record that was read."""
+        if read.origin is None or not read.content or len(self.others) >= MOST_OTHERS:
+            return
+        place = _place(read.origin)
+        if all(where != place for where, _ in self.others):
+            self.others.append([place, [*_facts_of_record(read)]])
 
     def on_request(self, request: InferenceRequest, origin: Origin | None) -> None:
         """The request was seen on its topic (or accepted here, `origin` still unknown)."""
-        if not self.counts(origin):
+        if origin is not None and not self.counts(origin):
+            other = RequestState(self.tenant, self.request_id, self.partition)
+            other.on_request(request, origin)
+            self._put_aside(other)
             return
-        if self.origin is not None and origin is not None and origin.offset != self.origin.offset:
+        if self.origin is not None and origin is not None and not same_origin(origin, self.origin):
+            self._put_aside(self)
             event = self.terminal or self.status
             if not self.lacks_outcome:
                 self.model = None if event is None else event.model
@@ -273,6 +325,15 @@ class RequestState:
         if fold.text_length:
             self.passed_over = True
             fold.forget_text()
+
+
+def _place(origin: Origin) -> list[Any]:
+    return [origin.topic, origin.partition, origin.offset, origin.append_time_ms]
+
+
+def _order(origin: Origin) -> tuple[int, str, int, int]:
+    """The same at every gateway."""
+    return origin.append_time_ms, origin.topic, origin.partition, origin.offset
 
 
 def metadata_bytes(metadata: Mapping[str, str]) -> int:

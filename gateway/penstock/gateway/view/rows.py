@@ -36,6 +36,7 @@ _FACTS = (
     "changed_priority",
     "labels",
     "stored_text",
+    "others",
 )
 _facts_of = attrgetter(*_FACTS)
 
@@ -175,6 +176,7 @@ def restored(tenant: str, request_id: str, facts: str, *, accepted_ms: int, eras
     epoch, attempt, offset, tokens = fold
     entry.fold.restore(origin=_origin(results_origin), epoch=epoch, attempt=attempt, text="", token_count=tokens)
     entry.fold.offset = offset
+    entry.statuses.origin = entry.fold.origin or entry.statuses.origin
     entry.pieces_from = pieces_from
     entry.passed_over = pieces_from >= 0
     entry.ended_as, entry.finished_ms, artifact_ids = ended

@@ -236,6 +236,10 @@ class View:
             self.tenants.on_request(entry.tenant, entry.conversation_id, entry.accepted_ms)
             self._tell_request(request)
         self._touch(entry)
+        self._tell_conversation(entry, before)
+
+    def _tell_conversation(self, entry: Entry, before: str | None) -> None:
+        """Tell followers of its conversation of it, if that is news. `before`: the conversation it was known with."""
         if before != entry.conversation_id and entry.conversation_id is not None:
             # Results may be read before the request that says whose they are.
             conversation = ("conversation", entry.tenant, entry.conversation_id)
@@ -261,6 +265,8 @@ class View:
         if entry.done or (entry.erased and not self.known.is_live(entry.key)):
             return
         entry.on_partition(message.partition)
+        if entry.fold.origin is None:
+            self._follow(entry, event.origin)
         before = entry.fold.place, entry.pieces_from
         if is_piece:
             step = self.streams.on_piece(
@@ -299,6 +305,15 @@ class View:
             entry.forget_text()
             if entry.erased:
                 self._blank(entry)
+
+    def _follow(self, entry: Entry, origin: Origin) -> None:
+        """Its first result names the record that is the request. Another one may have counted until now."""
+        before = entry.conversation_id
+        if entry.others:
+            self.census.forget(entry)  # it is counted again with its news
+        if entry.follow(origin):
+            self._pools.note(entry)
+            self._tell_conversation(entry, before)
 
     def _decode_piece(self, record: bytes) -> ResultEvent:
         self.decoded += 1
