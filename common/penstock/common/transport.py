@@ -20,6 +20,7 @@ from penstock.common.forking import forks, keep_in_children
 from penstock.common.kafka_errors import client_logger, from_kafka, too_large, wrong_configuration
 from penstock.common.outgoing import Outgoing
 from penstock.common.settings import KafkaSettings
+from penstock.common.tasks import report_fault
 from penstock.schemas.errors import (
     BrokerUnavailable,
     Forbidden,
@@ -441,5 +442,5 @@ class AsyncTransport:
         for callback, delivery in ready:
             try:
                 callback(delivery)
-            except Exception:
-                logger.exception("transport.callback_failed topic=%s", delivery.topic)
+            except Exception as error:  # the others still run
+                report_fault(f"transport.callback_failed topic={delivery.topic}", error)

@@ -8,13 +8,11 @@ from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, ParamSpec
 
-from penstock.common.tasks import end_all
+from penstock.common.tasks import FAULT, end_all, report_fault
 
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
-
-_FAULT = "penstock_fault"
 
 
 class BackgroundTasks:
@@ -43,12 +41,6 @@ class BackgroundTasks:
             report_fault(f"background.task_failed task={task.get_name()}", error)
 
 
-def report_fault(message: str, error: BaseException) -> None:
-    """Log a fault of ours, and tell whoever ends the process for it (`on_faults`). On the event loop's thread."""
-    loop = asyncio.get_running_loop()
-    loop.call_exception_handler({"message": message, "exception": error, _FAULT: True})
-
-
 def reporting(function: Callable[P, None]) -> Callable[P, None]:
     """The function, for callers who must neither end by what it raises nor take it for a failure of their own."""
 
@@ -63,13 +55,17 @@ def reporting(function: Callable[P, None]) -> Callable[P, None]:
 
 
 def on_faults(loop: asyncio.AbstractEventLoop, tell: Callable[[], None]) -> None:
-    """From now on call `tell` at each fault that is reported; what libraries leave unheard is logged as before."""
+    """From now on call `tell` at each fault that is reported, and when a callback of the loop raises.
+
+    The loop runs what `call_soon`, `call_later`, `add_reader` and `add_done_callback` were given as a handle.
+    Exceptions of libraries' tasks and transports, which have none, are only logged.
+    """
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if _FAULT not in context:
+        if FAULT not in context and "handle" not in context:
             loop.default_exception_handler(context)
             return
-        logger.error("%s", context["message"], exc_info=context["exception"])
+        logger.error("%s", context["message"], exc_info=context.get("exception"))
         tell()
 
     loop.set_exception_handler(handle)

@@ -50,7 +50,7 @@ class World:
             on_failure=lambda reason: None,
         )
 
-    def _join(self, kafka: Any, topics: Any, group_id: str, listener: Listener) -> Any:
+    def _join(self, kafka: Any, topics: Any, group_id: str | None, listener: Listener, *, base: str) -> Any:
         self.listener: Any = listener
         return SimpleNamespace(start=lambda: None, commit=self.commits.update, hold=lambda topics: None)
 
