@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -58,6 +57,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 AGAIN_S = 1.0
+LONGEST_AGAIN_S = 15.0
+"""Delays between two looks for an answer, when the first one failed: they double."""
 STORE_S = 60.0
 """So long at least an output may take to be stored, also when its request's deadline is near or has passed."""
 _AS_FIELDS = frozenset({"text_generation", "embedding"})
@@ -382,36 +383,36 @@ class Execution:
         self._tasks.start(self._look_up(effect.subject))
 
     async def _look_up(self, subject: Subject) -> None:
+        """After a failure nobody knows whether an answer exists: ask again while this worker owns the request."""
         looks = partial(self._flow.durable.awaits, subject, Stage.LOOKING)
-        finished = None
-        try:
-            finished = await self._found(subject, looks)
-        except LostOwnership:
+        again_s = AGAIN_S
+        while looks():
+            try:
+                finished = await self._found(subject, looks)
+            except LostOwnership:
+                return
+            except Exception as error:
+                fault = None if isinstance(error, PenstockError) else error
+                logger.warning("turn.look_up_waits request=%s error=%s", subject.request_id, error, exc_info=fault)
+                await asyncio.sleep(again_s)
+                again_s = min(2 * again_s, LONGEST_AGAIN_S)
+                continue
+            size = 0 if finished is None else size_of(finished.output)
+            self._flow.durable.looked_up(subject, finished, self._clock(), large=size > INLINE_BYTES, output_bytes=size)
+            self._changed()
             return
-        except Exception:
-            logger.exception("turn.look_up_failed request=%s", subject.request_id)
-        size = 0 if finished is None else size_of(finished.output)
-        self._flow.durable.looked_up(subject, finished, self._clock(), large=size > INLINE_BYTES, output_bytes=size)
-        self._changed()
 
     async def _found(self, subject: Subject, looks: Callable[[], bool]) -> Finished | None:
-        """The answer that stands. A store that is away does not tell what it knows of images: it is asked again, for
-        STORE_S, since an answer that stands is the outcome. Raises StoreUnavailable then, LostOwnership and others.
-        """
+        """The answer in the conversation; None if there is none, or its images are deleted. Raises LostOwnership."""
         if subject.task == ITEMS:
             offsets = await self._turns.appended(subject.request, looks)
             return None if offsets is None else Finished(run_id="", output={"offsets": offsets}, finish_reason=None)
         look = self._turns.summary if subject.task == SUMMARY else self._turns.answer
-        give_up = time.monotonic() + STORE_S
-        while (answer := await look(subject.request, looks)) is not None:
-            try:
-                return await self._standing("", answer)
-            except StoreUnavailable as error:
-                logger.warning("turn.look_up_waits request=%s error=%s", subject.request_id, error.message)
-                if time.monotonic() > give_up:
-                    raise
-            await asyncio.sleep(AGAIN_S)
-        return None
+        answer = await look(subject.request, looks)
+        try:
+            return None if answer is None else await self._standing("", answer)
+        except NotFound:
+            return None
 
     # -- events of a run
 
