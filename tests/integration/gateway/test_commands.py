@@ -135,6 +135,11 @@ def test_many_are_chosen_by_a_filter(own_place: Any) -> None:
 
     dry = call("reprioritize", model="a", **{"class": "low"}, priority="medium", dry_run=True)
     assert (dry["count"], dry["dry_run"], commands(scribe)) == (5, True, [])
+    scribe.request(priority=9, model="c")
+    found = call("cancel", model="c", dry_run=True)
+    scribe.request(priority=9, model="c")
+    assert call("cancel", model="c", dry_run=True)["count"] == 2
+    assert call("cancel", model="c", dry_run=True, accepted_before=found["accepted_before"])["count"] == 1
     assert call("reprioritize", model="a", older_than_s=3_600, priority=1)["count"] == 0
     assert call("reprioritize", model="b", priority=1)["count"] == 0, "it runs"
     seen: list[str] = []

@@ -12,7 +12,8 @@ from penstock.cli.commands import bulk_requests
 from penstock.cli.failures import CliFailure, ExitCode
 
 CANCEL, TO = "POST /v1/requests/cancel", "POST /v1/requests/reprioritize"
-MATCH = {"count": 12_000, "has_more": False}
+BEFORE = "2026-01-31T10:00:00.000Z"
+MATCH = {"count": 12_000, "has_more": False, "accepted_before": BEFORE}
 PARTS = [{"count": count, "has_more": more} for count, more in ((5_000, True), (5_000, True), (2_000, False))]
 LOW: Json = {"model": "m", "class": "low", "older_than_s": 600}
 LABELS = "--conversation-id c1 --user-id u1 --session-id s1 --correlation-id k1"
@@ -28,7 +29,7 @@ HIGH: Json = {"priority": "high"}
         (
             "cancel --model m --class low --older-than 10m", {CANCEL: [MATCH, *PARTS]},
             "12000 requests: cancel requested\n", "5000 of 12000\n10000 of 12000\n",
-            [{**LOW, **DRY}, *[{**LOW, "limit": bulk_requests.AT_ONCE}] * 3],
+            [{**LOW, **DRY}, *[{**LOW, "limit": bulk_requests.AT_ONCE, "accepted_before": BEFORE}] * 3],
         ),
         (
             "reprioritize --to high --tenant * --dry-run --json", {TO: MATCH},
@@ -50,6 +51,23 @@ def test_calls_and_output(
     done = gateway.run("requests", *arguments.split())
     assert (done.exit_code, done.stdout, done.stderr) == (0, stdout, stderr)
     assert gateway.bodies == bodies
+
+
+def test_calls_end_although_others_match_meanwhile(gateway: ScriptedGateway) -> None:
+    gateway.play({CANCEL: [MATCH, PARTS[0]]})
+    done = gateway.run("requests", "cancel", "--model", "m")
+    assert (done.exit_code, done.stdout) == (0, "15000 requests: cancel requested\n")
+
+
+def test_a_redrive_ends_when_the_gateway_makes_no_progress(gateway: ScriptedGateway) -> None:
+    """It called for ever."""
+    left = {"redriven": 1, "request_ids": ["r"], "skipped": [], "remaining": 5, "has_more": True, "last_id": "0/1@0:9"}
+    gateway.play({"POST /v1/admin/dlq/redrive": left})
+    done = gateway.run("dlq", "redrive", "--reason", "x", "--key", "secret")
+    assert (done.exit_code, len(gateway.bodies)) == (1, 2)
+    words = f"penstock dlq redrive --reason x --after 0/1@0:9 --url {gateway.url}"
+    assert done.stderr.endswith(f"2 were redriven: continue with: {words}\n")
+    assert [body["after"] for body in gateway.bodies] == [None, "0/1@0:9"]
 
 
 def test_the_options_that_choose_requests_are_named_and_exist() -> None:

@@ -84,6 +84,18 @@ def entry_of(request_id: str = "r", **fields: Any) -> Any:
     return SimpleNamespace(request_id=request_id, **{**known, **fields})
 
 
+async def test_many_are_abandoned_in_groups_and_one_that_was_erased_stops_none() -> None:
+    broker = Broker()
+    entries = {f"r{n}": entry_of(f"r{n}", done=n == 1, erased=n == 2) for n in range(250)}
+    parts: Any = (broker, None, None, SimpleNamespace(peek=lambda _, one: entries.get(one)), CODEC, TopicNames())
+    abandoning = Control(*parts, None, Allowances(), Threads())  # pyright: ignore[reportArgumentType]
+    left = ["unknown", *entries]
+    while handled := await abandoning.abandon_some("t", left, "why"):
+        left = [one for one in left if one not in handled]
+    assert left == ["unknown"]
+    assert [len(some) for some in broker.slices] == [98, 100, 50]
+
+
 @pytest.mark.parametrize("ended", [False, True])
 async def test_whether_a_cancel_ends_a_request_is_decided_when_it_is_asked_for(ended: bool) -> None:
     """202 became 200 where a worker was quick, though this call had asked for the end."""

@@ -60,7 +60,7 @@ def same_command(context: typer.Context, **changed: Any) -> str:
         for name, value in context.params.items()
         if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE" and name != "key"
     }
-    words = context.command_path.split()
+    words = ["penstock", *context.command_path.split()[1:]]
     for one in context.command.params:
         value = {**given, **changed}.get(one.name or "")
         if value is None or value is False:

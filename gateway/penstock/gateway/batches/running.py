@@ -36,6 +36,8 @@ T = TypeVar("T")
 IN_MEMORY_BYTES = 64 * 1024
 """So much of a part's answers is in memory; the rest lies in a temporary file beside the view's."""
 RETRY_S = 1.0
+END_S = 0.5
+"""Between looks for lines to cancel."""
 LINES_AT_ONCE, BYTES_AT_ONCE = 50, 256 * 1024
 """Lines that are submitted together: others on the loop wait meanwhile. A larger one is submitted alone."""
 
@@ -112,9 +114,10 @@ class BatchRun:
         await self._look()
         try:
             async with asyncio.TaskGroup() as group:
-                beats = group.create_task(self._beat())
+                beside = [group.create_task(self._beat()), group.create_task(self._end_flying())]
                 await self._work()
-                beats.cancel()
+                for task in beside:
+                    task.cancel()
         except BaseExceptionGroup as errors:
             raise _first(errors) from None
         finally:
@@ -317,8 +320,6 @@ class BatchRun:
             raise LeaseLost
         self.lease = beat
         self._note_stop(cancelled_at)
-        if self._stop in (Stop.CANCELLED, Stop.REVOKED):
-            await self._end_flying()
         self._count()
         if self.batch != self._written and self.batch.status != "validating":
             self._written = self.batch
@@ -345,13 +346,24 @@ class BatchRun:
                 self._stop = Stop.EXPIRED
 
     async def _end_flying(self) -> None:
-        """Ask for the end of what was submitted; a line that ends otherwise is kept as it ended."""
-        for request_id in [one for one in self._lines.flying if one not in self._commanded]:
+        """Once the batch is stopped, cancel what was submitted. A line that ends otherwise is kept as it ended.
+
+        Beside the beats: the commands may take longer than the lease lasts.
+        """
+        while True:
+            flying: list[str] = []
+            if self._stop in (Stop.CANCELLED, Stop.REVOKED):
+                flying = [one for one in self._lines.flying if one not in self._commanded]
+            done: list[str] = []
             try:
-                await self._service.control.abandon(self.batch.tenant, request_id, "its batch was cancelled")
-            except NotFound:
-                pass
-            self._commanded.add(request_id)
+                if flying:
+                    control, tenant = self._service.control, self.batch.tenant
+                    done = await control.abandon_some(tenant, flying, "its batch was cancelled")
+            except PenstockError as error:
+                logger.warning("batch.not_cancelled batch=%s reason=%s", self.batch.batch_id, error)
+            self._commanded.update(done)
+            if not done:
+                await asyncio.sleep(END_S)
 
     def _count(self) -> None:
         """Counts, and what the batch waits for if no line has ended since the last time."""

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.inputs import erase_inputs
@@ -68,6 +69,17 @@ class Control:
         """Cancel a request that nobody wants any more. It counts against no limit. Raises NotFound."""
         await self._cancel(tenant, request_id, reason)
 
+    async def abandon_some(self, tenant: str, request_ids: Sequence[str], reason: str) -> list[str]:
+        """Cancel the first of these, `AT_ONCE` at most, as `abandon`. Those that need no further call.
+
+        One that is not known yet is not among them. Raises BrokerUnavailable.
+        """
+        peeked = ((one, self._lookups.peek(tenant, one)) for one in request_ids)
+        known = dict(islice(((one, entry) for one, entry in peeked if entry is not None), AT_ONCE))
+        open_ones = [entry for entry in known.values() if not entry.done and not entry.erased]
+        await self.command_all("cancel", open_ones, reason=reason)
+        return list(known)
+
     async def _cancel(
         self, tenant: str, request_id: str, reason: str | None, caller: Caller | None = None
     ) -> tuple[Entry, bool]:
@@ -101,7 +113,9 @@ class Control:
         await self._follower.reached({(self._names.control, 0): offset + 1}, FOLLOWED_S)
         return self._view.find(entry.key) or entry
 
-    async def command_all(self, kind: str, entries: Sequence[Entry], priority: int | None = None) -> int:
+    async def command_all(
+        self, kind: str, entries: Sequence[Entry], priority: int | None = None, reason: str | None = None
+    ) -> int:
         """Send a command about each of these, in their order, and return the offset of the last one; -1 for none.
 
         Raises BrokerUnavailable; some may be sent by then.
@@ -109,7 +123,7 @@ class Control:
         offset = -1
         for start in range(0, len(entries), AT_ONCE):
             some = entries[start : start + AT_ONCE]
-            commands = [replace(_command_about(entry, kind), priority=priority) for entry in some]
+            commands = [replace(_command_about(entry, kind), priority=priority, reason=reason) for entry in some]
             for delivery in await self._transport.produce_all([self._record(command) for command in commands]):
                 if delivery.error is not None:
                     raise _refused(delivery.error)

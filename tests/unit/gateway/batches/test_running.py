@@ -22,6 +22,7 @@ from penstock.gateway.batches.running import BatchRun
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.settings import GatewaySettings
+from support import wait_until_async
 
 
 class Service:
@@ -77,6 +78,36 @@ async def test_a_stop_outlives_the_gateway_that_writes_the_files(why: str, tmp_p
         await run(kept, batch, caller, stops=True)
     await run(kept, batch, caller, stops=False)
     assert kept.get(batch.key).status == ("expired" if why == "expired" else "cancelled")
+
+
+async def test_a_cancel_of_many_lines_does_not_outlive_the_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command waited for the broker, and no beat came meanwhile: another gateway took the batch."""
+    monkeypatch.setattr(running, "BEAT_S", 0.01)
+    kept, batch, commanded = BatchStore(ArtifactStore(tmp_path)), made(), asyncio.Event()
+    kept.create(batch)
+    assert kept.take_lease(batch.key, 1, "beat")
+
+    async def never_ends(*_: Any) -> None:
+        commanded.set()
+        await asyncio.Event().wait()
+
+    lines = SimpleNamespace(close=lambda: None, flying=dict.fromkeys(map(str, range(1_000))), refusal=None)
+    monkeypatch.setattr(running, "LineRuns", lambda *_, **__: lines)
+    service: Any = Service(stops=False)
+    service.control = SimpleNamespace(abandon=never_ends, abandon_some=never_ends)
+    service.catch_up = asyncio.Event().wait
+    service.peek = lambda *_: None
+    run = BatchRun(batch, Lease(1, "beat"), kept, service, Allowances(), lambda: Caller(tenant="default"), lambda: 1)
+    task = asyncio.create_task(run.run())
+    kept.cancel(batch.key, 5)
+    await asyncio.wait_for(commanded.wait(), 30)
+    held = kept.lease(batch.key)
+    await wait_until_async(lambda: kept.lease(batch.key) != held, 5, "the next beat", promised=True)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 @pytest.mark.parametrize(("lease", "resumed"), [(1, False), (2, True)])
