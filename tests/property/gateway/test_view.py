@@ -149,7 +149,7 @@ class ViewMachine(RuleBasedStateMachine):
         """Those whose outcomes are to be read again."""
         self.view.streams.load = self.asked.append
         self.pieces = StreamPieces(codec, self.view.streams.followed)
-        self.subscriptions = Subscriptions(self.view, cast("Any", None), hub, NAMES)
+        self.subscriptions = Subscriptions(self.view, cast("Any", None), hub, NAMES, cast("Any", None))
 
     # -- writing to the topics
 

@@ -15,6 +15,7 @@ import pytest
 from kit.gateway_records import outcome, request
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.service.lookups import Lookups
+from penstock.gateway.service.turns import Turns
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.hub import Gone, Hub
@@ -49,7 +50,9 @@ class Gateway:
         self.follower: Any = Follower()
         self.threads = Threads()
         outcomes = Outcomes(KafkaSettings(), default_codec(), self.view)
-        self.lookups = Lookups(self.view, self.follower, self.hub, self.threads, outcomes)
+        self.lookups = Lookups(
+            self.view, self.follower, self.hub, self.threads, outcomes, Turns(self.view, self.threads)
+        )
 
     def leave_all_to_the_file(self) -> None:
         written = threading.Event()

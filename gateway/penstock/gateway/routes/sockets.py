@@ -232,7 +232,7 @@ class Session:
         tenant = self._caller.tenant
         if frame.get("conversation_id") is not None:
             conversation = check_conversation_id(frame["conversation_id"])
-            self._service.subscriptions.follow_conversation(self._subscription, tenant, conversation)
+            await self._service.subscriptions.follow_conversation(self._subscription, tenant, conversation)
             return
         request_id = _request_id(frame)
         after = frame.get("after")
