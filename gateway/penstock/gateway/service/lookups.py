@@ -53,7 +53,7 @@ class Lookups:
         return self._view.known.peek((tenant, request_id))
 
     async def find(self, tenant: str, request_id: str) -> Entry:
-        """Raises NotFound for unknown and foreign alike (after catching up), Gone for an erased one.
+        """Raises NotFound for unknown and foreign alike (after catching up), Gone for one that any gateway has erased.
 
         Raises Overloaded for one that has not ended here while the view cannot be written: it may have ended long ago.
         """
@@ -68,6 +68,9 @@ class Lookups:
             entry = self._view.find(key)
         if entry is None:
             raise NotFound("there is no such request")
+        if entry.done:  # another gateway may have erased it
+            await self._follower.read_commands()
+            entry = self._view.find(key) or entry
         if entry.erased:
             raise GoneError("this request was erased")
         if not entry.done and (reason := self._follower.stands_still()):
@@ -128,6 +131,7 @@ class Lookups:
 
         Raises InvalidRequest when `after` names no request.
         """
+        await self._follower.read_commands()
         await self._written()
         entries = await self._threads.lists.run_for(tenant, self._view.page, tenant, **options)
         if entries is None:
