@@ -308,6 +308,17 @@ class ViewMachine(RuleBasedStateMachine):
         self.read_all()
         self.fill(late)
 
+    @rule(
+        key=st.sampled_from(KEYS),
+        origin=st.integers(0, 1),
+        places=st.lists(st.sampled_from(PLACES), min_size=2, max_size=2, unique=True),
+    )
+    def take_over(self, key: Key, origin: int, places: list[tuple[int, int]]) -> None:
+        """One worker goes on where another one wrote: only the first piece of each says so."""
+        for place in places:
+            self.work(key, origin, place, [("chunk", 1)] * 2, None)
+            self.read_all()
+
     def want(self, wanted: Wanted) -> None:
         self.wanted.append((wanted, self.reading.positions.get((NAMES.result, wanted.partition), 0)))
 
