@@ -57,7 +57,7 @@ def threads() -> Iterator[Threads]:
 
 def watch_of(tenants: Tenants, threads: Threads, conversations: Any = None) -> TopicWatch:
     read = {(topic, 0): 0 for topic in NEEDED}
-    view: Any = SimpleNamespace(tenants=tenants, offsets=lambda: read, result_partitions=lambda count: None)
+    view: Any = SimpleNamespace(tenants=tenants, offsets=lambda: read, result_partitions=[].append)
     return TopicWatch(SETTINGS, view, threads, conversations)
 
 

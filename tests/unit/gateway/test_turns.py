@@ -31,7 +31,7 @@ class Gateway(ViewGateway):
     def __init__(self, path: Path) -> None:
         super().__init__(path, held_live=0)
         self.reads: list[tuple[str, int]] = []
-        self.on_read: Callable[[], None] = lambda: None
+        self.on_read: Callable[[], object] = lambda: None
         for number, request_id in enumerate(IDS):
             self.accept(request_id, 1_000 + number)
         self.leave_all_to_the_file()
