@@ -38,6 +38,7 @@ def service_with(part: Any, artifacts: Any = None, dependencies: Dependencies | 
         facts=part,
         submitting=part,
         lookups=part,
+        turns=part,
         deliveries=part,
         records=part,
         subscriptions=part,

@@ -13,6 +13,8 @@ from typing import Any, cast
 from kit.view_records import KEY, NAMES
 from penstock.common.reader import RawMessage
 from penstock.gateway.service.subscriptions import Subscriptions
+from penstock.gateway.service.turns import Turns
+from penstock.gateway.threads import Threads
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.request_state import Key
@@ -41,6 +43,7 @@ class ViewGateway:
 
     def __init__(self, path: Path, codec: Codec | None = None, **options: Any) -> None:
         self.path, self.codec, self.options = path, codec or default_codec(), options
+        self.threads = Threads()
         self.next = Counter[TP]()
         """The offset of the next record of each partition."""
         self.start()
@@ -50,15 +53,17 @@ class ViewGateway:
         self.store = Store(self.path, "cluster")
         self.hub = Hub()
         self.view = View(self.store, self.hub, NAMES, 1, **{"codec": self.codec, **self.options})
-        self.subscriptions = Subscriptions(self.view, cast("Any", None), self.hub, NAMES)
+        self.turns = Turns(self.view, self.threads)
+        self.subscriptions = Subscriptions(self.view, cast("Any", None), self.hub, NAMES, self.turns)
 
     def restart(self, **options: Any) -> None:
         """Kill -9, and a new process on the same file."""
-        self.close()
+        self.store.close()
         self.start(**options)
 
     def close(self) -> None:
         self.store.close()
+        self.threads.close()
 
     def message(self, tp: TP, value: Record | bytes | None, **fields: Any) -> RawMessage:
         offset = self.next[tp]

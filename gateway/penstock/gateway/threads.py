@@ -89,7 +89,7 @@ class Threads:
     """The pools of one gateway. `one_tenant`: there are no others to keep threads for."""
 
     def __init__(self, *, one_tenant: bool = False) -> None:
-        self.lists = Pool("lists", 2)
+        self.lists = Pool("lists", 2, None if one_tenant else 1)
         """Pages of requests, from the view's file."""
         self.conversations = Pool("conversations", 8, None if one_tenant else 2)
         """Topics of conversations: reading, making and deleting them."""

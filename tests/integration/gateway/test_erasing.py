@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import json
+import signal
 import threading
 from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +121,29 @@ def test_requests_with_the_same_image_at_two_gateways(erasing: Erasing) -> None:
     assert erasing.kept() == [b"\7", b"\7"], "the other request has its input and its output"
     assert erasing.erase(first, other) == 200
     assert erasing.kept() == []
+
+
+def test_a_gateway_that_has_yet_to_read_the_command_answers_410(erasing: Erasing) -> None:
+    """It showed the request until it had read the command: 2 of 30 calls right after the answer."""
+    first, second = erasing.gateway("g1").wait_ready(), erasing.gateway("g2").wait_ready()
+    ids = [first.submit() for _ in range(20)]
+    for request_id in ids:
+        erasing.scribe.job(request_id).end("text")
+    assert all(erasing.ended(gateway, one) for gateway in (first, second) for one in ids)
+    connections = {one: HTTPConnection("127.0.0.1", second.port, timeout=30) for one in ids}
+    for one, connection in connections.items():  # it is open: what is sent on it is the first that the gateway reads
+        connection.request("GET", f"/v1/requests/{one}")
+        assert json.load(connection.getresponse())["done"]
+    second.popen.send_signal(signal.SIGSTOP)
+    try:
+        assert {erasing.erase(first, one) for one in ids} == {200}
+        for one, connection in connections.items():
+            connection.request("GET", f"/v1/requests/{one}")
+    finally:
+        second.popen.send_signal(signal.SIGCONT)
+    assert {connection.getresponse().status for connection in connections.values()} == {410}
+    listed = httpx.get(f"{second.url}/v1/requests", timeout=30).json()
+    assert listed["data"] == []
 
 
 def _refused(call: Callable[[], int]) -> None:

@@ -77,8 +77,8 @@ async def test_conversations_that_share_a_topic_are_those_whose_heads_stand(
             await write("acme", conversation, b"r1", b"text")
         await write("acme", "c", b"fork/1", None)
         await write("acme", "c", b"r2", b"behind the end")
-        found = await asyncio.gather(*(known.conversations() for _ in range(4)))
-        assert [sorted(one) for one in found] == [[("acme", "b"), ("acme", "d"), ("default", "a")]] * 4
+        assert await asyncio.gather(*(known.conversations("acme") for _ in range(4))) == [{"b", "d"}] * 4
+        assert await known.conversations("default") == {"a"}
         requests = Requests(
             {}, known, Allowances(by_tenant={"acme": Limits(conversations=2)}), lambda store, prefix: None
         )
@@ -88,7 +88,8 @@ async def test_conversations_that_share_a_topic_are_those_whose_heads_stand(
             await requests.accepted(turn("d"))
         await write("acme", "c", b"fork/2", b"anew")
         await write("default", "a", b"fork/1", None)
-        assert sorted(await known.conversations()) == [("acme", "b"), ("acme", "c"), ("acme", "d")]
+        assert await known.conversations("acme") == {"b", "c", "d"}
+        assert await known.conversations("default") == set()
     finally:
         await known.stop()
     assert not any(thread.name == "penstock-heads" for thread in threading.enumerate())
@@ -105,7 +106,7 @@ async def test_conversations_with_topics_are_those_topics(own_place: Any) -> Non
     known = Known(own_place.kafka, default_codec())
     topic = own_place.kafka.names.conversation("acme", "a")
     await asyncio.to_thread(create_conversation_topic, own_place.kafka, topic)
-    assert await known.conversations() == [("acme", "a")]
+    assert await known.conversations("acme") == {"a"}
     await known.stop()
 
 

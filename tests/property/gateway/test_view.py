@@ -159,7 +159,7 @@ class ViewMachine(RuleBasedStateMachine):
         """Those whose outcomes are to be read again."""
         self.view.streams.load = self.asked.append
         self.pieces = StreamPieces(codec, self.view.streams.followed)
-        self.subscriptions = Subscriptions(self.view, cast("Any", None), hub, NAMES)
+        self.subscriptions = Subscriptions(self.view, cast("Any", None), hub, NAMES, cast("Any", None))
 
     # -- writing to the topics
 
@@ -317,6 +317,17 @@ class ViewMachine(RuleBasedStateMachine):
         self.work(key, origin, place, [("chunk", 1)] * 2, None)
         self.read_all()
         self.fill(late)
+
+    @rule(
+        key=st.sampled_from(KEYS),
+        origin=st.integers(0, 1),
+        places=st.lists(st.sampled_from(PLACES), min_size=2, max_size=2, unique=True),
+    )
+    def take_over(self, key: Key, origin: int, places: list[tuple[int, int]]) -> None:
+        """One worker goes on where another one wrote: only the first piece of each says so."""
+        for place in places:
+            self.work(key, origin, place, [("chunk", 1)] * 2, None)
+            self.read_all()
 
     def want(self, wanted: Wanted) -> None:
         self.wanted.append((wanted, self.reading.positions.get((NAMES.result, wanted.partition), 0)))

@@ -76,7 +76,7 @@ def test_the_census_counts_what_a_plain_count_finds(steps: list[tuple[int, str, 
                 expected = {
                     e.request_id for number, e in own.items() if e.conversation_id == name and number not in aside
                 }
-                assert {e.request_id for e in census.of_conversation(tenant, name)} == expected
+                assert {e.request_id for e in census.of_conversation(tenant, name).values()} == expected
         assert {name: census.live(name) for name in CLASSES} == by_class(live)
         running = [e.model for e in live.values() if e.status_name == "running"]
         assert dict(census.running) == {model: running.count(model) for model in set(running)}

@@ -23,6 +23,7 @@ from penstock.gateway.limits.callers import Caller
 from penstock.gateway.routes import native
 from penstock.gateway.service import control
 from penstock.gateway.service.control import Control
+from penstock.gateway.service.turns import Turns
 from penstock.gateway.threads import Threads
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import BrokerUnavailable, NotFound, PenstockError, StoreUnavailable
@@ -70,12 +71,12 @@ class Broker:
         return done[::-1]
 
 
-def control_of(log: Any, *, entry: Any = None, view: Any = None, store: Any = None) -> Control:
+def control_of(log: Any, *, entry: Any = None, turns: Any = None, store: Any = None) -> Control:
     async def found(*_: Any) -> Any:
         return entry
 
     lookups = SimpleNamespace(find=found, with_outcome=found)
-    parts: Any = (log, view, log, lookups, CODEC, TopicNames(), store, Allowances(), Threads())
+    parts: Any = (log, None, log, lookups, CODEC, TopicNames(), store, Allowances(), Threads(), turns)
     return Control(*parts)
 
 
@@ -169,11 +170,12 @@ def turn(request_id: str, append_time_ms: int | None) -> Any:
 def with_turns(log: Log, turns: list[Any]) -> Control:
     """The control of a gateway that knows these turns of each conversation."""
 
-    def held(*_: Any) -> list[Any]:
-        return [one for one in turns if not one.done]
+    def held(*_: Any) -> dict[str, Any]:
+        return {one.request_id: one for one in turns if not one.done}
 
-    known = SimpleNamespace(a_turn=lambda *_: next(iter(held()), None), aside_turns=lambda *_, **__: [])
-    return control_of(log, view=SimpleNamespace(known=known, census=SimpleNamespace(of_conversation=held)))
+    known, census = SimpleNamespace(some_aside=False), SimpleNamespace(of_conversation=held)
+    view: Any = SimpleNamespace(known=known, census=census)
+    return control_of(log, turns=Turns(view, Threads()))
 
 
 async def test_a_deletion_is_commanded_and_waits_for_the_turns_before_it() -> None:

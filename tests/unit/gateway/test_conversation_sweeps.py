@@ -45,13 +45,12 @@ class Shared:
 
     def sweeps(self, *, per_minute: int = 60_000, every_s: float = 0.0, retention: Retention = RETENTION) -> Any:
         mine = cast(Any, self)
-        view: Any = SimpleNamespace(known=SimpleNamespace(turns=self._turns))
         follower: Any = SimpleNamespace(readiness=lambda: SimpleNamespace(ready=self.ready, reason="catching up"))
-        parts = (mine, mine, mine, view, follower, mine, TopicNames(), Threads(), retention)
+        parts = (mine, mine, mine, mine, follower, mine, TopicNames(), Threads(), retention)
         return ConversationSweeps(*parts, every_s=every_s, per_minute=per_minute, clock=lambda: NOW_MS)
 
-    def _turns(self, tenant: str, conversation_id: str) -> list[str]:
-        return ["r"] if (tenant, conversation_id) in self.open_requests else []
+    async def any_lives(self, tenant: str, conversation_id: str) -> bool:
+        return (tenant, conversation_id) in self.open_requests
 
     # -- as topics and conversations
 

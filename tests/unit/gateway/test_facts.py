@@ -16,6 +16,7 @@ from penstock.common.settings import KafkaSettings
 from penstock.gateway.metrics import GatewayMetrics
 from penstock.gateway.service.conversation_facts import FactsOfConversations
 from penstock.gateway.service.facts import Facts
+from penstock.gateway.service.turns import Turns
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.outputs import artifact_ids_of
@@ -45,8 +46,8 @@ def test_the_memory_of_workers_that_stopped_is_not_counted(view: View) -> None:
     assert facts_of(view).gauges().device_memory[("cuda:0", "limit")] == 200
 
 
-def test_a_dry_run_knows_the_turns_of_its_class_that_are_not_done(view: View) -> None:
-    facts, at_ms = facts_of(view), now_ms()
+async def test_a_dry_run_knows_the_turns_of_its_class_that_are_not_done(view: View) -> None:
+    facts, at_ms, turns = facts_of(view), now_ms(), Turns(view, Threads())
     view.fleet.models = {("m", ""): model_info(updated_at=at_ms)}
     view.fleet.workers = {"w": worker(updated_at=at_ms, models=[model_state("m")])}
 
@@ -56,8 +57,8 @@ def test_a_dry_run_knows_the_turns_of_its_class_that_are_not_done(view: View) ->
 
     view.accepted(asked("first", "c1", 5), replace(ORIGIN, append_time_ms=at_ms))
     reasons = [
-        (facts.plan(asked("next", conversation, priority))["waiting_for"] or {}).get("reason")
-        for conversation, priority in (("c1", 5), ("c1", 0), ("c2", 5))
+        (facts.plan(one, await turns.before(one))["waiting_for"] or {}).get("reason")
+        for one in (asked("next", *line) for line in (("c1", 5), ("c1", 0), ("c2", 5)))
     ]
     assert reasons == ["conversation", None, None]
 

@@ -70,8 +70,11 @@ class Parts:
     def check_room(self, checked: Checked) -> None:
         pass
 
-    def plan(self, request: InferenceRequest) -> dict[str, Any]:
+    def plan(self, request: InferenceRequest, turns_before: int) -> dict[str, Any]:
         return {"object": "plan"}
+
+    async def before(self, request: InferenceRequest) -> int:
+        return 0
 
     def await_outcome(self, tenant: str, request_id: str, *, resumes: bool = True) -> Any:
         return Frames(self.frames(request_id)[-1:])

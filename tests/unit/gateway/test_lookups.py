@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from kit.gateway_records import outcome, request
+from penstock.common.reader import RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.service.lookups import Lookups
+from penstock.gateway.service.turns import Turns
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.hub import Gone, Hub
@@ -23,7 +25,9 @@ from penstock.gateway.view.outputs import OutcomeReader
 from penstock.gateway.view.store import Store
 from penstock.gateway.view.view import View
 from penstock.schemas.codec import default_codec
+from penstock.schemas.errors import Gone as GoneError
 from penstock.schemas.errors import InvalidRequest, Overloaded
+from penstock.schemas.records import ControlCommand, Record
 from penstock.schemas.topics import TopicNames
 
 REQUEST = request()
@@ -35,6 +39,9 @@ class Follower:
     reason: str | None = None
 
     async def catch_up(self) -> None:
+        pass
+
+    async def read_commands(self) -> None:
         pass
 
     def stands_still(self) -> str | None:
@@ -49,7 +56,9 @@ class Gateway:
         self.follower: Any = Follower()
         self.threads = Threads()
         outcomes = Outcomes(KafkaSettings(), default_codec(), self.view)
-        self.lookups = Lookups(self.view, self.follower, self.hub, self.threads, outcomes)
+        self.lookups = Lookups(
+            self.view, self.follower, self.hub, self.threads, outcomes, Turns(self.view, self.threads)
+        )
 
     def leave_all_to_the_file(self) -> None:
         written = threading.Event()
@@ -170,3 +179,30 @@ async def test_a_single_request_is_returned_with_its_large_output(gateway: Gatew
     small = gateway.view.find(("default", "r"))
     assert small is not None
     assert json.loads(await gateway.lookups.public(small)) == json.loads(json.dumps(small.to_json()))
+
+
+async def test_what_another_gateway_has_erased_is_not_shown(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was shown until this gateway happened to have read the command."""
+    codec, names = default_codec(), TopicNames()
+    page: dict[str, Any] = {"limit": 5, "after": None, "newest_first": True}
+
+    def read(topic: str, record: Record, offset: int) -> None:
+        gateway.view.apply([RawMessage(topic, 0, offset, 1_000, None, codec.encode(record))])
+
+    asked = [0]
+
+    async def read_commands() -> None:
+        asked[0] += 1
+        if asked[0] > 2:
+            command = ControlCommand(kind="erase", request_id="r", tenant="default", created_at=1, created_by="gateway")
+            read(names.control, command, 0)
+
+    monkeypatch.setattr(gateway.follower, "read_commands", read_commands)
+    await gateway.lookups.find("default", "r")
+    assert asked == [0], "one that has not ended cannot be erased"
+    read(names.result, outcome(), 0)
+    assert (await gateway.lookups.find("default", "r")).done
+    assert len(await gateway.lookups.page("default", **page)) == 1
+    assert await gateway.lookups.page("default", **page) == []
+    with pytest.raises(GoneError):
+        await gateway.lookups.find("default", "r")

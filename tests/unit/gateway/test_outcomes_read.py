@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,7 +16,6 @@ from penstock.common import log_records
 from penstock.common.reader import RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.service.lookups import Lookups
-from penstock.gateway.threads import Threads
 from penstock.gateway.view import outcomes as outcomes_module
 from penstock.gateway.view.outcomes import Outcomes
 from penstock.schemas.codec import default_codec
@@ -65,10 +64,11 @@ class Site(ViewGateway):
         self.read(RESULTS, OUTCOME)
         self.flush()
         self.restart(recent_bytes=recent_bytes)
-        self.threads = Threads()
         self.outcomes = Outcomes(KafkaSettings(topic_prefix=NAMES.prefix), self.codec, self.view)
-        unused: Any = None
-        self.lookups = Lookups(self.view, unused, self.hub, self.threads, self.outcomes)
+        self.lookups = Lookups(self.view, cast("Any", self), self.hub, self.threads, self.outcomes, self.turns)
+
+    async def read_commands(self) -> None:
+        """As the follower does it: nobody else has written any."""
 
     async def next_frame(self) -> Any:
         return await asyncio.wait_for(self.subscriptions.subscribe(*KEY).next_frame(), 5)

@@ -21,7 +21,7 @@ from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.filters import ALL, RequestFilter
 from penstock.gateway.view.key_filter import KeyFilter
 from penstock.gateway.view.rows import snapshot
-from penstock.gateway.view.store import MAX_WAITING, TP, Batch, Store
+from penstock.gateway.view.store import FIRST_TURN, MAX_WAITING, TP, Batch, Store
 from penstock.schemas.errors import Overloaded
 from penstock.schemas.labels import Labels
 from support import wait_until
@@ -383,7 +383,7 @@ def test_days_of_requests_do_not_make_unknown_ones_cost_a_read(
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda store: store.live_turns("default", "c"),
+        lambda store: store.live_turns("default", "c", FIRST_TURN, 1 << 62, 10),
         lambda store: store.live_of_tenant("default", ("", 0, ""), 10),
         lambda store: store.overdue((0, "", ""), 1 << 62, 10),
         lambda store: store.silent_live(1 << 62),

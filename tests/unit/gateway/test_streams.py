@@ -223,10 +223,10 @@ def test_a_stream_that_ends_while_it_is_read_again_is_completed_by_its_outcome(r
     assert running.view.streams.followed == {}
 
 
-def test_followers_of_a_conversation_get_a_stream_that_had_begun(gateway: Gateway) -> None:
+async def test_followers_of_a_conversation_get_a_stream_that_had_begun(gateway: Gateway) -> None:
     """Its pieces may be read before the request, which names the conversation."""
     client = gateway.subscriptions.open()
-    gateway.subscriptions.follow_conversation(client, "default", "c")
+    await gateway.subscriptions.follow_conversation(client, "default", "c")
     gateway.stream(*AB)
     gateway.request()
     assert heard(client) == []

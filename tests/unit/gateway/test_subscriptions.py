@@ -12,6 +12,7 @@ import pytest
 from kit.view_gateway import ViewGateway
 from kit.view_records import NAMES, RESULTS, STATUSES, outcome, request, status
 from penstock.gateway.service.subscriptions import Stopping, Subscription, Subscriptions
+from penstock.gateway.service.turns import Turns
 from penstock.gateway.view.frames import ResultFrame
 from penstock.gateway.view.hub import Gone, Hub
 from penstock.schemas.errors import NotFound
@@ -118,17 +119,18 @@ def turns(gateway: ViewGateway) -> ViewGateway:
     """A conversation with more live turns than a client's queue has room for."""
     gateway.hub = Hub(client_frames=16)
     gateway.view = type(gateway.view)(gateway.store, gateway.hub, NAMES, 1)
-    gateway.subscriptions = Subscriptions(gateway.view, None, gateway.hub, NAMES)  # type: ignore[arg-type]
+    gateway.turns = Turns(gateway.view, gateway.threads)
+    gateway.subscriptions = Subscriptions(gateway.view, None, gateway.hub, NAMES, gateway.turns)  # type: ignore[arg-type]
     for request_id in IDS:
         gateway.view.accepted(request(request_id, conversation_id="c"))
     return gateway
 
 
 @pytest.fixture
-def subscription(turns: ViewGateway) -> Subscription:
+async def subscription(turns: ViewGateway) -> Subscription:
     """Follows the conversation."""
     subscription = turns.subscriptions.open()
-    turns.subscriptions.follow_conversation(subscription, *C)
+    await turns.subscriptions.follow_conversation(subscription, *C)
     return subscription
 
 
@@ -147,7 +149,7 @@ async def test_a_conversation_with_more_turns_than_a_queue_holds(
     turns: ViewGateway, subscription: Subscription
 ) -> None:
     """Its opening frames alone were too many: such a subscriber was always dropped as too slow."""
-    turns.subscriptions.follow_conversation(subscription, *C)
+    await turns.subscriptions.follow_conversation(subscription, *C)
     assert await read_all(subscription) == [(one, "status") for one in IDS]
     turns.read(STATUSES, status(request_id="r7"))
     assert await read_all(subscription) == [("r7", "status")]
@@ -175,8 +177,8 @@ async def test_following_a_conversation_again_costs_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(subscription, "push_as_read", pushed.append)
         for _ in range(1_000):
-            turns.subscriptions.follow_conversation(subscription, *C)
-            turns.subscriptions.follow_conversation(subscription, "default", "empty")
+            await turns.subscriptions.follow_conversation(subscription, *C)
+            await turns.subscriptions.follow_conversation(subscription, "default", "empty")
     assert pushed == []
     for number in range(300_000):
         subscription.push_as_read(iter(()) if number else iter([()]))

@@ -73,20 +73,25 @@ def test_tokens_are_charged_when_requests_end_at_any_gateway() -> None:
 
 def test_conversations_that_exist_and_those_just_named_count() -> None:
     tenants = Tenants()
-    tenants.on_conversations([("t", "a"), ("u", "x")], 0.0)
+    tenants.on_conversations("t", {"a"}, 0.0)
+    tenants.on_conversations("u", {"x"}, 0.0)
     tenants.on_request("t", "b", 1_000)
     assert tenants.may_begin_conversation("t", "a", 2)
     assert tenants.may_begin_conversation("t", "b", 2)
     assert not tenants.may_begin_conversation("t", "c", 2)
     assert tenants.may_begin_conversation("u", "c", 2)
-    tenants.on_conversations([("t", "b")], 10.0)
+    tenants.on_conversations("t", {"b"}, 10.0)
     assert tenants.of("t").conversations == {"b"}
     assert tenants.may_begin_conversation("t", "c", 2)
     tenants.conversation_began("t", "c", 10.0)
     assert not tenants.may_begin_conversation("t", "d", 2)
     tenants.conversation_gone("t", "b")
     assert tenants.may_begin_conversation("t", "d", 2)
-    tenants.on_conversations([], 10.0 + NEW_CONVERSATION_S)
+    tenants.on_request("t", "c", 11_000)
+    tenants.conversation_began("t", "d", 10.0)
+    tenants.on_conversations("t", set(), 10.0 + NEW_CONVERSATION_S)
+    assert tenants.of("t").named == {"c": 11, "d": 10}, "the latest last"
+    tenants.on_conversations("t", set(), 11.0 + NEW_CONVERSATION_S)
     assert tenants.of("t").named == {}, "a name without a conversation is forgotten"
 
 
@@ -96,6 +101,7 @@ def test_tenants_without_anything_are_forgotten() -> None:
         tenants.began(f"t{number}")
         tenants.on_request(f"t{number}", None, 1_000)
     tenants.ended("t1")
-    tenants.on_conversations([], FORGET_MS / 1000 + 2)
+    for number in range(10):
+        tenants.on_conversations(f"t{number}", set(), FORGET_MS / 1000 + 2)
     assert "t1" not in tenants.known()
     assert len(tenants.known()) == 9

@@ -259,8 +259,8 @@ def test_of_two_gateways_with_one_key_the_first_in_the_log_counts(gateway: Gatew
         entry = one.entry(key)
         assert (entry.origin, entry.content, entry.accepted_ms) == (ORIGIN, content_hash(theirs), 1_000)
         assert (entry.model, entry.priority, entry.metadata) == (None, 9, {"who": "they"})
-        assert one.view.known.turns("default", "theirs") == [key[1]]
-        assert one.view.known.turns("default", "ours") == []
+        assert list(one.view.census.of_conversation("default", "theirs")) == [key[1]]
+        assert not one.view.census.of_conversation("default", "ours")
     assert types(client) == ["status"]
     assert gateway.view.census.queue_depths(1_000) == other.view.census.queue_depths(1_000)
     other.close()
@@ -609,7 +609,7 @@ def test_a_writer_that_is_behind_loses_nothing(gateway: Gateway) -> None:
 # -- waiting requests that leave memory
 
 
-def test_a_waiting_request_leaves_memory_and_returns_with_its_news(gateway: Gateway) -> None:
+async def test_a_waiting_request_leaves_memory_and_returns_with_its_news(gateway: Gateway) -> None:
     gateway.restart(held_live=0)
     gateway.read(REQUESTS, REQUEST, *(replace(REQUEST, request_id=name) for name in ("followed", "runs", "new")))
     followed = gateway.listen(("outcome", "default", "followed"))
@@ -620,7 +620,7 @@ def test_a_waiting_request_leaves_memory_and_returns_with_its_news(gateway: Gate
     assert (gateway.view.live_count, gateway.view.census.live("medium")) == (4, 4)
     assert known.peek(KEY) is not None
     assert known.in_memory(KEY) is None
-    assert len(known.turns("default", "c")) == 4, "the turns of a conversation are complete"
+    assert len(await gateway.turns.ids("default", "c")) == 4, "the turns of a conversation are complete"
     gateway.view.put_aside(9)
     gateway.read(STATUSES, RUNNING)
     gateway.read(RESULTS, CHUNK, TERMINAL, outcome("followed"))
@@ -761,6 +761,21 @@ def test_readers_of_an_erased_request_still_get_its_outcome(gateway: Gateway) ->
     assert [frame.request_id for frame in client.frames if isinstance(frame, ResultFrame)] == ["r", "early"]
     assert secrets(gateway) == []
     assert gateway.view.live_count == 0
+
+
+def test_an_erased_request_of_which_nothing_is_read_is_not_live(gateway: Gateway, monkeypatch: Any) -> None:
+    """It counted against its tenant until it was pruned, two days later."""
+    monkeypatch.setattr(view_module, "MOST_EARLY", 2)
+    gateway.read(CONTROL, *(command("erase", name) for name in ("a", "b", "c")))
+    for _ in range(2):
+        assert (gateway.view.live_count, gateway.view.tenants.of("default").outstanding) == (0, 0)
+        assert all(gateway.found(name).erased for name in "abc")
+        gateway.flush()
+        gateway.restart()
+    gateway.read(REQUESTS, *(replace(REQUEST, request_id=name) for name in "abc"))
+    gateway.read(RESULTS, *(replace(TERMINAL, request_id=name) for name in "abc"))
+    assert gateway.view.live_count == 0
+    assert secrets(gateway) == []
 
 
 def test_only_erase_erases_and_only_for_its_tenant(gateway: Gateway) -> None:

@@ -21,6 +21,7 @@ from penstock.common.model_pools import pool_of
 from penstock.common.reader import PartitionReader, RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.common.shards.heads import HeadsFollower
+from penstock.gateway.limits.tenants import by_tenant
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BrokerUnavailable, DecodeError, InternalError, InvalidRequest, PenstockError
 from penstock.schemas.records import InferenceRequest, ModelInfo
@@ -103,7 +104,7 @@ class Known:
         self._models: dict[bytes, ModelInfo] = {}
         self._conversations: dict[bytes, str] = {}
         """The pools of conversations that are not in the common one, by their keys."""
-        self._listed: tuple[float, list[tuple[str, str]]] = (float("-inf"), [])
+        self._listed: tuple[float, dict[str, set[str]]] = (float("-inf"), {})
         self._listing: asyncio.Task[None] | None = None
         """One for all who ask: beginning to follow a shared topic takes long."""
         self._heads: HeadsFollower | None = None
@@ -149,8 +150,8 @@ class Known:
             home = pool_of(list(self._models.values()), request.task, request.model)
         return request if home is None else dataclasses.replace(request, pool=home)
 
-    async def conversations(self) -> list[tuple[str, str]]:
-        """All conversations that exist, as (tenant, id); some seconds old.
+    async def conversations(self, tenant: str) -> set[str]:
+        """The tenant's conversations that exist; the same set until they are listed again, some seconds later.
 
         Raises BrokerUnavailable, also while a topic that they share is read for the first time.
         """
@@ -160,7 +161,7 @@ class Known:
             listing = self._listing
             await asyncio.wait([listing])
             listing.result()
-        return self._listed[1]
+        return self._listed[1].setdefault(tenant, set())
 
     # -- being up to date
 
@@ -196,14 +197,14 @@ class Known:
 
     # -- on other threads
 
-    def _list_conversations(self) -> list[tuple[str, str]]:
+    def _list_conversations(self) -> dict[str, set[str]]:
         names = self._kafka.names
         counts = admin.partition_counts(self._kafka)
         if names.conversation_log not in counts:
-            return [pair for topic in counts if (pair := names.parse_conversation(topic)) is not None]
+            return by_tenant(pair for topic in counts if (pair := names.parse_conversation(topic)) is not None)
         if self._heads is None:
             self._heads = HeadsFollower(self._kafka)
-        return self._heads.conversations()
+        return by_tenant(self._heads.conversations())
 
     def _begin(self) -> PartitionReader:
         counts = self._request_topics()

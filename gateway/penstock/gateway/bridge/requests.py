@@ -70,7 +70,9 @@ class Requests:
         """
         await self.up_to_date()
         if request.conversation_id is not None:
-            self._allowances.tenants.on_conversations(await self._known.conversations(), time.time())
+            listed, tenants = await self._known.conversations(request.tenant), self._allowances.tenants
+            if tenants.of(request.tenant).conversations is not listed:
+                tenants.on_conversations(request.tenant, listed, time.time())
         # From here to the claim nothing waits, so that of two messages with one id the second follows the first.
         key, content = (request.tenant, request.request_id), content_of(request)
         found = self._known.sent.find(key)

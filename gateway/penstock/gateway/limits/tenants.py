@@ -32,7 +32,7 @@ class TenantWork:
     conversations: set[str] = field(default_factory=set[str])
     """Those that exist, as of the last listing."""
     named: dict[str, float] = field(default_factory=dict[str, float])
-    """Those that requests have named since, and when (seconds)."""
+    """Those that requests have named since, and when (seconds): the latest last."""
     tokens: TokenBucket | None = None
     heard_ms: int = 0
     """When a request or an outcome of it was last read."""
@@ -79,6 +79,7 @@ class Tenants:
         work.heard_ms = max(work.heard_ms, time_ms)
         work.accepted.count(time_ms)
         if conversation_id is not None and conversation_id not in work.conversations:
+            work.named.pop(conversation_id, None)
             work.named[conversation_id] = time_ms / 1000
 
     def on_outcome(self, tenant: str, status: str, tokens: int, time_ms: int) -> None:
@@ -91,21 +92,16 @@ class Tenants:
         if bucket is not None:
             bucket.charge(time_ms / 1000, tokens)
 
-    def on_conversations(self, listed: Iterable[tuple[str, str]], now_s: float) -> None:
-        """All conversations that exist now, as (tenant, id)."""
-        by_tenant: dict[str, set[str]] = {}
-        for tenant, conversation_id in listed:
-            by_tenant.setdefault(tenant, set()).add(conversation_id)
-        for tenant in [*self._work.keys() - by_tenant.keys(), *by_tenant]:
-            work = self.of(tenant)
-            work.conversations = by_tenant.get(tenant, set())
-            work.named = {
-                one: at
-                for one, at in work.named.items()
-                if one not in work.conversations and now_s - at < NEW_CONVERSATION_S
-            }
-        now_ms = int(now_s * 1000)
-        self._work = {tenant: work for tenant, work in self._work.items() if not work.is_idle(now_ms)}
+    def on_conversations(self, tenant: str, listed: set[str], now_s: float) -> None:
+        """The tenant's conversations that exist now. The set is kept, not copied: there may be very many."""
+        work = self.of(tenant)
+        work.conversations = listed
+        for one in work.named.keys() & listed:
+            del work.named[one]
+        while work.named and now_s - work.named[oldest := next(iter(work.named))] >= NEW_CONVERSATION_S:
+            del work.named[oldest]
+        if work.is_idle(int(now_s * 1000)):
+            del self._work[tenant]
 
     # -- asked at the edge
 
@@ -147,3 +143,11 @@ class Tenants:
         work = self.of(tenant)
         work.conversations.discard(conversation_id)
         work.named.pop(conversation_id, None)
+
+
+def by_tenant(listed: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
+    """The ids of conversations given as (tenant, id)."""
+    found: dict[str, set[str]] = {}
+    for tenant, conversation_id in listed:
+        found.setdefault(tenant, set()).add(conversation_id)
+    return found

@@ -85,7 +85,7 @@ async def submit(
     whole, (checked, keep) = checked.request, with_inputs(checked, images, context_of(request).allowances, service)
     if dry_run:
         service.submitting.check_room(checked)
-        return JSONResponse(service.facts.plan(whole))
+        return JSONResponse(service.facts.plan(whole, await service.turns.before(whole)))
     return await send(request, checked, keep, idempotency_key=idempotency_key, wait_s=wait)
 
 

@@ -257,7 +257,7 @@ class Session:
         if frame.get("conversation_id") is not None:
             conversation = check_conversation_id(frame["conversation_id"])
             caller.check_conversation(conversation)
-            self._service.subscriptions.follow_conversation(self._subscription, tenant, conversation)
+            await self._service.subscriptions.follow_conversation(self._subscription, tenant, conversation)
             return
         request_id = _request_id(frame)
         after = frame.get("after")

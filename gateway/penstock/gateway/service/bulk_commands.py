@@ -11,7 +11,7 @@ from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.service.control import AT_ONCE, Control
 from penstock.gateway.service.lookups import PEEKED_AT_ONCE, Lookups
-from penstock.gateway.service.moving_turns import in_line, moved_turns
+from penstock.gateway.service.moving_turns import in_line
 from penstock.gateway.service.selection import ALL_TENANTS, Selection
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.request_state import Key
@@ -113,7 +113,7 @@ class BulkCommands:
             line = (entry.tenant, entry.conversation_id or "")
             if line not in lines:
                 lines.add(line)
-                for turn in moved_turns(await self._lookups.turns(*line), is_chosen, priority):
+                for turn in await self._control.moved(line, is_chosen, priority):
                     yield turn
 
     async def _chosen(self, caller: Caller, chosen: Chosen) -> AsyncIterator[Entry]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -19,6 +19,7 @@ from penstock.gateway.limits.callers import Caller
 from penstock.gateway.service.lookups import Lookups
 from penstock.gateway.service.moving_turns import in_line, moved_turns
 from penstock.gateway.service.submitting import SOURCE
+from penstock.gateway.service.turns import Turns
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.follower import Follower
@@ -37,8 +38,6 @@ FOLLOWED_S = 2.0
 TURNS_END_S = 5.0
 """So long the deletion of a conversation waits for its turns to end. Without a worker they end later."""
 LOOK_AGAIN_S = 0.02
-MOST_TURNS = 100
-"""Turns in the view's file that are looked at in one go."""
 WITHOUT_IMAGES = frozenset({"embedding", "image_generation", "summarization"})
 """Requests of these tasks have no images as inputs: erasing one whose text stands in its record needs no store."""
 
@@ -56,6 +55,7 @@ class Control:
     _artifacts: ArtifactStore
     _allowances: Allowances
     _threads: Threads
+    _turns: Turns
 
     async def cancel(self, caller: Caller, request_id: str) -> tuple[Entry, bool]:
         """Its entry, and whether its end was asked for: False when it had ended already. Raises NotFound, TenantLimit.
@@ -106,12 +106,17 @@ class Control:
             raise Conflict("the request runs already: another priority would change nothing", details=details)
         moved = [entry]
         if in_line(entry):
-            turns = await self._lookups.turns(entry.tenant, entry.conversation_id or "")
-            moved = moved_turns(turns, lambda turn: turn.request_id == request_id, priority) or [entry]
+            line = (entry.tenant, entry.conversation_id or "")
+            moved = await self.moved(line, lambda turn: turn.request_id == request_id, priority) or [entry]
         offset = await self.command_all("reprioritize", moved, priority)
         self._allowances.cancelled_more(caller, len(moved) - 1)
         await self._follower.reached({(self._names.control, 0): offset + 1}, FOLLOWED_S)
         return self._view.find(entry.key) or entry
+
+    async def moved(self, line: tuple[str, str], is_chosen: Callable[[Entry], bool], priority: int) -> list[Entry]:
+        """The turns of a conversation, given as (tenant, id), that another priority of the chosen ones moves."""
+        turns = await self._lookups.turns(*line)
+        return await self._threads.lists.run_for(line[0], moved_turns, turns, is_chosen, priority)
 
     async def command_all(
         self, kind: str, entries: Sequence[Entry], priority: int | None = None, reason: str | None = None
@@ -158,7 +163,7 @@ class Control:
     async def has_turns(self, tenant: str, conversation_id: str) -> bool:
         """Whether turns of the conversation wait or run."""
         await self._follower.catch_up()
-        return self._view.known.a_turn(tenant, conversation_id) is not None
+        return await self._turns.any_lives(tenant, conversation_id)
 
     async def end_turns(self, tenant: str, conversation_id: str) -> None:
         """Cancel what of a conversation is on Kafka now, and wait a while until it has ended.
@@ -176,15 +181,9 @@ class Control:
         commanded = await self._send(command)
         give_up = time.monotonic() + TURNS_END_S
         await self._follower.catch_up()
-        known, until_ms = self._view.known, commanded.timestamp_ms
-
-        def one_lives() -> bool:
-            held = self._view.census.of_conversation(tenant, conversation_id)
-            if any(turn.origin is None or turn.origin.append_time_ms <= until_ms for turn in held):
-                return True
-            return bool(known.aside_turns(tenant, conversation_id, until_ms + 1, most=MOST_TURNS))
-
-        while one_lives() and time.monotonic() < give_up:
+        while await self._turns.any_lives(tenant, conversation_id, commanded.timestamp_ms):
+            if time.monotonic() >= give_up:
+                return
             await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _command(self, kind: str, entry: Entry, reason: str | None) -> int:

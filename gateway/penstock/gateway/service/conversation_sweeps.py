@@ -19,9 +19,9 @@ from penstock.gateway.conversations.pages import Conversations
 from penstock.gateway.limits.retention import Expiring, Key, Retention, expiring, last_active_ms
 from penstock.gateway.service.conversation_facts import FactsOfConversations
 from penstock.gateway.service.deleting import Deleting
+from penstock.gateway.service.turns import Turns
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.follower import Follower
-from penstock.gateway.view.view import View
 from penstock.schemas.errors import BrokerUnavailable, PenstockError
 from penstock.schemas.times import rfc3339
 from penstock.schemas.topics import TopicNames
@@ -89,7 +89,7 @@ class ConversationSweeps:
         deleting: Deleting,
         conversations: Conversations,
         facts: FactsOfConversations,
-        view: View,
+        turns: Turns,
         follower: Follower,
         topics: Topics,
         names: TopicNames,
@@ -103,7 +103,7 @@ class ConversationSweeps:
         self._deleting = deleting
         self._conversations = conversations
         self._facts = facts
-        self._view = view
+        self._turns = turns
         self._follower = follower
         self._topics = topics
         self._names = names
@@ -244,7 +244,7 @@ class ConversationSweeps:
         for number, one in enumerate(due[:SHOWN]):
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)  # others have their turn on the loop
-            if self._view.known.turns(one.tenant, one.conversation_id):
+            if await self._turns.any_lives(one.tenant, one.conversation_id):
                 busy.add((one.tenant, one.conversation_id))
         return frozenset(busy)
 

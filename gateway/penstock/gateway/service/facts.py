@@ -14,7 +14,7 @@ from penstock.gateway.metrics import Gauges
 from penstock.gateway.service.models import public_models
 from penstock.gateway.service.planning import plan
 from penstock.gateway.service.run_times import RunTimes
-from penstock.gateway.view.census import Waiting, counted_as
+from penstock.gateway.view.census import Waiting
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.follower import Follower, Readiness
 from penstock.gateway.view.hub import Hub
@@ -24,7 +24,7 @@ from penstock.gateway.view.view import View
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.records import STATUS_RANKS, DeviceState, InferenceRequest, ModelInfo, WaitingFor, WorkerState
 from penstock.schemas.times import rfc3339
-from penstock.schemas.topics import HORIZON_MS, priority_class
+from penstock.schemas.topics import HORIZON_MS
 
 RUNNING_RANK = STATUS_RANKS["running"]
 
@@ -33,8 +33,6 @@ _ANYWHERE = "*"
 
 MOST_KINDS = 1_000
 """So many kinds of waiting requests are looked at for a probe: any model may be named on the topics."""
-MOST_TURNS = 5_000
-"""Turns of a conversation in the view's file that are counted: that takes 10 ms."""
 SERVING = "running"
 STOPPED = "stopped"
 """A worker's state in its last word."""
@@ -120,17 +118,18 @@ class Facts:
         liveness = self.liveness()
         return [{**entry.to_json(), **self.waits_for_worker(entry, liveness)} for entry in entries]
 
-    def plan(self, request: InferenceRequest) -> dict[str, Any]:
-        """What would become of the request, as callers see it. Raises ModelNotFound, InsufficientCapacity."""
+    def plan(self, request: InferenceRequest, turns_before: int) -> dict[str, Any]:
+        """What would become of the request, as callers see it. Raises ModelNotFound, InsufficientCapacity.
+
+        `turns_before`: turns of its conversation that go first.
+        """
         at_ms = now_ms()
         workers = [
             worker
             for worker in self._view.fleet.workers.values()
             if worker.state == SERVING and at_ms - worker.updated_at <= self.worker_late_ms
         ]
-        found = plan(
-            request, self.models(), workers, self._run_times.run_ms, at_ms, turns_before=self._turns_before(request)
-        )
+        found = plan(request, self.models(), workers, self._run_times.run_ms, at_ms, turns_before=turns_before)
         return {
             "object": "request.plan",
             "task": request.task,
@@ -146,19 +145,6 @@ class Facts:
             "estimated_wait_ms": found.estimated_wait_ms,
             "estimated_run_ms": found.estimated_run_ms,
         }
-
-    def _turns_before(self, request: InferenceRequest) -> int:
-        """Turns of its conversation that go first: those of its class that are not done, and one that runs."""
-        if request.conversation_id is None:
-            return 0
-        klass = priority_class(request.priority)
-        held = [counted_as(turn) for turn in self._view.census.of_conversation(request.tenant, request.conversation_id)]
-        aside = self._view.known.aside_turns(request.tenant, request.conversation_id, most=MOST_TURNS)
-        return sum(
-            state.klass == klass or state.kind is None
-            for state in [*held, *(state for _, state in aside)]
-            if state.kind is None or state.kind[0] != "summarization"  # it is no turn
-        )
 
     def gauges(self) -> Gauges:
         depths, ages = self._view.census.queue_depths(now_ms())

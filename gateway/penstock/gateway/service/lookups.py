@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.common.tasks import set_within
 from penstock.gateway.service.subscriptions import Stopping
+from penstock.gateway.service.turns import Turns
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.follower import Follower
@@ -33,7 +34,10 @@ PAGE_S = 3.0
 class Lookups:
     """Tenants are checked by construction: every look-up names one."""
 
-    def __init__(self, view: View, follower: Follower, hub: Hub, threads: Threads, outcomes: Outcomes) -> None:
+    def __init__(
+        self, view: View, follower: Follower, hub: Hub, threads: Threads, outcomes: Outcomes, turns: Turns
+    ) -> None:
+        self._turns = turns
         self._outcomes = outcomes
         self._threads = threads
         self._view = view
@@ -49,7 +53,7 @@ class Lookups:
         return self._view.known.peek((tenant, request_id))
 
     async def find(self, tenant: str, request_id: str) -> Entry:
-        """Raises NotFound for unknown and foreign alike (after catching up), Gone for an erased one.
+        """Raises NotFound for unknown and foreign alike (after catching up), Gone for one that any gateway has erased.
 
         Raises Overloaded for one that has not ended here while the view cannot be written: it may have ended long ago.
         """
@@ -64,6 +68,9 @@ class Lookups:
             entry = self._view.find(key)
         if entry is None:
             raise NotFound("there is no such request")
+        if entry.done:  # another gateway may have erased it
+            await self._follower.read_commands()
+            entry = self._view.find(key) or entry
         if entry.erased:
             raise GoneError("this request was erased")
         if not entry.done and (reason := self._follower.stands_still()):
@@ -124,8 +131,9 @@ class Lookups:
 
         Raises InvalidRequest when `after` names no request.
         """
+        await self._follower.read_commands()
         await self._written()
-        entries = await self._threads.lists.run(self._view.page, tenant, **options)
+        entries = await self._threads.lists.run_for(tenant, self._view.page, tenant, **options)
         if entries is None:
             raise InvalidRequest("after names no request that is still known; begin anew without it", param="after")
         newest = [self._view.in_memory(entry.key) or entry for entry in entries]
@@ -158,7 +166,9 @@ class Lookups:
         while self._view.known.some_aside:
             # What is written while rows are read may be old in them, and be in memory no more.
             unwritten = self._view.known.unwritten.all_now()
-            entries, after = await self._threads.lists.run(self._view.live_of_tenant, tenant, after, LIVE_AT_ONCE)
+            entries, after = await self._threads.lists.run_for(
+                tenant, self._view.live_of_tenant, tenant, after, LIVE_AT_ONCE
+            )
             for copy in entries:
                 yield self._view.in_memory(copy.key) or unwritten.get(copy.key) or copy
             if len(entries) < LIVE_AT_ONCE or not after[0].startswith(start):
@@ -167,7 +177,7 @@ class Lookups:
     async def turns(self, tenant: str, conversation_id: str) -> list[Entry]:
         """A conversation's requests that have not ended; copies of those that are aside."""
         found: list[Entry] = []
-        for number, request_id in enumerate(self._view.known.turns(tenant, conversation_id), start=1):
+        for number, request_id in enumerate(await self._turns.ids(tenant, conversation_id), start=1):
             if (entry := self.peek(tenant, request_id)) is not None:
                 found.append(entry)
             if number % PEEKED_AT_ONCE == 0:

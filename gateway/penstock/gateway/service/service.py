@@ -36,6 +36,7 @@ from penstock.gateway.service.request_records import RequestRecords
 from penstock.gateway.service.run_times import RunTimes
 from penstock.gateway.service.submitting import Submitter
 from penstock.gateway.service.subscriptions import Subscriptions
+from penstock.gateway.service.turns import Turns
 from penstock.gateway.service.withdrawing import Withdrawing
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.threads import Threads
@@ -58,6 +59,7 @@ class GatewayService:
     facts: Facts
     submitting: Submitter
     lookups: Lookups
+    turns: Turns
     deliveries: DeliveryLookups
     records: RequestRecords
     subscriptions: Subscriptions
@@ -109,9 +111,10 @@ class GatewayService:
     ) -> GatewayService:
         kafka = settings.kafka_settings()
         facts = Facts(view, follower, hub, settings.gateway.worker_late_s, run_times)
-        lookups = Lookups(view, follower, hub, threads, outcomes)
+        turns = Turns(view, threads)
+        lookups = Lookups(view, follower, hub, threads, outcomes, turns)
         orders = ModelOrders(transport, facts, kafka, codec, threads)
-        control = Control(transport, view, follower, lookups, codec, kafka.names, artifacts, allowances, threads)
+        control = Control(transport, view, follower, lookups, codec, kafka.names, artifacts, allowances, threads, turns)
         submitting = Submitter(settings, transport, view, follower, codec, allowances, facts, artifacts.check_place)
         kept = FactsOfConversations(transport, view, follower, layout, kafka, codec, threads)
         forking = Forking(transport, layout, conversations, kafka.names, codec, artifacts, threads)
@@ -124,9 +127,10 @@ class GatewayService:
             facts=facts,
             submitting=submitting,
             lookups=lookups,
+            turns=turns,
             deliveries=DeliveryLookups(lookups, outcomes, kafka, codec, threads),
             records=RequestRecords(outcomes, codec, threads),
-            subscriptions=Subscriptions(view, follower, hub, kafka.names, facts.waits_for_worker),
+            subscriptions=Subscriptions(view, follower, hub, kafka.names, turns, facts.waits_for_worker),
             control=control,
             bulk_commands=BulkCommands(control, view, lookups, allowances),
             ending_lost=EndingLost(view, follower, facts, control, kafka, threads),
@@ -142,7 +146,7 @@ class GatewayService:
                 deleting,
                 conversations,
                 kept,
-                view,
+                turns,
                 follower,
                 layout,
                 kafka.names,

@@ -8,15 +8,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from penstock.gateway.service.turns import Turns
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.follower import Follower
 from penstock.gateway.view.frames import FailureFrame, Frame, ResultFrame, StatusFrame
-from penstock.gateway.view.hub import Client, Gone, Hub
+from penstock.gateway.view.hub import Client, Gone, Hub, Subject
 from penstock.gateway.view.view import View
 from penstock.schemas.cursor import Cursor
 from penstock.schemas.errors import Gone as GoneError
-from penstock.schemas.errors import NotFound, Overloaded, StreamRestarted
+from penstock.schemas.errors import InvalidRequest, NotFound, Overloaded, StreamRestarted
 from penstock.schemas.topics import TopicNames
+
+MOST_UNTOLD = 50_000
+"""Requests whose beginning one subscriber is still to be told."""
 
 
 class SlowConsumer(Exception):
@@ -42,6 +46,8 @@ class Subscription:
         self._connected = hub.connect(self._on_news, resumes=resumes, most_frames=most_frames)
         self._hub = hub
         self._single = single
+        self.wanted = set[Subject]()
+        """Conversations that the subscriber follows, or will once their requests are listed."""
         self._openings: deque[Iterator[Sequence[Frame]]] = deque()
         """What is told of requests that were under way before this subscriber came, made as it is read."""
         self._on_news()
@@ -151,6 +157,7 @@ class Subscriptions:
     _follower: Follower
     hub: Hub
     _names: TopicNames
+    _turns: Turns
     _waits_for_worker: Callable[[Entry], dict[str, Any]] = lambda entry: {}
     """Fields of the status of a request that waits for want of a live worker."""
 
@@ -251,15 +258,20 @@ class Subscriptions:
     def unfollow(self, subscription: Subscription, tenant: str, request_id: str) -> None:
         self.hub.unsubscribe(subscription.client, ("request", tenant, request_id))
 
-    def follow_conversation(self, subscription: Subscription, tenant: str, conversation_id: str) -> None:
-        """Add all requests of a conversation: those that are under way, and those to come."""
+    async def follow_conversation(self, subscription: Subscription, tenant: str, conversation_id: str) -> None:
+        """Add all requests of a conversation: those that are under way, and those to come.
+
+        Raises InvalidRequest when more are under way than a subscriber can be told of.
+        """
         client, subject = subscription.client, ("conversation", tenant, conversation_id)
+        subscription.wanted.add(subject)
+        ids = await self._turns.ids(tenant, conversation_id)
+        if subject not in subscription.wanted:
+            return  # it was left meanwhile
+        turns = [one for one in ids if ("request", tenant, one) not in client.subjects and one not in client.untold]
+        if len(client.untold) + len(turns) > MOST_UNTOLD:
+            raise InvalidRequest(f"more than {MOST_UNTOLD} requests of this conversation are under way: follow some")
         self.hub.subscribe(client, subject)
-        turns = [
-            request_id
-            for request_id in self._view.known.turns(tenant, conversation_id)
-            if ("request", tenant, request_id) not in client.subjects and request_id not in client.untold
-        ]
         if not turns:
             return
         client.untold.update((request_id, None) for request_id in turns)
@@ -281,7 +293,9 @@ class Subscriptions:
                 self._view.streams.when_whole(entry, subscription.client, None, self._opening)
 
     def unfollow_conversation(self, subscription: Subscription, tenant: str, conversation_id: str) -> None:
-        self.hub.unsubscribe(subscription.client, ("conversation", tenant, conversation_id))
+        subject = ("conversation", tenant, conversation_id)
+        subscription.wanted.discard(subject)
+        self.hub.unsubscribe(subscription.client, subject)
 
     def followed(self, tenant: str, request_id: str) -> bool:
         """Whether somebody follows this request here, or waits for its outcome."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -128,9 +129,9 @@ class Census:
         """Live requests of a class, of one tenant or of all."""
         return self._live[klass] if tenant is None else self._live_of[tenant, klass]
 
-    def of_conversation(self, tenant: str, conversation_id: str) -> list[Entry]:
-        """The live requests of a conversation that are in memory."""
-        return list(self._by_conversation.get((tenant, conversation_id), {}).values())
+    def of_conversation(self, tenant: str, conversation_id: str) -> Mapping[str, Entry]:
+        """The live requests of a conversation that are in memory, by id. It changes with them."""
+        return self._by_conversation.get((tenant, conversation_id), {})
 
     def queue_depths(self, now_ms: int) -> tuple[dict[str, int], dict[str, float]]:
         """(requests that wait, age in seconds of the oldest) by class."""

@@ -21,11 +21,12 @@ from penstock.gateway.view.ordered_reading import OrderedReading
 from penstock.gateway.view.piece_reader import PieceReader
 from penstock.gateway.view.pieces import FOLDED_AT_ONCE, folds
 from penstock.gateway.view.selecting import Selection
+from penstock.gateway.view.shared_calls import SharedCalls
 from penstock.gateway.view.store import TP, Store
 from penstock.gateway.view.topic_watch import TopicWatch
 from penstock.gateway.view.topics_read import ListConversations, MissingTopics, always_read, where_to_begin
 from penstock.gateway.view.view import View
-from penstock.schemas.errors import BrokerUnavailable, Forbidden, PenstockError, RegistryUnavailable
+from penstock.schemas.errors import BrokerUnavailable, Forbidden, NotFound, PenstockError, RegistryUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +39,8 @@ PUT_ASIDE = 200
 """Live requests that are looked at in one go, whether they may be left to the file: that takes 0.2 ms."""
 CATCH_UP_S = 2.0
 REGISTRY_RETRY_S = 0.1
-DISCOVERY_S = 1.0
-"""How old the list of topics may be when a request is not found: it may be of a pool that is newer."""
+ASK_AGAIN_S = 5.0
+"""After so long a broker that did not answer is asked for the end of the commands again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,8 @@ class Follower:
     ) -> None:
         """`on_caught_up` is told once, before this is ready.
 
-        `on_failure` is told once when following has ended for good, which only a new process mends. `conversations`:
-        see `discover`.
+        `on_failure` is told once when following has ended for good, which only a new process mends. `conversations`
+        lists them where they have no topics of their own.
         """
         self._settings = settings
         self._view = view
@@ -98,14 +99,17 @@ class Follower:
         self._lookup_failure: str | None = None
         """Why the last lookup of the topics failed."""
         self._failed: str | None = None
-        self._catching: asyncio.Task[None] | None = None
-        self._next_catch: asyncio.Task[None] | None = None
+        self._catching = SharedCalls(lambda: self._catch_up(CATCH_UP_S))
+        self._reading_commands = SharedCalls(self._read_commands)
+        self._commands_after_s = 0.0
+        """From when on the end of the commands may be asked for again: the broker did not answer the last time."""
 
     # -- running
 
     async def start(self) -> None:
         """Begin to read where the view stands. Raises NotFound, BrokerUnavailable."""
         topics = await self._watch.discover()
+        await self._watch.count_conversations()
         since_ms = now_ms() - 2 * self._horizon_ms
         begin = await self._threads.metadata.run(
             where_to_begin, self._settings, topics, self._store.offsets(), since_ms
@@ -199,6 +203,7 @@ class Follower:
             await asyncio.sleep(self._rediscover_s)
             try:
                 await self._watch.look()
+                await self._watch.count_conversations()
                 await self._ends.look_at_lag()
                 self._lookup_failure = None
                 if time.monotonic() >= next_prune:
@@ -317,23 +322,30 @@ class Follower:
     async def catch_up(self) -> None:
         """Wait (2 s at most) until the view holds all that stood in the log at this call. Raises BrokerUnavailable.
 
-        Callers share: one look at the ends is under way, and one more may wait behind it for all who came meanwhile.
+        Callers share the looks at the ends.
         """
-        if self._catching is None or self._catching.done():
-            self._catching = self._loop.create_task(self._catch_up(CATCH_UP_S))
-            await asyncio.shield(self._catching)
-            return
-        if self._next_catch is None or self._next_catch.done():
-            self._next_catch = self._loop.create_task(self._catch_up_after(self._catching))
-        await asyncio.shield(self._next_catch)
+        await self._catching()
 
-    async def _catch_up_after(self, running: asyncio.Task[None]) -> None:
-        await asyncio.wait([running])
-        self._catching, self._next_catch = self._next_catch, None
-        await self._catch_up(CATCH_UP_S)
+    async def read_commands(self) -> None:
+        """Wait (2 s at most) until the view holds every command that stood in the log at this call.
+
+        Without an answer of the broker, and while this gateway catches up at its start, the view stays as it is. Raises
+        BrokerUnavailable when the view is behind.
+        """
+        if self._caught_up and time.monotonic() >= self._commands_after_s:
+            await self._reading_commands()
+
+    async def _read_commands(self) -> None:
+        tp = (self._settings.names.control, 0)
+        try:
+            ends = await self._threads.ends.run(admin.end_offsets, self._settings, [tp], CATCH_UP_S)
+        except (BrokerUnavailable, NotFound):
+            self._commands_after_s = time.monotonic() + ASK_AGAIN_S
+            return
+        await self._ends.reach(ends, CATCH_UP_S)
 
     async def _catch_up(self, deadline_s: float) -> None:
-        if self._watch.age_s > DISCOVERY_S:
+        if self._watch.is_old:
             try:
                 async with asyncio.timeout(deadline_s):
                     await self._watch.look()

@@ -7,15 +7,19 @@ Of those that live the file holds all, and memory those that had news lately or 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 
 from penstock.gateway.limits.tenants import Tenants
-from penstock.gateway.view.census import Census, Counted
+from penstock.gateway.view.census import Census
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.request_state import NEVER_MS, NOT_KNOWN, Key
-from penstock.gateway.view.rows import counted_of
-from penstock.gateway.view.store import TP, Store
+from penstock.gateway.view.store import FIRST_TURN, TP, Store
 from penstock.gateway.view.unwritten import Recent, Unwritten
+
+MOST_TURNS = 100
+"""Rows of the file that are looked at for one turn of a conversation."""
 
 
 class KnownRequests:
@@ -30,6 +34,8 @@ class KnownRequests:
         """In the order of their last news."""
         self._held_live = held_live
         self._aside = 0
+        self._staying = Counter[tuple[str, str | None]]()
+        """Conversations whose requests stay in memory now."""
         self._going: set[Key] = set()
         """Those that are forgotten and whose rows are still to be deleted."""
         self._recent = Recent(recent_bytes)
@@ -84,31 +90,32 @@ class KnownRequests:
         """Whether news may cost a look into the file."""
         return self._aside > 0
 
-    def aside_turns(
-        self, tenant: str, conversation_id: str, before_ms: int = NEVER_MS, most: int = -1
-    ) -> list[tuple[str, Counted]]:
-        """A conversation's requests that are aside, with as what they are counted; of at most so many live ones."""
-        if not self._aside:
-            return []
-        turns = self._store.live_turns(tenant, conversation_id, before_ms, most)
-        return [
-            (request_id, counted_of(counted))
-            for request_id, counted in turns
-            if self.in_memory((tenant, request_id)) is None and (tenant, request_id) not in self._going
-        ]
+    def is_aside(self, key: Key) -> bool:
+        """Whether a request that the file has as live is so, and not in memory."""
+        return self.in_memory(key) is None and key not in self._going
 
-    def turns(self, tenant: str, conversation_id: str) -> list[str]:
-        """The ids of a conversation's live requests."""
-        held = [entry.request_id for entry in self.census.of_conversation(tenant, conversation_id)]
-        return held + [request_id for request_id, _ in self.aside_turns(tenant, conversation_id)]
+    @contextmanager
+    def staying(self, tenant: str, conversation_id: str) -> Generator[None, None, None]:
+        """Meanwhile no request of the conversation leaves memory. So who lists what is aside, and then looks into
+        memory, misses none."""
+        line = (tenant, conversation_id)
+        self._staying[line] += 1
+        try:
+            yield
+        finally:
+            self._staying[line] -= 1
+            if not self._staying[line]:
+                del self._staying[line]
 
     def a_turn(self, tenant: str, conversation_id: str) -> Entry | None:
-        """A live request of a conversation, if there is one."""
-        held = self.census.of_conversation(tenant, conversation_id)
-        if held or not self._aside:
-            return held[0] if held else None
-        aside = self.aside_turns(tenant, conversation_id, most=1)
-        return self.find((tenant, aside[0][0])) if aside else None
+        """A live request of a conversation. It is not found behind very many whose end is still to be written."""
+        for held in self.census.of_conversation(tenant, conversation_id).values():
+            return held
+        if not self._aside:
+            return None
+        some = self._store.live_turns(tenant, conversation_id, FIRST_TURN, NEVER_MS, MOST_TURNS)
+        keys = ((tenant, turn.request_id) for turn in some)
+        return next((self.find(key) for key in keys if self.is_aside(key)), None)
 
     def is_live(self, key: Key) -> bool:
         """Whether it is live and in memory."""
@@ -162,7 +169,8 @@ class KnownRequests:
             if self.unwritten.get(key) is not None:
                 return  # those behind it had news later still
             del self._live[key]
-            if entry.waits and entry.counted is not None and not is_followed(entry):
+            stays = (entry.tenant, entry.conversation_id) in self._staying or is_followed(entry)
+            if entry.waits and entry.counted is not None and not stays:
                 self.census.put_aside(entry)
                 self._aside += 1
             else:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.common import log_copies
 from penstock.gateway.view import view_file
@@ -40,10 +40,19 @@ _OLDEST = (
 Row = tuple[Any, ...]
 Due = tuple[int, str, str]
 """(when it had to end, tenant, request_id)"""
-Turn = tuple[str, str]
-"""(request_id, as what it is counted; `counted_of` reads that)"""
 LivePlace = tuple[str, int, str]
 """(as what it is counted, when it was accepted, request_id)"""
+
+
+class Turn(NamedTuple):
+    """A request of a conversation. `counted_of` reads as what it is counted."""
+
+    accepted_ms: int
+    request_id: str
+    counted: str
+
+
+FIRST_TURN = Turn(-1, "", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,13 +205,18 @@ class Store:
         for tenant, counted, accepted_ms, count in self._reader.execute(query):
             yield tenant, counted_of(counted), accepted_ms, count
 
-    def live_turns(self, tenant: str, conversation_id: str, before_ms: int = NEVER_MS, most: int = -1) -> list[Turn]:
-        """A conversation's requests that are not done and were accepted before a time, at most so many; -1: all."""
+    def live_turns(self, tenant: str, conversation_id: str, after: Turn, until_ms: int, most: int) -> list[Turn]:
+        """A conversation's requests that are not done and were accepted until then: the first of those behind `after`.
+
+        Blocks.
+        """
         query = (
-            "SELECT request_id, counted FROM requests INDEXED BY live_turns"
-            " WHERE done = 0 AND tenant = ? AND conversation_id = ? AND accepted_ms < ? LIMIT ?"
+            "SELECT accepted_ms, request_id, counted FROM requests INDEXED BY live_turns"
+            " WHERE done = 0 AND tenant = ? AND conversation_id = ? AND (accepted_ms, request_id) > (?, ?)"
+            " AND accepted_ms <= ? ORDER BY accepted_ms, request_id LIMIT ?"
         )
-        return self._reader.execute(query, (tenant, conversation_id, before_ms, most)).fetchall()
+        found = self._page_connection().execute(query, (tenant, conversation_id, *after[:2], until_ms, most))
+        return list(map(Turn._make, found))
 
     def live_of_tenant(self, tenant: str, after: LivePlace, most: int) -> tuple[list[Entry], LivePlace]:
         """Some of the tenant's requests that are not done, behind a place, and where the last one is. For a thread."""

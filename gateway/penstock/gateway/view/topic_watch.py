@@ -11,11 +11,23 @@ from penstock.common import admin
 from penstock.common.reader import PartitionReader
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.threads import Threads
-from penstock.gateway.view.topics_read import ListConversations, UnknownTopics, discover, partitions_of
+from penstock.gateway.view.topics_read import (
+    ListConversations,
+    UnknownTopics,
+    conversations_by_tenant,
+    discover,
+    partitions_of,
+)
 from penstock.gateway.view.view import View
 from penstock.schemas.topics import TP
 
 logger = logging.getLogger(__name__)
+
+OLD_S, PAUSES = 1.0, 20
+"""How old the list of topics may be when a request is not found: its pool may be newer. A list of very many topics
+takes long, and is not made again before so many times as long."""
+COUNTED_AT_ONCE = 200
+"""Tenants whose conversations are counted in one go."""
 
 
 class TopicWatch:
@@ -35,23 +47,27 @@ class TopicWatch:
         self._unknown = UnknownTopics()
         self.unread: str | None = None
         """A partition that is there and not read yet."""
-        self._looked_at = 0.0
+        self._looked_at = self._look_s = 0.0
+        """When the topics were last listed, and how long that took."""
         self._looking: asyncio.Task[None] | None = None
 
     async def discover(self) -> dict[str, int]:
         """All topics that a view reads, with their partitions. Raises BrokerUnavailable."""
-        return await self._threads.metadata.run(discover, self._settings, self._tell_conversations, self._conversations)
+        began = time.monotonic()
+        topics = await self._threads.metadata.run(discover, self._settings)
+        self._looked_at = time.monotonic()
+        self._look_s = self._looked_at - began
+        return topics
 
     def begin(self, topics: dict[str, int], reader: PartitionReader) -> None:
         """These topics are read from now on, by this reader."""
         self._reader = reader
         self._topics = topics
-        self._looked_at = time.monotonic()
 
     @property
-    def age_s(self) -> float:
-        """How long ago it was looked."""
-        return time.monotonic() - self._looked_at
+    def is_old(self) -> bool:
+        """Whether the topics should be listed again before a request counts as unknown."""
+        return time.monotonic() - self._looked_at > max(OLD_S, PAUSES * self._look_s)
 
     def knows(self, topic: str) -> bool:
         return topic in self._topics
@@ -63,7 +79,8 @@ class TopicWatch:
         """
         if topic in self._unknown:
             return False
-        await self.look()
+        if await self._threads.metadata.run(admin.partition_counts, self._settings, [topic]):
+            await self.look()
         if topic not in self._topics:
             self._unknown.add(topic)
         return topic in self._topics
@@ -74,13 +91,20 @@ class TopicWatch:
             self._looking = self._loop.create_task(self._read_what_is_there())
         await asyncio.shield(self._looking)
 
-    def _tell_conversations(self, listed: list[tuple[str, str]]) -> None:
-        """Which conversations there are, from the thread that looked."""
-        self._loop.call_soon_threadsafe(self._view.tenants.on_conversations, listed, time.time())
+    async def count_conversations(self) -> None:
+        """Count which conversations exist, for the limits of tenants. Raises BrokerUnavailable.
+
+        They are listed on a thread. The loop takes over one set for each tenant, a few tenants in one go.
+        """
+        listed = await self._threads.metadata.run(conversations_by_tenant, self._settings, self._conversations)
+        tenants, now_s = self._view.tenants, time.time()
+        for number, tenant in enumerate([*listed, *(tenants.known().keys() - listed.keys())], start=1):
+            tenants.on_conversations(tenant, listed.get(tenant, set()), now_s)
+            if number % COUNTED_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     async def _read_what_is_there(self) -> None:
         topics = await self.discover()
-        self._looked_at = time.monotonic()
         there = set(partitions_of(topics))
         known = set(self._view.offsets())
         if new := sorted(there - known):

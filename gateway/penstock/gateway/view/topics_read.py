@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, Mapping
 from penstock.common import admin
 from penstock.common.clock import now_ms
 from penstock.common.settings import KafkaSettings
+from penstock.gateway.limits.tenants import by_tenant
 from penstock.gateway.view.claims import CLAIM_MS
 from penstock.schemas.errors import BrokerUnavailable
 from penstock.schemas.topics import TP, TopicNames
@@ -40,27 +41,20 @@ def partitions_of(topics: Mapping[str, int]) -> list[TP]:
     return [(topic, number) for topic, count in topics.items() for number in range(count)]
 
 
-def discover(
-    settings: KafkaSettings,
-    tell_conversations: Callable[[list[tuple[str, str]]], None] = lambda _: None,
-    conversations: ListConversations | None = None,
-) -> dict[str, int]:
-    """Every topic that a view reads, with the number of its partitions. Raises MissingTopics, BrokerUnavailable.
-
-    `tell_conversations` hears of all conversations that there are, as (tenant, id). `conversations` lists them where
-    they have no topics of their own.
-    """
+def discover(settings: KafkaSettings) -> dict[str, int]:
+    """Every topic that a view reads, with the number of its partitions. Raises MissingTopics, BrokerUnavailable."""
     names = settings.names
     counts = admin.partition_counts(settings)
     require_topics(names, counts)
-    if conversations is None:
-        tell_conversations([pair for topic in counts if (pair := names.parse_conversation(topic)) is not None])
-    else:
-        tell_conversations(conversations())
     read = [*always_read(names), *(topic for topic in counts if names.is_request_topic(topic))]
     # An older installation may lack these.
     read += [topic for topic in (names.conversation_facts, names.idempotency) if topic in counts]
     return {topic: counts[topic] for topic in read}
+
+
+def conversations_by_tenant(settings: KafkaSettings, shared: ListConversations | None) -> dict[str, set[str]]:
+    """The ids of all conversations. `shared` lists them where they have no topics of their own."""
+    return by_tenant(admin.conversation_topics(settings).values() if shared is None else shared())
 
 
 def where_to_begin(

@@ -25,7 +25,7 @@ from penstock.gateway.view.positions import Positions
 from penstock.gateway.view.request_records import is_moved, origin_of, read_request
 from penstock.gateway.view.request_state import BLANKED, NOT_KNOWN, Key
 from penstock.gateway.view.selecting import ALONE
-from penstock.gateway.view.store import TP, Due, LivePlace, Store
+from penstock.gateway.view.store import TP, Due, LivePlace, Store, Turn
 from penstock.gateway.view.streams import Streams, place_reader
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.errors import PenstockError, RegistryUnavailable
@@ -106,6 +106,8 @@ class View:
         self._positions = Positions()
         self._early_priorities: dict[Key, int] = {}
         """Of commands that were read before their request: the topics are read side by side."""
+        self._early_erased: dict[Key, None] = {}
+        """Requests that were erased before any record of theirs was read. Their outcomes are still told."""
         self._counts_since_ms = counts_since_ms
         self.outcomes: dict[str, int] = {}
         self.decoded = 0
@@ -135,6 +137,10 @@ class View:
         """As `Store.live_of_tenant`. For a thread."""
         return self._store.live_of_tenant(tenant, after, most)
 
+    def live_turns(self, tenant: str, conversation_id: str, after: Turn, until_ms: int, most: int) -> list[Turn]:
+        """As `Store.live_turns`. For a thread."""
+        return self._store.live_turns(tenant, conversation_id, after, until_ms, most)
+
     def overdue(self, after: Due, before_ms: int, most: int) -> list[Due]:
         """As `Store.overdue`. For a thread."""
         return self._store.overdue(after, before_ms, most)
@@ -158,6 +164,11 @@ class View:
 
     def entry(self, key: Key, partition: int = NOT_KNOWN) -> Entry:
         """The entry, made when it is new; `partition` is that of its results, if it is known."""
+        if key in self._early_erased:
+            del self._early_erased[key]
+            made = self.known.begin(key, self._partitions, partition)
+            made.erased = True
+            return made
         return self.known.find(key) or self.known.begin(key, self._partitions, partition)
 
     # -- events
@@ -369,13 +380,21 @@ class View:
         elif command.kind == "reprioritize" and command.priority is not None:
             self._reprioritized((command.tenant, command.request_id), command.priority)
         elif command.kind == "erase":
-            entry = self.entry((command.tenant, command.request_id))
-            if entry.done or entry.erased:
-                self._blank(entry)
-            else:
-                # Another gateway saw the outcome, which this one has yet to read, and to tell to who waits for it.
-                entry.erased = True
-                self._touch(entry)
+            self._erased((command.tenant, command.request_id))
+
+    def _erased(self, key: Key) -> None:
+        entry = self.known.find(key)
+        if entry is None:  # its records may be gone: it is not live unless they are read after all
+            self._early_erased[key] = None
+            if len(self._early_erased) > MOST_EARLY:
+                del self._early_erased[next(iter(self._early_erased))]
+            self._blank(Entry(*key, NOT_KNOWN, self._partitions))
+        elif entry.done or entry.erased:
+            self._blank(entry)
+        else:
+            # Another gateway saw the outcome, which this one has yet to read, and to tell to who waits for it.
+            entry.erased = True
+            self._touch(entry)
 
     def _end_asked(self, command: ControlCommand, at_ms: int) -> None:
         """Remember it: should no worker have its record any more, gateways must know when to ask for its end."""

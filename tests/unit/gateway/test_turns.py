@@ -1,0 +1,147 @@
+"""The live turns of a conversation: read on a thread in pages, complete while they change, parsed once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.view_gateway import ViewGateway
+from kit.view_records import ORIGIN, STATUSES, request, status
+from penstock.gateway.service import subscriptions as subscriptions_module
+from penstock.gateway.service import turns as turns_module
+from penstock.gateway.view import rows
+from penstock.schemas.errors import InvalidRequest
+from penstock.schemas.records import InferenceRequest
+from support import wait_until_async
+
+LINE = ("default", "c")
+COUNT, READ_AT_ONCE = 120, 50
+IDS = [f"r{number:03}" for number in range(COUNT)]
+
+
+class Gateway(ViewGateway):
+    """Its turns wait in the file. `reads` has the thread and the rows of each read of them."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, held_live=0)
+        self.reads: list[tuple[str, int]] = []
+        self.on_read: Callable[[], object] = lambda: None
+        for number, request_id in enumerate(IDS):
+            self.accept(request_id, 1_000 + number)
+        self.leave_all_to_the_file()
+        store: Any = self.store
+        live_turns = store.live_turns
+
+        def noted(*args: Any) -> Any:
+            found = live_turns(*args)
+            self.reads.append((threading.current_thread().name, len(found)))
+            self.on_read()
+            return found
+
+        store.live_turns = noted
+
+    def accept(self, request_id: str, append_time_ms: int, **fields: Any) -> None:
+        origin = replace(ORIGIN, offset=len(request_id), append_time_ms=append_time_ms)
+        self.view.accepted(request(request_id, **{"conversation_id": "c", **fields}), origin)
+
+    def leave_all_to_the_file(self) -> None:
+        self.flush()
+        self.view.put_aside(COUNT)
+
+
+@pytest.fixture
+def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
+    monkeypatch.setattr(turns_module, "READ_AT_ONCE", READ_AT_ONCE)
+    made = Gateway(tmp_path / "view.sqlite")
+    assert made.view.known.held_live_count == 0
+    yield made
+    made.close()
+
+
+async def ids(gateway: Gateway) -> object:
+    return await gateway.turns.ids(*LINE) == IDS
+
+
+async def follow(gateway: Gateway) -> object:
+    subscription = gateway.subscriptions.open()
+    await gateway.subscriptions.follow_conversation(subscription, *LINE)
+    return list(subscription.client.untold) == IDS
+
+
+async def before(gateway: Gateway) -> object:
+    asked: InferenceRequest = request("next", conversation_id="c")
+    return await gateway.turns.before(asked) == COUNT
+
+
+async def lives(gateway: Gateway) -> object:
+    return await gateway.turns.any_lives(*LINE) and not await gateway.turns.any_lives(*LINE, 999)
+
+
+@pytest.mark.parametrize("ask", [ids, follow, before, lives])
+async def test_turns_are_read_on_threads_a_few_at_a_time(
+    gateway: Gateway, ask: Callable[[Gateway], Awaitable[object]]
+) -> None:
+    """20,000 of them were read and parsed on the event loop for each caller: 163 ms."""
+    rows.counted_of.cache_clear()
+    assert await ask(gateway)
+    assert gateway.reads
+    for thread, count in gateway.reads:
+        assert thread.startswith("gateway-lists")
+        assert count <= READ_AT_ONCE
+    assert rows.counted_of.cache_info().misses <= 1, "all are counted as the same"
+
+
+async def test_turns_that_change_while_they_are_listed_are_listed(gateway: Gateway) -> None:
+    """One with news is in memory again. One that is new stands before what was read, and may not leave memory."""
+    loop, done = asyncio.get_running_loop(), threading.Event()
+
+    def change() -> None:
+        gateway.read(STATUSES, status("queued", request_id=IDS[-1]))
+        gateway.accept("new", 1)
+        gateway.leave_all_to_the_file()
+        done.set()
+
+    def on_read() -> None:
+        gateway.on_read = lambda: None
+        loop.call_soon_threadsafe(change)
+        assert done.wait(30)
+
+    gateway.on_read = on_read
+    assert set(await gateway.turns.ids(*LINE)) == {*IDS, "new"}
+    gateway.leave_all_to_the_file()
+    assert gateway.view.known.held_live_count == 0, "they may leave it when they are listed"
+
+
+async def test_a_conversation_that_is_left_while_its_turns_are_listed_is_not_followed(gateway: Gateway) -> None:
+    subscription, release = gateway.subscriptions.open(), threading.Event()
+    gateway.on_read = lambda: release.wait(30)
+    following = asyncio.create_task(gateway.subscriptions.follow_conversation(subscription, *LINE))
+    await wait_until_async(lambda: gateway.reads, 30, "the first page is read")
+    gateway.subscriptions.unfollow_conversation(subscription, *LINE)
+    release.set()
+    await asyncio.wait_for(following, 30)
+    assert (subscription.client.subjects, subscription.client.untold) == (set(), {})
+
+
+async def test_a_subscriber_is_refused_what_it_cannot_be_told(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriptions_module, "MOST_UNTOLD", COUNT - 1)
+    subscription = gateway.subscriptions.open()
+    with pytest.raises(InvalidRequest):
+        await gateway.subscriptions.follow_conversation(subscription, *LINE)
+    assert (subscription.client.subjects, subscription.client.untold) == (set(), {})
+
+
+async def test_a_turn_behind_some_that_have_ended_is_found(gateway: Gateway) -> None:
+    """The file has those still as live. The conversation counted as one without open requests, and could expire."""
+    for request_id in IDS[:-1]:
+        gateway.view.known.end(gateway.entry(("default", request_id)))
+    assert await gateway.turns.any_lives(*LINE)
+    assert await gateway.turns.ids(*LINE) == IDS[-1:]
