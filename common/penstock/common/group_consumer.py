@@ -14,9 +14,9 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from penstock.common.kafka_errors import client_logger, wrong_configuration
+from penstock.common.kafka_errors import client_logger, missing_right, wrong_configuration
 from penstock.common.lost_brokers import LostBrokers, let_go
 from penstock.common.reader import Headers, message_headers
 from penstock.common.settings import KafkaSettings
@@ -61,6 +61,10 @@ class GroupConsumer:
     """Raises InvalidRequest for settings that librdkafka does not take."""
 
     def __init__(self, kafka: KafkaSettings, topics: Sequence[str], group_id: str, listener: Listener) -> None:
+        self._waits_to_join = f"not a member of the group {group_id} yet"
+        self.waits_for: str | None = self._waits_to_join
+        """Why nothing is read; None from the first assignment on, which can be empty."""
+        self._group_id = group_id
         self._topics = list(topics)
         self._listener = listener
         self._loop = asyncio.get_running_loop()
@@ -142,7 +146,7 @@ class GroupConsumer:
         wants, passed = self._listener.wants, dict[TP, int]()
         for message in messages:
             if (error := message.error()) is not None:
-                logger.warning("group.read_error code=%s", error.name())
+                self._read_failed(error, message.topic())
                 continue
             place, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
             passed[place] = offset + 1
@@ -158,6 +162,14 @@ class GroupConsumer:
         if self._due:
             self._commit(self._due)
         return bool(passed)
+
+    def _read_failed(self, error: KafkaError, topic: str | None) -> None:
+        missing = missing_right(error, self._group_id, topic)
+        if missing is None:
+            logger.warning("group.read_error code=%s", error.name())
+        elif self.waits_for != (reason := f"{self._waits_to_join}: {missing}"):
+            self.waits_for = reason
+            logger.warning("group.waits group=%s reason=%s", self._group_id, missing)
 
     def _commit(self, offsets: dict[TP, int]) -> None:
         owned = {(one.topic, one.partition) for one in self._consumer.assignment()}
@@ -181,6 +193,7 @@ class GroupConsumer:
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         if consumer is not self._consumer:
             return  # it was replaced, and is closed in another thread
+        self.waits_for = None
         self._calls.append(lambda: self._hold(self._held))  # a new partition comes unpaused
         self._tell(self._listener.on_assigned, [(one.topic, one.partition) for one in partitions])
 
