@@ -72,6 +72,15 @@ class NeverLoaded(Plain):
         raise AssertionError
 
 
+class LoadsLong(Plain):
+    """Its load computes for seven seconds of processor time."""
+
+    def load(self) -> EngineInfo:
+        while time.thread_time() < 7:
+            pass
+        return super().load()
+
+
 class Unsendable(Plain):
     """What it gives cannot be pickled."""
 

@@ -32,6 +32,7 @@ class ScriptedEngine:
     """Keeps what it is asked. A test ends its runs; `refusal` and `run_error` are raised."""
 
     model = "m"
+    left_pid = None
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ FENCED = {UnknownMember: KafkaError.UNKNOWN_MEMBER_ID, IllegalGeneration: KafkaE
 Offsets = dict[TP, tuple[int, str]]
 
 
-def _give_up(seconds: float) -> bool:
+def _give_up(seconds: float, reason: str) -> bool:
     """Nothing is waited for where the log is."""
     return True
 

@@ -93,11 +93,17 @@ class LocalSystem:
         self.models: list[dict[str, Any]] = []
         self.failed: dict[str, str] = {}
         """The model that was waited for at the start and could not be loaded, with the reason."""
-        self.supervisor = Supervisor(progress, self._changed)
-        self._progress = progress
+        self.step = "the look at the settings"
+        """The newest step of the start, as it was shown."""
+        self._show = progress
+        self.supervisor = Supervisor(self._progress, self._changed)
         self._ready_urls: dict[str, str] = {}
-        self._watch = ReadinessWatch(lambda: ask(self.local_url), progress, self.home.logs / "worker.log")
+        self._watch = ReadinessWatch(lambda: ask(self.local_url), self._progress, self.home.logs / "worker.log")
         self._started_at = time.time()
+
+    def _progress(self, line: str) -> None:
+        self.step = line
+        self._show(line)
 
     @property
     def url(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -32,6 +33,8 @@ from penstock.common.orders import in_force, order_lines
 
 DETACH_DEADLINE_S = 1800.0
 DOWN_DEADLINE_S = 150.0
+STOP_S = 10.0
+"""The bound of a stop, besides the graces of the parts."""
 
 DataDir = Annotated[
     Path | None,
@@ -135,7 +138,10 @@ def up(
 
 
 def run(system: LocalSystem) -> None:
-    """Start the system, keep it up, stop it in order on SIGINT or SIGTERM; a second signal kills at once."""
+    """Start the system, keep it up, stop it in order on SIGINT or SIGTERM; a second signal kills at once.
+
+    The stop is bounded: a step of the start can be in a library that does not let the signal interrupt it.
+    """
     system.home.acquire()
     supervisor = system.supervisor
 
@@ -144,12 +150,20 @@ def run(system: LocalSystem) -> None:
             supervisor.kill()
             os._exit(ExitCode.INTERRUPTED)
         supervisor.stopping = True
+        signal.alarm(round(sum(part.grace_s for part in supervisor.parts) + STOP_S))
         if system.phase == "starting":
             # The long steps of the start wait in libraries of others: leave them at once.
             raise StopAsked
 
+    def out_of_time(number: int, frame: FrameType | None) -> None:
+        say("Penstock did not stop in time: all parts are killed")
+        faulthandler.dump_traceback(all_threads=True)
+        supervisor.kill()
+        os._exit(ExitCode.FAILED)
+
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, asked)
+    signal.signal(signal.SIGALRM, out_of_time)
     try:
         system.start()
         # Of a detached one the card is shown up to the moment at which it says that it serves.
@@ -157,7 +171,7 @@ def run(system: LocalSystem) -> None:
         system.serves()
         supervisor.run()
     except StopAsked:
-        pass
+        say(f"stopping; the last step of the start was: {system.step}")
     finally:
         supervisor.stopping = True
         system.stop()

@@ -160,6 +160,18 @@ def wrong_configuration(error: KafkaException) -> InvalidRequest:
     return InvalidRequest(f"the Kafka settings are wrong: {reason}", param="kafka.security")
 
 
+def missing_right(error: KafkaError, group: str, topic: str | None) -> str | None:
+    """What a member of a group may not do, if that is what the error says."""
+    if error.code() not in _DENIED:
+        return None
+    needs = ""
+    if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+        needs = f"; needs READ on the group {group}"
+    elif error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED and topic:
+        needs = f"; needs READ on the topic {topic}"
+    return f"Kafka refuses this client: {error.str()}{needs}"
+
+
 def from_kafka(error: KafkaError | KafkaException, doing: str, topic: str | None = None) -> PenstockError:
     """The typed error of what Kafka said while `doing` something."""
     if isinstance(error, KafkaException):

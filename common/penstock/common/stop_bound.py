@@ -1,7 +1,8 @@
-"""The end of a process has a bound: one that hangs in its stop says on what, and ends.
+"""The stop of a process has a bound: a process that hangs logs on what, and exits.
 
-A task that goes on when it is cancelled, or a call into a library that does not return, would keep the process for
-ever: out of its group or, worse, in it, and its supervisor waiting.
+The bound counts from the signal, in whatever state the process is: while it starts, or while its event loop is blocked.
+A task that ignores its cancellation, or a library call that does not return, would otherwise keep the process alive
+(and a member of its group) while its supervisor waits.
 """
 
 from __future__ import annotations
@@ -10,42 +11,98 @@ import asyncio
 import faulthandler
 import logging
 import os
+import select
+import signal
 import threading
-from collections.abc import Callable, Coroutine, Generator
-from contextlib import contextmanager
-from typing import Any
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from types import FrameType
+from typing import Any, Self
 
 logger = logging.getLogger(__name__)
 
 EXIT_HANGS = 1
 GIL_S = 5.0
-"""After the bound: so long the interpreter may take to say what hangs. It cannot while a library keeps its lock."""
+"""After the bound, the interpreter has this time to log what hangs. It cannot while a library holds its lock."""
 END_S = 20.0
-"""So long the interpreter may take to end once all work is done."""
+"""Time that the interpreter may take to exit once all work is done."""
 _STDERR = 2
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_BEGIN, _END = b"\xff", b"\xfe"
+"""Sent to the watching thread beside the numbers of signals."""
 
 
-@contextmanager
-def bounded_stop(event: str, within_s: float) -> Generator[None]:
-    """Around a process's stop, on its event loop. After `within_s` all that waits is logged and the process ends.
+def _noticed(number: int, frame: FrameType | None) -> None:
+    """The handler in Python does nothing: `StopBound` reads the number of the signal."""
 
-    `event` names the lines of the log; the stacks of all threads follow on stderr.
+
+class StopBound:
+    """SIGTERM and SIGINT of this process, and the bound of the stop that they begin. Made on the event loop.
+
+    `on_signal` is called on the event loop at each of these signals. `within_s` after the first one, or after `begin`,
+    the process logs all that its tasks wait for and exits, unless it has left the context by then. The event is
+    `<name>.stop_hangs`; the stacks of all threads follow on stderr.
     """
-    loop = asyncio.get_running_loop()
-    over = threading.Event()
 
-    def watch() -> None:
-        if not over.wait(within_s):
-            _say_what_hangs(event, within_s, loop)
-            os._exit(EXIT_HANGS)
+    def __init__(self, name: str, within_s: float, on_signal: Callable[[], None]) -> None:
+        self._name, self._within_s, self._on_signal = name, within_s, on_signal
+        self._loop = asyncio.get_running_loop()
+        self._reads, self._writes = os.pipe()
+        self._thread = threading.Thread(target=self._watch, name="stop bound", daemon=True)
 
-    faulthandler.dump_traceback_later(within_s + GIL_S, exit=True, file=_STDERR)
-    threading.Thread(target=watch, name="stop bound", daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()
+    def __enter__(self) -> Self:
+        # The C handler writes to the pipe, also while the main thread is in a call that does not return. An event
+        # loop's own handlers would wait for it.
+        os.set_blocking(self._writes, False)
+        self._former_fd = signal.set_wakeup_fd(self._writes, warn_on_full_buffer=False)
+        self._former = {number: signal.signal(number, _noticed) for number in _SIGNALS}
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._former_fd)
+        os.write(self._writes, _END)
+        self._thread.join()
         faulthandler.cancel_dump_traceback_later()
+        os.close(self._reads)
+        os.close(self._writes)
+
+    def begin(self) -> None:
+        """The stop begins without a signal."""
+        self._arm()
+        os.write(self._writes, _BEGIN)
+
+    def _arm(self) -> None:
+        faulthandler.dump_traceback_later(self._within_s + GIL_S, exit=True, file=_STDERR)
+
+    def _watch(self) -> None:
+        give_up: float | None = None
+        while True:
+            left_s = None if give_up is None else max(0.0, give_up - time.monotonic())
+            if not select.select([self._reads], [], [], left_s)[0]:
+                self._say_what_hangs()
+                os._exit(EXIT_HANGS)
+            event = os.read(self._reads, 1)
+            if event == _END:
+                return
+            if event != _BEGIN and event[0] not in _SIGNALS:
+                continue
+            if give_up is None:
+                give_up = time.monotonic() + self._within_s
+                self._arm()
+            if event != _BEGIN:
+                with suppress(RuntimeError):  # the loop has ended
+                    self._loop.call_soon_threadsafe(self._on_signal)
+
+    def _say_what_hangs(self) -> None:
+        event = f"{self._name}.stop_hangs"
+        logger.critical("%s seconds=%.0f: the process exits without the rest of its stop", event, self._within_s)
+        for task in asyncio.all_tasks(self._loop):
+            logger.critical("%s task=%s at=%s", event, task.get_name(), " > ".join(_places(task)))
+        faulthandler.dump_traceback(file=_STDERR, all_threads=True)
 
 
 def run_process(
@@ -60,13 +117,6 @@ def run_process(
             return runner.run(running) or 0
         finally:
             faulthandler.dump_traceback_later(END_S, exit=True, file=_STDERR)
-
-
-def _say_what_hangs(event: str, within_s: float, loop: asyncio.AbstractEventLoop) -> None:
-    logger.critical("%s seconds=%.0f: the process ends without what is left of its stop", event, within_s)
-    for task in asyncio.all_tasks(loop):
-        logger.critical("%s task=%s at=%s", event, task.get_name(), " > ".join(_places(task)))
-    faulthandler.dump_traceback(file=_STDERR, all_threads=True)
 
 
 def _places(task: asyncio.Task[Any]) -> list[str]:

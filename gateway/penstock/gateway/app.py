@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 from collections.abc import AsyncGenerator
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 
 import uvicorn
 from fastapi import Depends, FastAPI
 from fastapi.concurrency import run_in_threadpool
 from starlette.routing import NoMatchFound
 
-from penstock.common.stop_bound import bounded_stop
+from penstock.common.stop_bound import StopBound
 from penstock.common.tasks import end_all
 from penstock.gateway.batches import batch_routes, file_routes
 from penstock.gateway.connecting import Connecting
@@ -207,14 +206,15 @@ async def run_gateway(settings: GatewaySettings) -> int:
     server = Server(server_config(app, conf.host, conf.port, drain_s=conf.drain_s, access_log=conf.access_log))
     loop = asyncio.get_running_loop()
     failures: list[str] = []
-    stopping = ExitStack()
 
     def stop() -> None:
-        if server.should_exit:  # told twice
+        if server.should_exit:  # a second signal
             context.prepare_stop()
             return
         server.should_exit = True
-        stopping.enter_context(bounded_stop("gateway.stop_hangs", conf.drain_s + STOP_S))
+        bound.begin()
+        waits_for = context.waits_for if context.connected is None else context.connected.facts.catching_up()
+        logger.info("gateway.stopping waits_for=%s", waits_for or "nothing")
         context.prepare_drain()
         loop.call_later(max(0.0, conf.drain_s - LAST_WORDS_S), context.prepare_stop)
 
@@ -225,8 +225,6 @@ async def run_gateway(settings: GatewaySettings) -> int:
         context.prepare_stop()  # nothing comes any more that a call could wait for
 
     context.on_failure = fail
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    with stopping:
+    with StopBound("gateway", conf.drain_s + STOP_S, stop) as bound:
         await server.serve()
     return EXIT_OK if server.started and not failures else EXIT_FAILED

@@ -8,10 +8,12 @@ import logging
 import os
 import sqlite3
 from contextlib import AsyncExitStack
+from functools import partial
 
 from penstock.common import admin
 from penstock.common.artifacts.configured import open_store
 from penstock.common.clock import now_ms
+from penstock.common.threads import in_daemon_thread
 from penstock.common.transport import AsyncTransport, Transport
 from penstock.gateway.batches.runner import BatchRunner
 from penstock.gateway.context import GatewayContext
@@ -52,6 +54,7 @@ class Connecting:
         self._settings = context.settings
         self._stack = AsyncExitStack()
         self._since_ms = now_ms()
+        self._logged = ""
 
     async def until_connected(self) -> None:
         """Try until it works. What only a person can mend ends the gateway."""
@@ -63,9 +66,9 @@ class Connecting:
                 self._context.on_failure(error.message)
                 return
             except PenstockError as error:
-                if str(error) != self._context.waits_for:
-                    self._context.waits_for = str(error)
+                if str(error) != self._logged:
                     logger.warning("gateway.waits reason=%s", error)
+                self._logged = self._context.waits_for = str(error)
             except (OSError, sqlite3.Error) as error:  # a folder that it may not write, a disk that is full
                 where = getattr(error, "filename", None) or self._settings.gateway.view_path
                 self._context.on_failure(f"{where}: {error.__class__.__name__}: {error}")
@@ -86,7 +89,9 @@ class Connecting:
         require_topics(names, counts)
         identity = f"{kafka.topic_prefix} {await asyncio.to_thread(admin.topic_id, kafka, names.result) or 'none'}"
         registry = settings.schema_registry
-        codecs = await asyncio.to_thread(registry_codecs, registry.url, write=registry.write)
+        self._context.waits_for = f"the schema registry at {registry.url}"
+        codecs = await in_daemon_thread(partial(registry_codecs, registry.url, write=registry.write))
+        self._context.waits_for = "the view to be opened"
         async with AsyncExitStack() as stack:
             threads = Threads(one_tenant=settings.auth.keys_file is None)
             stack.callback(threads.close)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
-from penstock.common.stop_bound import bounded_stop
+from penstock.common.configuration import RegistrySection
+from penstock.common.stop_bound import StopBound
+from penstock.common.threads import in_daemon_thread
 from penstock.schemas.errors import PenstockError
+from penstock.schemas.registry import Codecs, registry_codecs
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +22,11 @@ STOP_S = 35.0
 
 class SideProcess(Protocol):
     """What `run` runs; it is made on the event loop."""
+
+    @property
+    def waits_for(self) -> str | None:
+        """Why it does not do all of its work now."""
+        ...
 
     def start(self) -> None:
         """Raises OSError when the port of its health is taken."""
@@ -55,27 +63,43 @@ class Over:
         self.finish(EXIT_FAILED)
 
 
-async def run(name: str, health: HealthAddress, make: Callable[[Over], SideProcess]) -> int:
-    """Run until SIGTERM, SIGINT or `Over.fail`; the exit code. What a user can mend is told in one line.
+async def run(
+    name: str, health: HealthAddress, registry: RegistrySection, make: Callable[[Over, Codecs], SideProcess]
+) -> int:
+    """Run until SIGTERM, SIGINT or `Over.fail`; the exit code. An error of the configuration is logged in one line.
 
     `name` is that of its section of the settings, and of its log events.
     """
     over = Over(name)
-    try:
-        process = make(over)
-    except PenstockError as error:
-        logger.error("%s.cannot_start %s", name, error)
-        return EXIT_FAILED
-    try:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, over.finish)
-        process.start()
-        return await over.code
-    except OSError as error:
-        where = f"{health.health_host}:{health.health_port}"
-        logger.error("%s.cannot_start %s cannot be bound (%s); set %s.health_port", name, where, error.strerror, name)
-        return EXIT_FAILED
-    finally:
-        with bounded_stop(f"{name}.stop_hangs", STOP_S):
+    process: SideProcess | None = None
+
+    def asked_to_stop() -> None:
+        if not over.code.done():
+            waits_for = f"the schema registry at {registry.url}" if process is None else process.waits_for or "nothing"
+            logger.info("%s.stopping waits_for=%s", name, waits_for)
+        over.finish()
+
+    with StopBound(name, STOP_S, asked_to_stop) as bound:
+        work = in_daemon_thread(partial(registry_codecs, registry.url, write=registry.write))
+        asking = asyncio.create_task(work, name="schema registry")
+        await asyncio.wait({asking, over.code}, return_when=asyncio.FIRST_COMPLETED)
+        if not asking.done():
+            asking.cancel()
+            return await over.code
+        try:
+            process = make(over, asking.result())
+        except PenstockError as error:
+            logger.error("%s.cannot_start %s", name, error)
+            return EXIT_FAILED
+        try:
+            process.start()
+            return await over.code
+        except OSError as error:
+            where = f"{health.health_host}:{health.health_port}"
+            logger.error(
+                "%s.cannot_start %s cannot be bound (%s); set %s.health_port", name, where, error.strerror, name
+            )
+            return EXIT_FAILED
+        finally:
+            bound.begin()
             await process.stop()

@@ -1,4 +1,4 @@
-"""The worker's composition root: makes the parts, joins them, runs until told to stop, and stops in order.
+"""The worker's composition root: makes the parts, joins them, runs until a signal, and stops in order.
 
 `python -m penstock.processors.app` and `penstock worker` both come here.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from penstock.common import admin
@@ -19,11 +19,13 @@ from penstock.common.clock import now_ms
 from penstock.common.file_differences import file_differences
 from penstock.common.group_names import group_name
 from penstock.common.shards.shard_copy import ShardCopy
-from penstock.common.stop_bound import bounded_stop, run_process
+from penstock.common.stop_bound import StopBound, run_process
 from penstock.common.tasks import end_all, set_within
-from penstock.processors.assembly import Hooks, Parts, assemble
+from penstock.common.threads import in_daemon_thread
+from penstock.processors.assembly import Parts, assemble
 from penstock.processors.background import on_faults
 from penstock.processors.data_folder import claim
+from penstock.processors.health import HealthServer
 from penstock.processors.kafka.batches import TP, Progress
 from penstock.processors.kafka.watchdog import JoinWatch, StallWatch
 from penstock.processors.metrics import Metrics
@@ -33,6 +35,7 @@ from penstock.processors.settings import WorkerSettings
 from penstock.schemas.errors import BrokerUnavailable, Overloaded, PenstockError, RegistryUnavailable
 from penstock.schemas.logs import log_to_stderr
 from penstock.schemas.records import WAITING_REASONS, WorkerState
+from penstock.schemas.registry import registry_codecs
 from penstock.schemas.topics import CLASSES, TopicNames
 
 logger = logging.getLogger(__name__)
@@ -44,7 +47,7 @@ REPORT_GAP_S = 0.25
 """Between reports, however much changes."""
 LEAVE_S = 15.0
 STOP_S = 35.0
-"""So long a stop may take, besides the drain. A supervisor should wait a little longer: then the log says what hung."""
+"""The bound of a stop, after the drain. A supervisor should wait a little longer: then the log says what hung."""
 GROUP = "penstock-worker"
 EXIT_OK, EXIT_FAILED, EXIT_UNREACHABLE = 0, 1, 3
 
@@ -68,14 +71,13 @@ async def run_worker(settings: WorkerSettings) -> int:
         return EXIT_FAILED
     worker = settings.worker.model_copy(update={"data_dir": folder.path})
     app = WorkerApp(settings.model_copy(update={"worker": worker}))
-    try:
-        await app.start()
-        code = await app.wait()
-    except CannotStart as error:
-        print(f"penstock worker: {error}", file=sys.stderr, flush=True)
-        code = error.code
-        app.failed_start = True
-    with bounded_stop("worker.stop_hangs", settings.worker.drain_s + STOP_S):
+    with StopBound("worker", settings.worker.drain_s + STOP_S, app.asked_to_stop) as bound:
+        try:
+            code = await app.run()
+        except CannotStart as error:
+            print(f"penstock worker: {error}", file=sys.stderr, flush=True)
+            code = error.code
+        bound.begin()
         await app.stop()
     folder.release()
     return code
@@ -92,18 +94,29 @@ def main() -> None:
 
 
 class WorkerApp:
-    """One worker process: `start`, `wait`, `stop`."""
+    """One worker process: `run`, then `stop`."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self.settings = settings
-        self.failed_start = False
         self._started_ms = now_ms()
         self._metrics = Metrics()
         self._watch = StallWatch(settings.worker.stall_s)
         self._join_watch = JoinWatch(UNJOINED_S)
-        self._over: asyncio.Future[int] | None = None
+        self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._parts: Parts | None = None
         self._state = "starting"
+        self._step = ""
+        """What the start waits for."""
+        self._joins = False
+        """Whether it has begun to join the group."""
+        self._health = HealthServer(
+            settings.worker.health_host,
+            settings.worker.health_port,
+            self._metrics,
+            readiness=self._not_ready,
+            describe=self._describe,
+            refresh=self._refresh_gauges,
+        )
         self._seen: dict[TP, Progress] = {}
         self._observed: tuple[str | None, int | None] = None, None
         """The topic of orders, and how far it was observed."""
@@ -114,19 +127,47 @@ class WorkerApp:
 
     # -- starting
 
-    async def start(self) -> None:
-        """Verify, connect, replay control, load models in the background, join. Raises CannotStart."""
+    async def run(self) -> int:
+        """Run until a signal (0) or until only a new process can go on (1). Raises CannotStart."""
+        starting = asyncio.create_task(self._start(), name="start")
+        await asyncio.wait({starting, self._over}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            await end_all([starting])
+        elif not starting.cancelled() and (error := starting.exception()) is not None:
+            raise error
+        return await self._over
+
+    def asked_to_stop(self) -> None:
+        if not self._over.done():
+            logger.info("worker.stopping waits_for=%s", "; ".join(self._not_ready()) or "nothing")
+        self._finish(EXIT_OK)
+
+    async def _start(self) -> None:
+        """Verify, connect, replay control, load models in the background, begin to join. Raises CannotStart."""
         loop = asyncio.get_running_loop()
-        self._over = loop.create_future()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._finish, EXIT_OK)
-        kafka = self.settings.kafka_settings()
-        partitions = await asyncio.to_thread(verify_topics, self.settings)
-        group_id = await asyncio.to_thread(name_group, self.settings)
-        copy = await asyncio.to_thread(open_copy, self.settings)
+        conf, kafka, registry = self.settings.worker, self.settings.kafka_settings(), self.settings.schema_registry
         try:
-            hooks = Hooks(lambda: self._finish(EXIT_FAILED), self._not_ready, self._describe, self._refresh_gauges)
-            parts = self._parts = assemble(self.settings, group_id, partitions, self._metrics, hooks, loop, copy)
+            await self._health.start()
+        except OSError as error:
+            where = f"{conf.health_host}:{conf.health_port}"
+            raise CannotStart(f"{where} cannot be bound ({error.strerror}); set worker.health_port") from error
+        try:
+            self._step = f"the topics of Kafka at {kafka.bootstrap_servers}"
+            partitions = await in_daemon_thread(verify_topics, self.settings)
+            group_id = await in_daemon_thread(name_group, self.settings)
+            copy = await in_daemon_thread(open_copy, self.settings)
+            self._step = f"the schema registry at {registry.url}"
+            codecs = await in_daemon_thread(partial(registry_codecs, registry.url, write=registry.write))
+            parts = self._parts = assemble(
+                self.settings,
+                group_id,
+                partitions,
+                codecs,
+                self._metrics,
+                lambda: self._finish(EXIT_FAILED),
+                loop,
+                copy,
+            )
             on_faults(loop, parts.worker.break_down)
             if copy is not None:
                 copy.on_failure = lambda reason: loop.call_soon_threadsafe(self._copy_failed, reason)
@@ -135,26 +176,25 @@ class WorkerApp:
             raise CannotStart(str(error), EXIT_UNREACHABLE) from error
         except UnknownDevice as error:
             raise CannotStart(str(error)) from error
-        try:
-            await parts.health.start()
-        except OSError as error:
-            where = f"{self.settings.worker.health_host}:{self.settings.worker.health_port}"
-            raise CannotStart(f"{where} cannot be bound ({error.strerror}); set worker.health_port") from error
         for follower, topic in (
             (parts.control, kafka.names.control),
             (parts.desired, kafka.names.desired),
             (parts.peers, kafka.names.worker),
         ):
+            self._step = f"{topic} to be read to its end"
             try:
                 await follower.start(deadline_s=30)
             except PenstockError as error:
                 raise CannotStart(f"{topic} could not be read: {error}", EXIT_UNREACHABLE) from error
         parts.refetcher.start()
         parts.serving.on_change = self._changed.set  # whoever looks at a model that was just loaded finds it so
+        self._step = "the devices to be measured"
         await parts.serving.observe()
         parts.serving.publish_models()
         parts.lanes.load_all()
-        await parts.membership.start()
+        parts.membership.on_joined = lambda: self._report(parts)
+        parts.membership.start()
+        self._joins = True
         parts.background += [
             asyncio.create_task(self._guard(parts.worker.tick_forever()), name="ticker"),
             asyncio.create_task(self._guard(parts.committer.run_forever()), name="committer"),
@@ -170,15 +210,10 @@ class WorkerApp:
         gc.set_threshold(50_000, 20, 50)
         logger.info("worker.started worker_id=%s topics=%d", self.settings.worker_id, len(partitions))
 
-    async def wait(self) -> int:
-        """Until a signal (0) or until this process can do no good any more (1)."""
-        assert self._over is not None
-        return await self._over
-
     # -- while it runs
 
     def _finish(self, code: int) -> None:
-        if self._over is not None and not self._over.done():
+        if not self._over.done():
             self._over.set_result(code)
 
     async def _guard(self, forever: Any) -> None:
@@ -256,7 +291,8 @@ class WorkerApp:
     def _report(self, parts: Parts) -> None:
         state = WorkerState(
             worker_id=self.settings.worker_id,
-            state=self._state,
+            # Gateways count a worker as alive from its first assignment on.
+            state="starting" if self._state == "running" and parts.membership.generation < 0 else self._state,
             started_at=self._started_ms,
             updated_at=now_ms(),
             pool=self.settings.worker.pool,
@@ -296,10 +332,10 @@ class WorkerApp:
     def _not_ready(self) -> list[str]:
         parts = self._parts
         if parts is None or self._state != "running":
-            return [self._state]
+            return [f"starting: waits for {self._step}" if self._state == "starting" else self._state]
         reasons: list[str] = []
         if not parts.membership.joined:
-            reasons.append("Kafka does not answer" if parts.watch.away else "not a member of the group yet")
+            reasons.append("Kafka does not answer" if parts.watch.away else parts.membership.waits_for)
         if self._watch.stalled:
             reasons.append("a partition has lag and does not move")
         if parts.worker.registry_waits:
@@ -311,6 +347,8 @@ class WorkerApp:
         for lane in parts.flow.lanes.values():
             if lane.lost and lane.served:
                 reasons.append(f"the model {lane.name} has died and cannot be loaded again")
+        for engine in parts.serving.manager.left():
+            reasons.append(f"the process {engine.left_pid} of {engine.model} was killed and does not end")
         for device, (why, seconds) in parts.serving.machine.unread().items():
             reasons.append(f"the device {device} has not been measured for {seconds:.0f} s ({why}): nothing is granted")
         idle_s = parts.flow.watch.idle_in_spite_of_work(time.monotonic())
@@ -377,15 +415,18 @@ class WorkerApp:
 
     async def stop(self) -> None:
         """In order: stop taking, finish or hand back, flush, commit, leave the group, end the engines, close."""
-        parts = self._parts
-        if parts is None:
-            return
         self._state = "stopping"
-        if not self.failed_start:
+        if (parts := self._parts) is not None:
+            await self._stop_parts(parts)
+        await self._health.stop()
+        logger.info("worker.stopped worker_id=%s", self.settings.worker_id)
+
+    async def _stop_parts(self, parts: Parts) -> None:
+        if self._joins:
             await self._drain(parts)
         await end_all(parts.background)
         await parts.erasing.close()
-        if not self.failed_start:
+        if self._joins:
             await self._leave(parts)
         await parts.execution.close()
         await parts.serving.stop()
@@ -400,8 +441,6 @@ class WorkerApp:
         if not parts.worker.broken:
             parts.journal.orderly_stop()
         parts.journal.close()
-        await parts.health.stop()
-        logger.info("worker.stopped worker_id=%s", self.settings.worker_id)
 
     async def _leave(self, parts: Parts) -> None:
         """Leave the group within `LEAVE_S`. Cancelling it would not end it: Faust's services go on stopping."""

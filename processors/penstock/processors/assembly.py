@@ -1,4 +1,4 @@
-"""The worker's parts and how they are joined. Making them does no I/O but for registry, journal and devices."""
+"""The worker's parts and how they are joined. Making them does no I/O but for journal and devices."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from penstock.common.clock import now_ms
 from penstock.common.refetch import Refetcher
@@ -26,7 +25,6 @@ from penstock.processors.core.settings import FlowSettings
 from penstock.processors.erasing import Erasing
 from penstock.processors.execution import Execution
 from penstock.processors.faults import Faults
-from penstock.processors.health import HealthServer
 from penstock.processors.images.inputs import image_inputs
 from penstock.processors.kafka.broker_watch import BrokerWatch, metadata_probe
 from penstock.processors.kafka.control import ControlBook, ControlFollower
@@ -51,7 +49,7 @@ from penstock.processors.spool import Spool
 from penstock.processors.store_threads import StoreThreads
 from penstock.processors.worker import Rooms, Worker
 from penstock.schemas.records import ControlCommand
-from penstock.schemas.registry import registry_codecs
+from penstock.schemas.registry import Codecs
 from penstock.schemas.topics import CLASSES
 
 DELIVERY_TIMEOUT_S = 86_400.0
@@ -61,7 +59,6 @@ DELIVERY_TIMEOUT_S = 86_400.0
 class Parts:
     """What a worker is made of."""
 
-    health: HealthServer
     transport: Transport
     publisher: Publisher
     turns: Turns
@@ -87,34 +84,20 @@ class Parts:
     background: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
 
 
-@dataclass(slots=True, frozen=True)
-class Hooks:
-    """What the parts ask of the app."""
-
-    broken: Callable[[], None]
-    """A fault of ours: the process must end."""
-    not_ready: Callable[[], list[str]]
-    """Why the worker is not ready; nothing when it is."""
-    describe: Callable[[], dict[str, Any]]
-    """Who this worker is, for `/healthz`."""
-    refresh: Callable[[], None]
-    """Set the gauges: somebody reads the metrics."""
-
-
 def assemble(
     settings: WorkerSettings,
     group_id: str,
     partitions: dict[str, int],
+    codecs: Codecs,
     metrics: Metrics,
-    hooks: Hooks,
+    on_broken: Callable[[], None],
     loop: asyncio.AbstractEventLoop,
     copy: ShardCopy | None,
 ) -> Parts:
     """Make and join the parts of a worker of these request topics. `copy`: of the topic that conversations share, if
-    they share one. Raises RegistryUnavailable, UnknownDevice."""
+    they share one. `on_broken`: after an internal error the process must exit. Raises UnknownDevice."""
     conf, kafka = settings.worker, settings.kafka_settings()
     names, clock = kafka.names, time.monotonic
-    codecs = registry_codecs(settings.schema_registry.url, write=settings.schema_registry.write)
     codec, faults = codecs.blocking, Faults.from_env()
     # A broker that is away is waited for: records leave in order when it is back, so that a stream has no gap.
     transport = Transport(kafka, delivery_timeout_s=DELIVERY_TIMEOUT_S)
@@ -182,7 +165,7 @@ def assemble(
         urgency=urgency,
         hold=hold,
         on_erase=erase,
-        on_broken=hooks.broken,
+        on_broken=on_broken,
     )
     control = ControlFollower(kafka, codec, loop, worker.on_commands)
     lanes.connect(serving, flow, worker.changed)
@@ -248,16 +231,7 @@ def assemble(
             faults=faults,
         )
     )
-    health = HealthServer(
-        conf.health_host,
-        conf.health_port,
-        metrics,
-        readiness=hooks.not_ready,
-        describe=hooks.describe,
-        refresh=hooks.refresh,
-    )
     return Parts(
-        health=health,
         transport=transport,
         publisher=publisher,
         turns=turns,

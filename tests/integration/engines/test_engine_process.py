@@ -18,6 +18,8 @@ import pytest
 from penstock.common.engine_kinds import KINDS
 from penstock.processors.background import on_faults
 from penstock.processors.engines.base import Engine, EngineGone, EngineState, Limits, Prepared, RunSpec
+from penstock.processors.engines.process import engine_process
+from penstock.processors.engines.process.engine_process import EngineProcess
 from penstock.processors.engines.process.host import ChildEngine
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.factory import make_engine
@@ -73,6 +75,29 @@ async def test_a_stuck_process_is_killed(start_engine: StartEngine, tiny_lm: Pat
     os.kill(pid, signal.SIGSTOP)
     await until(lambda: codes)
     assert codes == [-signal.SIGKILL]
+
+
+async def test_a_process_that_sigkill_does_not_end_is_dead_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stayed ready: runs were granted to it, and timed out."""
+    monkeypatch.setattr(EngineProcess, "kill", lambda process: None)  # as if the kernel held it in a call of a driver
+    monkeypatch.setattr(engine_process, "DEAD_WITHIN_S", 0.5)
+    codes: list[int] = []
+    engine = ChildEngine("m", "engine_backends:Plain", "nowhere", {}, limits=Limits(slots=1), silent_s=5)
+    engine.on_died = codes.append
+    await engine.start()
+    pid = engine.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await until(lambda: codes)
+        assert (codes, engine.state, engine.left_pid) == ([-1], EngineState.DEAD, pid)
+        with pytest.raises(EngineGone):
+            await engine.prepare(Runner(engine).spec(prompt="x"))
+        await engine.stop()  # does not wait for it longer
+        assert engine.left_pid == pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    await until(lambda: engine.left_pid is None, 30)
 
 
 async def test_stop_ends_even_a_stuck_process(start_engine: StartEngine, tiny_lm: Path) -> None:

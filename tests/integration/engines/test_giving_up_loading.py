@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -120,6 +121,32 @@ async def test_stop_ends_a_start_that_somebody_waits_for() -> None:
         with pytest.raises(EngineGone):
             await start
     assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize("how", ["its load hangs", "the process stands still"])
+async def test_a_load_without_a_sign_of_life_is_ended(how: str) -> None:
+    """It was noticed when the time for the whole load was over."""
+    engine = ChildEngine("m", "engine_backends:NeverLoaded", "nowhere", {}, limits=Limits(slots=1), silent_s=5)
+    start = asyncio.create_task(engine.start())
+    async with asyncio.timeout(60):
+        while engine.pid is None:
+            await asyncio.sleep(0.01)
+    if how == "the process stands still":
+        os.kill(engine.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(EngineFailed, match="no sign of life for 5 s while it loaded"):
+            async with asyncio.timeout(60):
+                await start
+    finally:
+        await engine.stop()
+
+
+async def test_a_load_that_computes_for_long_is_not_ended() -> None:
+    engine = ChildEngine("m", "engine_backends:LoadsLong", "nowhere", {}, limits=Limits(slots=1), silent_s=5)
+    try:
+        await engine.start()
+    finally:
+        await engine.stop()
 
 
 async def test_a_load_that_takes_too_long_is_ended() -> None:

@@ -119,7 +119,7 @@ class Group:
             on_revoking=on_revoking,
             urgency=urgency,
         )
-        await member.start()
+        member.start()
         try:
             await wait_until_async(lambda: member.joined, 30, f"{name} did not join")
             yield member

@@ -66,7 +66,7 @@ class Member:
             self.done[batch.tp] = batch.end
 
     async def run(self) -> None:
-        await self.membership.start()
+        self.membership.start()
         committing: asyncio.Future[dict[TP, bool]] | None = None
         last_commit = last_look = 0.0
         while not self.membership.crashed:

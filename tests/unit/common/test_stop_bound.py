@@ -8,12 +8,18 @@ import sys
 import pytest
 
 PROGRAM = """
-import asyncio, logging, threading, time
+import asyncio, contextlib, logging, signal, threading, time
 from penstock.common import stop_bound
-from penstock.common.stop_bound import bounded_stop, run_process
+from penstock.common.stop_bound import StopBound, run_process
 
 stop_bound.GIL_S, stop_bound.END_S = 0.3, 0.3
 logging.basicConfig(level=logging.INFO, format="%(message)s")
+
+@contextlib.contextmanager
+def stopping():
+    with StopBound("worker", 0.3, lambda: None) as bound:
+        bound.begin()
+        yield
 
 {parts}
 
@@ -42,13 +48,13 @@ def end_of(run: str, parts: str = "") -> subprocess.CompletedProcess[str]:
 
 
 def test_a_stop_in_time_logs_nothing() -> None:
-    ended = end_of('with bounded_stop("worker.stop_hangs", 0.3):\n    await asyncio.sleep(0)\nawait asyncio.sleep(0.8)')
+    ended = end_of("with stopping():\n    await asyncio.sleep(0)\nawait asyncio.sleep(0.8)")
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_a_task_that_does_not_end_is_named_with_its_place() -> None:
     run = 'task = asyncio.create_task(for_ever(), name="deaf")\nawait asyncio.sleep(0)\ntask.cancel()\n'
-    ended = end_of(run + 'with bounded_stop("worker.stop_hangs", 0.3):\n    await asyncio.gather(task)', DEAF)
+    ended = end_of(run + "with stopping():\n    await asyncio.gather(task)", DEAF)
     assert ended.returncode == 1
     assert "worker.stop_hangs seconds=0" in ended.stderr
     (deaf,) = [line for line in ended.stderr.splitlines() if "task=deaf" in line]
@@ -59,7 +65,7 @@ def test_a_task_that_does_not_end_is_named_with_its_place() -> None:
 BLOCK = "def block():\n    time.sleep(60)"
 # A call through PyDLL keeps the interpreter's lock, as a library that is stuck in it does.
 LOCKED = "import ctypes\ndef block():\n    ctypes.PyDLL(None).sleep(60)"
-BOUND = 'with bounded_stop("worker.stop_hangs", 0.3):\n    block()'
+BOUND = "with stopping():\n    block()"
 EXECUTOR = "asyncio.get_running_loop().run_in_executor(None, block)\nawait asyncio.sleep(0.1)"
 
 
@@ -72,6 +78,24 @@ def test_a_blocked_thread_is_shown_and_does_not_hold_the_end(run: str, parts: st
     ended = end_of(run, parts)
     assert ended.returncode == 1
     assert "in block" in ended.stderr
+
+
+# A call through CDLL returns to no interpreter that could run a handler of a signal.
+IN_C = "import ctypes, os\ndef block():\n    os.kill(os.getpid(), signal.SIGTERM)\n    ctypes.CDLL(None).sleep(60)"
+
+
+def test_the_bound_counts_from_the_signal_also_while_the_event_loop_is_blocked() -> None:
+    ended = end_of('with StopBound("worker", 0.3, lambda: None):\n    block()', IN_C)
+    assert ended.returncode == 1
+    assert "worker.stop_hangs seconds=0" in ended.stderr
+
+
+def test_each_signal_is_passed_to_the_event_loop() -> None:
+    run = "came = asyncio.Event()\nwith StopBound('worker', 20, came.set):\n    signal.raise_signal(signal.SIGTERM)\n"
+    ended = end_of(
+        run + "    await came.wait()\n    came.clear()\n    signal.raise_signal(signal.SIGINT)\n    await came.wait()"
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_a_forgotten_task_does_not_hold_the_end() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from functools import partial
 
 from penstock.common.artifacts.configured import open_store
 from penstock.common.transport import AsyncTransport, Transport
@@ -20,7 +21,7 @@ from penstock.gateway.limits.settings import tenant_limits
 from penstock.gateway.side_process import EXIT_USAGE, Over, run
 from penstock.producers import AsyncClient
 from penstock.schemas.errors import PenstockError
-from penstock.schemas.registry import registry_codecs
+from penstock.schemas.registry import Codecs
 from penstock.schemas.requests import prepare_validation
 
 logger = logging.getLogger(__name__)
@@ -37,16 +38,14 @@ async def run_bridge(settings: BridgeSettings) -> int:
         print("penstock bridge: there are no [[queues]] to read: see docs/how-to.md", file=sys.stderr, flush=True)
         return EXIT_USAGE
     prepare_validation()
-    return await run("bridge", settings.bridge, lambda over: Bridge(settings, over))
+    return await run("bridge", settings.bridge, settings.schema_registry, partial(Bridge, settings))
 
 
 class Bridge:
     """One bridge process. Raises PenstockError for what it cannot be made of."""
 
-    def __init__(self, settings: BridgeSettings, over: Over) -> None:
-        kafka, metrics = settings.kafka_settings(), BridgeMetrics()
-        registry = settings.schema_registry
-        codec = registry_codecs(registry.url, write=registry.write).blocking
+    def __init__(self, settings: BridgeSettings, over: Over, codecs: Codecs) -> None:
+        kafka, metrics, codec = settings.kafka_settings(), BridgeMetrics(), codecs.blocking
         store = open_store(settings.artifacts, settings.artifacts_location)
         self._transport = Transport(kafka, delivery_timeout_s=DELIVERY_S)
         tenants = {queue.tenant for queue in settings.queues}
@@ -71,9 +70,13 @@ class Bridge:
         self._health = HealthServer(
             settings.bridge.health_host,
             settings.bridge.health_port,
-            waits_for=lambda: self._feeder.waits_for,
+            waits_for=lambda: self.waits_for,
             metrics=metrics.render,
         )
+
+    @property
+    def waits_for(self) -> str | None:
+        return self._feeder.waits_for
 
     def start(self) -> None:
         """Raises OSError when the port of its health is taken."""

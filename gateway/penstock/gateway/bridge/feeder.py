@@ -64,12 +64,16 @@ class QueueFeeder:
         self._woken = asyncio.Event()
         self._tasks: dict[asyncio.Task[None], QueueMessage] = {}
         self._main: asyncio.Task[None] | None = None
-        self.waits_for: str | None = "the broker was not asked yet"
-        """Why no queue is read; None when they are."""
+        self._waits_for: str | None = "the broker was not asked yet"
 
     def start(self) -> None:
         """Read as soon as all topics are there."""
         self._main = asyncio.get_running_loop().create_task(self._run(), name="queues")
+
+    @property
+    def waits_for(self) -> str | None:
+        """Why no queue is read; None when they are."""
+        return self._waits_for or (None if self._consumer is None else self._consumer.waits_for)
 
     async def cancel(self) -> None:
         """Begin nothing more. What is under way is left to whoever reads the queues next."""
@@ -95,7 +99,7 @@ class QueueFeeder:
             topics = [queue.topic for queue in self._queues]
             self._consumer = GroupConsumer(self._kafka, topics, self._merging.group_id, listener, base=GROUP)
             self._consumer.start()
-            self.waits_for = None
+            self._waits_for = None
             logger.info("queues.reading topics=%s", ",".join(topics))
             while True:
                 self._step(self._consumer)
@@ -109,9 +113,9 @@ class QueueFeeder:
     async def _begin(self) -> None:
         """Wait until all topics are there and the request topics are read."""
         while (reason := await self._cannot_begin()) is not None:
-            if reason != self.waits_for:
+            if reason != self._waits_for:
                 logger.error("queues.waiting reason=%s: no queue is read until then", reason)
-                self.waits_for = reason
+                self._waits_for = reason
             await asyncio.sleep(LOOK_S)
 
     async def _cannot_begin(self) -> str | None:

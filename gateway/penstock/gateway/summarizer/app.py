@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from penstock.common import admin
 from penstock.common.reader import PartitionReader, RawMessage
@@ -21,23 +22,22 @@ from penstock.gateway.summarizer.requests import COMPLETED, GONE, Requests
 from penstock.gateway.summarizer.settings import SummarizerSettings
 from penstock.gateway.summarizer.shared_topic import SharedTopic
 from penstock.gateway.summarizer.sources import Source
-from penstock.schemas.registry import registry_codecs
+from penstock.schemas.registry import Codecs
 
 logger = logging.getLogger(__name__)
 
 
 async def run_summarizer(settings: SummarizerSettings) -> int:
     """Sum up conversations until SIGTERM or SIGINT; the process's exit code."""
-    return await run("summarizer", settings.summarizer, lambda over: Summarizer(settings, over))
+    return await run("summarizer", settings.summarizer, settings.schema_registry, partial(Summarizer, settings))
 
 
 class Summarizer:
     """One summarizer. Raises PenstockError for what it cannot be made of."""
 
-    def __init__(self, settings: SummarizerSettings, over: Over) -> None:
+    def __init__(self, settings: SummarizerSettings, over: Over, codecs: Codecs) -> None:
         self._over = over
-        section, kafka, registry = settings.summarizer, settings.kafka_settings(), settings.schema_registry
-        codecs = registry_codecs(registry.url, write=registry.write)
+        section, kafka = settings.summarizer, settings.kafka_settings()
         self._kafka, self._codec, self._data_dir = kafka, codecs.blocking, section.data_dir
         self._desk = Desk(section.of_tenant, section.max_in_flight)
         self._metrics = SummarizerMetrics(self._desk)
@@ -48,10 +48,14 @@ class Summarizer:
         self._health = HealthServer(
             section.health_host,
             section.health_port,
-            waits_for=lambda: self._following.waits_for or self._requests.waits_for,
+            waits_for=lambda: self.waits_for,
             metrics=self._metrics.render,
         )
         self._main: asyncio.Task[None] | None = None
+
+    @property
+    def waits_for(self) -> str | None:
+        return self._following.waits_for or self._requests.waits_for
 
     def _end(self, key: Key, topic_id: str) -> int | None:
         return self._following.source.end(key, topic_id)

@@ -97,6 +97,8 @@ class Follower:
         """From where to where the first catching up goes."""
         self._caught_up = False
         self._lookup_failure: str | None = None
+        self._registry_failure: str | None = None
+        """Why the batch that is due cannot be decoded yet."""
         """Why the last lookup of the topics failed."""
         self._failed: str | None = None
         self._catching = SharedCalls(lambda: self._catch_up(CATCH_UP_S))
@@ -172,18 +174,18 @@ class Follower:
                 await asyncio.sleep(0)
 
     async def _fold(self, batch: Sequence[RawMessage]) -> None:
-        waits = False
         while True:
             try:
                 self._view.apply(batch)
             except RegistryUnavailable as error:
-                if not waits:
+                if self._registry_failure is None:
                     logger.warning("follower.waits_for_registry error=%s", error)
-                waits = True
+                self._registry_failure = str(error)
                 offsets = self._view.offsets()
                 batch = [m for m in batch if m.offset >= offsets.get((m.topic, m.partition), 0)]
                 await asyncio.sleep(REGISTRY_RETRY_S)
             else:
+                self._registry_failure = None
                 return
             finally:
                 self._ends.wake()
@@ -295,7 +297,10 @@ class Follower:
 
     def catching_up(self) -> str | None:
         """That this view has not seen all that stood in the topics at its start; None once it has."""
-        return None if self._caught_up else f"catching up with the topics{self._progress()}"
+        if self._caught_up:
+            return None
+        waits = "" if self._registry_failure is None else f"; {self._registry_failure}"
+        return f"catching up with the topics{self._progress()}{waits}"
 
     def readiness(self) -> Readiness:
         if (reason := self.cannot_keep()) is not None:
@@ -307,6 +312,8 @@ class Follower:
         if self._lookup_failure is not None:
             return Readiness(False, self._lookup_failure)
         if self._ends.stands_still:
+            if self._registry_failure is not None:
+                return Readiness(False, self._registry_failure)
             return Readiness(False, "behind the topics and not moving")
         return Readiness(True)
 

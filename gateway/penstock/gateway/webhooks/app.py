@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from functools import partial
 
 from penstock.common import admin
 from penstock.common.deliveries import read_deliveries
-from penstock.common.group_consumer import GroupConsumer
+from penstock.common.group_consumer import GroupConsumer, Listener
 from penstock.common.log_records import LogRecords
 from penstock.common.tasks import end_all
 from penstock.common.transport import AsyncTransport, Transport
@@ -23,7 +24,7 @@ from penstock.gateway.webhooks.sender import Sender
 from penstock.gateway.webhooks.settings import WebhooksSettings
 from penstock.gateway.webhooks.status_calls import StatusCalls
 from penstock.schemas.errors import PenstockError
-from penstock.schemas.registry import registry_codecs
+from penstock.schemas.registry import Codecs
 
 logger = logging.getLogger(__name__)
 
@@ -39,17 +40,16 @@ async def run_webhooks(settings: WebhooksSettings) -> int:
     if settings.webhooks.secret is None and not settings.webhooks.secrets:
         print("penstock webhooks: nothing signs the calls: set webhooks.secret", file=sys.stderr, flush=True)
         return EXIT_USAGE
-    return await run("webhooks", settings.webhooks, lambda over: WebhookProcess(settings, over))
+    return await run("webhooks", settings.webhooks, settings.schema_registry, partial(WebhookProcess, settings))
 
 
 class WebhookProcess:
     """One sender of webhooks. Raises PenstockError for what it cannot be made of."""
 
-    def __init__(self, settings: WebhooksSettings, over: Over) -> None:
+    def __init__(self, settings: WebhooksSettings, over: Over, codecs: Codecs) -> None:
         self._over = over
         self._kafka = kafka = settings.kafka_settings()
-        registry, section = settings.schema_registry, settings.webhooks
-        codecs = registry_codecs(registry.url, write=registry.write)
+        section = settings.webhooks
         callbacks, metrics = Callbacks(section), WebhookMetrics()
         self._transport = Transport(kafka, delivery_timeout_s=DELIVERY_S)
         self._records = LogRecords(kafka)
@@ -63,26 +63,32 @@ class WebhookProcess:
             sender=self._sender,
             callbacks=callbacks,
             metrics=metrics,
-            consumer=lambda listener: GroupConsumer(
-                kafka, [kafka.names.result], section.group_id, listener, base=GROUP
-            ),
+            consumer=lambda listener: self._consumer(kafka.names.result, section.group_id, listener, GROUP),
             load=lambda partitions: read_deliveries(kafka, codecs.blocking, partitions, LOAD_S),
         )
+        self._consumers: list[GroupConsumer] = []
         self._dispatcher = Dispatcher(tools, section)
         group = None if section.group_id is None else section.group_id + STATUSES
         self._statuses = StatusCalls(
-            tools,
-            section,
-            lambda listener: GroupConsumer(kafka, [kafka.names.status], group, listener, base=GROUP + STATUSES),
+            tools, section, lambda listener: self._consumer(kafka.names.status, group, listener, GROUP + STATUSES)
         )
         self._erasures = Erasures(kafka, codecs.blocking, self._erased)
         self._health = HealthServer(
             section.health_host,
             section.health_port,
-            waits_for=lambda: self._dispatcher.waits_for or self._statuses.waits_for,
+            waits_for=lambda: self.waits_for,
             metrics=metrics.render,
         )
         self._main: asyncio.Task[None] | None = None
+
+    def _consumer(self, topic: str, group: str | None, listener: Listener, base: str) -> GroupConsumer:
+        self._consumers.append(GroupConsumer(self._kafka, [topic], group, listener, base=base))
+        return self._consumers[-1]
+
+    @property
+    def waits_for(self) -> str | None:
+        parts = (self._erasures, self._dispatcher, self._statuses, *self._consumers)
+        return next((part.waits_for for part in parts if part.waits_for is not None), None)
 
     def start(self) -> None:
         """Raises OSError when the port of its health is taken."""

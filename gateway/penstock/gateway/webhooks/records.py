@@ -29,6 +29,8 @@ class Erasures:
         self._loop = asyncio.get_running_loop()
         self._reader: PartitionReader | None = None
         self._stopping = threading.Event()
+        self.waits_for: str | None = None
+        """Why the next record cannot be decoded yet."""
 
     @property
     def failure(self) -> BaseException | None:
@@ -59,12 +61,17 @@ class Erasures:
 
     def _command(self, message: RawMessage) -> ControlCommand | None:
         """None for what is no command of ours. While the schema registry is away the reader waits."""
-        while not self._stopping.is_set():
-            try:
-                return self._codec.decode(message.value or b"", ControlCommand)
-            except DecodeError:
-                return None
-            except RegistryUnavailable as error:
-                logger.warning("webhooks.erasures_wait error=%s", error)
-                self._stopping.wait(AGAIN_S)
+        try:
+            while not self._stopping.is_set():
+                try:
+                    return self._codec.decode(message.value or b"", ControlCommand)
+                except RegistryUnavailable as error:
+                    if self.waits_for is None:
+                        logger.warning("webhooks.erasures_wait error=%s", error)
+                    self.waits_for = str(error)
+                    self._stopping.wait(AGAIN_S)
+        except DecodeError:
+            pass
+        finally:
+            self.waits_for = None
         return None

@@ -208,7 +208,7 @@ class Engine(Protocol):
     prepares_inline: bool
     """`prepare` never awaits."""
     on_died: Callable[[int], None] = staticmethod(_unheard)
-    """Told the exit code, once, when the engine's process, if it has one, has ended unasked after it was ready."""
+    """Called once, with the exit code, when its process ends unasked after it was ready, or is left (`left_pid`)."""
     on_busy: Callable[[float], None] = staticmethod(_unheard)
     """Told for how many seconds the engine should get no new runs."""
     on_limits: Callable[[Limits], None] = staticmethod(_unheard)
@@ -225,6 +225,11 @@ class Engine(Protocol):
     @property
     def pid(self) -> int | None:
         """The root of its tree of processes; None when it has none of its own."""
+        return None
+
+    @property
+    def left_pid(self) -> int | None:
+        """The pid of a process that was killed and has not ended yet: it may hold memory still."""
         return None
 
     async def start(self) -> None:
@@ -248,7 +253,8 @@ class Engine(Protocol):
         ...
 
     async def stop(self) -> None:
-        """End it; when this returns, its process has ended and its memory is free. In any state, more than once too."""
+        """End it. When this returns, its process has ended and its memory is free, unless `left_pid` names it. May be
+        called in any state, and more than once."""
         ...
 
     def measured_memory(self) -> int | None:

@@ -21,6 +21,7 @@ from faust.sensors import Monitor
 from penstock.common import admin
 from penstock.common.lost_brokers import LostBrokers
 from penstock.common.settings import KafkaSettings
+from penstock.common.tasks import end_all
 from penstock.common.threads import in_daemon_thread
 from penstock.processors.kafka import rdkafka_transport
 from penstock.processors.kafka.batches import TP, Assignment, Batch, Committed, Progress
@@ -145,7 +146,10 @@ class Membership:
         self.generation = -1
         self.partitions: frozenset[TP] = frozenset()
         self.rebalances = 0
+        self.on_joined: Callable[[], None] = lambda: None
+        """Called at the end of each assignment."""
         self._kafka = kafka
+        self._group_id = group.group_id
         self._topics = topics
         self._config = consumer_config(kafka, group)
         self._urgency = urgency
@@ -163,12 +167,13 @@ class Membership:
         self._highwaters: dict[TP, int] = {}
         self._highwaters_at = float("-inf")
         self._thread: PollThread | None = None
+        self._starting: asyncio.Task[None] | None = None
         self._app = make_faust_app(group)
         for topic in topics:
             self._app.agent(self._app.topic(topic, value_serializer="raw"), name=f"intake.{topic}")(self._agent)
 
-    async def start(self) -> None:
-        """Join the group. Returns when Faust's services run, which is before the first assignment."""
+    def start(self) -> None:
+        """Begin to join the group. `joined` says when that is done: Kafka may be away, or refuse this member."""
         loop = asyncio.get_running_loop()
         self._thread = PollThread(
             self._config,
@@ -181,10 +186,14 @@ class Membership:
         )
         self._thread.hold(self._held)
         self._app.consumer.thread = self._thread
-        await self._app.start()
+        # Faust's start returns after the first assignment, which may never come.
+        self._starting = loop.create_task(self._app.start(), name="join")
+        self._starting.add_done_callback(self._start_ended)
 
     async def stop(self) -> None:
         """Commit what was asked for and leave the group. A caller who gives up leaves no thread to be waited for."""
+        if self._starting is not None:
+            await end_all([self._starting])
         await self._app.stop()
         if self._thread is not None:
             await in_daemon_thread(self._thread.stop)
@@ -192,6 +201,12 @@ class Membership:
     @property
     def joined(self) -> bool:
         return self._ready >= 0 and self._ready == self.generation
+
+    @property
+    def waits_for(self) -> str:
+        """Why it is not joined."""
+        trouble = None if self._thread is None else self._thread.trouble
+        return f"not a member of the group {self._group_id} yet" + (f": {trouble}" if trouble else "")
 
     @property
     def crashed(self) -> bool:
@@ -287,6 +302,7 @@ class Membership:
             self._fail("on_assigned")
         await self._app.consumer.assigned(generation, committed)
         self._ready = generation
+        self.on_joined()
 
     # -- from Faust
 
@@ -309,6 +325,11 @@ class Membership:
             self._on_batch(batch)
         except Exception:  # raised through, Faust would restart the agent and go on behind these records
             self._fail("on_batch")
+
+    def _start_ended(self, starting: asyncio.Task[None]) -> None:
+        if not starting.cancelled() and (error := starting.exception()) is not None:
+            logger.error("group.start_failed", exc_info=error)
+            self._failed = True
 
     def _fail(self, where: str) -> None:
         logger.exception("group.callback_failed callback=%s", where)

@@ -31,8 +31,8 @@ FENCED = frozenset(
 )
 """Answers that say that this generation is over for this member: another assignment will come."""
 
-Wait = Callable[[float], bool]
-"""Waits so many seconds; True when there is no point in going on."""
+Wait = Callable[[float, str], bool]
+"""Waits so many seconds, for this reason; True when there is no point in going on."""
 
 
 def group_identity(kafka: Any) -> tuple[int, str]:
@@ -82,11 +82,10 @@ def _ask(what: str, wait: Wait, question: Callable[[], list[TopicPartition]]) ->
             strange = [p for p in answer if p.error is None and p.offset < 0 and p.offset != OFFSET_INVALID]
             if error is None and not strange:
                 return answer
-            reason = error or strange
+            reason = error.str() if error is not None else str(strange)
         except KafkaException as failure:
-            reason = failure
-        logger.warning("group.offsets_unknown what=%s error=%s: asked again", what, reason)
-        if wait(AGAIN_S):
+            reason = failure.args[0].str()
+        if wait(AGAIN_S, f"{what} are unknown: {reason}"):
             return None
 
 
@@ -99,8 +98,8 @@ def commit_until_taken(kafka: Any, offsets: Mapping[TP, Committed], wait: Wait) 
         if error is not None and error.code() in FENCED:
             logger.warning("group.start_offsets_refused error=%s: waiting for the next assignment", error)
             return False
-        logger.warning("group.start_offsets_failed error=%s: tried again", error)
-        if wait(AGAIN_S):
+        reason = "not taken" if error is None else error.str()
+        if wait(AGAIN_S, f"the first offsets cannot be committed: {reason}"):
             return False
 
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from penstock.common.kafka_errors import client_logger
+from penstock.common.kafka_errors import client_logger, missing_right
 from penstock.common.lost_brokers import LostBrokers, let_go
 from penstock.common.reader import message_headers
 from penstock.processors.kafka.batches import TP, Batch, Committed, Delivered
@@ -109,8 +109,11 @@ class PollThread:
         """When there was a record or a call."""
         self.owned: frozenset[TP] = frozenset()
         self.failure: BaseException | None = None
+        self.trouble: str | None = None
+        """Why it has no assignment, as far as Kafka said so."""
         self._fatal: KafkaError | None = None
         self._config = {**config, "on_commit": self._on_commit, "error_cb": self._on_error}
+        self._group_id = str(config["group.id"])
         self._topics: list[str] = []
         self._lost = False
         """The consumer has lost the cluster, and is to be replaced."""
@@ -273,6 +276,8 @@ class PollThread:
                 self._mend_at = time.monotonic() + REFUSALS_S
             self._refused.add(tp)
             self._lost_logs.position_refused(tp, self._commits.known.get(tp))
+        elif (missing := missing_right(error, self._group_id, message.topic())) is not None:
+            self._in_trouble(missing)
         else:
             logger.warning("group.fetch_error topic=%s partition=%s error=%s", *tp, error)
 
@@ -393,8 +398,14 @@ class PollThread:
                 logger.info("group.commit_failed error=%s: the work is done again elsewhere, seen once", error)
             self._commits.answer_all(results)
 
-    def _wait(self, seconds: float) -> bool:
+    def _in_trouble(self, reason: str) -> None:
+        if reason != self.trouble:
+            logger.warning("group.waits group=%s reason=%s", self._group_id, reason)
+        self.trouble = reason
+
+    def _wait(self, seconds: float, reason: str) -> bool:
         """Wait before the broker is asked again; True when this thread ends, or its client has lost the cluster."""
+        self._in_trouble(reason)
         if self._ending.wait(seconds):
             return True
         self._lost = self._lost_brokers.replaces(self._kafka)
@@ -418,6 +429,7 @@ class PollThread:
         if committed is None:
             kafka.assign([])
             return
+        self.trouble = None
         self._begin(committed)
         self._refused |= self._lost_logs.unmended(committed)
         self._mend_at = time.monotonic()

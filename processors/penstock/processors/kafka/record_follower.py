@@ -93,8 +93,8 @@ class RecordFollower(Generic[T]):
         self._tasks.start(self._watch_topic(), f"watch {self._topic}")
 
     async def _replay(self, deadline_s: float) -> None:
-        await asyncio.to_thread(self._reader.start)
-        await asyncio.to_thread(self._reader.wait_until_caught_up, deadline_s)
+        await in_daemon_thread(self._reader.start)
+        await in_daemon_thread(self._reader.wait_until_caught_up, deadline_s)
 
     def catch_up(self, deadline_s: float) -> None:
         """Wait until `on_records` has had all records that the topic holds now. Blocks; not on the event loop.

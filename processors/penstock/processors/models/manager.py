@@ -93,6 +93,7 @@ class ModelManager:
         self._sizes: dict[str, ModelSize] = {}
         self._progress: dict[str, float] = {}
         self._held: dict[ReplicaKey, _Held] = {}
+        self._left: list[Engine] = []
         self._tasks = BackgroundTasks()
         self._stopping = False
         self.configure(configs)
@@ -116,6 +117,11 @@ class ModelManager:
     def held(self) -> dict[ReplicaKey, Engine]:
         """All engines, those that load and those that end among them."""
         return {key: held.engine for key, held in self._held.items() if held.engine is not None}
+
+    def left(self) -> list[Engine]:
+        """Engines that were given up and whose processes SIGKILL has not ended yet."""
+        self._left = [engine for engine in self._left if engine.left_pid is not None]
+        return self._left
 
     def need_bytes(self, model: str) -> int | None:
         """What it takes on a device: what its entry says, else what was estimated; None before it was sized."""
@@ -250,6 +256,8 @@ class ModelManager:
     def _forget(self, held: _Held) -> None:
         if self._held.get((held.model, held.replica)) is held:
             del self._held[(held.model, held.replica)]
+            if held.engine is not None:
+                self._left = [*self.left(), held.engine]
 
     def _source(self, model: str) -> str:
         config = self._configs.get(model)

@@ -52,7 +52,7 @@ class World:
 
     def _join(self, kafka: Any, topics: Any, group_id: str | None, listener: Listener, *, base: str) -> Any:
         self.listener: Any = listener
-        return SimpleNamespace(start=lambda: None, commit=self.commits.update, hold=lambda topics: None)
+        return SimpleNamespace(waits_for=None, start=lambda: None, commit=self.commits.update, hold=lambda topics: None)
 
     # -- as errands, which last until they are cancelled or `end` is set
 

@@ -57,6 +57,33 @@ def test_who_is_near_the_front_hears_only_what_is_new() -> None:
     assert len(waitings(world, "r3")) == said[1] + 1, "it has come near the front"
 
 
+def test_an_estimate_that_has_passed_is_taken_back() -> None:
+    """It lay in the past for as long as an engine hung."""
+    world = World()
+    world.up(slots=1, inline=True)
+    world.submit("first", MEDIUM)
+    world.pass_time(4)
+    world.finish("first")
+    world.submit("hangs", MEDIUM)
+    world.submit("waits", MEDIUM)
+    world.pass_time(1)
+
+    def told() -> list[int | None]:
+        return [
+            effect.waiting.estimated_start_at
+            for effect in world.seen
+            if isinstance(effect, ask.Status) and effect.subject.request_id == "waits" and effect.waiting is not None
+        ]
+
+    assert told()[-1] is not None
+    for _ in range(10):
+        world.pass_time(1)
+        world.flow.tell_positions(2)
+        world.settle()
+    assert told()[-1] is None
+    assert told().count(None) == 1, "it is said once"
+
+
 def test_an_estimate_is_what_was_measured() -> None:
     errors: list[tuple[str, float]] = []
     world = World()

@@ -84,6 +84,18 @@ def test_an_order_ends_a_load(order: str) -> None:
     assert world.slow_loads[1] == ("b", 0), "somebody waits for this one"
 
 
+@pytest.mark.parametrize("error", [EngineFailed("it hung"), CannotLoad("it is broken")])
+def test_a_model_that_was_ordered_to_be_unloaded_has_not_failed(error: Exception) -> None:
+    """It stayed failed, and /readyz degraded."""
+    world = loading(a=10)
+    world.flow.replicas.load_failed("a", 0, error, world.now)
+    world.settle()
+    assert world.flow.lane("a").state == "failed"
+    world.flow.orders.desire("a", False, None, 5)
+    world.pass_steps(60)
+    assert (world.flow.lane("a").state, world.flow.lane("a").why_not_ready) == ("absent", None)
+
+
 def test_the_failure_of_a_load_that_was_ordered_to_end_is_nobodys() -> None:
     """It counted against the new entry, and failed those who waited for it."""
     world = loading(a=10)

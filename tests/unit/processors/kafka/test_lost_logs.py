@@ -52,7 +52,7 @@ class FakeConsumer:
         return offsets
 
 
-def never(seconds: float) -> bool:
+def never(seconds: float, reason: str) -> bool:
     raise AssertionError("it waited")
 
 

@@ -56,7 +56,7 @@ class FakeConsumer:
 def patient(limit: int = 50) -> Any:
     left = [limit]
 
-    def wait(seconds: float) -> bool:
+    def wait(seconds: float, reason: str) -> bool:
         left[0] -= 1
         return left[0] <= 0
 

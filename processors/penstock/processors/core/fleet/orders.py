@@ -66,6 +66,9 @@ class Orders:
             unload_revision = lane.unload_revision + (loaded is False and lane.desired is not False)
         if loaded and lane.desired is not True:
             lane.forget_failures()
+        elif loaded is False and unload_revision != lane.unload_revision:  # from now on it is absent, not failed
+            lane.forget_failures()
+            lane.size_due, lane.never_fits = True, None
         lane.desired, lane.pinned, lane.unload_revision = loaded, pinned, unload_revision
         if loaded is False:
             lane.wanted = False

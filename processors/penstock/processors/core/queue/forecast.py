@@ -90,13 +90,13 @@ class Forecast:
         return None if times is None else times.load_s.value
 
     def start_in_s(self, model: str, ahead: Ahead) -> float | None:
-        """Seconds until a request starts; None while too little is known."""
+        """Seconds until a request starts; None while too little is known, or when a load takes longer than usual."""
         times = self._models.get(model) or ModelTimes()
         load_s = 0.0
         if ahead.loading_for_s is not None:
-            if times.load_s.value is None:
+            if times.load_s.value is None or times.load_s.value < ahead.loading_for_s:
                 return None
-            load_s = max(0.0, times.load_s.value - ahead.loading_for_s)
+            load_s = times.load_s.value - ahead.loading_for_s
         slots = max(1, ahead.slots)
         must_end = ahead.requests + ahead.busy - slots + 1  # so many must have ended before it has a slot
         if must_end <= 0:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from penstock.processors.core.effects import Status
@@ -75,7 +75,7 @@ class Statuses:
         if status not in WAITING or work.pending_status != status:
             return
         waiting = self._explainer.explain(work, now, ahead)
-        if work.published_waiting != (waiting.reason, waiting.position):
+        if work.published_waiting != (waiting.reason, waiting.position) or _is_overdue(work, now):
             self._publish(work, status, now, ahead)
 
     def turns_behind(self, is_eligible: Callable[[Work], bool], count: int, now: float) -> None:
@@ -108,7 +108,9 @@ class Statuses:
             work.pending_status = status
             told, now_told = (work.published_status, work.published_waiting), (waiting.reason, waiting.position)
             if told == (status, now_told):
-                return
+                if not _is_overdue(work, now):
+                    return
+                waiting = replace(waiting, estimated_start_at=None)  # the estimate was wrong, and so would the next be
             work.published_waiting = now_told
             self._turns.pop(work, None)
             if work.line is not None and waiting.reason != "conversation":
@@ -119,3 +121,8 @@ class Statuses:
 
     def next_due(self) -> float | None:
         return self._due[0][0] if self._due else None
+
+
+def _is_overdue(work: Work, now: float) -> bool:
+    """Whether the start that was published for it has passed."""
+    return work.published_start_at is not None and work.published_start_at < now

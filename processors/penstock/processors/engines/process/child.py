@@ -4,11 +4,12 @@ It is forked from a server with torch imported. Messages to it: ("prepare", numb
 prepared, ("run_anew", spec) for what it has forgotten, ("cancel", run_id), ("stop",). From it come lists of ("ready",
 EngineInfo, bytes, peak bytes), ("refused", error), ("prepared", number, Prepared | error), ("forgotten", run_id),
 ("delta", run_id, text, token_ids, first_token_index, calls, logprobs), ("progress", Progress), ("preview", Preview),
-("finished", Finished), ("failed", RunFailed), ("beat", bytes, peak bytes), ("out_of_memory", slots or None): batches
-are smaller from now on, ("limits", slots): and larger again, ("batches", most): a batch holds at most so much from now
-on.
+("finished", Finished), ("failed", RunFailed), ("loading",), ("beat", bytes, peak bytes), ("out_of_memory", slots or
+None): batches are smaller from now on, ("limits", slots): and larger again, ("batches", most): a batch holds at most so
+much from now on.
 
 A beat says that the thread which computes moves, or has nothing to do. It carries the measured memory and its peak.
+"loading" says that the load has computed or read since the last one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import ctypes
 import itertools
 import logging
 import os
+import resource
 import signal
 import socket
 import time
@@ -98,8 +100,12 @@ async def serve(sock: socket.socket, backend_name: str, source: str, options: Ma
     channel = await Channel.open(sock, on_message, leave)
     outbox = Outbox(channel)
     try:
-        backend = load_class(backend_name)(source, options, outbox.emit)
+        tasks = BackgroundTasks()
+        tasks.start(_tell_loading(outbox.emit))
+        kind = await in_daemon_thread(load_class, backend_name)  # its imports can take long
+        backend = kind(source, options, outbox.emit)
         info = await in_daemon_thread(_load, backend)
+        await tasks.cancel()
     except BaseException as error:
         # What a folder lacks is said in the message; a traceback tells only of faults.
         told = isinstance(error, PenstockError | OSError | ValueError)
@@ -137,6 +143,18 @@ def _load(backend: Backend) -> EngineInfo:
     if isinstance(backend, WarmsUp):
         backend.warm_up()
     return info
+
+
+async def _tell_loading(emit: Emit) -> None:
+    """Until it is cancelled: emit a sign whenever other threads have computed, or the process has read from a disk."""
+    last = (-1, -1)
+    while True:
+        usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        computed_s = sum(one.ru_utime + one.ru_stime for one in usages) - time.thread_time()
+        if (now := (round(10 * computed_s), sum(one.ru_majflt + one.ru_inblock for one in usages))) != last:
+            emit(("loading",))
+        last = now
+        await asyncio.sleep(CHECK_EVERY_S)
 
 
 def _peak(backend: Backend, measured: int) -> int:

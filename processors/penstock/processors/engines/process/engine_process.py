@@ -31,6 +31,8 @@ class EngineProcess:
         self._process: Any = None
         self._channel: Channel | None = None
         self._lost = False
+        self.left = False
+        """It was killed and has not ended since: the kernel holds it, as in a call of a driver."""
         self._exit_code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     @property
@@ -62,9 +64,16 @@ class EngineProcess:
         if self._process is not None:
             self._process.kill()
 
-    async def exit_code(self) -> int | None:
-        """Wait for its end; None when it was never started."""
-        return None if self._process is None else await asyncio.shield(self._exit_code)
+    async def killed(self) -> int | None:
+        """The exit code of a process that was killed; None, and `left` is set, when it does not end in time."""
+        await asyncio.wait([self._exit_code], timeout=DEAD_WITHIN_S)
+        if self._exit_code.done():
+            return self._exit_code.result()
+        logger.error(
+            "engine.does_not_end engine=%s pid=%s: SIGKILL has no effect yet; it is left", self._name, self.pid
+        )
+        self.left = True
+        return None
 
     async def end(self, patience_s: float) -> int | None:
         """Its exit code: it is asked to stop, and made to when it does not within the patience."""
@@ -76,11 +85,7 @@ class EngineProcess:
             await asyncio.wait([self._exit_code], timeout=patience_s)
         if not self._exit_code.done():
             self.kill()
-            await asyncio.wait([self._exit_code], timeout=DEAD_WITHIN_S)
-        if not self._exit_code.done():  # the kernel holds it, as in a driver: the worker's end does not wait for that
-            logger.error("engine.does_not_end pid=%s", self.pid)
-            return None
-        return self._exit_code.result()
+        return await self.killed()
 
     # -- its end: the channel closes, the process exits, in either order
 
@@ -97,6 +102,9 @@ class EngineProcess:
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._process.sentinel)
         code = self._process.exitcode
+        if self.left:
+            logger.warning("engine.left_process_ended engine=%s pid=%s", self._name, self.pid)
+        self.left = False
         if not self._exit_code.done():
             self._exit_code.set_result(-1 if code is None else int(code))
         if self._lost:

@@ -37,8 +37,8 @@ CHARS_PER_TOKEN_AT_MOST = 32
 class ChildEngine(Engine):
     """An Engine in a process of its own.
 
-    One that gives no sign of life for `silent_s` is taken for stuck and killed: signs come from the thread that
-    computes, or say that it has nothing to do.
+    A process without a sign of life for `silent_s` counts as stuck and is killed. Signs come from the thread that
+    computes, or say that it has nothing to do. While it loads, its signs are processor time and reads.
     """
 
     prepares_inline = False
@@ -76,6 +76,10 @@ class ChildEngine(Engine):
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
+    @property
+    def left_pid(self) -> int | None:
+        return None if self._process is None or not self._process.left else self._process.pid
+
     # -- its life
 
     async def start(self) -> None:
@@ -88,6 +92,8 @@ class ChildEngine(Engine):
         try:
             async with asyncio.timeout(self._load_timeout_s):
                 await self._process.start(self._backend, self._source, self._options)
+                self._last_beat = asyncio.get_running_loop().time()
+                self._listen(self._silent_s)
                 await self._started
         except TimeoutError as error:
             raise EngineFailed(f"{self.model} was not loaded within {self._load_timeout_s:g} s") from error
@@ -220,6 +226,8 @@ class ChildEngine(Engine):
                 run = self._runs.get(run_id)
                 if run is not None and self._process is not None:
                     self._process.send(("run_anew", self._without_far_history(run[0])))
+            case ("loading",):
+                self._last_beat = asyncio.get_running_loop().time()
             case ("beat", measured, peak):
                 self._last_beat, self._measured, self._peak = asyncio.get_running_loop().time(), measured, peak
             case ("out_of_memory", slots):
@@ -271,8 +279,8 @@ class ChildEngine(Engine):
     # -- death
 
     def _check_silence(self) -> None:
-        """Kill a process whose computing thread does not move; its death takes the usual way."""
-        if self._state is not EngineState.READY or self._process is None:
+        """Kill a process that gives no sign of life. It counts as dead from then on: SIGKILL may not end it soon."""
+        if self._state not in (EngineState.STARTING, EngineState.READY) or self._process is None:
             return
         now = asyncio.get_running_loop().time()
         if self._silence is not None and now - self._silence.when() > HELD_UP_S:
@@ -280,16 +288,22 @@ class ChildEngine(Engine):
         elif now < self._last_beat + self._silent_s:
             self._listen(self._last_beat + self._silent_s - now)
         else:
-            logger.error("engine.silent model=%s seconds=%g runs=%d", self.model, self._silent_s, len(self._runs))
+            logger.error(
+                "engine.silent model=%s state=%s seconds=%g runs=%d",
+                self.model, self._state, self._silent_s, len(self._runs),
+            )  # fmt: skip
             self._process.kill()
+            self._lost(f"gave no sign of life for {self._silent_s:g} s")
 
     def _listen(self, seconds: float) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
         self._silence = asyncio.get_running_loop().call_later(seconds, self._check_silence)
 
-    def _lost(self) -> None:
-        """The process is ending unasked. It takes no more from here on; it is told when it has really ended."""
+    def _lost(self, how: str = "ended") -> None:
+        """The process is ending unasked. It takes no more runs; `on_died` follows once it has ended, or is left."""
         if self._state is EngineState.STARTING and self._started is not None and not self._started.done():
-            self._started.set_exception(EngineFailed(f"the process of {self.model} ended while it loaded"))
+            self._started.set_exception(EngineFailed(f"the process of {self.model} {how} while it loaded"))
         if self._state is not EngineState.READY:
             return
         logger.error("engine.died model=%s runs=%d", self.model, len(self._runs))
@@ -302,7 +316,7 @@ class ChildEngine(Engine):
 
     async def _tell_death(self) -> None:
         assert self._process is not None
-        code = await self._process.exit_code()
+        code = await self._process.killed()
         logger.info("engine.exited model=%s exitcode=%s", self.model, code)
         self._death = None
         self.on_died(-1 if code is None else code)

@@ -97,7 +97,7 @@ def test_the_wait_is_what_stands_before_it_by_cost() -> None:
 
 def test_loading_comes_before_all() -> None:
     assert forecast().start_in_s("m", Ahead(requests=0, slots=4, busy=0, loading_for_s=4.0)) == 6.0
-    assert forecast().start_in_s("m", Ahead(requests=0, slots=4, busy=0, loading_for_s=40.0)) == 0.0
+    assert forecast().start_in_s("m", Ahead(requests=0, slots=4, busy=0, loading_for_s=40.0)) is None
     assert Forecast().start_in_s("m", Ahead(requests=0, slots=4, busy=0, loading_for_s=0.0)) is None
 
 
