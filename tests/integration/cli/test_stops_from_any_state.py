@@ -162,7 +162,6 @@ GROUPS = {
     "worker": ("worker", "PREFIXinference.request.high", "range"),
     "bridge": ("queues", "PREFIXjobs", "cooperative-sticky"),
     "webhooks": ("webhooks", "PREFIXinference.result", "cooperative-sticky"),
-    "summarizer": ("summarizer", "", ""),
 }
 BESIDE = ("bridge", "webhooks", "summarizer")
 COMMANDS = ("worker", "gateway", *BESIDE)
