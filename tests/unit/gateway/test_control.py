@@ -89,7 +89,7 @@ async def test_many_are_abandoned_in_groups_and_one_that_was_erased_stops_none()
     broker = Broker()
     entries = {f"r{n}": entry_of(f"r{n}", done=n == 1, erased=n == 2) for n in range(250)}
     parts: Any = (broker, None, None, SimpleNamespace(peek=lambda _, one: entries.get(one)), CODEC, TopicNames())
-    abandoning = Control(*parts, None, Allowances(), Threads())  # pyright: ignore[reportArgumentType]
+    abandoning = Control(*parts, None, Allowances(), Threads(), None)  # pyright: ignore[reportArgumentType]
     left = ["unknown", *entries]
     while handled := await abandoning.abandon_some("t", left, "why"):
         left = [one for one in left if one not in handled]
