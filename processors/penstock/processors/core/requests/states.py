@@ -60,7 +60,6 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
     _S.QUEUED: {
         "prepare": (_S.PREPARING,),
         "grant": (_S.RUNNING,),  # an engine that prepares as it begins
-        "pass_on": (_S.MOVING,),  # its model cannot be loaded here, and is ready on another worker
         "lane_failed": (_S.SETTLING, _S.LOOKING),
         **_END_WAITING,
     },
