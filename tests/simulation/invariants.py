@@ -173,7 +173,7 @@ class Checks:
             self.retried(work, self._cluster.world.now)
         elif isinstance(effect, ask.Terminal | ask.Status) and work.stage is Stage.DROPPED:
             raise Violation(f"dropped_publishes: {effect.status} for {work}, which was let go of")
-        if isinstance(effect, ask.Terminal) and work.lane == UNSERVED:
+        if isinstance(effect, ask.Terminal) and work.lane == UNSERVED and effect.origin is None:  # not of a repeat
             self._nobody_served(life, work, effect.error)
         if isinstance(effect, ask.Terminal) and work.line is not None:
             self._answer(work, effect)

@@ -68,12 +68,8 @@ class Peers:
             self._serving[wanted] = found
         return found
 
-    def partition_for(
-        self, wanted: Wanted, topic: str, request_id: str, since_ms: float = float("-inf"), *, ready: bool = False
-    ) -> int | None:
+    def partition_for(self, wanted: Wanted, topic: str, request_id: str, since_ms: float) -> int | None:
         """A partition of the topic whose owner serves a request, and has reported that after `since_ms`.
-
-        `ready`: the owner must have loaded the model that is wanted by id.
 
         None if there is no such partition. The choice depends on the request: many are spread over all of them.
         """
@@ -81,7 +77,6 @@ class Peers:
             int(place.rpartition("/")[2])
             for state in self.serving(wanted)
             if state.worker_id != self._worker_id and state.state == "running" and state.updated_at > since_ms
-            if not ready or any(one.model == wanted.model and one.state == "ready" for one in state.models)
             for place in state.assigned
             if place.rpartition("/")[0] == topic
         )

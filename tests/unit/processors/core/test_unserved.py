@@ -9,7 +9,6 @@ import pytest
 
 from flow_driver import EMBEDDING, HIGH, LOW, MEDIUM, World
 from penstock.processors.core import effects as ask
-from penstock.processors.core.fleet.ledger import CannotLoad
 from penstock.processors.core.requests.states import Stage
 from penstock.schemas.errors import UnsupportedParameter
 from penstock.schemas.records import ModelState, Origin, WorkerState
@@ -216,25 +215,3 @@ def test_a_model_that_another_worker_could_not_load_is_not_served_there(pool: Po
     pool.report("other", replace(SERVING, state="failed"))
     pool.submit("r", model="n")
     assert pool.passed_on == []
-
-
-def cannot_load(pool: Pool) -> None:
-    """The model `m` dies here, and can never be loaded again."""
-    pool.die("m")
-    pool.flow.replicas.load_failed("m", 0, CannotLoad("its files are missing"), pool.now)
-    pool.settle()
-    pool.pass_time(1)
-
-
-@pytest.mark.parametrize(("state", "passed"), [("ready", [("r", 7)]), ("loading", [])])
-def test_a_model_that_cannot_be_loaded_here_is_run_where_it_is_ready(pool: Pool, state: str, passed: list[Any]) -> None:
-    pool.report("other", ModelState(model="m", state=state, tasks=["text_generation"]))
-    pool.submit("runs", model="m")
-    pool.submit("r", model="m")
-    pool.submit("turn", model="m", line="c1")
-    moved = Origin(topic=MEDIUM, partition=5, offset=9, append_time_ms=pool.wall_ms - 10)
-    pool.submit("moved", model="m", origin=moved)
-    cannot_load(pool)
-    assert pool.passed_on == passed
-    ended = {"runs", "turn", "moved"} | ({"r"} if not passed else set())
-    assert dict(pool.ended) == dict.fromkeys(ended, "failed")

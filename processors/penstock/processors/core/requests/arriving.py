@@ -23,7 +23,7 @@ from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.unserved import UnservedRequests
 from penstock.processors.core.requests.work import Body, Work, WorkKey, moved_name
-from penstock.schemas.errors import EngineFailed, InsufficientCapacity, InternalError
+from penstock.schemas.errors import EngineFailed, InternalError
 from penstock.schemas.labels import labels_of
 from penstock.schemas.topics import TP
 
@@ -78,8 +78,6 @@ class Arrivals:
         self._registry.name(work)
         error = read.error or self._screening.screen(work, read, wall_ms)
         if error is None and work.unserved is not None and self._unserved.pass_on_arrival(work):
-            return work
-        if isinstance(error, InsufficientCapacity) and self._unserved.pass_to_ready(work):
             return work
         if error is None:
             self._enqueue(work, now)

@@ -61,7 +61,6 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
         "prepare": (_S.PREPARING,),
         "grant": (_S.RUNNING,),  # an engine that prepares as it begins
         "park": (_S.PARKED,),  # the share of its class has no room for its bytes any more
-        "pass_on": (_S.MOVING,),  # its model cannot be loaded here, and is ready on another worker
         "lane_failed": (_S.SETTLING, _S.LOOKING),
         **_END_WAITING,
     },

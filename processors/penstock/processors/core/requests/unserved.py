@@ -18,7 +18,6 @@ from penstock.processors.core.fleet.lane import UNSERVED, Lanes
 from penstock.processors.core.peers import Peers, Wanted
 from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.endings import Endings
-from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import IN_SCHEDULER, Stage
 from penstock.processors.core.requests.work import Unserved, Work, moved_name
@@ -44,7 +43,6 @@ class UnservedRequests:
     _lanes: Lanes
     _catalog: Catalog
     _peers: Peers
-    _holdings: Holdings
     _endings: Endings
     _agenda: Agenda
     _emit: Callable[[Effect], None]
@@ -72,31 +70,6 @@ class UnservedRequests:
         if partition is None:
             return False
         self._pass_on(work, "arrive_elsewhere", partition)
-        return True
-
-    def pass_to_ready(self, work: Work) -> bool:
-        """Pass on a request that can never run here although its model is served, if another worker has it loaded.
-
-        Returns False if it must end: it is a turn, or was moved before, or something of a run of it may be published.
-        """
-        if work.conversation_id is not None or work.key != work.first_key:
-            return False
-        if work.started_at is not None or work.put_backs or work.history is not None or work.end_with is not None:
-            return False
-        wanted = Wanted(work.task, work.lane)
-        partition = self._peers.partition_for(wanted, work.key[0], work.request_id, ready=True)
-        if partition is None:
-            return False
-        if work.stage is Stage.NEW:
-            self._pass_on(work, "arrive_elsewhere", partition)
-        elif work.stage is Stage.QUEUED:
-            self._holdings.leave_waiting(work)
-            self._pass_on(work, "pass_on", partition)
-        elif work.stage is Stage.PARKED:
-            work.pass_to = partition
-            self._endings.fetch(work)
-        else:
-            return False
         return True
 
     def wait(self, work: Work, now: float) -> None:
