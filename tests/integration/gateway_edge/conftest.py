@@ -286,7 +286,7 @@ def make_app(service: FakeService, policy: AuthPolicy, **conf: Any) -> FastAPI:
     app = FastAPI(lifespan=watching)
     keys_file = None if policy.keys is None else Path("keys.json")
     settings = GatewaySettings(gateway=GatewaySection(**conf), auth=AuthSection(keys_file=keys_file))
-    context = GatewayContext(settings=settings, policy=policy, allowances=allowances_of(settings))
+    context = GatewayContext(settings=settings, policy=policy, allowances=allowances_of(settings, policy.current))
     context.connected = service.parts
     put_context(app, context)
     for part in (text_routes, openai_routes, response_routes, registry_routes, health, ticket_routes):
