@@ -53,7 +53,7 @@ BEGIN_AT = {
     "ended_without_look_up": 28,
     "suspect_stops_worker": 476,
     "summary_added_nowhere": 44,
-    "fork_follows_its_parent": 473,
+    "fork_follows_its_parent": 657,
     "newest_record_not_waited_for": 1,
     "counts_behind_a_gone_head": 331,
     "old_id_when_begun_again": 223,
