@@ -51,7 +51,7 @@ BEGIN_AT = {
     "grown_beyond_device": 61,
     "vanished_without_outcome": 20,
     "ended_without_look_up": 28,
-    "suspect_stops_worker": 476,
+    "suspect_stops_worker": 102,
     "summary_added_nowhere": 44,
     "fork_follows_its_parent": 657,
     "newest_record_not_waited_for": 1,
