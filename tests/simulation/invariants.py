@@ -52,6 +52,8 @@ class Checks:
         self._requests: dict[Life, Requests] = {}
         self._reasons: dict[Life, Reasons] = {}
         self._due: dict[Work, float] = {}
+        self._judged: set[Work] = set()
+        """Requests that fail for want of their model."""
 
     def watch(self, life: Life) -> None:
         """Look at every grant of a new worker before it is made."""
@@ -64,6 +66,9 @@ class Checks:
     def handled(self, life: Life) -> None:
         """A worker has handled an event."""
         self._requests[life].handled()
+        for work in life.inside.works() if self._cluster.plan.reports else ():
+            if work.lane == UNSERVED:
+                self._nobody_served(life, work, work.end_with)
         if (reasons := self._reasons.get(life)) is not None:
             reasons.look()
 
@@ -173,7 +178,7 @@ class Checks:
             self.retried(work, self._cluster.world.now)
         elif isinstance(effect, ask.Terminal | ask.Status) and work.stage is Stage.DROPPED:
             raise Violation(f"dropped_publishes: {effect.status} for {work}, which was let go of")
-        if isinstance(effect, ask.Terminal) and work.lane == UNSERVED and effect.origin is None:  # not of a repeat
+        if isinstance(effect, ask.Terminal) and work.lane == UNSERVED:
             self._nobody_served(life, work, effect.error)
         if isinstance(effect, ask.Terminal) and work.line is not None:
             self._answer(work, effect)
@@ -181,9 +186,13 @@ class Checks:
             self._cluster.talks.sums_up(work, effect.finished.text)
 
     def _nobody_served(self, life: Life, work: Work, error: PenstockError | None) -> None:
-        """A request fails for want of its model only if no other worker has reported the model for a while."""
-        if error is None or error.code != "model_not_found":
+        """A request fails for want of its model only if no other worker has reported the model for a while.
+
+        It is judged when that is decided: its outcome may be published later.
+        """
+        if error is None or error.code != "model_not_found" or work in self._judged:
             return
+        self._judged.add(work)
         model = work.request.model if work.unserved is None else work.unserved.wanted.model
         heard_ms = life.flow.peers.now_ms
         absent_ms = 1000 * (self._cluster.plan.settings.model_absent_s - ABSENT_ROUNDING_S)
