@@ -194,6 +194,8 @@ class Checks:
             return
         self._judged.add(work)
         model = work.request.model if work.unserved is None else work.unserved.wanted.model
+        if model in life.told.removed:
+            return  # an operator has removed it from the whole pool
         heard_ms = life.flow.peers.now_ms
         absent_ms = 1000 * (self._cluster.plan.settings.model_absent_s - ABSENT_ROUNDING_S)
         for report in self._cluster.reports:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +80,7 @@ class Told:
     """What one life of a worker has been told, and has asked for. The checks compare what it says with this."""
 
     served: dict[str, LaneSpec] = field(default_factory=dict[str, LaneSpec])
+    removed: Set[str] = frozenset()
     paused_models: set[str] = field(default_factory=set[str])
     paused_classes: set[str] = field(default_factory=set[str])
     loaded: dict[str, bool | None] = field(default_factory=dict[str, bool | None])

@@ -6,7 +6,7 @@ It does what `penstock.processors.worker`, `execution`, `committing` and `kafka/
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -190,8 +190,9 @@ class Life(Actor):
         if self.follows_orders:
             self.network.hear("desired", "an order", self.on_orders, news)
 
-    def configure(self, models: Sequence[ModelConfig]) -> None:
+    def configure(self, models: Sequence[ModelConfig], removed: Set[str]) -> None:
         """These models are served from now on."""
+        self.flow.peers.removed = self.told.removed = removed
         served = {config.id: self.cluster.plan.lane_of(config.source) for config in models}
         self._lanes.update(served)
         self.told.served = served

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 
 from penstock.processors.background import reporting
 from penstock.processors.core.effects import Load, Size, Unload
@@ -62,9 +62,10 @@ class Lanes:
 
     # -- what operators order
 
-    def configure(self, models: Sequence[ModelConfig]) -> None:
+    def configure(self, models: Sequence[ModelConfig], removed: Set[str]) -> None:
         """These models are served from now on; new ones are preloaded, if they are to be."""
         former = set(self._serving.models)
+        self._flow.peers.removed = removed
         self._serving.configure(models)
         self._preload(config.id for config in models if config.id not in former)
         self._changed()

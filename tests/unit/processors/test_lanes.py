@@ -247,9 +247,9 @@ async def test_the_most_that_an_engine_held_is_held_against_what_was_booked(shel
 async def test_models_come_and_go(shell: Shell) -> None:
     await shell.serving.observe()
     new = ModelConfig.of(ModelEntry(id="new", source="new", engine="text", tasks=["text_generation"]))
-    shell.lanes.configure([*shell.serving.catalog, new])
+    shell.lanes.configure([*shell.serving.catalog, new], set())
     await shell.until_ready("new")
-    shell.lanes.configure([new])
+    shell.lanes.configure([new], set())
     assert shell.forgotten == ["m", "other"] or shell.forgotten == ["other", "m"]
     assert [state.model for state in shell.serving.model_states()] == ["new"]
     with pytest.raises(ModelNotFound):
@@ -263,7 +263,7 @@ async def test_what_its_entry_says_of_its_memory_is_told_before_it_is_loaded(she
     told = ModelEntry(id="told", source="told", engine="text", vram_bytes=7, preload=False)
     unknown = ModelEntry(id="unknown", source="unknown", engine="text", preload=False)
     await shell.serving.observe()
-    shell.lanes.configure([ModelConfig.of(told), ModelConfig.of(unknown)])
+    shell.lanes.configure([ModelConfig.of(told), ModelConfig.of(unknown)], set())
     infos = {one.model: one for one in shell.published if isinstance(one, ModelInfo)}
     assert [(infos[name].state, infos[name].weights_bytes) for name in ("told", "unknown")] == [
         ("absent", 7),

@@ -6,7 +6,7 @@ late, and nothing is judged to be absent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import NamedTuple
 from zlib import crc32
 
@@ -43,6 +43,8 @@ class Peers:
         self._serving: dict[Wanted, list[WorkerState]] = {}
         self.now_ms = 0
         """When the newest report was made."""
+        self.removed: Set[str] = frozenset()
+        """Names of models that operators have removed: nobody is to serve them, and nobody waits for them."""
 
     def reported(self, states: Iterable[WorkerState]) -> None:
         """Workers have reported."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Protocol
 
 from penstock.common.desired import WITHDRAWN, DesiredRecord
@@ -20,8 +20,8 @@ NO_UNLOAD = -1
 class OrderTarget(Protocol):
     """What carries orders out: the flow and the models' side of the worker. Each call may come twice."""
 
-    def configure(self, models: Sequence[ModelConfig]) -> None:
-        """These models are served from now on, in this order."""
+    def configure(self, models: Sequence[ModelConfig], removed: Set[str]) -> None:
+        """These models are served from now on, in this order. `removed`: names of those that operators have removed."""
         ...
 
     def desire(self, model: str, loaded: bool | None, pinned: bool | None, revision: int) -> None:
@@ -46,6 +46,7 @@ class DesiredModels:
         self._unload_revisions: dict[str, int] = {}
         """By key, of the states that want a model unloaded."""
         self._entries = list(self._configured)
+        self._removed_names: Set[str] = frozenset()
         self.observed_revision: int | None = None
         """The revision of the newest record that was followed, whatever it was about; None before the first."""
         self.observed_topic_id: str | None = None
@@ -77,6 +78,12 @@ class DesiredModels:
         finally:
             self.on_observed()
 
+    def _removed(self, entries: Sequence[ModelEntry]) -> Set[str]:
+        """Ids and aliases of models that no worker of the pool is to serve, whatever its file says."""
+        removed = {state.name for state in self._states.values() if state.kind == MODEL and state.removed}
+        aliases = {alias for entry in self._configured if entry.id in removed for alias in entry.aliases}
+        return (removed | aliases).difference(name for one in entries for name in (one.id, *one.aliases))
+
     def _follow(self, record: DesiredRecord) -> None:
         former = self._states.pop(record.key, None)
         state = record.state
@@ -103,9 +110,10 @@ class DesiredModels:
             return
         former = self._entries
         entries = effective_entries(self._configured, self._states)
-        if entries != former:
-            self._entries = entries
-            self._target.configure(self.models)
+        removed = self._removed(entries)
+        if entries != former or removed != self._removed_names:
+            self._entries, self._removed_names = entries, removed
+            self._target.configure(self.models, removed)
         if not any(entry.id == name for entry in entries):
             if any(entry.id == name for entry in former):
                 self._target.pause(MODEL, name, False)

@@ -106,6 +106,15 @@ def test_a_request_that_waits_is_passed_on_when_a_worker_reports_its_model(pool:
     assert (pool.passed_on, pool.ended, pool.committed()) == ([("r", 7)], [], 1)
 
 
+def test_nobody_waits_for_a_model_that_an_operator_has_removed(pool: Pool) -> None:
+    """A worker that had restarted since kept its requests for a minute."""
+    pool.submit("before", model="n")
+    pool.flow.peers.removed = {"n"}
+    pool.wait(1)
+    pool.submit("after", model="n")
+    assert sorted(pool.ended) == [("after", "failed"), ("before", "failed")]
+
+
 def test_a_turn_stays_where_its_conversation_is(pool: Pool) -> None:
     """Also the turns behind it, whatever their models; other conversations go on."""
     pool.report("other", SERVING)

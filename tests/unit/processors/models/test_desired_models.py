@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from penstock.common.desired import DesiredRecord
@@ -24,8 +24,8 @@ class Target:
         self.unload_revisions: list[int] = []
         self.preloaded: list[str] = []
 
-    def configure(self, models: Sequence[ModelConfig]) -> None:
-        self.models = [model.id for model in models]
+    def configure(self, models: Sequence[ModelConfig], removed: Set[str]) -> None:
+        self.models, self.removed = [model.id for model in models], removed
         self.priorities = {model.id: model.priority for model in models}
 
     def desire(self, model: str, loaded: bool | None, pinned: bool | None, revision: int) -> None:
@@ -97,8 +97,11 @@ def test_models_come_change_and_go() -> None:
     topic.order("b", entry=entry("b", priority=0))
     assert topic.target.priorities == {"b": 0, "c": 5}
     topic.order("c", removed=True)
-    assert topic.target.models == ["b"]
+    assert (topic.target.models, topic.target.removed) == (["b"], {"a", "c"})
+    topic.order("of-another-file", removed=True)
+    assert topic.target.removed == {"a", "c", "of-another-file"}
     topic.order("a", entry=entry("a"))
+    assert topic.target.removed == {"c", "of-another-file"}
     assert topic.target.models == ["a", "b"], "a configured model keeps its place"
 
 

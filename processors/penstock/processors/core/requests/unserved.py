@@ -59,6 +59,8 @@ class UnservedRequests:
             work.lane, work.model_reason = self._catalog.resolve(work.task, model, need)
         except (ModelNotFound, UnsupportedParameter) as error:
             wanted = Wanted(work.task, model, None if need is None else need.ability)
+            if model in self._peers.removed:
+                raise
             if isinstance(error, UnsupportedParameter) and not self._peers.serving(wanted):
                 raise
             work.lane = UNSERVED
@@ -112,6 +114,9 @@ class UnservedRequests:
     def _look(self, work: Work, now: float) -> None:
         unserved = work.unserved
         if unserved is None or self._is_served_now(work):
+            return
+        if unserved.wanted.model in self._peers.removed:
+            self._endings.end_waiting(work, "lane_failed", unserved.error, now)
             return
         partition = self._partition(work)
         if partition is not None and work.stage is Stage.PARKED:
