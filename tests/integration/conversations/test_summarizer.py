@@ -19,7 +19,7 @@ Json = dict[str, Any]
 EVERY_TWO = {"every_turns": 2}
 
 
-SYSTEM = {"models": MODELS, "processes": ["w1", "g1", "s1"]}
+SYSTEM = {"models": MODELS, "worker_options": {"model_absent_s": 1}, "processes": ["w1", "g1", "s1"]}
 
 
 def talk(client: httpx.Client, conversation: str, turns: int, *, first: int = 0) -> None:
