@@ -74,6 +74,7 @@ def test_health_and_metrics(server: Server) -> None:
             "models_without_worker": without,
             "waiting_without_worker": [],
             "dependencies": [],
+            "file_differences": [],
             "reason": "no worker is alive",
         },
     )
