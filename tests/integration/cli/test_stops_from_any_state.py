@@ -215,6 +215,8 @@ def world(guarded: EmbeddedKafka, kafka_prefix: str, tmp_path: Path) -> Iterator
 
 
 @pytest.mark.slow
+# In `make test-all` only: it has stood still once beside other tests, in a call of the client library.
+@pytest.mark.thorough
 @pytest.mark.parametrize(("state", "command", "reason"), CASES)
 def test_sigterm_ends_it_and_its_log_and_readyz_say_what_it_waited_for(
     world: World, state: Prepare, command: str, reason: str
