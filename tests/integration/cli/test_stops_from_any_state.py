@@ -158,6 +158,9 @@ def no_store(world: World, name: str) -> Mapping[str, str]:
     }
 
 
+# In `make test-all` only: it has stood still once beside other tests, in a call of the client library.
+pytestmark = pytest.mark.thorough
+
 GROUPS = {
     "worker": ("worker", "PREFIXinference.request.high", "range"),
     "bridge": ("queues", "PREFIXjobs", "cooperative-sticky"),
@@ -215,8 +218,6 @@ def world(guarded: EmbeddedKafka, kafka_prefix: str, tmp_path: Path) -> Iterator
 
 
 @pytest.mark.slow
-# In `make test-all` only: it has stood still once beside other tests, in a call of the client library.
-@pytest.mark.thorough
 @pytest.mark.parametrize(("state", "command", "reason"), CASES)
 def test_sigterm_ends_it_and_its_log_and_readyz_say_what_it_waited_for(
     world: World, state: Prepare, command: str, reason: str
