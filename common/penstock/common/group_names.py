@@ -27,7 +27,7 @@ AGAIN_S = 0.2
 
 
 def group_name(kafka: KafkaSettings, configured: str | None, base: str, topics: Sequence[str]) -> str:
-    """`configured` if set, else `base` behind the prefix, else `base` if that group has offsets of these topics.
+    """`configured` if it is set. Else prefix + `base`, unless only the group `base` has offsets of these topics.
 
     All processes of an installation must ask for the same topics, so that they find the same name. Blocks. Raises
     BrokerUnavailable, and Forbidden if this client may not look at one of the groups.

@@ -19,7 +19,7 @@ WAITS = b"interrupted: waiting for the answer of this call; Ctrl-C again ends at
 
 @contextmanager
 def reporting(done: Callable[[], str]) -> Generator[None]:
-    """The failure of a failure or a Ctrl-C also says what was done."""
+    """Turn a failure or a Ctrl-C into a CliFailure that also says what was done."""
     try:
         yield
     except (CliFailure, KeyboardInterrupt) as error:
@@ -30,7 +30,7 @@ def reporting(done: Callable[[], str]) -> Generator[None]:
 
 @contextmanager
 def interrupted_between_calls() -> Generator[Callable[[], None]]:
-    """The first Ctrl-C is raised by the function that this gives, to be called after each answer; the second at once.
+    """Delay the first Ctrl-C until the yielded function is called, after each answer. A second one is raised at once.
 
     So a command knows what its last call did.
     """

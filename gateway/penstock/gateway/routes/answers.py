@@ -276,6 +276,11 @@ class RequestObject(Answer):
     history_dropped: Annotated[int | None, Field(description="Older attempts that are left out.")] = None
 
 
+AcceptedBefore = Annotated[
+    str, Field(description="Send it with the next calls: they leave out requests accepted since.")
+]
+
+
 class Cancellation(Answer):
     """How many were asked to end, and the first of them."""
 
@@ -284,7 +289,7 @@ class Cancellation(Answer):
     count: int
     request_ids: list[str]
     has_more: Annotated[bool, Field(description="The limit was reached; repeat the call for the others.")]
-    accepted_before: Annotated[str, Field(description="Sent with the repeats, it leaves out requests of meanwhile.")]
+    accepted_before: AcceptedBefore
 
 
 class Reprioritization(Answer):
@@ -296,7 +301,7 @@ class Reprioritization(Answer):
     count: int
     request_ids: list[str]
     has_more: Annotated[bool, Field(description="The limit was reached; repeat the call for the others.")]
-    accepted_before: Annotated[str, Field(description="Sent with the repeats, it leaves out requests of meanwhile.")]
+    accepted_before: AcceptedBefore
 
 
 class RequestDeleted(Answer):

@@ -20,7 +20,7 @@ from penstock.schemas.errors import InvalidRequest, NotFound, Overloaded, Stream
 from penstock.schemas.topics import TopicNames
 
 MOST_UNTOLD = 50_000
-"""Requests whose beginning one subscriber is still to be told."""
+"""Maximum number of requests whose first event one subscriber has not received yet."""
 
 
 class SlowConsumer(Exception):
