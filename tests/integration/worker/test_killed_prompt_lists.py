@@ -19,11 +19,11 @@ from system import Process, System, eventually
 from worker_requests import engine
 
 Json = dict[str, Any]
-SLOTS = 3
+SLOTS = 2
 ECHO = engine(echo=True, delay_ms=60, slots=SLOTS)
 """Answers with the prompt, 16 characters every 60 ms."""
-PROMPTS = [f"{number} " + "word " * words for number, words in enumerate((180, 12, 170, 190, 10, 160))]
-"""Two are over at once, and one of the others waits for a slot until one of the first three is over, after 3 s."""
+PROMPTS = [f"{number} " + "word " * words for number, words in enumerate((12, 180, 170, 190, 160, 10))]
+"""The first is over at once, and the last waits for a slot until two of the long ones are over, after 6 s."""
 
 
 def ask(gateway: str, *, stream: bool) -> list[tuple[int, str, str]]:
