@@ -29,8 +29,9 @@ UNAUTHENTICATED_PER_S = 10.0
 """Calls without a good key that one address may make each second."""
 REFUSALS_PER_S = 100.0
 REFUSAL_MOST_S = 5.0
-MOST_REFUSALS, MOST_REFUSALS_OF_ONE = 512, 64
-"""Refusals that are held back at once, and those of one tenant or address among them."""
+MOST_REFUSALS, MOST_REFUSALS_OF_ONE = 8_192, 1_024
+"""Refusals that are held back at once, and those of one tenant or address among them. Each holds a connection: with
+fewer places than one client has connections, its other refusals go out at once, and it repeats its calls at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
