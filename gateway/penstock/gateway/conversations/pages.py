@@ -56,6 +56,10 @@ class _Part:
     end: int | None
     """Exclusive; None: up to the end of the topic."""
 
+    def end_before(self, end: int) -> int:
+        """Kafka's end of what stands before the conversation's offset `end`."""
+        return end - self.base if self.end is None else min(self.end, end - self.base)
+
 
 Choose = Callable[[_Part, int], list[int]]
 """Kafka's offsets of what a page has of a part, so many at most."""
@@ -252,20 +256,26 @@ class Conversations:
         """The messages that count and the summaries: the first `limit` from the offset `begin` to before `end`."""
 
         def choose(part: _Part, left: int) -> list[int]:
-            last = end - part.base if part.end is None else min(part.end, end - part.base)
-            return part.indexed.index.told(left, max(part.begin, begin - part.base), last)
+            return part.indexed.index.told(left, max(part.begin, begin - part.base), part.end_before(end))
 
         found = self._page(tenant, conversation_id, limit, choose, at=begin)
         return [Turn(offset=one.offset, message=one.message) for one, _ in found if one.message is not None]
 
+    def end(self, tenant: str, conversation_id: str) -> int:
+        """The offset behind its last record."""
+        own = self._parts(tenant, conversation_id, time.monotonic() + DEADLINE_S)[0]
+        with own.indexed.lock:
+            return own.base + own.indexed.index.end
+
     def records(
-        self, tenant: str, conversation_id: str, limit: int, *, from_offset: int = 0
+        self, tenant: str, conversation_id: str, limit: int, *, from_offset: int = 0, end: int | None = None
     ) -> list[ConversationRecord]:
-        """All records: the first `limit` at or after `from_offset`. Erased ones come without their message."""
+        """All records: the first `limit` from `from_offset` to before `end`. Erased ones come without their message."""
 
         def choose(part: _Part, left: int) -> list[int]:
             begin = max(part.begin, from_offset - part.base)
-            return part.indexed.index.records(left, begin=begin, end=part.end)
+            last = part.end if end is None else part.end_before(end)
+            return part.indexed.index.records(left, begin=begin, end=last)
 
         found = self._page(tenant, conversation_id, limit, choose, at=from_offset)
         return [replace(one, message=None) if erased else one for one, erased in found]
