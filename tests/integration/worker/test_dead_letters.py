@@ -247,7 +247,7 @@ def test_a_redrive_whose_key_is_revoked_ends_with_that_and_another_key_continues
         begin = ["dlq", "redrive", "--all", "--rate", "1", "--url", gateway.url]
         env = {**ENV, "PENSTOCK_API_KEY": leaving}
         running = subprocess.Popen([*PENSTOCK, *begin], stdout=-1, stderr=-1, text=True, env=env)
-        eventually(lambda: any(one["redriven_as"] for one in letters(http)))
+        eventually(lambda: any(one["redriven_as"] for one in letters(http)), 60, gateway.tail)
         assert revoke_key(keys, leaving.split("_")[1])
         printed, said = running.communicate(timeout=120)
         done = printed.split()
