@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from penstock.common.clock import now_ms
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.service.bulk_commands import Bulk, BulkCommands
@@ -28,9 +29,12 @@ CHANGES: dict[str, Any] = {
 class World:
     """Requests of another tenant, and a key that changes, or a broker that is away, once a batch was commanded."""
 
-    def __init__(self, change: Any) -> None:
+    def __init__(self, change: Any, *, comes_again: bool = False) -> None:
         self.change = change
         self.commanded: list[str] = []
+        self._comes_again = comes_again
+        """Each request that is commanded is submitted anew."""
+        self._accepted_ms = [1] * 3 * AT_ONCE
         parts: Any = (self, SimpleNamespace(tenants=self), self, Allowances(renew=self.renew))
         self.commands = BulkCommands(*parts)
 
@@ -47,17 +51,20 @@ class World:
     async def catch_up(self) -> None: ...
 
     async def live(self, tenants: Collection[str], klass: str | None) -> AsyncIterator[Any]:
-        for number in range(3 * AT_ONCE):
+        for number, accepted_ms in enumerate(self._accepted_ms):  # it gets longer meanwhile
             name = f"r{number}"
             yield SimpleNamespace(
-                key=("others", name), request_id=name, tenant="others", accepted_ms=1, done=False, erased=False,
-                cancelled_ms=None,
+                key=("others", name), request_id=name, tenant="others", accepted_ms=accepted_ms, done=False,
+                erased=False, cancelled_ms=None,
             )  # fmt: skip
 
     async def command_all(self, kind: str, entries: Sequence[Any], priority: int | None) -> int:
         if self.commanded and isinstance(self.change, BrokerUnavailable):
             raise self.change
         self.commanded += [entry.request_id for entry in entries]
+        assert len(self.commanded) <= 3 * AT_ONCE, "it follows what its own commands bring about"
+        if self._comes_again:
+            self._accepted_ms += [now_ms() + 60_000] * len(entries)
         return 0
 
 
@@ -71,7 +78,9 @@ async def test_the_error_of_a_command_that_ends_early_says_how_many_were_command
     assert len(world.commanded) == AT_ONCE
 
 
-async def test_one_that_nothing_ends_commands_all() -> None:
-    world = World(OPERATOR)
+@pytest.mark.parametrize("comes_again", [False, True])
+async def test_all_that_were_accepted_before_the_call_are_commanded(comes_again: bool) -> None:
+    """A caller that submitted anew what was cancelled kept one call going for ever."""
+    world = World(OPERATOR, comes_again=comes_again)
     done = await world.commands.cancel(OPERATOR, Bulk(chosen=Selection(tenant=ALL_TENANTS)))
     assert (done.count, len(world.commanded)) == (3 * AT_ONCE, 3 * AT_ONCE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.common.clock import now_ms
 from penstock.gateway.limits.allowances import Allowances
@@ -19,6 +19,8 @@ from penstock.gateway.view.view import View
 from penstock.schemas.errors import PenstockError
 
 FIRST_IDS = 1_000
+CLOCKS_APART_MS = 5_000
+"""The broker's clock, which dates requests, may be so far ahead. What is accepted later came after the call."""
 Chosen = Selection | tuple[str, ...]
 """By a filter, or by ids."""
 
@@ -153,7 +155,9 @@ class BulkCommands:
 
 def _is_chosen(chosen: Chosen) -> Callable[[Entry], bool]:
     if isinstance(chosen, Selection):
-        at_ms = now_ms()
-        return lambda entry: chosen.meets(entry, at_ms)
+        at_ms, meant = now_ms(), chosen
+        if chosen.accepted_before_ms is None:  # a caller may submit anew what the call cancels
+            meant = replace(chosen, accepted_before_ms=at_ms + CLOCKS_APART_MS)
+        return lambda entry: meant.meets(entry, at_ms)
     ids = frozenset(chosen)
     return lambda entry: entry.request_id in ids
