@@ -28,7 +28,8 @@ class Progress:
     def check(self) -> None:
         """Ask for a position that nobody keeps. Raises Forbidden, naming the group and the right; BrokerUnavailable."""
         with self._lock:
-            self._of_group().read([self._kafka.names.conversation_facts])
+            group = self._of_group().group
+        admin.check_group(self._kafka, group, (self._kafka.names.conversation_facts, 0))
 
     def read(self, topic_ids: Mapping[str, str], keys: Mapping[str, Key]) -> dict[str, Commit]:
         """By topic, what is committed of the topic with this Kafka id. Raises BrokerUnavailable."""
