@@ -5,6 +5,7 @@ that append one. Pure.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -128,12 +129,13 @@ def _count(section: Section, line: Line, number: int) -> None:
 
 
 def messages_of(lines: Iterable[bytes], section: Section) -> Iterator[Line]:
-    """The messages of one conversation of a file that was checked, from `section.start` on."""
-    for number, text in enumerate(lines, section.line + 1):
-        line = parsed(text, number)
-        if "object" in line:
-            return
-        if line["type"] == "message":
+    """The messages of one conversation of a file that was checked, from `section.start` on.
+
+    The file may be longer by now.
+    """
+    checked = itertools.islice(lines, section.messages + section.summaries)
+    for number, text in enumerate(checked, section.line + 1):
+        if (line := parsed(text, number))["type"] == "message":
             yield line
 
 

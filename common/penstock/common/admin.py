@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
 
 from penstock.common.admin_clients import answer_of, asked, is_new, unanswered
@@ -223,6 +229,20 @@ def count_conversations(settings: KafkaSettings, timeout_s: float = 10.0) -> int
     """How many conversation topics exist under the prefix."""
     parse = settings.names.parse_conversation
     return sum(parse(name) is not None for name in partition_counts(settings, timeout_s=timeout_s))
+
+
+def check_group(settings: KafkaSettings, group: str, partition: TP, timeout_s: float = 10.0) -> None:
+    """Ask a group for its offset of a partition. Raises Forbidden, which names the group and the right it needs.
+
+    A consumer would hear of a missing right only by a timeout.
+    """
+    doing = f"read the offsets of the group {group}"
+
+    def ask(client: AdminClient, wait_s: float) -> None:
+        wanted = [ConsumerGroupTopicPartitions(group, [TopicPartition(*partition)])]
+        answer_of(client.list_consumer_group_offsets(wanted)[group], doing, wait_s, group=group)
+
+    asked(settings, ask, timeout_s)
 
 
 def begin_offsets(settings: KafkaSettings, partitions: Iterable[TP], timeout_s: float = 10.0) -> dict[TP, int]:

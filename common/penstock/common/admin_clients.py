@@ -120,9 +120,11 @@ def asked(
     raise AssertionError("unreachable")
 
 
-def answer_of(future: Future[Any], doing: str, wait_s: float, topic: str) -> Any:
+def answer_of(
+    future: Future[Any], doing: str, wait_s: float, topic: str | None = None, group: str | None = None
+) -> Any:
     if (error := _heard(future, doing, wait_s)) is not None:
-        raise from_kafka(error, doing, topic)
+        raise from_kafka(error, doing, topic, group)
     return future.result()
 
 

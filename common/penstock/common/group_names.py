@@ -55,7 +55,7 @@ def has_offsets(kafka: KafkaSettings, group: str, partitions: Sequence[TP]) -> b
                     raise KafkaException(error)  # unknown is not none
                 return any(one.offset >= 0 for one in found)
             except KafkaException as error:
-                failure = from_kafka(error, f"read the offsets of the group {group}")
+                failure = from_kafka(error, f"read the offsets of the group {group}", group=group)
                 if not isinstance(failure, BrokerUnavailable) or time.monotonic() > give_up:
                     raise failure from error
                 time.sleep(AGAIN_S)

@@ -59,7 +59,7 @@ class GroupPositions:
                 found = self.consumer.committed([TopicPartition(*tp) for tp in partitions], self.timeout_s)
                 break
             except KafkaException as error:
-                failure = from_kafka(error, f"read the positions of {self.group}")
+                failure = from_kafka(error, f"read the positions of {self.group}", group=self.group)
                 if not isinstance(failure, BrokerUnavailable) or time.monotonic() > give_up:
                     raise failure from error
                 time.sleep(AGAIN_S)
@@ -80,7 +80,7 @@ class GroupPositions:
             if error.args[0].code() in _MEMBERS:
                 text = f"the group {self.group} has members: positions need a group of their own"
                 raise Conflict(text, param="group") from error
-            raise from_kafka(error, f"commit the positions of {self.group}") from error
+            raise from_kafka(error, f"commit the positions of {self.group}", group=self.group) from error
 
 
 def _kept(one: TopicPartition) -> Kept:

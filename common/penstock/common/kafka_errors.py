@@ -160,20 +160,22 @@ def wrong_configuration(error: KafkaException) -> InvalidRequest:
     return InvalidRequest(f"the Kafka settings are wrong: {reason}", param="kafka.security")
 
 
-def missing_right(error: KafkaError, group: str, topic: str | None) -> str | None:
-    """What a member of a group may not do, if that is what the error says."""
+def missing_right(error: KafkaError, group: str | None, topic: str | None) -> str | None:
+    """What a reader may not do, in its group or not, if that is what the error says."""
     if error.code() not in _DENIED:
         return None
     needs = ""
-    if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+    if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED and group:
         needs = f"; needs READ on the group {group}"
     elif error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED and topic:
         needs = f"; needs READ on the topic {topic}"
     return f"Kafka refuses this client: {error.str()}{needs}"
 
 
-def from_kafka(error: KafkaError | KafkaException, doing: str, topic: str | None = None) -> PenstockError:
-    """The typed error of what Kafka said while `doing` something."""
+def from_kafka(
+    error: KafkaError | KafkaException, doing: str, topic: str | None = None, group: str | None = None
+) -> PenstockError:
+    """The typed error of what Kafka said while `doing` something, for which it looks at a topic or a group."""
     if isinstance(error, KafkaException):
         cause = error.args[0] if error.args else None
         if not isinstance(cause, KafkaError):
@@ -182,8 +184,8 @@ def from_kafka(error: KafkaError | KafkaException, doing: str, topic: str | None
     code = error.code()
     if code in _MISSING and topic is not None:
         return missing_topic(topic)
-    if code in _DENIED:
-        return Forbidden(f"{doing}: Kafka refuses this client: {error.str()}")
+    if (missing := missing_right(error, group, None)) is not None:
+        return Forbidden(f"{doing}: {missing}")
     if code in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE):
         return TooLarge(f"{doing}: the broker's message.max.bytes does not allow a record of this size")
     if code in _AWAY or code in _MISSING or error.retriable() or error.fatal():

@@ -343,6 +343,11 @@ def _delivery(topic: str, error: KafkaError | None, message: Message) -> Deliver
     )
 
 
+def _set_unless_done(told: asyncio.Future[Delivery], delivery: Delivery) -> None:
+    if not told.done():  # the waiter may have been cancelled
+        told.set_result(delivery)
+
+
 class AsyncTransport:
     """A transport whose outcomes arrive on an event loop. It owns nothing: close the transport itself."""
 
@@ -366,12 +371,14 @@ class AsyncTransport:
         """Send and wait for the broker's acknowledgement. Raises the delivery's error, and what `send` raises."""
         delivered: asyncio.Future[Delivery] = self._loop.create_future()
 
-        def note(delivery: Delivery) -> None:
-            if not delivered.done():  # the waiter may have been cancelled
-                delivered.set_result(delivery)
-
         self.produce_nowait(
-            topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms, callback=note
+            topic,
+            value,
+            key=key,
+            headers=headers,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+            callback=partial(_set_unless_done, delivered),
         )
         delivery = await delivered
         if delivery.error is not None:
@@ -379,24 +386,22 @@ class AsyncTransport:
         return delivery
 
     async def produce_all(self, records: Sequence[Outgoing]) -> list[Delivery]:
-        """Send these in their order and wait for all acknowledgements. What `send` raises becomes an error as well."""
-        deliveries: dict[int, Delivery] = {}
-        all_told: asyncio.Future[None] = self._loop.create_future()
+        """Send these in their order, up to the first that `send` refuses, and wait for all acknowledgements.
 
-        def note(at: int, delivery: Delivery) -> None:
-            deliveries[at] = delivery
-            if len(deliveries) == len(records) and not all_told.done():  # the waiter may have been cancelled
-                all_told.set_result(None)
-
-        for at, one in enumerate(records):
-            told = partial(note, at)
+        The last delivery is then that of the refused record: those behind it have none, and were not sent. A record
+        that fails after it was sent does not hold back the others.
+        """
+        deliveries: list[asyncio.Future[Delivery]] = []
+        for one in records:
+            deliveries.append(told := self._loop.create_future())
             try:
-                self.produce_nowait(one.topic, one.value, key=one.key, headers=one.headers, callback=told)
+                self.produce_nowait(
+                    one.topic, one.value, key=one.key, headers=one.headers, callback=partial(_set_unless_done, told)
+                )
             except PenstockError as error:
-                told(Delivery(topic=one.topic, partition=-1, offset=-1, timestamp_ms=-1, error=error))
-        if records:
-            await all_told
-        return [deliveries[at] for at in range(len(records))]
+                told.set_result(Delivery(topic=one.topic, partition=-1, offset=-1, timestamp_ms=-1, error=error))
+                break
+        return await asyncio.gather(*deliveries)
 
     def produce_nowait(
         self,

@@ -342,13 +342,14 @@ class ConversationReplay:
             self._uncommitted.add(place)
 
     def _replaced(self, places: Iterable[TP]) -> bool:
-        """Whether any of these is no more of the topic that it was. Those begin anew, if they exist."""
+        """Whether any of these is no more of the topic that it was. A replay that follows begins with the new one."""
         ids = self._topics.ids(places)
         gone = {place: one.records for place in places if ids.get(place) != (one := self._logs[place]).topic_id}
         for place in gone:
             self._forget(place)
-        self._begin(gone)
-        self._behind |= {place: None for place in gone if place in self._logs}
+        if self._follows:
+            self._begin(gone)
+            self._behind |= {place: None for place in gone if place in self._logs}
         return bool(gone)
 
     def _forget(self, place: TP) -> None:

@@ -132,15 +132,15 @@ def deaf(world: World, name: str) -> Mapping[str, str]:
 
 def no_right(world: World, name: str) -> Mapping[str, str]:
     if name in GROUPS:
-        world.refuse(ResourceType.GROUP, f"{world.system.prefix}{GROUPS[name][0]}")
+        world.refuse(ResourceType.GROUP, f"{world.system.prefix}{GROUPS[name]}")
     else:
         world.refuse(ResourceType.TOPIC, world.system.names.result)
     return {}
 
 
 def rebalancing(world: World, name: str) -> Mapping[str, str]:
-    group, topic, strategy = GROUPS[name]
-    world.hold_group(f"{world.system.prefix}{group}", topic.replace("PREFIX", world.system.prefix), strategy)
+    topic, strategy = MEMBERS[name]
+    world.hold_group(f"{world.system.prefix}{GROUPS[name]}", topic.replace("PREFIX", world.system.prefix), strategy)
     return {}
 
 
@@ -168,13 +168,14 @@ def no_store(world: World, name: str) -> Mapping[str, str]:
     }
 
 
-# Thirty-two systems on a broker of their own: in `make test-all` only.
+# Thirty-three systems on a broker of their own: in `make test-all` only.
 pytestmark = pytest.mark.thorough
 
-GROUPS = {
-    "worker": ("worker", "PREFIXinference.request.high", "range"),
-    "bridge": ("queues", "PREFIXjobs", "cooperative-sticky"),
-    "webhooks": ("webhooks", "PREFIXinference.result", "cooperative-sticky"),
+GROUPS = {"worker": "worker", "bridge": "queues", "webhooks": "webhooks", "summarizer": "summarizer"}
+MEMBERS = {
+    "worker": ("PREFIXinference.request.high", "range"),
+    "bridge": ("PREFIXjobs", "cooperative-sticky"),
+    "webhooks": ("PREFIXinference.result", "cooperative-sticky"),
 }
 BESIDE = ("bridge", "webhooks", "summarizer")
 COMMANDS = ("worker", "gateway", *BESIDE)
@@ -182,11 +183,9 @@ NOTHING = "nothing"
 CASES: list[tuple[Prepare, str, str]] = [
     *((absent, command, "127.0.0.1:") for command in COMMANDS),
     *((deaf, command, "127.0.0.1:") for command in COMMANDS),
-    *((no_right, command, f"needs READ on the group PREFIX{GROUPS[command][0]}") for command in GROUPS),
+    *((no_right, command, f"needs READ on the group PREFIX{GROUPS[command]}") for command in GROUPS),
     (no_right, "gateway", "PREFIXinference.result"),
-    (rebalancing, "worker", "not a member of the group PREFIXworker yet"),
-    (rebalancing, "bridge", "not a member of the group PREFIXqueues yet"),
-    (rebalancing, "webhooks", "not a member of the group PREFIXwebhooks yet"),
+    *((rebalancing, command, f"not a member of the group PREFIX{GROUPS[command]} yet") for command in MEMBERS),
     *((no_registry, command, "schema registry at http://127.0.0.1:") for command in COMMANDS),
     (restoring, "worker", "inference.control to be read to its end"),
     (restoring, "gateway", "registry"),

@@ -94,6 +94,13 @@ def test_a_page_of_a_long_conversation_reads_its_own_records(own_place: Any, gat
         assert answer.json()["has_more"] is True
     count, answer = read_for(f"{path}/replay", limit=1, from_offset=7)
     assert (count, answer.json()["next_offset"], answer.json()["has_more"]) == (2, 8, True)
+    end = answer.json()["end_offset"]
+    put(own_place.scribe, turn(TURNS, "in", "c"))
+    for begin, has_more in ((0, True), (end - 1, False), (end, False), (end + 5, False)):
+        found = gateway.get(f"{path}/replay", params={"from_offset": begin, "end_offset": end, "limit": 1}).json()
+        shown = [begin] if begin < end else []
+        assert ([one["offset"] for one in found["data"]], found["has_more"]) == (shown, has_more)
+        assert (found["next_offset"], found["end_offset"]) == (begin + len(shown), end)
     whole = gateway.get(f"{path}/replay").json()["data"]
     assert [(one["offset"], one["key"]) for one in whole] == [
         (one.offset, one.key) for one in read_conversation(own_place.kafka, "default", "c")

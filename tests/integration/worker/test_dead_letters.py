@@ -18,7 +18,7 @@ import pytest
 from confluent_kafka import Producer
 
 from breakable_server import Breakable, remote, serving
-from penstock.gateway.edge.keys import create_key
+from penstock.gateway.edge.keys import create_key, revoke_key
 from system import NOOP, Process, System, eventually
 from worker_requests import send
 
@@ -231,6 +231,33 @@ def test_payloads_are_shown_to_keys_of_their_tenant_alone(make_system: Make, bro
     with client(gateway, reader) as http:
         ended = http.get(f"/v1/requests/{again}", params={"wait": 30}).json()
         assert (ended["status"], ended["redriven_from"]) == ("completed", "r")
+
+
+def test_a_redrive_whose_key_is_revoked_ends_with_that_and_another_key_continues_it(
+    make_system: Make, broken: Breakable, tmp_path: Path
+) -> None:
+    """The letters that were left were listed as skipped, and the command ended well."""
+    keys = tmp_path / "keys.json"
+    leaving, staying = (create_key(keys, tenant="ops", scopes=["admin"]) for _ in range(2))
+    system, gateway = started(make_system, broken, auth={"keys_file": str(keys)})
+    send(system, *(failing(f"p{number}", tenant="acme") for number in range(6)))
+    with client(gateway, staying) as http:
+        dead(http, 6)
+        broken.status = 200
+        begin = ["dlq", "redrive", "--all", "--rate", "1", "--url", gateway.url]
+        env = {**ENV, "PENSTOCK_API_KEY": leaving}
+        running = subprocess.Popen([*PENSTOCK, *begin], stdout=-1, stderr=-1, text=True, env=env)
+        eventually(lambda: any(one["redriven_as"] for one in letters(http)), 60, gateway.tail)
+        assert revoke_key(keys, leaving.split("_")[1])
+        printed, said = running.communicate(timeout=120)
+        done = printed.split()
+        assert (running.returncode, "unauthenticated" in said, "skipped:" in said) == (1, True, False), said
+        told, words = said.splitlines()[-1].split(" were redriven: continue with: ")
+        assert told.endswith(f"; {len(done)}")
+        assert 0 < len(done) < 6
+        rest = command(*shlex.split(words)[2:], "--key", staying)
+        assert (rest.returncode, len(rest.stdout.split())) == (0, 6 - len(done)), rest.stderr
+        assert {one["redriven_as"] for one in letters(http)} == {*done, *rest.stdout.split()}
 
 
 def test_a_request_that_is_erased_takes_its_letter_along(make_system: Make, broken: Breakable) -> None:

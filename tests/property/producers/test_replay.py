@@ -67,6 +67,7 @@ class World:
     looked_to: dict[TP, int] = field(default_factory=dict[TP, int])
     """How far each partition went when it was read last."""
     read_at: float = 0.0
+    topic_id: str = "id"
 
     def write(self, conversation: tuple[str, str], key: str, text: str | None) -> None:
         address = address_of(NAMES, NAMES.conversation(*conversation), PARTITIONS)
@@ -144,7 +145,7 @@ class World:
         return {place: SharedTopicRecords("acme", PATTERN) for place in self.logs}
 
     def ids(self, places: Iterable[TP]) -> dict[TP, str]:
-        return dict.fromkeys(places, "id")
+        return dict.fromkeys(places, self.topic_id)
 
     def ends(self, places: Iterable[TP]) -> dict[TP, int]:
         return {place: self.ended[place] for place in places}
@@ -152,7 +153,7 @@ class World:
     def locate(self, places: Iterable[TP], *, from_offset: int | None, since_ms: int | None) -> dict[TP, Located]:
         assert from_offset is None
         assert since_ms is None
-        return {place: Located(topic_id="id", bounds=(0, self.ended[place]), start=0) for place in places}
+        return {place: Located(topic_id=self.topic_id, bounds=(0, self.ended[place]), start=0) for place in places}
 
     def read_partitions(self, places: Iterable[TP]) -> dict[TP, Kept]:
         return {place: self.kept[place] for place in places if place in self.kept}
@@ -323,6 +324,27 @@ class Replays(RuleBasedStateMachine):
             assert standing <= self.seen
         assert {name for name, _ in self.seen} <= {name for _, name in CONVERSATIONS[:3]}
         assert all(kept.offset == self.world.ended[place] for place, kept in self.world.kept.items())
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_replay_that_does_not_follow_ends_while_each_of_its_records_writes_another(
+    monkeypatch: pytest.MonkeyPatch, is_replaced: bool
+) -> None:
+    """What is made anew meanwhile stands behind the end that it began with, at whatever offset."""
+    world, conversation = World(), CONVERSATIONS[0]
+    world.patch(monkeypatch)
+    monkeypatch.setattr(replay_module, "WINDOW_RECORDS", 2)
+    for number in range(4):
+        world.write(conversation, f"fork/{number}" if not number else f"r/{number}", "text")
+    replay, taken = world.replay(follow=False, batch_records=1), 0
+    while (records := replay.step()) is not None:
+        replay.taken()
+        taken += len(records)
+        assert taken <= 4, "it follows the end of the log"
+        world.write(conversation, f"again/{taken}", "text")
+        if is_replaced:
+            world.topic_id = f"made anew {taken}"
+    assert taken == (2 if is_replaced else 4)
 
 
 TestReplays = Replays.TestCase

@@ -145,7 +145,7 @@ class Letters(LetterFollower):
 class Gateway:
     """One life of a gateway: the index may be an earlier one's, and the rest is new."""
 
-    def __init__(self, topics: Topics, index: LetterIndex) -> None:
+    def __init__(self, topics: Topics, index: LetterIndex, allowances: Allowances | None = None) -> None:
         self._topics = topics
         self._seen = 0
         self._view: dict[Key, Any] = {}
@@ -154,7 +154,7 @@ class Gateway:
         self.streams = Streams(Hub())
         this: Any = self
         submitter = Submitter(
-            GatewaySettings(), this, this, this, CODEC, Allowances(), this, lambda store, prefix: None
+            GatewaySettings(), this, this, this, CODEC, allowances or Allowances(), this, lambda store, prefix: None
         )
         threads: Any = SimpleNamespace(dead_letters=self)
         self.redriving = Redriving(Letters(topics, index), submitter, this, this, CODEC, KAFKA, threads)

@@ -39,7 +39,7 @@ def test_a_file_of_several_conversations() -> None:
     first, second = sections(file)
     assert (first.id, first.messages, first.summaries, first.images) == ("trip", 1, 1, {})
     assert (second.id, second.line, second.messages, second.images) == ("other", 4, 2, {"a": "d"})
-    whole = b"".join(file)
+    whole = b"".join([*file, *lines(SAID)])  # it is longer by now
     assert list(messages_of(whole[first.start :].splitlines(), first)) == [{**SAID, "name": "Zoë"}]
     assert [one["content"] for one in messages_of(whole[second.start :].splitlines(), second)] == ["Hello", "Bye"]
 

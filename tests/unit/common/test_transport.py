@@ -12,9 +12,10 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from penstock.cli.paths import free_port
+from penstock.common.outgoing import Outgoing
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import AsyncTransport, Delivery, Transport
-from penstock.schemas.errors import BrokerUnavailable, InvalidRequest, Overloaded, TooLarge
+from penstock.schemas.errors import BrokerUnavailable, InvalidRequest, Overloaded, PenstockError, TooLarge
 from support import wait_until
 
 
@@ -108,8 +109,11 @@ class FakeTransport:
 
     def __init__(self) -> None:
         self.sent: list[Callable[[Delivery], None]] = []
+        self.refusals: dict[bytes | None, PenstockError] = {}
 
     def send(self, topic: str, value: bytes | None, *, on_delivery: Callable[[Delivery], None], **_: Any) -> None:
+        if value in self.refusals:
+            raise self.refusals[value]
         self.sent.append(on_delivery)
 
     def deliver(self, error: BrokerUnavailable | None = None) -> None:
@@ -141,6 +145,24 @@ async def test_outcomes_reach_the_loop_in_order_with_one_hop_per_batch() -> None
     await asyncio.sleep(0)
     assert outcomes == list(range(50))
     assert hops == 1
+
+
+@pytest.mark.parametrize("refused", [None, 0, 2, 4])
+@pytest.mark.parametrize("error", [TooLarge("x"), Overloaded("x"), BrokerUnavailable("x")], ids=lambda one: one.code)
+async def test_of_a_set_nothing_is_sent_behind_the_first_record_that_is_refused(
+    refused: int | None, error: PenstockError
+) -> None:
+    """Those behind it were sent: a set had a gap, or another order once the refused one was sent again."""
+    fake = FakeTransport()
+    fake.refusals = {} if refused is None else {b"%d" % refused: error}
+    records = [Outgoing(topic="t", key=b"k", value=b"%d" % number, headers=[]) for number in range(5)]
+    sending = asyncio.ensure_future(AsyncTransport(fake).produce_all(records))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    sent = 5 if refused is None else refused
+    assert len(fake.sent) == sent
+    fake.deliver()
+    told = [(one.offset, one.error) for one in await sending]
+    assert told == [(number, None) for number in range(sent)] + ([] if refused is None else [(-1, error)])
 
 
 async def test_produce_raises_the_error_of_its_delivery() -> None:

@@ -37,6 +37,7 @@ from penstock.schemas.errors import (
     PenstockError,
     StoreUnavailable,
     TenantLimit,
+    TooLarge,
     Unauthenticated,
 )
 from penstock.schemas.ids import idempotent_request_id
@@ -67,6 +68,7 @@ class Gateway:
     def __init__(self, allowances: Allowances | None = None) -> None:
         self.away = self.missing = False
         self.full: str | None = None
+        self.refused: set[str] = set()
         self.written: list[str] = []
         self.requests: set[str] = set()
         self.ended: dict[str, Any] = {}
@@ -84,6 +86,8 @@ class Gateway:
 
     async def produce(self, topic: str, value: bytes, **options: Any) -> Delivery:
         request = default_codec().decode(value, InferenceRequest)
+        if request.request_id in self.refused:
+            raise TooLarge("the record is too large")
         if self.missing:
             raise NotFound(f"the topic {topic} does not exist")
         self.written.append(request.request_id)
@@ -99,6 +103,7 @@ class Gateway:
                 deliveries.append(await self.produce(one.topic, one.value))
             except PenstockError as error:
                 deliveries.append(Delivery(topic=one.topic, partition=-1, offset=-1, timestamp_ms=-1, error=error))
+                break
         return deliveries
 
     def accepted(self, request: InferenceRequest, origin: Any) -> None:
@@ -211,6 +216,16 @@ async def test_requests_that_are_submitted_together_are_refused_one_by_one(small
         assert [type(one) for one in await small.submitter.submit_together(checked[:1])] == [error]
         setattr(small, fault, None)
     assert len(small.requests) == 3
+
+
+@pytest.mark.parametrize("refused", [{0}, {1}, {0, 1}, {0, 2}, {3}, {0, 1, 2, 3}])
+async def test_a_record_that_is_refused_does_not_hold_back_the_others(gateway: Gateway, refused: set[int]) -> None:
+    checked = [await gateway.check(asked()) for _ in range(4)]
+    ids = [one.request.request_id for one in checked]
+    gateway.refused = {ids[at] for at in refused}
+    found = await gateway.submitter.submit_together(checked)
+    assert [at for at, error in enumerate(found) if isinstance(error, TooLarge)] == sorted(refused)
+    assert gateway.written == [one for at, one in enumerate(ids) if at not in refused]
 
 
 async def test_the_parts_of_a_call_are_sent_together_or_not_at_all(small: Gateway) -> None:

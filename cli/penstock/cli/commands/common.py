@@ -102,16 +102,20 @@ class Gateway:
         except httpx.HTTPError as error:
             raise unreachable(self.url, error) from error
 
-    def pages(self, path: str, limit: int, **query: Any) -> Iterator[dict[str, Any]]:
-        """Items of a list over all its pages, at most `limit`."""
+    def pages(self, path: str, limit: int, **query: Any) -> list[dict[str, Any]]:
+        """Items of a list over all its pages, at most `limit`.
+
+        All are read before the first is returned: what reads the output may write to the list.
+        """
+        found: list[dict[str, Any]] = []
         after: str | None = None
-        while limit > 0:
-            page = self.call("GET", path, limit=min(limit, 100), after=after, **query)
-            yield from page["data"][:limit]
-            limit -= len(page["data"])
+        while len(found) < limit:
+            page = self.call("GET", path, limit=min(limit - len(found), 100), after=after, **query)
+            found += page["data"]
             if not page["has_more"] or not page["data"]:
-                return
+                break
             after = page["last_id"]
+        return found[:limit]
 
 
 def checked_url(url: str) -> str:

@@ -52,6 +52,8 @@ def replay(
 ) -> None:
     """Every record of a conversation's topic with its offset, one JSON line each; with --pattern of many conversations.
 
+    It ends at the end that each conversation had when the replay began.
+
     Examples:
 
       penstock conversations replay trip --from-offset 10
@@ -64,14 +66,14 @@ def replay(
         _replay_many(many, cluster, from_offset)
         return
     many.check_unused()
-    position = from_offset or 0
+    path, position, end = f"/v1/conversations/{conversation}/replay", from_offset or 0, None
     while True:
-        page = gateway.call("GET", f"/v1/conversations/{conversation}/replay", from_offset=position)
+        page = gateway.call("GET", path, from_offset=position, end_offset=end)
         for record in page["data"]:
             print_json(record)
         if not page["has_more"]:
             return
-        position = page["next_offset"]
+        position, end = page["next_offset"], page.get("end_offset")
 
 
 def _replay_many(many: Many, cluster: Cluster, from_offset: int | None) -> None:

@@ -33,7 +33,7 @@ def list_conversations(
     as_json: AsJson = False,
 ) -> None:
     """The caller's conversations. Example: penstock conversations list --json"""
-    found = list(gateway.pages("/v1/conversations", limit))
+    found = gateway.pages("/v1/conversations", limit)
     print_list(
         found,
         as_json=as_json,
@@ -136,7 +136,7 @@ def forks(
 ) -> None:
     """The conversations that go on from messages of another. Example: penstock conversations forks trip --tree"""
     path = f"/v1/conversations/{conversation}"
-    found = gateway.call("GET", f"{path}/tree")["data"] if tree else list(gateway.pages(f"{path}/forks", limit))
+    found = gateway.call("GET", f"{path}/tree")["data"] if tree else gateway.pages(f"{path}/forks", limit)
 
     def row(item: dict[str, Any]) -> list[str]:
         name = "  " * item.get("depth", 0) + item["id"] + (" (deleted)" if item.get("deleted") else "")

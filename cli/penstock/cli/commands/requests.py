@@ -40,7 +40,7 @@ def list_requests(
         "model": model,
         "class": klass,
     }
-    found = list(gateway.pages("/v1/requests", limit, **wanted, order="desc"))
+    found = gateway.pages("/v1/requests", limit, **wanted, order="desc")
     columns = ["request", "task", "status", "priority", "model", "created"]
     names = ("request_id", "task", "status", "priority", "model", "created_at")
     print_list(found, as_json=as_json, columns=columns, row=lambda one: [*map(one.get, names)], empty="no requests")

@@ -56,6 +56,10 @@ class _Part:
     end: int | None
     """Exclusive; None: up to the end of the topic."""
 
+    def end_before(self, end: int) -> int:
+        """Kafka's end of what stands before the conversation's offset `end`."""
+        return end - self.base if self.end is None else min(self.end, end - self.base)
+
 
 Choose = Callable[[_Part, int], list[int]]
 """Kafka's offsets of what a page has of a part, so many at most."""
@@ -252,22 +256,27 @@ class Conversations:
         """The messages that count and the summaries: the first `limit` from the offset `begin` to before `end`."""
 
         def choose(part: _Part, left: int) -> list[int]:
-            last = end - part.base if part.end is None else min(part.end, end - part.base)
-            return part.indexed.index.told(left, max(part.begin, begin - part.base), last)
+            return part.indexed.index.told(left, max(part.begin, begin - part.base), part.end_before(end))
 
-        found = self._page(tenant, conversation_id, limit, choose, at=begin)
+        found = self._page(tenant, conversation_id, limit, choose, at=begin, end=end)
         return [Turn(offset=one.offset, message=one.message) for one, _ in found if one.message is not None]
 
+    def end(self, tenant: str, conversation_id: str) -> int:
+        """The offset behind its last record."""
+        own = self._parts(tenant, conversation_id, time.monotonic() + DEADLINE_S)[0]
+        with own.indexed.lock:
+            return own.base + own.indexed.index.end
+
     def records(
-        self, tenant: str, conversation_id: str, limit: int, *, from_offset: int = 0
+        self, tenant: str, conversation_id: str, limit: int, *, from_offset: int = 0, end: int | None = None
     ) -> list[ConversationRecord]:
-        """All records: the first `limit` at or after `from_offset`. Erased ones come without their message."""
+        """All records: the first `limit` from `from_offset` to before `end`. Erased ones come without their message."""
 
         def choose(part: _Part, left: int) -> list[int]:
             begin = max(part.begin, from_offset - part.base)
             return part.indexed.index.records(left, begin=begin, end=part.end)
 
-        found = self._page(tenant, conversation_id, limit, choose, at=from_offset)
+        found = self._page(tenant, conversation_id, limit, choose, at=from_offset, end=end)
         return [replace(one, message=None) if erased else one for one, erased in found]
 
     def _page(
@@ -278,15 +287,18 @@ class Conversations:
         choose: Choose,
         *,
         at: int | None,
+        end: int | None = None,
         newest_first: bool = False,
     ) -> list[tuple[ConversationRecord, bool]]:
         """The records that `choose` finds in each part, `limit` in all, ascending; and whether each is erased.
 
-        They stand at or behind the offset `at`, with `newest_first` before it.
+        They stand at or behind the offset `at`, with `newest_first` before it; and before `end`.
         """
         give_up = time.monotonic() + DEADLINE_S
         for _ in range(TRIES):
             parts = self._parts(tenant, conversation_id, give_up)
+            if end is not None:
+                parts = [replace(part, end=part.end_before(end)) for part in parts]
             wanted: list[tuple[_Part, list[int]]] = []
             left = limit
             for part in parts if newest_first else reversed(parts):
@@ -310,7 +322,7 @@ class Conversations:
         """As `choose` of a part whose index is thin: windows of the log are indexed from the place on, one by one."""
         with part.indexed.lock:
             known_end = part.indexed.index.end
-        begin, end = part.begin, known_end if part.end is None else part.end
+        begin, end = part.begin, known_end if part.end is None else min(part.end, known_end)
         if at is not None:
             begin, end = (begin, min(end, at - part.base)) if newest_first else (max(begin, at - part.base), end)
         found: list[int] = []

@@ -163,3 +163,4 @@ class Replay(Answer):
     first_id: int | None
     last_id: int | None
     next_offset: int
+    end_offset: Annotated[int, Field(description="The end that was asked for; else the end of the conversation.")]

@@ -203,16 +203,22 @@ async def replay(
     request: Request,
     conversation_id: str,
     from_offset: Annotated[int, Query(ge=0)] = 0,
+    end_offset: Annotated[
+        int | None, Query(ge=0, description="Only records before this one: the `end_offset` of the first page.")
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=REPLAY_RECORDS)] = REPLAY_RECORDS,
 ) -> dict[str, Any]:
-    """Also what does not count (a later epoch's repeat): for audits. Go on with `from_offset` = `next_offset`.
+    """Also what does not count (a later epoch's repeat): for audits. Go on with `from_offset` = `next_offset`, and
+    `end_offset` as the first page has it: the end of the conversation then.
 
     A fork begins with the records that it inherited.
     Of what was erased only the place is shown, also while the log still has it.
     """
     conversations = service_of(request).conversations
+    if end_offset is None:
+        end_offset = await read_conversation(request, conversations.end, conversation_id)
     records = await read_conversation(
-        request, conversations.records, conversation_id, limit + 1, from_offset=from_offset
+        request, conversations.records, conversation_id, limit + 1, from_offset=from_offset, end=end_offset
     )
     chosen = records[:limit]
     return {
@@ -222,6 +228,7 @@ async def replay(
         "first_id": chosen[0].offset if chosen else None,
         "last_id": chosen[-1].offset if chosen else None,
         "next_offset": chosen[-1].offset + 1 if chosen else from_offset,
+        "end_offset": end_offset,
     }
 
 

@@ -14,7 +14,7 @@ from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.multipart import read_json
 from penstock.gateway.routes.paging import page
 from penstock.gateway.service.redriving import MOST, Chosen, Redriven
-from penstock.schemas.errors import InvalidRequest
+from penstock.schemas.errors import InvalidRequest, error_body
 from penstock.schemas.times import time_ms
 
 router = APIRouter(prefix="/v1/admin/dlq", tags=["operations"])
@@ -104,6 +104,7 @@ async def redrive(request: Request) -> dict[str, Any]:
         "redriven": len(done.requests),
         "request_ids": list(done.requests.values()),
         "skipped": done.skipped,
+        "error": None if done.error is None else error_body(done.error)["error"],
         **_rest(done),
     }
 

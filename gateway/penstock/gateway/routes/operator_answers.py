@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from penstock.gateway.routes.answers import Answer, Attempt, Json, Rates, Time
+from penstock.gateway.routes.answers import Answer, Attempt, ErrorFacts, Json, Rates, Time
 
 
 class AdminStats(Answer):
@@ -232,6 +232,9 @@ class Redrive(Answer):
     redriven: int
     request_ids: list[str]
     skipped: list[SkippedLetter]
+    error: Annotated[
+        ErrorFacts | None, Field(description="Why the call left letters: its key was revoked, or they are refused now.")
+    ]
     remaining: Annotated[int, Field(description="Letters that are left for further calls.")]
     has_more: bool
     last_id: str | None

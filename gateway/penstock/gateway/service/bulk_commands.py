@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.common.clock import now_ms
 from penstock.gateway.limits.allowances import Allowances
@@ -16,8 +16,11 @@ from penstock.gateway.service.selection import ALL_TENANTS, Selection
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.request_state import Key
 from penstock.gateway.view.view import View
+from penstock.schemas.errors import PenstockError
 
 FIRST_IDS = 1_000
+CLOCKS_APART_MS = 5_000
+"""The broker's clock, which dates requests, may be so far ahead. What is accepted later came after the call."""
 Chosen = Selection | tuple[str, ...]
 """By a filter, or by ids."""
 
@@ -53,7 +56,8 @@ class BulkCommands:
         self._allowances = allowances
 
     async def cancel(self, caller: Caller, bulk: Bulk) -> BulkDone:
-        """Ask for the end of those that have not ended. Raises Forbidden, TenantLimit, BrokerUnavailable.
+        """Ask for the end of those that have not ended. Raises Unauthenticated, Forbidden, TenantLimit,
+        BrokerUnavailable. The detail `count` of the error says how many were commanded before it.
 
         With a limit those whose end was asked for before are left out, so that a repeat goes on.
         """
@@ -73,28 +77,35 @@ class BulkCommands:
         self, caller: Caller, bulk: Bulk, entries: AsyncIterator[Entry], kind: str, priority: int | None
     ) -> BulkDone:
         self._allowances.cancel(caller)
-        done, some, has_more, before_ms = dict[Key, None](), list[Entry](), False, now_ms()
-        async for entry in entries:
-            before_ms = max(before_ms, entry.accepted_ms + 1)  # the broker's clock may be ahead
-            if entry.key in done:
-                continue
-            if has_more := len(done) == bulk.limit:
-                break
-            done[entry.key] = None
-            if not bulk.dry_run:
-                some.append(entry)
-            if len(some) == AT_ONCE:
-                await self._command_now(caller, kind, some, priority)
-                some = []
-        await self._command_now(caller, kind, some, priority)
+        done, some, has_more, before_ms, commanded = dict[Key, None](), list[Entry](), False, now_ms(), 0
+        try:
+            async for entry in entries:
+                before_ms = max(before_ms, entry.accepted_ms + 1)  # the broker's clock may be ahead
+                if entry.key in done:
+                    continue
+                if has_more := len(done) == bulk.limit:
+                    break
+                done[entry.key] = None
+                if not bulk.dry_run:
+                    some.append(entry)
+                if len(some) == AT_ONCE:
+                    await self._command_now(caller, kind, some, priority)
+                    some, commanded = [], len(done)
+            await self._command_now(caller, kind, some, priority)
+        except PenstockError as error:
+            error.details = {**(error.details or {}), "count": commanded}
+            raise
         if not bulk.dry_run:
             self._allowances.cancelled_more(caller, len(done) - 1)
         ids = [request_id for (_, request_id), _ in zip(done, range(FIRST_IDS), strict=False)]
         return BulkDone(count=len(done), request_ids=ids, has_more=has_more, accepted_before_ms=before_ms)
 
     async def _command_now(self, caller: Caller, kind: str, entries: Sequence[Entry], priority: int | None) -> None:
-        """Raises Unauthenticated when the key was revoked since the call began."""
-        self._allowances.current(caller)
+        """Raises Unauthenticated, Forbidden when the key was revoked or lost a scope since the call began."""
+        now = self._allowances.current(caller)
+        now.require("cancel")
+        if any(entry.tenant != caller.tenant for entry in entries):
+            now.require("admin")
         await self._control.command_all(kind, entries, priority)
 
     async def _moved(self, caller: Caller, chosen: Chosen, priority: int) -> AsyncIterator[Entry]:
@@ -144,7 +155,9 @@ class BulkCommands:
 
 def _is_chosen(chosen: Chosen) -> Callable[[Entry], bool]:
     if isinstance(chosen, Selection):
-        at_ms = now_ms()
-        return lambda entry: chosen.meets(entry, at_ms)
+        at_ms, meant = now_ms(), chosen
+        if chosen.accepted_before_ms is None:  # a caller may submit anew what the call cancels
+            meant = replace(chosen, accepted_before_ms=at_ms + CLOCKS_APART_MS)
+        return lambda entry: meant.meets(entry, at_ms)
     ids = frozenset(chosen)
     return lambda entry: entry.request_id in ids

@@ -85,7 +85,9 @@ class Control:
     ) -> tuple[Entry, bool]:
         entry = await self._lookups.find(tenant, request_id)
         if caller is not None:
-            self._allowances.current(caller).check_reaches(entry)
+            now = self._allowances.current(caller)
+            now.require("cancel")
+            now.check_reaches(entry)
         if entry.done:
             return await self._lookups.with_outcome(entry), False
         await self._command("cancel", entry, reason)
@@ -98,6 +100,7 @@ class Control:
         """
         self._allowances.cancel(caller)
         entry = await self._lookups.find(caller.tenant, request_id)
+        self._allowances.current(caller).require("cancel")
         if entry.done:
             details = {"status": entry.ended_as, "finished_at": rfc3339(entry.finished_ms)}
             raise Conflict(f"the request has ended ({entry.ended_as}): its priority stays as it is", details=details)

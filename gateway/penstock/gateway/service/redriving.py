@@ -50,6 +50,7 @@ from penstock.schemas.errors import (
     NotFound,
     PenstockError,
     TooLarge,
+    Unauthenticated,
 )
 from penstock.schemas.ids import redriven_request_id
 from penstock.schemas.records import DeadLetter, DeadLetterAction, InferenceRequest
@@ -84,6 +85,8 @@ class Redriven:
     """Letters that are left for further calls."""
     requests: dict[str, str] = field(default_factory=dict[str, str])
     skipped: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    error: PenstockError | None = None
+    """Why the call ended before its letters did."""
 
     def handled(self, place: Place, new_id: str | None, *, passed: bool) -> None:
         """Count a letter. `passed`: nothing before it is left, so the next call continues behind it."""
@@ -148,20 +151,20 @@ class Redriving:
     ) -> Redriven:
         """Run letters again, `rate` a second at most. `again`: those too that were run again before.
 
-        A letter that is refused for now is tried until the call has lasted BUDGET_S. Raises InvalidRequest, and as
-        `Submitter.submit` when nothing could be done before that.
+        A letter that is refused for now is tried until the call has lasted BUDGET_S. A key that is revoked meanwhile
+        ends the call. Raises InvalidRequest, and as `Submitter.submit` when nothing could be done before that.
         """
         began = time.monotonic()
         items, done = await self._begin(chosen, None if again else False)
         step = AT_ONCE if rate is None and not again else 1
         for start in range(0, len(items), step):
             before = len(done.requests)
-            error = await self._redrive_some(
+            done.error = await self._redrive_some(
                 caller, items[start : start + step], done, dry_run=dry_run, again=again, give_up=began + BUDGET_S
             )
-            if error is not None:
+            if done.error is not None:
                 if not (done.requests or done.skipped):
-                    raise error
+                    raise done.error
                 break
             if rate is not None and not dry_run:
                 await asyncio.sleep((len(done.requests) - before) / rate)
@@ -230,7 +233,8 @@ class Redriving:
     async def _redrive_some(
         self, caller: Caller, items: Items, done: Redriven, *, dry_run: bool, again: bool, give_up: float
     ) -> PenstockError | None:
-        """Run these again; those that fail for good are skipped. The first error that may pass: its letter is left."""
+        """Run these again; those that fail for good are skipped. The first error that is not its letter's, and may
+        pass: the letter is left."""
         readable = [place for place, row in items if row is not None and _refusal(row, again=again) is None]
         records = {} if dry_run else await self._read(readable)
         found = await asyncio.gather(
@@ -242,7 +246,7 @@ class Redriving:
         )
         passing: PenstockError | None = None
         for (place, _), one in zip(items, found, strict=True):
-            if isinstance(one, PenstockError) and one.retryable:
+            if isinstance(one, PenstockError) and (one.retryable or isinstance(one, Unauthenticated)):
                 passing = passing or one
             elif isinstance(one, str):
                 done.handled(place, one, passed=passing is None)

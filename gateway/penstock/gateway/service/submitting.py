@@ -232,8 +232,10 @@ class Submitter:
                 else:
                     records[at] = self._record(checked.request, None)
                     self._pending += 1
+            deliveries: list[Delivery] = []
             try:
-                deliveries = await self._transport.produce_all([*records.values()])
+                while unsent := [*records.values()][len(deliveries) :]:  # a refused one does not hold back the others
+                    deliveries += await self._transport.produce_all(unsent)
             finally:
                 self._pending -= len(records)
             for at, delivery in zip(records, deliveries, strict=True):

@@ -61,8 +61,9 @@ class Summarizer:
         return self._following.source.end(key, topic_id)
 
     def _source(self, reader: PartitionReader, put: Callable[[Sequence[RawMessage]], None]) -> Source:
-        """Blocks. Raises BrokerUnavailable, Overloaded."""
+        """Blocks. Raises BrokerUnavailable, Overloaded, Forbidden."""
         if admin.topic_id(self._kafka, self._kafka.names.conversation_log) is None:
+            self._progress.check()
             return OwnTopics(self._kafka, self._codec, reader, put, self._progress)
         copy = ShardCopy(self._kafka, self._data_dir / "conversations")
         return SharedTopic(self._kafka, self._codec, copy, put)

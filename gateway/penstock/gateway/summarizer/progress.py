@@ -25,6 +25,12 @@ class Progress:
         self._lock = threading.Lock()
         """librdkafka's consumers are not to be closed while they are asked."""
 
+    def check(self) -> None:
+        """Ask for a position that nobody keeps. Raises Forbidden, naming the group and the right; BrokerUnavailable."""
+        with self._lock:
+            group = self._of_group().group
+        admin.check_group(self._kafka, group, (self._kafka.names.conversation_facts, 0))
+
     def read(self, topic_ids: Mapping[str, str], keys: Mapping[str, Key]) -> dict[str, Commit]:
         """By topic, what is committed of the topic with this Kafka id. Raises BrokerUnavailable."""
         with self._lock:

@@ -36,13 +36,13 @@ def plain_turns(log: FakeLog, limit: int, after: int | None, newest_first: bool)
     return turns[:limit]
 
 
-def plain_records(log: FakeLog, limit: int, from_offset: int) -> list[ConversationRecord]:
+def plain_records(log: FakeLog, limit: int, from_offset: int, end: int | None = None) -> list[ConversationRecord]:
     records = log.plain()
     erased_at = {record.key: record.offset for record in records if record.message is None}
     return [
         replace(one, message=None) if one.offset < erased_at.get(one.key, 0) else one
         for one in records
-        if one.offset >= from_offset
+        if from_offset <= one.offset < (log.ends[TOPIC] if end is None else end)
     ][:limit]
 
 
@@ -96,7 +96,10 @@ class World:
         found = self.conversations.records("acme", "c", limit, from_offset=at)
         assert found == plain_records(self.log, limit, at)
         end = self.log.ends[TOPIC]
+        assert self.conversations.end("acme", "c") == end
         for begin, behind in ((at, end), (0, at)):
+            found = self.conversations.records("acme", "c", limit, from_offset=begin, end=behind)
+            assert found == plain_records(self.log, limit, begin, behind)
             told = self.conversations.told("acme", "c", limit, begin, behind)
             assert told == plain_told(self.log, limit, begin, behind)
         outline, everything = self.conversations.outline("acme", "c"), plain_told(self.log, 1_000, 0, end)
@@ -241,7 +244,9 @@ def test_pages_of_a_conversation_that_is_too_long_for_an_index_read_windows_of_i
                 found = conversations.turns("acme", "c", limit, after=at, newest_first=newest_first)
                 assert found == plain_turns(log, limit, at, newest_first)
             assert conversations.told("acme", "c", limit, at, end) == plain_told(log, limit, at, end)
-            assert conversations.records("acme", "c", limit, from_offset=at) == plain_records(log, limit, at)
+            for last in (None, at + 10):
+                found = conversations.records("acme", "c", limit, from_offset=at, end=last)
+                assert found == plain_records(log, limit, at, last)
             assert log.records_read - before < 4 * (pages.WINDOW + pages.REPEATS_WITHIN + 100)
 
     look()
