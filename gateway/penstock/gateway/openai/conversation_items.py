@@ -43,7 +43,7 @@ WORDS = {"payload.messages": "items"}
 async def create(request: Request, idempotency_key: IdempotencyKey = None) -> Json:
     """Body, all optional: {"id": …, "title": …, "metadata": …, "summarize": …, "items": […]}. Turns come with requests
     that name it; the first would create it as well. With `Idempotency-Key` a repeat means the same conversation, and
-    appends nothing twice."""
+    appends nothing twice; with another body it is refused for an hour."""
     body = await read_json(request) if await request.body() else {}
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")

@@ -188,8 +188,8 @@ class Submitter:
 
         Gives of each what `submit` gives or raises.
 
-        None is sent where one of them has no room. Raises TenantLimit, Overloaded, TooLarge, IdempotencyKeyReused,
-        BrokerUnavailable.
+        None is sent where one of them has no room. Raises TenantLimit, Overloaded, TooLarge; with a key also what the
+        first one raises.
         """
         with ExitStack() as outstanding:
             for checked, _ in parts:
@@ -207,10 +207,8 @@ class Submitter:
                 return await self._submit(checked, part_key, traceparent, keep=keep)
 
             made: list[Accepted | BaseException] = []
-            if key is not None:  # the first part decides at which gateway the others are sent
-                made += await asyncio.gather(submitted(0), return_exceptions=True)
-                if isinstance(made[0], BaseException):
-                    return made * len(parts)
+            if key is not None:  # the first part decides whether the others are sent
+                made = [await submitted(0)]
             rest = (submitted(at) for at in range(len(made), len(parts)))
             return made + await asyncio.gather(*rest, return_exceptions=True)
 
