@@ -108,6 +108,17 @@ class Forking:
         Repeated, it is the same fork. Raises NotFound (param `through` where only the message is missing), Conflict
         when the id is taken or there are too many forks of forks, InsufficientCapacity.
         """
+        try:
+            return await self._fork(tenant, parent_id, through, conversation_id, claimed)
+        except Conflict as error:
+            if error.param != "id":
+                raise
+            # Another call may have made the same fork at the same moment.
+            return await self._fork(tenant, parent_id, through, conversation_id, claimed)
+
+    async def _fork(
+        self, tenant: str, parent_id: str, through: int, conversation_id: str, claimed: Callable[[], Awaitable[None]]
+    ) -> ConversationFork:
         holder = await self._holder(tenant, parent_id, through)
         if holder.ancestors > forks.MOST_ANCESTORS:
             raise Conflict(f"a fork goes on from at most {forks.MOST_ANCESTORS} conversations, one from another")
