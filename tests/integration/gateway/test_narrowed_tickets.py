@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import secrets
 import time
+import uuid
+from base64 import b64encode
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +19,15 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from penstock.common.artifacts import ArtifactStore
+from penstock.gateway.context import context_of_app
 from penstock.gateway.edge.keys import create_key, revoke_key
+from penstock.schemas.ids import idempotent_request_id, input_artifact_id
 from support import wait_until
 
 PAYLOAD = {"messages": [{"role": "user", "content": "p"}]}
 BODY = {"task": "text_generation", "payload": PAYLOAD, "stream": True}
+PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +58,18 @@ def code(answer: httpx.Response) -> tuple[int, str, str | None]:
 
 def session(ticket: str) -> dict[str, str]:
     return {"authorization": f"Bearer {ticket}"}
+
+
+def end(gateway: Any, scribe: Any, request_id: str) -> None:
+    """As its worker ends it, once the gateway has read its record."""
+    lookups = context_of_app(gateway.app).service.lookups
+
+    def origin() -> Any:
+        entry = lookups.peek("app", request_id)
+        return None if entry is None else entry.first_record
+
+    wait_until(origin, 20, f"the record of {request_id} was read")
+    dataclasses.replace(scribe.job(request_id, "app"), origin=origin()).end("said")
 
 
 def test_a_ticket_never_has_more_than_its_key(gateway: Any, keys_file: Path, key: dict[str, str]) -> None:
@@ -96,13 +119,153 @@ def test_a_session_of_a_conversation_reaches_that_one_only(gateway: Any, key: di
     for path, json_body in (
         ("/v1/conversations", conversation),
         ("/v1/conversations/mine/fork", {"through": 0}),
-        ("/v1/chat/completions", {"model": "m", "messages": []}),
+        ("/v1/embeddings", {"model": "m", "input": "x"}),
+        ("/v1/images/generations", {"prompt": "x"}),
         ("/v1/batches", {}),
-        ("/v1/responses", {"input": "x"}),
     ):
         assert code(send(path, json=json_body, headers=page))[:2] == (403, "forbidden"), path
-    for path in ("/v1/conversations", "/v1/stats", "/v1/artifacts", "/v1/files", "/v1/conversations/mine/tree"):
-        assert gateway.get(path, headers=page).status_code == 403, path
+    closed = ("conversations", "stats", "artifacts", "files", "batches", "batches/b", "conversations/mine/tree")
+    for path in closed:
+        assert gateway.get(f"/v1/{path}", headers=page).status_code == 403, path
+
+
+OURS = {"user_id": "ann", "conversation_id": "anns"}
+TICKETS: dict[str, dict[str, str]] = {
+    "conversation": {"conversation_id": "anns"},
+    "user": {"user_id": "ann"},
+    "both": OURS,
+    "other user": {"user_id": "bob"},
+    "other conversation": {"conversation_id": "bobs"},
+}
+GIVEN: list[dict[str, str]] = [
+    {},
+    {"user_id": "ann"},
+    {"user_id": "bob"},
+    {"conversation_id": "anns"},
+    {"conversation_id": "bobs"},
+    OURS,
+    {"user_id": "bob", "conversation_id": "anns"},
+]
+MESSAGES = PAYLOAD["messages"]
+
+
+def asked(route: str, given: dict[str, str], image: str | None = None) -> dict[str, Any]:
+    """A body of a route that submits, for a user and a conversation, with an artifact in it."""
+    user, conversation = given.get("user_id"), given.get("conversation_id")
+    if route == "responses":
+        content: list[dict[str, Any]] = [{"type": "input_text", "text": "x"}]
+        content += [{"type": "input_image", "file_id": image}] if image else []
+        named = {"conversation": conversation} if conversation else {}
+        body = {"input": [{"role": "user", "content": content}], "background": True, **named}
+    elif route == "requests":
+        parts: list[dict[str, Any]] = [{"type": "text", "text": "x"}]
+        parts += [{"type": "image", "image": {"artifact_id": image}}] if image else []
+        return {"task": "text_generation", "payload": {"messages": [{"role": "user", "content": parts}]}, **given}
+    else:
+        said = {"messages": MESSAGES} if route == "chat/completions" else {"prompt": "x"}
+        body = {**said, "penstock": {"conversation_id": conversation} if conversation else {}}
+    return {"model": "m", "user": user, **body}
+
+
+@pytest.mark.parametrize("route", ["requests", "responses", "chat/completions", "completions"])
+def test_a_session_submits_for_its_user_and_its_conversation_alone(
+    gateway: Any, scribe: Any, key: dict[str, str], route: str
+) -> None:
+    for (name, grant), given in product(TICKETS.items(), GIVEN):
+        page, once = session(issue(gateway, key, use="session", **grant)), uuid.uuid4().hex
+        request_id = idempotent_request_id("app", once)
+        if route == "completions" and "conversation_id" in given:
+            continue  # it knows none
+        with ThreadPoolExecutor(1) as pool:
+            headers = {**page, "Idempotency-Key": once}
+            sent = pool.submit(gateway.http.post, f"/v1/{route}", json=asked(route, given), headers=headers)
+            if given == grant:  # the answer waits for the outcome
+                end(gateway, scribe, request_id)
+            answer = sent.result()
+        assert answer.status_code == ((202 if route == "requests" else 200) if given == grant else 403), (name, given)
+        if given == grant:
+            kept = gateway.get(f"/v1/requests/{request_id}", headers=page).json()
+            assert {one: kept.get(one) for one in OURS} == {**dict.fromkeys(OURS), **given}, (name, given)
+
+
+@pytest.fixture(scope="module")
+def artifacts(place: Any, gateway: Any, key: dict[str, str]) -> dict[str, tuple[str, set[str]]]:
+    """By what they are: an artifact, and the tickets that reach it."""
+    store, data = ArtifactStore(place.folder / "artifacts"), secrets.token_bytes(16)
+    ann, bob = gateway.submit(key, **OURS), gateway.submit(key, user_id="bob")
+    brought = {"task": "image_to_text", "payload": {"image": {"data": b64encode(PNG + data).decode()}}, **OURS}
+    assert gateway.http.post("/v1/requests", json=brought, headers=key).status_code == 202
+    held = store.put("app", PNG).artifact_id
+    store.holds.hold("app", held, "anns")
+
+    def upload(headers: dict[str, str]) -> str:
+        return gateway.http.post("/v1/artifacts", content=PNG, headers=headers).json()["id"]
+
+    def uploaded(ticket: str) -> str:
+        return upload(session(issue(gateway, key, use="session", **TICKETS[ticket])))
+
+    return {
+        "output": (store.put("app", PNG, request_id=ann).artifact_id, {"conversation", "user", "both"}),
+        "output of another": (store.put("app", PNG, request_id=bob).artifact_id, {"other user"}),
+        "input": (input_artifact_id("app", sha256(PNG + data).hexdigest()), {"conversation", "user", "both"}),
+        "image of the conversation": (held, {"conversation"}),
+        "upload with a key": (upload(key), set()),
+        "upload of the user": (uploaded("user"), {"user"}),
+        "upload of the conversation": (uploaded("conversation"), {"conversation"}),
+        "upload of both": (uploaded("both"), {"conversation", "user", "both"}),
+    }
+
+
+@pytest.mark.parametrize("ticket", TICKETS)
+def test_a_session_reads_and_submits_the_artifacts_that_it_reaches(
+    gateway: Any, key: dict[str, str], artifacts: dict[str, tuple[str, set[str]]], ticket: str
+) -> None:
+    secret = issue(gateway, key, use="session", **TICKETS[ticket])
+    page = session(secret)
+    for name, (artifact_id, reached_by) in artifacts.items():
+        url = f"/v1/artifacts/{artifact_id}"
+        wanted = 200 if ticket in reached_by else 404
+        for method, path in (("GET", url), ("HEAD", url), ("GET", f"{url}/content"), ("POST", f"{url}/url")):
+            answer = gateway.http.request(method, path, headers=page)
+            assert answer.status_code == wanted, (name, method, path, answer.text)
+        assert gateway.get(f"{url}/content?ticket={secret}").status_code == wanted, name
+        assert gateway.http.delete(url, headers=page).status_code == 403
+        for route, accepted in (("requests", 202), ("responses", 200)):
+            body = asked(route, TICKETS[ticket], artifact_id)
+            answer = gateway.http.post(f"/v1/{route}", json=body, headers=page)
+            assert answer.status_code == (accepted if wanted == 200 else 404), (name, route, answer.text)
+
+
+def test_a_ticket_of_one_request_reads_its_artifacts_and_submits_nothing(
+    place: Any, gateway: Any, key: dict[str, str]
+) -> None:
+    mine, other = gateway.submit(key, **OURS), gateway.submit(key, **OURS)
+    page = session(issue(gateway, key, use="session", request_id=mine))
+    for request_id, wanted in ((mine, 200), (other, 404)):
+        made = ArtifactStore(place.folder / "artifacts").put("app", PNG, request_id=request_id)
+        assert gateway.get(made.url, headers=page).status_code == wanted
+    for route in ("requests", "responses", "chat/completions", "completions"):
+        answer = gateway.http.post(f"/v1/{route}", json=asked(route, {}), headers=page)
+        assert code(answer)[:2] == (403, "forbidden"), route
+    assert code(gateway.http.post("/v1/artifacts", content=b"x", headers=page))[:2] == (403, "forbidden")
+
+
+def test_a_session_goes_on_from_the_responses_that_it_reaches(gateway: Any, scribe: Any, key: dict[str, str]) -> None:
+    page = session(issue(gateway, key, use="session", user_id="ann"))
+    for user, wanted in (("ann", 200), ("bob", 404)):
+        made = gateway.http.post("/v1/responses", json=asked("responses", {"user_id": user}), headers=key).json()["id"]
+        request_id = made.removeprefix("resp_")
+        end(gateway, scribe, request_id)
+        wait_until(
+            lambda path=f"/v1/responses/{made}": gateway.get(path, headers=key).json()["status"] == "completed",
+            20,
+            made,
+        )
+        body = asked("responses", {"user_id": "ann"})
+        item = {"type": "item_reference", "id": f"msg_{request_id}"}
+        for more in ({"previous_response_id": made}, {"input": [item, *body["input"]]}):
+            answer = gateway.http.post("/v1/responses", json={**body, **more}, headers=page)
+            assert answer.status_code == wanted, (user, more, answer.text)
 
 
 def test_a_session_of_a_user_reaches_that_ones_requests_only(gateway: Any, key: dict[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
 import uuid
 from collections import Counter
@@ -22,7 +23,7 @@ from system import NOOP, Process, System
 Json = dict[str, Any]
 
 SYSTEM = {"models": [{**NOOP, "id": "m"}], "processes": ["w1", "g1", "g2"]}
-ROUNDS = 40
+ROUNDS, THINGS_ROUNDS = 40, 8
 VARIANTS: dict[str, Sequence[Json]] = {
     "texts": ({}, {}),
     "conversations": ({"conversation_id": "{}-left"}, {"conversation_id": "{}-right"}),
@@ -40,13 +41,15 @@ def bodies(variant: str, name: str) -> list[Json]:
     return found
 
 
-def race(gateways: Sequence[Process], sent: Sequence[Json], key: str) -> list[httpx.Response]:
+def race(
+    gateways: Sequence[Process], sent: Sequence[Json], key: str, path: str = "/v1/requests"
+) -> list[httpx.Response]:
     """Each body at another gateway, at once."""
     start = threading.Barrier(len(sent))
 
     def submit(gateway: Process, body: Json) -> httpx.Response:
         start.wait(30)
-        return httpx.post(f"{gateway.url}/v1/requests", json=body, headers={"Idempotency-Key": key}, timeout=60)
+        return httpx.post(f"{gateway.url}{path}", json=body, headers={"Idempotency-Key": key}, timeout=60)
 
     with ThreadPoolExecutor(len(sent)) as pool:
         return list(pool.map(submit, gateways, sent))
@@ -85,6 +88,58 @@ def test_one_body_is_accepted(system: System, variant: str) -> None:
             assert again[won] == 202
             assert again[1 - won] == 422
     assert len(sides) == 2, f"one gateway won each time: {sides}"
+
+
+ITEM = {"type": "message", "role": "user", "content": "x"}
+CONVERSATIONS, FORK, PROMPTS = "/v1/conversations", "/v1/conversations/stem/fork", "/v1/completions"
+THINGS: dict[str, tuple[str, Json, Json]] = {
+    "titles": (CONVERSATIONS, {"title": "left"}, {"title": "right"}),
+    "ids": (CONVERSATIONS, {"id": "{}-left"}, {"id": "{}-right"}),
+    "items": (CONVERSATIONS, {"items": [ITEM]}, {"items": [ITEM, ITEM]}),
+    "forks": (FORK, {"through": 0}, {"through": 1}),
+    "forks by id": (FORK, {"through": 0, "id": "{}-left"}, {"through": 0, "id": "{}-right"}),
+    "prompts": (PROMPTS, {"model": "m", "prompt": ["a", "b"]}, {"model": "m", "prompt": ["a", "c", "d"]}),
+    "batches": ("/v1/batches", {"metadata": {"side": "left"}}, {"metadata": {"side": "right"}}),
+}
+"""What else is made under a key: a route with two bodies."""
+
+
+@pytest.fixture(scope="module")
+def input_file(system: System) -> str:
+    """A file of a batch, and a conversation `stem` with two items."""
+    url = system.process("g1").url
+    stem = httpx.post(f"{url}/v1/conversations", json={"id": "stem", "items": [ITEM, ITEM]}, timeout=60)
+    assert stem.status_code == 200, stem.text
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    line = json.dumps({"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body})
+    form = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", line.encode())}}
+    return httpx.post(f"{url}/v1/files", **form, timeout=60).json()["id"]
+
+
+@pytest.mark.parametrize("things", THINGS)
+def test_one_body_makes_a_thing(system: System, things: str, input_file: str) -> None:
+    """With another body at the other gateway; with the same body both answer with the same thing."""
+    gateways = [system.process("g1"), system.process("g2")]
+    path, *fields = THINGS[things]
+    batch = {"input_file_id": input_file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    for number in range(THINGS_ROUNDS):
+        name = f"{things.replace(' ', '-')}-{number}-{uuid.uuid4().hex[:6]}"
+        sent = [
+            {**(batch if things == "batches" else {}), **one, **({"id": one["id"].format(name)} if "id" in one else {})}
+            for one in fields
+        ]
+        answers = race(gateways, sent, name, path)
+        codes = [answer.status_code for answer in answers]
+        made = [answer for answer in answers if answer.is_success]
+        assert (len(made), codes.count(422)) == (1, 1), [answer.text for answer in answers]
+        refusal = answers[codes.index(422)].json()["error"]
+        assert (refusal["code"], refusal["param"]) == ("idempotency_key_reused", "Idempotency-Key")
+        won = answers.index(made[0])
+        again = race(gateways, [sent[won]] * 2, name, path)
+        assert [one.json().get("id") for one in again] == [made[0].json()["id"]] * 2, [one.text for one in again]
+        twice = race(gateways, [sent[0]] * 2, f"{name}-twice", path) if "id" not in sent[0] else again
+        assert len({one.json()["id"] for one in twice}) == 1, [one.text for one in twice]
+        assert all(one.is_success for one in twice)
 
 
 def test_gateways_show_the_record_that_ran_of_two_with_one_id(own_place: Any) -> None:

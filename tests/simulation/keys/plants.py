@@ -13,18 +13,17 @@ from penstock.common.outgoing import claim_record
 from penstock.gateway.service.submitting import Submitter
 from penstock.gateway.view.claims import Claims
 from penstock.schemas.records import KeyClaim
-from penstock.schemas.requests import content_hash
 
 
-async def claims_nothing(self: Submitter, request: Any) -> None:
+async def claims_nothing(*_: Any) -> None:
     return None
 
 
-async def does_not_read_its_claim(self: Submitter, request: Any) -> str | None:
+async def does_not_read_its_claim(self: Submitter, tenant: str, claimed_id: str, content: str, _: Any) -> str | None:
     """Whatever was read until its claim is acknowledged decides."""
-    claim = KeyClaim(request_id=request.request_id, tenant=request.tenant, content=content_hash(request), created_at=1)
+    claim = KeyClaim(request_id=claimed_id, tenant=tenant, content=content, created_at=1)
     await self._send(claim_record(claim, self._names, self._codec, source="planted"))
-    first = self._view.claims.content((request.tenant, request.request_id))
+    first = self._view.claims.content((tenant, claimed_id))
     return None if first in (None, claim.content) else first
 
 

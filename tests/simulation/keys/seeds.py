@@ -1,4 +1,7 @@
-"""One seed: callers race under a few keys at gateways that are killed, until each key has been decided."""
+"""One seed: callers race under a few keys at gateways that are killed, until each key has been decided.
+
+Some keys are of requests, others (`CLAIMED`) are claimed alone, as for conversations.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from simulation.keys.world import Gateway, Topics
 from simulation.truth import Violation
 from simulation.virtual import run_virtually
 
+CLAIMED = "claimed"
 BODIES = ({}, {"conversation_id": "left"}, {"conversation_id": "right"}, {"priority": 9})
 
 
@@ -57,7 +61,7 @@ class Callers:
         rng = self._rng
         for _ in range(rng.randint(2, 3)):
             self._start(len(self._gateways))
-        keys = [f"k{number}" for number in range(rng.randint(1, 3))]
+        keys = [f"k{number}" for number in range(rng.randint(1, 3))] + [CLAIMED]
         callers = [self._call(key, rng.randrange(len(BODIES))) for key in keys for _ in range(rng.randint(2, 5))]
         killer = asyncio.get_running_loop().create_task(self._kill(rng.choice([0, 0, 3])))
         await asyncio.gather(*callers)
@@ -95,14 +99,20 @@ class Callers:
     async def _ask(self, gateway: Gateway, key: str, number: int) -> str:
         answer = "202"
         try:
-            accepted = await gateway.submit(body(number), key)
+            if key == CLAIMED:
+                await gateway.claim_key(key, number)
+            else:
+                await gateway.submit(body(number), key)
         except IdempotencyKeyReused:
             answer = "422"
         except BrokerUnavailable:
             answer = "503"
         else:
             self._accepted[key].add(number)
-            if self.topics.contents[("t", accepted.request_id)] != content_hash(body(number)):
+            if key == CLAIMED:
+                if len(self._accepted[key]) > 1:
+                    self.topics.broken(f"two_bodies: {self._accepted[key]} were accepted under {key}")
+            elif self.topics.contents[("t", idempotent_request_id("t", key))] != content_hash(body(number)):
                 self.topics.broken(f"other_body: the answer to body {number} of {key} is of another body")
         self.history.append((key, number, answer))
         return answer
@@ -114,7 +124,7 @@ class Callers:
             await self._ask(self._gateways[0][0], key, number)
         if len(self._accepted[key]) != 1:
             self.topics.broken(f"undecided: the bodies {self._accepted[key]} were accepted under {key}")
-        if ("t", idempotent_request_id("t", key)) not in self.topics.contents:
+        if key != CLAIMED and ("t", idempotent_request_id("t", key)) not in self.topics.contents:
             self.topics.broken(f"undecided: no request of {key} stands on a topic")
 
 

@@ -88,6 +88,9 @@ class Gateway:
         checked = await self._submitter.check(Caller(tenant=request.tenant), request)
         return await self._submitter.submit(checked, idempotency_key=key)
 
+    async def claim_key(self, key: str, content: int) -> None:
+        await self._submitter.claim_key("t", "conversation", key, content)
+
     async def produce(self, topic: str, value: bytes, **options: Any) -> Delivery:
         return await self._topics.produce(topic, value, **options)
 

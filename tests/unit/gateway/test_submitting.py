@@ -421,11 +421,12 @@ async def test_a_request_whose_images_cannot_be_kept_is_not_sent(gateway: Gatewa
 
 
 class TwoBodies(Gateway):
-    """Another gateway's claim of the key "k" comes first, with `first` as what it asks for."""
+    """Another gateway's claim of the key `claimed` comes first, with `first` as what it asks for."""
 
-    def __init__(self, first: InferenceRequest, *, reads: bool = True) -> None:
+    def __init__(self, first: InferenceRequest, *, reads: bool = True, claimed: str = "k") -> None:
         super().__init__()
         self.claims, self._first, self._reads = Claims(), first, reads
+        self._claimed = idempotent_request_id("default", claimed)
 
     def known_topic(self, topic: str) -> bool:
         return True
@@ -434,7 +435,8 @@ class TwoBodies(Gateway):
         if topic != TopicNames().idempotency:
             return await super().produce(topic, value, **options)
         claim = default_codec().decode(value, KeyClaim)
-        self.claims.take(replace(claim, content=content_hash(self._first)), 1)
+        if claim.request_id == self._claimed:
+            self.claims.take(replace(claim, content=content_hash(self._first)), 1)
         self.claims.take(claim, 2)
         return Delivery(topic=topic, partition=0, offset=1, timestamp_ms=2)
 
@@ -494,11 +496,14 @@ async def test_a_key_that_has_its_request_meanwhile_is_answered_as_a_repeat() ->
     assert gateway.written == []
 
 
-async def test_parts_of_one_key_wait_for_the_first() -> None:
-    gateway = TwoBodies(asked("first"))
+@pytest.mark.parametrize("claimed", ["k", "parts\nk"])
+async def test_a_call_of_several_requests_is_refused_as_a_whole(claimed: str) -> None:
+    """Its key was claimed for another first request, or for a call that has others behind the first."""
+    gateway = TwoBodies(asked("first"), claimed=claimed)
     parts = [(await gateway.check(asked(text)), None) for text in ("second", "first", "first")]
-    answers = await gateway.submitter.submit_parts(parts, idempotency_key="k", traceparent=None)
-    assert [type(one) for one in answers] == [IdempotencyKeyReused] * 3
+    with pytest.raises(IdempotencyKeyReused):
+        await gateway.submitter.submit_parts(parts, idempotency_key="k", traceparent=None)
+    assert gateway.written == []
 
 
 @pytest.mark.parametrize("key", [None, "k"])

@@ -46,6 +46,9 @@ class Artifact:
     """Of a file of `/v1/files`: what it is for. Null: it is no such file."""
     filename: str | None = None
     """Of a file of `/v1/files`: the name that its uploader gave it."""
+    uploader_user_id: str | None = None
+    """Of an upload with a narrowed ticket: what that was narrowed to. Such tickets reach it."""
+    uploader_conversation_id: str | None = None
 
     @property
     def url(self) -> str:

@@ -144,6 +144,8 @@ class ArtifactStore:
         purpose: str | None = None,
         filename: str | None = None,
         max_bytes: int | None = None,
+        uploader_user_id: str | None = None,
+        uploader_conversation_id: str | None = None,
     ) -> Artifact:
         """Keep what comes in pieces, with a few parts of UPLOAD_BYTES in memory. Raises as `put`.
 
@@ -172,7 +174,15 @@ class ArtifactStore:
                 chunk_size=UPLOAD_BYTES,
                 max_concurrency=2,
             )
-        artifact = replace(artifact, size_bytes=size, sha256=digest.hexdigest(), purpose=purpose, filename=filename)
+        artifact = replace(
+            artifact,
+            size_bytes=size,
+            sha256=digest.hexdigest(),
+            purpose=purpose,
+            filename=filename,
+            uploader_user_id=uploader_user_id,
+            uploader_conversation_id=uploader_conversation_id,
+        )
         with self._main.writing():
             for index in (self.by_time, self.files) if purpose is not None else (self.by_time,):
                 path = index.path(tenant, artifact.created_at_ms, artifact.artifact_id)

@@ -18,9 +18,8 @@ from penstock.gateway.context import context_of, service_of
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.conversations import IdempotencyKey
 from penstock.gateway.routes.paging import After, Limit, page
-from penstock.gateway.service.submitting import check_idempotency_key
-from penstock.schemas.errors import IdempotencyKeyReused, InvalidRequest
-from penstock.schemas.ids import idempotent_request_id
+from penstock.gateway.service.submitting import key_reused, keyed_id
+from penstock.schemas.errors import InvalidRequest
 
 T = TypeVar("T")
 router = APIRouter(prefix="/v1/batches", tags=["openai"])
@@ -37,8 +36,7 @@ async def create_batch(body: NewBatch, request: Request, idempotency_key: Idempo
     caller, made_ms = caller_of(request), now_ms()
     batch_id = str(uuid.uuid4())
     if idempotency_key is not None:
-        check_idempotency_key(idempotency_key)
-        batch_id = idempotent_request_id(caller.tenant, f"batch\n{idempotency_key}")
+        batch_id = keyed_id(caller.tenant, "batch", idempotency_key)
         standing = await _kept(request, lambda kept, tenant: kept.find((tenant, batch_id)))
         if standing is not None:  # its file may be gone by now
             return _if_asked(standing, body)
@@ -72,7 +70,7 @@ def _if_asked(batch: Batch, body: NewBatch) -> dict[str, Any]:
     """The batch as it is shown. Raises IdempotencyKeyReused if the body asks for another one."""
     asked = (body.endpoint, file_id_of(body.input_file_id, "input_file_id"), body.metadata, _output_ttl_s(body))
     if asked != (batch.endpoint, batch.input_file_id, batch.metadata, batch.output_ttl_s):
-        raise IdempotencyKeyReused("this Idempotency-Key was used with another body", param="Idempotency-Key")
+        raise key_reused()
     return batch.public()
 
 

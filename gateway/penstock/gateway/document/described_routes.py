@@ -132,11 +132,12 @@ def _run(
     streams: bool = True,
     takes: Takes = Takes.LARGE_JSON,
     hot: Endpoint | None = None,
+    narrowed: Narrowed = Narrowed.REFUSED,
 ) -> Declared:
     """A route that submits and answers the outcome, as JSON or in events."""
     answer = {JSON: model, SSE: EVENTS} if streams else {JSON: model}
     documented = Documented(responses={200: answer}, body=body, body_type=body_type, errors=OF_A_RUN)
-    return Declared(_rules("submit", takes, Lasts.OUTCOME, hot), documented)
+    return Declared(_rules("submit", takes, Lasts.OUTCOME, hot, narrowed), documented)
 
 
 _OF_REGISTRIES = frozenset(
@@ -306,7 +307,7 @@ ROUTES: dict[RouteKey, Declared] = {
     ("POST", "/v1/admin/artifacts/sweep"): _route(ADMIN, artifact_answers.ArtifactSweep),
     ("POST", "/v1/admin/conversations/sweep"): _route(ADMIN, conversation_answers.ConversationSweep),
     ("POST", "/v1/artifacts"): _route(
-        _rules("submit", Takes.FILE),
+        _rules("submit", Takes.FILE, narrowed=Narrowed.BY_ROUTE),
         artifact_answers.ArtifactBody,
         201,
         body=BYTES,
@@ -314,23 +315,32 @@ ROUTES: dict[RouteKey, Declared] = {
         errors=(*ANY_ROUTE, 413),
     ),
     ("GET", "/v1/artifacts"): _route(READ, Page[artifact_answers.ArtifactBody]),
-    ("GET", "/v1/artifacts/{artifact_id}"): _route(READ, artifact_answers.ArtifactBody, errors=OF_ONE),
+    ("GET", "/v1/artifacts/{artifact_id}"): _route(
+        replace(READ, narrowed=Narrowed.BY_PATH), artifact_answers.ArtifactBody, errors=OF_ONE
+    ),
     ("DELETE", "/v1/artifacts/{artifact_id}"): _route(CANCEL, artifact_answers.ArtifactDeleted, errors=(*OF_ONE, 409)),
     ("POST", "/v1/artifacts/{artifact_id}/url"): _route(
-        _rules("read", Takes.JSON),
+        _rules("read", Takes.JSON, narrowed=Narrowed.BY_PATH),
         artifact_answers.ArtifactUrl,
         body=artifact_answers.UrlLifetime,
         body_required=False,
         errors=OF_ONE,
     ),
     ("GET", "/v1/artifacts/{artifact_id}/content"): _content(
-        replace(READ, tickets=frozenset[Use]({"artifact", "session"})), CONTENT_TYPES
+        replace(READ, narrowed=Narrowed.BY_PATH, tickets=frozenset[Use]({"artifact", "session"})), CONTENT_TYPES
     ),
     ("POST", "/v1/chat/completions"): _run(
-        openai_shapes.ChatCompletion, openai_models.ChatCompletionBody, hot=hot_routes.chat
+        openai_shapes.ChatCompletion,
+        openai_models.ChatCompletionBody,
+        hot=hot_routes.chat,
+        narrowed=Narrowed.BY_ROUTE,
     ),
-    ("POST", "/v1/completions"): _run(openai_shapes.Completion, openai_models.CompletionBody),
-    ("POST", "/v1/responses"): _run(openai_shapes.ResponseObject, responses_models.ResponsesBody),
+    ("POST", "/v1/completions"): _run(
+        openai_shapes.Completion, openai_models.CompletionBody, narrowed=Narrowed.BY_ROUTE
+    ),
+    ("POST", "/v1/responses"): _run(
+        openai_shapes.ResponseObject, responses_models.ResponsesBody, narrowed=Narrowed.BY_ROUTE
+    ),
     ("GET", "/v1/responses/{response_id}"): Declared(
         replace(READ_ONE, lasts=Lasts.WAITING),
         Documented(responses={200: {JSON: openai_shapes.ResponseObject, SSE: EVENTS}}, errors=(*OF_ONE, 500)),

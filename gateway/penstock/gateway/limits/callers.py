@@ -32,10 +32,10 @@ class Grant:
 
 
 class Reached(Protocol):
-    """What a request says of itself: `Entry`, or the record that is to be submitted."""
+    """What a request says of itself: `Entry`, or the record that is to be submitted; or who uploaded an artifact."""
 
     @property
-    def request_id(self) -> str: ...
+    def request_id(self) -> str | None: ...
     @property
     def conversation_id(self) -> str | None: ...
     @property
@@ -89,24 +89,34 @@ class Caller:
         if not self.reaches(request):
             raise NotFound("there is no such request")
 
-    def check_conversation(self, conversation_id: str) -> None:
-        """Raises Forbidden where the grant does not leave all requests of a conversation."""
+    def reaches_conversation(self, conversation_id: str) -> bool:
+        """Whether the grant leaves all requests of a conversation."""
         grant = self.grant
         if grant is None or not grant.narrows:
-            return
-        if (grant.request_id, grant.conversation_id, grant.user_id) != (None, conversation_id, None):
+            return True
+        return (grant.request_id, grant.conversation_id, grant.user_id) == (None, conversation_id, None)
+
+    def check_conversation(self, conversation_id: str) -> None:
+        """Raises Forbidden where the grant does not leave all requests of a conversation."""
+        if not self.reaches_conversation(conversation_id):
             raise Forbidden("this ticket does not reach that conversation", param="conversation_id")
+
+    def check_submits(self) -> None:
+        """Raises Forbidden for a ticket of one request."""
+        if self.grant is not None and self.grant.request_id is not None:
+            raise Forbidden("this ticket is for one request: it submits none")
 
     def check_new(self, request: Reached) -> None:
         """Raises Forbidden for a new request that the grant does not leave."""
+        self.check_submits()
         if (grant := self.grant) is None or not grant.narrows:
             return
-        if grant.request_id is not None:
-            raise Forbidden("this ticket is for one request: it submits none")
         for name in ("conversation_id", "user_id"):
+            # A turn reads all of its conversation, which may be of several users: none but the ticket's own.
             wanted = getattr(grant, name)
-            if wanted is not None and getattr(request, name) != wanted:
-                raise Forbidden(f"this ticket submits requests with {name} {wanted} only", param=name)
+            if getattr(request, name) != wanted:
+                only = f"with {name} {wanted} only" if wanted is not None else f"without {name} only"
+                raise Forbidden(f"this ticket submits requests {only}", param=name)
 
     def allows(self, scope: str) -> bool:
         return scope in self.scopes or "admin" in self.scopes

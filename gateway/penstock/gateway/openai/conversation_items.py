@@ -25,6 +25,7 @@ from penstock.gateway.routes.native import native_request
 from penstock.gateway.routes.paging import After, Include, Limit, Order, first_page
 from penstock.gateway.service.brought_images import take_images, with_inputs
 from penstock.gateway.service.service import GatewayService
+from penstock.gateway.service.submitting import Checked, Keep
 from penstock.gateway.view.entries import Entry
 from penstock.schemas.errors import InvalidRequest, NotFound, PenstockError, UnsupportedParameter
 from penstock.schemas.ids import check_conversation_id
@@ -42,15 +43,16 @@ WORDS = {"payload.messages": "items"}
 async def create(request: Request, idempotency_key: IdempotencyKey = None) -> Json:
     """Body, all optional: {"id": …, "title": …, "metadata": …, "summarize": …, "items": […]}. Turns come with requests
     that name it; the first would create it as well. With `Idempotency-Key` a repeat means the same conversation, and
-    appends nothing twice."""
+    appends nothing twice; with another body it is refused for an hour."""
     body = await read_json(request) if await request.body() else {}
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
     asked = validated(NewConversation, body)
     conversation_id = check_conversation_id(asked.id or new_id(caller_of(request).tenant, idempotency_key))
-    made = await create_conversation(request, conversation_id, asked)
-    if asked.items:
-        await append_items(request, conversation_id, asked.items, idempotency_key)
+    items = await check_items(request, conversation_id, asked.items) if asked.items else None
+    made = await create_conversation(request, conversation_id, asked, idempotency_key)
+    if items is not None:
+        await append_items(request, *items, idempotency_key)
     return made
 
 
@@ -88,7 +90,8 @@ async def create_items(
     for name in body:
         if name != "items":
             raise UnsupportedParameter(f"{name[:100]} is not supported", param=name[:100])
-    made = await append_items(request, conversation_id, body.get("items"), idempotency_key)
+    checked, keep = await check_items(request, conversation_id, body.get("items"))
+    made = await append_items(request, checked, keep, idempotency_key)
     return first_page(made, limit=len(made))
 
 
@@ -104,8 +107,8 @@ async def retrieve_item(request: Request, conversation_id: str, item_id: str, in
     return item
 
 
-async def append_items(request: Request, conversation_id: str, items: Any, idempotency_key: str | None) -> list[Json]:
-    """Append items and wait until they stand in the log. Raises InvalidRequest, FinalFailure, and as `submit`."""
+async def check_items(request: Request, conversation_id: str, items: Any) -> tuple[Checked, Keep | None]:
+    """The request that appends items. Raises InvalidRequest, and as `Submitter.check` and `check_room`."""
     if not isinstance(items, list) or not items:
         raise InvalidRequest("items must be a list of at least one item", param="items")
     caller, service = caller_of(request), service_of(request)
@@ -120,10 +123,20 @@ async def append_items(request: Request, conversation_id: str, items: Any, idemp
     except PenstockError as error:
         raise in_openai_words(error, words=WORDS) from error
     checked, keep = with_inputs(checked, images, context_of(request).allowances, service)
+    service.submitting.check_room(checked)
+    return checked, keep
+
+
+async def append_items(
+    request: Request, checked: Checked, keep: Keep | None, idempotency_key: str | None
+) -> list[Json]:
+    """Append items and wait until they stand in the log. Raises FinalFailure, and as `submit`."""
+    service, tenant = service_of(request), checked.request.tenant
+    conversation_id = checked.request.conversation_id or ""
     accepted = await service.submitting.submit(
         checked, idempotency_key=idempotency_key, traceparent=request.headers.get("traceparent"), keep=keep
     )
-    entry = await unless_gone(request.receive, _outcome(service, caller.tenant, accepted.request_id))
+    entry = await unless_gone(request.receive, _outcome(service, tenant, accepted.request_id))
     frame = entry.result_frame()
     await frame.ready()
     offsets: list[int] = completed(frame, WORDS)["offsets"]

@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 from penstock.gateway.edge.errors import FinalFailure
+from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai.exchange import completed
 from penstock.gateway.openai.large_answers import whole_result
 from penstock.gateway.openai.responses_answers import items_of
@@ -25,7 +26,7 @@ _THOUGHTS = "rs_"
 """Items of thoughts begin so; no answer here has any."""
 
 
-async def put_items_in(body: ResponsesBody, service: GatewayService, tenant: str) -> None:
+async def put_items_in(body: ResponsesBody, service: GatewayService, caller: Caller) -> None:
     """Replace the references of the input. Raises NotFound with their place in `param`, and as `Lookups.find_whole`."""
     if not isinstance(body.input, list):
         return
@@ -45,7 +46,7 @@ async def put_items_in(body: ResponsesBody, service: GatewayService, tenant: str
         if request_id not in answers:
             if len(answers) == MOST_ANSWERS:
                 raise TooLarge(f"input refers to more than {MOST_ANSWERS} answers", param=where)
-            answers[request_id] = await _items(service, tenant, request_id, missing)
+            answers[request_id] = await _items(service, caller, request_id, missing)
         found = next((one for one in answers[request_id] if one["id"] == item_id), None)
         if found is None:
             raise missing
@@ -57,13 +58,13 @@ def is_reference(item: Json) -> bool:
     return item.get("type") == "item_reference" or (item.get("type") is None and item.keys() <= {"type", "id"})
 
 
-async def _items(service: GatewayService, tenant: str, request_id: str, missing: NotFound) -> list[Json]:
+async def _items(service: GatewayService, caller: Caller, request_id: str, missing: NotFound) -> list[Json]:
     """The items of an answer. Raises `missing` for a request without an answer, unknown and foreign ones alike."""
     try:
-        entry = await service.lookups.find_whole(tenant, request_id)
+        entry = await service.lookups.find_whole(caller.tenant, request_id)
     except (NotFound, Gone):
         raise missing from None
-    if entry.task != "text_generation" or not entry.done:
+    if entry.task != "text_generation" or not entry.done or not caller.reaches(entry):
         raise missing
     try:
         frame = entry.result_frame()
@@ -71,4 +72,4 @@ async def _items(service: GatewayService, tenant: str, request_id: str, missing:
         result = completed(frame)
     except FinalFailure:
         raise missing from None
-    return items_of(request_id, await whole_result(service, tenant, result))
+    return items_of(request_id, await whole_result(service, caller.tenant, result))

@@ -6,6 +6,7 @@ Nothing is shared: each response has all that it was made of in its own request.
 from __future__ import annotations
 
 from penstock.gateway.edge.errors import FinalFailure
+from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai.exchange import completed
 from penstock.gateway.openai.found_responses import Found, find_response
 from penstock.gateway.openai.large_answers import whole_request, whole_result
@@ -18,25 +19,26 @@ from penstock.schemas.errors import Conflict, Gone, InvalidRequest, NotFound
 PARAM = "previous_response_id"
 
 
-async def put_previous_in(body: ResponsesBody, service: GatewayService, tenant: str) -> None:
+async def put_previous_in(body: ResponsesBody, service: GatewayService, caller: Caller) -> None:
     """Put its items in front of the input; its instructions are left out, as OpenAI does.
 
-    Raises NotFound without such a response, Conflict when it has not completed, InvalidRequest when it or the body
-    names a conversation.
+    Raises NotFound without such a response that the caller reaches, Conflict when it has not completed, InvalidRequest
+    when it or the body names a conversation.
     """
     if body.previous_response_id is None:
         return
     if body.conversation is not None:
         raise InvalidRequest("previous_response_id does not go with a conversation", param=PARAM)
     try:
-        found = await find_response(service, tenant, body.previous_response_id)
+        found = await find_response(service, caller.tenant, body.previous_response_id)
+        caller.check_reaches(found.entry)
     except NotFound as error:
         raise NotFound(error.message, param=PARAM) from None
     if (conversation := found.request.conversation_id) is not None:
         raise InvalidRequest(
             f"that response is a turn of conversation {conversation}: name that, or fork it", param=PARAM
         )
-    answer = await _answer(service, tenant, found)
+    answer = await _answer(service, caller.tenant, found)
     earlier = input_items(await whole_request(service, found.request), found.asked)
     own = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
     body.go_on_behind([*earlier, *answer], own)

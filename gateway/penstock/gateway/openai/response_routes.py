@@ -35,9 +35,10 @@ CANCELLED_S = 5.0
 @router.post("/responses", summary="Responses, as OpenAI's API has them")
 async def create_response(body: ResponsesBody, request: Request) -> Response:
     """Plain or streamed; a client that disconnects cancels, unless the response is made in the background."""
-    service, tenant = service_of(request), caller_of(request).tenant
-    await put_items_in(body, service, tenant)
-    await put_previous_in(body, service, tenant)
+    service, caller = service_of(request), caller_of(request)
+    tenant = caller.tenant
+    await put_items_in(body, service, caller)
+    await put_previous_in(body, service, caller)
     exchange = await Exchange.of(request, body, endpoints.RESPONSE)
     entry = service.lookups.peek(tenant, exchange.request_id)
     if entry is not None:

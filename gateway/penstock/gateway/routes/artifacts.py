@@ -56,7 +56,8 @@ def artifact_json(artifact: Artifact) -> dict[str, Any]:
 @router.post("", status_code=201, summary="Upload an artifact: the body is its bytes", dependencies=[Depends(transfer)])
 async def upload(request: Request, ttl_s: TtlS = None, store: Store = None, prefix: Prefix = None) -> dict[str, Any]:
     caller = caller_of(request)
-    artifacts = service_of(request).artifacts
+    caller.check_submits()
+    grant, artifacts = caller.grant, service_of(request).artifacts
     artifacts.check_place(store, prefix)
     try:
         # First what is declared, before any of it has come; then what came.
@@ -67,7 +68,14 @@ async def upload(request: Request, ttl_s: TtlS = None, store: Store = None, pref
     media_type = request.headers.get("content-type", "application/octet-stream").split(";")[0].strip()
     async with Upload(request, caller) as body:
         kept = await artifacts.put_stream(
-            caller.tenant, body.pieces(), media_type=media_type, ttl_s=ttl_s, store=store, prefix=prefix
+            caller.tenant,
+            body.pieces(),
+            media_type=media_type,
+            ttl_s=ttl_s,
+            store=store,
+            prefix=prefix,
+            uploader_user_id=None if grant is None else grant.user_id,
+            uploader_conversation_id=None if grant is None else grant.conversation_id,
         )
     return artifact_json(kept)
 

@@ -19,9 +19,9 @@ from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.limits.retention import last_active_ms
 from penstock.gateway.routes.conversation_answers import ConversationChange, NewConversation
 from penstock.gateway.routes.paging import After, Limit, Order, page
-from penstock.gateway.service.submitting import check_idempotency_key
+from penstock.gateway.service.submitting import keyed_id
 from penstock.schemas.errors import BrokerUnavailable, NotFound
-from penstock.schemas.ids import check_conversation_id, idempotent_request_id
+from penstock.schemas.ids import check_conversation_id
 from penstock.schemas.records import ConversationFacts, ConversationFork, SummarizePolicy
 from penstock.schemas.times import rfc3339
 
@@ -71,15 +71,26 @@ def new_id(tenant: str, idempotency_key: str | None) -> str:
     """Of a conversation that its caller gives none: the same for a repeat. Raises InvalidRequest for a wrong key."""
     if idempotency_key is None:
         return f"conv_{uuid.uuid4().hex}"
-    check_idempotency_key(idempotency_key)
-    made = idempotent_request_id(tenant, f"conversation\n{idempotency_key}")
-    return f"conv_{made.replace('-', '')}"
+    return f"conv_{keyed_id(tenant, 'conversation', idempotency_key).replace('-', '')}"
 
 
-async def create_conversation(request: Request, conversation_id: str, asked: NewConversation) -> dict[str, Any]:
-    """Make the topic of a conversation, unless it is there. Raises TenantLimit, InsufficientCapacity."""
+async def claim_key(request: Request, idempotency_key: str | None, content: dict[str, Any]) -> None:
+    """Claim a key for one conversation: all that a call has in it. Raises as `Submitter.claim_key`."""
+    if idempotency_key is not None:
+        tenant = caller_of(request).tenant
+        await service_of(request).submitting.claim_key(tenant, "conversation", idempotency_key, content)
+
+
+async def create_conversation(
+    request: Request, conversation_id: str, asked: NewConversation, idempotency_key: str | None
+) -> dict[str, Any]:
+    """Make the topic of a conversation, unless it is there.
+
+    Raises TenantLimit, InsufficientCapacity, and as `claim_key`.
+    """
     caller, service, allowances = caller_of(request), service_of(request), context_of(request).allowances
     allowances.check_conversation(caller, conversation_id)
+    await claim_key(request, idempotency_key, asked.model_dump(exclude_unset=True))
     await service.forking.create(caller.tenant, conversation_id)
     allowances.tenants.conversation_began(caller.tenant, conversation_id, time.time())
     about = await about_new(request, conversation_id)

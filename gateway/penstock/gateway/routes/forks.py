@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -14,6 +15,7 @@ from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.conversations import (
     IdempotencyKey,
     about_new,
+    claim_key,
     conversation_about,
     conversation_json,
     new_id,
@@ -22,7 +24,8 @@ from penstock.gateway.routes.conversations import (
 from penstock.gateway.routes.item_ids import offset_of
 from penstock.gateway.routes.multipart import read_json
 from penstock.gateway.routes.paging import After, Limit, Order, first_page, page
-from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
+from penstock.gateway.service.submitting import key_reused
+from penstock.schemas.errors import Conflict, InvalidRequest, UnsupportedParameter
 from penstock.schemas.ids import check_conversation_id
 from penstock.schemas.records import ConversationFacts
 
@@ -51,7 +54,13 @@ async def fork(request: Request, conversation_id: str, idempotency_key: Idempote
     fork_id = new_id(caller.tenant, idempotency_key) if given is None else check_conversation_id(given)
     allowances, parent_id = context_of(request).allowances, check_conversation_id(conversation_id)
     allowances.check_conversation(caller, fork_id)
-    made_of = await service.forking.fork(caller.tenant, parent_id, through, fork_id)
+    claimed = partial(claim_key, request, idempotency_key, {**body, "fork_of": parent_id})
+    try:
+        made_of = await service.forking.fork(caller.tenant, parent_id, through, fork_id, claimed)
+    except Conflict as error:
+        if given is None and idempotency_key is not None and error.param == "id":  # the id follows from the key
+            raise key_reused() from error
+        raise
     allowances.tenants.conversation_began(caller.tenant, fork_id, time.time())
     about = await about_new(request, fork_id)
     facts = await service.conversation_facts.of(caller.tenant, fork_id, about.topic_id, newest=False)

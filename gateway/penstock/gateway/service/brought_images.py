@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,13 +20,16 @@ from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.inputs import keep_input
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
+from penstock.gateway.service.reached_artifacts import check_references
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.service.submitting import Checked, Keep
 from penstock.schemas.errors import InvalidRequest, TooLarge, UnsupportedParameter
 from penstock.schemas.ids import input_artifact_id
 from penstock.schemas.image_formats import MEDIA_TYPES, sniff
+from penstock.schemas.image_payloads import image_references
 from penstock.schemas.large_inputs import MEDIA_TYPE as TEXT_MEDIA_TYPE
 from penstock.schemas.large_inputs import take_text
+from penstock.schemas.records import InferenceRequest
 
 MAX_IMAGES = 64
 """So many images may come with one request."""
@@ -99,15 +102,39 @@ def with_inputs(
     """What can be submitted: a text that is too large for a record is taken out of the request.
 
     With it comes what stores that text and the images, as inputs of the request with the given id; None if there are
-    none.
+    none. It also refuses what the request names and the caller's ticket does not reach.
     """
+    caller, whole = checked.caller, checked.request
     request, text = take_text(checked.request)
     inputs: list[BroughtInput] = [*images]
     if text is not None and request.input_artifact is not None:
         checked = replace(checked, request=request)
         inputs.append(BroughtInput(request.input_artifact.artifact_id, TEXT_MEDIA_TYPE, text))
-    keep = partial(_keep_inputs, inputs, checked.caller, allowances, service) if inputs else None
+    keep = partial(_keep_inputs, inputs, caller, allowances, service) if inputs else None
+    if caller.is_narrowed and (named := _references(whole, {one.artifact_id for one in images})):
+        return checked, partial(_keep_reached, named, caller, service, keep)
     return checked, keep
+
+
+def _references(request: InferenceRequest, brought: Set[str]) -> dict[str, str]:
+    """The artifacts that a request names and did not bring, and where."""
+    found = {
+        artifact_id: f"payload.{place}.artifact_id"
+        for place, image in image_references(request.payload)
+        if (artifact_id := image.get("artifact_id")) is not None and artifact_id not in brought
+    }
+    if request.input_artifact is not None:
+        found[request.input_artifact.artifact_id] = "input_artifact"
+    return found
+
+
+async def _keep_reached(
+    references: dict[str, str], caller: Caller, service: GatewayService, keep: Keep | None, request_id: str
+) -> None:
+    """Raises as `check_references` and `_keep_inputs`."""
+    await check_references(service, caller, references)
+    if keep is not None:
+        await keep(request_id)
 
 
 async def _keep_inputs(

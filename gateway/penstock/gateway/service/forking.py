@@ -36,6 +36,10 @@ Busy = Callable[[str, str], Awaitable[bool]]
 """Whether turns of a conversation, by tenant and id, wait or run."""
 
 
+async def do_nothing() -> None:
+    """No claim."""
+
+
 class Producer(Protocol):
     """`AsyncTransport`, as far as it is needed here."""
 
@@ -89,17 +93,38 @@ class Forking:
 
     # -- forks
 
-    async def fork(self, tenant: str, parent_id: str, through: int, conversation_id: str) -> ConversationFork:
+    async def fork(
+        self,
+        tenant: str,
+        parent_id: str,
+        through: int,
+        conversation_id: str,
+        claimed: Callable[[], Awaitable[None]] = do_nothing,
+    ) -> ConversationFork:
         """Make a conversation that goes on from the message at an offset of another; what it was made of.
+
+        `claimed` is called when nothing that was asked for stands in the way, and may refuse it.
 
         Repeated, it is the same fork. Raises NotFound (param `through` where only the message is missing), Conflict
         when the id is taken or there are too many forks of forks, InsufficientCapacity.
         """
+        try:
+            return await self._fork(tenant, parent_id, through, conversation_id, claimed)
+        except Conflict as error:
+            if error.param != "id":
+                raise
+            # Another call may have made the same fork at the same moment.
+            return await self._fork(tenant, parent_id, through, conversation_id, claimed)
+
+    async def _fork(
+        self, tenant: str, parent_id: str, through: int, conversation_id: str, claimed: Callable[[], Awaitable[None]]
+    ) -> ConversationFork:
         holder = await self._holder(tenant, parent_id, through)
         if holder.ancestors > forks.MOST_ANCESTORS:
             raise Conflict(f"a fork goes on from at most {forks.MOST_ANCESTORS} conversations, one from another")
         made_of = ConversationFork(conversation_id=holder.conversation_id, through=through, topic_id=holder.topic_id)
         begun = await self._begun_as(tenant, conversation_id, made_of)
+        await claimed()
         fork_id = begun or uuid.uuid4().hex
         fork = ConversationFork(conversation_id=conversation_id, through=through)
         forked = forks.forked_record(tenant, holder.conversation_id, fork_id, fork, now_ms())

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from functools import partial
+from typing import Any, Protocol, TypeAlias
 
 from penstock.common.clock import now_ms
 from penstock.common.kafka_errors import unavailable
@@ -185,7 +188,8 @@ class Submitter:
 
         Gives of each what `submit` gives or raises.
 
-        None is sent where one of them has no room. Raises TenantLimit, Overloaded, TooLarge.
+        None is sent where one of them has no room. Raises TenantLimit, Overloaded, TooLarge; with a key also what the
+        first one raises.
         """
         with ExitStack() as outstanding:
             for checked, _ in parts:
@@ -193,6 +197,9 @@ class Submitter:
                 self._check_room(checked.request)
                 self._check_size(self._record(checked.request, None))
             key = idempotency_key
+            if key is not None:
+                tenant, contents = parts[0][0].request.tenant, [content_hash(checked.request) for checked, _ in parts]
+                await self.claim_key(tenant, "parts", key, contents)
 
             async def submitted(at: int) -> Accepted:
                 checked, keep = parts[at]
@@ -200,10 +207,8 @@ class Submitter:
                 return await self._submit(checked, part_key, traceparent, keep=keep)
 
             made: list[Accepted | BaseException] = []
-            if key is not None:  # the first part decides at which gateway the others are sent
-                made += await asyncio.gather(submitted(0), return_exceptions=True)
-                if isinstance(made[0], BaseException):
-                    return made * len(parts)
+            if key is not None:  # the first part decides whether the others are sent
+                made = [await submitted(0)]
             rest = (submitted(at) for at in range(len(made), len(parts)))
             return made + await asyncio.gather(*rest, return_exceptions=True)
 
@@ -315,7 +320,7 @@ class Submitter:
                 content = await asyncio.shield(running)
             except IdempotencyKeyReused:
                 continue  # of another body: this one may be that of the first claim
-            self._check_same(content, request)
+            self._check_same(content, content_hash(request))
             return Accepted(request_id, replayed=True)
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._same_key[request_id] = future
@@ -326,7 +331,7 @@ class Submitter:
                 content = await self._produce(checked, traceparent, keep, claims=claims)
             future.set_result(content_hash(request) if content is None else content)
             if content is not None:
-                self._check_same(content, request)
+                self._check_same(content, content_hash(request))
             return Accepted(request_id, replayed=content is not None)
         except BaseException as error:
             if not future.done():
@@ -344,31 +349,38 @@ class Submitter:
             raise GoneError("the request of this Idempotency-Key was erased")
         return None if found is None else found.content
 
-    async def _claim(self, request: InferenceRequest) -> str | None:
-        """Claim the request's id for its content. Returns the content of the request that has the id meanwhile, if any.
+    async def claim_key(self, tenant: str, kind: str, idempotency_key: str, content: Any) -> None:
+        """Claim a key for something that is not one request. `content`, as JSON, is the same for a repeat.
 
-        Of several gateways that submit different contents under one key, only the first to claim it sends its request.
+        Raises IdempotencyKeyReused where another content came first, InvalidRequest, BrokerUnavailable.
+        """
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        await self._claim(tenant, keyed_id(tenant, kind, idempotency_key), digest, lambda: None)
+
+    async def _claim(self, tenant: str, claimed_id: str, content: str, known: Callable[[], str | None]) -> str | None:
+        """Claim an id for a content. Returns the content of what has the id meanwhile, if `known` finds it.
+
+        Of several gateways that claim an id for different contents, only the first goes on.
         Raises IdempotencyKeyReused at the others.
         """
         topic = self._names.idempotency
         if not self._follower.known_topic(topic):  # an older installation
             return None
-        content = content_hash(request)
-        claim = KeyClaim(request_id=request.request_id, tenant=request.tenant, content=content, created_at=now_ms())
+        claim = KeyClaim(request_id=claimed_id, tenant=tenant, content=content, created_at=now_ms())
         made = await self._send(claim_record(claim, self._names, self._codec, source=SOURCE))
         read = made.offset >= 0 and await self._follower.reached({(topic, made.partition): made.offset + 1}, CATCH_UP_S)
-        if (known := self._content_known(request)) is not None:
-            return known
-        first = self._view.claims.content((request.tenant, request.request_id))
+        if (standing := known()) is not None:
+            return standing
+        first = self._view.claims.content((tenant, claimed_id))
         if not read or first is None:
             raise BrokerUnavailable("the gateway is behind the topics; try again", retry_after_s=1)
-        self._check_same(first, request)
+        self._check_same(first, content)
         return None
 
     @staticmethod
-    def _check_same(content: str, request: InferenceRequest) -> None:
-        if content and content != content_hash(request):
-            raise IdempotencyKeyReused("this Idempotency-Key was used with another body", param="Idempotency-Key")
+    def _check_same(content: str, other: str) -> None:
+        if content and content != other:
+            raise key_reused()
 
     async def _check_pool(self, request: InferenceRequest) -> None:
         if request.pool is None:
@@ -395,8 +407,11 @@ class Submitter:
             self._check_room(request)
         self._pending += 1
         try:
-            if claims and (standing := await self._claim(request)) is not None:
-                return standing
+            if claims:
+                content, known = content_hash(request), partial(self._content_known, request)
+                standing = await self._claim(request.tenant, request.request_id, content, known)
+                if standing is not None:
+                    return standing
             self._allowances.current(checked.caller)  # the key may have been revoked during a wait
             key = (request.tenant, request.request_id)
             if request.stream:  # before its first piece can come: whoever sent it here comes here for it, as a rule
@@ -406,21 +421,32 @@ class Submitter:
             except BaseException:
                 self._view.streams.forget(key)
                 raise
-        except NotFound as error:
-            raise unavailable(error) from error
         finally:
             self._pending -= 1
         self._view.accepted(request, _origin_of(delivery))
         return None
 
     async def _send(self, record: Outgoing) -> Delivery:
-        return await self._transport.produce(record.topic, record.value, key=record.key, headers=record.headers)
+        try:
+            return await self._transport.produce(record.topic, record.value, key=record.key, headers=record.headers)
+        except NotFound as error:
+            raise unavailable(error) from error
 
 
 def check_idempotency_key(key: str) -> None:
     """Raises InvalidRequest."""
     if not 0 < len(key) <= 255:
         raise InvalidRequest("Idempotency-Key must have 1 to 255 characters", param="Idempotency-Key")
+
+
+def keyed_id(tenant: str, kind: str, idempotency_key: str) -> str:
+    """What a key stands for among things of a kind, as `batch`; requests have no kind. Raises InvalidRequest."""
+    check_idempotency_key(idempotency_key)
+    return idempotent_request_id(tenant, f"{kind}\n{idempotency_key}")
+
+
+def key_reused() -> IdempotencyKeyReused:
+    return IdempotencyKeyReused("this Idempotency-Key was used with another body", param="Idempotency-Key")
 
 
 def _origin_of(delivery: Delivery) -> Origin | None:
