@@ -649,7 +649,7 @@ def failed_attempts_without_look_up() -> list[Patch]:
     return [(Attempts, "attempt_failed", unlooked)]
 
 
-@plant_for("answers", "keep_failed")
+@plant_for("answers")
 def unkept_without_look_up() -> list[Patch]:
     """A failure after the answer was appended ends the request as failed."""
 

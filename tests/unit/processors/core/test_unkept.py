@@ -161,9 +161,7 @@ def test_a_turn_is_cancelled_only_while_its_answer_does_not_stand(appended: bool
 @pytest.mark.parametrize("cause", ["failed", "cancelled", "expired"])
 @pytest.mark.parametrize("stands", [True, False])
 @pytest.mark.parametrize("kind", ["turn", "summary"])
-def test_what_may_have_been_appended_is_looked_for_before_its_request_ends(
-    kind: str, stands: bool, cause: str
-) -> None:
+def test_what_may_have_been_appended_is_looked_for_before_its_request_ends(kind: str, stands: bool, cause: str) -> None:
     """An append whose acknowledgement is missing may stand. Only the conversation can say whether it does."""
     world = up()
     if kind == "summary":

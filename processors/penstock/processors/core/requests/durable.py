@@ -12,7 +12,7 @@ from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.statuses import status_event
-from penstock.processors.core.requests.work import Subject, WorkKey
+from penstock.processors.core.requests.work import Subject, Work, WorkKey
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError
 
 
