@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from penstock.common.desired import DesiredRecord
 from penstock.common.model_entry import ModelEntry
@@ -283,6 +284,17 @@ class Inside:
     def when_held(self, look: Callable[[Work], None]) -> None:
         """A request is held from now on."""
         self._when_held.append(look)
+
+    def when_read_again(self, look: Callable[[list[Work]], None]) -> None:
+        """Parked requests are asked for because their turn is near; `look` sees the queue as it is at that moment."""
+        fetching, works = self._flow.placing._starter._fetching, self._flow.works
+        emit = fetching._emit
+
+        def asked(effect: Any) -> None:
+            look([works[(*effect.tp, offset)] for offset in effect.offsets])
+            emit(effect)
+
+        fetching._emit = asked
 
     def before_each_grant(self, look: GrantSeen) -> None:
         self._before_grant.append(look)

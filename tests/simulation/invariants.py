@@ -161,7 +161,7 @@ class Checks:
     def effect(self, life: Life, effect: ask.Effect) -> None:
         """A flow asks for something."""
         if isinstance(effect, ask.Fetch):
-            self._requests[life].reads_again(effect)
+            self._requests[life].reads_to_end(effect)
         subject = getattr(effect, "subject", None)
         if subject is None:
             return

@@ -649,6 +649,16 @@ def failed_attempts_without_look_up() -> list[Patch]:
     return [(Attempts, "attempt_failed", unlooked)]
 
 
+@plant_for("answers")
+def unkept_without_look_up() -> list[Patch]:
+    """A failure after the answer was appended ends the request as failed."""
+
+    def end(self: Endings, work: Work, event: str, keep: Any, error: Any, now: float) -> None:
+        self.settle(work, event, now, error=error)
+
+    return [(Endings, "end_unkept", end)]
+
+
 @plant_for("delete_records")
 def lost_not_asked_for() -> list[Patch]:
     """No gateway asks for the end of a request whose record is gone, which no worker holds (W4)."""

@@ -44,6 +44,7 @@ class Requests:
         self._bodies_bytes = total // 2 - self._ends_bytes
         self._read_to_end: dict[Work, None] = {}
         self._inside.when_held(self._held)
+        self._inside.when_read_again(self._reads_again)
 
     # -- partitions
 
@@ -117,27 +118,23 @@ class Requests:
         if sum(sizes) - max(sizes) > self._bodies_bytes:
             raise Violation(f"bodies: {work} is kept, and {sum(sizes)} bytes are, of {self._bodies_bytes}")
 
-    def reads_again(self, effect: ask.Fetch) -> None:
-        """Parked records are read again. One goes beyond the share at most, and only if those before it are within."""
+    def _reads_again(self, works: list[Work]) -> None:
+        """Their turn is near. One goes beyond the share at most, and only if those before it are within."""
+        if any(work.alone or work.group for work in works) or "bytes_read_again" not in self._life.cluster.plan.checks:
+            return
+        ahead = self._inside.ahead(works[0].lane, works[0].klass)
+        last = max(map(ahead.index, works))
+        size = sum(one.size_bytes for one in ahead[: last + 1] if one.stage is not Stage.PARKED)
+        size -= max(work.size_bytes for work in works)
+        if size > self._share_bytes:
+            raise Violation(f"bodies: {ahead[last]} is read again behind {size} bytes, of {self._share_bytes}")
+
+    def reads_to_end(self, effect: ask.Fetch) -> None:
+        """What ends, or is passed on, while it is parked has its own part of the budget."""
         read = {(*effect.tp, offset) for offset in effect.offsets}
         works = [work for work in self._inside.works() if work.key in read]
-        if any(work.end_with is not None or work.pass_to is not None for work in works):
-            self._reads_to_end(works)
+        if all(work.end_with is None and work.pass_to is None for work in works):
             return
-        if "bytes_read_again" not in self._life.cluster.plan.checks:
-            return
-        for klass, lane in {(work.klass, work.lane) for work in works if not (work.alone or work.group)}:
-            ahead = self._inside.ahead(lane, klass)
-            asked = [work for work in ahead if work in works]
-            if not asked:
-                continue  # another turn of their conversation has started since
-            sizes = [one.size_bytes for one in ahead[: ahead.index(asked[-1]) + 1] if one.stage is not Stage.PARKED]
-            size = sum(sizes) - max(sizes, default=0)  # the one that exceeds may have been asked for after these
-            if size > self._share_bytes:
-                raise Violation(f"bodies: {asked[-1]} is read again behind {size} bytes, of {self._share_bytes}")
-
-    def _reads_to_end(self, works: list[Work]) -> None:
-        """What ends, or is passed on, while it is parked has its own part of the budget."""
         self._read_to_end |= dict.fromkeys(works)
         for work in [work for work in self._read_to_end if work.stage in OVER]:
             del self._read_to_end[work]

@@ -168,11 +168,11 @@ class Talks:
         self.layout.append(line, [(record.key.encode(), record.message)])
 
     def answer_before(self, work: Work, now: float) -> str | None:
-        """The answer that stood when the worker last looked for it, or stands now, if it never did."""
+        """The answer that stood when the worker last looked, or that it appended; what stands now, if neither."""
         line, request_id = work.line or "", work.request_id
         looked_at = self.looked.get(work, now)
         standing = self.log(line).answer(request_id)
-        if standing is None or self._answered.get((line, request_id), now) >= looked_at:
+        if standing is None or self._answered.get((line, request_id), now) > looked_at:
             return None
         return standing.content
 

@@ -495,16 +495,16 @@ class Life(Actor):
 
         def kept(text: str) -> None:
             if self.cluster.happens("keep_failed", self._rng, 0.15):
-                self._keep_failed(work, InternalError("it cannot be kept"))
+                self._keep_failed(effect, InternalError("it cannot be kept"))
             else:
                 told = output if text == output.text else Output(text)
                 self.flow.durable.kept(work.subject, told, None, self.world.now, another=told is not output)
 
         def append() -> None:
             if effect.to is not None and work.line is None:
-                self.turns.add_summary(work, output.text, effect.to, kept, partial(self._keep_failed, work))
+                self.turns.add_summary(work, output.text, effect.to, kept, partial(self._keep_failed, effect))
             elif effect.to is not None:
-                self.turns.finish(work, output.text, kept, lambda: self._keep_failed(work, conversation_deleted()))
+                self.turns.finish(work, output.text, kept, lambda: self._keep_failed(effect, conversation_deleted()))
             else:
                 kept(output.text)
 
@@ -513,9 +513,10 @@ class Life(Actor):
         else:
             append()
 
-    def _keep_failed(self, work: Work, error: PenstockError) -> None:
-        self.cluster.truth.unkept.add(work)
-        self.flow.durable.keep_failed(work.subject, error, self.world.now)
+    def _keep_failed(self, effect: ask.Keep, error: PenstockError) -> None:
+        if effect.to is None:
+            self.cluster.truth.unkept.add(self.inside.work_of(effect.subject))
+        self.flow.durable.keep_failed(effect, error, self.world.now)
 
     def _store(self, work: Work, effect: ask.Keep, kept: Callable[[], None]) -> None:
         """A store that hangs answers when it is back; one that fails says so, and is asked again.

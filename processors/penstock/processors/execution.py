@@ -269,7 +269,8 @@ class Execution:
     def keep(self, effect: Keep) -> None:
         """Make what is large of an output artifacts, and append an answer to its conversation.
 
-        When the store does not take it, the flow says when to try again; after any other failure the request fails.
+        When the store does not take it, the flow says when to try again. After any other failure the request fails,
+        unless its answer turns out to stand in the conversation.
         """
         self._tasks.start(self._keep(effect))
 
@@ -277,7 +278,7 @@ class Execution:
         subject = effect.subject
 
         def failed(error: PenstockError) -> None:
-            self._flow.durable.keep_failed(subject, error, self._clock())
+            self._flow.durable.keep_failed(effect, error, self._clock())
 
         with self._reports("run.keep", "the output was kept", subject, failed):
             held = effect.finished

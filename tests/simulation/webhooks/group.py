@@ -235,8 +235,9 @@ class Group:
         for owner in {one.name: one for one in self.owners.values()}.values():
             lost = [tp for tp, one in self.owners.items() if one is owner and targets.get(tp) is not owner]
             if lost and not owner.gone and not owner.cut:
+                finishing = asyncio.shield(owner.listener.on_revoked(lost))  # it goes on, as under `GroupConsumer`
                 try:
-                    await asyncio.wait_for(owner.listener.on_revoked(lost), REVOKE_S)
+                    await asyncio.wait_for(finishing, REVOKE_S)
                 except TimeoutError:
                     pass
                 owner.commit_due()

@@ -36,6 +36,7 @@ from penstock.schemas.errors import (
     BrokerUnavailable,
     Conflict,
     EngineFailed,
+    Expired,
     InvalidRequest,
     Overloaded,
     PenstockError,
@@ -575,6 +576,17 @@ async def test_a_large_answer_that_is_found_becomes_an_artifact(shell: Shell) ->
 async def test_a_cancelled_turn_without_an_answer_is_cancelled(shell: Shell) -> None:
     await cancelled_while_queued(shell)
     assert shell.ended == [("r", "cancelled")]
+
+
+@pytest.mark.parametrize("error", [OSError("lost"), PenstockError("refused"), Expired("the store hangs")])
+async def test_an_answer_that_was_appended_before_a_failure_is_the_outcome(shell: Shell, error: Exception) -> None:
+    shell.turns.winner = error
+    shell.submit("r", line="c")
+    await shell.until_running()
+    shell.turns.stands = answer_of("r", "appended")
+    shell.engine.finish("appended")
+    terminal = await shell.until_ended()
+    assert (terminal.status, terminal.finished.output) == ("completed", {"text": "appended"})
 
 
 @pytest.mark.parametrize("error", [OSError("away"), ValueError("a fault"), BrokerUnavailable("away")])

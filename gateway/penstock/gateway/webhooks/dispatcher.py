@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from penstock.common.clock import now_ms
 from penstock.common.deliveries import delivery_key
@@ -111,6 +112,8 @@ class Dispatcher:
         self._erased: dict[Key, int] = {}
         """With the time, the oldest first."""
         self._unsettled: set[Key] = set()
+        self._parking: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
+        """Held while a record of the webhook is being written."""
         self._owned: set[TP] = set()
         """As the group says; those in the log were loaded too."""
         self._read_here: set[TP] = set()
@@ -433,10 +436,14 @@ class Dispatcher:
         self._tools.metrics.on_end(state)
 
     async def _park(self, delivery: WebhookDelivery) -> None:
-        """Keep how it stands; from then on the event's offset is not needed for it."""
+        """Keep its state; from then on the event's offset is not needed for it.
+
+        The last record of a webhook counts, so the broker must have each before the next one is sent.
+        """
         key, tp = key_of(delivery), partition_of(delivery)
         value = self._tools.codec.encode(delivery)
-        await self._kept(self._tools.kafka.names.delivery, value, delivery_key(*key), tp[1])
+        async with self._parking.setdefault(key, asyncio.Lock()):
+            await self._kept(self._tools.kafka.names.delivery, value, delivery_key(*key), tp[1])
         self._log.settle(tp, key)
         self._unsettled.discard(key)
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from flow_driver import HIGH, MEDIUM, World
+from flow_driver import HIGH, MEDIUM, Finished, World
 from penstock.processors.core import effects as ask
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.work import Work
-from penstock.schemas.errors import StoreUnavailable
+from penstock.schemas.errors import EngineFailed, StoreUnavailable
 
 FULL = StoreUnavailable("the store of artifacts at /data failed: No space left on device")
 MIB = 1 << 20
@@ -156,6 +156,57 @@ def test_a_turn_is_cancelled_only_while_its_answer_does_not_stand(appended: bool
     if not asked:
         world.delete_conversation("c")
     assert world.ended == ([] if appended else [("r", "cancelled")])
+
+
+@pytest.mark.parametrize("cause", ["failed", "cancelled", "expired"])
+@pytest.mark.parametrize("stands", [True, False])
+@pytest.mark.parametrize("kind", ["turn", "summary"])
+def test_what_may_have_been_appended_is_looked_for_before_its_request_ends(kind: str, stands: bool, cause: str) -> None:
+    """An append whose acknowledgement is missing may stand. Only the conversation can say whether it does."""
+    world = up()
+    if kind == "summary":
+        world.appends = "what was read"
+    fields = {"line": "c"} if kind == "turn" else {"conversation_id": "c", "task": "summarization"}
+    work = finished(world, ttl_ms=1_000, **fields)
+    world.hold_answers = {ask.Keep, ask.LookUp}
+    if cause == "failed":
+        world.flow.durable.keep_failed(world.asked.pop(), EngineFailed("lost"), world.now)
+        world.settle()
+    else:
+        refuse(world)
+        world.cancel("r") if cause == "cancelled" else world.pass_time(61.0)
+    assert (work.stage, world.ended) == (Stage.LOOKING, [])
+    (look,) = world.asked
+    world.flow.durable.looked_up(look.subject, Finished() if stands else None, world.now)
+    world.settle()
+    assert world.ended == [("r", "completed" if stands else cause)]
+
+
+def test_an_answer_that_was_found_after_pieces_were_published_has_an_attempt_of_its_own() -> None:
+    """It may be that of another run: readers must not take it for the end of these pieces."""
+    world = up()
+    world.hold_answers = {ask.Keep, ask.LookUp}
+    world.submit("r", line="c", stream=True)
+    world.delta("r", "words")
+    world.finish("r")
+    world.flow.durable.keep_failed(world.asked.pop(), EngineFailed("lost"), world.now)
+    world.settle()
+    world.flow.durable.looked_up(world.asked.pop().subject, Finished(), world.now)
+    world.settle()
+    (terminal,) = [one for one in world.seen if isinstance(one, ask.Terminal)]
+    assert (terminal.status, terminal.subject.attempt, terminal.since) == ("completed", 2, None)
+
+
+@pytest.mark.parametrize("line", ["c", None])
+def test_a_failure_to_store_what_is_known_to_stand_ends_its_request(line: str | None) -> None:
+    """A second look would find the same answer, for ever."""
+    world = up()
+    finished(world, line=line)
+    keep = world.asked.pop()
+    known = ask.Keep(keep.subject, keep.finished, None, keep.deadline_ms)
+    world.flow.durable.keep_failed(known, EngineFailed("too large"), world.now)
+    world.settle()
+    assert world.ended == [("r", "failed")]
 
 
 def test_what_was_let_go_of_is_not_asked_for_again() -> None:

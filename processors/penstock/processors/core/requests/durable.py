@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.processors.core.effects import Effect, ForgetDeaths, Republish
+from penstock.processors.core.effects import Effect, ForgetDeaths, Keep, Republish
 from penstock.processors.core.requests.endings import Endings, status_of
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.statuses import status_event
-from penstock.processors.core.requests.work import Subject, WorkKey
+from penstock.processors.core.requests.work import Subject, Work, WorkKey
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError
 
 
@@ -33,10 +33,11 @@ class Durable:
     def looked_up(
         self, subject: Subject, finished: Any | None, now: float, *, large: bool = False, output_bytes: int = 0
     ) -> None:
-        """The answer that stands in the conversation of a request that was to end unrun, or None."""
+        """The answer that stands in the conversation of a request that was to end without one, or None."""
         if (work := self._registry.in_stage(subject, Stage.LOOKING)) is None:
             return
         if finished is not None:
+            _tell_apart(work)
             self._endings.completed(
                 work, "looked_up", finished, now, append=False, large=large, output_bytes=output_bytes
             )
@@ -63,15 +64,14 @@ class Durable:
         if (work := self._registry.in_stage(subject, Stage.KEEPING)) is not None:
             if output_bytes is not None:
                 self._registry.hold_output(work, output_bytes)
-            if another and work.run is not None and work.run.sent_pieces:
-                work.attempt += 1  # readers must be able to tell the answer from the words that were published
-                work.run.since = None
+            if another:
+                _tell_apart(work)
             self._endings.settle(work, "kept", now, finished=finished, artifact=artifact)
 
-    def keep_failed(self, subject: Subject, error: PenstockError, now: float) -> None:
-        """Its answer can never be kept."""
-        if (work := self._registry.in_stage(subject, Stage.KEEPING)) is not None:
-            self._endings.settle(work, "kept", now, error=error)
+    def keep_failed(self, keep: Keep, error: PenstockError, now: float) -> None:
+        """Its answer can never be kept, or nobody knows whether it was."""
+        if (work := self._registry.in_stage(keep.subject, Stage.KEEPING)) is not None:
+            self._endings.end_unkept(work, "keep_failed", keep, error, now)
 
     def moved(self, subject: Subject) -> None:
         """Its record is on the partition where it belongs. Readers may follow any place of it: each gets its copy."""
@@ -128,3 +128,10 @@ class Durable:
             self._holdings.stop_run(work)
             error = InternalError("a piece of the output cannot be published")
             self._endings.settle(work, "failed", now, error=error)
+
+
+def _tell_apart(work: Work) -> None:
+    """Readers must be able to tell an answer that another run may have given from the words that were published."""
+    if work.run is not None and work.run.sent_pieces:
+        work.attempt += 1
+        work.run.since = None

@@ -98,6 +98,17 @@ class Endings:
             work.end_with = error
             self._look_up(work, event)
 
+    def end_unkept(self, work: Work, event: str, keep: Keep, error: PenstockError, now: float) -> None:
+        """End a finished request of which `keep` was not done. If it was to be appended, it may have been: only the
+        conversation can say that.
+        """
+        if keep.to is None:
+            self.settle(work, event, now, error=error)
+        else:
+            work.end_with, work.unkept = error, None
+            self._registry.hold_output(work, 0)
+            self._look_up(work, event)
+
     def letter(self, work: Work, event: str, error: PenstockError) -> None:
         """As `end`, with a dead letter where no answer stands."""
         work.error = error

@@ -23,7 +23,7 @@ class Stage(StrEnum):
     RETRYING = "retrying"  # an attempt failed; the next one is not due yet
     KEEPING = "keeping"  # it has finished; its answer or artifact is being kept
     UNKEPT = "unkept"  # it has finished; the store of artifacts did not take its output, and will be asked again
-    LOOKING = "looking"  # it shall end without having run; its conversation may hold its answer already
+    LOOKING = "looking"  # it shall end without an answer; its conversation may hold one already
     LETTERING = "lettering"  # its dead letter is under way to the broker
     SETTLING = "settling"  # its terminal event is under way to the broker
     MOVING = "moving"  # its record is being published where its conversation belongs, or its model is served
@@ -112,11 +112,16 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
         "lane_failed": (_S.SETTLING, _S.LOOKING),
         **_END_WAITING,
     },
-    _S.KEEPING: {"kept": (_S.SETTLING,), "not_kept": (_S.UNKEPT,), "drop": (_S.DROPPED,)},
+    _S.KEEPING: {
+        "kept": (_S.SETTLING,),
+        "not_kept": (_S.UNKEPT,),
+        "keep_failed": (_S.SETTLING, _S.LOOKING),  # what was to be appended may stand in its conversation
+        "drop": (_S.DROPPED,),
+    },
     _S.UNKEPT: {
         "keep": (_S.KEEPING,),
-        "cancel": (_S.SETTLING,),
-        "expire": (_S.SETTLING,),
+        "cancel": (_S.SETTLING, _S.LOOKING),
+        "expire": (_S.SETTLING, _S.LOOKING),
         "drop": (_S.DROPPED,),
     },
     _S.LOOKING: {"looked_up": (_S.SETTLING, _S.KEEPING, _S.LETTERING), "drop": (_S.DROPPED,)},

@@ -73,7 +73,7 @@ class Unkept:
                 continue
             if now >= tries.until:
                 error = Expired(f"its output was not stored before its deadline: {tries.error}")
-                self._endings.settle(work, "expire", now, error=error)
+                self._endings.end_unkept(work, "expire", tries.keep, error, now)
             else:
                 self._registry.transition(work, "keep", Stage.KEEPING)
                 self._emit(tries.keep)
@@ -88,7 +88,7 @@ class Unkept:
             return
         tries: _Tries | None = work.unkept
         if tries is not None and (work.conversation_id is None or tries.keep.to is not None):
-            self._endings.settle(work, "cancel", now, error=error)
+            self._endings.end_unkept(work, "cancel", tries.keep, error, now)
 
     def next_due(self) -> float | None:
         """When the next one is due."""
