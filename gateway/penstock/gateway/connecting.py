@@ -95,7 +95,7 @@ class Connecting:
         async with AsyncExitStack() as stack:
             threads = Threads(one_tenant=settings.auth.keys_file is None)
             stack.callback(threads.close)
-            stack.callback(os.close, view_file.own(conf.view_path))
+            stack.callback(os.close, await asyncio.to_thread(view_file.own, conf.view_path))
             store = await asyncio.to_thread(Store, conf.view_path, identity)
             stack.push_async_callback(asyncio.to_thread, store.close)
             transport = Transport(kafka, delivery_timeout_s=10)

@@ -22,14 +22,16 @@ from penstock.common.shards.shard_copy import ShardCopy
 from penstock.common.stop_bound import StopBound, run_process
 from penstock.common.tasks import end_all, set_within
 from penstock.common.threads import in_daemon_thread
-from penstock.processors.assembly import Parts, assemble
+from penstock.processors.assembly import LocalFiles, Parts, assemble
 from penstock.processors.background import on_faults
 from penstock.processors.data_folder import claim
 from penstock.processors.health import HealthServer
 from penstock.processors.kafka.batches import TP, Progress
+from penstock.processors.kafka.journal import CrashJournal
 from penstock.processors.kafka.watchdog import JoinWatch, StallWatch
 from penstock.processors.metrics import Metrics
 from penstock.processors.models.machine import UnknownDevice
+from penstock.processors.models.serving import open_estimates
 from penstock.processors.quiet import quiet_logs
 from penstock.processors.settings import WorkerSettings
 from penstock.schemas.errors import BrokerUnavailable, Overloaded, PenstockError, RegistryUnavailable
@@ -64,7 +66,7 @@ async def run_worker(settings: WorkerSettings) -> int:
     """Run one worker until SIGTERM or SIGINT; the process's exit code. Never raises for what a user can mend."""
     quiet_logs()
     try:
-        folder = claim(settings.worker.data_dir)
+        folder = await in_daemon_thread(claim, settings.worker.data_dir)
     except OSError as error:
         cause = f"{error.strerror}: {error.filename}"
         print(f"penstock worker: its folder cannot be used ({cause}); set worker.data_dir", file=sys.stderr, flush=True)
@@ -155,7 +157,7 @@ class WorkerApp:
             self._step = f"the topics of Kafka at {kafka.bootstrap_servers}"
             partitions = await in_daemon_thread(verify_topics, self.settings)
             group_id = await in_daemon_thread(name_group, self.settings)
-            copy = await in_daemon_thread(open_copy, self.settings)
+            files = await in_daemon_thread(open_files, self.settings)
             self._step = f"the schema registry at {registry.url}"
             codecs = await in_daemon_thread(partial(registry_codecs, registry.url, write=registry.write))
             parts = self._parts = assemble(
@@ -166,10 +168,10 @@ class WorkerApp:
                 self._metrics,
                 lambda: self._finish(EXIT_FAILED),
                 loop,
-                copy,
+                files,
             )
             on_faults(loop, parts.worker.break_down)
-            if copy is not None:
+            if (copy := files.copy) is not None:
                 copy.on_failure = lambda reason: loop.call_soon_threadsafe(self._copy_failed, reason)
             parts.desired_models.on_observed = self._orders_observed
         except RegistryUnavailable as error:
@@ -342,6 +344,8 @@ class WorkerApp:
             reasons.append("the schema registry is unreachable")
         if (trouble := parts.publisher.trouble) is not None:
             reasons.append(trouble)
+        if parts.journal.trouble is not None:
+            reasons.append(parts.journal.trouble)
         if parts.copy is not None and parts.copy.trouble is not None:
             reasons.append(f"conversations cannot be copied: {parts.copy.trouble}")
         for lane in parts.flow.lanes.values():
@@ -438,9 +442,7 @@ class WorkerApp:
             await asyncio.to_thread(parts.copy.close)
         parts.watch.close()
         await asyncio.to_thread(parts.transport.close, 5.0)
-        if not parts.worker.broken:
-            parts.journal.orderly_stop()
-        parts.journal.close()
+        await parts.journal.close(orderly=not parts.worker.broken)
 
     async def _leave(self, parts: Parts) -> None:
         """Leave the group within `LEAVE_S`. Cancelling it would not end it: Faust's services go on stopping."""
@@ -507,6 +509,16 @@ def name_group(settings: WorkerSettings) -> str:
         raise CannotStart(f"no Kafka at {kafka.bootstrap_servers}: {error}", EXIT_UNREACHABLE) from error
     except PenstockError as error:
         raise CannotStart(f"{error}; grant the right to describe it, or set worker.group_id") from error
+
+
+def open_files(settings: WorkerSettings) -> LocalFiles:
+    """What this worker has on its disk. Blocks. Raises CannotStart."""
+    folder = settings.worker.data_dir
+    copy = open_copy(settings)
+    try:
+        return LocalFiles(CrashJournal(folder / "journal", settings.worker_id), open_estimates(folder), copy)
+    except OSError as error:
+        raise CannotStart(f"its folder cannot be used ({error}); set worker.data_dir") from error
 
 
 def open_copy(settings: WorkerSettings) -> ShardCopy | None:
