@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
 
+from penstock.common.background import FAULT, on_faults
 from penstock.common.configuration import RegistrySection
 from penstock.common.stop_bound import StopBound
 from penstock.common.threads import in_daemon_thread
@@ -86,6 +87,7 @@ async def run(
             logger.info("%s.stopping waits_for=%s", name, waits_for)
         over.finish()
 
+    on_faults(asyncio.get_running_loop(), lambda: over.fail(FAULT))
     with StopBound(name, STOP_S, asked_to_stop) as bound:
         making = asyncio.create_task(made(), name="start")
         await asyncio.wait({making, over.code}, return_when=asyncio.FIRST_COMPLETED)

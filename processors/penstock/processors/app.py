@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from penstock.common import admin
+from penstock.common.background import on_faults
 from penstock.common.clock import now_ms
 from penstock.common.file_differences import file_differences
 from penstock.common.group_names import group_name
@@ -23,7 +24,6 @@ from penstock.common.stop_bound import StopBound, run_process
 from penstock.common.tasks import end_all, set_within
 from penstock.common.threads import in_daemon_thread
 from penstock.processors.assembly import LocalFiles, Parts, assemble
-from penstock.processors.background import on_faults
 from penstock.processors.data_folder import claim
 from penstock.processors.health import HealthServer
 from penstock.processors.kafka.batches import TP, Progress
@@ -147,6 +147,7 @@ class WorkerApp:
     async def _start(self) -> None:
         """Verify, connect, replay control, load models in the background, begin to join. Raises CannotStart."""
         loop = asyncio.get_running_loop()
+        on_faults(loop, self._break_down)
         conf, kafka, registry = self.settings.worker, self.settings.kafka_settings(), self.settings.schema_registry
         try:
             await self._health.start()
@@ -170,7 +171,6 @@ class WorkerApp:
                 loop,
                 files,
             )
-            on_faults(loop, parts.worker.break_down)
             if (copy := files.copy) is not None:
                 copy.on_failure = lambda reason: loop.call_soon_threadsafe(self._copy_failed, reason)
             parts.desired_models.on_observed = self._orders_observed
@@ -197,14 +197,12 @@ class WorkerApp:
         parts.membership.on_joined = lambda: self._report(parts)
         parts.membership.start()
         self._joins = True
-        parts.background += [
-            asyncio.create_task(self._guard(parts.worker.tick_forever()), name="ticker"),
-            asyncio.create_task(self._guard(parts.committer.run_forever()), name="committer"),
-            asyncio.create_task(self._guard(self._watch_forever(parts)), name="watchdog"),
-            asyncio.create_task(self._guard(self._report_forever(parts)), name="reporter"),
-            asyncio.create_task(self._guard(self._observe_forever(parts)), name="observer"),
-            asyncio.create_task(self._guard(parts.partitions.run_forever()), name="partition watch"),
-        ]
+        parts.background.start(parts.worker.tick_forever(), "ticker")
+        parts.background.start(parts.committer.run_forever(), "committer")
+        parts.background.start(self._watch_forever(parts), "watchdog")
+        parts.background.start(self._report_forever(parts), "reporter")
+        parts.background.start(self._observe_forever(parts), "observer")
+        parts.background.start(parts.partitions.run_forever(), "partition watch")
         self._state = "running"
         # What has been made so far lives as long as the process: the collector need not look at it per few messages.
         gc.collect()
@@ -218,17 +216,11 @@ class WorkerApp:
         if not self._over.done():
             self._over.set_result(code)
 
-    async def _guard(self, forever: Any) -> None:
-        """A background loop that ends by an error ends the worker: it must not go on half alive."""
-        try:
-            await forever
-        except asyncio.CancelledError:
-            raise
-        except Exception:
-            logger.exception("worker.loop_failed")
-            if self._parts is not None:
-                self._parts.worker.break_down()
-            self._finish(EXIT_FAILED)
+    def _break_down(self) -> None:
+        """A fault of ours: the worker must not go on half alive."""
+        if self._parts is not None:
+            self._parts.worker.break_down()
+        self._finish(EXIT_FAILED)
 
     async def _watch_forever(self, parts: Parts) -> None:
         """Once a second."""
@@ -428,7 +420,7 @@ class WorkerApp:
     async def _stop_parts(self, parts: Parts) -> None:
         if self._joins:
             await self._drain(parts)
-        await end_all(parts.background)
+        await parts.background.cancel()
         await parts.erasing.close()
         if self._joins:
             await self._leave(parts)

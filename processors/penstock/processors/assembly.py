@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from penstock.common.background import BackgroundTasks
 from penstock.common.clock import now_ms
 from penstock.common.refetch import Refetcher
 from penstock.common.shards.shard_copy import ShardCopy
@@ -92,7 +93,7 @@ class Parts:
     committer: Committer
     erasing: Erasing
     partitions: PartitionWatch
-    background: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
+    background: BackgroundTasks = field(default_factory=BackgroundTasks)
 
 
 def assemble(

@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from penstock.common.background import BackgroundTasks
 from penstock.common.clock import now_ms
 from penstock.common.threads import DaemonThreads
-from penstock.processors.background import BackgroundTasks
 from penstock.schemas.errors import EngineFailed
 from penstock.schemas.histories import extended
 from penstock.schemas.records import Attempt, AttemptError, AttemptHistory

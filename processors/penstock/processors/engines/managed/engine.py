@@ -22,7 +22,7 @@ from typing import Any
 
 import httpx
 
-from penstock.processors.background import BackgroundTasks
+from penstock.common.background import BackgroundTasks
 from penstock.processors.core.fleet.ledger import CannotLoad
 from penstock.processors.engines.base import (
     Engine,

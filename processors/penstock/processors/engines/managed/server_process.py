@@ -16,8 +16,8 @@ from pathlib import Path
 
 import psutil
 
+from penstock.common.background import BackgroundTasks
 from penstock.common.threads import in_daemon_thread
-from penstock.processors.background import BackgroundTasks
 from penstock.processors.hardware import processes as hardware
 from penstock.schemas.texts import shortened
 
