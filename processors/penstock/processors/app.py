@@ -23,12 +23,12 @@ from penstock.common.shards.shard_copy import ShardCopy
 from penstock.common.stop_bound import StopBound, run_process
 from penstock.common.tasks import end_all, set_within
 from penstock.common.threads import in_daemon_thread
-from penstock.processors.assembly import LocalFiles, Parts, assemble
+from penstock.processors.assembly import DELIVERY_TIMEOUT_S, LocalFiles, Parts, assemble
 from penstock.processors.data_folder import claim
 from penstock.processors.health import HealthServer
 from penstock.processors.kafka.batches import TP, Progress
 from penstock.processors.kafka.journal import CrashJournal
-from penstock.processors.kafka.watchdog import JoinWatch, StallWatch
+from penstock.processors.kafka.watchdog import DeliveryWatch, JoinWatch, StallWatch
 from penstock.processors.metrics import Metrics
 from penstock.processors.models.machine import UnknownDevice
 from penstock.processors.models.serving import open_estimates
@@ -43,6 +43,8 @@ from penstock.schemas.topics import CLASSES, TopicNames
 logger = logging.getLogger(__name__)
 
 UNJOINED_S = 120.0
+UNDELIVERED_S = 600.0
+"""After so long without any acknowledgement of a Kafka that answers the worker ends."""
 OBSERVE_S = 1.0
 """How often the devices are measured."""
 REPORT_GAP_S = 0.25
@@ -104,6 +106,8 @@ class WorkerApp:
         self._metrics = Metrics()
         self._watch = StallWatch(settings.worker.stall_s)
         self._join_watch = JoinWatch(UNJOINED_S)
+        self._delivery_watch = DeliveryWatch(UNDELIVERED_S, DELIVERY_TIMEOUT_S)
+        self._waits_for_kafka = False
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._parts: Parts | None = None
         self._state = "starting"
@@ -244,6 +248,9 @@ class WorkerApp:
             joined=joined, was_member=generation >= 0, broker_answers=answers, now=time.monotonic()
         ):
             return f"worker.not_joined generation={generation}"
+        if await self._undelivered(parts):
+            publisher = parts.publisher
+            return f"worker.undelivered records={publisher.unacknowledged} oldest_s={publisher.oldest_s:.0f}"
         if not joined:
             return None
         try:
@@ -253,6 +260,15 @@ class WorkerApp:
             return "worker.consumer_thread_stuck"
         stalled = self._watch.look(self._seen, room=parts.worker.has_room, now=time.monotonic())
         return f"worker.stalled partitions={sorted(stalled)}" if stalled else None
+
+    async def _undelivered(self, parts: Parts) -> bool:
+        """Whether records wait for Kafka for ever. Logs when they begin to wait."""
+        publisher, waits = parts.publisher, parts.publisher.trouble
+        if waits is not None and not self._waits_for_kafka:
+            logger.warning("worker.waits_for_kafka reason=%s", waits)
+        self._waits_for_kafka = waits is not None
+        answers = waits is None or await parts.watch.wait(1.0)
+        return self._delivery_watch.look(publisher.oldest_s, publisher.acknowledged, answers, now=time.monotonic())
 
     async def _report_forever(self, parts: Parts) -> None:
         rounds = 0
