@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, TypeVar, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -21,7 +21,7 @@ from penstock.schemas.errors import InvalidRequest, error_body
 
 logger = logging.getLogger(__name__)
 
-P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., None])
 
 
 def _bad_head() -> bytes:
@@ -107,19 +107,19 @@ class SharedText:
         self.wire = WireFrame(Opcode.TEXT, text.encode()).serialize(mask=False)
 
 
-def _of_connection(method: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate[Any, P], None]:
+def _of_connection(method: F) -> F:
     """What it raises cuts off its connection. From the event loop it would count as a fault of the process."""
 
     @wraps(method)
-    def call(self: Any, *args: P.args, **kwargs: P.kwargs) -> None:
+    def call(self: Any, *args: Any) -> None:
         try:
-            method(self, *args, **kwargs)
+            method(self, *args)
         except Exception:
             logger.exception("edge.connection_failed in=%s", method.__name__)
             if (transport := getattr(self, "transport", None)) is not None:
                 transport.abort()
 
-    return call
+    return cast("F", call)
 
 
 def protocols(patience: Patience) -> tuple[type[HttpToolsProtocol], type[WebSocketsSansIOProtocol]]:
