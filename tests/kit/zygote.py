@@ -191,6 +191,8 @@ def _become(order: Mapping[str, Any]) -> None:
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["env"])
+    if SWITCH in os.environ:
+        report_files_on_the_loop()
     sys.argv = ["penstock", *order["arguments"]]
     # Processes that the command starts import the main module by its name.
     sys.modules["__main__"] = sys.modules["penstock.cli.main"]
@@ -204,6 +206,7 @@ if __name__ == "__main__":
 
     sys.path[0] = str(Path(__file__).parent.parent)
     from kit.fork_server import keep_fork_server
+    from kit.loop_files import SWITCH, report_files_on_the_loop
 
     del sys.path[0]
     *more, descriptor = sys.argv[1:]

@@ -1,13 +1,10 @@
-"""Waits that can be cancelled at any moment, the end of tasks that nobody needs any more, and faults of callbacks."""
+"""Waits that can be cancelled at any moment, and the end of tasks that nobody needs any more."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
 from typing import Any
-
-FAULT = "penstock_fault"
-"""Marks a fault in what the event loop's exception handler gets."""
 
 
 async def set_within(event: asyncio.Event, timeout_s: float) -> bool:
@@ -29,9 +26,3 @@ async def end_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in ending:
         task.cancel()
     await asyncio.gather(*ending, return_exceptions=True)
-
-
-def report_fault(message: str, error: BaseException) -> None:
-    """Give a fault of ours to the exception handler of the running loop, which logs it and may end the process."""
-    context = {"message": message, "exception": error, FAULT: True}
-    asyncio.get_running_loop().call_exception_handler(context)

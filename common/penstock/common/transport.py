@@ -16,11 +16,11 @@ from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from penstock.common.background import report_fault
 from penstock.common.forking import forks, keep_in_children
 from penstock.common.kafka_errors import client_logger, from_kafka, too_large, wrong_configuration
 from penstock.common.outgoing import Outgoing
 from penstock.common.settings import KafkaSettings
-from penstock.common.tasks import report_fault
 from penstock.schemas.errors import (
     BrokerUnavailable,
     Forbidden,

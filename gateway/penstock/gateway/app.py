@@ -12,6 +12,7 @@ from fastapi import Depends, FastAPI
 from fastapi.concurrency import run_in_threadpool
 from starlette.routing import NoMatchFound
 
+from penstock.common.background import FAULT, on_faults
 from penstock.common.stop_bound import StopBound
 from penstock.common.tasks import end_all
 from penstock.gateway.batches import batch_routes, file_routes
@@ -224,7 +225,16 @@ async def run_gateway(settings: GatewaySettings) -> int:
         stop()
         context.prepare_stop()  # nothing comes any more that a call could wait for
 
+    def fault() -> None:
+        """What it serves can mostly end in order, within the drain."""
+        if not failures:
+            logger.critical("gateway.failed reason=%s", FAULT)
+            failures.append(FAULT)
+            if not server.should_exit:
+                stop()
+
     context.on_failure = fail
+    on_faults(loop, fault)
     with StopBound("gateway", conf.drain_s + STOP_S, stop) as bound:
         await server.serve()
     return EXIT_OK if server.started and not failures else EXIT_FAILED

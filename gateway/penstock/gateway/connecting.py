@@ -12,6 +12,7 @@ from functools import partial
 
 from penstock.common import admin
 from penstock.common.artifacts.configured import open_store
+from penstock.common.background import BackgroundTasks
 from penstock.common.clock import now_ms
 from penstock.common.threads import in_daemon_thread
 from penstock.common.transport import AsyncTransport, Transport
@@ -95,7 +96,7 @@ class Connecting:
         async with AsyncExitStack() as stack:
             threads = Threads(one_tenant=settings.auth.keys_file is None)
             stack.callback(threads.close)
-            stack.callback(os.close, view_file.own(conf.view_path))
+            stack.callback(os.close, await asyncio.to_thread(view_file.own, conf.view_path))
             store = await asyncio.to_thread(Store, conf.view_path, identity)
             stack.push_async_callback(asyncio.to_thread, store.close)
             transport = Transport(kafka, delivery_timeout_s=10)
@@ -179,7 +180,9 @@ class Connecting:
             batches = BatchRunner(self._context, service)
             self._context.wake_batches = batches.wake
             self._context.metrics.read_batches = batches.counts
-            running = asyncio.create_task(batches.run(), name="batches")
+            errands = BackgroundTasks()
+            stack.push_async_callback(errands.cancel)
+            running = errands.start(batches.run(), "batches")
             self._context.stop_batches = running.cancel
             stack.push_async_callback(_ended, running)
             for errand, name in (
@@ -190,7 +193,7 @@ class Connecting:
                 (service.dependencies.run(), "dependencies"),
                 (service.feeds.run(), "feeds"),
             ):
-                stack.callback(asyncio.create_task(errand, name=name).cancel)
+                errands.start(errand, name)
             self._stack = stack.pop_all()
         self._context.connected = service
 

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from penstock.common.background import BackgroundTasks
 from penstock.gateway.metrics import CONTENT_TYPE
 from penstock.gateway.server import Server
 
@@ -34,18 +35,19 @@ class HealthServer:
             Starlette(routes=routes), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
         )
         self._server = Server(config)
+        self._tasks = BackgroundTasks()
         self._serving: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Raises OSError when the port is taken."""
         family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
         listening = socket.create_server(self._address, family=family)
-        self._serving = asyncio.get_running_loop().create_task(self._server.serve([listening]), name="health")
+        self._serving = self._tasks.start(self._server.serve([listening]), "health")
 
     async def stop(self) -> None:
         self._server.should_exit = True
         if self._serving is not None:
-            await self._serving
+            await asyncio.wait({self._serving})
 
     async def _healthz(self, _request: Request) -> Response:
         return JSONResponse({"status": "ok"})

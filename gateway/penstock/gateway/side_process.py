@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
 
+from penstock.common.background import FAULT, on_faults
 from penstock.common.configuration import RegistrySection
 from penstock.common.stop_bound import StopBound
 from penstock.common.threads import in_daemon_thread
@@ -64,7 +65,7 @@ class Over:
 
 
 async def run(
-    name: str, health: HealthAddress, registry: RegistrySection, make: Callable[[Over, Codecs], SideProcess]
+    name: str, health: HealthAddress, registry: RegistrySection, make: Callable[[Over, Codecs], Awaitable[SideProcess]]
 ) -> int:
     """Run until SIGTERM, SIGINT or `Over.fail`; the exit code. An error of the configuration is logged in one line.
 
@@ -72,22 +73,29 @@ async def run(
     """
     over = Over(name)
     process: SideProcess | None = None
+    step = f"the schema registry at {registry.url}"
+
+    async def made() -> SideProcess:
+        nonlocal step
+        codecs = await in_daemon_thread(partial(registry_codecs, registry.url, write=registry.write))
+        step = "its files to be opened"
+        return await make(over, codecs)
 
     def asked_to_stop() -> None:
         if not over.code.done():
-            waits_for = f"the schema registry at {registry.url}" if process is None else process.waits_for or "nothing"
+            waits_for = step if process is None else process.waits_for or "nothing"
             logger.info("%s.stopping waits_for=%s", name, waits_for)
         over.finish()
 
+    on_faults(asyncio.get_running_loop(), lambda: over.fail(FAULT))
     with StopBound(name, STOP_S, asked_to_stop) as bound:
-        work = in_daemon_thread(partial(registry_codecs, registry.url, write=registry.write))
-        asking = asyncio.create_task(work, name="schema registry")
-        await asyncio.wait({asking, over.code}, return_when=asyncio.FIRST_COMPLETED)
-        if not asking.done():
-            asking.cancel()
+        making = asyncio.create_task(made(), name="start")
+        await asyncio.wait({making, over.code}, return_when=asyncio.FIRST_COMPLETED)
+        if not making.done():
+            making.cancel()
             return await over.code
         try:
-            process = make(over, asking.result())
+            process = making.result()
         except PenstockError as error:
             logger.error("%s.cannot_start %s", name, error)
             return EXIT_FAILED

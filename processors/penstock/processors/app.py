@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from penstock.common import admin
+from penstock.common.background import on_faults
 from penstock.common.clock import now_ms
 from penstock.common.file_differences import file_differences
 from penstock.common.group_names import group_name
@@ -22,14 +23,15 @@ from penstock.common.shards.shard_copy import ShardCopy
 from penstock.common.stop_bound import StopBound, run_process
 from penstock.common.tasks import end_all, set_within
 from penstock.common.threads import in_daemon_thread
-from penstock.processors.assembly import Parts, assemble
-from penstock.processors.background import on_faults
+from penstock.processors.assembly import DELIVERY_TIMEOUT_S, LocalFiles, Parts, assemble
 from penstock.processors.data_folder import claim
 from penstock.processors.health import HealthServer
 from penstock.processors.kafka.batches import TP, Progress
-from penstock.processors.kafka.watchdog import JoinWatch, StallWatch
+from penstock.processors.kafka.journal import CrashJournal
+from penstock.processors.kafka.watchdog import DeliveryWatch, JoinWatch, StallWatch
 from penstock.processors.metrics import Metrics
 from penstock.processors.models.machine import UnknownDevice
+from penstock.processors.models.serving import open_estimates
 from penstock.processors.quiet import quiet_logs
 from penstock.processors.settings import WorkerSettings
 from penstock.schemas.errors import BrokerUnavailable, Overloaded, PenstockError, RegistryUnavailable
@@ -41,6 +43,8 @@ from penstock.schemas.topics import CLASSES, TopicNames
 logger = logging.getLogger(__name__)
 
 UNJOINED_S = 120.0
+UNDELIVERED_S = 600.0
+"""After so long without any acknowledgement of a Kafka that answers the worker ends."""
 OBSERVE_S = 1.0
 """How often the devices are measured."""
 REPORT_GAP_S = 0.25
@@ -64,7 +68,7 @@ async def run_worker(settings: WorkerSettings) -> int:
     """Run one worker until SIGTERM or SIGINT; the process's exit code. Never raises for what a user can mend."""
     quiet_logs()
     try:
-        folder = claim(settings.worker.data_dir)
+        folder = await in_daemon_thread(claim, settings.worker.data_dir)
     except OSError as error:
         cause = f"{error.strerror}: {error.filename}"
         print(f"penstock worker: its folder cannot be used ({cause}); set worker.data_dir", file=sys.stderr, flush=True)
@@ -102,6 +106,8 @@ class WorkerApp:
         self._metrics = Metrics()
         self._watch = StallWatch(settings.worker.stall_s)
         self._join_watch = JoinWatch(UNJOINED_S)
+        self._delivery_watch = DeliveryWatch(UNDELIVERED_S, DELIVERY_TIMEOUT_S)
+        self._waits_for_kafka = False
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._parts: Parts | None = None
         self._state = "starting"
@@ -145,6 +151,7 @@ class WorkerApp:
     async def _start(self) -> None:
         """Verify, connect, replay control, load models in the background, begin to join. Raises CannotStart."""
         loop = asyncio.get_running_loop()
+        on_faults(loop, self._break_down)
         conf, kafka, registry = self.settings.worker, self.settings.kafka_settings(), self.settings.schema_registry
         try:
             await self._health.start()
@@ -155,7 +162,7 @@ class WorkerApp:
             self._step = f"the topics of Kafka at {kafka.bootstrap_servers}"
             partitions = await in_daemon_thread(verify_topics, self.settings)
             group_id = await in_daemon_thread(name_group, self.settings)
-            copy = await in_daemon_thread(open_copy, self.settings)
+            files = await in_daemon_thread(open_files, self.settings)
             self._step = f"the schema registry at {registry.url}"
             codecs = await in_daemon_thread(partial(registry_codecs, registry.url, write=registry.write))
             parts = self._parts = assemble(
@@ -166,10 +173,9 @@ class WorkerApp:
                 self._metrics,
                 lambda: self._finish(EXIT_FAILED),
                 loop,
-                copy,
+                files,
             )
-            on_faults(loop, parts.worker.break_down)
-            if copy is not None:
+            if (copy := files.copy) is not None:
                 copy.on_failure = lambda reason: loop.call_soon_threadsafe(self._copy_failed, reason)
             parts.desired_models.on_observed = self._orders_observed
         except RegistryUnavailable as error:
@@ -195,14 +201,12 @@ class WorkerApp:
         parts.membership.on_joined = lambda: self._report(parts)
         parts.membership.start()
         self._joins = True
-        parts.background += [
-            asyncio.create_task(self._guard(parts.worker.tick_forever()), name="ticker"),
-            asyncio.create_task(self._guard(parts.committer.run_forever()), name="committer"),
-            asyncio.create_task(self._guard(self._watch_forever(parts)), name="watchdog"),
-            asyncio.create_task(self._guard(self._report_forever(parts)), name="reporter"),
-            asyncio.create_task(self._guard(self._observe_forever(parts)), name="observer"),
-            asyncio.create_task(self._guard(parts.partitions.run_forever()), name="partition watch"),
-        ]
+        parts.background.start(parts.worker.tick_forever(), "ticker")
+        parts.background.start(parts.committer.run_forever(), "committer")
+        parts.background.start(self._watch_forever(parts), "watchdog")
+        parts.background.start(self._report_forever(parts), "reporter")
+        parts.background.start(self._observe_forever(parts), "observer")
+        parts.background.start(parts.partitions.run_forever(), "partition watch")
         self._state = "running"
         # What has been made so far lives as long as the process: the collector need not look at it per few messages.
         gc.collect()
@@ -216,17 +220,11 @@ class WorkerApp:
         if not self._over.done():
             self._over.set_result(code)
 
-    async def _guard(self, forever: Any) -> None:
-        """A background loop that ends by an error ends the worker: it must not go on half alive."""
-        try:
-            await forever
-        except asyncio.CancelledError:
-            raise
-        except Exception:
-            logger.exception("worker.loop_failed")
-            if self._parts is not None:
-                self._parts.worker.break_down()
-            self._finish(EXIT_FAILED)
+    def _break_down(self) -> None:
+        """A fault of ours: the worker must not go on half alive."""
+        if self._parts is not None:
+            self._parts.worker.break_down()
+        self._finish(EXIT_FAILED)
 
     async def _watch_forever(self, parts: Parts) -> None:
         """Once a second."""
@@ -250,6 +248,9 @@ class WorkerApp:
             joined=joined, was_member=generation >= 0, broker_answers=answers, now=time.monotonic()
         ):
             return f"worker.not_joined generation={generation}"
+        if await self._undelivered(parts):
+            publisher = parts.publisher
+            return f"worker.undelivered records={publisher.unacknowledged} oldest_s={publisher.oldest_s:.0f}"
         if not joined:
             return None
         try:
@@ -259,6 +260,15 @@ class WorkerApp:
             return "worker.consumer_thread_stuck"
         stalled = self._watch.look(self._seen, room=parts.worker.has_room, now=time.monotonic())
         return f"worker.stalled partitions={sorted(stalled)}" if stalled else None
+
+    async def _undelivered(self, parts: Parts) -> bool:
+        """Whether records wait for Kafka for ever. Logs when they begin to wait."""
+        publisher, waits = parts.publisher, parts.publisher.trouble
+        if waits is not None and not self._waits_for_kafka:
+            logger.warning("worker.waits_for_kafka reason=%s", waits)
+        self._waits_for_kafka = waits is not None
+        answers = waits is None or await parts.watch.wait(1.0)
+        return self._delivery_watch.look(publisher.oldest_s, publisher.acknowledged, answers, now=time.monotonic())
 
     async def _report_forever(self, parts: Parts) -> None:
         rounds = 0
@@ -342,6 +352,8 @@ class WorkerApp:
             reasons.append("the schema registry is unreachable")
         if (trouble := parts.publisher.trouble) is not None:
             reasons.append(trouble)
+        if parts.journal.trouble is not None:
+            reasons.append(parts.journal.trouble)
         if parts.copy is not None and parts.copy.trouble is not None:
             reasons.append(f"conversations cannot be copied: {parts.copy.trouble}")
         for lane in parts.flow.lanes.values():
@@ -424,7 +436,7 @@ class WorkerApp:
     async def _stop_parts(self, parts: Parts) -> None:
         if self._joins:
             await self._drain(parts)
-        await end_all(parts.background)
+        await parts.background.cancel()
         await parts.erasing.close()
         if self._joins:
             await self._leave(parts)
@@ -438,9 +450,7 @@ class WorkerApp:
             await asyncio.to_thread(parts.copy.close)
         parts.watch.close()
         await asyncio.to_thread(parts.transport.close, 5.0)
-        if not parts.worker.broken:
-            parts.journal.orderly_stop()
-        parts.journal.close()
+        await parts.journal.close(orderly=not parts.worker.broken)
 
     async def _leave(self, parts: Parts) -> None:
         """Leave the group within `LEAVE_S`. Cancelling it would not end it: Faust's services go on stopping."""
@@ -507,6 +517,16 @@ def name_group(settings: WorkerSettings) -> str:
         raise CannotStart(f"no Kafka at {kafka.bootstrap_servers}: {error}", EXIT_UNREACHABLE) from error
     except PenstockError as error:
         raise CannotStart(f"{error}; grant the right to describe it, or set worker.group_id") from error
+
+
+def open_files(settings: WorkerSettings) -> LocalFiles:
+    """What this worker has on its disk. Blocks. Raises CannotStart."""
+    folder = settings.worker.data_dir
+    copy = open_copy(settings)
+    try:
+        return LocalFiles(CrashJournal(folder / "journal", settings.worker_id), open_estimates(folder), copy)
+    except OSError as error:
+        raise CannotStart(f"its folder cannot be used ({error}); set worker.data_dir") from error
 
 
 def open_copy(settings: WorkerSettings) -> ShardCopy | None:

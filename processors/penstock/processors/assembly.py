@@ -1,4 +1,4 @@
-"""The worker's parts and how they are joined. Making them does no I/O but for journal and devices."""
+"""The worker's parts and how they are joined. Making them does no I/O but for devices."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from penstock.common.background import BackgroundTasks
 from penstock.common.clock import now_ms
 from penstock.common.refetch import Refetcher
 from penstock.common.shards.shard_copy import ShardCopy
@@ -30,7 +31,7 @@ from penstock.processors.kafka.broker_watch import BrokerWatch, metadata_probe
 from penstock.processors.kafka.control import ControlBook, ControlFollower
 from penstock.processors.kafka.desired import DesiredFollower
 from penstock.processors.kafka.intake import Intake
-from penstock.processors.kafka.journal import CrashJournal
+from penstock.processors.kafka.journal import CrashJournal, JournalWriter
 from penstock.processors.kafka.membership import GroupSettings, Membership
 from penstock.processors.kafka.outcomes import Outcomes
 from penstock.processors.kafka.partition_watch import PartitionWatch
@@ -42,6 +43,7 @@ from penstock.processors.lanes import Lanes
 from penstock.processors.metrics import Metrics
 from penstock.processors.models.catalog import retry_settings
 from penstock.processors.models.desired_models import DesiredModels
+from penstock.processors.models.remembered import RememberedEstimates
 from penstock.processors.models.serving import Serving
 from penstock.processors.outputs import Outputs
 from penstock.processors.settings import WorkerSettings
@@ -53,6 +55,16 @@ from penstock.schemas.registry import Codecs
 from penstock.schemas.topics import CLASSES
 
 DELIVERY_TIMEOUT_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFiles:
+    """What the worker has on its own disk. To open it blocks."""
+
+    journal: CrashJournal
+    estimates: RememberedEstimates
+    copy: ShardCopy | None
+    """Of the topic that conversations share, if they share one."""
 
 
 @dataclass(slots=True)
@@ -70,7 +82,7 @@ class Parts:
     execution: Execution
     serving: Serving
     lanes: Lanes
-    journal: CrashJournal
+    journal: JournalWriter
     book: ControlBook
     control: ControlFollower
     desired: DesiredFollower
@@ -81,7 +93,7 @@ class Parts:
     committer: Committer
     erasing: Erasing
     partitions: PartitionWatch
-    background: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
+    background: BackgroundTasks = field(default_factory=BackgroundTasks)
 
 
 def assemble(
@@ -92,10 +104,13 @@ def assemble(
     metrics: Metrics,
     on_broken: Callable[[], None],
     loop: asyncio.AbstractEventLoop,
-    copy: ShardCopy | None,
+    files: LocalFiles,
 ) -> Parts:
-    """Make and join the parts of a worker of these request topics. `copy`: of the topic that conversations share, if
-    they share one. `on_broken`: after an internal error the process must exit. Raises UnknownDevice."""
+    """Make and join the parts of a worker of these request topics.
+
+    `on_broken`: after an internal error the process must exit. Raises UnknownDevice.
+    """
+    journal, copy = files.journal, files.copy
     conf, kafka = settings.worker, settings.kafka_settings()
     names, clock = kafka.names, time.monotonic
     codec, faults = codecs.blocking, Faults.from_env()
@@ -127,7 +142,7 @@ def assemble(
         store_threads=store_threads.writes(),
         after_append=lambda: faults.hit("after_answer_append"),
     )
-    journal = CrashJournal(conf.data_dir / "journal", settings.worker_id)
+    journal_writer = JournalWriter(journal)
     book = ControlBook(horizon_s=conf.control_horizon_s, remembered=conf.control_remembered)
     lanes = Lanes(metrics, clock=clock)
     serving = Serving(
@@ -137,6 +152,7 @@ def assemble(
         reports=lanes,
         clock_ms=now_ms,
         clock=clock,
+        remembered=files.estimates,
     )
     flow = Flow(
         flow_settings(settings),
@@ -227,6 +243,7 @@ def assemble(
             refetcher=refetcher,
             lanes=lanes,
             journal=journal,
+            journal_writer=journal_writer,
             metrics=metrics,
             faults=faults,
         )
@@ -242,7 +259,7 @@ def assemble(
         execution=execution,
         serving=serving,
         lanes=lanes,
-        journal=journal,
+        journal=journal_writer,
         book=book,
         control=control,
         desired=DesiredFollower(kafka, codec, loop, desired_models.on_records, desired_models.on_topic),
@@ -294,7 +311,6 @@ def _group(settings: WorkerSettings, group_id: str) -> GroupSettings:
     return GroupSettings(
         group_id=group_id,
         client_id=settings.worker_id,
-        data_dir=conf.data_dir / "faust",
         session_timeout_s=conf.session_timeout_s,
         heartbeat_s=conf.heartbeat_s,
         fetch_wait_ms=conf.fetch_wait_ms,

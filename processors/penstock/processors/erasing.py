@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from penstock.processors.background import BackgroundTasks
+from penstock.common.background import BackgroundTasks
 from penstock.processors.conversations.turns import Turns
 from penstock.processors.kafka.control import ControlBook
 from penstock.schemas.records import ControlCommand, Origin

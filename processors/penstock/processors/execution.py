@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from penstock.common.background import BackgroundTasks
 from penstock.common.clock import now_ms
-from penstock.processors.background import BackgroundTasks
 from penstock.processors.conversations.messages import answer_message, as_summary
 from penstock.processors.conversations.turns import LostOwnership, ToSumUp, Turns
 from penstock.processors.core.effects import Begin, Keep, LookUp, Prepare, ShowPreview, Start

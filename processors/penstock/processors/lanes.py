@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence, Set
 
-from penstock.processors.background import reporting
+from penstock.common.background import reporting
 from penstock.processors.core.effects import Load, Size, Unload
 from penstock.processors.core.fleet.ledger import OutOfMemory
 from penstock.processors.core.fleet.residents import Needs

@@ -35,8 +35,8 @@ class WorkerSection(Section):
     pool: str | None = None
     """Serve the request topics of this pool instead of the common ones."""
     data_dir: Path = Path(".penstock/worker")
-    """The folder of the crash journal, of outputs that wait for their store and of Faust's files. While another worker
-    holds it, this one takes the first free one of `worker-2`, `worker-3` and so on, beside it."""
+    """The folder of the crash journal and of outputs that wait for their store. While another worker holds it, this one
+    takes the first free one of `worker-2`, `worker-3` and so on, beside it."""
     artifacts_dir: str | None = None
     """Only when the worker sees the artifacts under another name than `artifacts.location`: a folder or a URL."""
     health_host: str = "127.0.0.1"

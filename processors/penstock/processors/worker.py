@@ -27,7 +27,7 @@ from penstock.processors.faults import Faults
 from penstock.processors.inbox import LONG, Inbox
 from penstock.processors.kafka.batches import Assignment, Batch, Delivered
 from penstock.processors.kafka.intake import Intake
-from penstock.processors.kafka.journal import CrashJournal
+from penstock.processors.kafka.journal import CrashJournal, JournalWriter
 from penstock.processors.kafka.outcomes import Outcomes
 from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.lanes import Lanes
@@ -81,6 +81,7 @@ class Rooms:
     refetcher: Refetcher
     lanes: Lanes
     journal: CrashJournal
+    journal_writer: JournalWriter
     metrics: Metrics
     faults: Faults
 
@@ -319,9 +320,16 @@ class Worker:
     def _start(self, effect: ask.Start) -> None:
         subject = effect.subject
         self._rooms.journal.started(subject.first_key, subject.request_id, subject.attempt)
-        if not effect.inline:
-            self._rooms.journal.flush()  # an engine that runs elsewhere can take the worker with it
-        self._rooms.execution.start(effect)
+        if effect.inline:
+            self._rooms.execution.start(effect)
+        else:  # an engine that runs elsewhere can take the worker with it
+            self._rooms.journal_writer.flush(lambda: self._journaled(effect))
+
+    @_breaking
+    def _journaled(self, effect: ask.Start) -> None:
+        if not self.broken:
+            self._rooms.execution.start(effect)
+            self.changed()
 
     def _chunk(self, effect: ask.Chunk) -> None:
         faults = self._rooms.faults
@@ -396,7 +404,7 @@ class Worker:
             now = self._clock()
             self._rooms.publisher.tick()
             flow.tick(now, now_ms())
-            self._rooms.journal.flush()
+            self._rooms.journal_writer.flush()
             if now >= next_slow:
                 next_slow = now + SLOW_TICK_S
                 flow.check_timeouts(now)

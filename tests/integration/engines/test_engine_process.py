@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
+from penstock.common.background import on_faults
 from penstock.common.engine_kinds import KINDS
-from penstock.processors.background import on_faults
 from penstock.processors.engines.base import Engine, EngineGone, EngineState, Limits, Prepared, RunSpec
 from penstock.processors.engines.process import engine_process
 from penstock.processors.engines.process.engine_process import EngineProcess

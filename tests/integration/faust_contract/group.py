@@ -98,7 +98,7 @@ class Group:
 
     def settings(self, name: str, **options: Any) -> GroupSettings:
         wanted: dict[str, Any] = {"session_timeout_s": 6, "heartbeat_s": 0.5, **options}
-        return GroupSettings(group_id=self.id, client_id=name, data_dir=self.folder / name, **wanted)
+        return GroupSettings(group_id=self.id, client_id=name, **wanted)
 
     @asynccontextmanager
     async def member(
@@ -136,7 +136,7 @@ class MemberProcess:
         program = Path(__file__).with_name("member_process.py")
         self.name = name
         self.log = group.folder / f"{name}.log"
-        arguments = [group.bootstrap, group.id, str(group.folder), name, str(stall_s), *group.topics]
+        arguments = [group.bootstrap, group.id, name, str(stall_s), *group.topics]
         with self.log.open("ab") as out, self.log.with_suffix(".err").open("ab") as err:
             self.popen = subprocess.Popen([sys.executable, str(program), *arguments], stdout=out, stderr=err)
 

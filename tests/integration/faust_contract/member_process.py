@@ -12,7 +12,6 @@ import json
 import sys
 import time
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 from penstock.common.settings import KafkaSettings
@@ -28,10 +27,8 @@ def tell(**words: Any) -> None:
 
 
 class Member:
-    def __init__(self, bootstrap: str, group: str, folder: Path, name: str, stall_s: float, topics: list[str]) -> None:
-        settings = GroupSettings(
-            group_id=group, client_id=name, data_dir=folder / name, session_timeout_s=6, heartbeat_s=0.5
-        )
+    def __init__(self, bootstrap: str, group: str, name: str, stall_s: float, topics: list[str]) -> None:
+        settings = GroupSettings(group_id=group, client_id=name, session_timeout_s=6, heartbeat_s=0.5)
         self.membership = Membership(
             KafkaSettings(bootstrap_servers=bootstrap),
             settings,
@@ -85,5 +82,5 @@ class Member:
 
 
 if __name__ == "__main__":
-    _, bootstrap_, group_, folder_, name_, stall_, *topics_ = sys.argv
-    asyncio.run(Member(bootstrap_, group_, Path(folder_), name_, float(stall_), topics_).run())
+    _, bootstrap_, group_, name_, stall_, *topics_ = sys.argv
+    asyncio.run(Member(bootstrap_, group_, name_, float(stall_), topics_).run())

@@ -20,6 +20,7 @@ from websockets.client import ClientProtocol
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
+from penstock.common.background import on_faults
 from penstock.gateway.edge.open_files import raise_open_files
 from penstock.gateway.edge.protocols import SEND_NOW, Pace, Patience, SharedText, protocols
 from support import wait_until_async
@@ -120,11 +121,33 @@ async def test_a_socket_whose_shutdown_fails_is_aborted(caplog: pytest.LogCaptur
     transport = Mock()
     socket = made(1, lambda: None, transport)
     socket.conn.send_eof()  # as after any error of the protocol's
-    with caplog.at_level(logging.WARNING):
-        socket.shutdown()
+    socket.shutdown()
     transport.abort.assert_called_once_with()
-    assert "edge.shutdown_failed" in caplog.text
+    assert "edge.connection_failed in=shutdown" in caplog.text
     socket.connection_lost(ConnectionAbortedError())
+
+
+@pytest.mark.parametrize(
+    ("kind", "call", "arguments"),
+    [
+        (0, "connection_lost", [None]),
+        (0, "timeout_keep_alive_handler", []),
+        (1, "connection_lost", [None]),
+        (1, "send_keepalive_ping", []),
+        (1, "keepalive_timeout", []),
+    ],
+)
+async def test_what_the_event_loop_calls_of_a_connection_ends_that_connection_alone(
+    kind: int, call: str, arguments: list[Any]
+) -> None:
+    faults, transport, loop = list[str](), Mock(), asyncio.get_running_loop()
+    on_faults(loop, lambda: faults.append("fault"))
+    connection = made(kind, lambda: None, transport)
+    transport.is_closing.side_effect = KeyError("as in a bug")
+    connection.connections = None
+    loop.call_soon(getattr(connection, call), *arguments)
+    await wait_until_async(lambda: faults or transport.abort.called)
+    assert faults == []
 
 
 OVERRIDDEN = {
@@ -135,12 +158,15 @@ OVERRIDDEN = {
         "on_headers_complete(self)",
         "resume_writing(self)",
         "connection_lost(self, exc)",
+        "timeout_keep_alive_handler(self)",
     ),
     WebSocketsSansIOProtocol: (
         "connection_made(self, transport)",
         "data_received(self, data)",
         "handle_connect(self, event)",
         "shutdown(self)",
+        "send_keepalive_ping(self)",
+        "keepalive_timeout(self)",
         "resume_writing(self)",
         "connection_lost(self, exc)",
     ),

@@ -1,14 +1,16 @@
-"""What a worker verifies before it joins."""
+"""What a worker verifies before it joins, and what ends it so that another one continues."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from penstock.common import admin
-from penstock.processors.app import CannotStart, verify_topics
+from penstock.processors import app as app_module
+from penstock.processors.app import UNDELIVERED_S, CannotStart, WorkerApp, verify_topics
 from penstock.processors.settings import WorkerSettings
 from penstock.schemas.topics import TopicNames
 
@@ -25,3 +27,34 @@ def test_a_topic_whose_order_counts_must_have_one_partition(topic: str, monkeypa
     counts[topic] = 2
     with pytest.raises(CannotStart, match=f"{topic} must have one partition, it has 2"):
         verify_topics(WorkerSettings())
+
+
+async def test_a_worker_whose_records_are_never_acknowledged_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else the requests that wait for these acknowledgements would wait for ever."""
+    seconds = [0.0]
+    monkeypatch.setattr(app_module, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+
+    async def progress() -> dict[Any, Any]:
+        return {}
+
+    async def answers(timeout_s: float) -> bool:
+        return True
+
+    parts: Any = SimpleNamespace(
+        membership=SimpleNamespace(crashed=False, joined=True, generation=1, progress=progress),
+        watch=SimpleNamespace(wait=answers),
+        book=SimpleNamespace(prune=lambda _: None),
+        publisher=SimpleNamespace(unacknowledged=3, acknowledged=7, trouble="Kafka has not acknowledged 3 records"),
+        worker=SimpleNamespace(has_room=True),
+        **dict.fromkeys(("control", "desired", "peers"), SimpleNamespace(alive=True)),
+    )
+    app = WorkerApp(WorkerSettings())
+    trouble = None
+    while trouble is None and seconds[0] < 2 * UNDELIVERED_S:
+        parts.publisher.oldest_s = seconds[0]
+        trouble = await app._trouble(parts)  # pyright: ignore[reportPrivateUsage]
+        seconds[0] += 1
+    assert trouble == f"worker.undelivered records=3 oldest_s={UNDELIVERED_S:.0f}"
+    assert caplog.text.count("worker.waits_for_kafka reason=Kafka has not acknowledged 3 records") == 1

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lanes_world import LanesWorld
+from penstock.common.background import on_faults
 from penstock.common.model_entry import ModelEntry
-from penstock.processors.background import on_faults
 from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet.ledger import CannotLoad
 from penstock.processors.models.catalog import ModelConfig

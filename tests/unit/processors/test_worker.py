@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterable
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,10 @@ from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.settings import FlowSettings
 from penstock.processors.execution import Execution
 from penstock.processors.faults import Faults
+from penstock.processors.kafka import journal as journal_module
 from penstock.processors.kafka.batches import Assignment, Batch, Delivered
 from penstock.processors.kafka.intake import Intake
-from penstock.processors.kafka.journal import CrashJournal
+from penstock.processors.kafka.journal import CrashJournal, JournalWriter
 from penstock.processors.kafka.outcomes import Outcomes
 from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.metrics import Metrics
@@ -124,6 +127,7 @@ class Shell:
         self.broker, self.intake, self.refetches, self.loads = Broker(), RegistryBehind(), Refetches(), Loads()
         self.engine, self.metrics = ScriptedEngine(inline=True), Metrics()
         self.journal = CrashJournal(folder / "journal")
+        self.journal_writer = JournalWriter(self.journal)
         self.flow = Flow(FlowSettings(**settings), Models("m"), Book(), deaths=self.journal.deaths)
         self.held: list[frozenset[tuple[str, int]]] = []
         self.erased: list[ControlCommand] = []
@@ -164,6 +168,7 @@ class Shell:
                 refetcher=self.refetches,
                 lanes=self.loads,
                 journal=self.journal,
+                journal_writer=self.journal_writer,
                 metrics=self.metrics,
                 faults=Faults({}),
             )
@@ -589,6 +594,61 @@ async def test_the_journal_has_a_start_before_an_engine_outside_this_process_doe
     await wait_until_async(lambda: shell.engine.runs)
     written = (shell.folder / "journal").read_text()
     assert ("a" in written.split()) is not inline
+
+
+class SlowDisk:
+    """Each write of the journal waits in its thread until `answers` is set. One on the event loop fails at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answers, self.on_loop, self._write = threading.Event(), 0, os.write
+        monkeypatch.setattr(journal_module.os, "write", self.write)
+
+    def write(self, file: int, data: bytes) -> int:
+        if threading.current_thread() is threading.main_thread():
+            self.on_loop += 1
+        else:
+            assert self.answers.wait(60)
+        return self._write(file, data)
+
+
+@pytest.fixture
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
+    disk = SlowDisk(monkeypatch)
+    yield disk
+    disk.answers.set()
+
+
+async def test_a_start_waits_for_the_disk_and_the_loop_does_not(shell: Shell, slow_disk: SlowDisk) -> None:
+    shell.engine.prepares_inline = False
+    shell.up(inline=False)
+    shell.deliver(LOW, request("a"), request("cancelled"))
+    await wait_until_async(lambda: len(shell.running()) == 2)
+    fields: Any = {"request_id": "cancelled", "tenant": "default", "created_at": NOW_MS}
+    shell.worker.on_commands([ControlCommand(kind="cancel", **fields)])
+    await shell.turns()
+    assert (slow_disk.on_loop, len(shell.engine.runs)) == (0, 0)
+    assert shell.broker.ended() == {"cancelled": "cancelled"}, "the loop does its other work"
+    slow_disk.answers.set()
+    await wait_until_async(lambda: shell.engine.runs)
+    assert [run_id.partition("#")[0] for run_id in shell.engine.runs] == ["a"]
+    assert "a" in (shell.folder / "journal").read_text().split()
+
+
+async def test_a_disk_that_does_not_answer_counts_as_one_that_refuses(
+    shell: Shell, slow_disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "DISK_S", 0.05)
+    shell.engine.prepares_inline = False
+    shell.up(inline=False)
+    shell.deliver(LOW, request("a"))
+    await wait_until_async(lambda: shell.engine.runs)
+    assert shell.journal_writer.trouble is not None
+    shell.deliver(LOW, request("b"))
+    await wait_until_async(lambda: len(shell.engine.runs) == 2)
+    slow_disk.answers.set()
+    await wait_until_async(lambda: shell.journal_writer.trouble is None)
+    await shell.journal_writer.close(orderly=False)
+    assert (slow_disk.on_loop, shell.deaths_next_life(0, "a"), shell.deaths_next_life(1, "b")) == (0, 1, 1)
 
 
 @pytest.mark.parametrize("stage", [Stage.SETTLING, Stage.RETRYING])

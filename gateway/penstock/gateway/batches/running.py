@@ -52,17 +52,36 @@ class OpenPart:
     def __init__(self, number: int, lines: int, folder: str) -> None:
         self.number = number
         self.left = lines
-        self.ended = asyncio.Event()
+        self.news = asyncio.Event()
         self.counts = Counts()
         self.answers: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES, dir=folder)  # noqa: SIM115
         self.errors: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES, dir=folder)  # noqa: SIM115
 
-    def add(self, end: LineEnd) -> None:
-        (self.answers if end.completed else self.errors).write(end.content)
+        self._unwritten: list[tuple[Line, LineEnd]] = []
+
+    def add(self, line: Line, end: LineEnd) -> None:
+        self._unwritten.append((line, end))
         self.counts += end.counts
         self.left -= 1
-        if not self.left:
-            self.ended.set()
+        self.news.set()
+
+    async def write(self) -> Sequence[Line]:
+        """Write what has ended, in a thread, once there is something. The lines."""
+        await self.news.wait()
+        self.news.clear()
+        written, self._unwritten = self._unwritten, []
+
+        def write() -> None:
+            for _, end in written:
+                (self.answers if end.completed else self.errors).write(end.content)
+
+        await asyncio.to_thread(write)
+        return [line for line, _ in written]
+
+    @property
+    def is_whole(self) -> bool:
+        """All of its lines have ended, and are written."""
+        return not (self.left or self._unwritten)
 
     def close(self) -> None:
         self.answers.close()
@@ -249,13 +268,14 @@ class BatchRun:
             await asyncio.sleep(0)  # they are submitted before more are taken
 
     def _ended(self, part: OpenPart, line: Line, end: LineEnd) -> None:
-        self._window.give(_size(line))
-        part.add(end)
+        part.add(line, end)
         self._on_line(end)
 
     async def _keep_part(self, part: OpenPart) -> None:
-        """Write it when all of its lines have ended."""
-        await part.ended.wait()
+        """Write what its lines ended with, and the part when all have ended. A line keeps its room until then."""
+        while not part.is_whole:
+            for line in await part.write():
+                self._window.give(_size(line))
         await self._stored(
             lambda: self._keeping.put_part(self.batch.key, part.number, part.answers, part.errors, part.counts)
         )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from functools import partial
 
+from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.configured import open_store
+from penstock.common.threads import in_daemon_thread
 from penstock.common.transport import AsyncTransport, Transport
 from penstock.gateway.bridge.errands import Errands, StoreReads
 from penstock.gateway.bridge.feeder import QueueFeeder
@@ -38,15 +39,19 @@ async def run_bridge(settings: BridgeSettings) -> int:
         print("penstock bridge: there are no [[queues]] to read: see docs/how-to.md", file=sys.stderr, flush=True)
         return EXIT_USAGE
     prepare_validation()
-    return await run("bridge", settings.bridge, settings.schema_registry, partial(Bridge, settings))
+
+    async def make(over: Over, codecs: Codecs) -> Bridge:
+        store = await in_daemon_thread(open_store, settings.artifacts, settings.artifacts_location)
+        return Bridge(settings, store, over, codecs)
+
+    return await run("bridge", settings.bridge, settings.schema_registry, make)
 
 
 class Bridge:
     """One bridge process. Raises PenstockError for what it cannot be made of."""
 
-    def __init__(self, settings: BridgeSettings, over: Over, codecs: Codecs) -> None:
+    def __init__(self, settings: BridgeSettings, store: ArtifactStore, over: Over, codecs: Codecs) -> None:
         kafka, metrics, codec = settings.kafka_settings(), BridgeMetrics(), codecs.blocking
-        store = open_store(settings.artifacts, settings.artifacts_location)
         self._transport = Transport(kafka, delivery_timeout_s=DELIVERY_S)
         tenants = {queue.tenant for queue in settings.queues}
         self._clients = {

@@ -196,7 +196,9 @@ class QueueFeeder:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         message = self._tasks.pop(task)
-        if task.cancelled() and not message.taken:  # others have it: here it ends without a trace
+        if not task.cancelled():
+            task.result()  # what it raises is a fault, as of any callback
+        elif not message.taken:  # others have it: here it ends without a trace
             self._book.settled(message)
 
     def _again(self, message: QueueMessage, *, tried: bool) -> None:

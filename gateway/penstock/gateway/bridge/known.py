@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from penstock.common import admin
+from penstock.common.background import BackgroundTasks
 from penstock.common.clock import now_ms
 from penstock.common.model_pools import pool_of
 from penstock.common.reader import PartitionReader, RawMessage
@@ -109,6 +110,7 @@ class Known:
         """One for all who ask: beginning to follow a shared topic takes long."""
         self._heads: HeadsFollower | None = None
         """Of conversations that share a topic, once somebody asked for them."""
+        self._tasks = BackgroundTasks()
         self._looking: asyncio.Task[None] | None = None
         self.sent = SentRequests()
 
@@ -117,8 +119,7 @@ class Known:
         self._reader = await asyncio.to_thread(self._begin)
 
     async def stop(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
+        await self._tasks.cancel()
         if self._reader is not None:
             await asyncio.to_thread(self._reader.stop)
         if self._listing is not None:  # its thread may be making the follower
@@ -167,7 +168,7 @@ class Known:
 
     def look_again(self) -> None:
         """Others may have sent something: `up_to_date` waits for all that is on the topics now."""
-        self._looking = asyncio.get_running_loop().create_task(self._read_to_ends(), name="known")
+        self._looking = self._tasks.start(self._read_to_ends(), "known")
 
     async def up_to_date(self) -> None:
         """Wait for what `look_again` asked for last. Raises BrokerUnavailable when reading has ended."""

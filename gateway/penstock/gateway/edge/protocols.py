@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -18,6 +20,8 @@ from websockets.protocol import State
 from penstock.schemas.errors import InvalidRequest, error_body
 
 logger = logging.getLogger(__name__)
+
+F = TypeVar("F", bound=Callable[..., None])
 
 
 def _bad_head() -> bytes:
@@ -103,11 +107,27 @@ class SharedText:
         self.wire = WireFrame(Opcode.TEXT, text.encode()).serialize(mask=False)
 
 
+def _of_connection(method: F) -> F:
+    """What it raises cuts off its connection. From the event loop it would count as a fault of the process."""
+
+    @wraps(method)
+    def call(self: Any, *args: Any) -> None:
+        try:
+            method(self, *args)
+        except Exception:
+            logger.exception("edge.connection_failed in=%s", method.__name__)
+            if (transport := getattr(self, "transport", None)) is not None:
+                transport.abort()
+
+    return cast("F", call)
+
+
 def protocols(patience: Patience) -> tuple[type[HttpToolsProtocol], type[WebSocketsSansIOProtocol]]:
     """(HTTP, WebSocket) for `uvicorn.Config`, both looked after by one warden."""
     warden = Warden(patience)
 
     class PatientHttp(HttpToolsProtocol):
+        @_of_connection
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             self._pace = warden.watch(transport)
@@ -131,11 +151,15 @@ def protocols(patience: Patience) -> tuple[type[HttpToolsProtocol], type[WebSock
             self._pace.drained = True
             super().resume_writing()
 
+        timeout_keep_alive_handler = _of_connection(HttpToolsProtocol.timeout_keep_alive_handler)
+
+        @_of_connection
         def connection_lost(self, exc: Exception | None) -> None:
             warden.forget(self.transport)
             super().connection_lost(exc)
 
     class PatientSocket(WebSocketsSansIOProtocol):
+        @_of_connection
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self._pace = warden.watch(transport)
@@ -166,18 +190,16 @@ def protocols(patience: Patience) -> tuple[type[HttpToolsProtocol], type[WebSock
             self.transport.write(shared.wire)
             return True
 
-        def shutdown(self) -> None:
-            """Whatever state it is in: an exception here would end the server before its lifespan has shut down."""
-            try:
-                super().shutdown()
-            except Exception:
-                logger.warning("edge.shutdown_failed", exc_info=True)
-                self.transport.abort()
+        # Whatever state it is in: an exception would end the server before its lifespan has shut down.
+        shutdown = _of_connection(WebSocketsSansIOProtocol.shutdown)
+        send_keepalive_ping = _of_connection(WebSocketsSansIOProtocol.send_keepalive_ping)
+        keepalive_timeout = _of_connection(WebSocketsSansIOProtocol.keepalive_timeout)
 
         def resume_writing(self) -> None:
             self._pace.drained = True
             super().resume_writing()
 
+        @_of_connection
         def connection_lost(self, exc: Exception | None) -> None:
             warden.forget(self.transport)
             super().connection_lost(exc)

@@ -12,6 +12,7 @@ from typing import Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from penstock.common.background import BackgroundTasks
 from penstock.gateway.edge.disconnects import ClientGone, unless_gone
 from penstock.gateway.edge.errors import FinalFailure, error_response, log_unexpected, outcome_error
 from penstock.gateway.edge.event_stream import KEEPALIVE, KEEPALIVE_S
@@ -29,7 +30,7 @@ from penstock.schemas.records import STATUS_RANKS
 logger = logging.getLogger(__name__)
 
 NO_WORDS: Words = MappingProxyType({})
-_background: set[asyncio.Task[None]] = set()
+_background = BackgroundTasks(ends_process=False)
 
 
 class EventWriter(Protocol):
@@ -63,9 +64,7 @@ def cancel_abandoned(control: Control, tenant: str, request_id: str) -> None:
             # It runs to its end instead: nothing is lost but work.
             logger.warning("openai.cancel_failed request_id=%s code=%s", request_id, error.code)
 
-    task = asyncio.get_running_loop().create_task(cancel())
-    _background.add(task)
-    task.add_done_callback(_background.discard)
+    _background.start(cancel(), f"cancel {request_id}")
 
 
 async def outcome(frames: AsyncIterator[Frame], words: Words = NO_WORDS) -> Json:

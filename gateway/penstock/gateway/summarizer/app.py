@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from penstock.common import admin
 from penstock.common.reader import PartitionReader, RawMessage
@@ -29,7 +28,11 @@ logger = logging.getLogger(__name__)
 
 async def run_summarizer(settings: SummarizerSettings) -> int:
     """Sum up conversations until SIGTERM or SIGINT; the process's exit code."""
-    return await run("summarizer", settings.summarizer, settings.schema_registry, partial(Summarizer, settings))
+
+    async def make(over: Over, codecs: Codecs) -> Summarizer:
+        return Summarizer(settings, over, codecs)
+
+    return await run("summarizer", settings.summarizer, settings.schema_registry, make)
 
 
 class Summarizer:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 
+from penstock.common.background import BackgroundTasks
 from penstock.common.log_records import LogRecords
 from penstock.common.reader import RawMessage
 from penstock.common.settings import KafkaSettings
@@ -42,12 +43,11 @@ class Outcomes:
         self._view = view
         self._read_outcome = OutcomeReader(codec)
         self._records = LogRecords(settings, MOST_WANTED)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(ends_process=False)
         view.streams.load = self._load
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+        await self._tasks.cancel()
         await self._records.stop()
 
     @property
@@ -139,9 +139,7 @@ class Outcomes:
                 return None
 
     def _load(self, entry: Entry) -> None:
-        task = asyncio.get_running_loop().create_task(self._load_for_readers(entry))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._load_for_readers(entry), f"outcome {entry.request_id}")
 
     async def _load_for_readers(self, entry: Entry) -> None:
         try:

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from confluent_kafka import Message
 
 from penstock.common import admin
+from penstock.common.background import BackgroundTasks
 from penstock.common.reader import PartitionReader, read_ranges
 from penstock.common.settings import KafkaSettings
-from penstock.common.tasks import end_all
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.request_state import Key
 from penstock.gateway.view.streams import Streams, Wanted
@@ -55,18 +55,20 @@ class PieceReader:
         self.read_again = 0
         """Pieces that were read a second time."""
         self._wanted: dict[Task, dict[Key, Wanted]] = {}
-        self._tasks: dict[Task, asyncio.Task[None]] = {}
+        self._reading: set[Task] = set()
+        self._tasks = BackgroundTasks()
         streams.read = self._want
 
     async def stop(self) -> None:
         self._stopping = True
-        await end_all(self._tasks.values())
+        await self._tasks.cancel()
 
     def _want(self, wanted: Wanted) -> None:
         task = (wanted.partition, wanted.end is not None)
         self._wanted.setdefault(task, {})[wanted.key] = wanted
-        if task not in self._tasks:
-            self._tasks[task] = self._loop.create_task(self._read_all(task))
+        if task not in self._reading:
+            self._reading.add(task)
+            self._tasks.start(self._read_all(task), f"pieces of partition {wanted.partition}")
 
     async def _read_all(self, task: Task) -> None:
         tp, one_by_one = (self._settings.names.result, task[0]), False
@@ -87,7 +89,7 @@ class PieceReader:
                     one_by_one = True
                 self._wanted[task] = {one.key: one for one in left} | self._wanted.get(task, {})
         finally:
-            del self._tasks[task]
+            self._reading.discard(task)
 
     def _without_culprit(self, chosen: Sequence[Wanted]) -> Sequence[Wanted]:
         """Who is to be tried again: one that fails by itself is told by its outcome."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from functools import partial
 
 from penstock.common import admin
 from penstock.common.deliveries import read_deliveries
@@ -40,7 +39,11 @@ async def run_webhooks(settings: WebhooksSettings) -> int:
     if settings.webhooks.secret is None and not settings.webhooks.secrets:
         print("penstock webhooks: nothing signs the calls: set webhooks.secret", file=sys.stderr, flush=True)
         return EXIT_USAGE
-    return await run("webhooks", settings.webhooks, settings.schema_registry, partial(WebhookProcess, settings))
+
+    async def make(over: Over, codecs: Codecs) -> WebhookProcess:
+        return WebhookProcess(settings, over, codecs)
+
+    return await run("webhooks", settings.webhooks, settings.schema_registry, make)
 
 
 class WebhookProcess:

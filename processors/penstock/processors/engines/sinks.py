@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.common.tasks import report_fault
+from penstock.common.background import report_fault
 from penstock.processors.engines.base import Delta, Finished, Preview, Progress, RunFailed, Sink
 
 

@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from penstock.common.background import BackgroundTasks
 from penstock.common.kafka_errors import client_logger
 from penstock.common.settings import KafkaSettings
-from penstock.processors.background import BackgroundTasks
 
 logger = logging.getLogger(__name__)
 

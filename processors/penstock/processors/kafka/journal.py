@@ -1,9 +1,9 @@
 """The crash journal on disk: which requests this worker's predecessors were running when they died.
 
-An append-only file in the data folder, one line per start or end of a run. `flush` writes what has gathered, without
-fsync: it must outlive the process, not the machine; starts are flushed before their engines run. A start that has ended
-before the next flush is never written. When a worker starts, the file is read, folded into deaths per record and
-written anew.
+An append-only file in the data folder, one line per start or end of a run. `JournalWriter` writes what has gathered,
+in a thread and without fsync: it must outlive the process, not the machine. Starts are written before their engines
+run. A start that has ended before the next write is never written. When a worker starts, the file is read, folded into
+deaths per record and written anew.
 
 It keeps what came of failed attempts too, and of each that died the little that is known, for the request's history.
 
@@ -16,12 +16,17 @@ death.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
+from penstock.common.background import BackgroundTasks
 from penstock.common.clock import now_ms
+from penstock.common.threads import DaemonThreads
 from penstock.schemas.errors import EngineFailed
 from penstock.schemas.histories import extended
 from penstock.schemas.records import Attempt, AttemptError, AttemptHistory
@@ -38,10 +43,25 @@ Start = tuple[int, int]
 
 _COMPACT_AT_BYTES = 8 << 20
 _REMEMBERED = 10_000
+_MOST_LINES = 100_000
+"""Lines that wait for the disk. Beyond that the file is written anew instead."""
+DISK_S = 5.0
+"""How long starts wait for the disk. Then it counts as one that refuses: it costs the journal's lines."""
+
+
+class Unwritten(NamedTuple):
+    """What one write puts on the disk."""
+
+    lines: str
+    whole: str | None
+    """All that the journal knows, when the file is to be written anew."""
 
 
 class CrashJournal:
-    """Deaths per record from earlier lives, and what runs in this one."""
+    """Deaths per record from earlier lives, and what runs in this one.
+
+    Not thread-safe, but for `write`, which one thread at a time may call beside the others.
+    """
 
     def __init__(self, path: Path, worker_id: str = "") -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,11 +73,14 @@ class CrashJournal:
         self._running: dict[RecordId, Start] = {}
         self._unwritten_starts: dict[RecordId, None] = {}
         self._lines: list[str] = []
+        self._compact = False
+        """Whether the next write writes the file anew."""
         self._unwritten = b""
+        """Taken, but not written: the disk refused it."""
         self._written_bytes = 0
         self._failed = False
         self._file = -1
-        self._rewrite()
+        self._rewrite(self._whole())
 
     def deaths(self, key: Key, request_id: str) -> int:
         """How many workers died while this record ran here. Counts only this data folder's workers."""
@@ -81,36 +104,69 @@ class CrashJournal:
         if record in self._unwritten_starts:
             del self._unwritten_starts[record]
         else:
-            self._lines.append(_line("E", *record))
+            self._add(_line("E", *record))
 
     def attempt_ended(self, key: Key, request_id: str, attempt: Attempt) -> None:
         """An attempt has failed: its request may run again in another life."""
         self._note((key, request_id), attempt)
-        self._lines.append(_attempt_line((key, request_id), attempt))
+        self._add(_attempt_line((key, request_id), attempt))
 
     def forget_deaths(self, key: Key, request_id: str) -> None:
         """The broker has its outcome."""
         record = (key, request_id)
         attempts = self._attempts.pop(record, None)
         if self._deaths.pop(record, None) is not None or attempts is not None:
-            self._lines.append(_line("F", *record))
+            self._add(_line("F", *record))
+
+    def _add(self, line: str) -> None:
+        if len(self._lines) >= _MOST_LINES:
+            self._lines, self._compact = [], True
+        self._lines.append(line)
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is something to write."""
+        return bool(self._lines or self._unwritten_starts or self._unwritten)
+
+    def take(self) -> Unwritten:
+        """What has gathered, for `write`."""
+        lines = [*self._lines, *(_line("S", *record, *self._running[record]) for record in self._unwritten_starts)]
+        self._lines.clear()
+        self._unwritten_starts.clear()
+        whole, self._compact = self._whole() if self._compact else None, False
+        return Unwritten("".join(lines), whole)
+
+    def write(self, unwritten: Unwritten) -> None:
+        """Blocks. A disk that refuses costs the journal's lines, never the worker."""
+        self._unwritten += unwritten.lines.encode()
+        try:
+            while self._unwritten:
+                count = os.write(self._file, self._unwritten)
+                self._written_bytes += count
+                self._unwritten = self._unwritten[count:]
+            if unwritten.whole is not None:
+                self._rewrite(unwritten.whole)
+            self._failed = False
+        except OSError as error:
+            if not self._failed:
+                logger.error("journal.cannot_write path=%s error=%s", self._path, error)
+            self._failed = True
+            if len(self._unwritten) > _COMPACT_AT_BYTES:
+                self._unwritten, self._compact = b"\n", True  # ends the line that may be cut
+            self._compact = self._compact or unwritten.whole is not None
+        self._compact = self._compact or self._written_bytes > _COMPACT_AT_BYTES
 
     def flush(self) -> None:
-        """Write what has gathered. A disk that refuses costs the journal's lines, never the worker."""
-        if self._unwritten_starts:
-            self._lines += [_line("S", *record, *self._running[record]) for record in self._unwritten_starts]
-            self._unwritten_starts.clear()
-        if self._lines:
-            self._unwritten += "".join(self._lines).encode()
-            self._lines.clear()
-        if self._unwritten:
-            self._write()
+        """Write what has gathered. Blocks."""
+        if self.waits:
+            self.write(self.take())
 
     def orderly_stop(self) -> None:
-        """The worker stops in order: what still ran is handed back and is no death."""
+        """The worker stops in order: what still ran is handed back and is no death. Blocks."""
         self._running.clear()
+        self.take()  # the file is written anew
         try:
-            self._rewrite()
+            self._rewrite(self._whole())
         except OSError as error:
             logger.error("journal.cannot_write path=%s error=%s", self._path, error)
 
@@ -118,23 +174,6 @@ class CrashJournal:
         """Write the rest. Without `orderly_stop` before it, what still runs is a death in the next life."""
         self.flush()
         os.close(self._file)
-
-    def _write(self) -> None:
-        try:
-            while self._unwritten:
-                count = os.write(self._file, self._unwritten)
-                self._written_bytes += count
-                self._unwritten = self._unwritten[count:]
-            if self._written_bytes > _COMPACT_AT_BYTES:
-                self._rewrite()
-            self._failed = False
-        except OSError as error:
-            if not self._failed:
-                logger.error("journal.cannot_write path=%s error=%s", self._path, error)
-            self._failed = True
-            if len(self._unwritten) > _COMPACT_AT_BYTES:
-                self._unwritten = b"\n"  # ends the line that may be cut
-                self._written_bytes = _COMPACT_AT_BYTES  # so that all is written anew when the disk takes it again
 
     def _fold(self, text: str) -> None:
         running: dict[RecordId, Start | None] = {}
@@ -182,15 +221,18 @@ class CrashJournal:
         while len(self._attempts) > _REMEMBERED:
             del self._attempts[next(iter(self._attempts))]
 
-    def _rewrite(self) -> None:
-        """Write what is known anew, beside the old file and then over it. After an OSError the old one is in use."""
+    def _whole(self) -> str:
         lines = [f"W {self._worker_id}\n"] if self._worker_id else []
         lines += [_line("D", key, count, request_id) for (key, request_id), count in self._deaths.items()]
         for record, history in self._attempts.items():
             lines += [_attempt_line(record, attempt) for attempt in history.attempts]
         lines += [_line("S", *record, *start) for record, start in self._running.items()]
+        return "".join(lines)
+
+    def _rewrite(self, whole: str) -> None:
+        """Write the file anew, beside the old one and then over it. After an OSError the old one is in use."""
         fresh = self._path.with_suffix(".new")
-        fresh.write_text("".join(lines))
+        fresh.write_text(whole)
         file = os.open(fresh, os.O_WRONLY | os.O_APPEND)
         try:
             fresh.replace(self._path)
@@ -200,8 +242,63 @@ class CrashJournal:
         if self._file >= 0:
             os.close(self._file)
         self._file, self._written_bytes, self._unwritten = file, 0, b""
-        self._lines.clear()
-        self._unwritten_starts.clear()
+
+
+class JournalWriter:
+    """Writes the journal in a thread. No disk, slow or dead, holds the event loop, and none holds a start for ever.
+
+    All calls on the event loop.
+    """
+
+    def __init__(self, journal: CrashJournal) -> None:
+        self._journal = journal
+        self._threads = DaemonThreads(1)
+        self._tasks = BackgroundTasks()
+        self._writing: asyncio.Task[None] | None = None
+        self._then: list[Callable[[], None]] = []
+        self.trouble: str | None = None
+        """Why starts are not in the journal now; None while they are."""
+
+    def flush(self, then: Callable[[], None] | None = None) -> None:
+        """Write what has gathered. `then` is called when it is in the file, or when the disk does not answer."""
+        if then is not None:
+            self._then.append(then)
+        if self.trouble is not None:
+            _call(self._waiting())
+        elif (self._writing is None or self._writing.done()) and (self._then or self._journal.waits):
+            self._writing = self._tasks.start(self._write(), "crash journal")
+
+    def _waiting(self) -> list[Callable[[], None]]:
+        then, self._then = self._then, []
+        return then
+
+    async def _write(self) -> None:
+        """Until nobody waits. What has gathered meanwhile is for the next flush."""
+        again = True
+        while again:
+            then = self._waiting()
+            write = asyncio.ensure_future(self._threads.run(self._journal.write, self._journal.take()))
+            if not (await asyncio.wait({write}, timeout=DISK_S))[0]:
+                self.trouble = f"the disk of the crash journal has not answered for {DISK_S:g} s"
+                logger.error("journal.disk_hangs seconds=%g: runs start without it", DISK_S)
+                then += self._waiting()
+            _call(then)
+            await write
+            self.trouble = None
+            again = bool(self._then)
+
+    async def close(self, *, orderly: bool) -> None:
+        """Write the rest. Unless the stop is orderly, what still runs is a death in the next life."""
+        if self._writing is not None:
+            await asyncio.wait({self._writing})
+        if orderly:
+            await self._threads.run(self._journal.orderly_stop)
+        await self._threads.run(self._journal.close)
+
+
+def _call(functions: Iterable[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
 
 
 def _line(kind: str, key: Key, *rest: object) -> str:

@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import faust
@@ -44,7 +43,6 @@ class GroupSettings:
 
     group_id: str
     client_id: str
-    data_dir: Path
     session_timeout_s: float = 10.0
     heartbeat_s: float = 2.0
     fetch_wait_ms: int = 100
@@ -62,11 +60,17 @@ class _QuietMonitor(Monitor):
     on_message_in = on_message_out = on_stream_event_in = on_stream_event_out = track_tp_end_offset = _not_counted
 
 
+class _App(faust.App):
+    """Faust's app without folders: nothing is stored there, and it would make them on the event loop."""
+
+    def _create_directories(self) -> None:
+        pass
+
+
 def make_faust_app(group: GroupSettings) -> Any:
     """The Faust app with the settings that the proofs found safe. The contract tests run on this very function."""
-    group.data_dir.mkdir(parents=True, exist_ok=True)
     never = 86_400.0
-    return faust.App(
+    return _App(
         group.group_id,
         broker=f"{rdkafka_transport.SCHEME}://",  # the poll thread has the addresses
         broker_client_id=group.client_id,
@@ -75,7 +79,6 @@ def make_faust_app(group: GroupSettings) -> Any:
         key_serializer="raw",
         web_enabled=False,
         store="memory://",  # pyright: ignore[reportArgumentType]
-        datadir=str(group.data_dir),
         Monitor=_QuietMonitor,  # pyright: ignore[reportArgumentType]
         topic_allow_declare=False,
         topic_disable_leader=True,

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 
 from penstock.common import admin
+from penstock.common.background import BackgroundTasks
 from penstock.common.settings import KafkaSettings
 from penstock.common.threads import in_daemon_thread
-from penstock.processors.background import BackgroundTasks
 from penstock.schemas.errors import PenstockError
 
 logger = logging.getLogger(__name__)

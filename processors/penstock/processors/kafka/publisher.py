@@ -91,6 +91,7 @@ class _Outgoing:
 class Publisher:
     """Encodes and sends. `backlog` counts the records that the producer does not have and that must still be sent.
 
+    `acknowledged` counts the records that Kafka has taken.
     `chunk_bytes`: memory of pieces of streams without an acknowledgement. Without a `loop` nothing is gathered.
     """
 
@@ -125,6 +126,7 @@ class Publisher:
         self._letters: deque[tuple[DeadLetter, Done]] = deque()
         self._letters_under_way = 0
         self._under_way: dict[_Outgoing, None] = {}
+        self.acknowledged = 0
         self.chunk_bytes = 0
 
     @property
@@ -326,6 +328,7 @@ class Publisher:
         del self._under_way[outgoing]
         error = delivery.error
         if error is None:
+            self.acknowledged += 1
             self.chunk_bytes -= outgoing.chunk_bytes
             if self._on_answer is not None:
                 self._on_answer()

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from penstock.common import admin
+from penstock.common.background import BackgroundTasks
 from penstock.common.reader import PartitionReader, RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.common.threads import in_daemon_thread
-from penstock.processors.background import BackgroundTasks
 from penstock.schemas.errors import BrokerUnavailable, DecodeError, InternalError, PenstockError, RegistryUnavailable
 
 logger = logging.getLogger(__name__)

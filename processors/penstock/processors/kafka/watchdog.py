@@ -1,4 +1,4 @@
-"""Says when the worker can do no good any more: it is stalled, or it has been no member of its group for long.
+"""Says when the worker can do no good any more: it is stalled, no member of its group for long, or not acknowledged.
 
 It is stalled when a partition has lag, nothing holds it back, and its position has not moved for long.
 
@@ -74,3 +74,26 @@ class JoinWatch:
         if asleep or self._since is None:
             self._since = now
         return now - self._since > self._unjoined_s
+
+
+class DeliveryWatch:
+    """`look` is called every second or so; it says when only a new process can end the deliveries that are under way.
+
+    That is so when Kafka answers, and has acknowledged none of them for `silent_s`. It is so too when one has had no
+    report for `longest_s`, within which the client reports each record, and `margin_s`: then its report is lost.
+    """
+
+    def __init__(self, silent_s: float, longest_s: float, margin_s: float = 60.0) -> None:
+        self._silent_s, self._longest_s, self._margin_s = silent_s, longest_s, margin_s
+        self._acknowledged = 0
+        self._silent_since = self._overdue_since = self._looked_at = float("-inf")
+
+    def look(self, oldest_s: float, acknowledged: int, broker_answers: bool, *, now: float) -> bool:
+        """`oldest_s`: age of the oldest record under way, 0 without one. `acknowledged`: records so far."""
+        asleep = now - self._looked_at > ASLEEP_S
+        self._looked_at = now
+        if asleep or not broker_answers or oldest_s == 0 or acknowledged != self._acknowledged:
+            self._silent_since, self._acknowledged = now, acknowledged
+        if asleep or oldest_s < self._longest_s:
+            self._overdue_since = now
+        return now - self._silent_since >= self._silent_s or now - self._overdue_since >= self._margin_s

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.processors.background import BackgroundTasks, reporting
+from penstock.common.background import BackgroundTasks, reporting
 from penstock.processors.core.fleet.ledger import CannotLoad
 from penstock.processors.engines.base import Engine, EngineState
 from penstock.processors.engines.process.causes import cause_of

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from penstock.common.model_entry import served_by
@@ -40,6 +41,11 @@ Publish = Callable[[str, str, Record | None], None]
 """(topic, key, record); None is a tombstone."""
 
 
+def open_estimates(folder: Path) -> RememberedEstimates:
+    """Blocks."""
+    return RememberedEstimates(folder / ESTIMATES_FILE)
+
+
 class Serving:
     """The models' side of the worker, as its shell and reports need it. `reports` hears of its engines."""
 
@@ -53,8 +59,12 @@ class Serving:
         clock_ms: Callable[[], int],
         clock: Callable[[], float],
         machine: Machine | None = None,
+        remembered: RememberedEstimates | None = None,
     ) -> None:
-        """`machine`: in place of the one that the settings tell. Raises UnknownDevice."""
+        """`machine`: in place of the one that the settings tell. `remembered`: in place of a file that is opened here.
+
+        Raises UnknownDevice.
+        """
         self._settings = settings
         self._publish = publish
         self._names = names
@@ -74,7 +84,7 @@ class Serving:
         make = partial(make_engine, facts=self.machine.facts, logs=settings.worker.data_dir / "logs")
         size = partial(size_model, process_bytes=Calibration().process_bytes)
         self.manager = ModelManager(self.catalog, reports, make=make, size=size)
-        self.remembered = RememberedEstimates(settings.worker.data_dir / ESTIMATES_FILE)
+        self.remembered = remembered or open_estimates(settings.worker.data_dir)
         self._flow: Flow
         self.on_change: Callable[[], None] = lambda: None
         """Called when the facts of a model are told, which is when they change."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +19,12 @@ from penstock.common.clock import now_ms
 from penstock.gateway.batches import running
 from penstock.gateway.batches.checking import Part
 from penstock.gateway.batches.keeping import BatchStore, Lease
+from penstock.gateway.batches.line_runs import LineEnd
 from penstock.gateway.batches.records import Batch, Counts
-from penstock.gateway.batches.running import BatchRun
+from penstock.gateway.batches.running import BatchRun, OpenPart
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
+from penstock.gateway.routes.line_reader import Line
 from penstock.gateway.settings import GatewaySettings
 from support import wait_until_async
 
@@ -128,3 +132,32 @@ async def test_who_is_not_the_first_that_runs_a_batch_looks_what_was_submitted(
     service: Any = Service(stops=False)
     BatchRun(batch, Lease(lease, "beat"), kept, service, Allowances(), lambda: None, lambda: 1)
     assert told == [resumed]
+
+
+async def test_ends_of_lines_are_written_beside_the_loop_and_hold_their_room_until_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow disk held up all clients of the gateway."""
+    answers, threads, given = threading.Event(), list[threading.Thread](), list[int]()
+
+    class SlowFile(tempfile.SpooledTemporaryFile[bytes]):
+        def write(self, s: Any) -> int:
+            threads.append(threading.current_thread())
+            assert threads[-1] is threading.main_thread() or answers.wait(60)
+            return super().write(s)
+
+    monkeypatch.setattr(running.tempfile, "SpooledTemporaryFile", SlowFile)
+    kept = BatchStore(ArtifactStore(tmp_path))
+    kept.create(batch := made(total=2, parts=(Part(2, 0, 1),)))
+    service: Any = Service(stops=False)
+    run: Any = BatchRun(batch, Lease(1, "beat"), kept, service, Allowances(), lambda: None, lambda: 1)
+    run._window = SimpleNamespace(give=given.append)
+    part = run._open[0] = OpenPart(0, 2, str(tmp_path))
+    keeping = asyncio.create_task(run._keep_part(part))
+    for number in range(2):
+        run._ended(part, Line(number, 0, b"{}"), LineEnd(content=b"x\n", completed=True, counts=Counts(completed=1)))
+    await wait_until_async(lambda: threads)
+    assert (threading.main_thread() in threads, given) == (False, [])
+    answers.set()
+    await keeping
+    assert (len(given), kept.parts(batch.key)) == (2, {0: Counts(completed=2)})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kit.engines import Sink, run, start
-from penstock.processors.background import on_faults
+from penstock.common.background import on_faults
 from penstock.processors.engines.base import EngineState, RunSpec
 from penstock.processors.engines.noop import NoopEngine
 from penstock.processors.past import Past

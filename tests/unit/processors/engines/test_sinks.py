@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from penstock.processors.background import on_faults
+from penstock.common.background import on_faults
 from penstock.processors.engines.base import Delta, Finished, RunFailed
 from penstock.processors.engines.sinks import GuardedSink
 from penstock.schemas.errors import EngineFailed

@@ -105,6 +105,21 @@ def test_a_file_that_cannot_be_replaced_is_written_on(tmp_path: Path, monkeypatc
     assert CrashJournal(path).deaths(KEY, "r1") == 1
 
 
+def test_more_lines_than_a_dead_disk_may_hold_up_are_written_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "_MOST_LINES", 3)
+    journal = CrashJournal(tmp_path / "journal")
+    journal.started(KEY, "r1")
+    failed = Attempt(attempt=1, worker_id="w 1", error=AttemptError(code="overloaded", message="a full server"))
+    for number in range(10):
+        journal.attempt_ended(("topic", 0, number), "r2", failed)
+    journal.flush()
+    again = CrashJournal(tmp_path / "journal")
+    assert again.deaths(KEY, "r1") == 1
+    assert all(again.attempts(("topic", 0, number), "r2") is not None for number in range(10))
+
+
 def test_what_ran_and_ended_between_two_flushes_is_never_written(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = CrashJournal(path)

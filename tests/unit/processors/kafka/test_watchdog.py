@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from penstock.processors.kafka.batches import Progress
-from penstock.processors.kafka.watchdog import JoinWatch, StallWatch
+from penstock.processors.kafka.watchdog import DeliveryWatch, JoinWatch, StallWatch
 
 TP = ("t", 0)
 
@@ -88,3 +90,32 @@ def test_a_process_that_was_stopped_has_time_to_join() -> None:
     assert not joins_by(watch, 0, 9)
     assert not joins_by(watch, 90, 100)
     assert joins_by(watch, 101, 101)
+
+
+Look = tuple[float, int, bool]
+"""Age of the oldest record without an acknowledgement, acknowledgements so far, and whether Kafka answers."""
+
+
+@pytest.mark.parametrize(
+    ("looks", "gives_up_at"),
+    [
+        (lambda now: (now, 0, True), 10),
+        (lambda now: (now, now // 9, True), 52),  # of many records one has no report at all
+        (lambda now: (now % 9, now // 9, True), None),
+        (lambda now: (0.0, 0, True), None),  # nothing is under way
+        (lambda now: (now % 50, 0, False), None),
+        (lambda now: (now % 50, 0, now >= 20), 29),
+    ],
+    ids=["silent", "one never ends", "moves", "idle", "Kafka is away", "Kafka is back"],
+)
+def test_deliveries_that_only_a_new_process_can_end(looks: Callable[[int], Look], gives_up_at: int | None) -> None:
+    """Nothing is acknowledged for 10 seconds; a record is overdue after 50, and for 3 more."""
+    watch = DeliveryWatch(10, longest_s=50, margin_s=3)
+    found = [now for now in range(100) if watch.look(*looks(now), now=now)]
+    assert (found[0] if found else None) == gives_up_at
+
+
+def test_deliveries_are_not_overdue_because_the_process_was_stopped() -> None:
+    watch = DeliveryWatch(10, longest_s=50, margin_s=3)
+    assert not any(watch.look(now, 0, True, now=now) for now in (*range(9), *range(108, 111)))
+    assert watch.look(111.0, 0, True, now=111)

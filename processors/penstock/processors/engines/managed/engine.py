@@ -22,7 +22,7 @@ from typing import Any
 
 import httpx
 
-from penstock.processors.background import BackgroundTasks
+from penstock.common.background import BackgroundTasks
 from penstock.processors.core.fleet.ledger import CannotLoad
 from penstock.processors.engines.base import (
     Engine,
@@ -111,6 +111,10 @@ class ManagedEngine(Engine):
     def pid(self) -> int | None:
         """The root of its tree of processes."""
         return None if self._process is None else self._process.pid
+
+    @property
+    def left_pid(self) -> int | None:
+        return None if self._process is None or not self._process.left else self._process.pid
 
     # -- its life
 
@@ -249,6 +253,8 @@ class ManagedEngine(Engine):
                 elif loop.time() - well_at > self._conf.silent_s:
                     logger.error("managed.sick model=%s seconds=%g: it is ended", self.model, self._conf.silent_s)
                     await self._process.end(orderly=False)
+                    if self._process.left:  # it counts as dead: nothing else would tell
+                        self._on_exit(-1)
                     return
                 await asyncio.sleep(CHECK_S)
 
@@ -261,7 +267,7 @@ class ManagedEngine(Engine):
             self._peak = max(self._peak or 0, self._measured)
 
     def _on_exit(self, code: int) -> None:
-        """Its tree has ended, asked or not."""
+        """Its tree has ended, asked or not, or is left."""
         if self._exited is not None and not self._exited.done():
             self._exited.set_result(code)
         if self._state is not EngineState.READY:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import psutil
 
+from penstock.common.background import BackgroundTasks
 from penstock.common.threads import in_daemon_thread
-from penstock.processors.background import BackgroundTasks
 from penstock.processors.hardware import processes as hardware
 from penstock.schemas.texts import shortened
 
@@ -41,6 +41,8 @@ class ServerProcess:
         self._keeper: asyncio.subprocess.Process | None = None
         self._waiter: asyncio.Task[None] | None = None
         self._tasks = BackgroundTasks()
+        self.left = False
+        """It was killed and has not ended since: the kernel holds a process of it, as in a call of a driver."""
         self._seen: list[psutil.Process] = []
         """The tree when it was looked at last."""
 
@@ -73,10 +75,13 @@ class ServerProcess:
             for process in self._seen:
                 with contextlib.suppress(psutil.Error):
                     process.kill()  # psutil knows a pid that is another's by now
+        if self.left:
+            logger.warning("engine.left_process_ended engine=%s pid=%s", self.log.stem, self.pid)
+        self.left = False
         self._on_exit(code)
 
     async def end(self, *, orderly: bool = True) -> None:
-        """End the whole tree: SIGTERM and the grace when `orderly`, then SIGKILL. Returns when it has ended."""
+        """End the tree: SIGTERM and the grace when `orderly`, then SIGKILL. Returns when it has ended, or is `left`."""
         if self._keeper is None or self._waiter is None:
             return
         pipe = self._keeper.stdin
@@ -87,8 +92,11 @@ class ServerProcess:
                 await asyncio.wait([self._waiter], timeout=self._grace_s + 1)
             pipe.close()
         done, _ = await asyncio.wait([self._waiter], timeout=DEAD_WITHIN_S)
-        if not done:
-            logger.error("server.does_not_end pid=%s", self.pid)
+        if not done and not self.left:
+            self.left = True
+            logger.error(
+                "engine.does_not_end engine=%s pid=%s: SIGKILL has no effect yet; it is left", self.log.stem, self.pid
+            )
 
     def last_line(self) -> str:
         """What it said last, for the worker's log; empty when it said nothing."""

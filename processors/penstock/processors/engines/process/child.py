@@ -30,8 +30,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from penstock.common.background import BackgroundTasks
 from penstock.common.threads import in_daemon_thread
-from penstock.processors.background import BackgroundTasks
 from penstock.processors.core.fleet.ledger import OutOfMemory
 from penstock.processors.engines.backend import (
     Backend,

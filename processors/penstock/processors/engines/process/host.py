@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from penstock.processors.background import BackgroundTasks, reporting
+from penstock.common.background import BackgroundTasks, reporting
 from penstock.processors.engines.base import (
     Delta,
     Engine,

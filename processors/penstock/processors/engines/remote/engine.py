@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from penstock.processors.background import BackgroundTasks
+from penstock.common.background import BackgroundTasks
 from penstock.processors.engines.base import (
     Engine,
     EngineGone,

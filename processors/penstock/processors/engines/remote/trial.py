@@ -7,7 +7,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 
-from penstock.processors.background import BackgroundTasks
+from penstock.common.background import BackgroundTasks
 from penstock.processors.engines.remote.prefix import BEGUN, Json, Said, behind, closed, trial_body, unfit
 from penstock.schemas.errors import InvalidRequest, ModelNotFound, PenstockError
 from penstock.schemas.texts import shortened

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+from penstock.common.background import BackgroundTasks
 from penstock.common.tasks import end_all
-from penstock.processors.background import BackgroundTasks
 from penstock.processors.engines.base import (
     Engine,
     EngineGone,

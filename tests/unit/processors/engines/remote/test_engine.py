@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from kit.engines import Handler, Server, Sink, run, serving, sse, start
-from penstock.processors.background import on_faults
+from penstock.common.background import on_faults
 from penstock.processors.engines.base import Finished, RunFailed, RunSpec, TurnedAway, refuse_unsupported
 from penstock.processors.engines.remote.engine import RemoteEngine
 from penstock.processors.engines.remote.http import retry_after

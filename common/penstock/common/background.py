@@ -1,4 +1,8 @@
-"""Tasks that nobody awaits and callbacks that nobody looks after: what they raise is heard, and ends the worker."""
+"""Tasks that nobody awaits and callbacks that nobody looks after: what they raise is logged, and ends the process.
+
+A process that went on without one of its tasks would hold requests for ever. What belongs to one connection or one
+request ends that alone, and is logged.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,25 @@ from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, ParamSpec
 
-from penstock.common.tasks import FAULT, end_all, report_fault
+from penstock.common.tasks import end_all
 
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
+FAULT = "an internal error, which is logged above"
+"""Why a process ends, in its log."""
+_FAULT = "penstock_fault"
+"""Marks a fault in what the event loop's exception handler gets."""
 
 
 class BackgroundTasks:
-    """What a task raises is a fault of ours, and goes to the event loop's handler (`on_faults`)."""
+    """What a task raises is a fault of ours, and goes to the event loop's handler (`on_faults`).
 
-    def __init__(self) -> None:
+    `ends_process`: false for tasks on behalf of one request. What they raise is only logged.
+    """
+
+    def __init__(self, *, ends_process: bool = True) -> None:
+        self._ends_process = ends_process
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -38,7 +50,13 @@ class BackgroundTasks:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            report_fault(f"background.task_failed task={task.get_name()}", error)
+            report_fault(f"background.task_failed task={task.get_name()}", error, ends_process=self._ends_process)
+
+
+def report_fault(message: str, error: BaseException, *, ends_process: bool = True) -> None:
+    """Give a fault of ours to the exception handler of the running loop, which logs it and may end the process."""
+    context = {"message": message, "exception": error, **({_FAULT: True} if ends_process else {})}
+    asyncio.get_running_loop().call_exception_handler(context)
 
 
 def reporting(function: Callable[P, None]) -> Callable[P, None]:
@@ -62,7 +80,7 @@ def on_faults(loop: asyncio.AbstractEventLoop, tell: Callable[[], None]) -> None
     """
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if FAULT not in context and "handle" not in context:
+        if _FAULT not in context and "handle" not in context:
             loop.default_exception_handler(context)
             return
         logger.error("%s", context["message"], exc_info=context.get("exception"))
