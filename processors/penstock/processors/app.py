@@ -94,7 +94,7 @@ def main() -> None:
     except (ValueError, FileNotFoundError) as error:
         print(f"penstock worker: {error}", file=sys.stderr)
         sys.exit(2)
-    sys.exit(run_process(run_worker(settings)))
+    run_process(run_worker(settings))
 
 
 class WorkerApp:
