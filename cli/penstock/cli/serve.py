@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -125,6 +125,6 @@ def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 def finish(
     running: Coroutine[Any, Any, int | None], *, new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
-) -> None:
+) -> NoReturn:
     """Run to the end; ends the process with the code that it returns."""
-    raise typer.Exit(run_process(running, new_loop))
+    run_process(running, new_loop)

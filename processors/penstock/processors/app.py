@@ -11,6 +11,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -94,7 +95,7 @@ def main() -> None:
     except (ValueError, FileNotFoundError) as error:
         print(f"penstock worker: {error}", file=sys.stderr)
         sys.exit(2)
-    sys.exit(run_process(run_worker(settings)))
+    run_process(run_worker(settings))
 
 
 class WorkerApp:
@@ -253,13 +254,19 @@ class WorkerApp:
             return f"worker.undelivered records={publisher.unacknowledged} oldest_s={publisher.oldest_s:.0f}"
         if not joined:
             return None
-        try:
-            async with asyncio.timeout(self.settings.worker.stall_s):
-                self._seen = await parts.membership.progress()
-        except TimeoutError:
+        if (seen := await self._progress(parts)) is None:
             return "worker.consumer_thread_stuck"
+        self._seen = seen
         stalled = self._watch.look(self._seen, room=parts.worker.has_room, now=time.monotonic())
         return f"worker.stalled partitions={sorted(stalled)}" if stalled else None
+
+    async def _progress(self, parts: Parts) -> dict[TP, Progress] | None:
+        """Where the consumer stands; None when it does not say so within `stall_s`."""
+        for _ in range(2):  # a process that was stopped meanwhile has had no time to answer
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.settings.worker.stall_s):
+                    return await parts.membership.progress()
+        return None
 
     async def _undelivered(self, parts: Parts) -> bool:
         """Whether records wait for Kafka for ever. Logs when they begin to wait."""

@@ -27,7 +27,7 @@ async def run():
 {run}
     return 0
 
-raise SystemExit(run_process(run()))
+run_process(run())
 """
 
 DEAF = """
@@ -101,3 +101,10 @@ def test_each_signal_is_passed_to_the_event_loop() -> None:
 def test_a_forgotten_task_does_not_hold_the_end() -> None:
     ended = end_of('task = asyncio.create_task(for_ever(), name="deaf")\nawait asyncio.sleep(0)', DEAF)
     assert ended.returncode == 1
+
+
+def test_a_daemon_thread_in_a_native_library_does_not_crash_the_end() -> None:
+    """OpenSSL's own cleanup at the exit crashes a thread that uses it: every second time without this."""
+    parts = "import ssl\ndef busy():\n    while True:\n        ssl.create_default_context()"
+    run = "for _ in range(3):\n    threading.Thread(target=busy, daemon=True).start()\nawait asyncio.sleep(0.1)"
+    assert [end_of(run, parts).returncode for _ in range(8)] == [0] * 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,40 @@ def test_a_topic_whose_order_counts_must_have_one_partition(topic: str, monkeypa
         verify_topics(WorkerSettings())
 
 
+@pytest.mark.parametrize(("hangs", "trouble"), [(1, None), (2, "worker.consumer_thread_stuck")])
+async def test_a_look_that_a_stopped_process_missed_is_repeated(hangs: int, trouble: str | None) -> None:
+    """SIGSTOP while the consumer is asked: the time for its answer is over when the process goes on."""
+    calls = 0
+
+    async def progress() -> dict[Any, Any]:
+        nonlocal calls
+        calls += 1
+        await asyncio.sleep(60 if calls <= hangs else 0)
+        return {}
+
+    parts = parts_that_ask(progress)
+    app = WorkerApp(WorkerSettings.model_validate({"worker": {"stall_s": 0.01}}))
+    assert await app._trouble(parts) == trouble  # pyright: ignore[reportPrivateUsage]
+
+
+def parts_that_ask(progress: Any) -> Any:
+    """The parts of a worker whose records wait for Kafka, which answers."""
+
+    async def answers(timeout_s: float) -> bool:
+        return True
+
+    return SimpleNamespace(
+        membership=SimpleNamespace(crashed=False, joined=True, generation=1, progress=progress),
+        watch=SimpleNamespace(wait=answers),
+        book=SimpleNamespace(prune=lambda _: None),
+        publisher=SimpleNamespace(
+            unacknowledged=3, acknowledged=7, oldest_s=1.0, trouble="Kafka has not acknowledged 3 records"
+        ),
+        worker=SimpleNamespace(has_room=True),
+        **dict.fromkeys(("control", "desired", "peers"), SimpleNamespace(alive=True)),
+    )
+
+
 async def test_a_worker_whose_records_are_never_acknowledged_ends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -39,17 +74,7 @@ async def test_a_worker_whose_records_are_never_acknowledged_ends(
     async def progress() -> dict[Any, Any]:
         return {}
 
-    async def answers(timeout_s: float) -> bool:
-        return True
-
-    parts: Any = SimpleNamespace(
-        membership=SimpleNamespace(crashed=False, joined=True, generation=1, progress=progress),
-        watch=SimpleNamespace(wait=answers),
-        book=SimpleNamespace(prune=lambda _: None),
-        publisher=SimpleNamespace(unacknowledged=3, acknowledged=7, trouble="Kafka has not acknowledged 3 records"),
-        worker=SimpleNamespace(has_room=True),
-        **dict.fromkeys(("control", "desired", "peers"), SimpleNamespace(alive=True)),
-    )
+    parts = parts_that_ask(progress)
     app = WorkerApp(WorkerSettings())
     trouble = None
     while trouble is None and seconds[0] < 2 * UNDELIVERED_S:
