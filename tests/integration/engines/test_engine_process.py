@@ -100,6 +100,27 @@ async def test_a_process_that_sigkill_does_not_end_is_dead_all_the_same(monkeypa
     await until(lambda: engine.left_pid is None, 30)
 
 
+async def test_a_fork_server_that_hangs_is_replaced() -> None:
+    """Every load of the worker waited for it, one time limit of a load after the other."""
+
+    def engine() -> ChildEngine:
+        return ChildEngine("m", "engine_backends:Plain", "nowhere", {}, limits=Limits(slots=1), silent_s=3)
+
+    first, second, third = engine(), engine(), engine()
+    await first.start()
+    assert first.pid is not None
+    server = psutil.Process(first.pid).ppid()
+    os.kill(server, signal.SIGSTOP)
+    with pytest.raises(EngineFailed, match=f"fork server {server} gave no sign of life for 3 s"):
+        await asyncio.wait_for(second.start(), 60)
+    await until(lambda: not psutil.pid_exists(server))
+    await third.start()
+    assert third.pid is not None
+    assert psutil.Process(third.pid).ppid() != server
+    for one in (first, second, third):
+        await one.stop()
+
+
 async def test_stop_ends_even_a_stuck_process(start_engine: StartEngine, tiny_lm: Path) -> None:
     runner = await start_engine("text", tiny_lm, ignore_eos=True)
     run = await runner.chat("Story", max_tokens=900)

@@ -39,12 +39,13 @@ class EngineProcess:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    async def start(self, backend: str, source: str, options: Mapping[str, Any]) -> None:
+    async def start(self, backend: str, source: str, options: Mapping[str, Any], silent_s: float) -> None:
         """Fork it. Raises OSError, EOFError. A caller who is cancelled leaves no process behind."""
         ours, theirs = socket.socketpair()
         try:
             # The first start imports torch in the fork server: seconds.
-            self._process = await start_process(child.main, theirs, (backend, source, options), f"engine-{self._name}")
+            arguments = (backend, source, options)
+            self._process = await start_process(child.main, theirs, arguments, f"engine-{self._name}", silent_s)
         except BaseException:
             ours.close()
             raise

@@ -91,14 +91,15 @@ class ChildEngine(Engine):
         self._process = EngineProcess(self.model, reporting(self._on_events), reporting(self._lost))
         try:
             async with asyncio.timeout(self._load_timeout_s):
-                await self._process.start(self._backend, self._source, self._options)
+                await self._process.start(self._backend, self._source, self._options, self._silent_s)
                 self._last_beat = asyncio.get_running_loop().time()
                 self._listen(self._silent_s)
                 await self._started
         except TimeoutError as error:
             raise EngineFailed(f"{self.model} was not loaded within {self._load_timeout_s:g} s") from error
         except (OSError, EOFError) as error:
-            raise EngineFailed(f"no process could be started for {self.model}: {type(error).__name__}") from error
+            why = str(error) or type(error).__name__
+            raise EngineFailed(f"no process could be started for {self.model}: {why}") from error
         finally:
             if not self._started.done() or self._started.cancelled() or self._started.exception() is not None:
                 self._started.cancel()  # nobody waits for it any more
