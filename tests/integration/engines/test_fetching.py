@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from penstock.processors.models.sizing import fetch
-from penstock.schemas.errors import InvalidRequest
+from penstock.schemas.errors import EngineFailed, InvalidRequest, PenstockError
 
 pytest.importorskip("huggingface_hub")
 COMMIT = "c" * 40
@@ -38,16 +39,22 @@ class Hub(BaseHTTPRequestHandler):
 
     def _answer(self, *, send_body: bool) -> None:
         kind, _, rest = self.path.strip("/").partition("/")
-        if self.path == "/api/models/owner/name/revision/v1":
+        assert isinstance(self.server, HubServer)
+        if self.server.ill is not None:
+            self.server.ill(self)
+        elif self.path == "/api/models/owner/name/revision/v1":
             files = [{"rfilename": name} for name in FILES]
             self._send(json.dumps({"id": "owner/name", "sha": COMMIT, "siblings": files}).encode(), send_body)
         elif self.path.startswith(f"/owner/name/resolve/{COMMIT}/") and kind == "owner":
             self._send(FILES[rest.rpartition("/")[2]], send_body)
         else:
-            self.send_response(404)
-            self.send_header("x-error-code", "RevisionNotFound")
-            self.send_header("content-length", "0")
-            self.end_headers()
+            self.refuse(404, "RevisionNotFound")
+
+    def refuse(self, status: int, code: str = "") -> None:
+        self.send_response(status)
+        self.send_header("x-error-code", code)
+        self.send_header("content-length", "0")
+        self.end_headers()
 
     def _send(self, body: bytes, send_body: bool) -> None:
         self.send_response(200)
@@ -59,18 +66,25 @@ class Hub(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
+class HubServer(ThreadingHTTPServer):
+    ill: Callable[[Hub], None] | None = None
+    """What it does in place of answering."""
+
+
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
+    server = HubServer(("127.0.0.1", 0), Hub)
+    server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "1")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     for proxy in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(proxy, raising=False)
-    yield
+    yield server
     server.shutdown()
     thread.join()
     server.server_close()
@@ -91,7 +105,35 @@ async def test_a_revision_is_fetched_and_tells_how_far_it_is() -> None:
     assert (await fetch("owner/name", "v1", code=True) / "code.py").read_bytes() == FILES["code.py"]
 
 
-@pytest.mark.usefixtures("hub")
-async def test_a_revision_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(InvalidRequest, match="could not be fetched from the hub"):
-        await fetch("owner/name", "v2")
+def silent(hub: Hub) -> None:
+    threading.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("ill", "kind", "why"),
+    [
+        (None, InvalidRequest, "RevisionNotFoundError: 404"),
+        (lambda hub: hub.refuse(401, "GatedRepo"), InvalidRequest, "GatedRepoError: 401"),
+        (lambda hub: hub.refuse(404, "RepoNotFound"), InvalidRequest, "RepositoryNotFoundError: 404"),
+        (lambda hub: hub.refuse(503), EngineFailed, "503"),
+        (lambda hub: hub.refuse(429), EngineFailed, "429"),
+        (lambda hub: hub.connection.close(), EngineFailed, "RemoteProtocolError"),
+        (silent, EngineFailed, "ReadTimeout"),
+    ],
+    ids=["no-revision", "gated", "no-model", "unavailable", "too-many", "closes", "silent"],
+)
+async def test_why_a_model_cannot_be_fetched(
+    hub: HubServer, ill: Callable[[Hub], None] | None, kind: type[PenstockError], why: str
+) -> None:
+    """What may pass by itself is tried again (EngineFailed), what a configuration must mend is not."""
+    hub.ill = ill
+    with pytest.raises(PenstockError, match=f"owner/name could not be fetched from the hub: .*{why}") as raised:
+        await asyncio.wait_for(fetch("owner/name", "v2"), 60)
+    assert type(raised.value) is kind
+    assert "\n" not in str(raised.value)
+
+
+async def test_a_hub_that_does_not_answer_is_passed_over_when_the_model_is_there(hub: HubServer) -> None:
+    folder = await fetch("owner/name", "v1")
+    hub.ill = silent
+    assert await asyncio.wait_for(fetch("owner/name", "v1"), 60) == folder

@@ -1,4 +1,5 @@
-"""Fetches a model from the hub into the hub's cache: `progress 0.42` lines, then a line with its folder.
+"""Fetches a model from the hub into the hub's cache: `progress 0.42` lines, then a line with its folder, or `failed …`
+when a configuration must be mended, `away …` when another try may help.
 
 Run as a module, with the model's id, a revision (or nothing) and `code` when its Python files shall come along. A
 program of its own, so that a worker which ends can end it.
@@ -16,7 +17,7 @@ from typing import Any
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 CODE_FILES = ("*.py",)
 PR_SET_PDEATHSIG = 1
-PROGRESS = "progress "
+PROGRESS, FAILED, AWAY = "progress ", "failed ", "away "
 STEP = 0.01
 """A line is printed when so much more of all bytes is there."""
 
@@ -61,9 +62,15 @@ class Progress:
 
 def fetch(source: str, revision: str | None, *, code: bool, say: Callable[[float], None]) -> str:
     """The folder of a hub id in the hub's cache. Raises what the hub's client does."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import get_session, snapshot_download
+    from huggingface_hub.constants import HF_HUB_DOWNLOAD_TIMEOUT
     from huggingface_hub.errors import HfHubHTTPError
 
+    def bound(request: Any) -> None:  # the client asks without a time limit what a model has
+        limits = request.extensions["timeout"]
+        request.extensions["timeout"] = {name: limits[name] or HF_HUB_DOWNLOAD_TIMEOUT for name in limits}
+
+    get_session().event_hooks["request"].append(bound)
     wanted: dict[str, Any] = {"revision": revision, "allow_patterns": [*HUB_FILES, *(CODE_FILES if code else ())]}
     silent = Progress(0, lambda fraction: None).bar()
     try:
@@ -72,6 +79,15 @@ def fetch(source: str, revision: str | None, *, code: bool, say: Callable[[float
     except (HfHubHTTPError, OSError):  # offline: what is in the cache must do
         missing = 0
     return snapshot_download(source, **wanted, tqdm_class=Progress(missing, say).bar() if missing else silent)
+
+
+def _is_final(error: Exception) -> bool:
+    """It was refused, or names no model; else the hub, or the way to it, is away."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    if isinstance(error, HfHubHTTPError):
+        return 400 <= error.response.status_code < 500 and error.response.status_code not in (408, 429)
+    return isinstance(error, HFValidationError)
 
 
 def main(source: str, revision: str = "", kind: str = "") -> int:
@@ -84,7 +100,8 @@ def main(source: str, revision: str = "", kind: str = "") -> int:
             say=lambda fraction: print(f"{PROGRESS}{fraction:.3f}", flush=True),
         )
     except Exception as error:
-        print(f"fetching {source} failed: {type(error).__name__}: {error}", file=sys.stderr)
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        print((FAILED if _is_final(error) else AWAY) + why)
         return 1
     print(folder)
     return 0

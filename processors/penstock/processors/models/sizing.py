@@ -18,9 +18,9 @@ from penstock.processors.core.fleet.ledger import CannotLoad
 from penstock.processors.engines.base import Limits
 from penstock.processors.engines.process.loading import cache_tokens
 from penstock.processors.models.catalog import ModelConfig
-from penstock.processors.models.fetching import PROGRESS
+from penstock.processors.models.fetching import AWAY, FAILED, PROGRESS
 from penstock.processors.models.parts import PROCESS_BYTES, Part, memory_parts, shape_of
-from penstock.schemas.errors import InvalidRequest
+from penstock.schemas.errors import EngineFailed, InvalidRequest
 
 OnProgress = Callable[[float], None]
 """Hears how much of a download is there, from 0 to 1."""
@@ -141,7 +141,8 @@ async def fetch(
 ) -> Path:
     """The folder of a hub id in the hub's cache; with its Python `code` only when that may be run.
 
-    In a process: the hub's client downloads in threads of an executor, which would hold up the worker's end.
+    In a process: the hub's client downloads in threads of an executor, which would hold up the worker's end. Raises
+    InvalidRequest when the hub refuses it, EngineFailed when another try may help.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -153,23 +154,25 @@ async def fetch(
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
-    folder = ""
+    last = "ended without a word"
     try:
         async for line in process.stdout:
             text = line.decode(errors="replace").strip()
             if text.startswith(PROGRESS):
                 on_progress(float(text.removeprefix(PROGRESS)))
             elif text:
-                folder = text
+                last = text
         await process.wait()
     except asyncio.CancelledError:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
         raise
-    if process.returncode or not folder:
-        raise InvalidRequest(f"the model {source} could not be fetched from the hub; name a local folder")
-    return Path(folder)
+    if process.returncode == 0:
+        return Path(last)
+    kind = InvalidRequest if last.startswith(FAILED) else EngineFailed
+    why = last.removeprefix(FAILED).removeprefix(AWAY)
+    raise kind(f"the model {source} could not be fetched from the hub: {why}")
 
 
 def usable_cores() -> int:
