@@ -69,6 +69,13 @@ def fork(client: httpx.Client, conversation: str, through: Any, fork_id: str | N
     return answer.json()
 
 
+def items(client: httpx.Client, conversation: str) -> list[Json]:
+    """In the order of the log."""
+    answer = client.get(f"/v1/conversations/{conversation}/items?limit=100&order=asc")
+    assert answer.status_code == 200, answer.text
+    return answer.json()["data"]
+
+
 def penstock(gateway: Process, *words: str) -> Any:
     """What `penstock conversations` makes of these words at a gateway."""
     return CliRunner().invoke(app, ["conversations", *words, "--url", gateway.url])

@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
 from confluent_kafka import Consumer, Producer, TopicPartition
-from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import ResultEvent
@@ -24,12 +22,6 @@ FAST = {"linger.ms": 20, "queue.buffering.max.messages": 2_000_000, "partitioner
 def percentile(values: Sequence[float], share: float) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
-def metric(process: Process, name: str) -> float:
-    """A metric of a worker or gateway, summed over its labels."""
-    families = text_string_to_metric_families(httpx.get(process.url + "/metrics", timeout=10).text)
-    return sum(sample.value for family in families for sample in family.samples if sample.name == name)
 
 
 def produce_all(system: System, requests: Iterable[dict[str, Any]], *, partition: int | None = None) -> int:
@@ -148,7 +140,7 @@ def taken_in(worker: Process, at_least: int, deadline_s: float = 120) -> None:
 
     def settled() -> bool:
         nonlocal seen, since
-        held = metric(worker, "penstock_inflight")
+        held = worker.metric("penstock_inflight")
         if held > seen:
             seen, since = held, time.monotonic()
         return seen >= at_least or time.monotonic() - since > 3

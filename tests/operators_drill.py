@@ -8,7 +8,6 @@ is untrue in each sample for longer than GRACE_S is.
 from __future__ import annotations
 
 import json
-import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -259,7 +258,6 @@ class Drill:
         """Kill the worker; once everybody says so, start another."""
         pid = self.worker.popen.pid
         self.worker.kill9()
-        assert self.worker.popen.returncode == -signal.SIGKILL, f"{pid} ended otherwise"
         self.world.worker_up, self.world.worker_was_killed = False, True
         self.untruths.event(LATE_S)
         time_of_death = time.monotonic()
@@ -281,7 +279,6 @@ class Drill:
         """Kill the gateway and start it on the same port, over the same view."""
         pid = self.gateway.popen.pid
         self.gateway.kill9()
-        assert self.gateway.popen.returncode == -signal.SIGKILL, f"{pid} ended otherwise"
         self.gateway = self.system.gateway("g1", port=self._port)
         self.gateway.wait_ready()
         assert self.gateway.popen.pid != pid

@@ -37,7 +37,6 @@ class Serving:
                 process.wait(20)
         else:
             self.worker.kill9()
-            assert not self.worker.alive()
             self.worker = self.system.worker(f"{self.worker.name}-next").wait_ready()
 
     def gone_on(self) -> list[ResultEvent]:

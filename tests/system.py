@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import psutil
 from confluent_kafka import Message
+from prometheus_client.parser import text_string_to_metric_families
 
 from broker_reads import BrokerReads
 from kit.fork_server import starts_alike
@@ -27,7 +28,7 @@ from penstock.schemas.codec import default_codec
 from penstock.schemas.fold import ResultFold
 from penstock.schemas.records import DeadLetter, ResultEvent
 from penstock.schemas.topics import TopicNames
-from support import create_topics, wait_until
+from support import alive, create_topics, wait_until
 
 NOOP = {"id": "noop", "source": "noop", "engine": "noop", "tasks": ["text_generation"], "options": {"tokens": 4}}
 
@@ -82,8 +83,20 @@ class Process:
         return httpx.get(where, params={"wait": wait}, timeout=wait + 30).json()
 
     def kill9(self) -> None:
+        """In the middle of its work: it has not ended before, and it is gone afterwards."""
         self.popen.send_signal(signal.SIGKILL)
-        self.popen.wait(20)
+        assert self.popen.wait(20) == -signal.SIGKILL, f"{self.name} had ended before it was killed:\n{self.tail()}"
+        assert not alive(self.popen.pid)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of its samples that have these labels."""
+        families = text_string_to_metric_families(httpx.get(f"{self.url}/metrics", timeout=10).text)
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+    def assigned(self) -> int:
+        """How many partitions a worker has."""
+        return int(httpx.get(self.url + "/healthz", timeout=60).json()["assigned"])
 
     def wait_dead(self, deadline_s: float = 60) -> int:
         wait_until(lambda: not self.alive(), deadline_s, lambda: f"{self.name} did not end:\n{self.tail()}")

@@ -54,7 +54,7 @@ def finish_and_check(system: System, ids: set[str]) -> None:
 
 
 def test_killed_while_queued(make_system: Callable[..., System]) -> None:
-    system = make_system(models=[{**SLOW, "options": {"tokens": 5, "delay_ms": 60, "slots": 4}}])
+    system = make_system(models=[{**SLOW, "options": {"tokens": 5, "delay_ms": 30, "slots": 4}}])
     ids = submit_all(system)
     worker = system.worker("w1").wait_ready()
     eventually(lambda: any(e.is_terminal for e in system.results()), 60, worker.tail)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import httpx
 import psutil
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.producers import Client
-from system import Process, System, eventually
+from system import System, eventually
 
 pytestmark = pytest.mark.alone
 
@@ -27,11 +25,6 @@ SLOW = {
 }
 
 
-def inflight(worker: Process) -> float:
-    families = text_string_to_metric_families(httpx.get(worker.url + "/metrics", timeout=5).text)
-    return sum(s.value for f in families if f.name == "penstock_inflight" for s in f.samples)
-
-
 def test_a_flood_stays_bounded_and_high_work_passes(make_system: Callable[..., System]) -> None:
     system = make_system(models=[SLOW], worker_options={"commit_span": CAP // 4, "aging_s": 600})
     worker = system.worker().wait_ready()
@@ -39,12 +32,12 @@ def test_a_flood_stays_bounded_and_high_work_passes(make_system: Callable[..., S
     with Client(system.kafka) as client:
         for n in range(FLOOD):
             client.submit(task="text_generation", payload={"prompt": f"low {n}"}, priority=9)
-        eventually(lambda: inflight(worker) > CAP / 4, 30, worker.tail)
+        eventually(lambda: worker.metric("penstock_inflight") > CAP / 4, 30, worker.tail)
         high = client.submit(task="text_generation", payload={"prompt": "high"}, priority=0)
         peak = 0.0
         give_up = time.monotonic() + 60
         while high.request_id not in (done := system.outcomes()):
-            peak = max(peak, inflight(worker))
+            peak = max(peak, worker.metric("penstock_inflight"))
             assert time.monotonic() < give_up, worker.tail()
         assert len(done) < FLOOD, "the flood had ended before the high request was sent"
         # At most what ran when it came, and what was dispatched before the result topic was read, stands before it.

@@ -21,6 +21,8 @@ from penstock.common.reader import read_to_end
 from penstock.common.settings import KafkaSettings
 from support import wait_until
 
+ORDER = ("summarizer", "webhooks", "bridge", "gateway", "worker", "broker")
+"""In which its parts are stopped."""
 CONFIG = """
 [worker]
 group_id = "up-test"
@@ -122,11 +124,14 @@ def members(pids: list[int]) -> list[int]:
 
 @pytest.mark.slow
 def test_up_serves_mends_itself_and_stops_in_order(up: Up) -> None:
+    """With a queue, and so with a bridge."""
+    up.config.write_text(CONFIG + '[[queues]]\ntopic = "jobs"\nresult_topic = "answers"\n')
     up.start()
     wait_until(lambda: up.says("Penstock is up"), 120, lambda: up.log.read_text())
     assert up.ask()["status"] == "completed"
     pids = up.pids()
-    assert set(pids) == {"broker", "worker", "gateway", "webhooks", "summarizer"}
+    assert set(pids) == {"broker", "worker", "gateway", "bridge", "webhooks", "summarizer"}
+    serve_queue(up)
     secret = up.data / "webhook-secret"
     assert secret.stat().st_mode & 0o777 == 0o600
     assert f"signed by the secret in {secret}" in up.log.read_text()
@@ -151,7 +156,7 @@ def test_up_serves_mends_itself_and_stops_in_order(up: Up) -> None:
     up.process.send_signal(signal.SIGTERM)
     assert up.process.wait(90) == 0
     text = up.log.read_text()
-    order = [text.index(f"stopping the {name}") for name in ("summarizer", "webhooks", "gateway", "worker", "broker")]
+    order = [text.index(f"stopping the {name}") for name in ORDER]
     assert order == sorted(order)
     assert "was killed" not in text, f"{text}\n{up.logs()}"
     wait_until(lambda: not members(list(pids.values())), 10, lambda: members(list(pids.values())))
@@ -159,12 +164,8 @@ def test_up_serves_mends_itself_and_stops_in_order(up: Up) -> None:
     assert not port_in_use(up.kafka_port)
 
 
-@pytest.mark.slow
-def test_queues_bring_a_bridge_along(up: Up) -> None:
-    """It says what it waits for while the topics of the other system are missing, and stops before the gateway."""
-    up.config.write_text(CONFIG + '[[queues]]\ntopic = "jobs"\nresult_topic = "answers"\n')
-    up.start()
-    wait_until(lambda: up.says("Penstock is up"), 120, lambda: up.log.read_text())
+def serve_queue(up: Up) -> None:
+    """The bridge says what it waits for while the topics of the other system are missing."""
 
     def bridge() -> dict[str, Any]:
         return next(part for part in up.status()["parts"] if part["name"] == "bridge")
@@ -181,14 +182,6 @@ def test_queues_bring_a_bridge_along(up: Up) -> None:
     settings = KafkaSettings(bootstrap_servers=kafka)
     (answer,) = wait_until(lambda: read_to_end(settings, "answers"), 60, up.logs)
     assert json.loads(answer.value or b"")["payload"]["object"] == "text_completion"
-
-    assert up.process is not None
-    up.process.send_signal(signal.SIGTERM)
-    assert up.process.wait(90) == 0
-    text = up.log.read_text()
-    order = [text.index(f"stopping the {name}") for name in ("bridge", "gateway", "worker", "broker")]
-    assert order == sorted(order)
-    assert "was killed" not in text, f"{text}\n{up.logs()}"
 
 
 @pytest.mark.slow
@@ -213,6 +206,7 @@ def test_detached_and_killed_nothing_outlives_it(up: Up) -> None:
     assert members(pids) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_is_told_and_takes_nothing_along(up: Up) -> None:
     """`up --detach` said that it was up, and ended with 0."""

@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -58,34 +60,34 @@ def penstock(*arguments: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "code"),
-    [
-        ("topics create", 3), ("topics check", 3), ("topics list", 3), ("dlq list", 3), ("doctor", 1),
-        ("up --bootstrap-servers SERVERS", 3),
-    ],
-)  # fmt: skip
-def test_a_command_ends_in_words_of_ours(command: str, code: int, servers: str) -> None:
-    arguments = command.replace("SERVERS", servers).split()
-    if arguments[0] == "dlq":
-        arguments += ["--bootstrap-servers", servers]
-    done = subprocess.run(penstock(*arguments), capture_output=True, text=True, timeout=120)
-    said = done.stdout + done.stderr
-    assert (done.returncode, LIBRDKAFKA.findall(said)) == (code, []), said
-    assert servers.split(",")[0] in said
+def test_commands_end_in_words_of_ours(servers: str) -> None:
+    up, dlq = f"up --bootstrap-servers {servers}", f"dlq list --bootstrap-servers {servers}"
+    codes = {"topics create": 3, "topics check": 3, "topics list": 3, dlq: 3, "doctor": 1, up: 3}
+    running = {one: subprocess.Popen(penstock(*one.split()), stdout=-1, stderr=-1, text=True) for one in codes}
+    for command, process in running.items():
+        said = "".join(process.communicate(timeout=120))
+        assert (process.returncode, LIBRDKAFKA.findall(said)) == (codes[command], []), f"{command}: {said}"
+        assert servers.split(",")[0] in said, f"{command}: {said}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", PARTS)
-def test_a_part_that_waits_for_its_broker_logs_in_words_of_ours(part: str, servers: str, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(penstock(part), stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
-        address = servers.split(",")[0]
-        wait_until(lambda: address in log.read_text(), 60, lambda: log.read_text())
-        assert LIBRDKAFKA.findall(log.read_text()) == [], log.read_text()
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(20)
+def test_parts_that_wait_for_their_broker_log_in_words_of_ours(servers: str, tmp_path: Path) -> None:
+    logs = {part: tmp_path / f"{part}.log" for part in PARTS}
+    with ExitStack() as stack:
+        for part, log in logs.items():
+            out = stack.enter_context(log.open("wb"))
+            process = subprocess.Popen(penstock(part), stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+            stack.callback(end, process)
+        for part, log in logs.items():
+            wait_until(partial(has, log, servers.split(",")[0]), 60, lambda: f"{part}: {log.read_text()}")  # noqa: B023
+            assert LIBRDKAFKA.findall(log.read_text()) == [], f"{part}: {log.read_text()}"
+
+
+def has(log: Path, words: str) -> bool:
+    return words in log.read_text()
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(20)

@@ -115,7 +115,7 @@ async def test_a_paused_broker(side: Side, settings: KafkaSettings, kafka: Any) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("orderly", [True, False], ids=["stopped", "killed"])
+@pytest.mark.parametrize("orderly", [pytest.param(True, marks=pytest.mark.thorough), False], ids=["stopped", "killed"])
 async def test_a_restarted_broker(side: Side, settings: KafkaSettings, kafka: Any, orderly: bool) -> None:
     await all_turns(side, 0)
     await asyncio.to_thread(kafka.stop if orderly else kafka.kill)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import pytest
 
 from penstock.common import admin
 from penstock.common.transport import Transport
@@ -212,6 +213,7 @@ def test_a_gateway_that_is_stopped_lets_its_followers_go_at_once(system: System)
         assert [event["type"] for event in follower.events] == ["following"]
 
 
+@pytest.mark.thorough
 def test_a_broker_that_restarts_is_waited_for_and_ends_no_stream(system: System, kafka: Any) -> None:
     g1 = system.process("g1")
     create(g1, "patient")

@@ -13,7 +13,7 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from conversing import Json, fork, output, questions, turn
+from conversing import fork, items, output, questions, turn
 from penstock.common import admin
 from penstock.producers import Client
 from system import NOOP, System, eventually
@@ -34,12 +34,6 @@ SYSTEM = {"models": MODELS}
 
 def has_topic(system: System, conversation: str) -> bool:
     return admin.topic_id(system.kafka, system.names.conversation("default", conversation)) is not None
-
-
-def items(client: httpx.Client, conversation: str) -> list[Json]:
-    answer = client.get(f"/v1/conversations/{conversation}/items?limit=100&order=asc")
-    assert answer.status_code == 200, answer.text
-    return answer.json()["data"]
 
 
 def asked(client: httpx.Client, conversation: str) -> list[str]:

@@ -136,7 +136,6 @@ def test_items_stand_in_order_with_turns_and_once_over_a_kill(system: System, cl
         if number == 9:
             worker = system.process("w1")
             worker.kill9()
-            assert not worker.alive()
     system.worker("w2").wait_ready()
     for request_id in ids:
         done = client.get(f"/v1/requests/{request_id}?wait=60").json()

@@ -9,52 +9,41 @@ import os
 import signal
 import subprocess
 import sys
-import uuid
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
-from penstock.cli.main import app
+from conversing import append, penstock
+from kit.assets import prepared
 from penstock.gateway.edge.keys import create_key
 from support import create_topics, wait_until
-from system import NOOP, Process, System, running
+from system import NOOP, Process, System
 
 DELAY_MS = 1_000
 """So long a turn of the slow model runs, while something is done to it."""
 Json = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def system(kafka: Any, tmp_path_factory: pytest.TempPathFactory, tiny_vision: Path) -> Iterator[System]:
+def SYSTEM() -> dict[str, Any]:
     eyes = {
-        "source": str(tiny_vision),
+        "source": str(prepared("tiny-image-to-text")),
         "engine": "vision",
         "tasks": ["image_to_text", "text_generation"],
         "preload": False,
     }
-    models = [
-        {**NOOP, "id": "old", "options": {"tokens": 2}},
-        {**NOOP, "id": "new", "tasks": ["text_generation", "summarization"], "options": {"echo": True}},
-        {**NOOP, "id": "slow", "options": {"echo": True, "first_delay_ms": DELAY_MS}},
-        {"id": "eyes", **eyes},
-        {"id": "eyes-2", **eyes},
-    ]
-    prefix = f"reruns{uuid.uuid4().hex[:6]}-"
-    made = System(kafka.bootstrap_servers, prefix, tmp_path_factory.mktemp("reruns"), models=models)
-    with running(made) as started:
-        started.worker().wait_ready()
-        started.gateway().wait_ready()
-        yield started
-
-
-@pytest.fixture
-def gateway(system: System) -> Process:
-    return system.process("g1")
+    return {
+        "models": [
+            {**NOOP, "id": "old", "options": {"tokens": 2}},
+            {**NOOP, "id": "new", "tasks": ["text_generation", "summarization"], "options": {"echo": True}},
+            {**NOOP, "id": "slow", "options": {"echo": True, "first_delay_ms": DELAY_MS}},
+            {"id": "eyes", **eyes},
+            {"id": "eyes-2", **eyes},
+        ]
+    }
 
 
 def ask(gateway: Process, conversation: str, text: Any, model: str = "old", **fields: Any) -> Json:
@@ -63,16 +52,6 @@ def ask(gateway: Process, conversation: str, text: Any, model: str = "old", **fi
     answer = httpx.post(f"{gateway.url}/v1/requests?wait=60", json=body, timeout=90)
     assert (answer.status_code, answer.json().get("status")) == (200, "completed"), answer.text
     return answer.json()
-
-
-def append(gateway: Process, conversation: str, *messages: Json) -> None:
-    body = {
-        "task": "conversation_items",
-        "conversation_id": conversation,
-        "payload": {"messages": list(messages)},
-    }
-    answer = httpx.post(f"{gateway.url}/v1/requests?wait=60", json=body, timeout=90)
-    assert answer.json().get("status") == "completed", answer.text
 
 
 def lines(gateway: Process, conversation: str) -> list[Json]:
@@ -93,10 +72,6 @@ def questions(gateway: Process, conversation: str) -> list[str]:
 def requests_of(gateway: Process, conversation: str) -> list[Json]:
     found = httpx.get(f"{gateway.url}/v1/requests?limit=100&conversation_id={conversation}").json()
     return found["data"]
-
-
-def penstock(gateway: Process, *words: str) -> Any:
-    return CliRunner().invoke(app, ["conversations", *words, "--url", gateway.url])
 
 
 def rerun(gateway: Process, *words: str) -> Json:
@@ -125,14 +100,16 @@ def several(gateway: Process, conversation: str, count: int) -> None:
 
 def test_turns_are_asked_again_in_order_and_the_rest_stays_in_its_place(gateway: Process) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "gate", "arguments": "{}"}}
-    append(gateway, "trip", {"role": "system", "content": "Be brief."})
+    append(gateway, "trip", [{"role": "system", "content": "Be brief."}])
     ask(gateway, "trip", "q0")
-    append(gateway, "trip", {"role": "system", "content": "It is night."}, {"role": "user", "content": "noted"})
+    append(gateway, "trip", [{"role": "system", "content": "It is night."}, {"role": "user", "content": "noted"}])
     append(
         gateway,
         "trip",
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": "shut", "tool_call_id": "c1"},
+        [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "shut", "tool_call_id": "c1"},
+        ],
     )
     ask(gateway, "trip", "q1")
     made = rerun(gateway, "trip", "--model", "new")
@@ -177,8 +154,8 @@ def test_turns_are_asked_again_in_order_and_the_rest_stays_in_its_place(gateway:
 
 
 def test_both_are_compared_by_their_questions(gateway: Process) -> None:
-    append(gateway, "both", {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"})
-    append(gateway, "both", {"role": "assistant", "content": "Hello!"})
+    append(gateway, "both", [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}])
+    append(gateway, "both", [{"role": "assistant", "content": "Hello!"}])
     several(gateway, "both", 2)
     rerun(gateway, "both", "--model", "new")
     ask(gateway, "both-new", "more", "new")
@@ -227,7 +204,7 @@ def test_images_come_along(gateway: Process) -> None:
     Image.new("RGB", (60, 40), (220, 30, 30)).save(drawn, "PNG")
     image = {"data": base64.b64encode(drawn.getvalue()).decode(), "media_type": "image/png"}
     ask(gateway, "album", [{"type": "image", "image": image}, {"type": "text", "text": "What colour is it?"}], "eyes")
-    append(gateway, "album", {"role": "assistant", "content": [{"type": "image", "image": image}]})
+    append(gateway, "album", [{"role": "assistant", "content": [{"type": "image", "image": image}]}])
     ask(gateway, "album", "And now?", "eyes")
     made = rerun(gateway, "album", "--model", "eyes-2", "--temperature", "0", "--max-tokens", "20")
     assert (made["turns"], made["kept_messages"]) == (2, 1)
@@ -240,7 +217,7 @@ def test_what_cannot_be_run_again_is_refused_before_anything_is_made(
     system: System, gateway: Process, tmp_path: Path
 ) -> None:
     several(gateway, "plain", 1)
-    append(gateway, "notes", {"role": "user", "content": "Nobody answered."})
+    append(gateway, "notes", [{"role": "user", "content": "Nobody answered."}])
     assert httpx.post(f"{gateway.url}/v1/conversations", json={"id": "empty"}).is_success
     assert "model_not_found" in refused(gateway, "rerun", "plain", "--model", "nobody", "--fork", "refused")
     for conversation in ("notes", "empty"):
@@ -259,7 +236,11 @@ def test_what_cannot_be_run_again_is_refused_before_anything_is_made(
 
 @pytest.mark.parametrize(
     ("number", "options"),
-    [(signal.SIGKILL, ()), (signal.SIGKILL, ("--max-tokens", "900")), (signal.SIGINT, ())],
+    [
+        pytest.param(signal.SIGKILL, (), marks=pytest.mark.thorough),
+        (signal.SIGKILL, ("--max-tokens", "900")),
+        (signal.SIGINT, ()),
+    ],
 )
 def test_a_command_that_is_ended_is_gone_on_with_and_asks_nothing_twice(
     gateway: Process, number: int, options: tuple[str, ...]
@@ -300,7 +281,7 @@ def test_a_turn_that_fails_ends_it_and_is_asked_anew_by_the_same_command(gateway
 
 
 def test_deletions_meanwhile(gateway: Process) -> None:
-    append(gateway, "parent", {"role": "system", "content": "Be brief."})
+    append(gateway, "parent", [{"role": "system", "content": "Be brief."}])
     several(gateway, "parent", 3)
     process = begun(gateway, "parent", "--model", "slow")
     wait_until(lambda: answered(gateway, "parent-slow"), 60)
@@ -335,17 +316,16 @@ def test_a_worker_and_a_gateway_are_killed_meanwhile(system: System, gateway: Pr
     assert len(answered(again, "kills-slow")) == 4
 
 
-def test_a_re_run_in_another_pool_takes_the_items_there(kafka: Any, tmp_path: Path) -> None:
+def test_a_re_run_in_another_pool_takes_the_items_there(make_system: Callable[..., System]) -> None:
     models = [{**NOOP, "id": "small", "pool": "a"}, {**NOOP, "id": "large", "pool": "b"}]
-    made = System(kafka.bootstrap_servers, f"rerunpools{uuid.uuid4().hex[:6]}-", tmp_path, models=models)
-    with running(made) as system:
-        for pool in ("a", "b"):
-            create_topics(system.bootstrap, system.prefix, pool=pool)
-            system.worker(pool, env={"PENSTOCK_WORKER__POOL": pool}).wait_ready()
-        gateway = system.gateway().wait_ready()
-        ask(gateway, "pools", "q0", "small")
-        append(gateway, "pools", {"role": "user", "content": "noted"}, {"role": "assistant", "content": "So it is."})
-        ask(gateway, "pools", "q1", "small")
-        rerun(gateway, "pools", "--model", "large", "--after", "1")
-        assert questions(gateway, "pools-large") == ["q0", "noted", "q1"]
-        assert {one["pool"] for one in requests_of(gateway, "pools-large")} == {"b"}
+    system = make_system(models=models)
+    for pool in ("a", "b"):
+        create_topics(system.bootstrap, system.prefix, pool=pool)
+        system.worker(pool, env={"PENSTOCK_WORKER__POOL": pool}).wait_ready()
+    gateway = system.gateway().wait_ready()
+    ask(gateway, "pools", "q0", "small")
+    append(gateway, "pools", [{"role": "user", "content": "noted"}, {"role": "assistant", "content": "So it is."}])
+    ask(gateway, "pools", "q1", "small")
+    rerun(gateway, "pools", "--model", "large", "--after", "1")
+    assert questions(gateway, "pools-large") == ["q0", "noted", "q1"]
+    assert {one["pool"] for one in requests_of(gateway, "pools-large")} == {"b"}

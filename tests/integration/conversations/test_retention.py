@@ -329,6 +329,7 @@ def test_a_gateway_that_is_killed_in_a_sweep_leaves_the_rest_to_the_other(
     system.gateway("g2").wait_ready()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_sweep_that_loses_its_broker_says_so_and_a_later_one_goes_on(
     system: System, kafka: Any, acme: httpx.Client, operators: list[httpx.Client]

@@ -10,7 +10,7 @@ from contextlib import closing
 import httpx
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-from conversing import Json, fork, questions, turn
+from conversing import Json, fork, items, questions, turn
 from penstock.common import admin
 from penstock.common.clock import now_ms
 from penstock.common.shards.addresses import address_of, split_key
@@ -35,12 +35,6 @@ def ended(client: httpx.Client, asked: Json) -> Json:
     answer = client.get(f"/v1/requests/{asked['request_id']}?wait=50")
     assert answer.json()["done"], answer.text
     return answer.json()
-
-
-def items(client: httpx.Client, conversation: str) -> list[Json]:
-    answer = client.get(f"/v1/conversations/{conversation}/items?limit=100&order=asc")
-    assert answer.status_code == 200, answer.text
-    return answer.json()["data"]
 
 
 def said(client: httpx.Client, conversation: str) -> list[str]:

@@ -123,7 +123,6 @@ def test_turns_go_on_while_a_summary_is_made_and_a_kill_makes_no_second(system: 
     assert done["status"] == "completed"
     assert runs(), "the turn has not waited for the summary"
     worker.kill9()
-    assert worker.wait_dead() == -9
     system.worker("w2").wait_ready()
     found = client.get(f"/v1/requests/{request_id}?wait=60").json()
     assert found["status"] == "completed", found

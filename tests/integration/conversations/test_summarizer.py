@@ -149,8 +149,7 @@ def test_a_model_that_is_not_there_keeps_nobody_waiting(system: System, client: 
     talk(client, "lost", 2, first=6)
     ends = last_offsets(client, "lost")
     wait_until(lambda: covers(client, "lost") == [ends[3]], 60, lambda: str((covers(client, "lost"), ends)))
-    text = httpx.get(f"{system.process('s').url}/metrics", timeout=10).text
-    assert 'penstock_summaries_total{outcome="failed"} 1.0' in text
+    assert system.process("s").metric("penstock_summaries_total", outcome="failed") == 1
 
 
 def test_a_deleted_conversation_is_forgotten_and_its_name_begins_anew(client: httpx.Client) -> None:

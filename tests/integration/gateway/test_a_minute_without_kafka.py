@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from kit.examples import ALL
 from stream_clients import Callers
 from support import wait_until
 from system import Process, System
@@ -20,8 +21,8 @@ from worker_requests import engine
 from ..batches.conftest import Batches, line
 from .test_webhooks import SECRET, Call, Receiver, listening
 
-AWAY_S = 60
-"""Longer than a group's session: the broker forgets its members."""
+AWAY_S = 60 if ALL else 15
+"""Longer than the session of a worker."""
 PATIENCE_S = 120.0
 WORDS = 100
 WHOLE = "".join(f"word{number} " for number in range(WORDS))

@@ -110,9 +110,7 @@ def test_a_gateway_that_is_killed_knows_them_again(system: System, gateways: tup
     first, _second = gateways
     first.post("/v1/conversations", json={"id": "kept", "title": "K"})
     killed = system.process("g2")
-    assert killed.alive()
     killed.kill9()
-    assert not killed.alive()
     first.post("/v1/conversations/kept", json={"metadata": {"since": "then"}})
     again = system.gateway("g2")
     again.wait_ready()

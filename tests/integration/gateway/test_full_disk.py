@@ -58,7 +58,6 @@ def test_calls_end_and_are_known_later(kafka: Any, kafka_prefix: str, tmp_path: 
         wait_until(lambda: "full" not in reasons(gateway), 60, lambda: f"{reasons(gateway)}\n{gateway.tail()}")
         assert chat(gateway, COUNT).status_code == 200
         gateway.kill9()
-        assert gateway.popen.returncode == -9
         again = system.gateway("g2", env=place).wait_ready()
         completed = sum(answer.status_code == 200 for answer in answers) + 2
         seen = httpx.get(f"{again.url}/v1/requests", params={"limit": 100, "status": "completed"}).json()["data"]

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from kit.examples import ALL
 from penstock.schemas.records import Origin
 from penstock.schemas.topics import request_key
 from support import wait_until
@@ -23,7 +24,7 @@ from system import NOOP, Process, System
 Json = dict[str, Any]
 
 SYSTEM = {"models": [{**NOOP, "id": "m"}], "processes": ["w1", "g1", "g2"]}
-ROUNDS, THINGS_ROUNDS = 40, 8
+ROUNDS, THINGS_ROUNDS = (40, 8) if ALL else (20, 5)
 VARIANTS: dict[str, Sequence[Json]] = {
     "texts": ({}, {}),
     "conversations": ({"conversation_id": "{}-left"}, {"conversation_id": "{}-right"}),

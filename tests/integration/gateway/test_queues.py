@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,14 +14,13 @@ from typing import Any
 import httpx
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
-from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.common.admin import end_offsets, partition_counts
 from penstock.common.reader import read_to_end
 from penstock.gateway.edge.keys import create_key
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import DeadLetter, InferenceRequest
-from support import alive, committed_offsets, wait_until
+from support import committed_offsets, wait_until
 from system import NOOP, RUNNING, Process, System
 
 DEADLINE_S = 60
@@ -123,21 +121,6 @@ def merged(own_place: Any, tmp_path: Path) -> Iterator[Merged]:
     made.system.stop()
 
 
-def metric(bridge: Process, name: str, **labels: str) -> float:
-    families = text_string_to_metric_families(httpx.get(f"{bridge.url}/metrics", timeout=5).text)
-    samples = (sample for family in families for sample in family.samples)
-    return next((one.value for one in samples if (one.name, one.labels) == (name, labels)), 0.0)
-
-
-def kill(bridge: Process) -> None:
-    """With -9, in the middle of its work."""
-    pid = bridge.popen.pid
-    assert alive(pid), f"{bridge.name} had ended before it was killed:\n{bridge.tail()}"
-    bridge.kill9()
-    assert bridge.popen.returncode == -signal.SIGKILL
-    assert not alive(pid)
-
-
 def test_messages_of_llmd_are_answered_in_their_form(merged: Merged) -> None:
     encoded = base64.b64encode(b'{"prompt": "b64"}').decode()
     merged.put(
@@ -165,7 +148,7 @@ def test_messages_of_llmd_are_answered_in_their_form(merged: Merged) -> None:
     def counts() -> list[float]:
         name, topic = "penstock_queue_messages_total", merged.names["batch"]
         outcomes = ("completed", "refused", "dead_lettered")
-        return [metric(bridge, name, topic=topic, outcome=outcome) for outcome in outcomes]
+        return [bridge.metric(name, topic=topic, outcome=outcome) for outcome in outcomes]
 
     wait_until(lambda: counts() == [2, 2, 1], DEADLINE_S, counts)
 
@@ -233,7 +216,7 @@ def test_strict_and_window_order_what_goes_out(merged: Merged) -> None:
     def waiting() -> dict[str, float]:
         """How many messages of each queue were read and wait."""
         topics = [merged.names[queue] for queue in ("batch", "own")]
-        return {topic: metric(bridge, "penstock_queue_waiting", topic=topic) for topic in topics}
+        return {topic: bridge.metric("penstock_queue_waiting", topic=topic) for topic in topics}
 
     # Which of the queues is read first is the broker's to say: one request of the later queue may be under way by then.
     wait_until(lambda: all(waiting().values()), DEADLINE_S, lambda: f"{waiting()} wait")
@@ -286,7 +269,7 @@ def test_a_bridge_that_is_killed_before_any_outcome_has_sent_all_once(merged: Me
     merged.put("own", *[merged.own(f"own-{number}") for number in range(6)])
     first = merged.bridge()
     wait_until(lambda: len(merged.requests()) == 12, DEADLINE_S, lambda: f"{len(merged.requests())} requests")
-    kill(first)
+    first.kill9()
     merged.bridge("b2")
     merged.system.worker().wait_ready()
     wait_until(lambda: len(merged.answered()) == 12, DEADLINE_S, lambda: f"answered: {merged.answered()}")
@@ -303,7 +286,7 @@ def test_a_bridge_that_is_killed_in_the_middle_loses_and_repeats_nothing(merged:
     merged.put("own", *[merged.own(f"own-{number}") for number in range(count)])
     first = merged.bridge()
     wait_until(lambda: len(merged.answered()) >= 20, DEADLINE_S, lambda: f"{len(merged.answered())} answered")
-    kill(first)
+    first.kill9()
     answered, sent = len(merged.answered()), len(merged.requests())
     assert answered < 2 * count, "it was killed too late"
     merged.bridge("b2")
@@ -330,7 +313,7 @@ def test_bridges_that_come_and_go_share_the_queues_and_send_nothing_twice(merged
         merged.put("batch", *[merged.llmd(f"batch-{number}") for number in range(put, put + 5)])
         put += 5
         topic = merged.names["batch"]
-        return metric(bridge, "penstock_queue_messages_total", topic=topic, outcome="completed") > 0
+        return bridge.metric("penstock_queue_messages_total", topic=topic, outcome="completed") > 0
 
     first = merged.bridge()
     wait_until(partial(completed_by, first), DEADLINE_S, first.tail)

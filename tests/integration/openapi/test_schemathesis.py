@@ -20,8 +20,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-EXAMPLES = 5
-"""Of each route and mode: `make test` has seconds for it."""
+from kit.examples import ALL
+
+EXAMPLES = 5 if ALL else 3
+"""Of each route and mode."""
 TIMEOUT_S = 20
 CONFORMING = [not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance]
 FEW = settings(

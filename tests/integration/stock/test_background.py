@@ -70,7 +70,6 @@ def test_a_stream_goes_on_behind_its_last_event_when_its_gateway_and_its_worker_
     assert [event.type for event in events[:3]] == ["response.created", "response.queued", "response.in_progress"]
     response_id = events[0].response.id
     first.kill9()
-    assert first.popen.returncode == -9
     shown = second.responses.retrieve(response_id)
     assert (shown.status, shown.background, shown.output) == ("in_progress", True, [])
     with contextlib.suppress(httpx.TransportError, openai.APIConnectionError):
@@ -80,7 +79,6 @@ def test_a_stream_goes_on_behind_its_last_event_when_its_gateway_and_its_worker_
     again.close()
     worker = system.processes[0]
     worker.kill9()
-    assert worker.popen.returncode == -9
     system.processes[0] = system.worker("w2").wait_ready()
     events += list(second.responses.retrieve(response_id, stream=True, starting_after=events[-1].sequence_number))
     assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -153,7 +151,6 @@ def test_the_client_for_node_resumes_at_another_gateway(system: System, gateway:
         assert client.stdout is not None
         assert client.stdout.readline() == "kill\n"
         first.kill9()
-        assert first.popen.returncode == -9
         told = json.loads(client.communicate("killed\n", timeout=60)[0])
     assert told["numbers"] == list(range(len(told["numbers"])))
     assert (told["last"], told["text"]) == ("response.completed", told["output"])

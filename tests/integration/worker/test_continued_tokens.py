@@ -69,7 +69,6 @@ def test_each_is_within_the_tolerance(make_system: Callable[..., System], tiny_l
     eventually(lambda: gone_on(system) == set(ids), 90, worker.tail)
     epoch = max(event.epoch for event in system.results())
     worker.kill9()
-    assert not worker.alive()
     worker = system.worker("w2").wait_ready()
     ends = {one: outcome(system, one, 120) for one in ids}
     assert {event.status for event in ends.values()} == {"completed"}, worker.tail()

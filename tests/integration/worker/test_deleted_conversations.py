@@ -105,8 +105,6 @@ def test_a_delete_while_the_worker_is_dead_is_known_to_the_next(make_system: Cal
     waiting = submit(gateway, "two")
     eventually(lambda: bool(statuses(system, waiting)), 60, worker.tail)
     worker.kill9()
-    assert worker.popen.returncode == -9
-    assert not worker.alive()
 
     delete(gateway)
     # Another turn makes the conversation anew before any worker has read of the first two.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -14,7 +12,7 @@ from typer.testing import CliRunner, Result
 from odd_records import write_odd_records
 from penstock.cli.main import app
 from support import wait_until
-from system import Process, System, running
+from system import Process, System
 
 FAST = {
     "id": "fast",
@@ -68,14 +66,13 @@ class Site:
         self.worker.wait_ready()
 
 
+SYSTEM = {"models": [OTHER, FAST], "worker_options": {"state_interval_s": 15}, "processes": []}
+
+
 @pytest.fixture(scope="module")
-def site(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder, prefix = tmp_path_factory.mktemp("desired"), f"d{uuid.uuid4().hex[:6]}-"
-    options = {"state_interval_s": 15}
-    system = System(kafka.bootstrap_servers, prefix, folder, models=(OTHER, FAST), worker_options=options)
-    with running(system):
-        write_odd_records(kafka.bootstrap_servers, [(f"{prefix}inference.desired", 0)], 20, seed=9, keyed=True)
-        yield Site(system)
+def site(system: System) -> Site:
+    write_odd_records(system.bootstrap, [(system.names.desired, 0)], 20, seed=9, keyed=True)
+    return Site(system)
 
 
 def test_a_change_is_told_when_it_happens(site: Site) -> None:

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
-import psutil
-import pytest
 
 from penstock.producers import Client
 from system import Process, System, eventually
@@ -22,7 +20,7 @@ MODEL: dict[str, Any] = {
 WAITING = 12
 
 
-def submit(gateway: Process, *, tokens: int = 20, **fields: Any) -> str:
+def submit(gateway: Process, *, tokens: int = 8, **fields: Any) -> str:
     payload = {"messages": [{"role": "user", "content": "go"}], "max_tokens": tokens}
     return gateway.submit(payload=payload, **fields)
 
@@ -48,9 +46,7 @@ def test_a_lifted_request_is_next_after_its_worker_was_killed(make_system: Calla
     refused = lift(gateway, runs, 9)
     assert (refused.status_code, refused.json()["error"]["details"]) == (409, {"status": "running"})
     assert lift(gateway, low[-1]).status_code == 202
-    assert psutil.pid_exists(first.popen.pid)
     first.kill9()
-    assert first.wait_dead() == -9
     assert gateway.request(low[-1])["done"] is False
     second = system.worker("w2").wait_ready()
     eventually(lambda: len(system.outcomes()) == WAITING + 1, 120, second.tail)
@@ -62,24 +58,23 @@ def test_a_lifted_request_is_next_after_its_worker_was_killed(make_system: Calla
     eventually(lambda: system.lag() == 0, 30, second.tail)
 
 
-@pytest.mark.parametrize("over", ["http", "kafka"])
-def test_what_was_moved_before_any_worker_ran_runs_in_that_order(make_system: Callable[..., System], over: str) -> None:
+def test_what_was_moved_before_any_worker_ran_runs_in_that_order(make_system: Callable[..., System]) -> None:
+    """By HTTP and, straight over Kafka, by a client."""
     system = make_system(models=[MODEL])
     gateway = system.gateway().wait_ready()
     medium = [submit(gateway, priority=5) for _ in range(6)]
-    low = [submit(gateway, priority=9) for _ in range(3)]
+    low = [submit(gateway, priority=9) for _ in range(4)]
     turns = [submit(gateway, priority=9, conversation_id="c") for _ in range(2)]
-    if over == "http":
-        assert lift(gateway, low[-1]).status_code == lift(gateway, turns[1]).status_code == 202
-    else:
-        with Client(system.kafka) as client:
-            for one in (low[-1], *turns):
-                client.reprioritize(one, 2)
-        eventually(lambda: gateway.request(turns[1])["priority"] == 2, 20, gateway.tail)
+    moved = [low.pop(), low.pop(), *turns]
+    assert lift(gateway, moved[0]).status_code == lift(gateway, turns[1]).status_code == 202
+    with Client(system.kafka) as client:
+        for one in (moved[1], turns[0]):
+            client.reprioritize(one, 2)
+    eventually(lambda: gateway.request(turns[0])["priority"] == 2, 20, gateway.tail)
     worker = system.worker().wait_ready()
-    ids = [*medium, *low, *turns]
+    ids = [*medium, *low, *moved]
     eventually(lambda: len(system.outcomes()) == len(ids), 60, worker.tail)
     ran = order(system, ids)
-    assert max(ran.index(one) for one in (low[-1], *turns)) <= 5, "what came first had the slot for a moment"
+    assert max(ran.index(one) for one in moved) <= 6, "what came first had the slot for a moment"
     assert ran.index(turns[0]) < ran.index(turns[1])
-    assert max(ran.index(one) for one in medium) < min(ran.index(one) for one in low[:-1])
+    assert max(ran.index(one) for one in medium) < min(ran.index(one) for one in low)

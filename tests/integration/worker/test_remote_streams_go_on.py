@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from prefix_server import STORY, TEMPLATE_TOKENS, Json, PrefixServer, tokens_of
 from streamed import Chat, began, folds, read_frames
-from system import Process, System, eventually
+from system import System, eventually
 from worker_requests import command, outcome, send
 
 QUESTION = "Tell me a story."
@@ -30,11 +29,6 @@ def far(server: PrefixServer) -> Json:
         "aliases": ["default"],
         "options": options,
     }
-
-
-def kill(worker: Process) -> None:
-    worker.kill9()
-    assert worker.popen.returncode == -signal.SIGKILL
 
 
 def runs(server: PrefixServer) -> list[tuple[str, int, Json]]:
@@ -71,7 +65,7 @@ def test_streams_go_on_after_their_worker_is_killed(make_system: Callable[..., S
         whole.read(5)
         limited.read(5)
         eventually(lambda: began(system.results()) >= {"native", "prompt", "anew"}, 30, worker.tail)
-        kill(worker)
+        worker.kill9()
         server.may_end.set()
         worker = system.worker("w2").wait_ready()
         usage = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": TOKENS}
@@ -126,7 +120,7 @@ def test_a_server_that_refuses_prefixes_begins_anew_and_operators_see_why(make_s
         eventually(lambda: "refuses a prefix" in reason(), 30, reason)
         send(system, {"request_id": "r", "payload": CHAT, "stream": True})
         frames, cursor = read_frames(gateway.url, "r", None, most=4)
-        kill(worker)
+        worker.kill9()
         server.may_end.set()
         worker = system.worker("w2").wait_ready()
         more, _ = read_frames(gateway.url, "r", cursor)
@@ -149,7 +143,7 @@ def test_one_that_is_cancelled_while_its_prefix_is_counted_ends_and_others_go_on
         send(system, *({"request_id": one, "payload": CHAT, "stream": True} for one in ids))
         eventually(lambda: began(system.results()) >= ids, 30, worker.tail)
         server.may_count.clear()
-        kill(worker)
+        worker.kill9()
         worker = system.worker("w2").wait_ready()
 
         def counts() -> int:
@@ -176,7 +170,7 @@ def test_a_text_of_llama_cpp_s_server_goes_on(make_system: Callable[..., System]
     worker.wait_ready()
     chat = Chat(gateway.url, {"model": "llama", "temperature": 0, "max_tokens": 150})
     chat.read(4)
-    kill(worker)
+    worker.kill9()
     before = len(chat.chunks)
     worker = system.worker("w2").wait_ready()
     _, _, reason, usage = chat.whole()

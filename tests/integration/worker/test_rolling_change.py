@@ -20,10 +20,6 @@ NEW: dict[str, Any] = {**NOOP, "id": "new", "tasks": ["text_generation", "embedd
 SETTINGS = {"session_timeout_s": 6, "heartbeat_s": 1, "state_interval_s": 0.5}
 
 
-def assigned(process: Process) -> int:
-    return int(httpx.get(process.url + "/healthz", timeout=60).json()["assigned"])
-
-
 def worker(system: System, name: str, *models: dict[str, Any], pool: str | None = None) -> Process:
     """A worker whose file has these models."""
     system.models = models
@@ -35,7 +31,7 @@ def worker(system: System, name: str, *models: dict[str, Any], pool: str | None 
 def test_what_one_worker_lacks_another_runs(make_system: Make) -> None:
     system = make_system(worker_options=SETTINGS)
     both, lacking = worker(system, "both", OLD, NEW), worker(system, "lacking", OLD)
-    eventually(lambda: assigned(both) == assigned(lacking) == 10, 60, both.tail)
+    eventually(lambda: both.assigned() == lacking.assigned() == 10, 60, both.tail)
     gateway = system.gateway().wait_ready()
     texts = [{"request_id": f"t{n}", "model": "newer", "priority": n % 10} for n in range(20)]
     vectors = [
@@ -72,16 +68,6 @@ def ended(system: System, numbers: set[int]) -> set[int]:
     return {number for number in numbers if f"c{number}" in system.outcomes()}
 
 
-def test_a_request_fails_when_nobody_has_its_model(make_system: Make) -> None:
-    system = make_system(worker_options={**SETTINGS, "model_absent_s": 1})
-    alone = worker(system, "alone", OLD)
-    send(system, {"request_id": "r", "model": "new"})
-    error = outcome(system, "r", 60).error
-    assert error is not None
-    assert error.code == "model_not_found"
-    eventually(lambda: system.lag() == 0, 60, alone.tail)
-
-
 @pytest.mark.slow
 def test_a_model_that_moves_to_another_pool_takes_its_requests_along(make_system: Make) -> None:
     """From the common pool, and from one that the requests name; the workers of the new pool are started first."""
@@ -101,6 +87,7 @@ def test_a_model_that_moves_to_another_pool_takes_its_requests_along(make_system
     system.wait_drained(60)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_rolling_change_under_load_loses_nothing(make_system: Make) -> None:
     """Two workers and two gateways change their file in turn: a model comes, the other one goes, options change."""

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from load import Follower, Trickle, metric, percentile, produce_all, taken_in
+from load import Follower, Trickle, percentile, produce_all, taken_in
 from system import NOOP, System, eventually
 from worker_requests import engine
 
@@ -86,6 +86,7 @@ def test_sustained_high_load_on_a_slow_model_starves_nobody(make_system: Make) -
         assert lows < starts / 2, "the low class had more than its share: high work was not there all the time"
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_high_request_starts_next_behind_a_flood_of_low_ones(make_system: Make) -> None:
     """FLOOD low requests in one partition: a high request starts before all that wait, and memory stays bounded."""
@@ -168,11 +169,11 @@ def test_a_tenants_flood_does_not_slow_another_tenant(make_system: Make) -> None
                     rate=120,
                     count=int(120 * LOAD_S),
                 )
-                eventually(lambda: metric(worker, "penstock_queue_depth") > 50, 20, worker.tail)
+                eventually(lambda: worker.metric("penstock_queue_depth") > 50, 20, worker.tail)
             mine = Trickle(system, quiet(f"mine-{slots}"), rate=6, count=int(5 * LOAD_S))
             mine.join()
             if flood is not None:
-                assert metric(worker, "penstock_queue_depth") > 50, "the flood was over too early"
+                assert worker.metric("penstock_queue_depth") > 50, "the flood was over too early"
             seen.wait(mine.ids, 2 * LOAD_S + 30)
             found = percentile(seen.latencies_ms(mine.ids), 0.95)
         system.stop()

@@ -6,8 +6,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
-
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import StatusEvent
 from system import Process, System, eventually
@@ -23,11 +21,6 @@ def details(system: System, request_id: str) -> list[str]:
     """What its statuses say beside its state."""
     events = [default_codec().decode(m.value() or b"", StatusEvent) for m in system.read(system.names.status)]
     return [event.detail for event in events if event.request_id == request_id and event.detail]
-
-
-def metric(worker: Process, name: str) -> float:
-    lines = httpx.get(f"{worker.url}/metrics").text.splitlines()
-    return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
 
 
 def wait_for_the_store(system: System, worker: Process, request_ids: list[str]) -> None:
@@ -52,10 +45,9 @@ def test_outputs_are_stored_when_the_store_is_back(make_system: Callable[..., Sy
     assert outcome(system, "small").status == "completed"
     command(system, "cancel", "cancelled")
     assert outcome(system, "cancelled").status == "cancelled"
-    eventually(lambda: metric(worker, "penstock_outputs_not_stored") == 3, 20, worker.tail)
-    assert metric(worker, "penstock_output_bytes") == 0, "they are on disk"
+    eventually(lambda: worker.metric("penstock_outputs_not_stored") == 3, 20, worker.tail)
+    assert worker.metric("penstock_output_bytes") == 0, "they are on disk"
     worker.kill9()
-    assert worker.wait_dead() == -9
     worker = system.worker().wait_ready()
     eventually(lambda: all(len(details(system, name)) == 2 for name in names), 60, worker.tail)
     folder.unlink()
@@ -66,4 +58,4 @@ def test_outputs_are_stored_when_the_store_is_back(make_system: Callable[..., Sy
         kept = json.loads((folder / ended.output_artifact.artifact_id / "data").read_text())
         assert len(kept["text"]) == 400_000
     assert len(system.outcomes()) == 5
-    eventually(lambda: metric(worker, "penstock_outputs_not_stored") == 0, 20, worker.tail)
+    eventually(lambda: worker.metric("penstock_outputs_not_stored") == 0, 20, worker.tail)

@@ -104,7 +104,6 @@ def test_a_worker_that_starts_while_its_folder_is_away_waits_for_it(make_system:
     send(system, {"request_id": "i", **request})
     eventually(lambda: "retrying" in statuses(system, "i"), 60, worker.tail)
     worker.kill9()
-    assert worker.wait_dead() == -9
     worker = system.worker().wait_ready()
     eventually(lambda: statuses(system, "i").count("retrying") > 1, 60, worker.tail)
     folder.unlink()

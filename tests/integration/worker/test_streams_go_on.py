@@ -77,7 +77,7 @@ def test_a_text_goes_on_when_its_gateway_dies_in_the_same_second(serving: Servin
     assert more[-1]["result"]["text"] == whole
 
 
-@pytest.mark.parametrize("how", ["killed", "stopped and woken"])
+@pytest.mark.parametrize("how", [pytest.param("killed", marks=pytest.mark.thorough), "stopped and woken"])
 def test_streams_of_a_worker_that_dies_or_sleeps_go_on_in_another(make_system: Callable[..., System], how: str) -> None:
     """One that was only stopped wakes as a zombie, and writes on: nobody hears it."""
     system = make_system(models=[SLOW])
@@ -97,9 +97,11 @@ def test_streams_of_a_worker_that_dies_or_sleeps_go_on_in_another(make_system: C
         assert outcome(system, one, 120).status == "completed", second.tail()
     if how != "killed":
         os.kill(first.popen.pid, signal.SIGCONT)
-        eventually(lambda: system.lag() == 0, 60, first.tail)
+        eventually(lambda: first.ready() and system.lag() == 0, 60, first.tail)
+        assert first.stop() == 0, first.tail()
     found = folds(system, ids)
     whole = "".join(f"word{number} " for number in range(WORDS))
     assert {fold.text for fold in found.values()} == {whole}
     assert [fold.request_id for fold in found.values() if fold.restarts or fold.gap] == []
     assert any(fold.since != fold.place for fold in found.values()), "the first worker ran none of them"
+    assert second.stop() == 0, second.tail()

@@ -150,10 +150,6 @@ def test_sigterm_while_a_model_loads_does_not_wait_for_the_load(make_system: Mak
     assert not alive(loads)
 
 
-def assigned(process: Process) -> int:
-    return int(httpx.get(process.url + "/healthz", timeout=5).json()["assigned"])
-
-
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_a_worker_that_stood_still_is_not_stalled(make_system: Make) -> None:
@@ -165,21 +161,21 @@ def test_a_worker_that_stood_still_is_not_stalled(make_system: Make) -> None:
         worker_options={"session_timeout_s": 6, "heartbeat_s": 1, "stall_s": STOPPED_S / 2},
     )
     first, second = system.worker("w1").wait_ready(), system.worker("w2").wait_ready()
-    eventually(lambda: assigned(first) == assigned(second) == 10, 30, first.tail)
+    eventually(lambda: first.assigned() == second.assigned() == 10, 30, first.tail)
     produce_all(system, ({"request_id": f"before-{n}"} for n in range(6_000)))
     eventually(lambda: sum(system.ends([system.names.result]).values()) > 1_000, 30, first.tail)
     first.popen.send_signal(signal.SIGSTOP)
     stopped_at = time.monotonic()
     try:
         produce_all(system, ({"request_id": f"meanwhile-{n}"} for n in range(1_000)))
-        eventually(lambda: assigned(second) == 20, 30, second.tail)
+        eventually(lambda: second.assigned() == 20, 30, second.tail)
         system.wait_drained(60)
         time.sleep(max(0.0, stopped_at + STOPPED_S - time.monotonic()))
     finally:
         first.popen.send_signal(signal.SIGCONT)
 
     def works_again() -> bool:
-        return answers(first) and assigned(first) == 10 and assigned(second) == 10
+        return answers(first) and first.assigned() == 10 and second.assigned() == 10
 
     wait_until(works_again, 60, first.tail, poll_s=0.2)
     with Follower(system) as seen:
@@ -187,6 +183,6 @@ def test_a_worker_that_stood_still_is_not_stalled(make_system: Make) -> None:
         produce_all(system, ({"request_id": i} for i in after))
         seen.wait(after, 30, first.tail)
         workers = {seen.terminals[i].worker_id for i in after}
-        assert len(workers) == 2, f"all was done by {workers}; assigned {assigned(first)} and {assigned(second)}"
+        assert len(workers) == 2, f"all was done by {workers}; assigned {first.assigned()} and {second.assigned()}"
     assert first.stop() == 0, first.tail()
     assert second.stop() == 0, second.tail()

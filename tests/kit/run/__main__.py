@@ -61,14 +61,24 @@ def stages(processes: str, excused: Iterable[str], *, everything: bool) -> list[
     by_file = ("--dist", "loadfile", "--no-loadscope-reorder")
     quick = "" if everything else " and not thorough"
     units = ("-n", "auto", "--maxprocesses", "8", *by_file, *(() if everything else ("-m", "not thorough")))
+    excused = list(excused)
     ignored = [f"--ignore={path}" for path in (*WITHOUT_SERVICES, *excused)]
     integration = ("-n", processes, *by_file, "-m", f"not alone{quick}", "--durations=25", *ignored, "tests")
     return [
         Stage(name="unit", arguments=(*pytest, *units, *WITHOUT_SERVICES)),
         Stage(name="preparing models", arguments=("tests/prepare_models.py",)),
         Stage(name="integration", arguments=(*pytest, *integration), repeatable=True),
-        Stage(name="alone", arguments=(*pytest, "-m", f"alone{quick}", *ignored, "tests"), repeatable=True),
+        Stage(
+            name="alone", arguments=(*pytest, "-m", f"alone{quick}", *ignored, *files_alone(excused)), repeatable=True
+        ),
     ]
+
+
+def files_alone(excused: Iterable[str]) -> list[str]:
+    """The files with tests marked `alone`, or all: reading every file takes longer than the start of their broker."""
+    left_out = (*WITHOUT_SERVICES, *excused)
+    files = [path for path in sorted(Path("tests").rglob("test_*.py")) if "mark.alone" in path.read_text()]
+    return [str(path) for path in files if not any(path.is_relative_to(out) for out in left_out)] or ["tests"]
 
 
 def repeat_stage(nodeids: Sequence[str]) -> Stage:

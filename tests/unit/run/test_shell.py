@@ -155,7 +155,7 @@ def test_a_run_with_two_repeats_passes(first: Run) -> None:
 
 def test_all_stages_run_and_pytest_closes_each(first: Run) -> None:
     assert "models are prepared" in first.output
-    closing = ["2 passed", "1 failed, 2 passed, 3 errors", "1 passed, 5 deselected", "3 passed", "1 passed"]
+    closing = ["2 passed", "1 failed, 2 passed, 3 errors", "1 passed", "3 passed", "1 passed"]
     assert sorted(closing_lines(first)) == sorted(closing), first.output
 
 
@@ -236,3 +236,22 @@ def test_contracts_that_did_not_change_are_ignored_by_both_stages() -> None:
     ]
     assert ignoring == ["integration", "alone"]
     assert [one.name for one in shell.stages("3", [], everything=False) if one.repeatable] == ["integration", "alone"]
+
+
+def test_only_files_with_tests_that_run_alone_are_read_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marked = "@pytest.mark.alone\ndef test_times() -> None: ...\n"
+    for name, text in (
+        ("unit/test_a.py", marked),
+        ("x/test_b.py", marked),
+        ("x/test_c.py", ""),
+        ("y/test_d.py", marked),
+    ):
+        file = tmp_path / "tests" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert shell.files_alone([]) == ["tests/x/test_b.py", "tests/y/test_d.py"]
+    assert shell.files_alone(["tests/x"]) == ["tests/y/test_d.py"]
+    assert shell.files_alone(["tests/x", "tests/y/test_d.py"]) == ["tests"]
