@@ -42,16 +42,12 @@ class Log:
     def __init__(self, on_command: Callable[[], object] = lambda: None) -> None:
         self.commands: list[ControlCommand] = []
         self._on_command = on_command
+        self.catch_up, self.reached = AsyncMock(), AsyncMock(return_value=True)
 
     async def produce(self, topic: str, value: bytes, **options: Any) -> Any:
         self.commands.append(CODEC.decode(value, ControlCommand))
         self._on_command()
         return SimpleNamespace(offset=0, timestamp_ms=50)
-
-    async def catch_up(self) -> None: ...
-
-    async def reached(self, ends: Any, deadline_s: float) -> bool:
-        return True
 
 
 class Broker:
@@ -73,11 +69,9 @@ class Broker:
         return done[::-1]
 
 
-def control_of(log: Any, *, entry: Any = None, turns: Any = None, store: Any = None) -> Control:
-    async def found(*_: Any) -> Any:
-        return entry
-
-    lookups = SimpleNamespace(find=found, with_outcome=found)
+def control_of(log: Any, *, entry: Any = None, turns: Any = None, store: Any = None, peek: Any = None) -> Control:
+    found = AsyncMock(return_value=entry)
+    lookups = SimpleNamespace(find=found, with_outcome=found, peek=peek)
     parts: Any = (log, None, log, lookups, CODEC, TopicNames(), store, Allowances(), Threads(), turns)
     return Control(*parts)
 
@@ -90,8 +84,7 @@ def entry_of(request_id: str = "r", **fields: Any) -> Any:
 async def test_many_are_abandoned_in_groups_and_one_that_was_erased_stops_none() -> None:
     broker = Broker()
     entries = {f"r{n}": entry_of(f"r{n}", done=n == 1, erased=n == 2) for n in range(250)}
-    parts: Any = (broker, None, None, SimpleNamespace(peek=lambda _, one: entries.get(one)), CODEC, TopicNames())
-    abandoning = Control(*parts, None, Allowances(), Threads(), None)  # pyright: ignore[reportArgumentType]
+    abandoning = control_of(broker, peek=lambda _, one: entries.get(one))  # type: ignore[reportUnknownLambdaType]
     left = ["unknown", *entries]
     while handled := await abandoning.abandon_some("t", left, "why"):
         left = [one for one in left if one not in handled]
@@ -169,12 +162,8 @@ def turn(request_id: str, append_time_ms: int | None) -> Any:
 
 def with_turns(log: Log, turns: list[Any]) -> Control:
     """The control of a gateway that knows these turns of each conversation."""
-
-    def held(*_: Any) -> dict[str, Any]:
-        return {one.request_id: one for one in turns if not one.done}
-
-    known, census = SimpleNamespace(some_aside=False), SimpleNamespace(of_conversation=held)
-    view: Any = SimpleNamespace(known=known, census=census)
+    view = Mock(known=SimpleNamespace(some_aside=False))
+    view.census.of_conversation = lambda *_: {one.request_id: one for one in turns if not one.done}
     return control_of(log, turns=Turns(view, Threads()))
 
 

@@ -7,15 +7,16 @@ import base64
 import hashlib
 import io
 import json
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import httpx
 import openai
 import pytest
 
 from gateway_parts import service_with
+from kit.gateway_frames import subscribed
 from kit.gateway_http import client, gateway_app
 from penstock.common.artifacts import ArtifactStore
 from penstock.gateway.edge.bodies import BodyLimits
@@ -27,6 +28,7 @@ from penstock.gateway.openai.responses_bodies import ResponsesBody, response_ima
 from penstock.gateway.routes import native
 from penstock.gateway.service.brought_images import BroughtImage
 from penstock.gateway.service.submitting import Accepted, Checked
+from penstock.gateway.service.subscriptions import Subscription
 from penstock.gateway.settings import GatewaySection, GatewaySettings
 from penstock.gateway.view.frames import Frame, PreviewFrame, ProgressFrame, RestartedFrame, ResultFrame
 from penstock.schemas.errors import Overloaded, PenstockError
@@ -51,6 +53,8 @@ class Parts:
         self.made = store.put(TENANT, PNG, media_type="image/png", width=1, height=1, seed=7)
         self.preview = store.put(TENANT, SMALL, media_type="image/jpeg", width=8, height=4)
         self._store = store
+        self.plan = Mock(return_value={"object": "plan"})
+        self.before, self.check_room, self.followed = AsyncMock(return_value=0), Mock(), Mock(return_value=False)
 
     async def submit(self, checked: Checked, **options: Any) -> Accepted:
         request = checked.request
@@ -67,23 +71,11 @@ class Parts:
     async def check(self, caller: Caller, request: InferenceRequest) -> Checked:
         return Checked(caller, request, None)
 
-    def check_room(self, checked: Checked) -> None:
-        pass
+    def await_outcome(self, tenant: str, request_id: str, *, resumes: bool = True) -> Subscription:
+        return subscribed(self.frames(request_id)[-1])
 
-    def plan(self, request: InferenceRequest, turns_before: int) -> dict[str, Any]:
-        return {"object": "plan"}
-
-    async def before(self, request: InferenceRequest) -> int:
-        return 0
-
-    def await_outcome(self, tenant: str, request_id: str, *, resumes: bool = True) -> Any:
-        return Frames(self.frames(request_id)[-1:])
-
-    def subscribe(self, tenant: str, request_id: str, *, resumes: bool = True) -> Any:
-        return Frames(self.frames(request_id))
-
-    def followed(self, tenant: str, request_id: str) -> bool:
-        return False
+    def subscribe(self, tenant: str, request_id: str, *, resumes: bool = True) -> Subscription:
+        return subscribed(*self.frames(request_id))
 
     def frames(self, request_id: str) -> list[Frame]:
         """An attempt that is given up after its first preview, then one with two previews too many."""
@@ -101,23 +93,6 @@ class Parts:
         output = {"images": [{**image, "width": 1, "height": 1, "seed": 7}], "usage": {"pixels": 1}}
         result = ResultFrame(**common, status="completed", result=output, model="tiny", error=None)
         return [progress, steps[0], restarted, lost, *steps, result]
-
-
-class Frames:
-    """A subscription whose frames are all there."""
-
-    def __init__(self, frames: list[Frame]) -> None:
-        self._frames = frames
-
-    def take_nowait(self) -> list[Frame]:
-        frames, self._frames = self._frames, []
-        return frames
-
-    async def __aiter__(self) -> AsyncGenerator[Frame]:
-        for frame in self.take_nowait():
-            yield frame
-
-    def close(self) -> None: ...
 
 
 class Gateway:
@@ -372,11 +347,8 @@ def test_images_of_a_response_are_kept_and_become_references() -> None:
     assert (brought.data, brought.media_type) == (PNG, "image/png")
     (message,) = asked.payload["messages"]
     assert message["content"] == "What is this?"
-    assert [part.get("image") for part in message["parts"]] == [
-        None,
-        {"artifact_id": brought.artifact_id},
-        {"url": "https://a.example/x.png"},
-    ]
+    images = [None, {"artifact_id": brought.artifact_id}, {"url": "https://a.example/x.png"}]
+    assert [part.get("image") for part in message["parts"]] == images
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,6 @@ def test_writers_do_not_lose_each_others_keys(path: Path) -> None:
 def test_a_file_that_cannot_be_looked_at_keeps_the_keys_and_is_read_again(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A remount, or a right taken away: it ended the watch over revoked keys for ever, and every call was a 500."""
     secret = create_key(path, tenant="acme")
     ring = KeyRing(path)
 
