@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -104,11 +105,6 @@ class Reader:
         self.result: ResultFrame | None = None
         self.cursor: Cursor | None = None
 
-    def copy(self) -> Reader:
-        other = Reader()
-        other.text, other.result, other.cursor = self.text, self.result, self.cursor
-        return other
-
     def take(self, frames: list[Frame]) -> None:
         for frame in frames:
             assert self.result is None, "something follows the outcome"
@@ -141,13 +137,13 @@ def test_every_reader_gets_the_result_from_any_position(name: str, restart: bool
     entry, following, away = new_entry(), [Reader()], list[Reader]()
     following[0].take(entry.opening(None))
     for offset, event in enumerate(log):
-        away += [reader.copy() for reader in following]
+        away += [copy.copy(reader) for reader in following]
         frames = entry.frames_of(entry.on_result(event, offset))
         if restart:
             entry = after_restart(entry)
         for reader in following:
             reader.take(frames)
-        coming = [Reader(), *(reader.copy() for reader in away if reader.result is None)]
+        coming = [Reader(), *(copy.copy(reader) for reader in away if reader.result is None)]
         for reader in coming:
             assert reader.cursor is None or not entry.is_behind(reader.cursor)
             reader.take(entry.opening(reader.cursor))
