@@ -157,7 +157,6 @@ async def test_an_upload_that_fails_at_the_store_does_not_count(
 async def test_a_url_with_a_long_lifetime_ends_with_the_key_that_made_it(
     store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, ttl_s: int, signed: bool
 ) -> None:
-    """What the store has signed nobody can revoke: such a URL was good for a week after its key was revoked."""
     monkeypatch.setattr(store, "presigned_url", lambda artifact, ttl_s: f"https://store.example/{ttl_s}")
     kept = store.put(ANYBODY.tenant, b"1")
     async with client(artifact_app(store)) as http:
@@ -168,7 +167,6 @@ async def test_a_url_with_a_long_lifetime_ends_with_the_key_that_made_it(
 async def test_slow_lists_of_one_tenant_keep_no_other_tenant_waiting(
     store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Six of them took all threads that a gateway had for artifacts, large outputs and its view."""
     keys = tmp_path / "keys.json"
     flood, other = (create_key(keys, tenant=tenant) for tenant in ("flood", "other"))
     released, began = threading.Event(), list[str]()

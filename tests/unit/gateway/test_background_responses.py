@@ -136,16 +136,10 @@ async def test_a_cancelled_response_and_a_broken_stream_end_differently() -> Non
 
 
 def test_a_stored_response_shows_what_the_first_response_showed() -> None:
-    fields: dict[str, Any] = {
-        "instructions": "brief",
-        "tools": [TOOL],
-        "metadata": {"a": "b"},
-        "text": {"format": {"type": "json_schema", "name": "s", "schema": {"type": "object"}}},
-        "max_output_tokens": 9,
-        "temperature": 0.5,
-        "prompt_cache_key": "k",
-        "service_tier": "flex",
-    }
+    schema = {"type": "json_schema", "name": "s", "schema": {"type": "object"}}
+    fields: dict[str, Any] = {"instructions": "brief", "tools": [TOOL], "metadata": {"a": "b"}}
+    fields |= {"text": {"format": schema}, "max_output_tokens": 9, "temperature": 0.5}
+    fields |= {"prompt_cache_key": "k", "service_tier": "flex"}
     asked = asked_of(request_of(**fields), 5_999, None)
     body = ResponsesBody.model_validate({"input": "hi", "background": True, **fields})
     assert (asked.created, asked.metadata, asked.repeated) == (5, {"a": "b"}, repeated_fields(body))

@@ -42,32 +42,21 @@ async def test_what_has_come_lengthens_the_time_for_the_rest(
     assert lengthened == pytest.approx([64 * KIB / rate] * 3)
 
 
-async def test_the_time_that_lines_take_here_is_not_the_clients() -> None:
-    rest = [True, True, False]
+async def read_lines(*, timeout_s: float, line_s: float, work_s: float, count: int) -> None:
+    """Lines that come one in `line_s`, each of which takes `work_s` here."""
+    rest = [True] * (count - 1) + [False]
 
     async def receive() -> dict[str, Any]:
-        await asyncio.sleep(0)
+        await asyncio.sleep(line_s)
         return {"type": "http.request", "body": b"x", "more_body": rest.pop(0)}
 
-    limits = BodyLimits(timeout_s=0.05)
-    body = limits.body(TABLE.rules("POST", "/v1/requests/bulk"), {"headers": []}, receive)
+    body = BodyLimits(timeout_s=timeout_s).body(TABLE.rules("POST", "/v1/requests/bulk"), {"headers": []}, receive)
     while not body.whole:
         await body()
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(work_s)
 
 
-async def test_lines_that_do_not_come_are_not_waited_for() -> None:
-    async def receive() -> dict[str, Any]:
-        await asyncio.sleep(0.04)
-        return {"type": "http.request", "body": b"x", "more_body": True}
-
-    limits = BodyLimits(timeout_s=0.1)
-    body = limits.body(TABLE.rules("POST", "/v1/requests/bulk"), {"headers": []}, receive)
-
-    async def read_all() -> None:
-        while not body.whole:
-            await body()
-            await asyncio.sleep(0.01)
-
+async def test_the_time_for_lines_is_that_of_the_client_alone() -> None:
+    await read_lines(timeout_s=0.05, line_s=0, work_s=0.1, count=3)
     with pytest.raises(EdgeRefusal):
-        await read_all()
+        await read_lines(timeout_s=0.1, line_s=0.04, work_s=0.01, count=1_000)

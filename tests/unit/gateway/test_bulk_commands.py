@@ -80,7 +80,6 @@ async def test_the_error_of_a_command_that_ends_early_says_how_many_were_command
 
 @pytest.mark.parametrize("comes_again", [False, True])
 async def test_all_that_were_accepted_before_the_call_are_commanded(comes_again: bool) -> None:
-    """A caller that submitted anew what was cancelled kept one call going for ever."""
     world = World(OPERATOR, comes_again=comes_again)
     done = await world.commands.cancel(OPERATOR, Bulk(chosen=Selection(tenant=ALL_TENANTS)))
     assert (done.count, len(world.commanded)) == (3 * AT_ONCE, 3 * AT_ONCE)

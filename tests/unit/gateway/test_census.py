@@ -28,14 +28,8 @@ def accept(entry: Entry, number: int, time_ms: int) -> None:
     entry.on_request(made, replace(ORIGIN, append_time_ms=time_ms))
 
 
-STEPS = st.lists(
-    st.tuples(
-        st.integers(0, 9),
-        st.sampled_from(("request", *STATUSES, "end", "aside")),
-        st.integers(1, 4),
-        st.integers(1, 50_000),
-    )
-)
+NAMES = ("request", *STATUSES, "end", "aside")
+STEPS = st.lists(st.tuples(st.integers(0, 9), st.sampled_from(NAMES), st.integers(1, 4), st.integers(1, 50_000)))
 
 
 @given(STEPS)
@@ -82,29 +76,30 @@ def test_the_census_counts_what_a_plain_count_finds(steps: list[tuple[int, str, 
         assert dict(census.running) == {model: running.count(model) for model in set(running)}
 
 
+def is_waiting(entry: Entry) -> bool:
+    return entry.status is None or entry.status.rank < STATUS_RANKS["running"]
+
+
 def by_class(live: dict[int, Entry]) -> dict[str, int]:
     return {name: sum(priority_class(e.priority) == name for e in live.values()) for name in CLASSES}
 
 
 def counted(live: dict[int, Entry]) -> tuple[dict[str, int], dict[str, float]]:
-    waiting = [entry for entry in live.values() if entry.status is None or entry.status.rank < STATUS_RANKS["running"]]
-    depths = {name: sum(priority_class(entry.priority) == name for entry in waiting) for name in CLASSES}
-    ages = {
-        name: max(
-            (60_000 - e.accepted_ms) / 1000 if e.accepted_ms and priority_class(e.priority) == name else 0.0
-            for e in [*waiting, Entry("", "", 0)]
-        )
-        for name in CLASSES
-    }
-    return depths, ages
+    waiting = {number: entry for number, entry in live.items() if is_waiting(entry)}
+    ages = dict.fromkeys(CLASSES, 0.0)
+    for one in waiting.values():
+        name, age = priority_class(one.priority), (60_000 - one.accepted_ms) / 1000 if one.accepted_ms else 0.0
+        ages[name] = max(ages[name], age)
+    return by_class(waiting), ages
 
 
 def waiting_by_kind(live: dict[int, Entry]) -> dict[Kind, tuple[int, int | None]]:
-    waiting = [entry for entry in live.values() if entry.status is None or entry.status.rank < STATUS_RANKS["running"]]
+    kinds: dict[Kind, list[Entry]] = {}
+    for one in filter(is_waiting, live.values()):
+        kinds.setdefault((one.task, one.model, one.pool), []).append(one)
     return {
         kind: (len(same), min((one.accepted_ms for one in same if one.accepted_ms), default=None))
-        for kind in {(one.task, one.model, one.pool) for one in waiting}
-        if (same := [one for one in waiting if (one.task, one.model, one.pool) == kind])
+        for kind, same in kinds.items()
     }
 
 

@@ -23,11 +23,14 @@ from penstock.schemas.errors import ContextLengthExceeded, Expired, InvalidReque
 Json = dict[str, Any]
 
 
-def body_of(prompt: Any = "Hi there", **fields: Any) -> CompletionBody:
+HI = "Hi there"
+
+
+def body_of(prompt: Any = HI, **fields: Any) -> CompletionBody:
     return CompletionBody.model_validate({"prompt": prompt, **fields})
 
 
-def payload_of(prompt: Any = "Hi there", **fields: Any) -> Json:
+def payload_of(prompt: Any = HI, **fields: Any) -> Json:
     return completion_request(body_of(prompt, **fields), Caller(tenant="default"), 1).payload
 
 
@@ -49,19 +52,20 @@ RESULT: Json = {
 }
 
 
+PLAIN = {"prompt": HI, "max_tokens": 16}
+SCORED = {"max_tokens": 1, "logprobs": True, "top_logprobs": 3, "prompt_logprobs": 3}
+
+
 @pytest.mark.parametrize(
     ("fields", "payload"),
     [
-        ({}, {"prompt": "Hi there", "max_tokens": 16}),
+        ({}, PLAIN),
         ({"prompt": [1, 2]}, {"prompt_token_ids": [1, 2], "max_tokens": 16}),
         ({"prompt": [[1, 2]], "echo": True}, {"prompt_token_ids": [1, 2], "max_tokens": 16, "prompt_logprobs": 0}),
-        ({"echo": True, "best_of": 1}, {"prompt": "Hi there", "max_tokens": 16}),
-        ({"n": 2, "best_of": 2}, {"prompt": "Hi there", "max_tokens": 16, "n": 2}),
-        ({"logprobs": 0}, {"prompt": "Hi there", "max_tokens": 16, "logprobs": True, "top_logprobs": 0}),
-        (
-            {"echo": True, "logprobs": 3, "max_tokens": 0},
-            {"prompt": "Hi there", "max_tokens": 1, "logprobs": True, "top_logprobs": 3, "prompt_logprobs": 3},
-        ),
+        ({"echo": True, "best_of": 1}, PLAIN),
+        ({"n": 2, "best_of": 2}, {**PLAIN, "n": 2}),
+        ({"logprobs": 0}, {**PLAIN, "logprobs": True, "top_logprobs": 0}),
+        ({"echo": True, "logprobs": 3, "max_tokens": 0}, {"prompt": HI, **SCORED}),
     ],
 )
 def test_a_body_becomes_a_payload(fields: Json, payload: Json) -> None:
@@ -83,6 +87,13 @@ def test_a_body_becomes_a_payload(fields: Json, payload: Json) -> None:
 def test_a_wrong_body_is_refused_by_the_name_of_its_field(fields: Json, kind: type[PenstockError], param: str) -> None:
     with pytest.raises(kind) as refused:
         payload_of(**fields)
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(("prompts", "n", "param"), [(MOST_REQUESTS + 1, 1, "prompt"), (1, MOST_REQUESTS + 1, "n")])
+def test_a_call_has_a_bound(prompts: int, n: int, param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        bodies_of(body_of(["a"] * prompts, n=n, stream=True), may_split_answers=True)
     assert refused.value.param == param
 
 
@@ -185,15 +196,12 @@ def test_a_stream_has_what_a_plain_answer_has(fields: Json, events: list[Any]) -
 @pytest.mark.parametrize(
     ("fields", "requests"),
     [
-        ({"prompt": ["a", [1, 2]], "n": 3, "seed": 7}, [("a", 3, 7), ([1, 2], 3, 7)]),
-        (
-            {"prompt": ["a", "b"], "n": 2, "seed": 7, "stream": True},
-            [("a", 1, 7), ("a", 1, 8), ("b", 1, 7), ("b", 1, 8)],
-        ),
+        ({"prompt": ["a", [1, 2]], "n": 3}, [("a", 3, 7), ([1, 2], 3, 7)]),
+        ({"prompt": ["a", "b"], "n": 2, "stream": True}, [("a", 1, 7), ("a", 1, 8), ("b", 1, 7), ("b", 1, 8)]),
     ],
 )
 def test_each_prompt_is_a_request_and_so_is_each_answer_of_a_stream(fields: Json, requests: list[Any]) -> None:
-    bodies: Any = bodies_of(body_of(**fields, metadata={"k": "v"}), may_split_answers=True)
+    bodies: Any = bodies_of(body_of(**fields, seed=7, metadata={"k": "v"}), may_split_answers=True)
     assert [(one.prompt, one.n, one.seed) for one in bodies] == requests
     count = len(requests)
     assert [one.metadata for one in bodies] == [{"k": "v", PART: f"{n}/{count}"} for n in range(1, count + 1)]
@@ -206,15 +214,6 @@ def test_answers_of_a_chat_are_requests_unless_they_would_be_two_turns() -> None
     turn = ChatCompletionBody.model_validate({**chat, "penstock": {"conversation_id": "c"}})
     for whole, may in ((split, False), (turn, True)):
         assert bodies_of(whole, may_split_answers=may) == [whole]
-
-
-@pytest.mark.parametrize(
-    ("prompts", "answers", "param"), [(MOST_REQUESTS + 1, 1, "prompt"), (1, MOST_REQUESTS + 1, "n")]
-)
-def test_a_call_has_a_bound(prompts: int, answers: int, param: str) -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        bodies_of(body_of(["a"] * prompts, n=answers, stream=True), may_split_answers=True)
-    assert refused.value.param == param
 
 
 def test_merged_results_count_each_prompt_once() -> None:
@@ -253,13 +252,11 @@ async def test_the_first_failure_ends_the_others() -> None:
     assert await several.all_or_nothing([asyncio.sleep(0, result=number) for number in range(3)]) == [0, 1, 2]
 
 
-async def stream(
-    *events: bytes, then: Exception | None = None, wait: asyncio.Event | None = None
-) -> AsyncGenerator[bytes]:
+async def stream(*events: bytes, then: Exception | None = None, waits: bool = False) -> AsyncGenerator[bytes]:
     for event in events:
         yield event
-    if wait is not None:
-        await wait.wait()
+    if waits:
+        await asyncio.Event().wait()
     if then is not None:
         raise then
 
@@ -280,14 +277,13 @@ async def test_streams_are_one_stream_with_one_end() -> None:
 
 
 async def test_a_stream_that_fails_or_is_left_ends_all() -> None:
-    never = asyncio.Event()
     before = asyncio.all_tasks()
-    events = merged_events([stream(b"a", wait=never), stream(b"b", then=Expired("too late"))], lambda: b"end")
+    events = merged_events([stream(b"a", waits=True), stream(b"b", then=Expired("too late"))], lambda: b"end")
     assert {await anext(events), await anext(events)} == {b"a", b"b"}
     with pytest.raises(Expired):
         await anext(events)
     assert asyncio.all_tasks() == before
-    left = merged_events([stream(b"a", wait=never)] * 1, lambda: b"end")
+    left = merged_events([stream(b"a", waits=True)], lambda: b"end")
     assert await anext(left) == b"a"
     await left.aclose()
     assert asyncio.all_tasks() == before

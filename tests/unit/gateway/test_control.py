@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from gateway_parts import service_with
+from kit.gateway_http import client, gateway_app
 from kit.gateway_records import ORIGIN
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.inputs import keep_input
@@ -40,16 +42,12 @@ class Log:
     def __init__(self, on_command: Callable[[], object] = lambda: None) -> None:
         self.commands: list[ControlCommand] = []
         self._on_command = on_command
+        self.catch_up, self.reached = AsyncMock(), AsyncMock(return_value=True)
 
     async def produce(self, topic: str, value: bytes, **options: Any) -> Any:
         self.commands.append(CODEC.decode(value, ControlCommand))
         self._on_command()
         return SimpleNamespace(offset=0, timestamp_ms=50)
-
-    async def catch_up(self) -> None: ...
-
-    async def reached(self, ends: Any, deadline_s: float) -> bool:
-        return True
 
 
 class Broker:
@@ -71,11 +69,9 @@ class Broker:
         return done[::-1]
 
 
-def control_of(log: Any, *, entry: Any = None, turns: Any = None, store: Any = None) -> Control:
-    async def found(*_: Any) -> Any:
-        return entry
-
-    lookups = SimpleNamespace(find=found, with_outcome=found)
+def control_of(log: Any, *, entry: Any = None, turns: Any = None, store: Any = None, peek: Any = None) -> Control:
+    found = AsyncMock(return_value=entry)
+    lookups = SimpleNamespace(find=found, with_outcome=found, peek=peek)
     parts: Any = (log, None, log, lookups, CODEC, TopicNames(), store, Allowances(), Threads(), turns)
     return Control(*parts)
 
@@ -88,8 +84,7 @@ def entry_of(request_id: str = "r", **fields: Any) -> Any:
 async def test_many_are_abandoned_in_groups_and_one_that_was_erased_stops_none() -> None:
     broker = Broker()
     entries = {f"r{n}": entry_of(f"r{n}", done=n == 1, erased=n == 2) for n in range(250)}
-    parts: Any = (broker, None, None, SimpleNamespace(peek=lambda _, one: entries.get(one)), CODEC, TopicNames())
-    abandoning = Control(*parts, None, Allowances(), Threads(), None)  # pyright: ignore[reportArgumentType]
+    abandoning = control_of(broker, peek=lambda _, one: entries.get(one))  # type: ignore[reportUnknownLambdaType]
     left = ["unknown", *entries]
     while handled := await abandoning.abandon_some("t", left, "why"):
         left = [one for one in left if one not in handled]
@@ -99,7 +94,6 @@ async def test_many_are_abandoned_in_groups_and_one_that_was_erased_stops_none()
 
 @pytest.mark.parametrize("ended", [False, True])
 async def test_whether_a_cancel_ends_a_request_is_decided_when_it_is_asked_for(ended: bool) -> None:
-    """202 became 200 where a worker was quick, though this call had asked for the end."""
     entry = entry_of(done=ended)
     log = Log(lambda: setattr(entry, "done", True))  # it ends before the broker's acknowledgement is back
     assert await control_of(log, entry=entry).cancel(Caller(tenant="t"), "r") == (entry, not ended)
@@ -111,7 +105,6 @@ async def test_whether_a_cancel_ends_a_request_is_decided_when_it_is_asked_for(e
 async def test_a_request_is_erased_with_its_artifacts_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int, task: str, stored_text: bool
 ) -> None:
-    """While the store was away it was 503, the repeat was 410, and the images stayed for ever."""
     store = ArtifactStore(tmp_path)
     made, brought = store.put("t", b"made"), str(uuid.uuid4())
     keep_input(store, "t", "r", b"brought", artifact_id=brought, media_type="image/png")
@@ -169,18 +162,16 @@ def turn(request_id: str, append_time_ms: int | None) -> Any:
 
 def with_turns(log: Log, turns: list[Any]) -> Control:
     """The control of a gateway that knows these turns of each conversation."""
-
-    def held(*_: Any) -> dict[str, Any]:
-        return {one.request_id: one for one in turns if not one.done}
-
-    known, census = SimpleNamespace(some_aside=False), SimpleNamespace(of_conversation=held)
-    view: Any = SimpleNamespace(known=known, census=census)
+    view = Mock(known=SimpleNamespace(some_aside=False))
+    view.census.of_conversation = lambda *_: {one.request_id: one for one in turns if not one.done}
     return control_of(log, turns=Turns(view, Threads()))
 
 
 async def test_a_deletion_is_commanded_and_waits_for_the_turns_before_it() -> None:
     log, before, after = Log(), turn("before", 50), turn("after", 51)
-    deleting = asyncio.create_task(with_turns(log, [before, after]).end_turns("acme", "c1"))
+    control = with_turns(log, [before, after])
+    assert await control.has_turns("acme", "c1")
+    deleting = asyncio.create_task(control.end_turns("acme", "c1"))
     await wait_until_async(lambda: log.commands, 10, "the command")
     (command,) = log.commands
     assert (command.kind, command.tenant, command.conversation_id) == ("delete_conversation", "acme", "c1")
@@ -197,33 +188,15 @@ async def test_a_deletion_waits_no_longer_than_it_may(monkeypatch: pytest.Monkey
     log = Log()
     await asyncio.wait_for(with_turns(log, [turn("r", None)]).end_turns("acme", "c1"), 10)
     assert len(log.commands) == 1
+    assert not await with_turns(Log(), []).has_turns("acme", "c1")
 
 
-@pytest.mark.parametrize("turns", [[], [turn("r", 1)]])
-async def test_turns_that_wait_make_a_conversation(turns: list[Any]) -> None:
-    assert await with_turns(Log(), turns).has_turns("acme", "c1") == bool(turns)
-
-
-@pytest.mark.parametrize(("done", "steps"), [(True, ["forget r", "erase r"]), (False, ["erase r"])])
-async def test_erasing_over_http_purges_dead_letters_first(
-    monkeypatch: pytest.MonkeyPatch, done: bool, steps: list[str]
-) -> None:
-    """A completed request whose webhook had failed kept that letter. One that runs is refused, and keeps all."""
-    found: list[str] = []
-
-    class Service:
-        async def find(self, tenant: str, request_id: str) -> Any:
-            return SimpleNamespace(done=done, status_name="completed")
-
-        async def forget(self, caller: Caller, request_id: str) -> None:
-            found.append(f"forget {request_id}")
-
-        async def erase(self, tenant: str, request_id: str) -> None:
-            found.append(f"erase {request_id}")
-
-    service = service_with(Service())
-    monkeypatch.setattr(native, "service_of", lambda _: service)
-    monkeypatch.setattr(native, "caller_of", lambda _: Caller(tenant="t"))
-    request: Any = None
-    await native.erase(request, "r")
-    assert found == steps
+@pytest.mark.parametrize(("done", "steps"), [(True, ["forget", "erase"]), (False, ["erase"])])
+async def test_erasing_over_http_purges_dead_letters_first(done: bool, steps: list[str]) -> None:
+    """One that runs is refused, and keeps its letters."""
+    part = Mock(find=AsyncMock(return_value=SimpleNamespace(done=done, status_name="completed")))
+    part.forget, part.erase = AsyncMock(), AsyncMock()
+    async with client(gateway_app(native.router, service=service_with(part))) as http:
+        assert (await http.delete("/v1/requests/r")).json()["deleted"]
+    calls = [call for call in part.mock_calls if call[0] != "find"]
+    assert [(name, args[-1]) for name, args, _ in calls] == [(step, "r") for step in steps]

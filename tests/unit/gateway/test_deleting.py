@@ -138,26 +138,29 @@ def is_gone(kafka: Kafka) -> bool:
 @LAYOUTS
 def test_it_goes_with_its_facts_and_ends_no_turn_by_command(new: type[Cluster]) -> None:
     kafka = old_conversation(new)
+    records = kafka.cluster.read_topic(TOPIC)
+    for name in ("none", "c"):
+        run(kafka.gateway().finish("acme", name))
+    assert (kafka.cluster.read_topic(TOPIC), "c" in kafka.facts) == (records, True), "only what is deleted is finished"
     assert run(kafka.gateway().expire("acme", "c"))
     assert is_gone(kafka)
-    assert kafka.cluster.released == ["c"]
-    assert kafka.commands == 0
+    assert (kafka.cluster.released, kafka.commands) == (["c"], 0)
     assert not run(kafka.gateway().expire("acme", "c")), "another gateway finds that it is gone"
 
 
 @LAYOUTS
 @pytest.mark.parametrize("kept_by", ["its newest record", "an open request", "its facts"])
 def test_it_stays_whole_where_the_last_look_says_so(new: type[Cluster], kept_by: str) -> None:
-    kafka = old_conversation(new)
-    now_ms = 1_000 + new.first + 1 + KEPT_MS - 1 if kept_by == "its newest record" else NOW_MS
-    if kept_by == "an open request":
+    kafka, now_ms = old_conversation(new), NOW_MS
+    if kept_by == "its newest record":
+        now_ms = 1_000 + new.first + 1 + KEPT_MS - 1
+    elif kept_by == "an open request":
         kafka.open_requests.add("r2")
-    if kept_by == "its facts":
+    else:
         kafka.facts["c"] = NOW_MS - KEPT_MS + 1
     records = kafka.cluster.read_topic(TOPIC)
     assert not run(kafka.gateway(now_ms).expire("acme", "c"))
-    assert kafka.cluster.read_topic(TOPIC) == records
-    assert "c" in kafka.facts
+    assert (kafka.cluster.read_topic(TOPIC), "c" in kafka.facts) == (records, True)
     if kept_by == "its newest record":
         assert run(kafka.gateway(now_ms + 1).expire("acme", "c"))
 
@@ -257,6 +260,14 @@ def test_forks_keep_reading_an_expired_parent_which_goes_with_the_last(new: type
     kafka = old_conversation(new)
     forking, pages = kafka.cluster.gateway()
     run(forking.fork("acme", "c", new.first + 1, "f"))
+    run(forking.fork("acme", "c", new.first + 1, "g"))
+    before = pages.newest_ms("acme", "c")
+    for number in range(20):
+        kafka.cluster.put(NAMES.conversation("acme", "g"), b"x%d" % number, None)
+    run(kafka.gateway().delete("acme", "g"))
+    assert not kafka.cluster.exists(NAMES.conversation("acme", "g"))
+    assert kafka.cluster.read_topic(TOPIC)[1].records[-1].message is None
+    assert pages.newest_ms("acme", "c") == before, "the tombstone of the record `forked` is no activity"
     assert run(kafka.gateway().expire("acme", "c"))
     with pytest.raises(NotFound):
         said(pages, "c")
@@ -265,28 +276,3 @@ def test_forks_keep_reading_an_expired_parent_which_goes_with_the_last(new: type
     assert said(pages, "f") == ["r1 in", "r1 out"], "a sweep that finishes what was cut off leaves it to the fork"
     assert run(kafka.gateway().expire("acme", "f"))
     assert kafka.cluster.is_empty
-
-
-@LAYOUTS
-def test_the_end_of_a_fork_is_no_activity_of_its_parent(new: type[Cluster]) -> None:
-    """Its parent was kept for one more retention: the tombstone of the record `forked` was the newest record."""
-    kafka = old_conversation(new)
-    forking, pages = kafka.cluster.gateway()
-    run(forking.fork("acme", "c", new.first + 1, "f"))
-    before = pages.newest_ms("acme", "c")
-    for number in range(20):
-        kafka.cluster.put(NAMES.conversation("acme", "f"), b"x%d" % number, None)
-    run(kafka.gateway().delete("acme", "f"))
-    assert not kafka.cluster.exists(NAMES.conversation("acme", "f"))
-    assert kafka.cluster.read_topic(TOPIC)[1].records[-1].message is None
-    assert pages.newest_ms("acme", "c") == before
-
-
-@LAYOUTS
-async def test_what_is_not_deleted_is_not_finished(new: type[Cluster]) -> None:
-    kafka = old_conversation(new)
-    await kafka.gateway().finish("acme", "none")
-    records = kafka.cluster.read_topic(TOPIC)
-    run(kafka.gateway().finish("acme", "c"))
-    assert kafka.cluster.read_topic(TOPIC) == records
-    assert "c" in kafka.facts

@@ -14,14 +14,9 @@ from penstock.common.desired import Desired
 from penstock.gateway.service.dependencies import Dependencies, Problem
 from penstock.gateway.service.model_states import not_following
 from penstock.schemas.records import DesiredState, WorkerState
+from support import wait_until_async
 
 LATE, NOW = 20_000, 100_000
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 class Stage:
@@ -59,11 +54,11 @@ async def test_the_last_result_of_each_dependency_is_reported() -> None:
     running = asyncio.create_task(stage.dependencies.run())
     stage.free["a"].set()
     stage.results["a"] = Problem("it is away", "host:port refused")
-    await until(lambda: stage.problem("a") == Problem("it is away", "host:port refused"))
+    await wait_until_async(lambda: stage.problem("a") == Problem("it is away", "host:port refused"))
     stage.results["a"] = None
-    await until(lambda: stage.problem("a") is None)
+    await wait_until_async(lambda: stage.problem("a") is None)
     stage.results["a"] = RuntimeError("a defect")
-    await until(lambda: stage.problem("a") == Problem("the probe of a failed", "RuntimeError: a defect"))
+    await wait_until_async(lambda: stage.problem("a") == Problem("the probe of a failed", "RuntimeError: a defect"))
     assert all(one.checked_at_ms is not None for one in stage.dependencies.results() if one.name == "a")
     running.cancel()
 
@@ -72,11 +67,11 @@ async def test_a_hanging_probe_is_reported_once_and_holds_up_no_other() -> None:
     stage = Stage("a", "b")
     running = asyncio.create_task(stage.dependencies.run())
     stage.free["b"].set()
-    await until(lambda: stage.problem("a") is not None and stage.begun["b"] > 20)
+    await wait_until_async(lambda: stage.problem("a") is not None and stage.begun["b"] > 20)
     assert stage.begun["a"] == 1
     assert stage.problem("a") == Problem("the probe of a has no answer within 0.01 s")
     stage.free["a"].set()
-    await until(lambda: stage.problem("a") is None)
+    await wait_until_async(lambda: stage.problem("a") is None)
     running.cancel()
 
 

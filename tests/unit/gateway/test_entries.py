@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -16,58 +17,64 @@ from penstock.schemas.errors import ExecutionTimeout, InvalidCursor, to_error_re
 from penstock.schemas.fold import Chunk, ResultFold
 from penstock.schemas.records import ResultEvent
 
+# Logs of a request, each with the text of its outcome: plain, taken over with other text, retried, taken over by a
+# worker that says the same, taken over before its first chunk, with a chunk that never came, without any chunk.
 REQUEST = request(stream=True, created_at=1_000)
+SINCE = {"since_epoch": 1, "since_attempt": 1}
 
 
-def end(text: str, **place: Any) -> ResultEvent:
-    return outcome(text_generation={"text": text}, **place)
+def end(text: str, epoch: int = 1, **fields: Any) -> ResultEvent:
+    return outcome(text_generation={"text": text}, epoch=epoch, **fields)
 
 
 def claim(**place: int) -> ResultEvent:
     return chunk(**place)
 
 
-SINCE = {"since_epoch": 1, "since_attempt": 1}
+def chunks(*texts: str, at: int = 0, **fields: Any) -> list[ResultEvent]:
+    """Each behind the one before."""
+    return [chunk(text, at + sum(map(len, texts[:number])), **fields) for number, text in enumerate(texts)]
+
 
 # Logs of a request, each with the text of its outcome: plain, taken over with other text, retried, taken over by a
 # worker that says the same, taken over before its first chunk, with a chunk that never came, without any chunk.
+ON2 = {"epoch": 2, **SINCE}
 LOGS: dict[str, list[ResultEvent]] = {
-    "plain": [chunk("ab", 0), chunk("cd", 2), chunk("ef", 4), end("abcdef")],
-    "takeover": [chunk("ab", 0), chunk("cd", 2), chunk("xy", 0, epoch=2), chunk("z", 2, epoch=2), end("xyz", epoch=2)],
-    "zombie": [chunk("ab", 0), chunk("xy", 0, epoch=2), chunk("cd", 2), end("abcd"), end("xy", epoch=2)],
+    "plain": [*chunks("ab", "cd", "ef"), end("abcdef")],
+    "takeover": [*chunks("ab", "cd"), *chunks("xy", "z", epoch=2), end("xyz", 2)],
+    "zombie": [chunk("ab", 0), chunk("xy", 0, epoch=2), chunk("cd", 2), end("abcd"), end("xy", 2)],
     "retry": [chunk("ab", 0), chunk("uv", 0, attempt=2), end("uv", attempt=2)],
-    "same-again": [chunk("ab", 0), chunk("ab", 0, epoch=2), chunk("c", 2, epoch=2), end("abc", epoch=2)],
-    "ends-elsewhere": [chunk("ab", 0), chunk("cd", 2), end("abz", epoch=2)],
-    "ends-elsewhere-alike": [chunk("ab", 0), chunk("cd", 2), end("abcde", epoch=2)],
-    "ends-elsewhere-empty": [chunk("ab", 0), end("", epoch=2)],
-    "gap": [chunk("ab", 0), chunk("ef", 4), chunk("gh", 6), end("abcdefgh")],
-    "gap-after-takeover": [chunk("ab", 0), chunk("yz", 1, epoch=2), end("xyz", epoch=2)],
+    "same-again": [chunk("ab", 0), *chunks("ab", "c", epoch=2), end("abc", 2)],
+    "ends-elsewhere": [*chunks("ab", "cd"), end("abz", 2)],
+    "ends-elsewhere-alike": [*chunks("ab", "cd"), end("abcde", 2)],
+    "ends-elsewhere-empty": [chunk("ab", 0), end("", 2)],
+    "gap": [chunk("ab", 0), *chunks("ef", "gh", at=4), end("abcdefgh")],
+    "gap-after-takeover": [chunk("ab", 0), chunk("yz", 1, epoch=2), end("xyz", 2)],
     "repeats": [chunk("ab", 0), chunk("ab", 0), chunk("bcd", 1), end("abcd"), end("abcd")],
     "goes-on": [chunk("ab", 0), chunk("cd", 2, attempt=2, **SINCE), end("abcd", attempt=2, **SINCE)],
     "goes-on-twice": [
         chunk("ab", 0),
         chunk("cd", 2, attempt=2, **SINCE),
         claim(epoch=2),
-        chunk("ef", 4, epoch=2, **SINCE),
-        end("abcdef", epoch=2, **SINCE),
+        chunk("ef", 4, **ON2),
+        end("abcdef", **ON2),
     ],
     "zombie-behind-a-claim": [
         chunk("ab", 0),
         claim(epoch=2),
         chunk("xy", 2),
         end("abxy"),
-        chunk("cd", 2, epoch=2, **SINCE),
-        end("abcd", epoch=2, **SINCE),
+        chunk("cd", 2, **ON2),
+        end("abcd", **ON2),
     ],
     "claimed-and-begun-anew": [
         chunk("Hello wor", 0),
         claim(epoch=2),
-        chunk("Goodbye cr", 0, epoch=2),
-        chunk("uel world", 10, epoch=2),
-        end("Goodbye cruel world", epoch=2),
+        *chunks("Goodbye cr", "uel world", epoch=2),
+        end("Goodbye cruel world", 2),
     ],
-    "claimed-and-ended": [chunk("ab", 0), claim(epoch=2), end("xyz", epoch=2)],
-    "claimed-before-its-first-chunk": [claim(epoch=2), chunk("ab", 0, epoch=2), end("ab", epoch=2)],
+    "claimed-and-ended": [chunk("ab", 0), claim(epoch=2), end("xyz", 2)],
+    "claimed-before-its-first-chunk": [claim(epoch=2), chunk("ab", 0, epoch=2), end("ab", 2)],
     "at-once": [end("abc")],
     "empty": [end("")],
     "beyond-ascii": [chunk("ä😀", 0), chunk("e\u0301", 2), end("ä😀e\u0301!")],
@@ -98,11 +105,6 @@ class Reader:
         self.result: ResultFrame | None = None
         self.cursor: Cursor | None = None
 
-    def copy(self) -> Reader:
-        other = Reader()
-        other.text, other.result, other.cursor = self.text, self.result, self.cursor
-        return other
-
     def take(self, frames: list[Frame]) -> None:
         for frame in frames:
             assert self.result is None, "something follows the outcome"
@@ -129,89 +131,50 @@ class Reader:
 @pytest.mark.parametrize("name", LOGS)
 @pytest.mark.parametrize("restart", [False, True])
 def test_every_reader_gets_the_result_from_any_position(name: str, restart: bool) -> None:
-    """One reader follows all along; at each event another comes new, and all come back with the cursor they had."""
+    """At each event some leave, one comes new, and all who left before come back with the cursor they had."""
     log = LOGS[name]
     text = (next(event for event in reversed(log) if event.is_terminal).text_generation or {})["text"]
-    entry = new_entry()
-    away: list[Reader] = []  # those who left at some event with what they had
-    following = [Reader()]
+    entry, following, away = new_entry(), [Reader()], list[Reader]()
     following[0].take(entry.opening(None))
     for offset, event in enumerate(log):
-        away += [reader.copy() for reader in following]
+        away += [copy.copy(reader) for reader in following]
         frames = entry.frames_of(entry.on_result(event, offset))
         if restart:
             entry = after_restart(entry)
         for reader in following:
             reader.take(frames)
-        newcomer = Reader()
-        newcomer.take(entry.opening(None))
-        if newcomer.result is None:
-            following.append(newcomer)
-        else:
-            away.append(newcomer)
-            assert newcomer.text == text
+        coming = [Reader(), *(copy.copy(reader) for reader in away if reader.result is None)]
+        for reader in coming:
+            assert reader.cursor is None or not entry.is_behind(reader.cursor)
+            reader.take(entry.opening(reader.cursor))
+        following += coming
     for reader in following:
         assert reader.text == text
         assert reader.result is not None
+        assert reader.cursor is not None
         assert (reader.result.result or {})["text"] == text
-    for reader in away:
-        back = reader.copy()
-        if back.result is not None:
-            assert back.cursor is not None
-            assert entry.is_behind(back.cursor)
-            continue
-        assert back.cursor is None or not entry.is_behind(back.cursor)
-        back.take(entry.opening(back.cursor))
-        assert back.text == text
-        assert back.result is not None
-        assert back.cursor is not None
-        assert entry.is_behind(back.cursor)
-
-
-@pytest.mark.parametrize("name", LOGS)
-def test_coming_back_in_the_middle(name: str) -> None:
-    """A cursor from any event, given at any later event, and followed to the end."""
-    log = LOGS[name]
-    text = (next(event for event in reversed(log) if event.is_terminal).text_generation or {})["text"]
-    for leave in range(len(log)):
-        for come_back in range(leave, len(log)):
-            entry, reader = new_entry(), Reader()
-            reader.take(entry.opening(None))
-            for offset, event in enumerate(log):
-                if offset == come_back and reader.result is None:
-                    reader.take(entry.opening(reader.cursor))
-                frames = entry.frames_of(entry.on_result(event, offset))
-                if not leave <= offset < come_back:
-                    reader.take(frames)
-            assert reader.text == text
-            assert reader.result is not None
+        assert entry.is_behind(reader.cursor)
 
 
 @pytest.mark.parametrize("name", LOGS)
 def test_a_request_without_streaming_gets_the_whole_result(name: str) -> None:
     entry = new_entry(stream=False)
-    frames = [
-        frame for offset, event in enumerate(LOGS[name]) for frame in entry.frames_of(entry.on_result(event, offset))
-    ]
-    assert isinstance(frames[-1], ResultFrame)
-    assert sum(isinstance(frame, ResultFrame) for frame in frames) == 1
+    frames = [one for offset, event in enumerate(LOGS[name]) for one in entry.frames_of(entry.on_result(event, offset))]
+    assert [isinstance(frame, ResultFrame) for frame in frames] == [*[False] * (len(frames) - 1), True]
     assert [type(frame) for frame in entry.opening(None)] == [ResultFrame]
 
 
-def test_a_cursor_ahead_of_the_view_gets_a_snapshot() -> None:
+@pytest.mark.parametrize("ahead", [{"epoch": 2, "text_length": 1}, {"epoch": 1, "text_length": 5}])
+def test_a_cursor_ahead_of_the_view_gets_a_snapshot(ahead: dict[str, int]) -> None:
     """This gateway is behind the one that made the cursor."""
-    entry = new_entry()
+    entry, reader = new_entry(), Reader()
     entry.on_result(chunk("ab", 0), 0)
-    for ahead in (
-        Cursor(partition=3, offset=9, epoch=2, attempt=1, text_length=1),
-        Cursor(partition=3, offset=9, epoch=1, attempt=1, text_length=5),
-    ):
-        frames = entry.opening(ahead)
-        assert [type(frame) for frame in frames] == [StatusFrame, SnapshotFrame]
-        assert not entry.is_behind(ahead)
-        reader = Reader()
-        reader.take(frames)
-        assert reader.text == "ab"
+    cursor = Cursor(partition=3, offset=9, attempt=1, **ahead)
+    frames = entry.opening(cursor)
+    assert [type(frame) for frame in frames] == [StatusFrame, SnapshotFrame]
+    assert not entry.is_behind(cursor)
+    reader.take(frames)
+    assert reader.text == "ab"
 
 
 def test_statuses() -> None:
@@ -247,24 +210,16 @@ def test_a_failure_is_reported_with_its_error() -> None:
     assert [frame.to_json() for frame in again.opening(None)] == [body]
 
 
-def test_the_first_origin_stays() -> None:
-    entry = new_entry()
-    content = entry.content
-    other = replace(ORIGIN, offset=8)
-    entry.on_request(replace(REQUEST, priority=1), other)
-    assert (entry.priority, entry.content, entry.origin) == (5, content, ORIGIN)
-
-
 @pytest.mark.parametrize(
     ("place", "counts"),
     [({"offset": 6}, True), ({"offset": 8}, False), ({"offset": 6, "partition": 1}, False), ({"topic": "s"}, False)],
 )
-def test_an_earlier_record_of_the_same_log_counts(place: dict[str, Any], counts: bool) -> None:
+def test_an_earlier_record_of_the_same_log_counts_and_else_the_first(place: dict[str, Any], counts: bool) -> None:
     entry = new_entry()
-    entry.model = "of the first"
-    entry.on_request(replace(REQUEST, model="of the other"), replace(ORIGIN, **place))
-    assert entry.model == ("of the other" if counts else "of the first")
-    assert (entry.origin == ORIGIN) != counts
+    content = entry.content
+    entry.on_request(replace(REQUEST, priority=1), replace(ORIGIN, **place))
+    assert (entry.priority, entry.origin == ORIGIN) == ((1, False) if counts else (5, True))
+    assert counts or entry.content == content
 
 
 def test_a_cursor_of_another_request_is_refused() -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -20,17 +18,8 @@ from penstock.gateway.service.turns import Turns
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.outputs import artifact_ids_of
-from penstock.gateway.view.store import Store
 from penstock.gateway.view.view import View
 from penstock.schemas.records import ArtifactRef, ConversationFacts, DeviceState, InferenceRequest
-from penstock.schemas.topics import TopicNames
-
-
-@pytest.fixture
-def view(tmp_path: Path) -> Iterator[View]:
-    store = Store(tmp_path / "view.sqlite", "cluster")
-    yield View(store, Hub(), TopicNames(), 1)
-    store.close()
 
 
 def facts_of(view: View) -> Facts:
@@ -78,9 +67,8 @@ def record(conversation_id: str, title: str, topic_id: str = "id") -> bytes:
 class FactsView:
     """Records who asks it."""
 
-    def __init__(self) -> None:
-        self.unwritten: dict[str, bytes | None] = {}
-        self.written: dict[str, bytes] = {}
+    def __init__(self, unwritten: dict[str, bytes | None], written: dict[str, bytes]) -> None:
+        self.unwritten, self.written = unwritten, written
         self.asked: list[tuple[str, int]] = []
 
     def unwritten_facts(self, keys: list[str]) -> dict[str, bytes | None]:
@@ -92,16 +80,19 @@ class FactsView:
         return {key: self.written[key] for key in keys if key in self.written}
 
 
+def conversation_facts(view: Any = None, threads: Any = None) -> FactsOfConversations:
+    unused: Any = None
+    return FactsOfConversations(unused, view, unused, unused, KafkaSettings(), CODEC, threads)
+
+
 async def test_the_loop_looks_first_and_what_it_has_goes_before_the_file() -> None:
-    view, threads = FactsView(), Threads()
-    view.written = {f"t.{name}": record(name, "old") for name in ("changed", "gone", "same", "former")}
-    view.unwritten = {"t.changed": record("changed", "new"), "t.gone": None, "t.broken": b"\0nothing"}
-    facts = FactsOfConversations(
-        cast(Any, None), cast(Any, view), cast(Any, None), cast(Any, None), KafkaSettings(), CODEC, threads
-    )
+    unwritten = {"t.changed": record("changed", "new"), "t.gone": None, "t.broken": b"\0nothing"}
+    written = {f"t.{name}": record(name, "old") for name in ("changed", "gone", "same", "former")}
+    view, threads = FactsView(unwritten, written), Threads()
+    names = ["changed", "gone", "same", "former", "broken", "none"]
+    topic_ids = {name: "another" if name == "former" else "id" for name in names}
     try:
-        names = ["changed", "gone", "same", "former", "broken", "none"]
-        found = await facts.of_many("t", {name: "another" if name == "former" else "id" for name in names})
+        found = await conversation_facts(view, threads).of_many("t", topic_ids)
     finally:
         threads.close()
     assert {name: one.title for name, one in found.items()} == {"changed": "new", "same": "old"}
@@ -110,9 +101,7 @@ async def test_the_loop_looks_first_and_what_it_has_goes_before_the_file() -> No
 
 
 def test_changes_of_one_conversation_come_one_after_the_other() -> None:
-    facts = FactsOfConversations(
-        cast(Any, None), cast(Any, None), cast(Any, None), cast(Any, None), KafkaSettings(), CODEC, cast(Any, None)
-    )
+    facts = conversation_facts()
     first = facts.changing("t", "c")
     assert facts.changing("t", "c") is first
     assert facts.changing("u", "c") is not first

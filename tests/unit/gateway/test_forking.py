@@ -201,21 +201,20 @@ class World:
         """Every branch goes on from what it inherits with what it adds, and none is missing or there twice."""
         found = pages.tree("acme", name)
         added = tree_messages(pages, found)
+        parents = {one.conversation_id: one.forked_from.conversation_id for one in found if one.forked_from is not None}
         whole: dict[str, list[tuple[int, str]]] = {}
         for one in found:
             assert one.conversation_id not in whole
-            inherited = [] if one.forked_from is None else whole[one.forked_from.conversation_id][: one.inherited]
+            parent = parents.get(one.conversation_id)
+            inherited = [] if parent is None else whole[parent][: one.inherited]
             assert len(added[one.conversation_id]) == one.messages
-            whole[one.conversation_id] = inherited + added[one.conversation_id]
+            texts = whole[one.conversation_id] = inherited + added[one.conversation_id]
             if not one.is_deleted:
-                assert whole[one.conversation_id] == (self.lists[one.conversation_id] or [])
+                assert texts == (self.lists[one.conversation_id] or [])
             else:  # only what others inherit
-                heirs = [
-                    other.inherited
-                    for other in found
-                    if other.forked_from is not None and other.forked_from.conversation_id == one.conversation_id
-                ]
-                assert len(whole[one.conversation_id]) == max(heirs)
+                assert len(texts) == max(
+                    heir.inherited for heir in found if parents.get(heir.conversation_id) == one.conversation_id
+                )
         assert name in whole
         living = [one.conversation_id for one in found if not one.is_deleted]
         forks = {child for one in living for child in self.children.get(one, ()) if self.lists[child]}
@@ -523,37 +522,43 @@ def test_a_conversation_that_begins_with_a_turn_meanwhile_is_no_fork(new: type[C
 
 
 @LAYOUTS
-def test_the_same_request_behind_a_deletion_is_another_turn(new: type[Cluster]) -> None:
+def test_a_fork_survives_a_repeat_that_fails_and_a_parent_that_begins_again(new: type[Cluster]) -> None:
     cluster, forking, pages = begun(new)
-    run(forking.fork("acme", "c", cluster.first + 1, "f"))
+    run(fork(cluster))
+    real, cluster.calls = cluster.step, 0
+
+    async def fails() -> None:
+        await real()
+        if cluster.calls > 3:
+            raise BrokerUnavailable("away")
+
+    cluster.step = fails
+    with pytest.raises(BrokerUnavailable):
+        run(forking.fork("acme", "c", cluster.first + 1, "f"))
+    assert said(pages, "f") == ["r1 in", "r1 out"]
+    cluster.step = real
     run(forking.delete("acme", "c"))
     say(cluster, "c", "r1", epoch=1)
-    assert said(pages, "c") == said(pages, "f") == ["r1 in", "r1 out"]
+    assert said(pages, "c") == said(pages, "f") == ["r1 in", "r1 out"], "the same request is another turn there"
 
 
 @LAYOUTS
 def test_what_cannot_be_forked(new: type[Cluster]) -> None:
-    cluster = new()
-    parent(cluster)
+    cluster, forking, pages = begun(new)
     say(cluster, "taken", "r3")
-    forking, pages = cluster.gateway()
     cluster.put(NAMES.conversation("acme", "c"), b"r2/in/0/0", None)
-    for name, through, param in (
-        ("nowhere", 0, "conversation_id"),
-        ("c", 9, "through"),
-        ("c", cluster.first + 2, "through"),
-    ):
+    places = (("nowhere", 0, "conversation_id"), ("c", 9, "through"), ("c", cluster.first + 2, "through"))
+    for name, through, param in places:
         with pytest.raises(NotFound) as refused:
             run(forking.fork("acme", name, through, "f"))
         assert refused.value.param == param
     with pytest.raises(Conflict):
-        run(forking.fork("acme", "c", cluster.first + 1, "taken"))
+        run(fork(cluster, "taken"))
     with pytest.raises(NotFound):
         said(pages, "f")
     assert said(pages, "taken") == ["r3 in", "r3 out"]
-    assert run(forking.fork("acme", "c", cluster.first, "question")).through == cluster.first, (
-        "a question without its answer"
-    )
+    question = run(forking.fork("acme", "c", cluster.first, "question"))
+    assert question.through == cluster.first, "a question without its answer"
 
 
 @LAYOUTS
@@ -572,23 +577,6 @@ def test_forks_of_forks_are_limited_where_each_adds_a_topic(new: type[Cluster]) 
     with pytest.raises(Conflict):
         run(forking.fork("acme", name, pages.turns("acme", name, 1, newest_first=True)[-1].offset, "deeper"))
     assert len(said(pages, name)) == 4 + 2 * forks.MOST_ANCESTORS
-
-
-@LAYOUTS
-def test_a_broker_that_fails_at_the_end_of_a_repeat_costs_no_fork(new: type[Cluster]) -> None:
-    cluster, forking, pages = begun(new)
-    run(forking.fork("acme", "c", cluster.first + 1, "f"))
-    real, cluster.calls = cluster.step, 0
-
-    async def fails() -> None:
-        await real()
-        if cluster.calls > 3:
-            raise BrokerUnavailable("away")
-
-    cluster.step = fails
-    with pytest.raises(BrokerUnavailable):
-        run(forking.fork("acme", "c", cluster.first + 1, "f"))
-    assert said(pages, "f") == ["r1 in", "r1 out"]
 
 
 @LAYOUTS

@@ -39,6 +39,15 @@ def test_the_third_turn_of_litellm() -> None:
     ]
 
 
+ECHOED_CALLS = [
+    ({"index": 0, "provider_specific_fields": None}, FUNCTION),
+    ({"function": {**FUNCTION, "parsed_arguments": {"city": "Paris"}}}, FUNCTION),
+    ({"function": {"name": "f", "arguments": {"a": 1}}}, {"name": "f", "arguments": '{"a": 1}'}),
+]
+THOUGHT_PART = {"type": "thinking", "thinking": "so"}
+TEXT_PART = {"type": "text", "text": "a", "cache_control": {}}
+
+
 @pytest.mark.parametrize(
     ("message", "wanted"),
     [
@@ -51,26 +60,14 @@ def test_the_third_turn_of_litellm() -> None:
         ({"content": "a", "reasoning": "so"}, {"reasoning_content": "so"}),
         ({"content": "a", "reasoning": "so", "reasoning_content": "this"}, {"reasoning_content": "this"}),
         ({"content": "a", "reasoning": {"effort": "low"}}, {}),
-        (
-            {"content": [{"type": "thinking", "thinking": "so"}, {"type": "text", "text": "a", "cache_control": {}}]},
-            {"reasoning_content": "so"},
-        ),
-        (
-            {"content": "a", "tool_calls": [{**CALL, "index": 0, "provider_specific_fields": None}]},
-            {"tool_calls": [CALL]},
-        ),
-        (
-            {"content": "a", "tool_calls": [{**CALL, "function": {**FUNCTION, "parsed_arguments": {"city": "Paris"}}}]},
-            {"tool_calls": [CALL]},
-        ),
-        (
-            {"content": "a", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": {"a": 1}}}]},
-            {"tool_calls": [{**CALL, "function": {"name": "f", "arguments": '{"a": 1}'}}]},
-        ),
+        ({"content": [THOUGHT_PART, TEXT_PART]}, {"reasoning_content": "so"}),
     ],
 )
 def test_what_clients_echo_is_accepted(message: dict[str, Any], wanted: dict[str, Any]) -> None:
     assert chat(USER, {"role": "assistant", **message})[1] == {"role": "assistant", "content": "a", **wanted}
+    for more, function in ECHOED_CALLS:
+        echoed = chat(USER, {"role": "assistant", **message, "tool_calls": [{**CALL, **more}]})[1]
+        assert echoed["tool_calls"] == [{**CALL, "function": function}]
 
 
 def test_calls_of_functions_as_they_were_before_tools() -> None:
@@ -85,9 +82,6 @@ def test_calls_of_functions_as_they_were_before_tools() -> None:
 def test_users_and_tools_echo_too_and_an_empty_answer_of_a_tool_is_one() -> None:
     found = chat({**USER, "id": "m1", "reasoning_content": "no"}, {**TOLD, "content": None, "status": "success"})
     assert found == [USER, {**TOLD, "content": ""}]
-
-
-def test_tools_may_be_marked_for_a_cache() -> None:
     tool = {"type": "function", "function": {"name": "f", "cache_control": {}}, "cache_control": {"type": "ephemeral"}}
     body = ChatCompletionBody.model_validate({"messages": [USER], "tools": [tool]})
     assert chat_request(body, CALLER, 1).payload["tools"] == [{"type": "function", "function": {"name": "f"}}]

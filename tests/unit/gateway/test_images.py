@@ -7,15 +7,16 @@ import base64
 import hashlib
 import io
 import json
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import httpx
 import openai
 import pytest
 
 from gateway_parts import service_with
+from kit.gateway_frames import subscribed
 from kit.gateway_http import client, gateway_app
 from penstock.common.artifacts import ArtifactStore
 from penstock.gateway.edge.bodies import BodyLimits
@@ -27,6 +28,7 @@ from penstock.gateway.openai.responses_bodies import ResponsesBody, response_ima
 from penstock.gateway.routes import native
 from penstock.gateway.service.brought_images import BroughtImage
 from penstock.gateway.service.submitting import Accepted, Checked
+from penstock.gateway.service.subscriptions import Subscription
 from penstock.gateway.settings import GatewaySection, GatewaySettings
 from penstock.gateway.view.frames import Frame, PreviewFrame, ProgressFrame, RestartedFrame, ResultFrame
 from penstock.schemas.errors import Overloaded, PenstockError
@@ -51,6 +53,8 @@ class Parts:
         self.made = store.put(TENANT, PNG, media_type="image/png", width=1, height=1, seed=7)
         self.preview = store.put(TENANT, SMALL, media_type="image/jpeg", width=8, height=4)
         self._store = store
+        self.plan = Mock(return_value={"object": "plan"})
+        self.before, self.check_room, self.followed = AsyncMock(return_value=0), Mock(), Mock(return_value=False)
 
     async def submit(self, checked: Checked, **options: Any) -> Accepted:
         request = checked.request
@@ -67,23 +71,11 @@ class Parts:
     async def check(self, caller: Caller, request: InferenceRequest) -> Checked:
         return Checked(caller, request, None)
 
-    def check_room(self, checked: Checked) -> None:
-        pass
+    def await_outcome(self, tenant: str, request_id: str, *, resumes: bool = True) -> Subscription:
+        return subscribed(self.frames(request_id)[-1])
 
-    def plan(self, request: InferenceRequest, turns_before: int) -> dict[str, Any]:
-        return {"object": "plan"}
-
-    async def before(self, request: InferenceRequest) -> int:
-        return 0
-
-    def await_outcome(self, tenant: str, request_id: str, *, resumes: bool = True) -> Any:
-        return Frames(self.frames(request_id)[-1:])
-
-    def subscribe(self, tenant: str, request_id: str, *, resumes: bool = True) -> Any:
-        return Frames(self.frames(request_id))
-
-    def followed(self, tenant: str, request_id: str) -> bool:
-        return False
+    def subscribe(self, tenant: str, request_id: str, *, resumes: bool = True) -> Subscription:
+        return subscribed(*self.frames(request_id))
 
     def frames(self, request_id: str) -> list[Frame]:
         """An attempt that is given up after its first preview, then one with two previews too many."""
@@ -101,24 +93,6 @@ class Parts:
         output = {"images": [{**image, "width": 1, "height": 1, "seed": 7}], "usage": {"pixels": 1}}
         result = ResultFrame(**common, status="completed", result=output, model="tiny", error=None)
         return [progress, steps[0], restarted, lost, *steps, result]
-
-
-class Frames:
-    """A subscription whose frames are all there."""
-
-    def __init__(self, frames: list[Frame]) -> None:
-        self._frames = frames
-
-    def take_nowait(self) -> list[Frame]:
-        frames, self._frames = self._frames, []
-        return frames
-
-    async def __aiter__(self) -> AsyncGenerator[Frame]:
-        for frame in self.take_nowait():
-            yield frame
-
-    def close(self) -> None:
-        pass
 
 
 class Gateway:
@@ -147,12 +121,13 @@ class Gateway:
     async def post(self, **body: Any) -> httpx.Response:
         return await self.http.post("/v1/requests", **body)
 
-    async def refuses(self, call: Any, status: int, param: str | None) -> None:
+    async def refuses(self, call: Any, status: int, param: str | None) -> httpx.Response:
         """The call is refused for this parameter, nothing is submitted and nothing is kept."""
         used = self.store.used_bytes(TENANT)
         answer: httpx.Response = await call
         assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
         assert (self.parts.asked, self.store.used_bytes(TENANT)) == ([], used)
+        return answer
 
 
 @pytest.fixture
@@ -206,33 +181,31 @@ async def test_a_wrong_multipart_body_is_refused(
     await gateway.refuses(gateway.post(data=data, files=files), 400, param)
 
 
-async def test_a_multipart_body_has_a_limit_of_its_own(gateway: Gateway) -> None:
-    answer = await gateway.post(data={"request": "{}"}, files={"a": bytes(60_000)})
-    assert answer.status_code == 413
-    assert "50000 bytes" in answer.json()["error"]["message"]
-
-
-async def test_the_json_of_a_multipart_body_is_as_small_as_json_alone(store: ArtifactStore) -> None:
-    """As a file it could have the bytes of a file, and JSON is parsed on the event loop."""
-    files = {"request": ("r.json", b"[" * 1_001), "picture": ("a.png", PNG)}
-    answer = await Gateway(store, max_body_bytes=1_000).post(files=files)
-    assert (answer.status_code, answer.json()["error"]["details"]) == (413, {"limit_bytes": 1_000}), answer.text
-    assert "the part `request`" in answer.json()["error"]["message"]
+async def test_a_multipart_body_and_its_json_have_limits_of_their_own(store: ArtifactStore) -> None:
+    """JSON is parsed on the event loop: as a file it could have the bytes of a file."""
+    gateway = Gateway(store, max_body_bytes=1_000)
+    for files, limit, message in (
+        ({"request": b"{}", "a": bytes(60_000)}, 50_000, "50000 bytes"),
+        ({"request": ("r.json", b"[" * 1_001), "picture": ("a.png", PNG)}, 1_000, "the part `request`"),
+    ):
+        answer = await gateway.refuses(gateway.post(files=files), 413, None)
+        error = answer.json()["error"]
+        assert (error["details"], message in error["message"]) == ({"limit_bytes": limit}, True), answer.text
 
 
 @pytest.mark.parametrize(
     ("image", "param"),
     [
-        ({"data": "%%%"}, "payload.image.data"),
-        ({"data": 3}, "payload.image.data"),
-        ({"data": base64.b64encode(b"text").decode()}, "payload.image"),
-        ({"data": DATA, "media_type": "text/html"}, "payload.image.media_type"),
-        ({"data": DATA, "url": "https://a.example/"}, "payload.image.url"),
-        ({"file": "picture"}, "payload.image.file"),
+        ({"data": "%%%"}, ".data"),
+        ({"data": 3}, ".data"),
+        ({"data": base64.b64encode(b"text").decode()}, ""),
+        ({"data": DATA, "media_type": "text/html"}, ".media_type"),
+        ({"data": DATA, "url": "https://a.example/"}, ".url"),
+        ({"file": "picture"}, ".file"),
     ],
 )
 async def test_what_is_no_image_is_refused(gateway: Gateway, image: dict[str, Any], param: str) -> None:
-    await gateway.refuses(gateway.post(json=edit(image)), 400, param)
+    await gateway.refuses(gateway.post(json=edit(image)), 400, f"payload.image{param}")
 
 
 async def test_nothing_is_kept_for_a_request_that_is_refused_or_a_dry_run(gateway: Gateway) -> None:
@@ -243,11 +216,8 @@ async def test_nothing_is_kept_for_a_request_that_is_refused_or_a_dry_run(gatewa
     await gateway.refuses(gateway.post(json=edit({"data": DATA}, nonsense=1)), 400, "payload.nonsense")
     gateway.parts.refuses = Overloaded("full")
     await gateway.refuses(gateway.post(json=edit({"data": DATA})), 503, None)
-
-
-async def test_the_tenants_limit_of_artifacts_holds_for_images(store: ArtifactStore) -> None:
-    gateway = Gateway(store, Allowances(defaults=Limits(artifact_bytes=10)))
-    await gateway.refuses(gateway.post(json=edit({"data": DATA})), 429, None)
+    limited = Gateway(gateway.store, Allowances(defaults=Limits(artifact_bytes=10)))
+    await limited.refuses(limited.post(json=edit({"data": DATA})), 429, None)
 
 
 async def test_images_of_a_chat(gateway: Gateway) -> None:
@@ -377,11 +347,8 @@ def test_images_of_a_response_are_kept_and_become_references() -> None:
     assert (brought.data, brought.media_type) == (PNG, "image/png")
     (message,) = asked.payload["messages"]
     assert message["content"] == "What is this?"
-    assert [part.get("image") for part in message["parts"]] == [
-        None,
-        {"artifact_id": brought.artifact_id},
-        {"url": "https://a.example/x.png"},
-    ]
+    images = [None, {"artifact_id": brought.artifact_id}, {"url": "https://a.example/x.png"}]
+    assert [part.get("image") for part in message["parts"]] == images
 
 
 @pytest.mark.parametrize(

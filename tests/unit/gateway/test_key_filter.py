@@ -25,7 +25,6 @@ def taken_for_known(known: KeyFilter) -> float:
 
 
 def test_days_of_keys_take_bounded_room_and_unknown_keys_stay_unknown() -> None:
-    """It only grew: after days of other gateways' requests each unknown key was looked up in the file."""
     known = KeyFilter(KEYS, MOST)
     for day in range(1, 41):
         for key in of_day(day, 1_000):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -93,19 +93,16 @@ def test_bad_rights_are_refused_and_leave_no_file(path: Path, rights: Any, error
 
 
 def test_writers_do_not_lose_each_others_keys(path: Path) -> None:
-    threads = [threading.Thread(target=create_key, args=(path,), kwargs={"name": str(n)}) for n in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert {record.name for record in list_keys(path)} == {str(n) for n in range(12)}
+    with ThreadPoolExecutor(12) as threads:
+        secrets = [*threads.map(lambda number: create_key(path, name=str(number)), range(12))]
+    assert {record.name for record in list_keys(path)} == {str(number) for number in range(12)}
+    assert len(set(secrets)) == 12
     assert json.loads(path.read_text())["version"] == 1
 
 
 def test_a_file_that_cannot_be_looked_at_keeps_the_keys_and_is_read_again(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A remount, or a right taken away: it ended the watch over revoked keys for ever, and every call was a 500."""
     secret = create_key(path, tenant="acme")
     ring = KeyRing(path)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import json
 import sys
@@ -10,8 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -19,6 +18,8 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from gateway_parts import service_with
+from kit.gateway_frames import subscribed as subscribed_to
+from kit.gateway_http import no_body
 from penstock.gateway.openai.chat_answers import ChunkWriter, Json
 from penstock.gateway.openai.chat_bodies import EmbeddingBody
 from penstock.gateway.openai.endpoints import EMBEDDING, Made
@@ -27,7 +28,6 @@ from penstock.gateway.openai.large_answers import decode_json, is_large
 from penstock.gateway.openai.routes import Exchange
 from penstock.gateway.service.subscriptions import Subscription
 from penstock.gateway.view.frames import ResultFrame
-from penstock.gateway.view.hub import Hub
 from penstock.schemas.records import InferenceRequest
 
 VALUES = st.recursive(
@@ -86,32 +86,16 @@ def test_what_counts_as_large(result: Json, *, large: bool) -> None:
     assert is_large(result) is large
 
 
-class Store:
-    def __init__(self, output: Json) -> None:
-        self._output = output
-
-    def get(self, tenant: str, artifact_id: str, *, sha256: str) -> bytes:
-        return json.dumps(self._output).encode()
-
-
 def subscribed(result: Json) -> Subscription:
-    subscription = Subscription(Hub(), single=True)
-    frame = ResultFrame(request_id="r1", cursor="c", status="completed", result=result, error=None)
-    subscription.push([frame])
-    return subscription
+    return subscribed_to(ResultFrame(request_id="r1", cursor="c", status="completed", result=result, error=None))
 
 
 def exchange_of(result: Json, stored: Json, answer: Callable[[Any, Any, Json], Json]) -> Exchange:
-    subscriptions = SimpleNamespace(await_outcome=lambda *_, **__: subscribed(result))  # type: ignore[reportUnknownLambdaType]
-    service = service_with(subscriptions, artifacts=Store(stored))
-
-    async def receive() -> dict[str, Any]:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    request = Request({"type": "http"}, receive)
+    part = Mock(**{"await_outcome.side_effect": lambda *_, **__: subscribed(result)})  # type: ignore[reportUnknownLambdaType]
+    store = Mock(**{"get.return_value": json.dumps(stored).encode()})
     asked = InferenceRequest(request_id="r1", task="embedding", tenant="default", created_at=1)
-    return Exchange(request, service, asked, "m", replace(EMBEDDING, answer=answer))
+    request = Request({"type": "http"}, no_body)
+    return Exchange(request, service_with(part, artifacts=store), asked, "m", replace(EMBEDDING, answer=answer))
 
 
 ARTIFACT = {"artifact": {"artifact_id": "a", "sha256": "s"}, "finish_reason": None, "usage": None}

@@ -51,34 +51,29 @@ def test_which_models_have_no_worker(workers: list[WorkerState], without: list[s
     assert judged.degraded == reason
 
 
-def test_a_request_waits_for_a_worker_of_its_own_model_only() -> None:
-    embeds = model("e", task="embedding")
-    judged = judge([worker("a", "b", lost=("b",))], [model("a"), model("b"), embeds], NOW, LATE)
-    assert judged.awaits_worker("text_generation", None, None) is None
-    assert judged.awaits_worker("text_generation", "a", None) is None
-    assert judged.awaits_worker("text_generation", "b", None) == "b could not be loaded (it is too large)"
-    assert judged.awaits_worker("embedding", "default", None) == "no live worker has e"
-    assert judged.awaits_worker("text_generation", "unknown", None) is None
-    assert judged.awaits_worker("text_generation", "a", "pool") == "no live worker is in the pool pool"
-    nobody = judge([], [], NOW, LATE)
-    assert nobody.awaits_worker("embedding", None, None) == "no worker is alive"
+@pytest.mark.parametrize(
+    ("task", "name", "pool", "awaited"),
+    [
+        ("text_generation", None, None, None),
+        ("text_generation", "a", None, None),
+        ("text_generation", "b", None, "b could not be loaded (it is too large)"),
+        ("embedding", "default", None, "no live worker has e"),
+        ("text_generation", "unknown", None, None),
+        ("text_generation", "a", "q", "no live worker is in the pool q"),
+    ],
+)
+def test_a_request_waits_for_a_worker_of_its_own_model_only(
+    task: str, name: str | None, pool: str | None, awaited: str | None
+) -> None:
+    models = [model("a"), model("b"), model("e", task="embedding")]
+    assert judge([worker("a", "b", lost=("b",))], models, NOW, LATE).awaits_worker(task, name, pool) == awaited
 
 
 def test_requests_of_a_pool_without_live_workers_wait_for_a_worker() -> None:
-    """Also when no worker of the pool has ever reported a model."""
     judged = judge([worker("a", pool="p")], [model("a", "p")], NOW, LATE)
     assert judged.awaits_worker("text_generation", None, "p") is None
-    assert judged.awaits_worker("text_generation", None, "q") == "no live worker is in the pool q"
     assert judged.awaits_worker("text_generation", None, None) == "no live worker is in the common pool"
-
-
-def test_only_operators_see_why_a_load_failed() -> None:
-    failed = model_state("a", "failed", reason="2 loads in a row failed", cause="OSError: no weights")
-    state = records.worker(updated_at=NOW, models=[failed])
-    judged = judge([state], [model("a")], NOW, LATE)
-    for told in (judged.degraded, judged.awaits_worker("text_generation", "a", None)):
-        assert told == "a could not be loaded (2 loads in a row failed)"
-    assert judged.degraded_for_operators == "a could not be loaded (2 loads in a row failed: OSError: no weights)"
+    assert judge([], [], NOW, LATE).awaits_worker("embedding", None, None) == "no worker is alive"
 
 
 @given(st.lists(st.tuples(st.sampled_from(["running", "starting"]), st.integers(0, 2 * LATE), st.booleans())))

@@ -68,43 +68,36 @@ def test_a_request_is_overdue_after_its_deadline_and_the_grace(one: Entry, deadl
 def test_a_cancelled_request_is_overdue_after_the_grace() -> None:
     one = entry(replace(REQUEST, ttl_ms=None))
     one.cancelled_ms = 11_000
-    assert not is_overdue(one, 11_000 + GRACE_MS - 1)
-    assert is_overdue(one, 11_000 + GRACE_MS)
+    assert [is_overdue(one, 11_000 + GRACE_MS + more) for more in (-1, 0)] == [False, True]
 
 
 def ended(one: Entry) -> None:
     one.on_result(OUTCOME, 0)
 
 
-def erased(one: Entry) -> None:
-    one.erased = True
+MOVED = Place(topic="t", partition=3, offset=0)
 
 
-def asked(one: Entry) -> None:
-    one.end_asked_ms = DUE_MS - ASK_AGAIN_MS + 1
-
-
-def moved(one: Entry) -> None:
-    one.moved_to = Place(topic="t", partition=3, offset=0)
-
-
-@pytest.mark.parametrize("why", [ended, erased, asked, moved])
-def test_a_request_is_not_overdue(why: Callable[[Entry], None]) -> None:
-    """It has ended; it is erased; its end was just asked for; nobody owns the partition where it stands now."""
+@pytest.mark.parametrize(
+    ("fact", "value", "is_so"),
+    [
+        ("erased", True, False),
+        ("end_asked_ms", DUE_MS - ASK_AGAIN_MS + 1, False),
+        ("end_asked_ms", DUE_MS - ASK_AGAIN_MS, True),
+        ("moved_to", MOVED, False),  # nobody owns the partition where it is now
+    ],
+)
+def test_facts_that_decide_whether_a_request_is_overdue(fact: str, value: Any, is_so: bool) -> None:
     one = entry()
-    why(one)
+    setattr(one, fact, value)
+    assert is_overdue(one, DUE_MS) == is_so
+    ended(one)
     assert not is_overdue(one, DUE_MS)
-
-
-def test_the_end_of_a_request_is_asked_for_again_after_a_while() -> None:
-    one = entry()
-    one.end_asked_ms = DUE_MS
-    assert is_overdue(one, DUE_MS + ASK_AGAIN_MS)
 
 
 def test_a_moved_record_is_looked_for_at_its_new_place() -> None:
     one = entry()
-    moved(one)
+    one.moved_to = MOVED
     (found,) = overdue([one], {("t", 3)}, DUE_MS)
     assert (found.origin, found.tp, found.place.offset) == (ORIGIN, ("t", 3), 0)
 
@@ -118,38 +111,27 @@ def test_readers_follow_the_origin_of_the_results() -> None:
     assert (found.origin, found.place.offset) == (other, 9)
 
 
-@pytest.mark.parametrize(("start", "end", "lost"), [(7, 8, False), (0, 8, False), (8, 8, True), (0, 7, True)])
-def test_a_request_is_gone_when_no_log_holds_its_record(start: int, end: int, lost: bool) -> None:
+@pytest.mark.parametrize(
+    ("start", "end", "lost"), [(7, 8, False), (0, 8, False), (8, 8, True), (0, 7, True), (None, None, False)]
+)
+def test_a_request_is_gone_when_no_known_log_holds_its_record(start: int | None, end: int | None, lost: bool) -> None:
     one = Overdue(entry(), ORIGIN, PLACE)
-    assert gone([one], {one.tp: start}, {one.tp: end}) == ([one] if lost else [])
-
-
-def test_a_request_is_not_lost_while_its_log_is_unknown() -> None:
-    assert gone([Overdue(entry(), ORIGIN, PLACE)], {}, {}) == []
+    starts, ends = ({} if at is None else {one.tp: at} for at in (start, end))
+    assert gone([one], starts, ends) == ([one] if lost else [])
 
 
 LATE_MS = 15_000 + PASSED_OVER_MS
 
 
-def test_passed_over_is_what_has_no_outcome_long_after_its_deadline() -> None:
-    """Its record may be on the log: a broker lost the end of the log, and what grew there since is other records."""
-    one = Overdue(entry(), ORIGIN, PLACE)
-    assert passed_over([one], LATE_MS - 1) == []
-    assert passed_over([one], LATE_MS) == [one]
-
-
-@pytest.mark.parametrize("name", ["queued", "running", "retrying"])
-def test_what_a_worker_said_last_does_not_keep_it_from_being_passed_over(name: str) -> None:
-    """A worker that lost the partition and lives on has dropped it without a word. One that runs it ignores this."""
-    one = Overdue(entry(REQUEST, replace(STATUS, status=name)), ORIGIN, PLACE)
-    assert passed_over([one], LATE_MS) == [one]
-
-
-def test_what_was_passed_over_is_asked_for_once_a_minute() -> None:
-    one = Overdue(entry(), ORIGIN, PLACE)
+@pytest.mark.parametrize(
+    "events", [[], *([replace(STATUS, status=name)] for name in ("queued", "running", "retrying"))]
+)
+def test_passed_over_is_what_has_no_outcome_long_after_its_deadline(events: list[StatusEvent]) -> None:
+    """Whatever a worker said last: one that lost the partition has dropped the request without a word."""
+    one = Overdue(entry(REQUEST, *events), ORIGIN, PLACE)
+    assert [passed_over([one], LATE_MS + more) for more in (-1, 0)] == [[], [one]]
     one.entry.end_asked_ms = LATE_MS
-    assert passed_over([one], LATE_MS + PASSED_OVER_MS - 1) == []
-    assert passed_over([one], LATE_MS + PASSED_OVER_MS) == [one]
+    assert [passed_over([one], LATE_MS + PASSED_OVER_MS + more) for more in (-1, 0)] == [[], [one]]
 
 
 def test_partitions_of_workers() -> None:
@@ -217,23 +199,28 @@ async def test_the_end_of_what_is_lost_is_asked_for(site: Site) -> None:
     assert [one.place for one in site.asked] == [PLACE]
 
 
-def outcome_is_read(site: Site) -> None:
+def ended_meanwhile(site: Site) -> None:
     ended(site.entries[0])
 
 
-def move_is_read(site: Site) -> None:
+def moved_meanwhile(site: Site) -> None:
     site.entries[0].moved_to = Place(topic="t", partition=2, offset=101)
 
 
-def other_gateway_asked(site: Site) -> None:
+def asked_meanwhile(site: Site) -> None:
     site.entries[0].end_asked_ms = now_ms()
 
 
-@pytest.mark.parametrize("news", [outcome_is_read, move_is_read, other_gateway_asked])
+@pytest.mark.parametrize("news", [ended_meanwhile, moved_meanwhile, asked_meanwhile])
 async def test_what_the_log_says_meanwhile_counts(site: Site, news: Callable[[Site], None]) -> None:
     site.on_catch_up = lambda: news(site)
     assert await site.parts.look() == 0
     assert not site.asked
+
+
+async def test_a_gateway_that_is_behind_asks_for_nothing(site: Site) -> None:
+    site.is_ready = False
+    assert await site.parts.look() == 0
 
 
 async def test_the_end_of_what_was_passed_over_is_asked_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,11 +228,6 @@ async def test_the_end_of_what_was_passed_over_is_asked_for(site: Site, monkeypa
     assert await site.parts.look() == 1
     assert [one.place for one in site.asked] == [PLACE]
     monkeypatch.setattr(ending_lost, "now_ms", lambda: LATE_MS - 1)
-    assert await site.parts.look() == 0
-
-
-async def test_a_gateway_that_is_behind_asks_for_nothing(site: Site) -> None:
-    site.is_ready = False
     assert await site.parts.look() == 0
 
 

@@ -28,9 +28,7 @@ MODELS = [SMOL, model_info("mini", "embedding"), BIG]
 @pytest.mark.parametrize(
     ("task", "name", "pool", "found"),
     [
-        ("text_generation", "smol", None, "smol"),
-        ("text_generation", "default", None, "smol"),
-        ("text_generation", None, None, "smol"),
+        *(("text_generation", name, None, "smol") for name in ("smol", "default", None)),
         ("embedding", "mini", None, "mini"),
         ("text_generation", "big", "p", "big"),
         ("text_generation", "any", "not-reported-yet", None),
@@ -42,13 +40,12 @@ def test_names_that_are_found(task: str, name: str | None, pool: str | None, fou
     assert find_model(MODELS, task, name, pool) == found
 
 
-@pytest.mark.parametrize("name", ["anything", None])
-def test_before_any_worker_reports_its_models_every_name_waits(name: str | None) -> None:
-    assert find_model([], "text_generation", name, None) is None
-
-
-def test_between_two_models_for_a_task_the_workers_choose() -> None:
+def test_a_name_waits_while_no_model_is_reported_and_between_two_the_workers_choose() -> None:
+    assert [find_model([], "text_generation", name, None) for name in ("anything", None)] == [None, None]
     assert find_model([model_info("a", "embedding"), model_info("b", "embedding")], "embedding", None, None) is None
+
+
+SERVED_ARE = "tasks that are served:"
 
 
 @pytest.mark.parametrize(
@@ -58,13 +55,8 @@ def test_between_two_models_for_a_task_the_workers_choose() -> None:
         ("text_generation", "mini", None, "does not do text_generation"),
         ("text_generation", "big", None, "does not exist"),
         ("text_generation", "smol", "p", "does not exist"),
-        (
-            "image_generation",
-            None,
-            None,
-            "^no model does image_generation; tasks that are served: embedding, text_generation$",
-        ),
-        ("embedding", None, "p", "^no model of the pool p does embedding; tasks that are served: text_generation$"),
+        ("image_generation", None, None, f"^no model does image_generation; {SERVED_ARE} embedding, text_generation$"),
+        ("embedding", None, "p", f"^no model of the pool p does embedding; {SERVED_ARE} text_generation$"),
     ],
 )
 def test_names_that_are_not_found(task: str, name: str | None, pool: str | None, message: str) -> None:
@@ -78,16 +70,12 @@ def test_names_that_are_not_found(task: str, name: str | None, pool: str | None,
 
 def test_the_public_list_has_one_entry_per_model_and_pool() -> None:
     listed = public_models([model_info("b", "x", pool="p"), model_info("b", "y"), model_info("a", "x")], [("b", "p")])
-    assert [(one["id"], one["pool"], one["available"]) for one in listed] == [
-        ("a", None, True),
-        ("b", None, True),
-        ("b", "p", False),
-    ]
+    shown = [(one["id"], one["pool"], one["available"]) for one in listed]
+    assert shown == [("a", None, True), ("b", None, True), ("b", "p", False)]
     assert {item["object"] for item in listed} == {"model"}
 
 
 def test_a_model_has_the_state_of_its_best_engine() -> None:
-    """Of two workers with one model the last to report was believed."""
     states = [
         worker("w1", ModelState(model="smol", state="failed", reason="it died")),
         worker("w2", ModelState(model="smol", state="loading", progress=0.25, reason="downloading")),
@@ -110,15 +98,9 @@ def test_a_model_has_the_state_of_its_best_engine() -> None:
     ],
 )
 def test_image_tools_are_listed_only_on_request(task: str | None, listed: list[str]) -> None:
-    tools = [
-        model_info("imaging", "image_processing"),
-        model_info("draws", "image_generation", "image_processing"),
-        replace(model_info("new"), tasks=[]),
-    ]
-    assert [one["id"] for one in of_task(public_models([*MODELS[:2], *tools]), task)] == listed
-
-
-def test_an_unknown_task_is_refused() -> None:
+    tools = [model_info("imaging", "image_processing"), model_info("draws", "image_generation", "image_processing")]
+    models = public_models([*MODELS[:2], *tools, replace(model_info("new"), tasks=[])])
+    assert [one["id"] for one in of_task(models, task)] == listed
     with pytest.raises(InvalidRequest, match="text_generation") as caught:
         of_task([], "chat")
     assert caught.value.param == "task"
@@ -176,19 +158,12 @@ def observing(name: str, revision: int | None, pool: str | None = None, **fields
 def test_an_order_is_observed_when_all_workers_of_its_pool_have_followed_it(
     workers: list[WorkerState], pool: str | None, observed: bool, least: int | None, waiting: list[str]
 ) -> None:
-    assert order_json(workers, pool, 7) == {
-        "object": "order",
-        "revision": 7,
-        "pool": pool,
-        "observed": observed,
-        "observed_revision": least,
-        "waiting_workers": waiting,
-    }
+    expected = {"object": "order", "revision": 7, "pool": pool, "observed": observed, "observed_revision": least}
+    assert order_json(workers, pool, 7) == {**expected, "waiting_workers": waiting}
 
 
 @pytest.mark.parametrize(("topic_id", "waiting"), [("two", ["old"]), (None, ["new", "old"])])
 def test_offsets_of_another_topic_of_orders_do_not_count(topic_id: str | None, waiting: list[str]) -> None:
-    """A worker stayed at offset 9 of a deleted topic, and order 7 of the new one counted as observed."""
     topics = (("old", "one"), ("new", "two"), ("earlier-release", None))
     workers = [observing(name, 9, observed_topic_id=read) for name, read in topics]
     assert order_json(observing_topic(workers, topic_id), None, 7)["waiting_workers"] == waiting
@@ -196,9 +171,8 @@ def test_offsets_of_another_topic_of_orders_do_not_count(topic_id: str | None, w
 
 def test_operators_see_which_workers_have_not_observed_the_last_order() -> None:
     shown = operators_list([observing("w1", 1), observing("w2", 4)])
-    assert (shown["new"]["observed_revision"], shown["new"]["waiting_workers"]) == (1, ["w1"])
-    assert (shown["smol"]["observed_revision"], shown["smol"]["waiting_workers"]) == (1, [])
-    assert (shown["big"]["observed_revision"], shown["big"]["waiting_workers"]) == (None, []), "no worker in its pool"
+    observed = {name: (one["observed_revision"], one["waiting_workers"]) for name, one in shown.items()}
+    assert observed == {"new": (1, ["w1"]), "smol": (1, []), "big": (None, [])}, "big has no worker in its pool"
 
 
 @pytest.mark.parametrize(
@@ -210,7 +184,6 @@ def test_operators_see_which_workers_have_not_observed_the_last_order() -> None:
     ],
 )
 def test_an_added_model_without_reports_has_the_true_reason(workers: list[WorkerState], reason: str) -> None:
-    """It said "no worker has told of it yet" for ever, also for an entry that the workers had rejected."""
     new = operators_list(workers)["new"]
     assert (new["state"], new["reason"], new["available"]) == ("absent", reason, False)
 
@@ -294,7 +267,6 @@ TOOLS = [{"function": {"name": "f"}}]
 def test_what_a_model_cannot_do_is_refused_by_name(
     name: str | None, payload: dict[str, Any], extra: dict[str, str], refused: str | None
 ) -> None:
-    """An answer longer than the window was cut silently, and then refused with the figures of the cut."""
     body = {"task": "text_generation", "model": name, "payload": {"prompt": "a", **payload}}
     asked = replace(parse_request(body, now_ms=1), extra=extra)
     if refused is None:
@@ -311,7 +283,6 @@ def test_what_a_model_cannot_do_is_refused_by_name(
 
 @pytest.mark.parametrize("task", ["image_generation", "image_editing"])
 def test_a_local_model_makes_several_images(task: str) -> None:
-    """`n` of texts and `n` of images are two fields with one name: a gateway refused two images of a local model."""
     payload = {"prompt": "a dam", "n": 2, **({} if task == "image_generation" else {"image": {"artifact_id": "x"}})}
     asked = parse_request({"task": task, "payload": payload}, now_ms=1)
     check_abilities([model_info("painter", task, engine="diffusers")], asked)
