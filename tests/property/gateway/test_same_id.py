@@ -25,10 +25,7 @@ PLACES = [
     )
 ]
 RECORDS: list[tuple[InferenceRequest, Origin]] = [
-    (
-        request(ID, priority=number, conversation_id=f"c{number}", metadata={"n": f"{number}"}),
-        place,
-    )
+    (request(ID, priority=number, conversation_id=f"c{number}", metadata={"n": f"{number}"}), place)
     for number, place in enumerate(PLACES)
 ]
 

@@ -123,12 +123,7 @@ class World:
         return self
 
     def read_with(
-        self,
-        consumer: object,
-        ranges: Mapping[TP, Range],
-        give_up: float,
-        *,
-        keep: Callable[[Any], bool],
+        self, consumer: object, ranges: Mapping[TP, Range], give_up: float, *, keep: Callable[[Any], bool]
     ) -> list[RawMessage]:
         del consumer, give_up
         found = [

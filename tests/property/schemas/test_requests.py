@@ -86,8 +86,7 @@ COMMON: dict[str, st.SearchStrategy[Any]] = {
     | st.sampled_from(("2025-10-09T09:00:00Z", "2025-10-09T12:00:00+02:00", "2025-10-09T09:00:00")),
 }
 CONTEXT = st.fixed_dictionaries(
-    {},
-    optional={"max_tokens": st.none() | st.integers(1), "last_turns": st.integers(0), "summary": st.just(False)},
+    {}, optional={"max_tokens": st.none() | st.integers(1), "last_turns": st.integers(0), "summary": st.just(False)}
 )
 
 

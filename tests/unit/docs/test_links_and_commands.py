@@ -161,14 +161,7 @@ def test_code_blocks_are_what_they_say(pages: list[Page]) -> None:
 
 
 def check_settings(page: str, tables: dict[str, Any]) -> None:
-    processes = (
-        ClusterSettings,
-        WorkerSettings,
-        GatewaySettings,
-        BridgeSettings,
-        WebhooksSettings,
-        SummarizerSettings,
-    )
+    processes = (ClusterSettings, WorkerSettings, GatewaySettings, BridgeSettings, WebhooksSettings, SummarizerSettings)
     known = [settings.model_fields for settings in processes]
     for section in tables:
         assert any(section in fields for fields in known), f"{page}: there is no section [{section}]"
