@@ -360,6 +360,19 @@ def test_who_comes_back_after_a_refund_is_first_again(scheduler: Scheduler[Work]
     assert list(scheduler.candidates("a", 0.0)) == order
 
 
+def test_a_turn_of_another_class_passes_turns(scheduler: Scheduler[Work]) -> None:
+    low = [Work(at, line="x", klass="low") for at in range(2)]
+    urgent = Work(7, line="x", klass="high")
+    for turn in (*low, urgent):
+        scheduler.add(turn)
+    assert list(scheduler.candidates("a", 0.0)) == [urgent, low[0]]
+    scheduler.start(urgent, 0.0)
+    assert list(scheduler.candidates("a", 0.0)) == []
+    assert scheduler.census.depths()["low"] == 2
+    scheduler.release_line("x")
+    assert list(scheduler.candidates("a", 0.0)) == [low[0]]
+
+
 def test_a_share_of_one_is_refused() -> None:
     with pytest.raises(ValueError, match="aged_share"):
         Scheduler(aging_s=1, aged_share=1)
