@@ -218,6 +218,17 @@ def test_a_reader_that_lacks_text_lacks_it_still_when_another_worker_goes_on(fol
     assert (fold.text, fold.gap, fold.place, fold.since) == ("ab", True, (2, 1), (1, 1))
 
 
+def test_a_zombie_is_not_heard_after_a_newer_preview(fold: ResultFold) -> None:
+    fold.apply(chunk(1, 1, "ab", 0))
+    restart = Chunk(text="", text_offset=0, attempt=1, epoch=2, restarted=True)
+    assert fold.apply(event("preview", ORIGIN, 2, 1)) == restart
+    assert fold.apply(chunk(1, 1, "cd", 2)) == IGNORED
+    assert fold.apply(event("terminal", ORIGIN, 1, 1, status="completed")) == IGNORED
+    step = fold.apply(chunk(2, 1, "xy", 0))
+    assert step == Chunk(text="xy", text_offset=0, attempt=1, epoch=2, restarted=False)
+    assert (fold.text, fold.restarts) == ("xy", 1)
+
+
 def test_others_requests_and_gaps_are_ignored(fold: ResultFold) -> None:
     assert fold.apply(event("terminal", ORIGIN, 1, 1, tenant="other")) == IGNORED
     assert fold.apply(event("terminal", ORIGIN, 1, 1, request_id="s")) == IGNORED

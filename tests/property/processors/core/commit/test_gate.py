@@ -394,6 +394,19 @@ def test_a_lower_offset_of_the_broker_does_not_make_commits_fall() -> None:
     assert gate.commits() == {}
 
 
+def test_duplicate_ends_with_the_first() -> None:
+    gate = new_gate(T0, T1)
+    assert gate.arrive(T0, 3, "r") is Arrival.NEW
+    assert gate.arrive(T1, 8, "r") is Arrival.DUPLICATE
+    assert gate.arrive(T0, 9, "r") is Arrival.DUPLICATE
+    assert (gate.inflight, gate.held(T0), gate.held(T1)) == (1, 2, 1)
+    gate.complete(T1, 8)
+    assert gate.held(T1) == 1
+    gate.complete(T0, 3)
+    assert (gate.inflight, gate.held(T0), gate.held(T1)) == (0, 0, 0)
+    assert gate.arrive(T1, 8, "r") is Arrival.FINISHED
+
+
 def test_a_duplicate_of_moved_work_is_new_work_when_it_is_delivered_again() -> None:
     """Readers may follow the duplicate, so its end by another record's outcome is unseen."""
     gate = new_gate(T0, T1)

@@ -360,6 +360,17 @@ def test_who_comes_back_after_a_refund_is_first_again(scheduler: Scheduler[Work]
     assert list(scheduler.candidates("a", 0.0)) == order
 
 
+def test_a_turn_that_was_put_back_and_removed_opens_its_line(scheduler: Scheduler[Work]) -> None:
+    turns = [Work(at, line="x") for at in range(3)]
+    for turn in turns:
+        scheduler.add(turn)
+    scheduler.start(turns[0], 0.0)
+    scheduler.put_back(turns[0])
+    assert list(scheduler.candidates("a", 0.0)) == [turns[0]]
+    scheduler.remove(turns[0])
+    assert list(scheduler.candidates("a", 0.0)) == [turns[1]]
+
+
 def test_a_turn_of_another_class_passes_turns(scheduler: Scheduler[Work]) -> None:
     low = [Work(at, line="x", klass="low") for at in range(2)]
     urgent = Work(7, line="x", klass="high")
