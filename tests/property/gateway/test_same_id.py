@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.view_records import ORIGIN, chunk, request
+from kit.view_records import chunk, request
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.rows import facts_text, restored, snapshot
 from penstock.schemas.ids import idempotent_request_id
@@ -17,18 +17,12 @@ from penstock.schemas.requests import content_hash
 
 ID = idempotent_request_id("default", "k")
 PLACES = [
-    replace(ORIGIN, topic=topic, partition=partition, offset=offset, append_time_ms=at)
-    for topic, partition, offset, at in (
-        ("inference.request.medium", 0, 7, 20),
-        ("inference.request.medium", 1, 3, 20),
-        ("inference.request.low", 0, 9, 21),
-    )
+    Origin(topic="inference.request.medium", partition=0, offset=7, append_time_ms=20),
+    Origin(topic="inference.request.medium", partition=1, offset=3, append_time_ms=20),
+    Origin(topic="inference.request.low", partition=0, offset=9, append_time_ms=21),
 ]
 RECORDS: list[tuple[InferenceRequest, Origin]] = [
-    (
-        request(ID, priority=number, conversation_id=f"c{number}", metadata={"n": f"{number}"}),
-        place,
-    )
+    (request(ID, priority=number, conversation_id=f"c{number}", metadata={"n": f"{number}"}), place)
     for number, place in enumerate(PLACES)
 ]
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kit.examples import examples
+from kit.view_records import NAMES, chunk, request, status
 from penstock.common.reader import RawMessage
 from penstock.gateway.service.subscriptions import Subscription, Subscriptions
 from penstock.gateway.view import view as view_module
@@ -34,10 +35,9 @@ from penstock.schemas.codec import default_codec
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import BrokerUnavailable
 from penstock.schemas.fold import IGNORED, ResultFold, StatusFold, Terminal, same_origin
-from penstock.schemas.records import STATUS_RANKS, InferenceRequest, Origin, ResultEvent, StatusEvent
-from penstock.schemas.topics import TopicNames, partition_for
+from penstock.schemas.records import InferenceRequest, Origin, ResultEvent, StatusEvent
+from penstock.schemas.topics import partition_for
 
-NAMES = TopicNames("p-")
 PARTITIONS = 2
 KEYS: tuple[Key, ...] = (("a", "r"), ("b", "r"), ("a", "s"))
 """Two tenants with the same id, and one tenant with two."""
@@ -47,18 +47,14 @@ TPS: tuple[TP, ...] = (*REQUEST_TPS, *((topic, n) for topic in (NAMES.result, NA
 PLACES = ((1, 1), (1, 2), (2, 1), (3, 1))
 """(epoch, attempt) of workers; an older one that writes after a newer is a zombie."""
 HORIZON_MS = 1_000
+RUN: dict[str, st.SearchStrategy[Any]] = {
+    "key": st.sampled_from(KEYS), "origin": st.integers(0, 1), "place": st.sampled_from(PLACES)
+}  # fmt: skip
+PIECE = st.sampled_from(("chunk", "chunk", "chunk", "lost", "preview"))
+PIECES = st.lists(st.tuples(PIECE, st.integers(1, 2)), max_size=4)
+STATUSES = st.sampled_from(("queued", "running", "retrying", "completed"))
 
 codec = default_codec()
-
-
-class Clock:
-    """Time in ms that only the test moves."""
-
-    def __init__(self) -> None:
-        self.ms = 1_000_000
-
-    def __call__(self) -> int:
-        return self.ms
 
 
 @dataclass
@@ -123,8 +119,8 @@ class ViewMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.clock = Clock()
-        self.patch.setattr(view_module, "now_ms", self.clock)
+        self.now_ms = 1_000_000
+        self.patch.setattr(view_module, "now_ms", lambda: self.now_ms)
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-view-"))
         self.logs: dict[TP, list[Written]] = {tp: [] for tp in TPS}
         self.origins: dict[Key, list[Origin]] = {key: [] for key in KEYS}
@@ -144,16 +140,8 @@ class ViewMachine(RuleBasedStateMachine):
         self.former: dict[Key, Reader] = getattr(self, "readers_before", {})
         self.wanted: list[tuple[Wanted, int]] = []
         """With the offset from which on the view was told of everything."""
-        self.view = View(
-            self.store,
-            hub,
-            NAMES,
-            PARTITIONS,
-            on_outcome=lambda event, klass: self.outcomes.append(event),
-            codec=codec,
-            recent_bytes=5_000,
-            held_live=1,
-        )
+        told = {"on_outcome": lambda event, klass: self.outcomes.append(event)}
+        self.view = View(self.store, hub, NAMES, PARTITIONS, **told, codec=codec, recent_bytes=5_000, held_live=1)
         self.view.streams.read = self.want
         self.asked: list[Entry] = []
         """Those whose outcomes are to be read again."""
@@ -174,16 +162,8 @@ class ViewMachine(RuleBasedStateMachine):
         return Origin(topic=tp[0], partition=tp[1], offset=offset, append_time_ms=time_ms)
 
     def request_of(self, key: Key) -> InferenceRequest:
-        return InferenceRequest(
-            request_id=key[1],
-            tenant=key[0],
-            task="text_generation",
-            text_generation={"prompt": f"of {key}"},
-            conversation_id=f"c-{key[0]}",
-            stream=True,
-            created_at=400_000,
-            metadata={"of": key[0]},
-        )
+        facts = {"conversation_id": f"c-{key[0]}", "metadata": {"of": key[0]}, "stream": True}
+        return request(key[1], tenant=key[0], text_generation={"prompt": f"of {key}"}, **facts)
 
     @rule(key=st.sampled_from(KEYS))
     def accept(self, key: Key) -> None:
@@ -200,31 +180,13 @@ class ViewMachine(RuleBasedStateMachine):
             origins.append(self.append(REQUEST_TPS[len(origins)], self.request_of(key)))
         return origins[number]
 
-    @rule(
-        key=st.sampled_from(KEYS),
-        origin=st.integers(0, 1),
-        place=st.sampled_from(PLACES),
-        pieces=st.lists(
-            st.tuples(st.sampled_from(("chunk", "chunk", "chunk", "lost", "preview")), st.integers(1, 2)), max_size=4
-        ),
-        end=st.sampled_from((None, None, "completed", "failed")),
-    )
+    @rule(**RUN, pieces=PIECES, end=st.sampled_from((None, None, "completed", "failed")))
     def work(
         self, key: Key, origin: int, place: tuple[int, int], pieces: list[tuple[str, int]], end: str | None
     ) -> None:
         """A worker goes on with its run: chunks that follow each other, some of which never get through, and an end."""
         worker = self.workers.setdefault((key, origin, place), Worker())
-        base = ResultEvent(
-            request_id=key[1],
-            tenant=key[0],
-            kind="preview",
-            origin=self.origin(key, origin),
-            attempt=place[1],
-            epoch=place[0],
-            task="text_generation",
-            created_at=600_000,
-            worker_id="w",
-        )
+        base = chunk(None, None, key[1], kind="preview", **self.written_by(key, origin, place))
         tp = (NAMES.result, partition_for(key[1].encode(), PARTITIONS))
         for kind, times in [] if worker.ended else pieces:
             self.number += 1
@@ -239,31 +201,15 @@ class ViewMachine(RuleBasedStateMachine):
             output: dict[str, Any] = {"text_generation": {"text": worker.text}}
             self.append(tp, replace(base, kind="terminal", status=end, **(output if end == "completed" else {})))
 
-    @rule(
-        key=st.sampled_from(KEYS),
-        origin=st.integers(0, 1),
-        place=st.sampled_from(PLACES),
-        status=st.sampled_from(("queued", "running", "retrying", "completed")),
-        position=st.sampled_from((None, 1)),
-        times=st.integers(1, 2),
-    )
+    @rule(**RUN, name=STATUSES, position=st.sampled_from((None, 1)), times=st.integers(1, 2))
     def tell_status(
-        self, key: Key, origin: int, place: tuple[int, int], status: str, position: int | None, times: int
+        self, key: Key, origin: int, place: tuple[int, int], name: str, position: int | None, times: int
     ) -> None:
-        event = StatusEvent(
-            request_id=key[1],
-            tenant=key[0],
-            status=status,
-            done=STATUS_RANKS[status] == 100,
-            rank=STATUS_RANKS[status],
-            attempt=place[1],
-            epoch=place[0],
-            origin=self.origin(key, origin),
-            worker_id="w",
-            created_at=600_000,
-            position=position,
-        )
+        event = status(name, key[1], position=position, **self.written_by(key, origin, place))
         self.append((NAMES.status, partition_for(key[1].encode(), PARTITIONS)), event, times)
+
+    def written_by(self, key: Key, origin: int, place: tuple[int, int]) -> dict[str, Any]:
+        return {"tenant": key[0], "origin": self.origin(key, origin), "epoch": place[0], "attempt": place[1]}
 
     # -- reading them
 
@@ -308,7 +254,7 @@ class ViewMachine(RuleBasedStateMachine):
             reader.text, reader.results = former.text, former.results
         self.readers[key] = reader
 
-    @rule(key=st.sampled_from(KEYS), origin=st.integers(0, 1), place=st.sampled_from(PLACES), late=st.booleans())
+    @rule(**RUN, late=st.booleans())
     def come_in_the_middle(self, key: Key, origin: int, place: tuple[int, int], late: bool) -> None:
         """A client comes to a stream that goes on while what it missed is read again."""
         self.work(key, origin, place, [("chunk", 1)] * 3, None)
@@ -380,13 +326,8 @@ class ViewMachine(RuleBasedStateMachine):
         record, message = written.record, written.message
         expected = self.reading.expected[(record.tenant, record.request_id)]
         if isinstance(record, InferenceRequest):
-            place = Origin(
-                topic=message.topic,
-                partition=message.partition,
-                offset=message.offset,
-                append_time_ms=message.timestamp_ms,
-            )
-            self.hear_request(expected, record, place)
+            place = {"topic": message.topic, "partition": message.partition, "offset": message.offset}
+            self.hear_request(expected, record, Origin(**place, append_time_ms=message.timestamp_ms))
         elif isinstance(record, ResultEvent):
             results = expected.results
             before = (results.epoch, results.attempt)
@@ -395,7 +336,7 @@ class ViewMachine(RuleBasedStateMachine):
             step = results.apply(record, message.offset)
             expected.choose()
             if is_told and (step != IGNORED or before != (results.epoch, results.attempt)):
-                expected.heard_ms = self.clock.ms
+                expected.heard_ms = self.now_ms
             if isinstance(step, Terminal):
                 expected.terminal_offset = message.offset
                 expected.origin = expected.origin or record.origin
@@ -403,10 +344,10 @@ class ViewMachine(RuleBasedStateMachine):
         elif not record.done and expected.results.terminal is None:
             zombie = (record.epoch, record.attempt) < (expected.results.epoch, expected.results.attempt)
             if not zombie and expected.statuses.apply(record):
-                expected.heard_ms = self.clock.ms
+                expected.heard_ms = self.now_ms
 
     def hear_request(self, expected: Expected, request: InferenceRequest, origin: Origin | None) -> None:
-        expected.heard_ms = self.clock.ms
+        expected.heard_ms = self.now_ms
         expected.request = request
         expected.read += [] if origin is None else [origin]
         expected.choose()
@@ -445,8 +386,8 @@ class ViewMachine(RuleBasedStateMachine):
     @rule(ms=st.integers(1, HORIZON_MS // 2), restarted=st.booleans())
     def prune(self, ms: int, restarted: bool) -> None:
         """After a while: who had no news within the horizon may be forgotten, nobody else."""
-        self.clock.ms += ms
-        before = self.clock.ms - HORIZON_MS
+        self.now_ms += ms
+        before = self.now_ms - HORIZON_MS
         self.store.prune(before)
         if not restarted:
             forgotten = self.view.forget(self.store.silent_live(before), before)

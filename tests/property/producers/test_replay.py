@@ -80,11 +80,8 @@ class World:
     def compact(self, *, tombstones_too: bool) -> None:
         for place, log in self.logs.items():
             newest = {record.key: record.offset for record in log}
-            self.logs[place] = [
-                record
-                for record in log
-                if newest[record.key] == record.offset and not (tombstones_too and record.value is None)
-            ]
+            kept = [record for record in log if newest[record.key] == record.offset]
+            self.logs[place] = [one for one in kept if one.value is not None or not tombstones_too]
 
     def standing(self, conversation: tuple[str, str], before: int | None = None) -> list[RawMessage]:
         """The records of a conversation that is there, tombstones too, but not those that are erased."""
@@ -94,9 +91,11 @@ class World:
         erased = {record.key: record.offset for record in records if record.value is None}
         return [one for one in records if one.value is None or one.offset > erased.get(one.key, -1)]
 
+    def live(self, conversation: tuple[str, str]) -> list[str]:
+        return [one.key.decode() for one in self.standing(conversation) if one.key and one.value is not None]
+
     def heads(self, conversation: tuple[str, str]) -> list[str]:
-        live = [one.key.decode() for one in self.standing(conversation) if one.key and one.value is not None]
-        return [key for key in live if key.startswith("fork/")]
+        return [key for key in self.live(conversation) if key.startswith("fork/")]
 
     def patch(self, patches: pytest.MonkeyPatch) -> None:
         """Stand where a replay finds Kafka."""
@@ -123,12 +122,7 @@ class World:
         return self
 
     def read_with(
-        self,
-        consumer: object,
-        ranges: Mapping[TP, Range],
-        give_up: float,
-        *,
-        keep: Callable[[Any], bool],
+        self, consumer: object, ranges: Mapping[TP, Range], give_up: float, *, keep: Callable[[Any], bool]
     ) -> list[RawMessage]:
         del consumer, give_up
         found = [
@@ -161,14 +155,10 @@ class World:
     def keep_partitions(self, positions: Mapping[TP, Kept]) -> None:
         self.kept |= positions
 
-    def list_topics(self, topic: str, timeout: float) -> None:
-        """As a consumer."""
+    def ignored(self, *_: Any, **__: Any) -> None:
+        """What else is asked of a consumer."""
 
-    def unassign(self) -> None:
-        """As a consumer."""
-
-    def close(self) -> None:
-        """As a consumer."""
+    list_topics = unassign = close = ignored
 
 
 def message_of(conversation: tuple[str, str], text: str) -> ConversationMessage:
@@ -235,8 +225,7 @@ class Replays(RuleBasedStateMachine):
 
     @rule(conversation=st.sampled_from(CONVERSATIONS), which=st.integers(0, 10), again=st.booleans())
     def erase(self, conversation: tuple[str, str], which: int, again: bool) -> None:
-        keys = [one.key.decode() for one in self.world.standing(conversation) if one.key and one.value is not None]
-        if keys := [key for key in keys if not key.startswith("fork/")]:
+        if keys := [key for key in self.world.live(conversation) if not key.startswith("fork/")]:
             key = keys[which % len(keys)]
             self.world.write(conversation, key, None)
             if again:
@@ -245,8 +234,7 @@ class Replays(RuleBasedStateMachine):
     @rule(conversation=st.sampled_from(CONVERSATIONS), killed=st.booleans())
     def delete(self, conversation: tuple[str, str], killed: bool) -> None:
         """As a gateway does, whose kill leaves the heads."""
-        heads = self.world.heads(conversation)
-        live = [one.key.decode() for one in self.world.standing(conversation) if one.key and one.value is not None]
+        heads, live = self.world.heads(conversation), self.world.live(conversation)
         for key in [*(key for key in live if key not in heads), *([] if killed else heads)]:
             self.world.write(conversation, key, None)
 
@@ -326,13 +314,19 @@ class Replays(RuleBasedStateMachine):
         assert all(kept.offset == self.world.ended[place] for place, kept in self.world.kept.items())
 
 
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World()
+    made.patch(monkeypatch)
+    return made
+
+
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_a_replay_that_does_not_follow_ends_while_each_of_its_records_writes_another(
-    monkeypatch: pytest.MonkeyPatch, is_replaced: bool
+    world: World, monkeypatch: pytest.MonkeyPatch, is_replaced: bool
 ) -> None:
     """What is made anew meanwhile stands behind the end that it began with, at whatever offset."""
-    world, conversation = World(), CONVERSATIONS[0]
-    world.patch(monkeypatch)
+    conversation = CONVERSATIONS[0]
     monkeypatch.setattr(replay_module, "WINDOW_RECORDS", 2)
     for number in range(4):
         world.write(conversation, f"fork/{number}" if not number else f"r/{number}", "text")
@@ -358,62 +352,48 @@ def places_of(replay: ConversationReplay) -> list[tuple[str, int]]:
     return found
 
 
-@pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    made = World()
-    made.patch(monkeypatch)
-    return made
-
-
 ONE, TWO = ("acme", "trip-1"), ("acme", "trip-2")
 
 
-def together(world: World) -> None:
+@pytest.fixture
+def together(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """Two conversations in one partition, turn by turn: trip-1 has the even offsets."""
+    monkeypatch.setattr(sys.modules[__name__], "PARTITIONS", 1)
     world.logs, world.ended = {(LOG, 0): []}, {(LOG, 0): 0}
     for number in range(6):
         for conversation in (ONE, TWO):
             key = f"r/{number}" if number else f"fork/{number}"
             world.write(conversation, key, f"text {number}")
+    return world
 
 
-def test_a_slow_service_gets_nothing_twice(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_service_gets_nothing_twice(together: World) -> None:
     """What waited is read again from the position, which stands before records of the other conversation."""
-    monkeypatch.setattr(sys.modules[__name__], "PARTITIONS", 1)
-    together(world)
-    replay, found = world.replay(follow=True, batch_records=4), list[tuple[str, int]]()
+    replay, found = together.replay(follow=True, batch_records=4), list[tuple[str, int]]()
     while batch := places_of(replay):
         found += batch
-        world.now += replay_module.STALE_S + 1
-    assert sorted(found) == sorted(
-        [("trip-1", at) for at in range(0, 12, 2)] + [("trip-2", at) for at in range(1, 12, 2)]
-    )
+        together.now += replay_module.STALE_S + 1
+    assert sorted(found) == [(f"trip-{1 + first}", at) for first in (0, 1) for at in range(first, 12, 2)]
 
 
-def test_a_kill_repeats_no_more_than_the_order_asks_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "PARTITIONS", 1)
-    together(world)
-    replay = world.replay(follow=True, batch_records=2)
+def test_a_kill_repeats_no_more_than_the_order_asks_for(together: World) -> None:
+    replay = together.replay(follow=True, batch_records=2)
     assert [places_of(replay) for _ in range(3)] == [
         [("trip-1", 0), ("trip-1", 2)],
         [("trip-2", 1), ("trip-2", 3)],
         [("trip-1", 4), ("trip-1", 6)],
     ]
     replay.close()
-    again = world.replay(follow=True, batch_records=100)
+    again = together.replay(follow=True, batch_records=100)
     assert [places_of(again) for _ in range(2)] == [
         [("trip-2", at) for at in range(5, 12, 2)],
         [("trip-1", at) for at in range(6, 12, 2)],
     ]
 
 
-def test_what_came_behind_the_end_of_a_conversation_does_not_come_a_day_later(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_came_behind_the_end_of_a_conversation_does_not_come_a_day_later(together: World) -> None:
     """The replay has seen the head; its tombstone was dropped before the replay went on."""
-    monkeypatch.setattr(sys.modules[__name__], "PARTITIONS", 1)
-    together(world)
-    replay = world.replay(follow=True)
+    world, replay = together, together.replay(follow=True)
     assert len(places_of(replay) + places_of(replay)) == 12
     for key in (*(f"r/{number}" for number in range(1, 6)), "fork/0"):
         world.write(ONE, key, None)

@@ -60,17 +60,6 @@ def test_arbitrary_bodies(kind: type[Record], body: bytes) -> None:
     assert type(record) is kind
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(record=ANY_RECORD, at=st.integers(0, 400), byte=st.integers(0, 255))
-def test_a_flipped_byte(record: Record, at: int, byte: int) -> None:
-    encoded = bytearray(CODEC.encode(record))
-    encoded[at % len(encoded)] = byte
-    try:
-        CODEC.decode_any(bytes(encoded))
-    except DecodeError:
-        pass
-
-
 @pytest.mark.parametrize("name", ["created_at", "priority"])
 def test_what_does_not_fit_is_bad_avro(name: str) -> None:
     kind = RECORDS[0]

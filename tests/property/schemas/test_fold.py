@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kit.common_records import result_event, status_event
 from kit.examples import examples
 from penstock.schemas.fold import IGNORED, Chunk, Ignored, ResultFold, StatusFold, Terminal
 from penstock.schemas.records import STATUS_RANKS, Origin, ResultEvent, StatusEvent
@@ -16,18 +16,16 @@ OTHER = Origin(topic="t", partition=1, offset=3, append_time_ms=1)
 
 
 def event(kind: str, origin: Origin, epoch: int, attempt: int, **values: object) -> ResultEvent:
-    base = ResultEvent(
-        request_id="r",
-        tenant="default",
-        kind=kind,
-        origin=origin,
-        attempt=attempt,
-        epoch=epoch,
-        task="text_generation",
-        created_at=1,
-        worker_id="w",
-    )
-    return replace(base, **values)
+    return result_event(kind, origin=origin, epoch=epoch, attempt=attempt, **values)
+
+
+def chunk(epoch: int, attempt: int, text: str, at: int, **values: object) -> ResultEvent:
+    return event("chunk", ORIGIN, epoch, attempt, text=text, text_offset=at, **values)
+
+
+@pytest.fixture
+def fold() -> ResultFold:
+    return ResultFold("r", "default")
 
 
 @st.composite
@@ -200,67 +198,53 @@ def test_what_was_told_stands_where_every_taker_goes_on(data: st.DataObject) -> 
             assert fold.since <= fold.place
 
 
-def test_text_that_does_not_end_where_a_taker_goes_on_is_void() -> None:
-    fold = ResultFold("r", "default")
-    fold.apply(event("chunk", ORIGIN, 1, 1, text="abcd", text_offset=0))
-    early = event("chunk", ORIGIN, 2, 1, text="x", text_offset=3, since_epoch=1, since_attempt=1)
+AFTER_FIRST = {"since_epoch": 1, "since_attempt": 1}
+
+
+def test_text_that_does_not_end_where_a_taker_goes_on_is_void(fold: ResultFold) -> None:
+    fold.apply(chunk(1, 1, "abcd", 0))
+    early = chunk(2, 1, "x", 3, **AFTER_FIRST)
     assert fold.apply(early) == Chunk(text="", text_offset=0, attempt=1, epoch=2, restarted=True)
     assert fold.gap
-    other = event("chunk", ORIGIN, 3, 1, text="x", text_offset=0, since_epoch=1, since_attempt=1)
-    fold.apply(event("chunk", ORIGIN, 2, 2, text="ab", text_offset=0))
-    assert isinstance(step := fold.apply(other), Chunk)
+    fold.apply(chunk(2, 2, "ab", 0))
+    assert isinstance(step := fold.apply(chunk(3, 1, "x", 0, **AFTER_FIRST)), Chunk)
     assert step.restarted, "it goes on from a text that is void"
 
 
-def test_a_reader_that_lacks_text_lacks_it_still_when_another_worker_goes_on() -> None:
-    fold = ResultFold("r", "default")
-    fold.apply(event("chunk", ORIGIN, 1, 1, text="ab", text_offset=0))
-    assert fold.apply(event("chunk", ORIGIN, 1, 1, text="ef", text_offset=4)) is IGNORED
-    later = event("chunk", ORIGIN, 2, 1, text="gh", text_offset=6, since_epoch=1, since_attempt=1)
-    assert fold.apply(later) is IGNORED
+def test_a_reader_that_lacks_text_lacks_it_still_when_another_worker_goes_on(fold: ResultFold) -> None:
+    fold.apply(chunk(1, 1, "ab", 0))
+    assert fold.apply(chunk(1, 1, "ef", 4)) is IGNORED
+    assert fold.apply(chunk(2, 1, "gh", 6, **AFTER_FIRST)) is IGNORED
     assert (fold.text, fold.gap, fold.place, fold.since) == ("ab", True, (2, 1), (1, 1))
 
 
-def test_a_zombie_is_not_heard_after_a_newer_preview() -> None:
-    fold = ResultFold("r", "default")
-    fold.apply(event("chunk", ORIGIN, 1, 1, text="ab", text_offset=0))
+def test_a_zombie_is_not_heard_after_a_newer_preview(fold: ResultFold) -> None:
+    fold.apply(chunk(1, 1, "ab", 0))
     restart = Chunk(text="", text_offset=0, attempt=1, epoch=2, restarted=True)
     assert fold.apply(event("preview", ORIGIN, 2, 1)) == restart
-    assert fold.apply(event("chunk", ORIGIN, 1, 1, text="cd", text_offset=2)) == IGNORED
+    assert fold.apply(chunk(1, 1, "cd", 2)) == IGNORED
     assert fold.apply(event("terminal", ORIGIN, 1, 1, status="completed")) == IGNORED
-    step = fold.apply(event("chunk", ORIGIN, 2, 1, text="xy", text_offset=0))
+    step = fold.apply(chunk(2, 1, "xy", 0))
     assert step == Chunk(text="xy", text_offset=0, attempt=1, epoch=2, restarted=False)
     assert (fold.text, fold.restarts) == ("xy", 1)
 
 
-def test_others_requests_and_gaps_are_ignored() -> None:
-    fold = ResultFold("r", "default")
-    assert fold.apply(replace(event("terminal", ORIGIN, 1, 1), tenant="other")) == IGNORED
-    assert fold.apply(replace(event("terminal", ORIGIN, 1, 1), request_id="s")) == IGNORED
-    fold.apply(event("chunk", ORIGIN, 1, 1, text="ab", text_offset=0))
-    assert fold.apply(event("chunk", ORIGIN, 1, 1, text="ef", text_offset=4)) == IGNORED
-    step = fold.apply(event("chunk", ORIGIN, 1, 1, text="bcd", text_offset=1))
+def test_others_requests_and_gaps_are_ignored(fold: ResultFold) -> None:
+    assert fold.apply(event("terminal", ORIGIN, 1, 1, tenant="other")) == IGNORED
+    assert fold.apply(event("terminal", ORIGIN, 1, 1, request_id="s")) == IGNORED
+    fold.apply(chunk(1, 1, "ab", 0))
+    assert fold.apply(chunk(1, 1, "ef", 4)) == IGNORED
+    step = fold.apply(chunk(1, 1, "bcd", 1))
     assert step == Chunk(text="cd", text_offset=2, attempt=1, epoch=1, restarted=False)
     assert fold.apply(event("UNKNOWN", ORIGIN, 1, 1)) == IGNORED
 
 
 STATUSES = st.builds(
-    lambda status, epoch, attempt, origin: StatusEvent(
-        request_id="r",
-        tenant="default",
-        status=status,
-        done=STATUS_RANKS[status] == 100,
-        rank=STATUS_RANKS[status],
-        attempt=attempt,
-        epoch=epoch,
-        origin=origin,
-        worker_id="w",
-        created_at=1,
-    ),
+    lambda status, **facts: status_event(status, STATUS_RANKS[status], done=STATUS_RANKS[status] == 100, **facts),
     st.sampled_from(sorted(STATUS_RANKS)),
-    st.integers(1, 2),
-    st.integers(1, 2),
-    st.sampled_from((ORIGIN, ORIGIN, ORIGIN, OTHER)),
+    epoch=st.integers(1, 2),
+    attempt=st.integers(1, 2),
+    origin=st.sampled_from((ORIGIN, ORIGIN, ORIGIN, OTHER)),
 )
 
 
@@ -280,11 +264,9 @@ def piece(index: int, arguments: str, offset: int) -> dict[str, object]:
     return {"index": index, **named, "arguments": arguments, "offset": offset}
 
 
-def test_pieces_of_calls_come_once_each_and_behind_no_gap() -> None:
-    fold = ResultFold("r", "default")
-
+def test_pieces_of_calls_come_once_each_and_behind_no_gap(fold: ResultFold) -> None:
     def told(attempt: int, *pieces: dict[str, object]) -> list[tuple[object, object, object]]:
-        step = fold.apply(event("chunk", ORIGIN, 1, attempt, text="", text_offset=0, tool_call_pieces=[*pieces]))
+        step = fold.apply(chunk(1, attempt, "", 0, tool_call_pieces=[*pieces]))
         calls = step.calls if isinstance(step, Chunk) else []
         return [(one["index"], one["arguments"], one["offset"]) for one in calls]
 
@@ -293,20 +275,18 @@ def test_pieces_of_calls_come_once_each_and_behind_no_gap() -> None:
     assert told(1, piece(0, "a:1", 1), piece(1, "{}", 0)) == [(0, ":1", 2), (1, "{}", 0)]
     assert told(1, piece(0, "x", 9), piece(3, "{}", 0)) == []
     # Another attempt begins them anew, and says so although no text was there.
-    step = fold.apply(event("chunk", ORIGIN, 1, 2, text="", text_offset=0, tool_call_pieces=[piece(0, "{", 0)]))
+    step = fold.apply(chunk(1, 2, "", 0, tool_call_pieces=[piece(0, "{", 0)]))
     assert isinstance(step, Chunk)
     assert step.restarted
     assert [one["arguments"] for one in step.calls] == ["{"]
     assert told(1, piece(0, "{b", 0)) == []
 
 
-def test_log_probabilities_come_once_each_and_behind_no_gap() -> None:
-    fold = ResultFold("r", "default")
-
+def test_log_probabilities_come_once_each_and_behind_no_gap(fold: ResultFold) -> None:
     def told(text: str, at: int, names: str, first: int, attempt: int = 1, **since: int) -> tuple[str, int]:
         tokens = [{"token": name, "logprob": -1.0, "bytes": None, "top_logprobs": None} for name in names]
-        values = {"text": text, "text_offset": at, "token_logprobs": tokens, "first_logprob_index": first, **since}
-        step = fold.apply(event("chunk", ORIGIN, 1, attempt, **values))
+        more = {"token_logprobs": tokens, "first_logprob_index": first, **since}
+        step = fold.apply(chunk(1, attempt, text, at, **more))
         assert isinstance(step, Chunk)
         return "".join(one["token"] for one in step.logprobs), step.logprobs_offset
 
@@ -346,9 +326,8 @@ def test_tokens_without_text_are_void_when_another_text_begins() -> None:
             assert fold.restarts == restarted
 
 
-def test_of_two_copies_that_run_in_one_place_the_first_worker_counts() -> None:
-    """Found by the simulator (seed 13342): the texts of two workers were read as one."""
-    fold = ResultFold("r", "default")
+def test_of_two_copies_that_run_in_one_place_the_first_worker_counts(fold: ResultFold) -> None:
+    """The texts of two workers were read as one."""
 
     def says(worker_id: str, kind: str = "chunk", **values: object) -> Ignored | Chunk | Terminal:
         found = fold.apply(event(kind, ORIGIN, 8, 1, worker_id=worker_id, **values))

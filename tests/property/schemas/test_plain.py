@@ -44,29 +44,20 @@ ODD: dict[str, tuple[Any, ...]] = {
     "image_processing": ({},),
     "summarization": ({},),
 }
+LONG = (["b" * 21], ["b" * 11] * 2)
 NULLS = ("name", "tool_calls", "tool_call_id", "parts", "reasoning_content")
 """Fields of a message that Avro writes though nobody has set them."""
+SAID = {"role": "user", "content": "a"}
 ODD_PARTS: dict[str, tuple[Any, ...]] = {
     "prompt": (None, "", "ü" * 10, "ü" * 11, "a" * 21, "\ud800", 5),
     "messages": (
-        None,
-        [],
-        ({"role": "user", "content": "a"},),
-        [{"role": "user", "content": "a"}] * 2,
-        [{"role": "user", "content": "a"}] * 3,
-        [{"role": "user", "content": "b" * 11}] * 2,
-        [{"role": "user", "content": "ü" * 11}],
-        [{"role": "developer", "content": "a"}],
-        [{"role": [], "content": "a"}],
-        [{"role": "user", "content": 1}],
-        [{"role": "user", "content": "\ud800"}],
-        [{"role": "user"}],
-        [{"role": "user", "content": "a", "name": None}],
-        [{"role": "user", "content": "a", "name": ""}],
-        [{"role": "user", "content": "a", "other": None}],
-        [{"role": "user", "content": "a", "name": None, "other": 1}],
-        ["a"],
-        *([{"role": "user", "content": "a", **dict.fromkeys(NULLS), name: ""}] for name in NULLS),
+        *(None, [], (SAID,), [SAID] * 2, [SAID] * 3, ["a"], [{"role": "user"}]),
+        *([{**SAID, "content": "b" * 11}] * 2, [{**SAID, "content": "ü" * 11}]),
+        *([{**SAID, "content": content}] for content in (1, "\ud800")),
+        *([{**SAID, "role": role}] for role in ("developer", [])),
+        *([{**SAID, "name": name}] for name in (None, "")),
+        *([{**SAID, "other": None}], [{**SAID, "name": None, "other": 1}]),
+        *([{**SAID, **dict.fromkeys(NULLS), name: ""}] for name in NULLS),
     ),
     "max_tokens": (None, 0, 1, 50, 51, True, 1.0),
     "temperature": (None, 0.0, 2.0, 2.5, -0.1, float("nan"), "hot"),
@@ -74,26 +65,13 @@ ODD_PARTS: dict[str, tuple[Any, ...]] = {
     "top_k": (0, 5),
     "seed": (None, 2**63, -(2**63), -(2**63) - 1, True),
     "stop": (["x"], [""], "x"),
-    "input": (
-        None,
-        [],
-        "a",
-        [""],
-        ["a", ""],
-        ["a"] * 2,
-        ["a"] * 3,
-        ["b" * 21],
-        ["\ud800"],
-        ["b" * 11] * 2,
-        [1],
-        ("a",),
-    ),
+    "input": (None, [], "a", ("a",), [""], ["a", ""], *(["a"] * n for n in (2, 3)), ["\ud800"], [1], *LONG),
     "dimensions": (None, 0, 3),
     "other": (None, 1),
 }
 GOOD_ONES: list[dict[str, Any]] = [
     {"task": "text_generation", "text_generation": {"prompt": "a"}},
-    {"task": "text_generation", "text_generation": {"messages": [{"role": "user", "content": "a"}]}},
+    {"task": "text_generation", "text_generation": {"messages": [SAID]}},
     {"task": "embedding", "embedding": {"input": ["a"]}},
 ]
 
@@ -106,10 +84,8 @@ def nearly_good() -> Iterator[dict[str, Any]]:
                 yield {"request_id": "r", "created_at": 1, **good, name: value}
         for part, values in ODD_PARTS.items():
             for value in values:
-                payload = {**good[good["task"]], part: value}
-                yield {"request_id": "r", "created_at": 1, **good, good["task"]: payload}
-                turn = {"request_id": "r", "created_at": 1, "conversation_id": "c", **good, good["task"]: payload}
-                yield turn
+                asked = {"request_id": "r", "created_at": 1, **good, good["task"]: {**good[good["task"]], part: value}}
+                yield from (asked, {"conversation_id": "c", **asked})
 
 
 TEXTS = st.sampled_from(("", "a", "ü" * 5, "b" * 10, "ü" * 10, "ü" * 11, "\ud800"))

@@ -8,10 +8,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kit.common_records import result_event
 from kit.examples import examples
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import PenstockError, to_error_record
-from penstock.schemas.records import PAYLOAD_FIELDS, InferenceRequest, Origin, ResultEvent
+from penstock.schemas.records import PAYLOAD_FIELDS, InferenceRequest, ResultEvent
 from penstock.schemas.requests import (
     content_hash,
     parse_request,
@@ -31,17 +32,11 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 TEXT = st.text(max_size=10)
 SHORT = st.text(min_size=1, max_size=10)
 NAMES = st.from_regex(r"[A-Za-z0-9_-]{1,10}", fullmatch=True)
-MESSAGES = st.lists(
-    st.fixed_dictionaries(
-        {
-            "role": st.sampled_from(("system", "developer", "user", "assistant")),
-            "content": TEXT | st.lists(TEXT.map(lambda text: {"type": "text", "text": text}), max_size=2),
-        },
-        optional={"name": st.none() | SHORT},
-    ),
-    min_size=1,
-    max_size=3,
-)
+ROLES = st.sampled_from(("system", "developer", "user", "assistant"))
+CONTENT = TEXT | st.lists(TEXT.map(lambda text: {"type": "text", "text": text}), max_size=2)
+MESSAGE = st.fixed_dictionaries({"role": ROLES, "content": CONTENT}, optional={"name": st.none() | SHORT})
+MESSAGES = st.lists(MESSAGE, min_size=1, max_size=3)
+FUNCTION = st.fixed_dictionaries({"name": SHORT}, optional={"parameters": st.just({"a": [1]})})
 SAMPLING: dict[str, st.SearchStrategy[Any]] = {
     "max_tokens": st.none() | st.integers(1, 1_000_000),
     "temperature": st.floats(0, 2) | st.integers(0, 2),
@@ -55,13 +50,7 @@ SAMPLING: dict[str, st.SearchStrategy[Any]] = {
     "n": st.integers(1, 3),
     "logprobs": st.booleans(),
     "top_logprobs": st.none() | st.integers(0, 3),
-    "tools": st.none()
-    | st.lists(
-        st.fixed_dictionaries(
-            {"function": st.fixed_dictionaries({"name": SHORT}, optional={"parameters": st.just({"a": [1]})})}
-        ),
-        max_size=2,
-    ),
+    "tools": st.none() | st.lists(st.fixed_dictionaries({"function": FUNCTION}), max_size=2),
     "tool_choice": st.sampled_from(("none", "auto", "required")) | st.just({"type": "function"}),
     "response_format": st.sampled_from(({"type": "text"}, {"type": "json_schema", "json_schema": {"name": "x"}})),
 }
@@ -86,8 +75,7 @@ COMMON: dict[str, st.SearchStrategy[Any]] = {
     | st.sampled_from(("2025-10-09T09:00:00Z", "2025-10-09T12:00:00+02:00", "2025-10-09T09:00:00")),
 }
 CONTEXT = st.fixed_dictionaries(
-    {},
-    optional={"max_tokens": st.none() | st.integers(1), "last_turns": st.integers(0), "summary": st.just(False)},
+    {}, optional={"max_tokens": st.none() | st.integers(1), "last_turns": st.integers(0), "summary": st.just(False)}
 )
 
 
@@ -115,19 +103,7 @@ def bodies(draw: st.DrawFn) -> dict[str, Any]:
 def writable(error: PenstockError) -> None:
     """An error can stand on a topic, whatever the caller's names were."""
     info = to_error_record(error)
-    event = ResultEvent(
-        request_id="r",
-        tenant="default",
-        kind="terminal",
-        origin=Origin(topic="t", partition=0, offset=0, append_time_ms=0),
-        attempt=1,
-        epoch=1,
-        task="embedding",
-        created_at=1,
-        worker_id="w",
-        status="failed",
-        error=info,
-    )
+    event = result_event(status="failed", error=info)
     assert CODEC.decode(CODEC.encode(event), ResultEvent).error == info
     assert len(info.message) < 2_000
 

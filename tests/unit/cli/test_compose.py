@@ -90,17 +90,13 @@ def test_a_worker_with_cards_differs_from_others_only_in_those(compose: dict[str
 
 def test_the_models_are_those_of_penstock_up(compose: dict[str, Any]) -> None:
     tables = tomllib.loads((ROOT / "deploy/penstock.toml").read_text())["models"]
-    of_up = [
-        ASSETS[name].model_table(Path("/cache/models") / name)
-        for name in (DEFAULT_CHAT, DEFAULT_EMBEDDING, DEFAULT_UPSCALER)
-    ]
-    of_up[2:] = [dict(IMAGING), {**of_up[2], "preload": False}]
+    defaults = (DEFAULT_CHAT, DEFAULT_EMBEDDING, DEFAULT_UPSCALER)
+    chat, embedding, upscaler = (ASSETS[name].model_table(Path("/cache/models") / name) for name in defaults)
+    of_up = [chat, embedding, dict(IMAGING), {**upscaler, "preload": False}]
     fields = ("id", "source", "engine", "tasks", "preload")
-    assert [[one.get(name) for name in fields] for one in tables] == [
-        [one.get(name) for name in fields] for one in of_up
-    ]
-    prepared = compose["services"]["init"]["command"][0]
-    assert {DEFAULT_CHAT, DEFAULT_EMBEDDING, DEFAULT_UPSCALER} <= set(prepared.split())
+    found, expected = ([[one.get(name) for name in fields] for one in models] for models in (tables, of_up))
+    assert found == expected
+    assert {*defaults} <= set(compose["services"]["init"]["command"][0].split())
 
 
 def test_the_broker_is_configured_as_the_embedded_one(compose: dict[str, Any]) -> None:

@@ -125,16 +125,9 @@ def test_readiness_of_a_gateway(found: Readiness, state: str, detail: str, cure:
 
 
 def test_requests_that_wait_for_a_worker_fail_the_check() -> None:
-    kind = {
-        "task": "text_generation",
-        "pool": None,
-        "since": "2026-11-25T10:00:00Z",
-        "reason": "no live worker has far",
-    }
-    waiting = [
-        {**kind, "model": "far", "requests": 2},
-        {**kind, "model": None, "pool": "gpu", "requests": 1, "since": None, "reason": "no live worker is in gpu"},
-    ]
+    far = {"model": "far", "pool": None, "since": "2026-11-25T10:00:00Z", "reason": "no live worker has far"}
+    gpu = {"model": None, "pool": "gpu", "since": None, "reason": "no live worker is in gpu"}
+    waiting = [{"task": "text_generation", "requests": count, **kind} for count, kind in ((2, far), (1, gpu))]
     found = list(waiting_checks(readiness_of(200, {**DEGRADED, "waiting_without_worker": waiting})))
     assert {(one.name, one.state) for one in found} == {("waiting", "fail")}
     assert [one.detail for one in found] == [

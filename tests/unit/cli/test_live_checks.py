@@ -7,12 +7,7 @@ import time
 from pathlib import Path
 
 from penstock.cli.checks import Check
-from penstock.cli.live_checks import (
-    artifact_checks,
-    artifacts_location,
-    missing_queue_topics,
-    within,
-)
+from penstock.cli.live_checks import artifact_checks, artifacts_location, missing_queue_topics, within
 from penstock.common.configuration import ArtifactsSection
 from penstock.schemas.errors import BrokerUnavailable
 

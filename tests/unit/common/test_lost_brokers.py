@@ -70,16 +70,15 @@ def test_a_client_without_a_broker_is_replaced_soon_and_then_less_often(world: W
     assert (gaps[0], gaps[-1]) == (4 * LOOK_EACH_S, 2 * LOOK_SELDOM_S)
 
 
-@pytest.mark.parametrize(
-    ("error", "kafka", "busy"),
-    [
-        (KafkaError._TIMED_OUT, True, False),
-        (None, True, False),
-        (KafkaError._TRANSPORT, False, False),
-        (KafkaError._TRANSPORT, True, True),
-    ],
-    ids=["slow", "well", "kafka is away", "busy"],
-)
+CLIENTS = {
+    "slow": (KafkaError._TIMED_OUT, True, False),
+    "well": (None, True, False),
+    "kafka is away": (KafkaError._TRANSPORT, False, False),
+    "busy": (KafkaError._TRANSPORT, True, True),
+}
+
+
+@pytest.mark.parametrize(("error", "kafka", "busy"), CLIENTS.values(), ids=CLIENTS)
 def test_other_clients_are_kept(world: World, watch: LostBrokers, error: int | None, kafka: bool, busy: bool) -> None:
     world.error, world.kafka = error, kafka
     assert replaced(world, watch, 300, busy=busy) == []

@@ -24,16 +24,9 @@ def made(tree: ast.AST) -> Iterator[ast.Call]:
 
 
 def test_each_client_of_kafka_is_given_a_logger() -> None:
-    files = [
-        path
-        for room in ("common", "producers", "processors", "gateway", "cli")
-        for path in ROOT.glob(f"{room}/**/*.py")
-    ]
+    rooms = ("common", "producers", "processors", "gateway", "cli")
+    files = [path for room in rooms for path in ROOT.glob(f"{room}/**/*.py")]
     calls = [(path, call) for path in files for call in made(ast.parse(path.read_text()))]
     assert len(calls) > 10
-    bare = [
-        f"{path.relative_to(ROOT)}:{call.lineno}"
-        for path, call in calls
-        if "logger" not in {keyword.arg for keyword in call.keywords}
-    ]
-    assert bare == []
+    bare = [(path, call) for path, call in calls if "logger" not in {keyword.arg for keyword in call.keywords}]
+    assert [f"{path.relative_to(ROOT)}:{call.lineno}" for path, call in bare] == []

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -177,30 +178,12 @@ async def test_produce_raises_the_error_of_its_delivery() -> None:
         await waiting
 
 
-class Fatal:
-    """The error of librdkafka after which an idempotent producer cannot continue."""
-
-    def code(self) -> int:
-        return -150
-
-    def fatal(self) -> bool:
-        return True
-
-    def str(self) -> str:
-        return "out of sequence"
+# The error of librdkafka after which an idempotent producer cannot continue.
+FATAL = SimpleNamespace(code=lambda: -150, fatal=lambda: True, str=lambda: "out of sequence")
 
 
-class Sent:
-    """The message of a report."""
-
-    def offset(self) -> int:
-        return 0
-
-    def partition(self) -> int:
-        return 0
-
-    def timestamp(self) -> tuple[int, int]:
-        return 0, 1
+# The message of a report.
+SENT = SimpleNamespace(offset=lambda: 0, partition=lambda: 0, timestamp=lambda: (0, 1))
 
 
 class ScriptedProducer:
@@ -210,7 +193,7 @@ class ScriptedProducer:
     may_purge: threading.Event
 
     def __init__(self, config: dict[str, Any], **_: Any) -> None:
-        self.fail = lambda: config["error_cb"](Fatal())
+        self.fail = lambda: config["error_cb"](FATAL)
         self.values: list[bytes] = []
         self.refuses = self.delivers = self.purged = False
         self._queue: list[Callable[[KafkaError | None, Any], None]] = []
@@ -235,7 +218,7 @@ class ScriptedProducer:
             return
         error = KafkaError(KafkaError._PURGE_QUEUE) if self.purged else None
         while self._queue:
-            self._queue.pop(0)(error, Sent())
+            self._queue.pop(0)(error, SENT)
 
 
 @pytest.fixture
@@ -322,7 +305,7 @@ def test_after_a_fatal_error_a_new_producer_takes_over(nobody: KafkaSettings, mo
     monkeypatch.setattr("penstock.common.transport.Producer", producer)
     transport, found = Transport(nobody, delivery_timeout_s=1.0), list[Delivery]()
     transport.send("t", b"lost", on_delivery=found.append)
-    errors[0](Fatal())
+    errors[0](FATAL)
     transport.send("t", b"next", on_delivery=found.append)
     wait_until(lambda: len(found) == 2)
     assert all(isinstance(delivery.error, BrokerUnavailable) for delivery in found)

@@ -111,17 +111,11 @@ def problem_of(root: Any, words: list[str], *, whole: bool) -> str | None:
     return None
 
 
-def test_commands_in_code_parse(root: Any, pages: list[Page]) -> None:
-    lines = [(page.name, words) for page in pages for words in page.commands("penstock")]
-    assert len(lines) > 50
-    found = [(name, problem_of(root, words, whole=True)) for name, words in lines]
-    assert [(name, problem) for name, problem in found if problem] == []
-
-
-def test_commands_in_the_text_exist(root: Any, pages: list[Page]) -> None:
-    mentions = [(page.name, words) for page in pages for words in page.mentions("penstock")]
-    assert len(mentions) > 20
-    found = [(name, problem_of(root, words, whole=False)) for name, words in mentions]
+@pytest.mark.parametrize("whole", [True, False], ids=["in code they parse", "in the text they exist"])
+def test_commands(root: Any, pages: list[Page], whole: bool) -> None:
+    lines = [(page, words) for page in pages for words in (page.commands if whole else page.mentions)("penstock")]
+    assert len(lines) > (50 if whole else 20)
+    found = [(page.name, problem_of(root, words, whole=whole)) for page, words in lines]
     assert [(name, problem) for name, problem in found if problem] == []
 
 
@@ -161,20 +155,12 @@ def test_code_blocks_are_what_they_say(pages: list[Page]) -> None:
 
 
 def check_settings(page: str, tables: dict[str, Any]) -> None:
-    processes = (
-        ClusterSettings,
-        WorkerSettings,
-        GatewaySettings,
-        BridgeSettings,
-        WebhooksSettings,
-        SummarizerSettings,
-    )
+    processes = (ClusterSettings, WorkerSettings, GatewaySettings, BridgeSettings, WebhooksSettings, SummarizerSettings)
     known = [settings.model_fields for settings in processes]
     for section in tables:
         assert any(section in fields for fields in known), f"{page}: there is no section [{section}]"
-    ClusterSettings(**{name: table for name, table in tables.items() if name in known[0]})
-    WorkerSettings(**{name: table for name, table in tables.items() if name in known[1]})
-    GatewaySettings(**{name: table for name, table in tables.items() if name in known[2]})
+    for settings, fields in list(zip(processes, known, strict=True))[:3]:
+        settings(**{name: table for name, table in tables.items() if name in fields})
 
 
 # --- routes

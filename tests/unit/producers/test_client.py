@@ -84,16 +84,16 @@ def test_without_a_broker_every_call_ends_within_its_deadline(client: Client) ->
 
 
 @pytest.mark.parametrize(
-    ("fields", "param"),
+    ("payload", "fields", "param"),
     [
-        ({"payload": {"prompt": "x"}, "tenant": "other"}, "tenant"),
-        ({"payload": {"prompt": "x", "max_tokens": -1}}, "payload.max_tokens"),
-        ({"payload": {"prompt": "x"}, "request_id": "white space"}, "request_id"),
+        ({}, {"tenant": "other"}, "tenant"),
+        ({"max_tokens": -1}, {}, "payload.max_tokens"),
+        ({}, {"request_id": "white space"}, "request_id"),
     ],
 )
-def test_a_wrong_field_is_named_before_anything_is_sent(client: Client, fields: dict[str, object], param: str) -> None:
+def test_a_wrong_field_is_named_before_anything_is_sent(client: Client, payload: Any, fields: Any, param: str) -> None:
     with pytest.raises(PenstockError) as refused:
-        client.submit(task="text_generation", **fields)  # type: ignore[arg-type]
+        client.submit(task="text_generation", payload={"prompt": "x", **payload}, **fields)
     assert refused.value.param == param
 
 
@@ -134,11 +134,6 @@ def test_each_follower_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InternalError, match="closed"):
         core.follow("t", {}, lambda: None)
     assert [follower.stops.is_set() for follower in Failing.made] == [True, True]
-
-
-def test_artifacts_need_a_place(client: Client) -> None:
-    with pytest.raises(InvalidRequest, match="artifacts="):
-        client.artifacts.put(b"x")
 
 
 def test_a_conversation_decides_the_key_and_the_priority_the_topic() -> None:
@@ -244,7 +239,9 @@ def test_a_large_output_is_never_silently_nothing(tmp_path: Path) -> None:
     assert refused.value.details["artifact"]["media_type"] == "application/json"
 
 
-def test_a_request_of_another_tenant_is_not_sent(client: Client) -> None:
+def test_a_call_that_this_client_may_not_make_is_refused(client: Client) -> None:
+    with pytest.raises(InvalidRequest, match="artifacts="):
+        client.artifacts.put(b"x")
     request = InferenceRequest(request_id="r", tenant="other", task="text_generation", text_generation={}, created_at=1)
     with pytest.raises(InvalidRequest, match="this client is the tenant default's"):
         client.send(request)

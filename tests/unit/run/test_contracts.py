@@ -201,19 +201,14 @@ def test_the_lock_has_sorted_lines_without_paths_of_the_machine(repository: Path
     lines = text.splitlines()[1:]
     assert lines == sorted(lines)
     assert str(repository) not in text
-    assert parse_lock(text)["clients"].items.keys() > parse_lock(text)["folders"].items.keys() - {
-        "tests/folders/test_b.py"
-    }
+    clients, folders = (parse_lock(text)[name].items.keys() for name in ("clients", "folders"))
+    assert clients > folders - {"tests/folders/test_b.py"}
 
 
 def test_the_packages_of_constraints() -> None:
     pins, requirements = parse_constraints(FILES["constraints.txt"])
-    assert {name: pin.count("--hash=") for name, pin in pins.items()} == {
-        "aiokafka": 2,
-        "faust": 1,
-        "mode": 1,
-        "other": 1,
-    }
+    hashes = {name: pin.count("--hash=") for name, pin in pins.items()}
+    assert hashes == {"aiokafka": 2, "faust": 1, "mode": 1, "other": 1}
     assert requirements == {"mode": ["aiokafka"], "faust": ["mode"]}
 
 
@@ -230,36 +225,26 @@ def test_each_contract_covers_its_tests_and_what_they_import(covered: dict[str, 
         assert any(contract.has(name) for name in covered[contract.name])
 
 
+OF_WORKERS = {"cluster", "deploy", "faust", "older-data", "stock-clients"}
+OF_CLIENTS = {"artifact-stores", "deploy", "faust", "older-data", "proxy", "refetch", "stock-clients"}
+
+
 @pytest.mark.parametrize(
     ("path", "names"),
     [
-        (
-            "processors/penstock/processors/kafka/membership.py",
-            {"cluster", "deploy", "faust", "older-data", "simulated-log", "stock-clients"},
-        ),
-        (
-            "common/penstock/common/transport.py",
-            {"artifact-stores", "client-library", "cluster", "deploy", "faust", "older-data", "proxy", "refetch"}
-            | {"simulated-log", "stock-clients"},
-        ),
+        ("processors/penstock/processors/kafka/membership.py", {*OF_WORKERS, "simulated-log"}),
+        ("common/penstock/common/transport.py", {*OF_CLIENTS, "client-library", "cluster", "simulated-log"}),
         (
             "schemas/penstock/schemas/codec.py",
-            {"apicurio", "artifact-stores", "client-library", "deploy", "engines", "faust", "older-data", "proxy"}
-            | {"refetch", "simulated-log", "stock-clients"},
+            {*OF_CLIENTS, "apicurio", "client-library", "engines", "simulated-log"},
         ),
         (
             "schemas/penstock/schemas/avro/versions/ResultEvent/v1.avsc",
             {"apicurio", "client-library", "older-data", "stock-clients"},
         ),
         ("gateway/penstock/gateway/view/store.py", {"artifact-stores", "older-data", "proxy", "stock-clients"}),
-        (
-            "processors/penstock/processors/core/commit/donemap.py",
-            {"cluster", "deploy", "engines", "faust", "older-data", "simulated-log", "stock-clients"},
-        ),
-        (
-            "processors/penstock/processors/kafka/journal.py",
-            {"cluster", "deploy", "faust", "older-data", "simulated-log", "stock-clients"},
-        ),
+        ("processors/penstock/processors/core/commit/donemap.py", {*OF_WORKERS, "engines", "simulated-log"}),
+        ("processors/penstock/processors/kafka/journal.py", {*OF_WORKERS, "simulated-log"}),
         ("processors/penstock/processors/engines/text/backend.py", {"engines", "engines-under-workers"}),
         ("docker-compose.yml", {"deploy"}),
         ("deploy/penstock.toml", {"deploy"}),

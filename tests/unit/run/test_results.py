@@ -34,6 +34,7 @@ def run(*failures: Phase, repeats: Sequence[StageResult] = (), **values: Any) ->
 MANY = [f"tests/integration/test_{number}.py::test" for number in range(3)]
 SETUPS = [phase(nodeid, when="setup", fixture="tests::kafka") for nodeid in MANY]
 TEARDOWN = phase(A, when="teardown")
+SKIPPED, BROKEN_END = stage(phase(A, "skipped", "setup"), status=0), stage(phase(A, "passed"), TEARDOWN)
 
 
 @pytest.mark.parametrize(
@@ -45,22 +46,8 @@ TEARDOWN = phase(A, when="teardown")
         pytest.param(run(phase(A), repeats=[stage(phase(A), repeatable=False)]), True, 0, 1, 0, id="failed twice"),
         pytest.param(run(phase(A)), True, 0, 0, 1, id="without a repeat"),
         pytest.param(run(phase(A), repeats=[stage(status=-11, repeatable=False)]), True, 0, 0, 1, id="repeat crashed"),
-        pytest.param(
-            run(phase(A), repeats=[stage(phase(A, "skipped", "setup"), status=0)]),
-            True,
-            0,
-            0,
-            1,
-            id="repeat skipped it",
-        ),
-        pytest.param(
-            run(phase(A), repeats=[stage(phase(A, "passed"), TEARDOWN)]),
-            True,
-            0,
-            1,
-            0,
-            id="teardown failed in the repeat",
-        ),
+        pytest.param(run(phase(A), repeats=[SKIPPED]), True, 0, 0, 1, id="repeat skipped it"),
+        pytest.param(run(phase(A), repeats=[BROKEN_END]), True, 0, 1, 0, id="teardown failed in the repeat"),
         pytest.param(run(TEARDOWN), True, 0, 0, 1, id="teardown alone is not repeated"),
         pytest.param(run(phase(A), TEARDOWN, repeats=[passed(A)]), False, 1, 0, 0, id="teardown after a failed call"),
         pytest.param(run(phase(A), repeatable=False), True, 0, 0, 1, id="unit tests are not repeated"),

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,17 +106,11 @@ class Repository:
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "PYTEST_XDIST_AUTO_NUM_WORKERS": processes,
         }
-        inherited = {
-            name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_TEST_", "PYTEST_"))
-        }
-        return subprocess.Popen(
-            [sys.executable, "-m", "kit.run", "--processes", processes, *options],
-            cwd=self.root,
-            env=inherited | own,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        foreign = ("PENSTOCK_TEST_", "PYTEST_")
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+        command = [sys.executable, "-m", "kit.run", "--processes", processes, *options]
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(command, cwd=self.root, env=inherited | own, **pipes)
 
     def run(self, *options: str, processes: str = "0") -> Run:
         process = self.start(*options, processes=processes)
@@ -231,11 +226,9 @@ def test_an_interrupt_ends_the_run_and_all_its_processes(
 
 
 def test_contracts_that_did_not_change_are_ignored_by_both_stages() -> None:
-    ignoring = [
-        one.name for one in shell.stages("3", ["tests/x"], everything=False) if "--ignore=tests/x" in one.arguments
-    ]
-    assert ignoring == ["integration", "alone"]
-    assert [one.name for one in shell.stages("3", [], everything=False) if one.repeatable] == ["integration", "alone"]
+    stages = shell.stages("3", ["tests/x"], everything=False)
+    assert [one.name for one in stages if "--ignore=tests/x" in one.arguments] == ["integration", "alone"]
+    assert [one.name for one in stages if one.repeatable] == ["integration", "alone"]
 
 
 def test_only_files_with_tests_that_run_alone_are_read_for_them(

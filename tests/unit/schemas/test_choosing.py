@@ -45,21 +45,16 @@ def test_nothing_to_choose_from() -> None:
     assert choose([]) is None
 
 
-@given(
-    st.lists(
-        st.fixed_dictionaries(
-            {
-                "state": st.sampled_from(STATES),
-                "priority": st.integers(0, 3),
-                "queued": st.integers(0, 5),
-                "load_s": st.none() | st.floats(0, 100),
-                "paused": st.booleans(),
-            }
-        ),
-        min_size=1,
-        max_size=3,
-    )
-)
+FACTS = {
+    "state": st.sampled_from(STATES),
+    "priority": st.integers(0, 3),
+    "queued": st.integers(0, 5),
+    "load_s": st.none() | st.floats(0, 100),
+    "paused": st.booleans(),
+}
+
+
+@given(st.lists(st.fixed_dictionaries(FACTS), min_size=1, max_size=3))
 def test_no_other_is_ready_with_a_better_priority(facts: list[dict[str, Any]]) -> None:
     given_ = candidates(*facts)
     choice = choose(given_)

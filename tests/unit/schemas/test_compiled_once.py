@@ -6,23 +6,13 @@ from typing import Any
 
 import pytest
 
+from kit.common_records import status_event
 from penstock.schemas import compiled
 from penstock.schemas.codec import Codec, schema_text
 from penstock.schemas.compiled.source import Source
-from penstock.schemas.records import Origin, ResultEvent, StatusEvent
+from penstock.schemas.records import ResultEvent, StatusEvent
 
-EVENT = StatusEvent(
-    request_id="r",
-    tenant="t",
-    status="queued",
-    done=False,
-    rank=10,
-    attempt=1,
-    epoch=1,
-    origin=Origin(topic="a", partition=0, offset=0, append_time_ms=1),
-    worker_id="w",
-    created_at=1,
-)
+EVENT = status_event("queued", 10)
 
 
 @pytest.fixture
@@ -59,8 +49,7 @@ def test_other_fields_and_other_ids_have_functions_of_their_own(made: list[str])
     text = schema_text("ResultEvent")
     lean = compiled.make_decoder(text, text, ResultEvent, ("metadata",))
     assert lean is not compiled.make_decoder(text, text, ResultEvent)
-    assert compiled.make_head(text, text, ResultEvent, ("kind",)) is not compiled.make_head(
-        text, text, ResultEvent, ("tenant",)
-    )
+    kind, tenant = (compiled.make_head(text, text, ResultEvent, (name,)) for name in ("kind", "tenant"))
+    assert kind is not tenant
     assert Codec(writer_ids={"StatusEvent": 7}).encode(EVENT)[:5] == bytes([0, 0, 0, 0, 7])
     assert Codec().encode(EVENT)[:5] != bytes([0, 0, 0, 0, 7])

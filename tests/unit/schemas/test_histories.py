@@ -24,19 +24,9 @@ def test_nothing_is_lost_without_being_counted(lengths: list[int]) -> None:
 
 def test_the_json_form() -> None:
     assert history_json(None) == {}
-    attempt = Attempt(
-        attempt=2, worker_id="w", error=AttemptError(code="engine_failed", message="gone"), started_at=1_000
-    )
-    shown = history_json(extended(None, [attempt], dropped=3))
-    assert shown["history_dropped"] == 3
-    assert shown["history"] == [
-        {
-            "attempt": 2,
-            "worker_id": "w",
-            "device": None,
-            "error": {"code": "engine_failed", "message": "gone"},
-            "started_at": "1970-01-01T00:00:01.000Z",
-            "ended_at": None,
-            "memory": None,
-        }
-    ]
+    error = {"code": "engine_failed", "message": "gone"}
+    attempt = Attempt(attempt=2, worker_id="w", error=AttemptError(**error), started_at=1_000)
+    times = {"started_at": "1970-01-01T00:00:01.000Z", "ended_at": None}
+    shown = {"attempt": 2, "worker_id": "w", "device": None, "error": error, **times, "memory": None}
+    found = history_json(extended(None, [attempt], dropped=3))
+    assert (found["history_dropped"], found["history"]) == (3, [shown])

@@ -28,23 +28,42 @@ def chat(*content: Any, role: str = "user", **fields: Any) -> InferenceRequest:
     return parse("text_generation", {"messages": [{"role": role, "content": list(content)}]}, **fields)
 
 
+def through_avro(request: InferenceRequest) -> InferenceRequest:
+    read = default_codec().decode(default_codec().encode(request), InferenceRequest)
+    validate_request(read)
+    return read
+
+
+MASK = {"url": "https://a.example/m.png"}
+
+
 @pytest.mark.parametrize(
     ("task", "payload"),
     [
         ("image_generation", {"prompt": "a dam", "width": 64, "height": 64, "seed": -1, "n": 2}),
-        (
-            "image_editing",
-            {"prompt": "snow", "image": IMAGE, "mask": {"url": "https://a.example/m.png"}, "strength": 0.5},
-        ),
+        ("image_editing", {"prompt": "snow", "image": IMAGE, "mask": MASK, "strength": 0.5}),
         ("image_to_text", {"image": IMAGE, "prompt": "What is it?", "max_tokens": 20}),
     ],
 )
 def test_a_request_is_the_same_through_json_and_avro(task: str, payload: dict[str, Any]) -> None:
     request = parse(task, payload)
-    assert request_to_json(request)["payload"] == payload
-    read = default_codec().decode(default_codec().encode(request), InferenceRequest)
-    validate_request(read)
-    assert request_to_json(read)["payload"] == payload
+    assert request_to_json(request)["payload"] == request_to_json(through_avro(request))["payload"] == payload
+
+
+CAT: dict[str, Any] = {"prompt": "a cat"}
+STRIP: dict[str, Any] = {"image": IMAGE, "operations": [{"op": "strip_metadata"}]}
+TURN: dict[str, Any] = {"conversation_id": "c"}
+LIMITED: dict[str, Any] = {**TURN, "context": {"last_turns": 1}}
+
+
+@pytest.mark.parametrize(
+    ("task", "payload", "fields", "param"),
+    [("image_generation", CAT, LIMITED, "context"), ("image_processing", STRIP, TURN, "conversation_id")],
+)
+def test_what_does_not_go_with_turns_about_images(task: str, payload: Any, fields: Any, param: str) -> None:
+    with pytest.raises(UnsupportedParameter) as caught:
+        parse(task, payload, **fields)
+    assert caught.value.param == param
 
 
 @pytest.mark.parametrize(
@@ -80,13 +99,13 @@ def test_images_of_a_chat_stand_in_parts_and_its_text_in_content() -> None:
     assert message["content"] == "What is this? And this?"
     assert message["parts"][1] == {"type": "image", "image": IMAGE}
     assert message["parts"][3] == {"type": "image", "image": {"url": "https://a.example/b.png"}}
-    read = default_codec().decode(default_codec().encode(request), InferenceRequest)
-    validate_request(read)
-    assert [place for place, _ in image_references(read.payload)] == [
-        "messages[0].parts[1].image",
-        "messages[0].parts[3].image",
-    ]
+    read = through_avro(request)
+    places = [f"messages[0].parts[{number}].image" for number in (1, 3)]
+    assert [place for place, _ in image_references(read.payload)] == places
     assert list(image_parts(read.payload)) == [PART, "payload.messages[0].content[3]"]
+
+
+LOW = {"url": "u", "detail": "low"}
 
 
 def test_text_alone_has_no_parts() -> None:
@@ -103,14 +122,10 @@ def test_text_alone_has_no_parts() -> None:
         ({"type": "image", "image": {"artifact_id": ID, "url": "x"}}, InvalidRequest, PART + ".image"),
         ({"type": "image_url", "image_url": {}}, InvalidRequest, PART + ".image_url"),
         ({"type": "image_url", "image_url": "data:image/png;base64,AA"}, InvalidRequest, PART),
-        (
-            {"type": "image_url", "image_url": {"url": "u", "detail": "low"}},
-            UnsupportedParameter,
-            PART + ".image_url.detail",
-        ),
+        ({"type": "image_url", "image_url": LOW}, UnsupportedParameter, PART + ".image_url.detail"),
         ({"type": "text"}, InvalidRequest, PART),
     ],
-)  # fmt: skip
+)
 def test_a_part_that_is_wrong_is_named(part: dict[str, Any], kind: type[PenstockError], param: str) -> None:
     with pytest.raises(kind) as caught:
         chat(TEXT, part)
@@ -122,6 +137,7 @@ def test_images_go_with_those_who_show_them_in_conversations_too() -> None:
     with pytest.raises(InvalidRequest, match="only user and system"):
         chat({"type": "image", "image": IMAGE}, role="assistant")
     assert chat({"type": "image", "image": IMAGE}, conversation_id="c").conversation_id == "c"
+    assert parse("image_generation", CAT, **TURN).conversation_id == "c"
 
 
 @pytest.mark.parametrize("task", ["image_editing", "image_to_text"])
@@ -131,22 +147,9 @@ def test_an_image_may_be_left_out_in_a_conversation_alone(task: str, left_out: d
     turn = parse_request({**body, "conversation_id": "c"}, now_ms=1)
     assert turn.payload["image"] == {}
     assert list(image_references(turn.payload)) == []
-    again = default_codec().decode(default_codec().encode(turn), InferenceRequest)
-    validate_request(again)
+    again = through_avro(turn)
     assert again.payload["image"] == {}
     assert content_hash(again) == content_hash(turn)
     with pytest.raises(InvalidRequest) as caught:
         parse_request(body, now_ms=1)
     assert caught.value.param == "payload.image"
-
-
-def test_what_does_not_go_with_turns_about_images() -> None:
-    drawing = {"task": "image_generation", "payload": {"prompt": "a cat"}, "conversation_id": "c"}
-    assert parse_request(drawing, now_ms=1).conversation_id == "c"
-    with pytest.raises(UnsupportedParameter) as caught:
-        parse_request({**drawing, "context": {"last_turns": 1}}, now_ms=1)
-    assert caught.value.param == "context"
-    processing = {"task": "image_processing", "payload": {"image": IMAGE, "operations": [{"op": "strip_metadata"}]}}
-    with pytest.raises(UnsupportedParameter) as caught:
-        parse_request({**processing, "conversation_id": "c"}, now_ms=1)
-    assert caught.value.param == "conversation_id"

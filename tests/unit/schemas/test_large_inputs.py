@@ -24,6 +24,10 @@ def request(task: str, payload: dict[str, Any], **fields: Any) -> InferenceReque
     return parse_request({"task": task, "payload": payload, **fields}, now_ms=0)
 
 
+def chat(content: Any, **fields: Any) -> InferenceRequest:
+    return request("text_generation", {"messages": [{"role": "user", "content": content}]}, **fields)
+
+
 LARGE = [
     request("embedding", {"input": ["a" * 1_000] * 1_000, "dimensions": 8}),
     request("embedding", {"input_token_ids": [[12_345, 2, 30_001] * 50] * 800}),
@@ -60,22 +64,9 @@ def test_a_repeat_is_the_same_request_and_another_text_another(asked: InferenceR
 @pytest.mark.parametrize(
     "asked",
     [
-        request("text_generation", {"messages": [{"role": "user", "content": "hello"}]}),
-        request("text_generation", {"messages": [{"role": "user", "content": LONG}]}, conversation_id="c"),
-        request(
-            "text_generation",
-            {
-                "messages": [
-                    {
-                        "role": "user",
-                        "content": [
-                            {"type": "text", "text": LONG},
-                            {"type": "image_url", "image_url": {"url": "https://x.example/a.png"}},
-                        ],
-                    }
-                ]
-            },
-        ),
+        chat("hello"),
+        chat(LONG, conversation_id="c"),
+        chat([{"type": "text", "text": LONG}, {"type": "image_url", "image_url": {"url": "https://x.example/a.png"}}]),
         request("image_generation", {"prompt": LONG}),
     ],
 )
@@ -101,7 +92,7 @@ def test_what_the_store_gives_must_be_texts(data: bytes) -> None:
 def test_a_record_that_refers_to_a_text_is_held_to_all_other_rules() -> None:
     reference = InputArtifact(artifact_id="a", size_bytes=1, sha256="0" * 64)
     bad: list[InferenceRequest] = [
-        request("text_generation", {"messages": [{"role": "user", "content": "x"}]}, conversation_id="c"),
+        chat("x", conversation_id="c"),
         request("image_generation", {"prompt": "x"}),
         dataclasses.replace(request("embedding", {"input": ["x"]}), embedding={"input": [], "dimensions": -1}),
     ]

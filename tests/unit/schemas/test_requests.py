@@ -11,13 +11,7 @@ from pydantic import ValidationError
 
 from penstock.schemas import refusals
 from penstock.schemas.codec import default_codec
-from penstock.schemas.errors import (
-    BadJson,
-    InvalidRequest,
-    PenstockError,
-    TooLarge,
-    UnsupportedParameter,
-)
+from penstock.schemas.errors import BadJson, InvalidRequest, PenstockError, TooLarge, UnsupportedParameter
 from penstock.schemas.payloads import OF_OTHER_SERVERS, only_remote
 from penstock.schemas.plain import is_plain
 from penstock.schemas.records import ContextLimits, InferenceRequest, OutputSpec, Requirements
@@ -35,211 +29,168 @@ def messages(*found: Any) -> dict[str, Any]:
     return chat(messages=list(found))
 
 
+def said(role: str = "user", **fields: Any) -> dict[str, Any]:
+    return messages({"role": role, **fields})
+
+
+def form(kind: str, **fields: Any) -> dict[str, Any]:
+    return chat(response_format={"type": kind, **fields})
+
+
+def edit(operation: dict[str, Any]) -> dict[str, Any]:
+    return {"task": "image_processing", "payload": {"image": {"url": "x"}, "operations": [operation]}}
+
+
+def summary(**payload: Any) -> dict[str, Any]:
+    return {"task": "summarization", "payload": payload}
+
+
 def embedding(**payload: Any) -> dict[str, Any]:
     return {"task": "embedding", "payload": payload}
 
 
-BAD: list[tuple[dict[str, Any], type[PenstockError], str]] = [
-    ({}, InvalidRequest, "task"),
-    ({**CHAT, "task": "UNKNOWN"}, InvalidRequest, "task"),
-    ({**CHAT, "task": ["embedding"]}, InvalidRequest, "task"),
-    ({**CHAT, "task": "image_processing"}, InvalidRequest, "payload.image"),
-    (
-        {"task": "image_processing", "payload": {"image": {"url": "x"}, "operations": [{"op": "crop", "width": 1}]}},
-        InvalidRequest,
-        "payload.operations[0].height",
-    ),
-    (
-        {"task": "image_processing", "payload": {"image": {"url": "x"}, "operations": [{"op": "crop", "width": "1"}]}},
-        InvalidRequest,
-        "payload.operations[0].width",
-    ),
-    (
-        {
-            "task": "image_processing",
-            "payload": {"image": {"url": "x"}, "operations": [{"op": "composite", "image": {}}]},
-        },
-        InvalidRequest,
-        "payload.operations[0].image",
-    ),
-    ({"task": "summarization", "payload": {"max_tokens": 5}}, InvalidRequest, "payload.text"),
-    ({"task": "summarization", "payload": {"text": " "}}, InvalidRequest, "payload.text"),
-    (
-        {"task": "summarization", "payload": {"text": "x", "through_offset": 1}},
-        InvalidRequest,
-        "payload.through_offset",
-    ),
-    ({"task": "summarization", "payload": {"conversation_id": "a b"}}, InvalidRequest, "payload.conversation_id"),
-    ({"task": "embedding"}, InvalidRequest, "payload"),
-    ({**CHAT, "payload": []}, InvalidRequest, "payload"),
-    ({**CHAT, "n": 2}, UnsupportedParameter, "n"),
-    ({**CHAT, "\ud800": 2}, UnsupportedParameter, "\\ud800"),
-    ({**CHAT, "x" * 500: 2}, UnsupportedParameter, "x" * 100),
-    ({**CHAT, "request_id": "a b"}, InvalidRequest, "request_id"),
-    ({**CHAT, "request_id": ""}, InvalidRequest, "request_id"),
-    ({**CHAT, "request_id": 7}, InvalidRequest, "request_id"),
-    ({**CHAT, "tenant": "Upper"}, InvalidRequest, "tenant"),
-    ({**CHAT, "tenant": ""}, InvalidRequest, "tenant"),
-    ({**CHAT, "priority": -1}, InvalidRequest, "priority"),
-    ({**CHAT, "priority": 1001}, InvalidRequest, "priority"),
-    ({**CHAT, "priority": True}, InvalidRequest, "priority"),
-    ({**CHAT, "priority": 5.0}, InvalidRequest, "priority"),
-    ({**CHAT, "model": ""}, InvalidRequest, "model"),
-    ({**CHAT, "model": "\udfff"}, InvalidRequest, "model"),
-    ({**CHAT, "pool": "gpu.1"}, InvalidRequest, "pool"),
-    ({**CHAT, "pool": "größe"}, InvalidRequest, "pool"),
-    ({**CHAT, "stream": 1}, InvalidRequest, "stream"),
-    ({**CHAT, "ttl_ms": 0}, InvalidRequest, "ttl_ms"),
-    ({**CHAT, "ttl_ms": 86_400_001}, InvalidRequest, "ttl_ms"),
-    ({**CHAT, "deadline": "tomorrow"}, InvalidRequest, "deadline"),
-    ({**CHAT, "deadline": "2025-10-09T09:00:00"}, InvalidRequest, "deadline"),
-    ({**CHAT, "deadline": float("nan")}, InvalidRequest, "deadline"),
-    ({**CHAT, "deadline": True}, InvalidRequest, "deadline"),
-    ({**CHAT, "deadline": NOW_MS}, InvalidRequest, "deadline"),
-    ({**CHAT, "execution_timeout_ms": 0}, InvalidRequest, "execution_timeout_ms"),
-    ({**CHAT, "max_attempts": 11}, InvalidRequest, "max_attempts"),
-    ({**CHAT, "max_attempts": -1}, InvalidRequest, "max_attempts"),
-    ({**CHAT, "metadata": {"a": 1}}, InvalidRequest, "metadata"),
-    ({**CHAT, "metadata": []}, InvalidRequest, "metadata"),
-    ({**CHAT, "metadata": {str(n): "" for n in range(65)}}, TooLarge, "metadata"),
-    ({**CHAT, "extra": {"a": "ä" * 8_193}}, TooLarge, "extra"),
-    ({**CHAT, "requirements": {"vram_bytes": 2**63}}, InvalidRequest, "requirements.vram_bytes"),
-    ({**CHAT, "requirements": {"gpus": 1}}, UnsupportedParameter, "requirements.gpus"),
-    ({**CHAT, "callback_url": "ftp://x"}, InvalidRequest, "callback_url"),
-    ({**CHAT, "callback_url": "http://"}, InvalidRequest, "callback_url"),
-    ({**CHAT, "callback_url": "http://[x"}, InvalidRequest, "callback_url"),
-    ({**CHAT, "callback_url": "http://x:99999"}, InvalidRequest, "callback_url"),
-    ({**CHAT, "callback_url": "http://ü.example"}, InvalidRequest, "callback_url"),
-    ({**CHAT, "callback_url": "http://x\r\nevil: 1"}, InvalidRequest, "callback_url"),
-    ({**CHAT, "callback_url": "http://user@x"}, InvalidRequest, "callback_url"),
-    ({**CHAT, "callback_url": "http://x/" + "a" * 2_000}, InvalidRequest, "callback_url"),
-    ({**CHAT, "callback_url": "http://a..com/"}, InvalidRequest, "callback_url"),
-    ({**CHAT, "callback_url": "http://.x.com/"}, InvalidRequest, "callback_url"),
-    ({**CHAT, "callback_url": f"http://{'a' * 64}.com/"}, InvalidRequest, "callback_url"),
-    ({**CHAT, "output": {"store": "s"}}, UnsupportedParameter, "output"),
-    ({**CHAT, "output": {"format": "png"}}, UnsupportedParameter, "output"),
-    ({**CHAT, "conversation_id": "a.b"}, InvalidRequest, "conversation_id"),
-    ({**CHAT, "conversation_id": True}, InvalidRequest, "conversation_id"),
-    ({**embedding(input="a"), "conversation_id": "c"}, UnsupportedParameter, "conversation_id"),
-    ({**CHAT, "context": {"last_turns": 2}}, InvalidRequest, "context"),
-    ({**CHAT, "conversation_id": "c", "context": {"last_turns": -1}}, InvalidRequest, "context.last_turns"),
-    ({**CHAT, "conversation_id": "c", "context": {"max_tokens": 2**31}}, InvalidRequest, "context.max_tokens"),
-    ({**CHAT, "conversation_id": "c", "context": {"summary": "sometimes"}}, InvalidRequest, "context.summary"),
-    ({"task": "summarization", "payload": {}}, InvalidRequest, "payload.text"),
-    (
-        {"task": "summarization", "conversation_id": "c", "payload": {"text": "x"}},
-        InvalidRequest,
-        "payload.text",
-    ),
-    (
-        {"task": "summarization", "conversation_id": "c", "payload": {"conversation_id": "d"}},
-        InvalidRequest,
-        "payload.conversation_id",
-    ),
-    (
-        {"task": "text_generation", "payload": {"prompt": "a"}, "conversation_id": "c"},
-        InvalidRequest,
-        "payload.messages",
-    ),
-    (chat(prompt="a"), InvalidRequest, "payload.messages"),
-    ({**CHAT, "payload": {}}, InvalidRequest, "payload.messages"),
-    (chat(max_tokens=0), InvalidRequest, "payload.max_tokens"),
-    (chat(temperature=2.1), InvalidRequest, "payload.temperature"),
-    (chat(temperature=float("nan")), InvalidRequest, "payload.temperature"),
-    (chat(top_p=0), InvalidRequest, "payload.top_p"),
-    (chat(top_k=0), InvalidRequest, "payload.top_k"),
-    (chat(stop=["a"] * 17), InvalidRequest, "payload.stop"),
-    (chat(stop=[""]), InvalidRequest, "payload.stop"),
-    (chat(seed=2**63), InvalidRequest, "payload.seed"),
-    (chat(tools=[{"type": "function"}]), InvalidRequest, "payload.tools[0].function"),
-    (
-        chat(tools=[{"function": {"name": "f", "parameters": []}}]),
-        InvalidRequest,
-        "payload.tools[0].function.parameters",
-    ),
-    (chat(tools=[{"function": {"name": "f"}}] * 129), TooLarge, "payload.tools"),
-    (chat(tool_choice="some"), InvalidRequest, "payload.tool_choice"),
-    (chat(tool_choice="{"), InvalidRequest, "payload.tool_choice"),
-    (chat(tool_choice='{"a": NaN}'), InvalidRequest, "payload.tool_choice"),
-    (
-        chat(tools=[{"function": {"name": "f", "parameters": '{"maximum": 1e999}'}}]),
-        InvalidRequest,
-        "payload.tools[0].function.parameters",
-    ),
-    (chat(response_format={"type": "xml"}), InvalidRequest, "payload.response_format.type"),
-    (chat(response_format={"type": "json_schema"}), InvalidRequest, "payload.response_format.json_schema"),
-    (chat(response_format={"type": "text", "schema": {}}), InvalidRequest, "payload.response_format.schema"),
-    (chat(response_format={"type": "json_object", "schema": []}), InvalidRequest, "payload.response_format.schema"),
-    (chat(response_format={"type": "json_object", "schema": "["}), InvalidRequest, "payload.response_format.schema"),
-    (
-        chat(response_format={"type": "json_schema", "json_schema": {"name": "s"}, "schema": {}}),
-        InvalidRequest,
-        "payload.response_format.schema",
-    ),
-    (
-        chat(response_format={"type": "json_object", "json_schema": {"name": "s"}}),
-        InvalidRequest,
-        "payload.response_format.json_schema",
-    ),
-    (chat(n=1_001), InvalidRequest, "payload.n"),
-    (chat(min_p=1.1), InvalidRequest, "payload.min_p"),
-    (chat(presence_penalty=-2.1), InvalidRequest, "payload.presence_penalty"),
-    (chat(frequency_penalty="1"), InvalidRequest, "payload.frequency_penalty"),
-    (chat(top_logprobs=2), InvalidRequest, "payload.top_logprobs"),
-    (chat(logit_bias={}), UnsupportedParameter, "payload.logit_bias"),
-    (chat(prompt_token_ids=[1]), InvalidRequest, "payload.messages"),
-    ({**CHAT, "payload": {"prompt_token_ids": [-1]}}, InvalidRequest, "payload.prompt_token_ids[0]"),
-    ({**CHAT, "conversation_id": "c", "payload": {**CHAT["payload"], "n": 2}}, UnsupportedParameter, "payload.n"),
-    ({**CHAT, "text_generation": {"prompt": "a"}}, InvalidRequest, "text_generation"),
-    ({"task": "text_generation", "embedding": {"input": "a"}}, InvalidRequest, "embedding"),
-    (messages(), InvalidRequest, "payload.messages"),
-    (messages("hi"), InvalidRequest, "payload.messages[0]"),
-    (messages({"role": "function", "content": "a"}), InvalidRequest, "payload.messages[0].role"),
-    (messages({"role": "tool", "content": "a"}), InvalidRequest, "payload.messages[0].tool_call_id"),
-    (
-        messages({"role": "user", "content": "a", "tool_call_id": "c"}),
-        InvalidRequest,
-        "payload.messages[0].tool_call_id",
-    ),
-    (messages({"role": "system", "content": None}), InvalidRequest, "payload.messages[0].content"),
-    (
-        messages({"role": "user", "content": "a", "reasoning_content": "so"}),
-        InvalidRequest,
-        "payload.messages[0].reasoning_content",
-    ),
-    (
-        messages({"role": "assistant", "content": "a", "reasoning_content": "ä" * 2_000_001}),
-        TooLarge,
-        "payload.messages[0].reasoning_content",
-    ),
-    (
-        messages(
-            {"role": "user", "content": "a", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": ""}}]}
+WRONG_FIELDS: dict[str, list[Any]] = {
+    "task": ["UNKNOWN", ["embedding"]],
+    "payload": [[]],
+    "request_id": ["a b", "", 7],
+    "tenant": ["Upper", ""],
+    "priority": [-1, 1001, True, 5.0],
+    "model": ["", "\udfff"],
+    "pool": ["gpu.1", "größe"],
+    "stream": [1],
+    "ttl_ms": [0, 86_400_001],
+    "deadline": ["tomorrow", "2025-10-09T09:00:00", float("nan"), True, NOW_MS],
+    "execution_timeout_ms": [0],
+    "max_attempts": [11, -1],
+    "metadata": [{"a": 1}, []],
+    "callback_url": [
+        "ftp://x",
+        "http://",
+        "http://[x",
+        "http://x:99999",
+        "http://ü.example",
+        "http://x\r\nevil: 1",
+        "http://user@x",
+        "http://x/" + "a" * 2_000,
+        "http://a..com/",
+        "http://.x.com/",
+        f"http://{'a' * 64}.com/",
+    ],
+    "conversation_id": ["a.b", True],
+    "context": [{"last_turns": 2}],
+    "text_generation": [{"prompt": "a"}],
+}
+"""Values that each field of a chat request refuses."""
+WRONG_PAYLOADS: dict[str, list[Any]] = {
+    "max_tokens": [0],
+    "temperature": [2.1, float("nan")],
+    "top_p": [0],
+    "top_k": [0],
+    "stop": [["a"] * 17, [""]],
+    "seed": [2**63],
+    "tool_choice": ["some", "{", '{"a": NaN}'],
+    "n": [1_001],
+    "min_p": [1.1],
+    "presence_penalty": [-2.1],
+    "frequency_penalty": ["1"],
+    "top_logprobs": [2],
+}
+"""The same of fields of its payload."""
+REFUSED: dict[type[PenstockError], list[tuple[dict[str, Any], str]]] = {
+    InvalidRequest: [
+        ({}, "task"),
+        ({**CHAT, "task": "image_processing"}, "payload.image"),
+        (edit({"op": "crop", "width": 1}), "payload.operations[0].height"),
+        (edit({"op": "crop", "width": "1"}), "payload.operations[0].width"),
+        (edit({"op": "composite", "image": {}}), "payload.operations[0].image"),
+        (summary(max_tokens=5), "payload.text"),
+        (summary(text=" "), "payload.text"),
+        (summary(text="x", through_offset=1), "payload.through_offset"),
+        (summary(conversation_id="a b"), "payload.conversation_id"),
+        ({"task": "embedding"}, "payload"),
+        ({**CHAT, "requirements": {"vram_bytes": 2**63}}, "requirements.vram_bytes"),
+        ({**CHAT, "conversation_id": "c", "context": {"last_turns": -1}}, "context.last_turns"),
+        ({**CHAT, "conversation_id": "c", "context": {"max_tokens": 2**31}}, "context.max_tokens"),
+        ({**CHAT, "conversation_id": "c", "context": {"summary": "sometimes"}}, "context.summary"),
+        (summary(), "payload.text"),
+        ({**summary(text="x"), "conversation_id": "c"}, "payload.text"),
+        ({**summary(conversation_id="d"), "conversation_id": "c"}, "payload.conversation_id"),
+        ({"task": "text_generation", "payload": {"prompt": "a"}, "conversation_id": "c"}, "payload.messages"),
+        (chat(prompt="a"), "payload.messages"),
+        ({**CHAT, "payload": {}}, "payload.messages"),
+        (chat(tools=[{"type": "function"}]), "payload.tools[0].function"),
+        (chat(tools=[{"function": {"name": "f", "parameters": []}}]), "payload.tools[0].function.parameters"),
+        (
+            chat(tools=[{"function": {"name": "f", "parameters": '{"maximum": 1e999}'}}]),
+            "payload.tools[0].function.parameters",
         ),
-        InvalidRequest,
-        "payload.messages[0].tool_calls",
+        (form("xml"), "payload.response_format.type"),
+        (form("json_schema"), "payload.response_format.json_schema"),
+        (form("text", schema={}), "payload.response_format.schema"),
+        (form("json_object", schema=[]), "payload.response_format.schema"),
+        (form("json_object", schema="["), "payload.response_format.schema"),
+        (form("json_schema", json_schema={"name": "s"}, schema={}), "payload.response_format.schema"),
+        (form("json_object", json_schema={"name": "s"}), "payload.response_format.json_schema"),
+        (chat(prompt_token_ids=[1]), "payload.messages"),
+        ({**CHAT, "payload": {"prompt_token_ids": [-1]}}, "payload.prompt_token_ids[0]"),
+        ({"task": "text_generation", "embedding": {"input": "a"}}, "embedding"),
+        (messages(), "payload.messages"),
+        (messages("hi"), "payload.messages[0]"),
+        (said("function", content="a"), "payload.messages[0].role"),
+        (said("tool", content="a"), "payload.messages[0].tool_call_id"),
+        (said(content="a", tool_call_id="c"), "payload.messages[0].tool_call_id"),
+        (said("system", content=None), "payload.messages[0].content"),
+        (said(content="a", reasoning_content="so"), "payload.messages[0].reasoning_content"),
+        (
+            said(content="a", tool_calls=[{"id": "c", "function": {"name": "f", "arguments": ""}}]),
+            "payload.messages[0].tool_calls",
+        ),
+        (said(content=1), "payload.messages[0].content"),
+        (said(), "payload.messages[0].content"),
+        (said(content=[{"type": "image_url"}]), "payload.messages[0].content[0].image_url"),
+        (said(content="a", name="n" * 65), "payload.messages[0].name"),
+        (embedding(), "payload.input"),
+        (embedding(input=[]), "payload.input"),
+        (embedding(input="a", input_token_ids=[[1]]), "payload.input"),
+        (embedding(input_token_ids=[[]]), "payload.input[0]"),
+        (embedding(input=["a", ""]), "payload.input[1]"),
+        (embedding(input=["a", 1]), "payload.input[1]"),
+        (embedding(input="a", dimensions=0), "payload.dimensions"),
+    ],
+    UnsupportedParameter: [
+        ({**CHAT, "n": 2}, "n"),
+        ({**CHAT, "\ud800": 2}, "\\ud800"),
+        ({**CHAT, "x" * 500: 2}, "x" * 100),
+        ({**CHAT, "requirements": {"gpus": 1}}, "requirements.gpus"),
+        ({**CHAT, "output": {"store": "s"}}, "output"),
+        ({**CHAT, "output": {"format": "png"}}, "output"),
+        ({**embedding(input="a"), "conversation_id": "c"}, "conversation_id"),
+        (chat(logit_bias={}), "payload.logit_bias"),
+        ({**CHAT, "conversation_id": "c", "payload": {**CHAT["payload"], "n": 2}}, "payload.n"),
+        (said(content="a", id=1), "payload.messages[0].id"),
+        (embedding(input="a", encoding_format="float"), "payload.encoding_format"),
+    ],
+    TooLarge: [
+        ({**CHAT, "metadata": {str(n): "" for n in range(65)}}, "metadata"),
+        ({**CHAT, "extra": {"a": "ä" * 8_193}}, "extra"),
+        (chat(tools=[{"function": {"name": "f"}}] * 129), "payload.tools"),
+        (said("assistant", content="a", reasoning_content="ä" * 2_000_001), "payload.messages[0].reasoning_content"),
+        (messages(*[{"role": "user", "content": ""}] * 2_001), "payload.messages"),
+        (messages(*[{"role": "user", "content": "ä" * 1_200_000}] * 2), "payload.messages"),
+        (said(content="a" * 4_000_001), "payload.messages[0].content"),
+        (embedding(input=["a"] * 2_049), "payload.input"),
+    ],
+}
+
+
+BAD = [
+    *(({**CHAT, name: value}, InvalidRequest, name) for name, values in WRONG_FIELDS.items() for value in values),
+    *(
+        (chat(**{name: one}), InvalidRequest, f"payload.{name}")
+        for name, found in WRONG_PAYLOADS.items()
+        for one in found
     ),
-    (messages({"role": "user", "content": 1}), InvalidRequest, "payload.messages[0].content"),
-    (messages({"role": "user"}), InvalidRequest, "payload.messages[0].content"),
-    (
-        messages({"role": "user", "content": [{"type": "image_url"}]}),
-        InvalidRequest,
-        "payload.messages[0].content[0].image_url",
-    ),
-    (messages({"role": "user", "content": "a", "name": "n" * 65}), InvalidRequest, "payload.messages[0].name"),
-    (messages({"role": "user", "content": "a", "id": 1}), UnsupportedParameter, "payload.messages[0].id"),
-    (messages(*[{"role": "user", "content": ""}] * 2_001), TooLarge, "payload.messages"),
-    (messages(*[{"role": "user", "content": "ä" * 1_200_000}] * 2), TooLarge, "payload.messages"),
-    (messages({"role": "user", "content": "a" * 4_000_001}), TooLarge, "payload.messages[0].content"),
-    (embedding(), InvalidRequest, "payload.input"),
-    (embedding(input=[]), InvalidRequest, "payload.input"),
-    (embedding(input="a", input_token_ids=[[1]]), InvalidRequest, "payload.input"),
-    (embedding(input_token_ids=[[]]), InvalidRequest, "payload.input[0]"),
-    (embedding(input=["a", ""]), InvalidRequest, "payload.input[1]"),
-    (embedding(input=["a", 1]), InvalidRequest, "payload.input[1]"),
-    (embedding(input=["a"] * 2_049), TooLarge, "payload.input"),
-    (embedding(input="a", dimensions=0), InvalidRequest, "payload.dimensions"),
-    (embedding(input="a", encoding_format="float"), UnsupportedParameter, "payload.encoding_format"),
+    *((body, kind, param) for kind, rows in REFUSED.items() for body, param in rows),
 ]
 
 
@@ -269,17 +220,13 @@ def test_normal_forms() -> None:
     body = chat(messages=[{"role": "developer", "content": content}], stop="x", temperature=1, seed=None)
     request = parse_request({**body, "conversation_id": 42, "model": None}, now_ms=NOW_MS)
     assert request.conversation_id == "42"
-    assert request.text_generation == {
-        "temperature": 1.0,
-        "stop": ["x"],
-        "messages": [{"role": "system", "content": "ab"}],
-    }
+    normal = {"temperature": 1.0, "stop": ["x"], "messages": [{"role": "system", "content": "ab"}]}
+    assert request.text_generation == normal
     assert (request.tenant, request.priority, request.created_at) == ("default", 5, NOW_MS)
     assert parse_request(embedding(input="a"), now_ms=NOW_MS).embedding == {"input": ["a"]}
 
 
 def test_the_payload_may_stand_under_its_task_as_in_avro() -> None:
-    """Issue 8, defect 24."""
     as_avro = parse_request({"task": "text_generation", "text_generation": CHAT["payload"]}, request_id="r", now_ms=1)
     assert as_avro == parse_request(CHAT, request_id="r", now_ms=1)
     nulls = dict.fromkeys(("embedding", "image_generation", "text_generation"))
@@ -323,7 +270,7 @@ def test_a_schema_beside_the_type_is_read_as_openais_form(kind: str, schema: Any
 
 
 def test_any_json_object_is_asked_for_without_a_schema() -> None:
-    request = parse_request(chat(response_format={"type": "json_object", "schema": None}), now_ms=1)
+    request = parse_request(form("json_object", schema=None), now_ms=1)
     assert request.payload["response_format"] == {"type": "json_object"}
 
 
@@ -335,8 +282,7 @@ def test_what_an_assistant_thought_goes_with_its_message_and_answers_may_be_with
     empty = {"role": "assistant", "content": ""}
     bare = {"role": "assistant", "content": "4"}
     assert request.payload["messages"] == [thought, bare, empty, {**told, "content": ""}]
-    decoded = default_codec().decode(default_codec().encode(request), InferenceRequest)
-    assert decoded.payload["messages"][0]["reasoning_content"] == "2 and 2"
+    assert through_avro(request).payload["messages"][0]["reasoning_content"] == "2 and 2"
 
 
 def test_values_that_change_nothing_are_for_every_model() -> None:
@@ -353,11 +299,8 @@ def test_each_engine_of_ours_knows_fields_of_its_own() -> None:
     others = dict.fromkeys(sorted(OF_OTHER_SERVERS), "1")
     assert list(only_remote(request.task, {}, others, "text")) == []
     assert list(only_remote(request.task, {}, others)) == [f"extra.{name}" for name in others]
-    assert list(only_remote(request.task, request.payload, {}, "embedding")) == [
-        "payload.n",
-        "payload.logprobs",
-        "payload.tools",
-    ]
+    unknown = ["payload.n", "payload.logprobs", "payload.tools"]
+    assert list(only_remote(request.task, request.payload, {}, "embedding")) == unknown
     assert list(only_remote("embedding", {"input_token_ids": [[1]]}, {}, "embedding")) == []
 
 
@@ -374,7 +317,7 @@ def test_each_engine_of_ours_knows_fields_of_its_own() -> None:
         ({**CHAT, "metadata": {"a": 1}}, "metadata must be an object of texts"),
         ({**CHAT, "payload": 5}, "payload must be an object"),
         (messages({"content": "a"}), "role is missing: it must be one of system, developer, user, assistant, tool"),
-        (messages({"role": "x", "content": "a"}), "must be one of system, developer, user, assistant, tool"),
+        (said("x", content="a"), "must be one of system, developer, user, assistant, tool"),
     ],
 )
 def test_a_refusal_says_what_the_field_must_be(body: dict[str, Any], words: str) -> None:
@@ -407,12 +350,16 @@ def test_a_deadline_is_a_time_to_live(deadline: Any, ttl_ms: int) -> None:
     assert parse_request({**CHAT, "deadline": deadline}, now_ms=NOW_MS).ttl_ms == ttl_ms
 
 
-REQUEST = InferenceRequest(
-    request_id="r",
-    task="text_generation",
-    text_generation={"messages": [{"role": "user", "content": "a"}]},
-    created_at=1,
-)
+def arriving(**payload: Any) -> InferenceRequest:
+    """A request as Avro brings it."""
+    return InferenceRequest(request_id="r", task="text_generation", text_generation=payload, created_at=1)
+
+
+def through_avro(request: InferenceRequest) -> InferenceRequest:
+    return default_codec().decode(default_codec().encode(request), InferenceRequest)
+
+
+REQUEST = arriving(messages=[{"role": "user", "content": "a"}])
 
 
 @pytest.mark.parametrize(
@@ -452,11 +399,7 @@ def test_an_avro_arrival_has_the_normal_form_that_json_has() -> None:
         "tools": [tool],
     }
     from_json = parse_request(chat(**copy.deepcopy(given)), request_id="r", now_ms=1)
-    codec = default_codec()
-    from_avro = codec.decode(
-        codec.encode(InferenceRequest(request_id="r", task="text_generation", text_generation=given, created_at=1)),
-        InferenceRequest,
-    )
+    from_avro = through_avro(arriving(**given))
     validate_request(from_avro)
     assert [message["role"] for message in from_avro.payload["messages"]] == ["system", "user", "assistant"]
     assert content_hash(from_avro) == content_hash(from_json)
@@ -467,41 +410,26 @@ def test_content_is_what_was_asked_for() -> None:
     assert content_hash(replace(REQUEST, priority=1)) != content_hash(REQUEST)
 
 
-@pytest.mark.parametrize(
-    ("body", "digest"),
-    [
-        (
-            {"task": "text_generation", "model": "m", "payload": {"prompt": "é"}, "metadata": {"a": "b"}, "ttl_ms": 5},
-            "e015c6b7ccfcdad5e3dfc3369a2a7d6130b5c1372269786753f2f2e22bac4b53",
-        ),
-        (
-            {
-                "task": "text_generation",
-                "conversation_id": "c",
-                "context": {"max_tokens": 5},
-                "stream": True,
-                "payload": {"messages": [{"role": "user", "content": "x"}]},
-            },
-            "e7b7f098f4f212a18f5d406c02f4ebc154317cd4f1724f1340b888c732313bed",
-        ),
-        (
-            {
-                "task": "embedding",
-                "payload": {"input": ["a", "b"]},
-                "max_attempts": 2,
-                "requirements": {"vram_bytes": 5},
-            },
-            "11aeb3ca1c021f1d1a5b964d542cec4486d161a1d7940a437be72db9a6f1345e",
-        ),
-    ],
-)
-def test_the_hash_of_a_content_stays_as_views_have_kept_it(body: dict[str, Any], digest: str) -> None:
+PROMPT: dict[str, Any] = {"task": "text_generation", "payload": {"prompt": "é"}}
+TURN: dict[str, Any] = {"conversation_id": "c", "context": {"max_tokens": 5}, "stream": True}
+VECTORS: dict[str, Any] = {**embedding(input=["a", "b"]), "max_attempts": 2, "requirements": {"vram_bytes": 5}}
+DIGESTS: dict[str, dict[str, Any]] = {
+    "e015c6b7ccfcdad5e3dfc3369a2a7d6130b5c1372269786753f2f2e22bac4b53": {
+        **PROMPT, "model": "m", "metadata": {"a": "b"}, "ttl_ms": 5
+    },
+    "e7b7f098f4f212a18f5d406c02f4ebc154317cd4f1724f1340b888c732313bed": {**said(content="x"), **TURN},
+    "11aeb3ca1c021f1d1a5b964d542cec4486d161a1d7940a437be72db9a6f1345e": VECTORS,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("digest", "body"), DIGESTS.items())
+def test_the_hash_of_a_content_stays_as_views_have_kept_it(digest: str, body: dict[str, Any]) -> None:
     """Another hash would refuse the repeat of a request that an earlier release accepted."""
     assert content_hash(parse_request(body, request_id="r", now_ms=1)) == digest
 
 
 def test_a_repeat_with_the_same_deadline_is_the_same_content() -> None:
-    body = {"task": "text_generation", "payload": {"prompt": "x"}, "deadline": 1_700_000_600}
+    body = {**PROMPT, "deadline": 1_700_000_600}
     first, later = (parse_request(body, request_id="r", now_ms=1_700_000_000_000 + wait) for wait in (0, 1_500))
     assert first.ttl_ms != later.ttl_ms
     assert content_hash(first) == content_hash(later)
@@ -509,7 +437,7 @@ def test_a_repeat_with_the_same_deadline_is_the_same_content() -> None:
 
 MANY = 200_000
 NAMES = {f"a{number}": 1 for number in range(MANY)}
-CALL = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
+ODD_CALL = {"id": "c", "function": {"name": "f", "arguments": "{}"}, **NAMES}
 
 
 @pytest.mark.parametrize(
@@ -519,18 +447,10 @@ CALL = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
         (embedding(input_token_ids=[[-1] * MANY]), InvalidRequest, "payload.input_token_ids[0][0]"),
         (embedding(input_token_ids=[1] * MANY), InvalidRequest, "payload.input_token_ids[0]"),
         (messages(*[1] * MANY), InvalidRequest, "payload.messages[0]"),
-        (messages({"role": "user", "content": [1] * MANY}), InvalidRequest, "payload.messages[0].content[0]"),
-        (messages({"role": "user", "content": "a", **NAMES}), UnsupportedParameter, "payload.messages[0].a0"),
-        (
-            messages({"role": "assistant", "tool_calls": [1] * MANY}),
-            InvalidRequest,
-            "payload.messages[0].tool_calls[0]",
-        ),
-        (
-            messages({"role": "assistant", "tool_calls": [{**CALL, **NAMES}]}),
-            UnsupportedParameter,
-            "payload.messages[0].tool_calls[0].a0",
-        ),
+        (said(content=[1] * MANY), InvalidRequest, "payload.messages[0].content[0]"),
+        (said(content="a", **NAMES), UnsupportedParameter, "payload.messages[0].a0"),
+        (said("assistant", tool_calls=[1] * MANY), InvalidRequest, "payload.messages[0].tool_calls[0]"),
+        (said("assistant", tool_calls=[ODD_CALL]), UnsupportedParameter, "payload.messages[0].tool_calls[0].a0"),
         (chat(messages=None, prompt_token_ids=["a"] * MANY), InvalidRequest, "payload.prompt_token_ids[0]"),
         (chat(stop=[1] * MANY), InvalidRequest, "payload.stop[0]"),
         (chat(tools=[1] * MANY), InvalidRequest, "payload.tools[0]"),
@@ -560,29 +480,23 @@ def test_of_very_much_that_is_wrong_only_the_first_is_told_apart(
 
 def test_a_conversation_that_went_through_avro_is_valid() -> None:
     """A record has every field of a message; those that nobody set must not be refused by name."""
-    request = parse_request(messages({"role": "user", "content": "hi"}), request_id="r", now_ms=NOW_MS)
-    read = default_codec().decode(default_codec().encode(request), InferenceRequest)
+    read = through_avro(parse_request(CHAT, request_id="r", now_ms=NOW_MS))
     assert is_plain(read, Limits()), "what most requests are is checked fast"
     validate_request(read)
-    with_name = parse_request(messages({"role": "user", "content": "hi", "name": "n"}), request_id="r", now_ms=NOW_MS)
-    read = default_codec().decode(default_codec().encode(with_name), InferenceRequest)
-    validate_request(read)
+    validate_request(through_avro(parse_request(said(content="hi", name="n"), request_id="r", now_ms=NOW_MS)))
 
 
 @pytest.mark.parametrize(
-    ("fields", "param"),
+    ("body", "fields", "param"),
     [
-        ({"conversation_id": "c", "payload": {}}, "payload.messages"),
-        ({"conversation_id": "c", "payload": {"messages": []}}, "payload.messages"),
-        ({"payload": {"messages": [{"role": "user", "content": "x"}]}}, "conversation_id"),
-        ({"conversation_id": "c", "model": "m", "payload": {"messages": [{"role": "user", "content": "x"}]}}, "model"),
-        (
-            {"conversation_id": "c", "payload": {"messages": [{"role": "none", "content": "x"}]}},
-            "payload.messages[0].role",
-        ),
+        ({"payload": {}}, {"conversation_id": "c"}, "payload.messages"),
+        (messages(), {"conversation_id": "c"}, "payload.messages"),
+        (CHAT, {}, "conversation_id"),
+        (CHAT, {"conversation_id": "c", "model": "m"}, "model"),
+        (said("none", content="x"), {"conversation_id": "c"}, "payload.messages[0].role"),
     ],
 )
-def test_items_of_a_conversation_are_messages_and_ask_no_model(fields: dict[str, Any], param: str) -> None:
+def test_items_of_a_conversation_are_messages_and_ask_no_model(body: Any, fields: Any, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        parse_request({"task": "conversation_items", **fields}, now_ms=NOW_MS)
+        parse_request({**body, **fields, "task": "conversation_items"}, now_ms=NOW_MS)
     assert caught.value.param == param

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.processors.engines.context import SUMMARY_IS, build_context, recent_past
+from penstock.processors.engines.context import SUMMARY_IS, Context, build_context, recent_past
 from penstock.processors.past import MESSAGE_CHARS, Message, Past, Summary, chars_of, turn_begins, whole_turns
 from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest
 from penstock.schemas.limits import RECENT_TURNS
@@ -40,6 +40,20 @@ def chars(some: Sequence[Message]) -> int:
     return sum(len(message["content"]) + MESSAGE_CHARS for message in some)
 
 
+def built(
+    past: Past | None,
+    new: Sequence[Message],
+    window: int,
+    output: int = 0,
+    limits: ContextLimits | None = None,
+    count: Callable[[Sequence[Message]], int] = count,
+) -> Context:
+    return build_context(past, new, window_tokens=window, max_output_tokens=output, limits=limits, count=count)
+
+
+NOW = [{"role": "user", "content": "And now?"}]
+
+
 def messages(roles: st.SearchStrategy[str], *, least: int, most: int) -> st.SearchStrategy[list[Message]]:
     one = st.builds(lambda role, content: {"role": role, "content": content}, roles, st.text("ab", max_size=12))
     return st.lists(one, min_size=least, max_size=most)
@@ -47,9 +61,8 @@ def messages(roles: st.SearchStrategy[str], *, least: int, most: int) -> st.Sear
 
 HISTORY = messages(st.sampled_from(("system", "user", "user", "assistant", "assistant")), least=0, most=14)
 NEW = messages(st.sampled_from(("system", "user", "user", "assistant")), least=1, most=3)
-LIMITS = st.none() | st.builds(
-    ContextLimits, max_tokens=st.none() | st.integers(1, 200), last_turns=st.none() | st.integers(0, 8)
-)
+BOUNDS = {"max_tokens": st.none() | st.integers(1, 200), "last_turns": st.none() | st.integers(0, 8)}
+LIMITS = st.none() | st.builds(ContextLimits, **BOUNDS)
 
 
 def system_and_fresh(
@@ -64,8 +77,7 @@ def system_and_fresh(
 
 @given(history=HISTORY)
 def test_turns_are_the_history_without_system_messages(history: list[Message]) -> None:
-    system, turns = split_turns(history)
-    assert system == [m for m in history if m["role"] == "system"]
+    _, turns = split_turns(history)
     assert [m for turn in turns for m in turn] == [m for m in history if m["role"] != "system"]
     for turn in turns:
         roles = [m["role"] for m in turn]
@@ -89,20 +101,15 @@ def test_the_newest_turns_that_fit(
     def prompt(kept: int) -> list[Message]:
         return [*system, *(m for turn in turns[len(turns) - kept :] for m in turn), *fresh]
 
-    def build():
-        return build_context(
-            Past(messages=history), new, window_tokens=window, max_output_tokens=output, limits=limits, count=count
-        )
-
     if count(prompt(0)) > budget:
         with pytest.raises(ContextLengthExceeded) as caught:
-            build()
+            built(Past(messages=history), new, window, output, limits)
         need, capacity = count(prompt(0)), budget
         if need + output > window:  # then it is the model's window, not the caller's own limit
             need, capacity = need + output, window
         assert caught.value.details == {"need": need, "capacity": max(0, capacity), "unit": "tokens"}
         return
-    context = build()
+    context = built(Past(messages=history), new, window, output, limits)
     kept = max(n for n in range(most + 1) if count(prompt(n)) <= budget)
     assert context.messages == prompt(kept)
     assert context.prompt_tokens == count(context.messages) <= budget
@@ -113,7 +120,7 @@ def test_without_a_history_the_messages_stay_in_their_order() -> None:
     """A system message in the middle speaks of what comes after it."""
     roles = ("system", "user", "assistant", "system", "user")
     new = [{"role": role, "content": str(number)} for number, role in enumerate(roles)]
-    context = build_context(None, new, window_tokens=1_000, max_output_tokens=1, limits=None, count=count)
+    context = built(None, new, 1_000, 1)
     assert context.messages == new
     assert context.prompt_tokens == count(new)
 
@@ -124,22 +131,11 @@ def test_without_a_history_the_messages_stay_in_their_order() -> None:
 SUMMARIES = st.none() | st.builds(
     Summary, text=st.text("ab", max_size=30), through=st.integers(0, 99), turns=st.integers(0, 12)
 )
-USES = st.builds(
-    ContextLimits,
-    max_tokens=st.none() | st.integers(1, 200),
-    last_turns=st.none() | st.integers(0, 8),
-    summary=st.sampled_from([None, False, True]),
-)
+USES = st.builds(ContextLimits, **BOUNDS, summary=st.sampled_from([None, False, True]))
+OMITTED = st.integers(0, 5)
 
 
-@given(
-    history=HISTORY.filter(bool),
-    new=NEW,
-    window=st.integers(1, 250),
-    limits=USES,
-    summary=SUMMARIES,
-    omitted=st.integers(0, 5),
-)
+@given(HISTORY.filter(bool), NEW, st.integers(1, 250), USES, SUMMARIES, OMITTED)
 def test_a_summary_stands_for_what_does_not_fit(
     history: list[Message],
     new: list[Message],
@@ -156,25 +152,17 @@ def test_a_summary_stands_for_what_does_not_fit(
     far = [{"role": role, "content": "far"} for _ in range(omitted) for role in ("user", "assistant")]
     omitted_chars = omitted * FAR_CHARS
     summed_chars = 0 if summary is None else min(omitted, summary.turns) * FAR_CHARS
-    past = Past(
-        messages=history,
-        summary=summary,
-        omitted_turns=omitted,
-        omitted_chars=omitted_chars,
-        omitted_summed_chars=summed_chars,
-    )
+    omissions = {"omitted_turns": omitted, "omitted_chars": omitted_chars, "omitted_summed_chars": summed_chars}
+    past = Past(messages=history, summary=summary, **omissions)
 
     def best(head: list[Message], most: int) -> tuple[list[Message], int] | None:
         prompts = [[*head, *(m for turn in turns[len(turns) - n :] for m in turn), *fresh] for n in range(most + 1)]
         fitting = [n for n, prompt in enumerate(prompts) if count(prompt) <= budget]
         return (prompts[max(fitting)], max(fitting)) if 0 in fitting else None
 
-    def build():
-        return build_context(past, new, window_tokens=window, max_output_tokens=0, limits=limits, count=count)
-
     if limits.summary and summary is None:
         with pytest.raises(InvalidRequest, match="the conversation has none"):
-            build()
+            built(past, new, window, limits=limits)
         return
     found, held = best(system, min(wanted, len(turns))), None
     if found is not None:
@@ -187,17 +175,15 @@ def test_a_summary_stands_for_what_does_not_fit(
             found = summed
         if summed is not None:
             told = min(summary.turns, turns_of_all - summed[1])
+            dropped = turns_of_all - summed[1] - told
             held = ContextHeld(
-                turns=summed[1],
-                summarized_turns=told,
-                dropped_turns=turns_of_all - summed[1] - told,
-                summary_through=summary.through,
+                turns=summed[1], summarized_turns=told, dropped_turns=dropped, summary_through=summary.through
             )
     if found is None:
         with pytest.raises(ContextLengthExceeded):
-            build()
+            built(past, new, window, limits=limits)
         return
-    context = build()
+    context = built(past, new, window, limits=limits)
     assert held is not None
     begin, every = held.summarized_turns, [*(far[n : n + 2] for n in range(0, len(far), 2)), *turns]
     dropped = [m for turn in every[begin : begin + held.dropped_turns] for m in turn]
@@ -219,11 +205,9 @@ def test_a_past_that_is_cut_for_an_engine_is_known_to_be_cut() -> None:
     summary = Summary(text="long ago", through=9, turns=4)
     past = recent_past(Past(messages=conversation(6, (10,)), summary=summary), chars=2 * (10 + MESSAGE_CHARS) * 3)
     assert (len(past.messages), past.omitted_turns) == (6, 3)
-    new = [{"role": "user", "content": "And now?"}]
-    context = build_context(past, new, window_tokens=10_000, max_output_tokens=1, limits=None, count=count)
-    assert context.held == ContextHeld(
-        turns=3, summarized_turns=3, dropped_turns=0, summary_through=9, dropped_tokens=0
-    )
+    context = built(past, NOW, 10_000, 1)
+    held = ContextHeld(turns=3, summarized_turns=3, dropped_turns=0, summary_through=9, dropped_tokens=0)
+    assert context.held == held
     assert context.messages[0] == {"role": "system", "content": f"{SUMMARY_IS}\nlong ago"}
 
 
@@ -238,7 +222,7 @@ def test_what_was_dropped_is_the_same_whether_a_past_was_cut_or_not(
 
     def held(past: Past) -> ContextHeld | None:
         try:
-            return build_context(past, new, window_tokens=room, max_output_tokens=0, limits=limits, count=count).held
+            return built(past, new, room, limits=limits).held
         except ContextLengthExceeded:
             return None
 
@@ -252,14 +236,8 @@ def test_what_was_dropped_is_the_same_whether_a_past_was_cut_or_not(
 @pytest.mark.parametrize("length", [10, 1_000])
 def test_what_was_dropped_is_foretold_by_the_density_of_the_prompt(length: int) -> None:
     history = conversation(50, (length,))
-    new = [{"role": "user", "content": "And now?"}]
-    limits = ContextLimits(last_turns=5)
-    context = build_context(
-        Past(messages=history), new, window_tokens=100_000, max_output_tokens=1, limits=limits, count=count
-    )
-    exact = count(history[:-10])
-    assert context.held.dropped_turns == 45
-    assert context.held.dropped_tokens == pytest.approx(exact, rel=0.05)
+    held = built(Past(messages=history), NOW, 100_000, 1, ContextLimits(last_turns=5)).held
+    assert (held.dropped_turns, held.dropped_tokens) == (45, pytest.approx(count(history[:-10]), rel=0.05))
 
 
 # -- what it costs, and that it gives what it gave before
@@ -307,14 +285,7 @@ def test_ordinary_histories_are_cut_as_before(
     _, turns = split_turns(history)
     most = min(most, len(turns))
     try:
-        context = build_context(
-            Past(messages=history),
-            new,
-            window_tokens=budget,
-            max_output_tokens=0,
-            limits=ContextLimits(last_turns=most),
-            count=count,
-        )
+        context = built(Past(messages=history), new, budget, limits=ContextLimits(last_turns=most))
     except ContextLengthExceeded:
         return
     assert len(turns) - context.held.dropped_turns == reference_kept(history, new, budget, most)
@@ -329,30 +300,19 @@ def conversation(turns: int, sizes: Sequence[int]) -> list[Message]:
     ]
 
 
-DENSITIES = st.sampled_from([(0.25,), (0.25, 0.3, 0.2), (1.0,), (2.5,), (0.02,), (0.02, 2.0), (0.0,)])
-
-
 @given(
     sizes=st.lists(st.integers(0, 3000), min_size=1, max_size=30),
-    rates=DENSITIES,
+    rates=st.sampled_from([(0.25,), (0.25, 0.3, 0.2), (1.0,), (2.5,), (0.02,), (0.02, 2.0), (0.0,)]),
     window=st.sampled_from([256, 2048, 8192]),
 )
 def test_the_cost_follows_the_window_whatever_the_texts_are(
     sizes: list[int], rates: tuple[float, ...], window: int
 ) -> None:
-    new = [{"role": "user", "content": "And now?"}]
     counter = Counter(rates)
-    context = build_context(
-        Past(messages=conversation(5000, sizes)),
-        new,
-        window_tokens=window,
-        max_output_tokens=64,
-        limits=None,
-        count=counter,
-    )
+    context = built(Past(messages=conversation(5000, sizes)), NOW, window, 64, count=counter)
     one_more = conversation(5000, sizes)[2 * (context.held.dropped_turns - 1) :]
     assert context.held.dropped_turns > 0
-    assert context.prompt_tokens <= window - 64 < Counter(rates)([*one_more, *new])
+    assert context.prompt_tokens <= window - 64 < Counter(rates)([*one_more, *NOW])
     assert counter.calls <= 24
     largest_turn = 2 * (3000 * max(rates) + 4)
     assert counter.tokens <= counter.calls * 8 * (window + largest_turn)
@@ -360,19 +320,9 @@ def test_the_cost_follows_the_window_whatever_the_texts_are(
 
 @pytest.mark.parametrize("rate", [0.22, 0.25, 0.3, 0.4])
 def test_five_thousand_turns_cost_like_fifty(rate: float) -> None:
-    new = [{"role": "user", "content": "And now?"}]
-    costs: list[Counter] = []
-    for turns in (50, 5000):
-        counter = Counter((rate, rate * 0.9, rate * 1.1))
-        build_context(
-            Past(messages=conversation(turns, (120, 480, 60, 900, 240))),
-            new,
-            window_tokens=2048,
-            max_output_tokens=256,
-            limits=None,
-            count=counter,
-        )
-        costs.append(counter)
+    costs = [Counter((rate, rate * 0.9, rate * 1.1)) for _ in range(2)]
+    for counter, turns in zip(costs, (50, 5000), strict=True):
+        built(Past(messages=conversation(turns, (120, 480, 60, 900, 240))), NOW, 2048, 256, count=counter)
     assert costs[1].tokens == costs[0].tokens
     assert costs[1].calls == costs[0].calls <= 7
     assert costs[1].tokens <= 6 * 2048

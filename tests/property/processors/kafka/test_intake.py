@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import uuid
 from typing import Any
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from avro_values import records_of
+from kit.common_records import result_event
 from kit.examples import examples
 from penstock.processors.kafka.intake import Intake, Poison, Taken, origin_header
 from penstock.schemas.codec import default_codec
@@ -97,17 +99,8 @@ def test_any_record_is_taken_or_poison(
         assert read.klass in ("high", "medium", "low")
         assert read.size_bytes == len(value or b"") + len(key or b"") + sum(len(n) + len(v or b"") for n, v in headers)
     assert 1 <= read.attempt <= 1_000
-    outcome = ResultEvent(
-        request_id=named or "unknown",
-        tenant=tenant or "default",
-        kind="terminal",
-        origin=read.origin,
-        attempt=read.attempt,
-        epoch=1,
-        task="UNKNOWN",
-        created_at=1,
-        worker_id="w",
-    )
+    place = {"origin": read.origin, "attempt": read.attempt}
+    outcome = result_event(request_id=named or "unknown", tenant=tenant or "default", task="UNKNOWN", **place)
     assert len(CODEC.encode(outcome)) < 2_000, "its outcome can be written"
 
 
@@ -122,8 +115,6 @@ def test_a_record_put_on_another_partition_keeps_its_identity(value: bytes | Non
 
 @given(topic=st.text(max_size=9), numbers=st.tuples(st.integers(0), st.integers(0), st.integers(-1)))
 def test_a_derived_id_is_the_uuid_of_its_name(topic: str, numbers: tuple[int, int, int]) -> None:
-    import uuid
-
     name = "\n".join(("record", topic, *map(str, numbers)))
     assert derived_request_id(topic, *numbers) == str(uuid.uuid5(NAMESPACE, name))
     assert idempotent_request_id("one", topic) == str(uuid.uuid5(NAMESPACE, f"idempotency\none\n{topic}"))

@@ -28,9 +28,7 @@ def test_a_conversation_goes_with_its_last_head_and_begins_anew_with_another() -
     assert heads.first("c") == 9
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from(["c", "acme.c"]), st.sampled_from([b"fork/1", b"fork/2"]), st.booleans())),
-)
+@given(st.lists(st.tuples(st.sampled_from(["c", "acme.c"]), st.sampled_from([b"fork/1", b"fork/2"]), st.booleans())))
 def test_it_is_what_a_whole_look_at_the_log_says(log: list[tuple[str, bytes, bool]]) -> None:
     heads, records = Heads(), list[RawMessage]()
     for offset, (conversation, key, is_tombstone) in enumerate(log):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -53,6 +53,13 @@ def feed(file: ShardFile, log: Sequence[RawMessage]) -> None:
     file.apply(log, {0: log[-1].offset + 1} if log else {}, 5)
 
 
+def started(target: Callable[[], None], count: int) -> list[threading.Thread]:
+    threads = [threading.Thread(target=target) for _ in range(count)]
+    for one in threads:
+        one.start()
+    return threads
+
+
 def contents(file: ShardFile, conversation: str) -> tuple[int, list[tuple[int, bytes, bytes | None]]] | None:
     span = file.span(conversation)
     if span is None:
@@ -61,10 +68,8 @@ def contents(file: ShardFile, conversation: str) -> tuple[int, list[tuple[int, b
 
 
 def test_a_conversation_is_found_among_others_and_ends_with_its_head(file: ShardFile) -> None:
-    feed(
-        file,
-        log_of(("c/fork/1", "head"), ("d/fork/2", "other"), ("c/q", "question"), ("t.c/fork/3", "x"), ("d/q", "y")),
-    )
+    others = (("t.c/fork/3", "x"), ("d/q", "y"))
+    feed(file, log_of(("c/fork/1", "head"), ("d/fork/2", "other"), ("c/q", "question"), *others))
     assert contents(file, "c") == (0, [(0, b"fork/1", b"head"), (2, b"q", b"question")])
     assert (file.ids("default"), file.ids("t"), len(file.everyone())) == (["c", "d"], ["c"], 3)
     feed(file, [record(5, "c/q", None), record(6, "c/fork/1", None)])
@@ -94,7 +99,7 @@ def test_erased_text_is_in_no_file(tmp_path: Path) -> None:
         texts = [f"secret-{number}" * 200 for number in range(50)]
         feed(file, log_of(("c/fork/1", "head"), *((f"c/{number}", text) for number, text in enumerate(texts))))
         assert any(b"secret-7" in path.read_bytes() for path in tmp_path.iterdir())
-        feed(file, [RawMessage("t", 0, 100 + number, 9, f"c/{number}".encode(), None) for number in range(50)])
+        feed(file, [record(100 + number, f"c/{number}", None) for number in range(50)])
         assert not any(b"secret" in path.read_bytes() for path in tmp_path.iterdir())
 
 
@@ -133,14 +138,11 @@ def test_a_conversation_is_not_taken_for_one_that_gets_its_number(file: ShardFil
             else:
                 found.extend([] if span is None or span.head % 2 == 0 else [span.head])
 
-    readers = [threading.Thread(target=look) for _ in range(3)]
-    for one in readers:
-        one.start()
+    readers = started(look, 3)
     for at in range(0, 600, 6):
-        feed(file, [RawMessage("t", 0, at, 9, b"c/fork/%d" % at, b"head")])
-        anew = RawMessage("t", 0, at + 3, 9, b"d/fork/%d" % at, b"head")
-        feed(file, [RawMessage("t", 0, at + 1, 9, b"c/fork/%d" % at, None), anew])
-        feed(file, [RawMessage("t", 0, at + 4, 9, b"d/fork/%d" % at, None)])
+        feed(file, [record(at, f"c/fork/{at}", "head")])
+        feed(file, [record(at + 1, f"c/fork/{at}", None), record(at + 3, f"d/fork/{at}", "head")])
+        feed(file, [record(at + 4, f"d/fork/{at}", None)])
     done.set()
     for one in readers:
         one.join()
@@ -161,9 +163,7 @@ def test_it_is_closed_while_others_read(tmp_path: Path) -> None:
             except Overloaded as error:
                 ends.append(error)
 
-        readers = [threading.Thread(target=read) for _ in range(4)]
-        for one in readers:
-            one.start()
+        readers = started(read, 4)
         for _ in range(8):
             assert reads.acquire(timeout=20)
     for one in readers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from penstock.processors.core.commit.donemap import decode
 from penstock.processors.core.commit.gate import TP, Arrival, CommitGate, DuplicateNotDelivered
 from penstock.processors.core.commit.span import GapInDelivery
 
+T0, T1 = ("t", 0), ("t", 1)
 TPS: tuple[TP, ...] = (("high", 0), ("high", 1), ("low", 0))
 SPAN = 6
 Place = tuple[TP, int]
@@ -323,21 +325,25 @@ class GateMachine(RuleBasedStateMachine):
 GateMachine.TestCase.settings = settings(max_examples=examples(200), stateful_step_count=40, deadline=None)
 TestGate = GateMachine.TestCase
 
-T0, T1 = ("t", 0), ("t", 1)
 
-
-def new_gate(*tps: TP, commit_span: int = 99) -> CommitGate:
-    gate = CommitGate(commit_span=commit_span)
+def new_gate(*tps: TP, delivered: int = 20) -> CommitGate:
+    gate = CommitGate(commit_span=99)
     gate.assign(dict.fromkeys(tps, (0, "")), 1)
-    for tp in tps:
-        gate.batch(tp, 0, 20, range(20))
+    for tp in tps if delivered else ():
+        gate.batch(tp, 0, delivered, range(delivered))
     return gate
+
+
+def run(gate: CommitGate, offsets: Iterable[int], tp: TP = T0) -> None:
+    """Each is of a request of its own, which arrives and ends."""
+    for offset in offsets:
+        gate.arrive(tp, offset, f"{tp}-{offset}")
+        gate.complete(tp, offset)
 
 
 @given(order=st.permutations(range(6)), gaps=st.lists(st.integers(1, 4), min_size=6, max_size=6))
 def test_the_commit_follows_the_unfinished_head(order: list[int], gaps: list[int]) -> None:
-    gate = CommitGate(commit_span=99)
-    gate.assign({T0: (0, "")}, 1)
+    gate = new_gate(T0, delivered=0)
     offsets = [sum(gaps[: n + 1]) for n in range(6)]
     gate.batch(T0, 0, offsets[-1] + 3, offsets)
     for offset in offsets:
@@ -353,15 +359,12 @@ def test_the_commit_follows_the_unfinished_head(order: list[int], gaps: list[int
 
 
 def test_what_was_delivered_and_has_not_arrived_is_not_committed() -> None:
-    gate = CommitGate(commit_span=99)
-    gate.assign({T0: (0, "")}, 1)
+    gate = new_gate(T0, delivered=0)
     gate.batch(T0, 0, 3, [0, 2])
-    gate.arrive(T0, 0, "a")
-    gate.complete(T0, 0)
+    run(gate, [0])
     assert gate.commits() == {T0: (2, "")}
     gate.batch(T0, 3, 5, [])  # two markers of transactions
-    gate.arrive(T0, 2, "b")
-    gate.complete(T0, 2)
+    run(gate, [2])
     assert gate.commits() == {T0: (5, "")}
 
 
@@ -382,13 +385,11 @@ def test_a_gap_in_deliveries_raises() -> None:
 
 def test_a_lower_offset_of_the_broker_does_not_make_commits_fall() -> None:
     gate = new_gate(T0)
-    for offset in range(9):
-        gate.arrive(T0, offset, str(offset))
-        gate.complete(T0, offset)
+    run(gate, range(9))
     gate.committed(T0, *gate.commits()[T0])
     gate.assign({T0: (4, "")}, 2)
     gate.batch(T0, 4, 20, range(4, 20))
-    assert gate.arrive(T0, 4, "4") in {Arrival.NEW, Arrival.FINISHED}
+    assert gate.arrive(T0, 4, f"{T0}-4") in {Arrival.NEW, Arrival.FINISHED}
     gate.complete(T0, 4)
     assert gate.commits() == {}
 
@@ -407,7 +408,7 @@ def test_duplicate_ends_with_the_first() -> None:
 
 
 def test_a_duplicate_of_moved_work_is_new_work_when_it_is_delivered_again() -> None:
-    """Found by the simulator: readers may follow the duplicate, so its end by another record's outcome is unseen."""
+    """Readers may follow the duplicate, so its end by another record's outcome is unseen."""
     gate = new_gate(T0, T1)
     gate.arrive(T0, 3, "r")
     gate.arrive(T1, 8, "r")
@@ -419,18 +420,16 @@ def test_a_duplicate_of_moved_work_is_new_work_when_it_is_delivered_again() -> N
 
 
 def test_a_duplicate_that_a_tool_passed_over_holds_no_commit_when_its_first_goes() -> None:
-    """It is not delivered again, so nothing would ever end it (seed 59707)."""
-    gate = CommitGate(commit_span=100)
-    gate.assign({T0: (0, ""), T1: (0, "")}, 1)
+    """It is not delivered again, so nothing would ever end it."""
+    gate = new_gate(T0, T1, delivered=0)
     gate.batch(T0, 0, 1, [0])
     gate.batch(T1, 0, 2, [0, 1])
     gate.arrive(T0, 0, "r")
     assert gate.arrive(T1, 0, "r") is Arrival.DUPLICATE
-    gate.arrive(T1, 1, "another")
-    gate.complete(T1, 1)
+    run(gate, [1], T1)
     gate.assign({T1: (1, "")}, 2)
     gate.batch(T1, 1, 2, [1])
-    assert gate.arrive(T1, 1, "another") is Arrival.FINISHED
+    assert gate.arrive(T1, 1, f"{T1}-1") is Arrival.FINISHED
     assert gate.commits() == {T1: (2, "")}
 
 
@@ -438,8 +437,7 @@ def test_a_topic_made_anew_replaces_what_was_held_and_what_was_done() -> None:
     gate = new_gate(T0)
     gate.arrive(T0, 0, "old")
     gate.arrive(T0, 1, "old")
-    gate.arrive(T0, 2, "done")
-    gate.complete(T0, 2)
+    run(gate, [2])
     gate.batch(T0, 0, 3, range(3))
     assert gate.arrive(T0, 0, "new") is Arrival.NEW
     assert gate.arrive(T0, 2, "newer") is Arrival.NEW
@@ -458,9 +456,7 @@ def test_a_duplicate_of_work_whose_topic_was_made_anew_becomes_work_when_it_is_d
     gate.batch(T0, 0, 9, range(9))
     assert gate.arrive(T0, 3, "of the new topic") is Arrival.NEW
     gate.batch(T1, 0, 9, range(9))
-    for offset in range(8):
-        gate.arrive(T1, offset, f"t1-{offset}")
-        gate.complete(T1, offset)
+    run(gate, range(8), T1)
     assert gate.commits()[T1] == (8, "")
     assert gate.arrive(T1, 8, "r") is Arrival.NEW
 
@@ -506,13 +502,11 @@ def test_a_takeover_runs_nothing_again_that_the_map_names() -> None:
 
 def test_a_commit_before_the_redelivery_of_a_rebalance_forgets_nothing_that_it_needs() -> None:
     gate = new_gate(T0)
-    for offset in range(20):
-        gate.arrive(T0, offset, str(offset))
-        gate.complete(T0, offset)
+    run(gate, range(20))
     gate.assign({T0: (0, "")}, 2)  # the consumer goes back to 0, and the commit goes out first
     gate.committed(T0, *gate.commits()[T0])
     gate.batch(T0, 0, 20, range(20))
-    assert {gate.arrive(T0, offset, str(offset)) for offset in range(20)} == {Arrival.FINISHED}
+    assert {gate.arrive(T0, offset, f"{T0}-{offset}") for offset in range(20)} == {Arrival.FINISHED}
 
 
 def test_what_is_remembered_is_bounded_by_the_span() -> None:
@@ -521,9 +515,7 @@ def test_what_is_remembered_is_bounded_by_the_span() -> None:
     gate.assign({T0: (0, "")}, 1)
     for start in range(0, 50_000, 100):
         gate.batch(T0, start, start + 100, range(start, start + 100))
-        for offset in range(start, start + 100):
-            gate.arrive(T0, offset, str(offset))
-            gate.complete(T0, offset)
+        run(gate, range(start, start + 100))
     assert gate.remembered() <= 1_000 + span_module.FORGET + 100
     assert gate.commits() == {T0: (50_000, "")}
     gate.committed(T0, 50_000, "")

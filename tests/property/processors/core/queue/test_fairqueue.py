@@ -131,10 +131,7 @@ FairQueueMachine.TestCase.settings = settings(max_examples=examples(200), statef
 TestFairQueue = FairQueueMachine.TestCase
 
 
-@given(
-    costs=st.lists(st.lists(COSTS, min_size=30, max_size=60), min_size=2, max_size=4),
-    late=st.integers(0, 20),
-)
+@given(costs=st.lists(st.lists(COSTS, min_size=30, max_size=60), min_size=2, max_size=4), late=st.integers(0, 20))
 def test_no_tenant_gets_more_than_another_that_waits(costs: list[list[int]], late: int) -> None:
     """Over any time in which two tenants wait, their service differs by the dearest item of each at most."""
     queue: FairQueue[One] = FairQueue()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,34 +23,18 @@ TENANTS = ("t", "u", "v")
 LINES = ("x", "y")
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Work:
-    __slots__ = (
-        "arrived_at", "cost", "deadline", "klass", "lane", "line", "priority", "seq", "tenant", "ticket"
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        seq: int,
-        *,
-        klass: str = "medium",
-        tenant: str = "t",
-        lane: str = "a",
-        line: str | None = None,
-        priority: int = 5,
-        deadline: float | None = None,
-        arrived_at: float = 0.0,
-        cost: int = 1,
-    ) -> None:
-        self.seq = seq
-        self.klass = klass
-        self.tenant = tenant
-        self.lane = lane
-        self.line = line
-        self.priority = priority
-        self.deadline = deadline
-        self.arrived_at = arrived_at
-        self.cost = cost
-        self.ticket = 0
+    seq: int
+    klass: str = "medium"
+    tenant: str = "t"
+    lane: str = "a"
+    line: str | None = None
+    priority: int = 5
+    deadline: float | None = None
+    arrived_at: float = 0.0
+    cost: int = 1
+    ticket: int = 0
 
     @property
     def urgency(self) -> tuple[int, float, int]:
@@ -56,6 +42,18 @@ class Work:
 
     def __repr__(self) -> str:
         return f"{self.seq}:{self.klass}/{self.tenant}/{self.lane}/{self.line}"
+
+
+FACTS = st.fixed_dictionaries(
+    {
+        "klass": st.sampled_from(CLASSES),
+        "lane": st.sampled_from(LANES),
+        "tenant": st.sampled_from(TENANTS),
+        "line": st.sampled_from((None, None, *LINES)),
+        "priority": st.integers(4, 6),
+        "cost": st.integers(1, 9),
+    }
+)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -77,63 +75,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         return any(one.line == line for one in (*self.out, *self.returned))
 
     def eligible(self, lane: str, klass: str) -> list[Work]:
-        found: list[Work] = []
-        for item in self.queued:
+        def may_start(item: Work) -> bool:
             before = [one for one in self.queued if one.line == item.line and one.klass == item.klass]
-            if (
-                item.line is None
-                or item in self.returned
-                or (not self.held(item.line) and item is min(before, key=lambda one: one.seq))
-            ):
-                found.append(item)
-        return [item for item in found if item.lane == lane and item.klass == klass]
+            is_first = item is min(before, key=lambda one: one.seq)
+            return item.line is None or item in self.returned or (is_first and not self.held(item.line))
+
+        return [item for item in self.queued if (item.lane, item.klass) == (lane, klass) and may_start(item)]
 
     def aged_below(self, lane: str) -> list[Work]:
         """Aged work of classes below the most urgent one that has any."""
-        classes = [klass for klass in CLASSES if self.eligible(lane, klass)]
-        return [
-            item for klass in classes[1:] for item in self.eligible(lane, klass) if self.now - item.arrived_at > AGING_S
-        ]
+        classes = [found for klass in CLASSES if (found := self.eligible(lane, klass))]
+        return [item for found in classes[1:] for item in found if self.now - item.arrived_at > AGING_S]
 
     def pick(self, items: list[Work], pick: int) -> Work | None:
         return items[pick % len(items)] if items else None
 
     # -- changes
 
-    @rule(
-        klass=st.sampled_from(CLASSES),
-        lane=st.sampled_from(LANES),
-        tenant=st.sampled_from(TENANTS),
-        line=st.sampled_from((None, None, *LINES)),
-        priority=st.integers(4, 6),
-        ttl=st.none() | st.floats(0, 20),
-        cost=st.integers(1, 9),
-        earlier=st.sampled_from((0, 0, 0, 5)),
-    )
-    def add(
-        self,
-        klass: str,
-        lane: str,
-        tenant: str,
-        line: str | None,
-        priority: int,
-        ttl: float | None,
-        cost: int,
-        earlier: int,
-    ) -> None:
+    @rule(facts=FACTS, ttl=st.none() | st.floats(0, 20), earlier=st.sampled_from((0, 0, 0, 5)))
+    def add(self, facts: dict[str, Any], ttl: float | None, earlier: int) -> None:
         """`earlier`: read again after a rebalance, so it stands before what came meanwhile."""
         self.number += 1
-        item = Work(
-            self.number * 100 - earlier * 110,
-            klass=klass,
-            tenant=tenant,
-            lane=lane,
-            line=line,
-            priority=priority,
-            deadline=None if ttl is None else self.now + ttl,
-            arrived_at=self.now,
-            cost=cost,
-        )
+        deadline = None if ttl is None else self.now + ttl
+        item = Work(self.number * 100 - earlier * 110, deadline=deadline, arrived_at=self.now, **facts)
         assert item not in self.scheduler
         self.scheduler.add(item)
         self.queued.append(item)
@@ -243,15 +207,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert set(early) <= set(self.aged_below(lane))
             for klass in CLASSES:
                 assert {item for item in strict if item.klass == klass} == set(eligible[klass])
-                assert (
-                    self.scheduler.fronts.ahead(lane, klass, 2) == [item for item in strict if item.klass == klass][:2]
-                )
+                first_two = [item for item in strict if item.klass == klass][:2]
+                assert self.scheduler.fronts.ahead(lane, klass, 2) == first_two
                 for tenant in TENANTS:
                     own = [item for item in strict if (item.klass, item.tenant) == (klass, tenant)]
                     assert own == sorted(own, key=lambda one: one.urgency)
-        assert set(self.scheduler.fronts.lanes()) == {
-            lane for lane in LANES if any(self.eligible(lane, klass) for klass in CLASSES)
-        }
+        busy = {lane for lane in LANES if any(self.eligible(lane, klass) for klass in CLASSES)}
+        assert set(self.scheduler.fronts.lanes()) == busy
 
     @invariant()
     def counts(self) -> None:
@@ -301,6 +263,11 @@ SchedulerMachine.TestCase.settings = settings(max_examples=examples(150), statef
 TestScheduler = SchedulerMachine.TestCase
 
 
+@pytest.fixture
+def scheduler() -> Scheduler[Work]:
+    return Scheduler(aging_s=10, aged_share=4)
+
+
 def drain(scheduler: Scheduler[Work], lane: str, count: int, now: float = 0.0) -> list[Work]:
     started: list[Work] = []
     for _ in range(count):
@@ -334,8 +301,7 @@ def test_a_flood_of_one_tenant_does_not_hide_another(high: list[int], few: list[
             assert abs(service["flood"] - service["few"]) <= max(high) + max(few)
 
 
-def test_the_aged_of_one_tenant_do_not_hide_those_of_another() -> None:
-    scheduler: Scheduler[Work] = Scheduler(aging_s=10, aged_share=4)
+def test_the_aged_of_one_tenant_do_not_hide_those_of_another(scheduler: Scheduler[Work]) -> None:
     for at in range(1_000):
         scheduler.add(Work(at, tenant="flood", klass="low", arrived_at=0.0))
     for at in range(5):
@@ -349,9 +315,8 @@ def test_the_aged_of_one_tenant_do_not_hide_those_of_another() -> None:
     assert sum(item.tenant == "few" for item in low[:11]) == 5
 
 
-def test_the_aged_get_their_share_under_a_flood_that_is_aged_itself() -> None:
+def test_the_aged_get_their_share_under_a_flood_that_is_aged_itself(scheduler: Scheduler[Work]) -> None:
     """Medium work that has waited long is no aged item's turn while it is the most urgent that there is."""
-    scheduler: Scheduler[Work] = Scheduler(aging_s=10, aged_share=4)
     for at in range(100):
         scheduler.add(Work(at, klass="medium"))
         scheduler.add(Work(1_000 + at, klass="low"))
@@ -359,8 +324,7 @@ def test_the_aged_get_their_share_under_a_flood_that_is_aged_itself() -> None:
     assert sum(item.klass == "low" for item in started) == 10
 
 
-def test_lanes_count_their_aged_by_themselves() -> None:
-    scheduler: Scheduler[Work] = Scheduler(aging_s=10, aged_share=4)
+def test_lanes_count_their_aged_by_themselves(scheduler: Scheduler[Work]) -> None:
     for lane in LANES:
         for at in range(20):
             scheduler.add(Work(at, klass="low", lane=lane))
@@ -387,8 +351,7 @@ def test_aged_low_work_is_held_back_for_slack_while_it_is_not_offered() -> None:
     assert seen == [False, False, False, True, True, True]
 
 
-def test_who_comes_back_after_a_refund_is_first_again() -> None:
-    scheduler: Scheduler[Work] = Scheduler(aging_s=10, aged_share=4)
+def test_who_comes_back_after_a_refund_is_first_again(scheduler: Scheduler[Work]) -> None:
     for at in range(6):
         scheduler.add(Work(at, tenant=TENANTS[at % 3], cost=5))
     order = list(scheduler.candidates("a", 0.0))
@@ -397,8 +360,7 @@ def test_who_comes_back_after_a_refund_is_first_again() -> None:
     assert list(scheduler.candidates("a", 0.0)) == order
 
 
-def test_a_turn_that_was_put_back_and_removed_opens_its_line() -> None:
-    scheduler: Scheduler[Work] = Scheduler(aging_s=10, aged_share=4)
+def test_a_turn_that_was_put_back_and_removed_opens_its_line(scheduler: Scheduler[Work]) -> None:
     turns = [Work(at, line="x") for at in range(3)]
     for turn in turns:
         scheduler.add(turn)
@@ -409,8 +371,7 @@ def test_a_turn_that_was_put_back_and_removed_opens_its_line() -> None:
     assert list(scheduler.candidates("a", 0.0)) == [turns[1]]
 
 
-def test_a_turn_of_another_class_passes_turns() -> None:
-    scheduler: Scheduler[Work] = Scheduler(aging_s=10, aged_share=4)
+def test_a_turn_of_another_class_passes_turns(scheduler: Scheduler[Work]) -> None:
     low = [Work(at, line="x", klass="low") for at in range(2)]
     urgent = Work(7, line="x", klass="high")
     for turn in (*low, urgent):
@@ -428,9 +389,8 @@ def test_a_share_of_one_is_refused() -> None:
         Scheduler(aging_s=1, aged_share=1)
 
 
-def test_what_has_left_is_forgotten() -> None:
+def test_what_has_left_is_forgotten(scheduler: Scheduler[Work]) -> None:
     """Neither a flood that came and went nor conversations that ended leave anything behind."""
-    scheduler: Scheduler[Work] = Scheduler(aging_s=10, aged_share=4)
     for at in range(20_000):
         item = Work(at, line=f"c{at % 100}" if at % 2 else None, tenant=f"t{at}", deadline=1e9, arrived_at=float(at))
         scheduler.add(item)
@@ -446,9 +406,8 @@ def test_what_has_left_is_forgotten() -> None:
     assert not scheduler.census._by_deadline
 
 
-def test_nothing_waits_for_the_garbage_collector() -> None:
+def test_nothing_waits_for_the_garbage_collector(scheduler: Scheduler[Work]) -> None:
     """A request that came and went leaves no circle of references, so its bytes are free at once."""
-    scheduler: Scheduler[Work] = Scheduler(aging_s=10, aged_share=4)
     gc.collect()
     gc.disable()
     try:

@@ -60,10 +60,7 @@ def test_a_limit_that_nobody_uses_does_not_grow() -> None:
     assert limit.limit == 70
 
 
-@given(
-    st.floats(1, 1e6),
-    st.lists(st.tuples(st.floats(0, 30), st.floats(0, 5_000), st.floats(0, 5_000)), max_size=60),
-)
+@given(st.floats(1, 1e6), st.lists(st.tuples(st.floats(0, 30), st.floats(0, 5_000), st.floats(0, 5_000)), max_size=60))
 def test_the_budget_is_kept_but_for_what_one_request_takes(
     per_minute: float, requests: list[tuple[float, float, float]]
 ) -> None:
