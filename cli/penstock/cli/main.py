@@ -6,13 +6,14 @@ import sys
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 from penstock.cli.failures import CliFailure, ExitCode, failure_of
 from penstock.cli.option_groups import App
+from penstock.common.process_end import run_command
 from penstock.schemas.errors import BrokerUnavailable, ExecutionTimeout, Expired, PenstockError, RegistryUnavailable
 
 
@@ -172,9 +173,9 @@ def root(
 root.__doc__ = HELP
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Run the command line; ends the process."""
-    typer.main.get_command(app)(prog_name="penstock")
+    run_command(lambda: typer.main.get_command(app)(prog_name="penstock"))
 
 
 if __name__ == "__main__":

@@ -8,19 +8,19 @@ A task that ignores its cancellation, or a library call that does not return, wo
 from __future__ import annotations
 
 import asyncio
-import atexit
 import faulthandler
 import logging
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn, Self
+
+from penstock.common.process_end import exit_process
 
 logger = logging.getLogger(__name__)
 
@@ -112,21 +112,14 @@ def run_process(
 ) -> NoReturn:
     """Run a process's work to its end, and exit with the code that it returns. From then on the process has `END_S`.
 
-    Threads that are still busy then are not waited for longer. The cleanup of native libraries is left out: a daemon
-    thread that is in one of them, as OpenSSL, would crash the process.
+    Threads that are still busy then are not waited for longer.
     """
     with asyncio.Runner(loop_factory=new_loop) as runner:
         try:
             code = runner.run(running) or 0
         finally:
             faulthandler.dump_traceback_later(END_S, exit=True, file=_STDERR)
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
-    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    exit_process(code)
 
 
 def _places(task: asyncio.Task[Any]) -> list[str]:

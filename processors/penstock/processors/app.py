@@ -11,7 +11,6 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -22,7 +21,7 @@ from penstock.common.file_differences import file_differences
 from penstock.common.group_names import group_name
 from penstock.common.shards.shard_copy import ShardCopy
 from penstock.common.stop_bound import StopBound, run_process
-from penstock.common.tasks import end_all, set_within
+from penstock.common.tasks import awake_timeout, end_all, set_within
 from penstock.common.threads import in_daemon_thread
 from penstock.processors.assembly import DELIVERY_TIMEOUT_S, LocalFiles, Parts, assemble
 from penstock.processors.data_folder import claim
@@ -254,19 +253,13 @@ class WorkerApp:
             return f"worker.undelivered records={publisher.unacknowledged} oldest_s={publisher.oldest_s:.0f}"
         if not joined:
             return None
-        if (seen := await self._progress(parts)) is None:
+        try:
+            async with awake_timeout(self.settings.worker.stall_s):
+                self._seen = await parts.membership.progress()
+        except TimeoutError:
             return "worker.consumer_thread_stuck"
-        self._seen = seen
         stalled = self._watch.look(self._seen, room=parts.worker.has_room, now=time.monotonic())
         return f"worker.stalled partitions={sorted(stalled)}" if stalled else None
-
-    async def _progress(self, parts: Parts) -> dict[TP, Progress] | None:
-        """Where the consumer stands; None when it does not say so within `stall_s`."""
-        for _ in range(2):  # a process that was stopped meanwhile has had no time to answer
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self.settings.worker.stall_s):
-                    return await parts.membership.progress()
-        return None
 
     async def _undelivered(self, parts: Parts) -> bool:
         """Whether records wait for Kafka for ever. Logs when they begin to wait."""

@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import asyncio, contextlib, logging, signal, threading, time
-from penstock.common import stop_bound
+from penstock.common import process_end, stop_bound
 from penstock.common.stop_bound import StopBound, run_process
 
 stop_bound.GIL_S, stop_bound.END_S = 0.3, 0.3
@@ -103,8 +103,36 @@ def test_a_forgotten_task_does_not_hold_the_end() -> None:
     assert ended.returncode == 1
 
 
+# OpenSSL's own cleanup at the exit crashes a thread that uses it: every second time.
+BUSY = """
+import ssl
+def busy():
+    while True:
+        ssl.create_default_context()
+def start_busy():
+    for _ in range(3):
+        threading.Thread(target=busy, daemon=True).start()
+    time.sleep(0.1)
+"""
+
+
 def test_a_daemon_thread_in_a_native_library_does_not_crash_the_end() -> None:
-    """OpenSSL's own cleanup at the exit crashes a thread that uses it: every second time without this."""
-    parts = "import ssl\ndef busy():\n    while True:\n        ssl.create_default_context()"
-    run = "for _ in range(3):\n    threading.Thread(target=busy, daemon=True).start()\nawait asyncio.sleep(0.1)"
-    assert [end_of(run, parts).returncode for _ in range(8)] == [0] * 8
+    assert [end_of("start_busy()", BUSY).returncode for _ in range(8)] == [0] * 8
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "says"),
+    [
+        ("return", 0, ""),
+        ("raise SystemExit(3)", 3, ""),
+        ("raise SystemExit('no file')", 1, "no file\n"),
+        ("raise ValueError('a fault')", 1, "ValueError: a fault\n"),
+        ("print('x'); sys.stdout.close(); return", 0, ""),
+    ],
+)
+def test_a_command_ends_without_a_crash_and_with_the_code_of_its_end(ends: str, code: int, says: str) -> None:
+    parts = f"{BUSY}import sys\ndef command():\n    start_busy()\n    {ends}\nprocess_end.run_command(command)"
+    for _ in range(3):
+        ended = end_of("pass", parts)
+        assert ended.returncode == code, ended.stderr
+        assert ended.stderr.endswith(says)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
-from penstock.common.tasks import end_all, set_within
+from penstock.common.tasks import awake_timeout, end_all, set_within
 
 
 async def test_it_says_whether_the_event_was_set_in_time() -> None:
@@ -34,3 +35,16 @@ async def test_a_task_that_is_cancelled_while_its_event_is_set_ends(turns: int) 
         await asyncio.sleep(0)
     _, left = await asyncio.wait({asyncio.create_task(end_all([task]))}, timeout=1)
     assert not left, "it goes on"
+
+
+async def test_time_in_which_the_process_was_stopped_does_not_count() -> None:
+    async def answer_after_a_stop() -> str:
+        time.sleep(1.2)  # noqa: ASYNC251 - as SIGSTOP
+        await asyncio.sleep(0.02)
+        return "answer"
+
+    async with awake_timeout(0.8):
+        assert await answer_after_a_stop() == "answer"
+    with pytest.raises(TimeoutError):
+        async with awake_timeout(0.05):
+            await asyncio.sleep(60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
@@ -30,20 +31,19 @@ def test_a_topic_whose_order_counts_must_have_one_partition(topic: str, monkeypa
         verify_topics(WorkerSettings())
 
 
-@pytest.mark.parametrize(("hangs", "trouble"), [(1, None), (2, "worker.consumer_thread_stuck")])
-async def test_a_look_that_a_stopped_process_missed_is_repeated(hangs: int, trouble: str | None) -> None:
-    """SIGSTOP while the consumer is asked: the time for its answer is over when the process goes on."""
-    calls = 0
-
+@pytest.mark.parametrize(
+    ("stopped_s", "answers_s", "trouble"), [(0.6, 0.01, None), (0, 60, "worker.consumer_thread_stuck")]
+)
+async def test_the_consumer_has_the_time_of_a_running_process(
+    stopped_s: float, answers_s: float, trouble: str | None
+) -> None:
     async def progress() -> dict[Any, Any]:
-        nonlocal calls
-        calls += 1
-        await asyncio.sleep(60 if calls <= hangs else 0)
+        time.sleep(stopped_s)  # noqa: ASYNC251 - as SIGSTOP
+        await asyncio.sleep(answers_s)
         return {}
 
-    parts = parts_that_ask(progress)
-    app = WorkerApp(WorkerSettings.model_validate({"worker": {"stall_s": 0.01}}))
-    assert await app._trouble(parts) == trouble  # pyright: ignore[reportPrivateUsage]
+    app = WorkerApp(WorkerSettings.model_validate({"worker": {"stall_s": 0.4}}))
+    assert await app._trouble(parts_that_ask(progress)) == trouble  # pyright: ignore[reportPrivateUsage]
 
 
 def parts_that_ask(progress: Any) -> Any:

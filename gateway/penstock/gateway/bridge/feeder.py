@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from penstock.common import admin
+from penstock.common.background import BackgroundTasks
 from penstock.common.group_consumer import GroupConsumer, Listener, Read
 from penstock.common.settings import KafkaSettings
 from penstock.common.tasks import end_all, set_within
@@ -63,12 +64,12 @@ class QueueFeeder:
         self._held: set[str] = set()
         self._woken = asyncio.Event()
         self._tasks: dict[asyncio.Task[None], QueueMessage] = {}
-        self._main: asyncio.Task[None] | None = None
+        self._background = BackgroundTasks()
         self._waits_for: str | None = "the broker was not asked yet"
 
     def start(self) -> None:
         """Read as soon as all topics are there."""
-        self._main = asyncio.get_running_loop().create_task(self._run(), name="queues")
+        self._background.start(self._run(), "queues")
 
     @property
     def waits_for(self) -> str | None:
@@ -77,7 +78,8 @@ class QueueFeeder:
 
     async def cancel(self) -> None:
         """Begin nothing more. What is under way is left to whoever reads the queues next."""
-        await end_all([*self._tasks, *([] if self._main is None else [self._main])])
+        await self._background.cancel()
+        await end_all(self._tasks)
 
     async def leave(self) -> None:
         """Commit what is settled and leave the group: from then on others read the queues."""
@@ -88,27 +90,21 @@ class QueueFeeder:
     # -- the loop
 
     async def _run(self) -> None:
-        try:
-            await self._begin()
-            listener = Listener(
-                on_batch=self._arrived,
-                on_assigned=self._assigned,
-                on_revoked=self._revoked,
-                on_failure=self._on_failure,
-            )
-            topics = [queue.topic for queue in self._queues]
-            self._consumer = GroupConsumer(self._kafka, topics, self._merging.group_id, listener, base=GROUP)
-            self._consumer.start()
-            self._waits_for = None
-            logger.info("queues.reading topics=%s", ",".join(topics))
-            while True:
-                self._step(self._consumer)
-                await self._wait()
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            logger.exception("queues.failed")
-            self._on_failure(f"{type(error).__name__} while queues were merged")
+        await self._begin()
+        listener = Listener(
+            on_batch=self._arrived,
+            on_assigned=self._assigned,
+            on_revoked=self._revoked,
+            on_failure=self._on_failure,
+        )
+        topics = [queue.topic for queue in self._queues]
+        self._consumer = GroupConsumer(self._kafka, topics, self._merging.group_id, listener, base=GROUP)
+        self._consumer.start()
+        self._waits_for = None
+        logger.info("queues.reading topics=%s", ",".join(topics))
+        while True:
+            self._step(self._consumer)
+            await self._wait()
 
     async def _begin(self) -> None:
         """Wait until all topics are there and the request topics are read."""

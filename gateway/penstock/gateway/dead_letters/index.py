@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.gateway.dead_letters.letters import PURGED, LetterFacts, Place
+from penstock.schemas.codec import RELEASED
 from penstock.schemas.records import DeadLetterAction
 
 VERSION = 2
@@ -77,7 +78,7 @@ class LetterIndex:
     def __init__(self, path: Path, identity: str) -> None:
         """`identity` names the topic; a file of another one is begun anew. Raises OSError, sqlite3.Error."""
         self._path = path
-        self._identity = f"{VERSION} {identity}"
+        self._identity = f"{VERSION}.{RELEASED} {identity}"
         self._lock = threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

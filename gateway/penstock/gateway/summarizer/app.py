@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable, Sequence
 
 from penstock.common import admin
+from penstock.common.background import BackgroundTasks
 from penstock.common.reader import PartitionReader, RawMessage
 from penstock.common.shards.shard_copy import ShardCopy
-from penstock.common.tasks import end_all
 from penstock.gateway.health_server import HealthServer
 from penstock.gateway.side_process import Over, run
 from penstock.gateway.summarizer.desk import Desk, Key, Submit
@@ -30,7 +30,7 @@ async def run_summarizer(settings: SummarizerSettings) -> int:
     """Sum up conversations until SIGTERM or SIGINT; the process's exit code."""
 
     async def make(over: Over, codecs: Codecs) -> Summarizer:
-        return Summarizer(settings, over, codecs)
+        return Summarizer(settings, codecs)
 
     return await run("summarizer", settings.summarizer, settings.schema_registry, make)
 
@@ -38,8 +38,7 @@ async def run_summarizer(settings: SummarizerSettings) -> int:
 class Summarizer:
     """One summarizer. Raises PenstockError for what it cannot be made of."""
 
-    def __init__(self, settings: SummarizerSettings, over: Over, codecs: Codecs) -> None:
-        self._over = over
+    def __init__(self, settings: SummarizerSettings, codecs: Codecs) -> None:
         section, kafka = settings.summarizer, settings.kafka_settings()
         self._kafka, self._codec, self._data_dir = kafka, codecs.blocking, section.data_dir
         self._desk = Desk(section.of_tenant, section.max_in_flight)
@@ -54,7 +53,7 @@ class Summarizer:
             waits_for=lambda: self.waits_for,
             metrics=self._metrics.render,
         )
-        self._main: asyncio.Task[None] | None = None
+        self._background = BackgroundTasks()
 
     @property
     def waits_for(self) -> str | None:
@@ -74,31 +73,24 @@ class Summarizer:
     def start(self) -> None:
         """Raises OSError when the port of its health is taken."""
         self._health.start()
-        self._main = asyncio.get_running_loop().create_task(self._run(), name="summarizer")
+        self._background.start(self._run(), "summarizer")
 
     async def stop(self) -> None:
         """What is under way goes on; whoever comes next finds it in the topics."""
-        if self._main is not None:
-            await end_all([self._main])
+        await self._background.cancel()
         await self._requests.close()
         await asyncio.to_thread(self._progress.close)
         await self._health.stop()
         logger.info("summarizer.stopped")
 
     async def _run(self) -> None:
-        try:
-            async with asyncio.TaskGroup() as parts:
-                parts.create_task(self._following.run())
-                while True:
-                    await self._changed.wait()
-                    self._changed.clear()
-                    while (submit := self._desk.next()) is not None:
-                        parts.create_task(self._sum_up(submit))
-        except asyncio.CancelledError:
-            raise
-        except Exception:
-            logger.exception("summarizer.failed")
-            self._over.fail("conversations are not followed any more")
+        async with asyncio.TaskGroup() as parts:
+            parts.create_task(self._following.run())
+            while True:
+                await self._changed.wait()
+                self._changed.clear()
+                while (submit := self._desk.next()) is not None:
+                    parts.create_task(self._sum_up(submit))
 
     async def _sum_up(self, submit: Submit) -> None:
         """Have one span summed up."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from penstock.common import file_lock, log_copies
 from penstock.common.log_copies import CopyFormat
+from penstock.schemas.codec import RELEASED
 from penstock.schemas.errors import Overloaded
 
 VERSION = 7
@@ -68,6 +69,6 @@ def own(path: Path) -> int:
 def open_or_start_anew(path: Path, cluster: str) -> None:
     """Make sure that the file is there. Raises Overloaded when it cannot be opened now, OSError.
 
-    A file of another cluster, prefix or version is emptied.
+    A file of another cluster, prefix or version is emptied, and one of a release that knew other schemas.
     """
-    log_copies.open_or_start_anew(path, f"{VERSION} {cluster}", _FORMAT)
+    log_copies.open_or_start_anew(path, f"{VERSION}.{RELEASED} {cluster}", _FORMAT)

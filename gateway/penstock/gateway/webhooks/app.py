@@ -7,10 +7,10 @@ import logging
 import sys
 
 from penstock.common import admin
+from penstock.common.background import BackgroundTasks
 from penstock.common.deliveries import read_deliveries
 from penstock.common.group_consumer import GroupConsumer, Listener
 from penstock.common.log_records import LogRecords
-from penstock.common.tasks import end_all
 from penstock.common.transport import AsyncTransport, Transport
 from penstock.gateway.callbacks import Callbacks
 from penstock.gateway.health_server import HealthServer
@@ -82,7 +82,7 @@ class WebhookProcess:
             waits_for=lambda: self.waits_for,
             metrics=metrics.render,
         )
-        self._main: asyncio.Task[None] | None = None
+        self._background = BackgroundTasks()
 
     def _consumer(self, topic: str, group: str | None, listener: Listener, base: str) -> GroupConsumer:
         self._consumers.append(GroupConsumer(self._kafka, [topic], group, listener, base=base))
@@ -96,13 +96,12 @@ class WebhookProcess:
     def start(self) -> None:
         """Raises OSError when the port of its health is taken."""
         self._health.start()
-        self._main = asyncio.get_running_loop().create_task(self._run(), name="webhooks")
+        self._background.start(self._run(), "webhooks")
 
     async def stop(self) -> None:
         """In this order, so that whoever takes over finds all that became of webhooks here."""
         # 1. Nothing new is begun, and open calls are broken off.
-        if self._main is not None:
-            await end_all([self._main])
+        await self._background.cancel()
         await asyncio.gather(self._dispatcher.cancel(), self._statuses.cancel())
         self._sender.close()
         # 2. What is on its way to the delivery topic is acknowledged.
@@ -116,27 +115,21 @@ class WebhookProcess:
 
     async def _run(self) -> None:
         """Begin when the topics are there, and say when it is over."""
-        try:
-            while (reason := await self._cannot_begin()) is not None:
-                if reason != self._dispatcher.waits_for:
-                    logger.error("webhooks.waiting reason=%s", reason)
-                    self._dispatcher.waits_for = reason
-                await asyncio.sleep(AGAIN_S)
-            self._dispatcher.start()
-            self._statuses.start()
-            logger.info("webhooks.started")
-            over = {self._dispatcher.over, self._statuses.over}
-            while not any(one.done() for one in over):
-                if self._erasures.failure is not None:  # whoever is erased from now on would be called
-                    self._over.fail(f"erasures are not followed: {self._erasures.failure!r}")
-                    return
-                await asyncio.wait(over, timeout=AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
-            self._over.fail(next(one.result() for one in over if one.done()))
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            logger.exception("webhooks.failed")
-            self._over.fail(type(error).__name__)
+        while (reason := await self._cannot_begin()) is not None:
+            if reason != self._dispatcher.waits_for:
+                logger.error("webhooks.waiting reason=%s", reason)
+                self._dispatcher.waits_for = reason
+            await asyncio.sleep(AGAIN_S)
+        self._dispatcher.start()
+        self._statuses.start()
+        logger.info("webhooks.started")
+        over = {self._dispatcher.over, self._statuses.over}
+        while not any(one.done() for one in over):
+            if self._erasures.failure is not None:  # whoever is erased from now on would be called
+                self._over.fail(f"erasures are not followed: {self._erasures.failure!r}")
+                return
+            await asyncio.wait(over, timeout=AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
+        self._over.fail(next(one.result() for one in over if one.done()))
 
     async def _cannot_begin(self) -> str | None:
         names = self._kafka.names

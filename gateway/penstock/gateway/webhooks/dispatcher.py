@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
+from penstock.common.background import BackgroundTasks
 from penstock.common.clock import now_ms
 from penstock.common.deliveries import delivery_key
 from penstock.common.group_consumer import Listener, Read
 from penstock.common.log_records import LogRecords
 from penstock.common.reader import Headers, RawMessage
 from penstock.common.settings import KafkaSettings
-from penstock.common.tasks import end_all, set_within
+from penstock.common.tasks import set_within
 from penstock.common.transport import AsyncTransport
 from penstock.gateway.callbacks import Callbacks, WebhooksSection
 from penstock.gateway.webhooks.bodies import signed_headers, type_of, webhook_body, webhook_id
@@ -121,7 +122,7 @@ class Dispatcher:
         whoever gets it, and is read again here if it comes back."""
         self._arriving: asyncio.Queue[Coroutine[Any, Any, None]] = asyncio.Queue()
         self._calls: dict[asyncio.Task[None], TP] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._background, self._calling = BackgroundTasks(), BackgroundTasks()
         self._woken = asyncio.Event()
         self._look_at = 0.0
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -144,17 +145,17 @@ class Dispatcher:
         )
 
     def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._guard(work)) for work in (self._arrive(), self._tend())]
+        self._background.start(self._arrive(), "arriving webhooks")
+        self._background.start(self._tend(), "webhooks")
         self._consumer.start()
         self.waits_for = None
 
     async def cancel(self) -> None:
         """Begin nothing more. Calls that do not end soon are broken off: whoever gets their partitions repeats them."""
-        await end_all(self._tasks)
+        await self._background.cancel()
         if self._calls:
             await asyncio.wait(self._calls, timeout=STOP_S)
-        await end_all(self._calls)
+        await self._calling.cancel()
         while not self._arriving.empty():
             self._arriving.get_nowait().close()
 
@@ -311,7 +312,7 @@ class Dispatcher:
             self._spawn(partition_of(delivery), self._call(delivery))
 
     def _spawn(self, tp: TP, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(self._guard(work))
+        task = self._calling.start(work, "call of a webhook")
         self._calls[task] = tp
         task.add_done_callback(self._ended)
 
@@ -459,13 +460,6 @@ class Dispatcher:
             else:
                 self.waits_for = None
                 return
-
-    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except Exception as error:
-            logger.exception("webhooks.failed")
-            self._fail(f"{type(error).__name__} while webhooks were sent")
 
     def _fail(self, reason: str) -> None:
         """A new process begins where this one has not settled."""

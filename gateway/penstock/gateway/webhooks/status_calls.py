@@ -10,8 +10,9 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+from penstock.common.background import BackgroundTasks
 from penstock.common.group_consumer import Listener, Read
-from penstock.common.tasks import end_all, set_within
+from penstock.common.tasks import set_within
 from penstock.gateway.callbacks import WebhooksSection
 from penstock.gateway.webhooks.bodies import signed_headers, webhook_body
 from penstock.gateway.webhooks.deliveries import Key, Room
@@ -53,7 +54,7 @@ class StatusCalls:
         rules = RetryRules(first_retry_s=section.first_retry_s, give_up_s=section.give_up_s)
         self._news = StatusNews(room, rules)
         self._arriving: asyncio.Queue[Coroutine[Any, Any, None]] = asyncio.Queue()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks()
         self._woken = asyncio.Event()
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Why no status is sent any more."""
@@ -77,7 +78,7 @@ class StatusCalls:
 
     async def cancel(self) -> None:
         """Break off what is open: whoever gets the partitions repeats it."""
-        await end_all(self._tasks)
+        await self._background.cancel()
         while not self._arriving.empty():
             self._arriving.get_nowait().close()
 
@@ -174,16 +175,7 @@ class StatusCalls:
         self.waits_for = reason
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(self._guard(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except Exception as error:
-            logger.exception("webhooks.failed")
-            self._fail(f"{type(error).__name__} while statuses were sent")
+        self._background.start(work, "calls with statuses")
 
     def _fail(self, reason: str) -> None:
         if not self.over.done():

@@ -23,6 +23,7 @@ from typing import Any
 import httpx
 
 from penstock.common.background import BackgroundTasks
+from penstock.common.tasks import awake_timeout
 from penstock.processors.core.fleet.ledger import CannotLoad
 from penstock.processors.engines.base import (
     Engine,
@@ -127,7 +128,7 @@ class ManagedEngine(Engine):
         try:
             port = self._free_port()
             await self._launch(port)
-            async with asyncio.timeout(self._conf.load_timeout_s):
+            async with awake_timeout(self._conf.load_timeout_s):
                 await self._until_healthy(port)
             self._remote = await self._connect()
         except TimeoutError as error:
@@ -243,20 +244,25 @@ class ManagedEngine(Engine):
     async def _check_forever(self) -> None:
         """Measure it, and end one that is sick for too long; its death takes the usual way."""
         assert self._process is not None
-        loop = asyncio.get_running_loop()
-        well_at = loop.time()
-        async with httpx.AsyncClient(timeout=PROBE_TIMEOUT_S, trust_env=False) as http:
-            while self._state is EngineState.READY:
-                await self._measure()
-                if await self._healthy(http):
-                    well_at = loop.time()
-                elif loop.time() - well_at > self._conf.silent_s:
-                    logger.error("managed.sick model=%s seconds=%g: it is ended", self.model, self._conf.silent_s)
-                    await self._process.end(orderly=False)
-                    if self._process.left:  # it counts as dead: nothing else would tell
-                        self._on_exit(-1)
-                    return
-                await asyncio.sleep(CHECK_S)
+        try:
+            async with httpx.AsyncClient(timeout=PROBE_TIMEOUT_S, trust_env=False) as http:
+                while self._state is EngineState.READY:
+                    async with awake_timeout(self._conf.silent_s):
+                        await self._until_well(http)
+                    await asyncio.sleep(CHECK_S)
+        except TimeoutError:
+            logger.error("managed.sick model=%s seconds=%g: it is ended", self.model, self._conf.silent_s)
+            await self._process.end(orderly=False)
+            if self._process.left:  # it counts as dead: nothing else would tell
+                self._on_exit(-1)
+
+    async def _until_well(self, http: httpx.AsyncClient) -> None:
+        """Until it is healthy, or no longer ready."""
+        while self._state is EngineState.READY:
+            await self._measure()
+            if await self._healthy(http):
+                return
+            await asyncio.sleep(CHECK_S)
 
     async def _measure(self) -> None:
         """What the tree holds of main memory; of a card the driver says it, not its processes."""

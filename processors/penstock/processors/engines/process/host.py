@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.common.background import BackgroundTasks, reporting
+from penstock.common.tasks import awake_timeout
 from penstock.processors.engines.base import (
     Delta,
     Engine,
@@ -90,7 +91,7 @@ class ChildEngine(Engine):
         self._started = asyncio.get_running_loop().create_future()
         self._process = EngineProcess(self.model, reporting(self._on_events), reporting(self._lost))
         try:
-            async with asyncio.timeout(self._load_timeout_s):
+            async with awake_timeout(self._load_timeout_s):
                 await self._process.start(self._backend, self._source, self._options, self._silent_s)
                 self._last_beat = asyncio.get_running_loop().time()
                 self._listen(self._silent_s)

@@ -1,0 +1,180 @@
+"""A page of another origin follows a request in a real browser, by the script of docs/how-to.md."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from socketserver import BaseRequestHandler, ThreadingTCPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from penstock.gateway.edge.keys import create_key, revoke_key
+from stock_clients import tool
+from support import in_background, wait_until
+
+HOW_TO = Path(__file__).parents[3] / "docs" / "how-to.md"
+STARTS = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+PAGE = """<script>
+let text = "", tickets = [], closed = false
+const close = EventSource.prototype.close
+EventSource.prototype.close = function () { closed = true; close.call(this) }
+const show = (piece) => text += piece, newTicket = async () => tickets.pop()
+%s
+let state
+// Its state: open, and once the browser has given it up, what the answer to the same call says to this page.
+function tries(url) {
+  const events = new EventSource(url)
+  state = "connecting"
+  events.onopen = () => state = "open"
+  events.onerror = async () => {
+    if (events.readyState === EventSource.CLOSED) state = (await (await fetch(url)).json()).error.code
+  }
+}
+</script>"""
+
+
+class Relay(ThreadingTCPServer):
+    """Passes connections on to a gateway, and cuts them. Keeps the head of each request."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int) -> None:
+        super().__init__(("127.0.0.1", 0), Passing)
+        self.port, self.refuses = port, False
+        self.heads: list[str] = []
+        self.open: list[socket.socket] = []
+
+    def cut(self) -> None:
+        for one in self.open:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+
+class Passing(BaseRequestHandler):
+    server: Relay  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def handle(self) -> None:
+        if not (head := self.request.recv(65_536)):
+            return  # the browser has connected in advance
+        self.server.heads.append(head.decode("latin-1"))
+        if self.server.refuses:
+            self.request.sendall(STARTS)
+            return
+        with socket.create_connection(("127.0.0.1", self.server.port)) as gateway:
+            self.server.open += [self.request, gateway]
+            gateway.sendall(head)
+            Thread(target=self.copy, args=(self.request, gateway), daemon=True).start()
+            self.copy(gateway, self.request)
+
+    @staticmethod
+    def copy(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while piece := source.recv(65_536):
+                target.sendall(piece)
+            target.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The application's own server, at a port."""
+    folder = tmp_path_factory.mktemp("site")
+    (script,) = re.findall(r"```js\n(function follow.*?)```", HOW_TO.read_text(), re.S)
+    (folder / "index.html").write_text(PAGE % script)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(folder)))
+    with in_background(server):
+        yield server.server_port
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    path = tmp_path_factory.mktemp("keys") / "keys.json"
+    return path, {"authorization": f"Bearer {create_key(path, tenant='app')}"}
+
+
+@pytest.fixture(scope="module")
+def gateway(place: Any, key: tuple[Path, dict[str, str]], site: int) -> Any:
+    auth = {"keys_file": key[0], "ticket_key": "shared", "allowed_origins": [f"http://127.0.0.1:{site}"]}
+    return place.gateway("browsed", auth=auth)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=tool("chromium"), args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def page(browser: Any, site: int) -> Iterator[Any]:
+    with browser.new_page() as page:
+        page.goto(f"http://127.0.0.1:{site}/")
+        yield page
+
+
+def ticket(gateway: Any, key: tuple[Path, dict[str, str]], **asked: Any) -> str:
+    answer = gateway.http.post("/v1/tickets", json={"use": "read", **asked}, headers=key[1])
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["ticket"])
+
+
+def test_a_page_whose_connection_breaks_shows_the_whole_text(
+    gateway: Any, scribe: Any, key: tuple[Path, dict[str, str]], page: Any
+) -> None:
+    request = scribe.request(tenant="app")
+    mine, renewed = (ticket(gateway, key, request_id=request.id) for _ in range(2))
+    with Relay(gateway.port) as relay, in_background(relay):
+
+        def shown(text: str) -> None:
+            wait_until(lambda: page.evaluate("text") == text, 20, lambda: f"{page.evaluate('text')}, {relay.heads}")
+
+        where = f"gateway = 'http://127.0.0.1:{relay.server_address[1]}', id = '{request.id}'"
+        page.evaluate(f"() => {{ {where}; tickets = ['{renewed}']; follow('{mine}') }}")
+        request.chunk("abc", 0)
+        shown("abc")
+        relay.cut()
+        request.chunk("def", 3)
+        shown("abcdef")
+        first, second = relay.heads
+        assert second.splitlines()[0] == first.splitlines()[0], "the browser asks with the same URL"
+        assert "last-event-id: " in second.lower()
+        relay.refuses = True
+        relay.cut()
+        wait_until(lambda: len(relay.heads) == 3, 20, "the browser came again")
+        relay.refuses = False
+        request.chunk("ghi", 6)
+        shown("abcdefghi")
+        assert f"ticket={renewed}" in relay.heads[-1]
+        request.end("abcdefghi")
+        page.wait_for_function("closed")
+    assert page.evaluate("text") == "abcdefghi"
+
+
+def test_a_page_reads_nothing_else_and_nothing_after_the_tickets_end(
+    gateway: Any, scribe: Any, key: tuple[Path, dict[str, str]], page: Any, site: int
+) -> None:
+    mine, other = (scribe.request(tenant="app").id for _ in range(2))
+    secret = create_key(key[0], tenant="app")
+    wait_until(lambda: gateway.get("/v1/requests", headers={"x-api-key": secret}).status_code == 200, 20, "the key")
+    answer = gateway.http.post("/v1/tickets", json={"use": "read", "request_id": mine}, headers={"x-api-key": secret})
+
+    def tries(request_id: str, state: str) -> None:
+        url = f"{gateway.url}/v1/requests/{request_id}/events?ticket={answer.json()['ticket']}"
+        page.evaluate("tries", url)
+        page.wait_for_function("wanted => state === wanted", arg=state)
+
+    tries(other, "not_found")
+    tries(mine, "open")
+    assert revoke_key(key[0], secret.split("_")[1])
+    page.wait_for_function("state === 'unauthenticated'")  # the ticket ends with its key: the stream, and a reconnect
+    page.goto(f"http://localhost:{site}/")
+    tries(mine, "forbidden")  # auth.allowed_origins does not list this page
