@@ -50,6 +50,15 @@ from support import wait_until_async
 
 LARGE = "x" * (INLINE_BYTES + 1)
 CARRIED_OUT = (ask.Prepare, ask.Begin, ask.Start, ask.CancelRun, ask.Keep, ask.LookUp)
+EDIT = {"prompt": "p", "image": {"artifact_id": "a"}, "mask": {"url": "https://x/m.png"}, "width": None}
+DRAWING: dict[str, Any] = {"task": "image_generation", "payload": {"prompt": "a cat"}, "line": "c"}
+MADE = {"media_type": "image/png", "width": 4, "height": 2, "seed": 7}
+SUMMING: dict[str, Any] = {"task": "summarization", "conversation_id": "c", "payload": {"through_offset": 7}}
+SUMMARY = replace(answer_of("r", "short"), direction="summary", role="system", covers_through=7, finish_reason=None)
+
+
+def picture(name: str) -> ArtifactRef:
+    return ArtifactRef(artifact_id=name, uri=f"x/{name}", media_type="image/png", size_bytes=1, sha256=f"sum of {name}")
 
 
 class Shell(World):
@@ -63,7 +72,8 @@ class Shell(World):
         self.metrics = Metrics()
         self.terminals: dict[str, ask.Terminal] = {}
         self.defaults: dict[str, Any] = {}
-        self.pictures = Pictures()
+        self.fetched: list[tuple[str, Mapping[str, Any], str]] = []
+        self.fetch_error: PenstockError | None = None
         self.shown: list[KeptPreview] = []
         self._settling = False
         self.spool = Spool(artifacts.parent, spool_bytes)
@@ -82,7 +92,11 @@ class Shell(World):
         )
 
     async def fetch(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> DecodedImage:
-        return await self.pictures.fetch(tenant, ref, param=param)
+        """Each image is red."""
+        self.fetched.append((tenant, ref, param))
+        if self.fetch_error is not None:
+            raise self.fetch_error
+        return DecodedImage(1, 1, "RGB", b"\xff\0\0", "PNG", "0" * 64)
 
     async def kept(self, tenant: str, request_id: str, ref: Mapping[str, Any], *, param: str) -> ArtifactRef:
         return picture(ref["artifact_id"])
@@ -134,12 +148,22 @@ class Shell(World):
         await self.until(lambda: request_id in self.terminals)
         return self.terminals[request_id]
 
+    async def begin(self, request_id: str = "r", **fields: Any) -> RunSpec:
+        """A request from its arrival to its run."""
+        self.submit(request_id, **fields)
+        return await self.until_running()
+
     async def run(self, output: dict[str, Any] | None = None, **fields: Any) -> ask.Terminal:
         """A request `r` from its arrival to its outcome, with this output of the engine."""
-        self.submit("r", **fields)
-        await self.until_running()
+        await self.begin(**fields)
         self.engine.finish_with(output or {"text": "done"})
         return await self.until_ended()
+
+    def cancel_queued(self, **fields: Any) -> None:
+        """A request of a model that is not loaded, cancelled."""
+        self.flow.replicas.gone("m", 0, self.now)
+        self.submit("r", **fields)
+        self.cancel("r")
 
     async def until_idle(self) -> None:
         """Everything that was asked has been answered."""
@@ -175,17 +199,20 @@ async def shell(make: Callable[..., Shell]) -> Shell:
 
 
 async def test_a_request_is_prepared_run_and_ended(shell: Shell) -> None:
-    shell.submit("r")
-    await shell.until_running()
+    shell.engine.memory_bytes = 7
+    await shell.begin(stream=True)
     spec, prepared, _ = shell.engine.only_run()
     assert (spec.task, spec.model, spec.prompt) == ("text_generation", "m", "r")
-    assert spec.messages is None
-    assert spec.history is None
+    assert (spec.messages, spec.history) == (None, None)
     assert prepared.prompt_tokens == 3
+    assert shell.work().memory_bytes == 7, "the engine names the memory of a run"
+    shell.engine.say("he")
+    shell.engine.say("llo")
     shell.engine.finish("hello")
     terminal = await shell.until_ended()
-    assert terminal.status == "completed"
-    assert terminal.finished.output == {"text": "hello"}
+    assert (terminal.status, terminal.finished.output) == ("completed", {"text": "hello"})
+    assert [chunk.text for chunk in shell.chunks] == ["he", "llo"]
+    assert shell.metric("penstock_first_token_seconds_count") == 1, "only the first is timed"
     assert shell.metric("penstock_tokens_total", kind="prompt") == 3
     assert shell.metric("penstock_tokens_total", kind="completion") == 2
     assert shell.turns.mine == [], "without a conversation none is read"
@@ -193,8 +220,7 @@ async def test_a_request_is_prepared_run_and_ended(shell: Shell) -> None:
 
 async def test_defaults_of_the_model_stand_in_for_what_a_request_leaves_out(shell: Shell) -> None:
     shell.defaults = {"max_tokens": 7, "temperature": 0.0, "stop": ["END"], "dimensions": 3}
-    shell.submit("r", payload={"prompt": "r", "temperature": 0.9, "stop": None})
-    spec = await shell.until_running()
+    spec = await shell.begin(payload={"prompt": "r", "temperature": 0.9, "stop": None})
     assert spec.params == {"max_tokens": 7, "temperature": 0.9, "stop": ["END"]}, "of its task, and never over its own"
     assert spec.defaulted == {"max_tokens", "stop"}
 
@@ -203,35 +229,15 @@ async def test_the_prepared_need_is_what_the_grant_takes(shell: Shell) -> None:
     shell.up(slots=4, tokens=100)
     shell.engine.need_tokens = 80
     shell.submit("a")
-    shell.submit("b")
-    await shell.until_running()
+    await shell.begin("b")
     await shell.until_idle()
     assert shell.started == ["a"], "two do not fit"
     shell.engine.finish()
     await shell.until(lambda: shell.started == ["a", "b"])
 
 
-async def test_the_memory_that_an_engine_names_for_a_run_reaches_the_flow(shell: Shell) -> None:
-    shell.engine.memory_bytes = 7
-    shell.submit("r")
-    await shell.until_running()
-    assert shell.work().memory_bytes == 7
-
-
-async def test_deltas_go_out_as_chunks(shell: Shell) -> None:
-    shell.submit("r", stream=True)
-    await shell.until_running()
-    shell.engine.say("he")
-    shell.engine.say("llo")
-    shell.engine.finish("hello")
-    await shell.until_ended()
-    assert [chunk.text for chunk in shell.chunks] == ["he", "llo"]
-    assert shell.metric("penstock_first_token_seconds_count") == 1, "only the first is timed"
-
-
 async def test_attempts_have_run_ids_of_their_own(shell: Shell) -> None:
-    shell.submit("r")
-    await shell.until_running()
+    await shell.begin()
     shell.engine.fail(Overloaded("busy"), again=True)
     assert shell.work().stage is Stage.RETRYING
     shell.pass_time(1.0)
@@ -242,34 +248,35 @@ async def test_attempts_have_run_ids_of_their_own(shell: Shell) -> None:
     assert first != second
 
 
-async def test_a_failure_that_nobody_can_mend_is_said(shell: Shell) -> None:
-    shell.submit("r")
-    await shell.until_running()
-    shell.engine.fail(EngineFailed("out of memory"), again=False)
-    terminal = await shell.until_ended()
-    assert terminal.status == "failed"
-    assert terminal.error.code == "engine_failed"
-
-
 # -- failures
 
 
 @pytest.mark.parametrize(
     ("step", "error", "code"),
     [
+        ("check", InvalidRequest("output.store 'warm' is no configured store"), "invalid"),
+        ("fetch", InvalidRequest("it is no image", param="payload.image"), "invalid"),
         ("prepare", InvalidRequest("too long"), "invalid"),
         ("prepare", ZeroDivisionError("secret"), "internal"),
         ("start", InvalidRequest("no"), "invalid"),
         ("start", RuntimeError("secret"), "internal"),
+        ("run", EngineFailed("out of memory"), "engine_failed"),
         ("begin", PenstockError("full"), "internal"),
         ("begin", OSError("secret"), "internal"),
         ("keep", PenstockError("cannot be kept"), "internal"),
         ("keep", OSError("secret"), "internal"),
     ],
 )
-async def test_an_error_in_any_step_fails_the_request(shell: Shell, step: str, error: Exception, code: str) -> None:
+async def test_an_error_in_any_step_fails_the_request(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, step: str, error: Any, code: str
+) -> None:
     """Messages of foreign errors are not published: they can hold anything."""
+    fields: dict[str, Any] = {"line": "c"} if step in ("begin", "keep") else {}
     match step:
+        case "check":
+            monkeypatch.setattr(Outputs, "check", Mock(side_effect=error))
+        case "fetch":
+            shell.fetch_error, fields = error, {"task": "image_editing", "payload": EDIT}
         case "prepare":
             shell.engine.refusal = error
         case "start":
@@ -278,30 +285,18 @@ async def test_an_error_in_any_step_fails_the_request(shell: Shell, step: str, e
             shell.turns.agrees = [error]
         case _:
             shell.turns.winner = error
-    shell.submit("r", line="c" if step in ("begin", "keep") else None)
-    if step == "keep":
+    shell.submit("r", **fields)
+    if step in ("run", "keep"):
         await shell.until_running()
-        shell.engine.finish()
+        shell.engine.finish() if step == "keep" else shell.engine.fail(error, again=False)
     terminal = await shell.until_ended()
     assert (terminal.status, terminal.error.code) == ("failed", code)
-    assert "secret" not in terminal.error.message
-    assert shell.started == (["r"] if step in ("start", "keep") else [])
+    assert terminal.error.message == error.message if code == "invalid" else "secret" not in terminal.error.message
+    assert shell.started == (["r"] if step in ("start", "run", "keep") else [])
     assert shell.flow.running == 0, "its slot is free again"
 
 
 # -- preparing
-
-
-async def test_an_output_that_could_be_kept_nowhere_fails_before_it_runs(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refusal = InvalidRequest("output.store 'warm' is no configured store", param="output.store")
-    monkeypatch.setattr(Outputs, "check", Mock(side_effect=refusal))
-    shell.submit("r")
-    terminal = await shell.until_ended()
-    assert terminal.status == "failed"
-    assert (terminal.error.code, terminal.error.message) == ("invalid", refusal.message)
-    assert shell.engine.runs == {}
 
 
 async def test_a_refusal_that_passes_is_tried_again(shell: Shell) -> None:
@@ -313,28 +308,37 @@ async def test_a_refusal_that_passes_is_tried_again(shell: Shell) -> None:
     await shell.until_running()
 
 
-async def test_an_engine_that_goes_while_it_prepares_costs_no_attempt(shell: Shell) -> None:
-    shell.engine.refusal = EngineGone("died")
+@pytest.mark.parametrize(
+    ("gone", "stages", "started"),
+    [
+        ("before it prepares", {Stage.PREPARING}, []),
+        ("while it prepares", {Stage.PREPARING}, []),
+        ("at the grant", {Stage.QUEUED, Stage.PREPARING, Stage.READY}, ["r"]),
+    ],
+)
+async def test_an_engine_that_goes_costs_no_attempt(
+    shell: Shell, gone: str, stages: set[Stage], started: list[str]
+) -> None:
+    """The flow hears of it from the lane. Until the lane is up again nothing is offered to it."""
+    engine = shell.engine
+    match gone:
+        case "before it prepares":
+            shell.engine = None
+        case "while it prepares":
+            engine.refusal = EngineGone("died")
+        case _:
+            engine.run_error = EngineGone("died")
     shell.submit("r")
-    await shell.until(lambda: shell.engine.prepared)
+    await shell.until(lambda: engine.prepared or shell.engine is None)
+    await shell.until(lambda: shell.started == started)
     await shell.until_idle()
-    assert shell.work().stage is Stage.PREPARING, "the flow hears of it from the lane"
-    shell.engine.refusal = None
+    assert shell.work().stage in stages
+    assert shell.started == started
+    shell.engine, engine.refusal, engine.run_error = engine, None, None
     shell.flow.replicas.gone("m", 0, shell.now)
     shell.up(slots=4)
     await shell.until_running()
     assert (shell.work().attempt, shell.work().spent) == (1, 1)
-
-
-async def test_without_an_engine_nothing_is_said(shell: Shell) -> None:
-    engine, shell.engine = shell.engine, None
-    shell.submit("r")
-    await shell.until_idle()
-    assert shell.work().stage is Stage.PREPARING
-    shell.engine = engine
-    shell.flow.replicas.gone("m", 0, shell.now)
-    shell.up(slots=4)
-    await shell.until_running()
 
 
 async def test_an_answer_for_a_run_that_is_over_changes_nothing(shell: Shell) -> None:
@@ -363,20 +367,6 @@ async def test_what_was_overtaken_by_another_run_is_not_prepared_again(shell: Sh
 
 
 # -- starting and running
-
-
-async def test_an_engine_that_has_gone_at_the_grant_costs_no_attempt(shell: Shell) -> None:
-    shell.engine.run_error = EngineGone("died")
-    shell.submit("r")
-    await shell.until(lambda: shell.started)
-    assert shell.work().stage in (Stage.QUEUED, Stage.PREPARING, Stage.READY)
-    await shell.until_idle()
-    assert shell.started == ["r"], "nothing is offered to it until the lane is up again"
-    shell.engine.run_error = None
-    shell.flow.replicas.down("m", 0, shell.now)
-    shell.up(slots=4)
-    await shell.until_running()
-    assert (shell.work().attempt, shell.work().spent) == (1, 1)
 
 
 async def test_an_inline_engine_prepares_as_it_starts(shell: Shell) -> None:
@@ -415,8 +405,7 @@ async def test_a_start_that_was_overtaken_by_a_cancel_never_reaches_the_engine(s
 
 
 async def test_a_cancel_reaches_the_engine_and_late_words_are_not_heard(shell: Shell) -> None:
-    shell.submit("r", stream=True)
-    await shell.until_running()
+    await shell.begin(stream=True)
     spec, _, sink = shell.engine.only_run()
     shell.cancel("r")
     assert shell.engine.cancelled == [spec.run_id]
@@ -428,8 +417,7 @@ async def test_a_cancel_reaches_the_engine_and_late_words_are_not_heard(shell: S
 
 
 async def test_a_cancel_without_an_engine_ends_the_request(shell: Shell) -> None:
-    shell.submit("r")
-    await shell.until_running()
+    await shell.begin()
     shell.engine = None
     shell.cancel("r")
     assert shell.ended == [("r", "cancelled")]
@@ -439,34 +427,47 @@ async def test_a_cancel_without_an_engine_ends_the_request(shell: Shell) -> None
 
 
 async def test_a_turn_is_read_begun_run_and_kept(shell: Shell) -> None:
-    shell.submit("r", line="c")
-    spec = await shell.until_running()
+    spec = await shell.begin(line="c")
     assert spec.history.messages == shell.turns.history
     assert shell.turns.begun == [("r", MARK)], "with what was read"
     shell.engine.finish("hello")
     terminal = await shell.until_ended()
-    assert [answer.content for answer in shell.turns.finished] == ["hello"]
-    kept = shell.turns.finished[0]
-    assert (kept.request_id, kept.epoch, kept.attempt, kept.model) == ("r", 1, 1, "m")
+    (kept,) = shell.turns.finished
+    assert (kept.content, kept.request_id, kept.epoch, kept.attempt, kept.model) == ("hello", "r", 1, 1, "m")
     assert terminal.finished.output == {"text": "hello"}
 
 
-async def test_an_answer_that_stands_is_the_outcome_and_nothing_runs(shell: Shell) -> None:
-    shell.turns.stands = answer_of("r", "said before")
-    shell.submit("r", line="c")
-    terminal = await shell.until_ended()
+@pytest.mark.parametrize("kind", ["text", "large text", "summary", "images"])
+@pytest.mark.parametrize("found", ["before its run", "after its run", "after a cancel"])
+async def test_an_answer_that_stands_is_the_outcome(shell: Shell, tmp_path: Path, kind: str, found: str) -> None:
+    """Another attempt has added it, and its worker died before it could publish the outcome."""
+    image = ArtifactStore(tmp_path / "artifacts").put(
+        "default", b"drawn", media_type="image/png", width=4, height=2, seed=7
+    )
+    fields, answer, output = {
+        "text": ({"line": "c"}, answer_of("r", "said before"), {"text": "said before"}),
+        "large text": ({"line": "c"}, answer_of("r", LARGE), None),
+        "summary": (SUMMING, SUMMARY, {"text": "short", "covers_through": 7}),
+        "images": (
+            DRAWING,
+            replace(answer_of("r", ""), artifacts=[reference_to(image)]),
+            {"images": [{**image.reference(), "expires_at": None}]},
+        ),
+    }[kind]
+    if found == "after its run":
+        shell.turns.winner = answer
+        own = {"images": [{**MADE, "data": b"another"}]} if kind == "images" else {"text": "another"}
+        terminal = await shell.run({**own, "covers_through": 7} if kind == "summary" else own, **fields)
+    else:
+        shell.turns.stands = answer
+        shell.cancel_queued(**fields) if found == "after a cancel" else shell.submit("r", **fields)
+        terminal = await shell.until_ended()
+        assert (shell.engine.prepared, shell.turns.begun, shell.turns.finished) == ([], [], []), "it stands already"
     assert terminal.status == "completed"
-    assert terminal.finished.output == {"text": "said before"}
-    assert shell.engine.prepared == []
-    assert shell.turns.begun == []
-
-
-async def test_a_large_answer_that_stands_becomes_an_artifact(shell: Shell, tmp_path: Path) -> None:
-    shell.turns.stands = answer_of("r", LARGE)
-    shell.submit("r", line="c")
-    terminal = await shell.until_ended()
-    assert terminal.artifact is not None
-    assert shell.turns.finished == [], "it stands already"
+    if output is None:
+        assert terminal.artifact is not None
+    else:
+        assert terminal.finished.output == output
 
 
 async def test_a_turn_that_ends_while_its_conversation_is_read_never_reaches_the_engine(shell: Shell) -> None:
@@ -506,26 +507,24 @@ async def test_what_went_to_another_worker_is_not_spoken_of(shell: Shell, step: 
     assert not shell.turns.mine[-1](), "whoever still waits for it lets go"
 
 
-async def test_the_answer_that_counts_is_the_outcome(shell: Shell) -> None:
-    shell.turns.winner = answer_of("r", "another's")
-    shell.submit("r", line="c", stream=True)
-    await shell.until_running()
-    shell.engine.say("mine")
-    shell.engine.finish("mine")
-    terminal = await shell.until_ended()
-    assert terminal.finished.output == {"text": "another's"}
-    assert terminal.subject.attempt == 2, "readers can tell it from the words that were published"
-
-
-async def test_the_same_answer_twice_is_the_run_s_own(shell: Shell) -> None:
-    shell.turns.winner = answer_of("r", "hello")
-    shell.submit("r", line="c", stream=True)
-    await shell.until_running()
+@pytest.mark.parametrize(
+    ("winner", "attempt", "completion_tokens"),
+    [
+        pytest.param("another's", 2, 0, id="readers can tell it from the words that were published"),
+        pytest.param("hello", 1, 2, id="the same answer is the run's own"),
+    ],
+)
+async def test_the_answer_that_counts_is_the_outcome(
+    shell: Shell, winner: str, attempt: int, completion_tokens: int
+) -> None:
+    shell.turns.winner = answer_of("r", winner)
+    await shell.begin(line="c", stream=True)
     shell.engine.say("hello")
     shell.engine.finish("hello")
     terminal = await shell.until_ended()
-    assert terminal.subject.attempt == 1
-    assert terminal.finished.completion_tokens == 2
+    assert terminal.finished.output == {"text": winner}
+    assert terminal.subject.attempt == attempt
+    assert terminal.finished.completion_tokens == completion_tokens
 
 
 async def test_an_answer_whose_conversation_was_deleted_ends_its_turn_as_cancelled(shell: Shell) -> None:
@@ -552,37 +551,16 @@ async def test_a_turn_that_is_cancelled_while_it_begins_may_write_nothing_from_t
 # -- looking for an answer of what ends without a run
 
 
-async def cancelled_while_queued(shell: Shell) -> None:
-    """A turn of a model that is not loaded, cancelled."""
-    shell.flow.replicas.gone("m", 0, shell.now)
-    shell.submit("r", line="c")
-    shell.cancel("r")
-    await shell.until_idle()
-
-
-async def test_a_cancelled_turn_that_was_answered_before_has_its_answer(shell: Shell) -> None:
-    shell.turns.stands = answer_of("r", "said before")
-    await cancelled_while_queued(shell)
-    assert shell.ended == [("r", "completed")]
-    assert shell.terminals["r"].finished.output == {"text": "said before"}
-
-
-async def test_a_large_answer_that_is_found_becomes_an_artifact(shell: Shell) -> None:
-    shell.turns.stands = answer_of("r", LARGE)
-    await cancelled_while_queued(shell)
-    assert (await shell.until_ended()).artifact is not None
-
-
 async def test_a_cancelled_turn_without_an_answer_is_cancelled(shell: Shell) -> None:
-    await cancelled_while_queued(shell)
+    shell.cancel_queued(line="c")
+    await shell.until_idle()
     assert shell.ended == [("r", "cancelled")]
 
 
 @pytest.mark.parametrize("error", [OSError("lost"), PenstockError("refused"), Expired("the store hangs")])
 async def test_an_answer_that_was_appended_before_a_failure_is_the_outcome(shell: Shell, error: Exception) -> None:
     shell.turns.winner = error
-    shell.submit("r", line="c")
-    await shell.until_running()
+    await shell.begin(line="c")
     shell.turns.stands = answer_of("r", "appended")
     shell.engine.finish("appended")
     terminal = await shell.until_ended()
@@ -595,9 +573,7 @@ async def test_a_failed_look_is_not_taken_for_no_answer(
 ) -> None:
     monkeypatch.setattr(execution, "AGAIN_S", 0.001)
     shell.turns.stands = error
-    shell.flow.replicas.gone("m", 0, shell.now)
-    shell.submit("r", line="c")
-    shell.cancel("r")
+    shell.cancel_queued(line="c")
     await shell.until(lambda: caplog.text.count("turn.look_up_waits request=r") > 3 or shell.ended)
     assert shell.ended == []
     shell.turns.stands = answer_of("r", "said before")
@@ -610,9 +586,7 @@ async def test_a_look_that_fails_ends_when_its_request_goes_to_another_worker(
 ) -> None:
     monkeypatch.setattr(execution, "AGAIN_S", 0.001)
     shell.turns.stands = OSError("away")
-    shell.flow.replicas.gone("m", 0, shell.now)
-    shell.submit("r", line="c")
-    shell.cancel("r")
+    shell.cancel_queued(line="c")
     await shell.until(lambda: len(shell.turns.mine) > 3 or shell.ended)
     shell.flow.assigned({}, 2, fenced=False, now=shell.now)
     await shell.until_idle()
@@ -621,7 +595,8 @@ async def test_a_look_that_fails_ends_when_its_request_goes_to_another_worker(
 
 async def test_a_look_at_what_went_to_another_worker_says_nothing(shell: Shell) -> None:
     shell.turns.stands = LostOwnership()
-    await cancelled_while_queued(shell)
+    shell.cancel_queued(line="c")
+    await shell.until_idle()
     assert shell.ended == []
     assert shell.work().stage is Stage.LOOKING
 
@@ -645,15 +620,8 @@ async def test_an_output_that_the_store_does_not_take_is_stored_later(
     shell = make(spool_bytes=10 << 20 if spooled else 0)
     in_the_way = tmp_path / "artifacts"
     in_the_way.write_text("a file where a folder should be")
-    if kind == "text":
-        shell.submit("r")
-    else:
-        shell.submit("r", task="image_generation", payload={"prompt": "a cat"}, line="c")
-    await shell.until_running()
-    if kind == "text":
-        shell.engine.finish(LARGE)
-    else:
-        shell.engine.finish(images=[{**MADE, "data": bytes(2**20)}])
+    await shell.begin(**(DRAWING if kind == "images" else {}))
+    shell.engine.finish_with({"text": LARGE} if kind == "text" else {"images": [{**MADE, "data": bytes(2**20)}]})
     for _ in range(3):
         await shell.until(lambda: shell.work().stage is Stage.UNKEPT)
         assert shell.turns.finished == [], "an answer never stands before what it refers to"
@@ -707,29 +675,10 @@ async def test_closing_ends_what_is_under_way(shell: Shell) -> None:
 # -- images
 
 
-class Pictures:
-    """Gives every image that a payload names, in red."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, Mapping[str, Any], str]] = []
-        self.refusal: PenstockError | None = None
-
-    async def fetch(self, tenant: str, ref: Mapping[str, Any], *, param: str) -> DecodedImage:
-        self.asked.append((tenant, ref, param))
-        if self.refusal is not None:
-            raise self.refusal
-        return DecodedImage(1, 1, "RGB", b"\xff\0\0", "PNG", "0" * 64)
-
-
-EDIT = {"prompt": "p", "image": {"artifact_id": "a"}, "mask": {"url": "https://x/m.png"}, "width": None}
-
-
 async def test_images_are_fetched_before_the_run_and_the_payload_comes_whole(shell: Shell) -> None:
-    shell.pictures = Pictures()
     shell.defaults = {"inference_steps": 9, "temperature": 0.5}
-    shell.submit("r", task="image_editing", payload=EDIT)
-    spec = await shell.until_running()
-    assert shell.pictures.asked == [
+    spec = await shell.begin(task="image_editing", payload=EDIT)
+    assert shell.fetched == [
         ("default", {"artifact_id": "a"}, "payload.image"),
         ("default", {"url": "https://x/m.png"}, "payload.mask"),
     ]
@@ -738,20 +687,12 @@ async def test_images_are_fetched_before_the_run_and_the_payload_comes_whole(she
     assert spec.payload == {**given, "inference_steps": 9}
 
 
-async def test_an_image_that_cannot_be_had_fails_its_request_alone(shell: Shell) -> None:
-    shell.pictures = Pictures()
-    shell.pictures.refusal = InvalidRequest("it is no image", param="payload.image")
-    shell.submit("bad", task="image_editing", payload=EDIT)
-    assert (await shell.until_ended("bad")).status == "failed"
-    shell.submit("good")
-    await shell.until_running()
-
-
-async def test_images_made_become_artifacts_and_the_event_refers_to_them(shell: Shell, tmp_path: Path) -> None:
-    shell.submit("r", task="image_generation", payload={"prompt": "p"})
-    await shell.until_running()
-    made = {"media_type": "image/png", "width": 4, "height": 2, "seed": 7}
-    shell.engine.finish(images=[{**made, "data": b"one"}, {**made, "data": b"two"}])
+async def test_images_made_become_artifacts_before_the_answer_and_the_event_refer_to_them(
+    shell: Shell, tmp_path: Path
+) -> None:
+    spec = await shell.begin(**DRAWING)
+    assert spec.history is None, "such a model reads no history"
+    shell.engine.finish(images=[{**MADE, "data": b"one"}, {**MADE, "data": b"two"}])
     terminal = await shell.until_ended()
     images = terminal.finished.output["images"]
     store = ArtifactStore(tmp_path / "artifacts")
@@ -759,11 +700,16 @@ async def test_images_made_become_artifacts_and_the_event_refers_to_them(shell: 
     assert [(image["bytes"], image["seed"], image["width"]) for image in images] == [(3, 7, 4), (3, 7, 4)]
     assert usage_of(terminal.finished).pixels == 16
     assert shell.metric("penstock_pixels_total") == 16
+    (answer,) = shell.turns.finished
+    references = [(one.artifact_id, one.sha256) for one in answer.artifacts]
+    assert references == [(image["artifact_id"], image["sha256"]) for image in images]
+    assert (answer.role, answer.content) == ("assistant", "")
+    facts = store.describe("default", images[0]["artifact_id"])
+    assert (facts.request_id, facts.conversation_id) == ("r", answer.conversation_id)
 
 
 async def test_previews_are_kept_and_published_while_the_run_goes_on(shell: Shell, tmp_path: Path) -> None:
-    shell.submit("r", task="image_generation", payload={"prompt": "p"})
-    await shell.until_running()
+    await shell.begin(task="image_generation", payload={"prompt": "p"})
     spec, _, sink = shell.engine.only_run()
     for step in (1, 2):
         image = {"image": b"small", "media_type": "image/jpeg", "width": 2, "height": 2}
@@ -785,13 +731,8 @@ async def test_previews_are_kept_and_published_while_the_run_goes_on(shell: Shel
 # -- summaries
 
 
-SUMMING = {"task": "summarization", "conversation_id": "c", "payload": {"through_offset": 7}}
-STANDS = replace(answer_of("r", "short"), direction="summary", role="system", covers_through=7, finish_reason=None)
-
-
 async def test_a_summary_is_added_to_its_conversation(shell: Shell) -> None:
-    shell.submit("r", **SUMMING)
-    spec = await shell.until_running()
+    spec = await shell.begin(**SUMMING)
     assert spec.history.messages == shell.turns.history
     assert spec.payload == {"through_offset": 7, "covers_through": 7}, "for the engine's output"
     shell.engine.finish_with({"text": "short", "covers_through": 7})
@@ -803,24 +744,6 @@ async def test_a_summary_is_added_to_its_conversation(shell: Shell) -> None:
     assert shell.turns.begun == [], "it is no turn"
 
 
-async def test_a_summary_that_stands_is_the_outcome_and_nothing_runs(shell: Shell) -> None:
-    shell.turns.stands = STANDS
-    shell.submit("r", **SUMMING)
-    terminal = await shell.until_ended()
-    assert (terminal.status, terminal.finished.output) == ("completed", {"text": "short", "covers_through": 7})
-    assert shell.engine.runs == {}
-    assert shell.turns.finished == []
-
-
-async def test_the_summary_that_another_attempt_has_added_is_the_outcome(shell: Shell) -> None:
-    shell.submit("r", **SUMMING)
-    await shell.until_running()
-    shell.turns.winner = STANDS
-    shell.engine.finish_with({"text": "another", "covers_through": 7})
-    terminal = await shell.until_ended()
-    assert terminal.finished.output == {"text": "short", "covers_through": 7}
-
-
 async def test_a_summary_without_a_word_is_not_kept(shell: Shell) -> None:
     """It would stand for all that it covers."""
     terminal = await shell.run({"text": " \n", "covers_through": 7}, **SUMMING)
@@ -828,21 +751,11 @@ async def test_a_summary_without_a_word_is_not_kept(shell: Shell) -> None:
     assert shell.turns.finished == []
 
 
-async def test_a_cancelled_summary_that_stands_is_the_outcome(shell: Shell) -> None:
-    """Another worker has added it, and died before it could say so."""
-    shell.up(slots=0)
-    shell.turns.stands = STANDS
-    shell.submit("r", **SUMMING)
-    shell.cancel("r")
-    terminal = await shell.until_ended()
-    assert (terminal.status, terminal.finished.output) == ("completed", {"text": "short", "covers_through": 7})
-
-
 async def test_a_summary_of_a_conversation_that_is_only_read_is_added_nowhere(shell: Shell) -> None:
-    shell.submit("r", task="summarization", payload={"conversation_id": "c"})
-    await shell.until_running()
-    shell.engine.finish_with({"text": "short", "covers_through": 9})
-    assert (await shell.until_ended()).status == "completed"
+    terminal = await shell.run(
+        {"text": "short", "covers_through": 9}, task="summarization", payload={"conversation_id": "c"}
+    )
+    assert terminal.status == "completed"
     assert shell.turns.finished == []
 
 
@@ -856,61 +769,18 @@ async def test_there_is_no_summary_of_nothing(shell: Shell) -> None:
 # -- turns about images
 
 
-def picture(name: str) -> ArtifactRef:
-    return ArtifactRef(artifact_id=name, uri=f"x/{name}", media_type="image/png", size_bytes=1, sha256=f"sum of {name}")
-
-
-MADE = {"media_type": "image/png", "width": 4, "height": 2, "seed": 7}
-
-
-async def test_what_a_turn_draws_is_kept_before_its_answer_refers_to_it(shell: Shell, tmp_path: Path) -> None:
-    shell.submit("r", task="image_generation", payload={"prompt": "a cat"}, line="c")
-    await shell.until_running()
-    assert shell.engine.only_run()[0].history is None, "such a model reads no history"
-    shell.engine.finish(images=[{**MADE, "data": b"one"}, {**MADE, "data": b"two"}])
-    terminal = await shell.until_ended()
-    (answer,) = shell.turns.finished
-    images = terminal.finished.output["images"]
-    assert [one.artifact_id for one in answer.artifacts] == [image["artifact_id"] for image in images]
-    assert [one.sha256 for one in answer.artifacts] == [image["sha256"] for image in images]
-    assert (answer.role, answer.content) == ("assistant", "")
-    facts = ArtifactStore(tmp_path / "artifacts").describe("default", images[0]["artifact_id"])
-    assert (facts.request_id, facts.conversation_id) == ("r", answer.conversation_id)
-
-
 async def test_an_edit_shows_what_it_named_and_gets_what_it_did_not_name(shell: Shell) -> None:
     brought = {"prompt": "p", "image": {"artifact_id": "a"}, "mask": {"artifact_id": "mask"}}
-    shell.submit("r", task="image_editing", payload=brought, line="c")
-    await shell.until_running()
+    await shell.begin(task="image_editing", payload=brought, line="c")
     assert shell.turns.shown == [{0: [picture("a")]}]
     shell.engine.finish(images=[{**MADE, "data": b"one"}])
     await shell.until_ended()
-    drawn = replace(answer_of("before", ""), artifacts=[picture("cat")])
-    shell.turns.pictured = [drawn]
-    shell.submit("blue", task="image_editing", payload={"prompt": "make it blue", "image": {}}, line="c")
-    spec = await shell.until_running()
+    shell.turns.pictured = [replace(answer_of("before", ""), artifacts=[picture("cat")])]
+    spec = await shell.begin("blue", task="image_editing", payload={"prompt": "make it blue", "image": {}}, line="c")
     assert spec.payload == {"prompt": "make it blue", "image": {"artifact_id": "cat"}}
     assert spec.images.keys() == {"image"}
-    assert shell.pictures.asked[-1][1] == {"artifact_id": "cat", "sha256": "sum of cat"}
+    assert shell.fetched[-1][1] == {"artifact_id": "cat", "sha256": "sum of cat"}
     assert shell.turns.shown[-1] == {}
-
-
-@pytest.mark.parametrize("when", ["before its run", "after it"])
-async def test_images_that_stand_in_the_conversation_are_the_outcome(shell: Shell, tmp_path: Path, when: str) -> None:
-    store = ArtifactStore(tmp_path / "artifacts")
-    kept = store.put("default", b"drawn", media_type="image/png", width=4, height=2, seed=7)
-    standing = replace(answer_of("r", ""), artifacts=[reference_to(kept)])
-    if when == "before its run":
-        shell.turns.stands = standing
-    else:
-        shell.turns.winner = standing
-    shell.submit("r", task="image_generation", payload={"prompt": "a cat"}, line="c")
-    if when == "after it":
-        await shell.until_running()
-        shell.engine.finish(images=[{**MADE, "data": b"another"}])
-    terminal = await shell.until_ended()
-    assert terminal.finished.output == {"images": [{**kept.reference(), "expires_at": None}]}
-    assert terminal.status == "completed"
 
 
 async def test_images_of_a_cancelled_turn_are_awaited_from_their_store(
@@ -930,9 +800,7 @@ async def test_images_of_a_cancelled_turn_are_awaited_from_their_store(
 
     monkeypatch.setattr(ArtifactStore, "describe", away_at_first)
     monkeypatch.setattr(execution, "AGAIN_S", 0.001)
-    shell.up(slots=0)
-    shell.submit("r", task="image_generation", payload={"prompt": "a cat"}, line="c")
-    shell.cancel("r")
+    shell.cancel_queued(**DRAWING)
     terminal = await shell.until_ended()
     assert asked[kept.artifact_id] > 3
     assert terminal.status == "completed"
@@ -967,7 +835,7 @@ async def test_a_conversation_from_drawing_to_erasure_across_the_death_of_a_work
     second = Talking(tmp_path / "artifacts", log)
     assert await second.turn("draw", "image_generation", prompt="a cat") == drawn
     edited = await second.turn("edit", "image_editing", b"blue cat", prompt="make it blue", image={})
-    assert second.pictures.asked[-1][1]["artifact_id"] == drawn[-1], "the newest image"
+    assert second.fetched[-1][1]["artifact_id"] == drawn[-1], "the newest image"
     store = second.store
     assert store.holds.held_by("default", "trip") == sorted([*drawn, *edited])
     with pytest.raises(Conflict):

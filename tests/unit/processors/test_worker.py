@@ -6,10 +6,11 @@ import asyncio
 import json
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -96,42 +97,20 @@ class RegistryBehind(Intake):
         return super().read(topic, partition, offset, *args)
 
 
-class Refetches:
-    def __init__(self) -> None:
-        self.requested: list[tuple[tuple[str, int], tuple[int, ...], int]] = []
-        self.cancelled: set[tuple[str, int]] = set()
-
-    def request(self, tp: tuple[str, int], offsets: Iterable[int], urgency: int = 0) -> None:
-        self.requested.append((tp, tuple(offsets), urgency))
-
-    def cancel(self, tp: tuple[str, int]) -> None:
-        self.cancelled.add(tp)
-
-
-class Loads:
-    """The lanes: keeps what the flow wants loaded."""
-
-    def __init__(self) -> None:
-        self.wanted: list[str] = []
-
-    def load(self, lane: str) -> None:
-        self.wanted.append(lane)
-
-
 class Shell:
     """A worker whose flow, intake, journal, execution and publisher are real; its clock moves by hand."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.now = 100.0
         self.folder = folder
-        self.broker, self.intake, self.refetches, self.loads = Broker(), RegistryBehind(), Refetches(), Loads()
+        self.broker, self.intake, self.refetches, self.lanes = Broker(), RegistryBehind(), Mock(), Mock()
         self.engine, self.metrics = ScriptedEngine(inline=True), Metrics()
         self.journal = CrashJournal(folder / "journal")
         self.journal_writer = JournalWriter(self.journal)
         self.flow = Flow(FlowSettings(**settings), Models("m"), Book(), deaths=self.journal.deaths)
         self.held: list[frozenset[tuple[str, int]]] = []
         self.erased: list[ControlCommand] = []
-        self.broken = 0
+        self.on_broken = Mock()
         self.given_back: list[tuple[str, int]] = []
         self.ends: dict[tuple[str, int], int] = {}
         self.worker = Worker(
@@ -166,16 +145,13 @@ class Shell:
                 ),
                 publisher=self.publisher,
                 refetcher=self.refetches,
-                lanes=self.loads,
+                lanes=self.lanes,
                 journal=self.journal,
                 journal_writer=self.journal_writer,
                 metrics=self.metrics,
                 faults=Faults({}),
             )
         )
-
-    def on_broken(self) -> None:
-        self.broken += 1
 
     def assign(self, *tps: tuple[str, int], generation: int = 1, fenced: bool = False) -> None:
         committed = {tp: (0, "") for tp in tps}  # noqa: C420
@@ -190,6 +166,11 @@ class Shell:
         self.ends[tp] = start + len(values)
         records = [Delivered(start + n, NOW_MS, None, value, headers, True) for n, value in enumerate(values)]
         self.worker.on_batch(Batch(tp, start, start + len(values), 1, records, lambda: self.given_back.append(tp)))
+
+    async def run(self, *values: bytes, slots: int = 4, inline: bool = True, headers: Headers = ()) -> None:
+        """Takes records while the engine is up."""
+        self.up(slots, inline=inline)
+        await self.take(*values, headers=headers)
 
     async def take(self, *values: bytes, headers: Headers = ()) -> None:
         """Delivers the next records of the low class and lets the worker take them."""
@@ -249,6 +230,10 @@ def request(request_id: str, **fields: Any) -> bytes:
     return json.dumps({**body, **fields}).encode()
 
 
+def command(kind: str, request_id: str) -> ControlCommand:
+    return ControlCommand(kind=kind, request_id=request_id, tenant="default", created_at=NOW_MS)
+
+
 @pytest.fixture(autouse=True)
 def _fixed_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "now_ms", lambda: NOW_MS)
@@ -258,8 +243,7 @@ def _fixed_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_record_becomes_an_outcome_and_its_offset_may_be_committed(shell: Shell) -> None:
-    shell.up()
-    await shell.take(request("r"))
+    await shell.run(request("r"))
     assert shell.given_back == [(LOW, 0)]
     shell.broker.acknowledges = False
     await shell.end("r")
@@ -273,8 +257,7 @@ async def test_a_record_becomes_an_outcome_and_its_offset_may_be_committed(shell
 async def test_all_events_of_a_request_carry_its_trace(shell: Shell) -> None:
     """What is longer than any trace is none of ours to repeat on every chunk."""
     trace = ("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
-    shell.up()
-    await shell.take(request("r", stream=True), headers=(("other", b"x"), trace))
+    await shell.run(request("r", stream=True), headers=(("other", b"x"), trace))
     await shell.end("r")
     topics = {topic for topic, headers in shell.broker.headers if headers == [trace]}
     assert topics == {NAMES.status, NAMES.result}
@@ -315,8 +298,7 @@ async def test_an_urgent_record_passes_a_batch_that_is_half_taken(shell: Shell) 
 
 
 async def test_poison_is_lettered_and_the_next_record_runs(shell: Shell) -> None:
-    shell.up()
-    await shell.take(b"\xff", request("r"))
+    await shell.run(b"\xff", request("r"))
     assert [letter.original for letter in shell.broker.letters()] == [b"\xff"]
     assert shell.running() == ["r"]
     assert shell.flow.gate.commits() == {(LOW, 0): (1, "")}
@@ -369,23 +351,14 @@ async def test_other_partitions_continue_without_the_schemas_of_one(shell: Shell
     assert [offset for topic, offset in shell.intake.looked_at if topic == HIGH] == list(range(11))
 
 
-async def test_an_assignment_ends_the_wait_for_a_registry(shell: Shell) -> None:
-    shell.intake.unknown = {0}
-    shell.deliver(LOW, request("a"))
-    await stay_away(shell)
-    assert shell.worker.registry_waits
-    shell.assign((HIGH, 0), generation=2)
-    assert not shell.worker.registry_waits
-
-
 async def test_parked_records_are_fetched_again_while_the_registry_is_away(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_module, "REGISTRY_AGAIN_S", 0.01)
     shell.intake.unknown = {0}
     shell.worker.on_fetched((LOW, 0), [raw(0, request("r"))])
-    assert shell.refetches.requested == [], "it is not asked without end"
-    await wait_until_async(lambda: shell.refetches.requested == [((LOW, 0), (0,), 0)])
+    assert not shell.refetches.request.called, "it is not asked without end"
+    await wait_until_async(lambda: shell.refetches.request.mock_calls == [call((LOW, 0), (0,))])
 
 
 # -- parked records
@@ -403,7 +376,7 @@ async def parked(shell: Shell) -> None:
     await shell.turns()
     assert shell.running() == ["a"]
     await shell.end("a")
-    assert shell.refetches.requested == [((LOW, 0), (1,), 2)], "with the urgency of its class"
+    assert shell.refetches.request.mock_calls == [call((LOW, 0), (1,), 2)], "with the urgency of its class"
 
 
 @pytest.fixture
@@ -474,33 +447,44 @@ async def test_a_turn_is_asked_for_once_however_much_happens(shell: Shell, monke
 # -- pauses
 
 
-async def test_a_full_partition_is_held_until_it_has_room(tmp_path: Path) -> None:
+@pytest.fixture
+async def full(tmp_path: Path) -> AsyncIterator[Shell]:
+    """Its span of offsets is full: the partition is held."""
     shell = Shell(tmp_path, commit_span=20)
     shell.assign((LOW, 0), (HIGH, 0))
-    shell.up(slots=64)
-    await shell.take(*(request(f"r{n}") for n in range(20)))
-    assert shell.held == [frozenset({(LOW, 0)})]
-    shell.deliver(HIGH, request("h"))
-    await shell.turns()
-    assert shell.held == [frozenset({(LOW, 0)})], "said once"
-    assert "h" in shell.running()
-    for n in range(20):
-        shell.finish(f"r{n}")
-    await shell.turns()
-    shell.deliver(HIGH, request("h2"))
-    await shell.turns()
-    assert shell.held == [frozenset({(LOW, 0)}), frozenset()]
+    await shell.run(*(request(f"r{n}") for n in range(20)), slots=64)
+    assert shell.held == [HOLD]
+    yield shell
+    await shell.execution.close()
 
 
-async def test_the_ticker_releases_a_partition_with_room(tmp_path: Path) -> None:
-    shell = Shell(tmp_path, commit_span=20)
-    shell.assign((LOW, 0))
-    shell.up(slots=64)
-    await shell.take(*(request(f"r{n}") for n in range(20)))
+HOLD = frozenset({(LOW, 0)})
+
+
+@pytest.mark.parametrize("by", ["the next record", "the ticker"])
+async def test_a_full_partition_is_held_until_it_has_room(full: Shell, by: str) -> None:
+    full.deliver(HIGH, request("h"))
+    await full.turns()
+    assert full.held == [HOLD], "said once"
+    assert "h" in full.running()
     for n in range(20):
-        shell.finish(f"r{n}")
-    async with shell.ticking():
-        await wait_until_async(lambda: shell.held == [frozenset({(LOW, 0)}), frozenset()])
+        full.finish(f"r{n}")
+    if by == "the ticker":
+        async with full.ticking():
+            await wait_until_async(lambda: full.held == [HOLD, frozenset()])
+    else:
+        await full.turns()
+        full.deliver(HIGH, request("h2"))
+        await full.turns()
+    assert full.held == [HOLD, frozenset()]
+
+
+async def test_a_pause_outlives_an_assignment_and_ends_with_the_reason_for_it(full: Shell) -> None:
+    """The consumer keeps its holds over a rebalance: what was not told to let go was held for ever, unnoticed."""
+    full.assign((LOW, 0), generation=2)
+    assert full.held == [HOLD], "it holds still, and is not told twice"
+    full.assign((LOW, 0), generation=3, fenced=True)
+    assert full.held == [HOLD, frozenset()]
 
 
 # -- assignments
@@ -509,11 +493,16 @@ async def test_the_ticker_releases_a_partition_with_room(tmp_path: Path) -> None
 async def test_an_assignment_forgets_what_was_not_taken(shell: Shell) -> None:
     shell.intake.unknown = {1}
     await shell.take(request("a"), request("b"))
+    await stay_away(shell)
+    assert shell.worker.registry_waits
     shell.assign((HIGH, 0), (HIGH, 1), generation=2)
+    assert not shell.worker.registry_waits
     await shell.turns()
     assert shell.given_back == [(LOW, 0)], "its room is free for the new assignment"
     assert not shell.flow.works
-    assert shell.refetches.cancelled == {(LOW, 0)}, "of partitions that are gone nothing is read again"
+    assert {one.args[0] for one in shell.refetches.cancel.mock_calls} == {(LOW, 0)}, (
+        "of partitions that are gone nothing is read again"
+    )
 
 
 async def test_waiting_records_of_a_kept_partition_are_read_again(shell: Shell) -> None:
@@ -525,23 +514,11 @@ async def test_waiting_records_of_a_kept_partition_are_read_again(shell: Shell) 
     shell.ends.clear()
     await shell.take(request("a"), request("b"))
     assert [work.request_id for work in shell.flow.works.values()] == ["a", "b"], "a is held already, b is new"
-    assert shell.refetches.cancelled == set()
-
-
-async def test_a_pause_outlives_an_assignment_and_ends_with_the_reason_for_it(tmp_path: Path) -> None:
-    """The consumer keeps its holds over a rebalance: what was not told to let go was held for ever, unnoticed."""
-    shell = Shell(tmp_path, commit_span=20)
-    shell.assign((LOW, 0))
-    await shell.take(*(request(f"r{n}") for n in range(20)))
-    shell.assign((LOW, 0), generation=2)
-    assert shell.held == [frozenset({(LOW, 0)})], "it holds still, and is not told twice"
-    shell.assign((LOW, 0), generation=3, fenced=True)
-    assert shell.held == [frozenset({(LOW, 0)}), frozenset()]
+    assert not shell.refetches.cancel.called
 
 
 async def test_nothing_of_released_work_is_published(shell: Shell) -> None:
-    shell.up()
-    await shell.take(request("r", stream=True))
+    await shell.run(request("r", stream=True))
     run_id = next(iter(shell.engine.runs))
     shell.engine.say("words")  # its chunk is carried out in the next turn, which comes after the assignment
     shell.assign((HIGH, 0), generation=2)
@@ -554,17 +531,16 @@ async def test_nothing_of_released_work_is_published(shell: Shell) -> None:
 
 
 async def test_a_fault_breaks_the_worker_down_once(shell: Shell) -> None:
-    shell.up()
-    await shell.take(request("a"))
+    await shell.run(request("a"))
     shell.intake.fault = ZeroDivisionError("a fault of ours")
     await shell.take(request("b"))
-    assert shell.broken == 1
+    assert shell.on_broken.call_count == 1
     assert shell.worker.broken
     shell.intake.fault = None
     shell.deliver(LOW, request("c"))
     shell.worker.changed()
     await shell.turns()
-    assert shell.broken == 1
+    assert shell.on_broken.call_count == 1
     assert shell.running() == ["a"], "nothing is taken or started any more"
     assert shell.intake.looked_at == [(LOW, 0), (LOW, 1)]
 
@@ -574,8 +550,7 @@ async def test_a_fault_breaks_the_worker_down_once(shell: Shell) -> None:
 
 @pytest.mark.parametrize("broken", [True, False])
 async def test_only_work_of_a_broken_worker_counts_as_a_death(shell: Shell, broken: bool) -> None:
-    shell.up()
-    await shell.take(request("a"))
+    await shell.run(request("a"))
     shell.journal.flush()
     shell.worker.break_down() if broken else shell.worker.stop_taking()
     shell.worker.hand_back()
@@ -620,11 +595,9 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
 
 async def test_a_start_waits_for_the_disk_and_the_loop_does_not(shell: Shell, slow_disk: SlowDisk) -> None:
     shell.engine.prepares_inline = False
-    shell.up(inline=False)
-    shell.deliver(LOW, request("a"), request("cancelled"))
+    await shell.run(request("a"), request("cancelled"), inline=False)
     await wait_until_async(lambda: len(shell.running()) == 2)
-    fields: Any = {"request_id": "cancelled", "tenant": "default", "created_at": NOW_MS}
-    shell.worker.on_commands([ControlCommand(kind="cancel", **fields)])
+    shell.worker.on_commands([command("cancel", "cancelled")])
     await shell.turns()
     assert (slow_disk.on_loop, len(shell.engine.runs)) == (0, 0)
     assert shell.broker.ended() == {"cancelled": "cancelled"}, "the loop does its other work"
@@ -653,8 +626,7 @@ async def test_a_disk_that_does_not_answer_counts_as_one_that_refuses(
 
 @pytest.mark.parametrize("stage", [Stage.SETTLING, Stage.RETRYING])
 async def test_work_between_its_run_and_its_outcome_is_no_death(shell: Shell, stage: Stage) -> None:
-    shell.up()
-    await shell.take(request("a"))
+    await shell.run(request("a"))
     shell.journal.flush()
     shell.broker.acknowledges = False
     if stage is Stage.SETTLING:
@@ -674,8 +646,7 @@ async def test_earlier_deaths_count_until_the_broker_has_the_outcome(tmp_path: P
     shell = Shell(tmp_path)
     assert shell.journal.deaths((LOW, 0, 0), "a") == 1
     shell.assign((LOW, 0))
-    shell.up()
-    await shell.take(request("a"))
+    await shell.run(request("a"))
     shell.broker.acknowledges = False
     await shell.end("a")
     shell.journal.flush()
@@ -692,8 +663,7 @@ async def test_a_request_whose_outcome_breaks_the_worker_is_to_blame(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It runs no more, but without this it would break each worker that takes it."""
-    shell.up()
-    await shell.take(request("a"), request("b"))
+    await shell.run(request("a"), request("b"))
     await shell.end("b")
 
     def terminal(*args: object) -> None:
@@ -701,7 +671,7 @@ async def test_a_request_whose_outcome_breaks_the_worker_is_to_blame(
 
     monkeypatch.setattr(Outcomes, "terminal", terminal)
     await shell.end("a")
-    assert shell.broken == 1
+    assert shell.on_broken.call_count == 1
     shell.journal.close()
     assert shell.deaths_next_life(0, "a") == 1
     assert shell.deaths_next_life(1, "b") == 0
@@ -711,8 +681,7 @@ async def test_a_request_whose_outcome_breaks_the_worker_is_to_blame(
 
 
 async def test_after_the_stop_nothing_is_taken_and_what_runs_may_end(shell: Shell) -> None:
-    shell.up(slots=1)
-    await shell.take(request("a"), request("b"))
+    await shell.run(request("a"), request("b"), slots=1)
     shell.worker.stop_taking()
     await shell.take(request("c"))
     assert [work.request_id for work in shell.flow.works.values()] == ["a"]
@@ -733,17 +702,14 @@ async def test_a_stop_frees_the_room_of_waiting_batches(shell: Shell) -> None:
 
 async def test_commands_reach_the_flow_and_erasures_whoever_erases(shell: Shell) -> None:
     await shell.take(request("a"))
-    fields = {"request_id": "a", "tenant": "default", "created_at": NOW_MS}
-    erase = ControlCommand(kind="erase", **fields)
-    shell.worker.on_commands([ControlCommand(kind="cancel", **fields), erase])
+    shell.worker.on_commands([command("cancel", "a"), command("erase", "a")])
     await shell.turns()
     assert shell.broker.ended() == {"a": "cancelled"}
-    assert shell.erased == [erase]
+    assert shell.erased == [command("erase", "a")]
 
 
 async def test_a_chunk_that_can_never_be_published_fails_its_request(shell: Shell) -> None:
-    shell.up()
-    await shell.take(request("a", stream=True))
+    await shell.run(request("a", stream=True))
     shell.engine.say("\ud800")
     await shell.turns()
     assert shell.broker.ended() == {"a": "failed"}
@@ -774,8 +740,7 @@ async def test_work_wakes_the_ticker_that_found_nothing_held(shell: Shell, monke
 
 
 async def test_the_ticker_ends_slow_runs_and_reports_long_ones(shell: Shell) -> None:
-    shell.up()
-    await shell.take(request("a", execution_timeout_ms=1_000, max_attempts=1))
+    await shell.run(request("a", execution_timeout_ms=1_000, max_attempts=1))
     async with shell.ticking():
         shell.now += 0.1
         await wait_until_async(lambda: any(topic == NAMES.status for topic, _ in shell.broker.sent))

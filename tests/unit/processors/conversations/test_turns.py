@@ -87,18 +87,17 @@ async def test_a_log_that_moved_after_the_read_is_read_again(log: MemoryLog, tur
     assert await turns.begin(second, 1, 0, mine, again.mark)
 
 
-async def test_an_erasure_after_the_read_is_noticed(turns: Turns) -> None:
+async def test_an_erasure_after_the_read_is_noticed_and_garbage_repeats_no_preparation(
+    log: MemoryLog, turns: Turns
+) -> None:
     first, second = request("r1", "a"), request("r2", "b")
     await take(turns, first)
     ahead = await turns.read(second, mine)
     assert await turns.erase("default", "c1", "r1") == 1
     assert not await turns.begin(second, 1, 0, mine, ahead.mark)
-
-
-async def test_garbage_in_the_log_repeats_no_preparation(log: MemoryLog, turns: Turns) -> None:
-    start = await turns.read(request("r1", "a"), mine)
-    log.records.append((0, b"?", b"garbage"))
-    assert await turns.begin(request("r1", "a"), 1, 0, mine, start.mark)
+    again = await turns.read(second, mine)
+    log.records.append((len(log.records), b"?", b"garbage"))
+    assert await turns.begin(second, 1, 0, mine, again.mark)
 
 
 async def test_a_rival_between_read_and_append_is_seen(log: MemoryLog, turns: Turns) -> None:
@@ -111,22 +110,18 @@ async def test_a_rival_between_read_and_append_is_seen(log: MemoryLog, turns: Tu
     assert log.keys() == ["r0/in/0/1", "r1/in/0/1"], "the input is appended once"
 
 
-async def test_an_answer_before_the_append_is_the_outcome(log: MemoryLog, turns: Turns) -> None:
+@pytest.mark.parametrize("when", ["while the append waited", "after the input"])
+async def test_an_answer_of_another_worker_is_the_outcome(log: MemoryLog, turns: Turns, when: str) -> None:
     """The append waited for Kafka, the group gave the partition to another worker, and that one answered."""
     asked = request("r1", "a")
     start = await turns.read(asked, mine)
-    log.rivals = [*input_messages(asked, 1, 0), answer(asked, "theirs", epoch=2)]
-    assert not await turns.begin(asked, 1, 0, mine, start.mark)
-    assert (await turns.read(asked, mine)).answer.content == "theirs"
-
-
-async def test_an_answer_after_the_read_is_the_outcome(log: MemoryLog, turns: Turns) -> None:
-    asked = request("r1", "a")
-    start = await turns.read(asked, mine)
-    assert await turns.begin(asked, 1, 0, mine, start.mark)
-    await turns_of(log).finish(answer(asked, "a dead worker's"), mine, "first")
+    if when == "after the input":
+        assert await turns.begin(asked, 1, 0, mine, start.mark)
+        await turns_of(log).finish(answer(asked, "theirs"), mine, "first")
+    else:
+        log.rivals = [*input_messages(asked, 1, 0), answer(asked, "theirs", epoch=2)]
     assert not await turns.begin(asked, 2, 0, mine, start.mark)
-    assert (await turns.read(asked, mine)).answer.content == "a dead worker's"
+    assert (await turns.read(asked, mine)).answer.content == "theirs"
 
 
 async def test_the_lowest_offset_of_an_input_counts(log: MemoryLog) -> None:
@@ -196,18 +191,14 @@ async def test_erase_tombstones_every_record_of_the_request(log: MemoryLog, turn
 async def test_a_standing_answer_is_looked_up_without_writing(log: MemoryLog, turns: Turns) -> None:
     asked = request("r1", "a")
     assert await turns.answer(asked, mine) is None
-    assert not log.made, "looking makes no topic"
+    assert await turns.erase("default", "c1", "r1") == 0
+    assert not log.made, "looking and erasing make no topic"
     await take(turns, asked)
     assert await turns.answer(asked, mine) is None
     await turns.finish(answer(asked, "A"), mine, "first")
     keys = log.keys()
     assert (await turns.answer(asked, mine)).content == "A"
     assert log.keys() == keys
-
-
-async def test_erasing_makes_no_topic(log: MemoryLog) -> None:
-    assert await turns_of(log).erase("default", "c1", "r1") == 0
-    assert not log.made
 
 
 async def test_turns_wait_for_kafka_and_continue(log: MemoryLog, turns: Turns) -> None:
@@ -220,7 +211,8 @@ async def test_turns_wait_for_kafka_and_continue(log: MemoryLog, turns: Turns) -
     assert [start.past.messages for start in starts] == [[], [], []]
 
 
-async def test_waiting_for_kafka_ends_when_the_work_is_lost(log: MemoryLog, turns: Turns) -> None:
+@pytest.mark.parametrize("end", ["lost", "closed"])
+async def test_waiting_for_kafka_ends_with_the_work_or_the_worker(log: MemoryLog, turns: Turns, end: str) -> None:
     asked = request("r1", "a")
     start = await turns.read(asked, mine)
     log.away, ours = True, True
@@ -231,18 +223,11 @@ async def test_waiting_for_kafka_ends_when_the_work_is_lost(log: MemoryLog, turn
         asyncio.create_task(turns.answer(asked, lambda: ours)),
     ]
     await asyncio.sleep(0.1)
-    ours = False
+    ours = end != "lost"
+    if end == "closed":
+        turns.close()
     outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
     assert [type(outcome) for outcome in outcomes] == [LostOwnership] * 4
-
-
-async def test_close_ends_all_waiting(log: MemoryLog, turns: Turns) -> None:
-    log.away = True
-    waiting = asyncio.create_task(turns.read(request("r1", "a"), mine))
-    await asyncio.sleep(0.1)
-    turns.close()
-    with pytest.raises(LostOwnership):
-        await asyncio.wait_for(waiting, 5)
 
 
 @pytest.mark.parametrize("step", ["begin", "finish"])
@@ -456,11 +441,13 @@ def drawing(request_id: str, prompt: str) -> InferenceRequest:
 
 
 async def test_images_are_held_before_their_turns_are_written(turns: Turns, holds: Holds) -> None:
+    """Nothing is written while the store is away."""
+    holds.failures = 2
     asked = drawing("r1", "a cat")
     start = await turns.read(asked, mine)
     assert await turns.begin(asked, 1, 0, mine, start.mark, {0: [picture("brought")]})
     await turns.finish(answer(asked, "", "cat-1", "cat-2"), mine, "first")
-    assert holds.records_before == [0, 1], "before each record"
+    assert (holds.failures, holds.records_before) == (0, [0, 1]), "before each record"
     assert holds.held == {"brought", "cat-1", "cat-2"}
     later = await turns.read(drawing("r2", "another"), mine)
     assert [(one.role, one.content, [a.artifact_id for a in one.artifacts]) for one in later.pictured] == [
@@ -468,15 +455,6 @@ async def test_images_are_held_before_their_turns_are_written(turns: Turns, hold
         ("assistant", "", ["cat-1", "cat-2"]),
     ]
     assert (await turns.read(asked, mine)).shown == {0: [picture("brought")]}
-
-
-async def test_nothing_is_written_while_the_store_is_away(log: MemoryLog, turns: Turns, holds: Holds) -> None:
-    holds.failures = 2
-    asked = drawing("r1", "a cat")
-    start = await turns.read(asked, mine)
-    assert await turns.begin(asked, 1, 0, mine, start.mark, {0: [picture("brought")]})
-    assert holds.held == {"brought"}
-    assert log.keys() == ["r1/in/0/1"]
 
 
 async def test_images_of_a_losing_answer_are_released(log: MemoryLog, turns: Turns, holds: Holds) -> None:
@@ -569,12 +547,15 @@ async def test_a_turn_sees_only_summaries_that_stood_before_its_input(turns: Tur
     assert (await turns.read(request("r4", "d"), mine)).past.summary is not None
 
 
-async def test_the_summary_with_the_widest_cover_counts_then_the_newest(turns: Turns) -> None:
+async def test_the_summary_with_the_widest_cover_counts_then_the_newest(log: MemoryLog, turns: Turns) -> None:
     await two_turns(turns)
     for name, through in (("s1", 3), ("s2", 1), ("s3", 3)):
         await add(turns, name, through)
     summary = (await past_of(turns)).summary
     assert (summary.text.split(":")[0], summary.turns) == ("s3", 2)
+    for erased, left in (("s3", "s1"), ("s1", "s2")):
+        assert await turns.erase("default", "c1", erased) == 1
+        assert (await past_of(turns_of(log))).summary.text.split(":")[0] == left
 
 
 async def test_the_next_summary_continues_the_last(turns: Turns) -> None:
@@ -608,13 +589,18 @@ async def test_an_empty_range_has_no_summary(log: MemoryLog, turns: Turns) -> No
     assert await turns_of(log).to_sum_up(request("s", summarization={}), "c1", 4, mine) is None
 
 
-async def test_a_summary_is_not_added_to_the_next_topic(log: MemoryLog, turns: Turns) -> None:
+@pytest.mark.parametrize("change", ["recreated", "erased"])
+async def test_a_summary_of_what_is_gone_is_refused(log: MemoryLog, turns: Turns, change: str) -> None:
     await two_turns(turns)
     found = await to_sum_up(turns, "s")
-    log.recreate()
-    with pytest.raises(Cancelled):
-        await turns.add_summary(summary_of("s", "x", 3), mine, found.mark)
-    assert not log.records
+    if change == "recreated":
+        log.recreate()
+    else:
+        await turns.erase("default", "c1", "r1")
+    with pytest.raises(Cancelled if change == "recreated" else Conflict):
+        await turns.add_summary(summary_of("s", "a A b B", found.through), mine, found.mark)
+    assert not any(b"/summary/" in key for _, key, _ in log.records)
+    assert log.records or change == "recreated"
 
 
 async def test_an_erasure_removes_summaries_of_the_turn(log: MemoryLog, turns: Turns) -> None:
@@ -627,15 +613,6 @@ async def test_an_erasure_removes_summaries_of_the_turn(log: MemoryLog, turns: T
     assert past.summary.text == "s1: a A"
     assert await turns.erase("default", "c1", "s1") == 1
     assert (await past_of(turns_of(log))).summary is None
-
-
-async def test_a_summary_of_erased_messages_is_refused(log: MemoryLog, turns: Turns) -> None:
-    await two_turns(turns)
-    found = await to_sum_up(turns, "s")
-    await turns.erase("default", "c1", "r1")
-    with pytest.raises(Conflict):
-        await turns.add_summary(summary_of("s", "a A b B", found.through), mine, found.mark)
-    assert not any(b"/summary/" in key for _, key, _ in log.records)
 
 
 async def test_a_summary_whose_base_is_erased_is_refused(turns: Turns) -> None:
@@ -691,11 +668,3 @@ async def test_two_copies_of_a_request_leave_one_summary_that_counts(log: Memory
     log.put(first, second)
     assert await turns.summary(request("s", summarization={}), mine) == first
     assert (await past_of(turns)).summary.text == "first"
-
-
-async def test_an_erased_summary_leaves_that_of_another_request(log: MemoryLog, turns: Turns) -> None:
-    await two_turns(turns)
-    await add(turns, "s1", through=1)
-    await add(turns, "s2", through=1)
-    assert await turns.erase("default", "c1", "s1") == 1
-    assert (await past_of(turns_of(log))).summary.text == "s2: a A"

@@ -25,16 +25,27 @@ def command(kind: str, request_id: str = "r1", *, tenant: str = "default", at: i
     return ControlCommand(kind=kind, request_id=request_id, tenant=tenant, created_at=at, priority=priority)
 
 
+def deletion(conversation_id: str | None, at: int) -> ControlCommand:
+    return ControlCommand(
+        kind="delete_conversation", request_id="", tenant="default", created_at=at, conversation_id=conversation_id
+    )
+
+
 def book(remembered: int = 100) -> ControlBook:
     return ControlBook(horizon_s=86_400, remembered=remembered)
 
 
-def test_a_cancel_is_remembered_for_its_own_tenant_only() -> None:
+def test_commands_are_remembered_for_their_own_tenant_only() -> None:
     control = book()
     assert control.apply(command("cancel"), now_ms=10)
-    assert control.cancelled("default", "r1") is not None
-    assert control.cancelled("other", "r1") is None
-    assert control.cancelled("default", "r2") is None
+    assert control.apply(deletion("c1", 7), now_ms=10)
+    wanted = [("default", "r1", "c1"), ("other", "r1", "c1"), ("default", "r2", "c2")]
+    assert [control.cancelled(tenant, request_id) is not None for tenant, request_id, _ in wanted] == [
+        True,
+        False,
+        False,
+    ]
+    assert [control.deleted_at(tenant, conversation_id) for tenant, _, conversation_id in wanted] == [7, None, None]
 
 
 def test_the_latest_priority_counts() -> None:
@@ -44,27 +55,21 @@ def test_the_latest_priority_counts() -> None:
     assert control.priority("default", "r1") == 9
 
 
-def test_old_and_unknown_commands_are_passed_over() -> None:
+@pytest.mark.parametrize(
+    ("passed_over", "now_ms"),
+    [
+        (command("cancel"), DAY_MS + 1),
+        (command("UNKNOWN"), 0),
+        (command("reprioritize"), 0),
+        (deletion(None, 7), 10),
+    ],
+    ids=["old", "unknown", "a priority without a number", "a deletion that names nothing"],
+)
+def test_commands_that_mean_nothing_are_passed_over(passed_over: ControlCommand, now_ms: int) -> None:
     control = book()
-    assert not control.apply(command("cancel"), now_ms=DAY_MS + 1)
-    assert not control.apply(command("UNKNOWN"), now_ms=0)
-    assert len(control) == 0
-
-
-def deletion(conversation_id: str | None, at: int, tenant: str = "default") -> ControlCommand:
-    return ControlCommand(
-        kind="delete_conversation", request_id="", tenant=tenant, created_at=at, conversation_id=conversation_id
-    )
-
-
-def test_a_deletion_is_remembered_for_its_conversation_and_tenant() -> None:
-    control = book()
-    assert control.apply(deletion("c1", 7), now_ms=10)
-    assert control.deleted_at("default", "c1") == 7
-    assert control.deleted_at("other", "c1") is None
-    assert control.deleted_at("default", "c2") is None
-    assert not control.apply(deletion(None, 7), now_ms=10), "it names nothing"
-    assert len(control) == 1
+    control.apply(command("reprioritize", "r2", priority=2, at=DAY_MS), now_ms=now_ms)
+    assert not control.apply(passed_over, now_ms=now_ms)
+    assert (len(control), control.priority("default", "r2"), control.priority("default", "r1")) == (1, 2, None)
 
 
 def test_the_latest_deletion_counts_at_the_broker_s_time() -> None:
@@ -130,13 +135,6 @@ def test_a_clock_that_is_ahead_makes_no_command_live_longer_than_the_others() ->
     control.apply(command("cancel", "r2", at=0), now_ms=0)
     control.prune(DAY_MS + 1)
     assert len(control) == 0
-
-
-def test_a_new_priority_without_a_number_changes_nothing() -> None:
-    control = book()
-    control.apply(command("reprioritize", priority=2), now_ms=0)
-    assert not control.apply(command("reprioritize"), now_ms=0)
-    assert control.priority("default", "r1") == 2
 
 
 class FakeReader:

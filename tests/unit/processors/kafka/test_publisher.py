@@ -75,14 +75,15 @@ def no_refusal(error: PenstockError) -> None:
     raise AssertionError(error)
 
 
-def test_done_follows_the_acknowledgement() -> None:
+def test_done_follows_the_acknowledgement_and_a_lost_delivery_is_sent_again() -> None:
     transport, publisher, done = make()
     publisher.result(result(), lambda _: done.append("r1"))
+    assert (done, publisher.unacknowledged) == ([], 1)
+    transport.deliver(0, BrokerUnavailable("timed out"))
     assert done == []
-    assert publisher.unacknowledged == 1
-    transport.deliver(0)
-    assert done == ["r1"]
-    assert publisher.unacknowledged == 0
+    publisher.tick()
+    transport.deliver(1)
+    assert (done, publisher.unacknowledged) == (["r1"], 0)
 
 
 def test_what_the_queue_refuses_is_offered_again_in_order() -> None:
@@ -98,37 +99,29 @@ def test_what_the_queue_refuses_is_offered_again_in_order() -> None:
     assert publisher.backlog == 0
 
 
-def test_a_lost_delivery_is_sent_again() -> None:
+@pytest.mark.parametrize(
+    ("text", "at_once", "later", "published", "counted"),
+    [
+        ("x" * 5000, TooLarge("more than 1,000,000 bytes"), None, "too_large", "too_large"),
+        ("x" * 5000, None, TooLarge("more than 1,000,000 bytes"), "too_large", "too_large"),
+        ("x", TooLarge("\ud800"), None, "internal", "too_large"),
+        ("\ud800", None, None, "internal", "internal"),
+    ],
+    ids=["too large at once", "too large after the fact", "an error that no encoding takes", "a text that none takes"],
+)
+def test_what_cannot_be_published_becomes_a_small_failure(
+    text: str, at_once: PenstockError | None, later: PenstockError | None, published: str, counted: str
+) -> None:
     transport, publisher, done = make()
-    publisher.result(result(), lambda _: done.append("r1"))
-    transport.deliver(0, BrokerUnavailable("timed out"))
-    assert done == []
-    publisher.tick()
-    transport.deliver(1)
-    assert done == ["r1"]
-
-
-def test_too_large_becomes_a_small_failure_at_once_and_after_the_fact() -> None:
-    for at_once in (True, False):
-        transport, publisher, done = make()
-        if at_once:
-            transport.refuse = [TooLarge("more than 1,000,000 bytes")]
-        publisher.result(result("x" * 5000), lambda failure, done=done: done.append(failure.code))
-        if not at_once:
-            transport.deliver(0, TooLarge("more than 1,000,000 bytes"))
-        event = transport.events()[-1]
-        assert (event.kind, event.status, event.output) == ("terminal", "failed", None)
-        assert event.error.code == "too_large"
-        transport.deliver(len(transport.sent) - 1)
-        assert done == ["too_large"], "who counts outcomes must hear that it is another one"
-
-
-def test_a_text_that_no_encoding_takes_becomes_a_small_failure() -> None:
-    transport, publisher, done = make()
-    publisher.result(result("\ud800"), lambda _: done.append("r1"))
-    event = transport.events()[0]
-    assert event.status == "failed"
-    assert event.error.code == "internal"
+    transport.refuse = [at_once]
+    publisher.result(result(text), lambda failure: done.append(failure.code))
+    if later is not None:
+        transport.deliver(0, later)
+    event = transport.events()[-1]
+    assert (event.kind, event.status, event.output) == ("terminal", "failed", None)
+    assert event.error.code == published
+    transport.deliver(len(transport.sent) - 1)
+    assert done == [counted], "who counts outcomes must hear that it is another one"
 
 
 def test_a_chunk_that_can_never_be_published_is_refused_aloud() -> None:
@@ -207,17 +200,18 @@ def test_a_status_on_the_way_is_only_advice_but_the_last_one_is_kept() -> None:
     assert publisher.backlog == 1
 
 
-def test_a_dead_letter_that_is_too_large_keeps_its_first_bytes() -> None:
+def test_a_dead_letter_that_is_too_large_or_in_words_that_cannot_be_encoded_is_still_sent() -> None:
     transport, publisher, done = make()
     transport.refuse = [TooLarge("too large")]
-    large = letter(original=b"y" * 200_000, original_key=b"k" * 900_000)
-    publisher.dead_letter(large, lambda: done.append("dlq"))
-    kept = default_codec().decode(transport.sent[0][1], DeadLetter)
-    assert kept.original == b"y" * 65536
-    assert kept.original_key is None
-    assert "200000 bytes" in kept.reason
+    publisher.dead_letter(letter(original=b"y" * 200_000, original_key=b"k" * 900_000), lambda: done.append("large"))
+    publisher.dead_letter(letter(reason="\ud800"), lambda: done.append("odd"))
+    large, odd = (default_codec().decode(value, DeadLetter) for _, value, _ in transport.sent)
+    assert (large.original, large.original_key) == (b"y" * 65536, None)
+    assert "200000 bytes" in large.reason
+    assert odd.original == b"y"
     transport.deliver(0)
-    assert done == ["dlq"]
+    transport.deliver(1)
+    assert done == ["large", "odd"]
 
 
 class ManualLoop:
@@ -301,22 +295,6 @@ def test_what_is_impossible_does_not_stand_before_the_rest() -> None:
     transport.refuse = [TooLarge("more than the broker takes")]
     publisher.tick()
     assert ids(transport) == ["after"]
-
-
-def test_an_error_whose_words_cannot_be_encoded_still_ends_the_request() -> None:
-    transport, publisher, done = make()
-    transport.refuse = [TooLarge("\ud800")]
-    publisher.result(result(), lambda failure: done.append(failure.code if failure else "completed"))
-    event = transport.events()[0]
-    assert event.status == "failed"
-    transport.deliver(0)
-    assert done == ["too_large"]
-
-
-def test_a_dead_letter_in_words_that_cannot_be_encoded_is_still_sent() -> None:
-    transport, publisher, _ = make()
-    publisher.dead_letter(letter(reason="\ud800"), lambda: None)
-    assert default_codec().decode(transport.sent[0][1], DeadLetter).original == b"y"
 
 
 @pytest.mark.parametrize("at_once", [True, False])
