@@ -48,7 +48,7 @@ from penstock.schemas.limits import DEFAULT_LIMITS
 from penstock.schemas.records import Place, Preview, Record, ResultEvent
 from penstock.schemas.registry import RegistryResolver
 from penstock.schemas.requests import content_hash, request_to_json
-from penstock.schemas.topics import CLASSES, HEADER_ORIGIN
+from penstock.schemas.topics import HEADER_ORIGIN
 from support import wait_until
 
 SUBJECT = ("request", *KEY)
@@ -206,18 +206,6 @@ def test_followers_of_a_conversation_get_frames_of_a_request_that_is_read_late(g
     assert types(follower) == ["status", "chunk", "chunk", "result"]
     assert types(both) == ["chunk", "chunk", "result"], "no frame is sent twice"
     assert types(theirs) == []
-
-
-def test_how_many_wait(gateway: Gateway) -> None:
-    nothing = dict.fromkeys(CLASSES, 0)
-    assert gateway.view.census.queue_depths(0) == (nothing, nothing)
-    for priority, request_id in ((1, "h"), (5, "m1"), (5, "m2"), (9, "l"), (5, "r"), (5, "done")):
-        gateway.read(REQUESTS, replace(REQUEST, request_id=request_id, priority=priority))
-    gateway.read(STATUSES, RUNNING, status("queued", "m1"))
-    gateway.read(RESULTS, outcome("done"))
-    depths, ages = gateway.view.census.queue_depths(4_500)
-    assert depths == {"high": 1, "medium": 2, "low": 1}
-    assert ages == {"high": 3.5, "medium": 3.5, "low": 3.5}
 
 
 def test_a_request_of_this_gateway_is_not_decoded_again(gateway: Gateway) -> None:
@@ -502,36 +490,24 @@ def foreign(gateway: Gateway, schema_id: int, request_id: str = "r") -> bytes:
     return b"\x00" + schema_id.to_bytes(4, "big") + gateway.codec.encode(replace(TERMINAL, request_id=request_id))[5:]
 
 
-def test_the_view_waits_at_a_record_while_the_registry_is_away(gateway: Gateway) -> None:
-    values = (CHUNK, foreign(gateway, Registry.SCHEMA_ID, "s"), TERMINAL)
+@pytest.mark.parametrize("schema_id", [Registry.SCHEMA_ID, 99], ids=["known", "unknown"])
+def test_the_view_waits_at_a_record_while_the_registry_is_away(gateway: Gateway, schema_id: int) -> None:
+    """Bytes that are no record do not wait for it, and it is never called on the loop."""
+    values = (b"poison", None, CHUNK, foreign(gateway, schema_id, "s"), TERMINAL)
     batch = [gateway.message(RESULTS, value) for value in values]
     gateway.registry.down = True
     with pytest.raises(RegistryUnavailable):
         gateway.view.apply(batch)
-    assert gateway.view.offsets() == {RESULTS: 1}
+    assert gateway.view.offsets() == {RESULTS: 3}
     assert not gateway.found().done
-    del batch[0]
+    del batch[:3]
     assert not gateway.applies(batch)
     gateway.registry.down = False
-    wait_until(lambda: gateway.applies(batch), 10, "the schema was fetched")
-    assert gateway.found().done
-    assert gateway.found("s").done
-    assert gateway.view.offsets() == {RESULTS: 3}
-
-
-@pytest.mark.parametrize("schema_id", [Registry.SCHEMA_ID, 99], ids=["known", "unknown"])
-def test_the_registry_is_never_called_on_the_loop(gateway: Gateway, schema_id: int) -> None:
-    batch = [gateway.message(RESULTS, foreign(gateway, schema_id))]
-    with pytest.raises(RegistryUnavailable):
-        gateway.view.apply(batch)
     wait_until(lambda: gateway.applies(batch), 10, "the registry has answered")
+    assert gateway.found().done
+    assert (gateway.view.find(("default", "s")) is not None) == (schema_id == Registry.SCHEMA_ID)
+    assert gateway.view.offsets() == {RESULTS: 5}
     assert gateway.registry.threads == {"registry"}
-    assert (gateway.view.find(KEY) is not None) == (schema_id == Registry.SCHEMA_ID)
-
-
-def test_bytes_that_are_no_record_do_not_wait_for_the_registry(gateway: Gateway) -> None:
-    gateway.registry.down = True
-    assert gateway.applies([gateway.message(RESULTS, b"poison"), gateway.message(RESULTS, None)])
 
 
 def test_models_and_workers_come_and_go(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -732,35 +708,31 @@ def secrets(gateway: Gateway) -> list[str]:
     return [str(row) for row in execute(gateway.path, "SELECT facts FROM requests") if "sec" in str(row)]
 
 
-def test_an_ended_request_is_erased(gateway: Gateway) -> None:
-    gateway.read(REQUESTS, REQUEST)
-    gateway.read(RESULTS, CHUNK, TERMINAL)
-    assert len(secrets(gateway)) == 1
-    gateway.read(CONTROL, ERASE)
-    assert secrets(gateway) == []
-    for tp, record in ((REQUESTS, REQUEST), (RESULTS, TERMINAL), (STATUSES, RUNNING), (CONTROL, ERASE)):
+@pytest.mark.parametrize(("when", "restarts"), [(0, False), (1, False), (1, True), (2, True), (3, True)])
+def test_a_request_is_erased_whenever_the_command_is_read(gateway: Gateway, when: int, restarts: bool) -> None:
+    """Before its request or after any of its records. Its readers still get the outcome; records that come again,
+    and a new process, change nothing."""
+    records: list[tuple[TP, Record]] = [(REQUESTS, REQUEST), (RESULTS, CHUNK), (RESULTS, TERMINAL)]
+    told: list[str] = []
+    for number, (tp, record) in enumerate([*records[:when], (CONTROL, ERASE), *records[when:]]):
+        client = gateway.listen(SUBJECT)
+        gateway.read(tp, record)
+        told += [frame.request_id for frame in client.frames if isinstance(frame, ResultFrame)]
+        assert bool(secrets(gateway)) == (when > 0 and number < 3), "a live request is erased with its outcome"
+        if restarts:
+            gateway.restart()
+    assert told == ["r"]
+    for tp, record in (*records, (STATUSES, RUNNING), (CONTROL, ERASE)):
         gateway.read(tp, record)
     for _ in range(2):
         entry = gateway.found()
         assert (entry.erased, entry.metadata, entry.terminal, entry.fold.text) == (True, {}, None, "")
-        assert (entry.origin, entry.accepted_ms, entry.task) == (ORIGIN, 1_000, "text_generation")
+        assert (entry.origin, entry.task) == (ORIGIN, "text_generation")
+        assert entry.accepted_ms == (1_000 if when else 0)
         assert gateway.view.live_count == 0
         assert gateway.view.page("default", limit=9, after=None, newest_first=True) == []
         assert secrets(gateway) == []
         gateway.restart()
-
-
-def test_readers_of_an_erased_request_still_get_its_outcome(gateway: Gateway) -> None:
-    """The command may be read before the outcome, or even before the request."""
-    client = gateway.listen(SUBJECT, ("request", "default", "early"))
-    gateway.read(REQUESTS, REQUEST)
-    gateway.read(CONTROL, ERASE, command("erase", "early"))
-    gateway.read(REQUESTS, replace(REQUEST, request_id="early"))
-    assert gateway.found().erased
-    gateway.read(RESULTS, TERMINAL, replace(TERMINAL, request_id="early"))
-    assert [frame.request_id for frame in client.frames if isinstance(frame, ResultFrame)] == ["r", "early"]
-    assert secrets(gateway) == []
-    assert gateway.view.live_count == 0
 
 
 def test_an_erased_request_of_which_nothing_is_read_is_not_live(gateway: Gateway, monkeypatch: Any) -> None:
@@ -782,26 +754,6 @@ def test_only_erase_erases_and_only_for_its_tenant(gateway: Gateway) -> None:
     gateway.read(RESULTS, TERMINAL)
     gateway.read(CONTROL, command("cancel"), command("erase", tenant="other"), None)
     assert (gateway.found().terminal, gateway.found().erased) == (TERMINAL, False)
-
-
-def test_a_request_stays_erased_after_a_restart(gateway: Gateway) -> None:
-    gateway.read(REQUESTS, REQUEST)
-    gateway.read(RESULTS, CHUNK)
-    gateway.read(CONTROL, ERASE)
-    gateway.flush()
-    gateway.restart()
-    gateway.read(RESULTS, TERMINAL)
-    assert gateway.found().erased
-    assert secrets(gateway) == []
-
-
-def test_after_a_restart_an_older_workers_status_does_not_count(gateway: Gateway) -> None:
-    for event in (RUNNING, status(epoch=2)):
-        gateway.read(STATUSES, event)
-        gateway.flush()
-    gateway.restart()
-    gateway.read(STATUSES, status("retrying"))
-    assert gateway.found().status_name == "running"
 
 
 # -- progress and previews
