@@ -111,7 +111,6 @@ def test_a_model_that_does_not_fit_now_waits_for_memory() -> None:
 
 
 def test_a_turn_waits_for_the_turns_before_it_however_free_its_model_is() -> None:
-    """A dry run said that it would start at once."""
     models = [model_info("chat")]
     found = planned(worker(state("chat")), models=models, turns_before=2)
     assert (found.waiting_for, found.estimated_wait_ms) == (WaitingFor(reason="conversation"), None)

@@ -117,7 +117,6 @@ def open_socket(transport: Mock) -> Any:
 
 
 async def test_a_socket_whose_shutdown_fails_is_aborted(caplog: pytest.LogCaptureFixture) -> None:
-    """Its exception ended the server before its lifespan had shut down."""
     transport = Mock()
     socket = made(1, lambda: None, transport)
     socket.conn.send_eof()  # as after any error of the protocol's

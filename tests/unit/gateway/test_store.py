@@ -145,7 +145,6 @@ def page(
 
 
 def test_an_entry_comes_back_as_it_was(store: Store) -> None:
-    """Of its tenant."""
     waits, done = new_entry("live"), ended(new_entry("done", accepted_ms=2_000))
     waits.labels = Labels("u", None, "k")
     waits.on_result(chunk(request_id="live"), 4)
@@ -380,7 +379,6 @@ def test_days_of_requests_do_not_make_unknown_ones_cost_a_read(
 def test_queries_for_live_rows_do_not_read_ended_ones(
     store: Store, connections: list[sqlite3.Connection], ask: Callable[[Store], Any]
 ) -> None:
-    """SQLite once chose another index: each turn of a conversation read all rows."""
     write(store, 1, *(ended(new_entry(f"c{at}")) for at in range(300)), new_entry("c-live"))
     assert page(store), "this thread has its connection"
     steps: list[None] = []
@@ -519,7 +517,6 @@ def test_a_page_reads_its_own_rows_alone(
 
 
 def test_deleted_facts_are_in_none_of_the_files(path: Path) -> None:
-    """The write-ahead log had them until it was full, 4 MB later, also while somebody reads."""
 
     def bytes_on_disk() -> bytes:
         return b"".join(one.read_bytes() for one in path.parent.iterdir())

@@ -161,7 +161,6 @@ def small() -> Gateway:
 
 
 async def test_the_request_that_was_checked_is_submitted(gateway: Gateway) -> None:
-    """A dry run, and a request with images, refused a model of a pool that the submission accepts."""
     checked = await gateway.check(asked(model="big"))
     assert (checked.request.pool, checked.model) == ("b", "large")
     gateway.submitter.check_room(checked)
@@ -294,7 +293,6 @@ async def test_the_id_is_reported_before_the_record_is_sent(gateway: Gateway) ->
 
 
 async def test_a_gateway_that_cannot_keep_requests_accepts_none(gateway: Gateway) -> None:
-    """On a full disk a chat was accepted, and its stream hung; /readyz said 503 all the while."""
     gateway.full = FULL
     with pytest.raises(Overloaded, match="disk is full") as refused:
         await gateway.submit(asked(), keep=never)
@@ -306,7 +304,6 @@ async def test_a_gateway_that_cannot_keep_requests_accepts_none(gateway: Gateway
 
 @pytest.mark.parametrize("klass", CLASSES)
 async def test_each_class_and_tenant_keeps_room_when_others_fill_the_gateway(klass: str) -> None:
-    """200,000 low requests, also directly from Kafka, kept out every urgent chat of all tenants."""
     gateway = Gateway(Allowances(totals=Totals(max_live=200_000, reserve=0.25)))
     gateway.held_live_count = gateway.allowances.tenants.of("default").outstanding = 300_000
     own = asked(priority={"high": 0, "medium": 5, "low": 9}[klass])
@@ -363,7 +360,6 @@ def test_each_id_is_given_once_the_oldest_first(steps: list[tuple[str, str, str 
 
 
 def test_unconfirmed_ids_are_bounded_by_caller() -> None:
-    """One caller that submitted and left slowed every submission, and displaced the ids of all others."""
     kept = Unconfirmed()
     kept.add("other", "0", "mine")
     for number in range(unconfirmed.MOST + 1):

@@ -736,7 +736,6 @@ def test_a_request_is_erased_whenever_the_command_is_read(gateway: Gateway, when
 
 
 def test_an_erased_request_of_which_nothing_is_read_is_not_live(gateway: Gateway, monkeypatch: Any) -> None:
-    """It counted against its tenant until it was pruned, two days later."""
     monkeypatch.setattr(view_module, "MOST_EARLY", 2)
     gateway.read(CONTROL, *(command("erase", name) for name in ("a", "b", "c")))
     for _ in range(2):

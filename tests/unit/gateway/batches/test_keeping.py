@@ -92,7 +92,6 @@ class Killed(BaseException):
 def test_an_interrupted_end_is_finished_by_the_next_gateway(
     kept: BatchStore, store: ArtifactStore, open_batch: Batch, monkeypatch: pytest.MonkeyPatch, deletions: int
 ) -> None:
-    """A batch that was not marked as open any more stayed for a month: with its parts, which hold the answers."""
     batch = open_batch
     kept.put_part(batch.key, 0, io.BytesIO(b"x"), io.BytesIO(b"y"), Counts(1))
     assert kept.take_lease(batch.key, 1, "beat")

@@ -57,7 +57,6 @@ def test_requests_are_forgotten_after_two_horizons() -> None:
 
 
 def test_the_content_is_the_same_whichever_pool_the_model_is_in() -> None:
-    """A message for a model of a pool was refused when another process took it over: its request names the pool."""
     request = made()
     assert content_of(request) == content_of(dataclasses.replace(request, pool="big"))
     assert content_of(request) != content_of(made(payload={"prompt": "another"}))

@@ -78,7 +78,6 @@ def test_a_delivery_without_room_is_loaded_when_there_is_some() -> None:
 
 
 def test_the_hosts_of_one_tenant_take_no_room_from_other_tenants() -> None:
-    """Many hosts of one tenant filled the room; and one host that two tenants call was full for both."""
     room = Deliveries(Room(in_flight=8, held=8, held_per_tenant=3, held_per_group=2))
     assert [room.add(delivery(f"e{number}", f"h{number}")) for number in range(5)] == [True] * 3 + [False] * 2
     assert room.add(delivery("g", "h0", "u"))
@@ -91,7 +90,6 @@ def test_the_hosts_of_one_tenant_take_no_room_from_other_tenants() -> None:
 
 
 def test_choosing_the_next_calls_is_fast_with_many_hosts() -> None:
-    """With 200,000 hosts each look took a tenth of a second: at every call that ended."""
     many = (delivery(f"e{number}", f"h{number}") for number in range(50_000))
     room = held(Room(in_flight=64, held_per_tenant=50_000), *many)
     flying = room.begin(0)

@@ -185,7 +185,6 @@ class World(WebhookMetrics):
 
 
 async def test_the_letter_of_a_failed_webhook_does_not_hold_its_outcome() -> None:
-    """It outlived the request: an operator could read what the tenant had erased."""
     async with World(410) as world:
         await world.takes_over(waiting(1))
         await world.has(("r1", "failed"))
@@ -208,7 +207,6 @@ async def test_a_request_that_is_erased_is_dropped_without_a_letter(before_its_c
 
 
 async def test_a_revoked_partition_begins_no_more_calls() -> None:
-    """They were begun while the last calls were waited for, and ended after another process had the partition."""
     async with World(500, slow=True) as world:
         await world.takes_over(*(waiting(number) for number in range(5)), sent=2)
         giving = await world.begins_to_lose()
@@ -266,7 +264,6 @@ async def test_an_outcome_read_while_its_partition_is_revoked_is_not_committed(c
 
 
 async def test_a_request_id_that_is_used_again_is_sent_again() -> None:
-    """It was taken for a repeat, and no receiver was called."""
     async with World() as world:
         await world.takes_over()
         later = outcome("nightly", tenant="t", origin=replace(ORIGIN, append_time_ms=now_ms() + HORIZON_MS + 60_000))
@@ -296,7 +293,6 @@ async def test_a_webhook_that_cannot_be_made_fails_by_itself() -> None:
 
 @pytest.mark.usefixtures("soon_again")
 async def test_what_arrives_while_the_registry_is_away_is_bounded() -> None:
-    """Statuses were read on without a limit."""
     held, heard, tp = list[list[str]](), list[Listener](), ("inference.status", 0)
     codec = Registry(10**9)
     consumer: Any = SimpleNamespace(hold=held.append, start=lambda: None, commit=lambda offsets: None)
@@ -330,7 +326,6 @@ def soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("soon_again")
 @pytest.mark.parametrize("away", [1, 4])
 async def test_the_dispatcher_waits_for_a_registry_that_is_away(away: int) -> None:
-    """It ended the process, or the webhook said nothing of its request."""
     async with World(codec=Registry(away)) as world:
         await world.takes_over(waiting(1))
         await world.has(("r1", "delivered"))
@@ -339,7 +334,6 @@ async def test_the_dispatcher_waits_for_a_registry_that_is_away(away: int) -> No
 
 @pytest.mark.usefixtures("soon_again")
 async def test_a_partition_that_goes_while_the_registry_is_waited_for() -> None:
-    """It ended the process, and with it the calls for all other partitions."""
     async with World(codec=Registry(3)) as world:
         await world.takes_over()
         world.reads(2)
@@ -368,7 +362,6 @@ async def test_erasures_wait_for_the_registry(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_an_erasure_is_forgotten_with_the_request_that_it_is_about() -> None:
-    """They were remembered until the process ended."""
     async with World() as world:
         world.it.erased(("t", "r1"), now_ms() - ERASED_MS - 1)
         world.it.erased(("t", "r2"), now_ms())
