@@ -209,7 +209,8 @@ def test_followers_of_a_conversation_get_frames_of_a_request_that_is_read_late(g
 
 
 def test_a_request_of_this_gateway_is_not_decoded_again(gateway: Gateway) -> None:
-    """Its delivery report gave the offset. Requests of other gateways are decoded."""
+    """Its delivery report gave the offset. Requests of other gateways are decoded, also at the offset of one of ours
+    that was read before its report."""
     own = replace(ORIGIN, offset=1)
     gateway.view.accepted(REQUEST, own)
     assert (gateway.found().origin, gateway.found().accepted_ms) == (own, 1_000)
@@ -221,15 +222,12 @@ def test_a_request_of_this_gateway_is_not_decoded_again(gateway: Gateway) -> Non
     assert types(client) == ["status"], "of the other's request alone"
     gateway.read(REQUESTS, REQUEST)
     assert gateway.found().origin == own, "the repeat is read, and is not the first"
-
-
-def test_a_record_that_was_read_before_its_delivery_report(gateway: Gateway) -> None:
-    gateway.read(REQUESTS, REQUEST)
-    gateway.view.accepted(REQUEST, ORIGIN)
-    gateway.next[REQUESTS] = 0
+    gateway.read(REQUESTS, replace(REQUEST, request_id="late"))
+    gateway.view.accepted(replace(REQUEST, request_id="late"), replace(ORIGIN, offset=3))
+    gateway.next[REQUESTS] = 3
     gateway.read(REQUESTS, replace(REQUEST, request_id="s"))
-    assert gateway.found("s").content, "the offset is not taken for one of ours"
-    assert gateway.view.arrivals.per_s(1_000) == 2 / 60
+    assert gateway.found("s").content
+    assert gateway.view.arrivals.per_s(1_000) == 5 / 60, "with the repeat"
 
 
 def test_of_two_gateways_with_one_key_the_first_in_the_log_counts(gateway: Gateway, tmp_path: Path) -> None:
@@ -443,16 +441,6 @@ def test_a_new_priority_counts_from_its_command_on_and_outlives_the_process(
     assert gateway.found().priority == 1
 
 
-def test_commands_that_arrive_before_their_requests_are_bounded(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(view_module, "MOST_EARLY", 2)
-    gateway.read(CONTROL, *(command("reprioritize", name, priority=1) for name in ("r", "a", "b")))
-    gateway.read(REQUESTS, REQUEST, replace(REQUEST, request_id="b"))
-    assert (gateway.found().priority, gateway.found("b").priority) == (REQUEST.priority, 1)
-    assert gateway.view.live_count == 2
-
-
 @pytest.mark.parametrize(
     ("request_id", "tenant"), [("a b", "default"), ("x" * 500, "default"), ("", "default"), ("r", "Upper"), ("r", "")]
 )
@@ -467,23 +455,19 @@ def test_a_request_that_no_worker_takes_is_not_live(gateway: Gateway, request_id
 @pytest.mark.parametrize("tp", [REQUESTS, RESULTS, STATUSES, CONTROL, (NAMES.model, 0), (NAMES.worker, 0)])
 @pytest.mark.parametrize("value", [b"", b"\x00\x01", b"{", b"{}", b"\x00\xff\xff\xff\xffrest", "misplaced", None])
 def test_a_bad_record_stops_nothing(gateway: Gateway, tp: TP, value: Any) -> None:
-    """Bytes that cannot be decoded, tombstones, and a good record on the wrong topic."""
-    if value == "misplaced":
-        value = TERMINAL if tp != RESULTS else RUNNING
-    gateway.read(tp, value)
-    gateway.read(RESULTS, TERMINAL)
-    assert gateway.found().done
-    assert gateway.view.offsets() == {tp: gateway.next[tp], RESULTS: gateway.next[RESULTS]}
+    """Bytes that cannot be decoded, tombstones, and a good record on the wrong topic; nor does an internal error."""
 
-
-def test_an_internal_error_stops_nothing(gateway: Gateway) -> None:
     def fail(_: ResultEvent) -> None:
         raise ZeroDivisionError
 
     gateway.on_outcome = fail
+    if value == "misplaced":
+        value = TERMINAL if tp != RESULTS else RUNNING
+    gateway.read(tp, value)
     gateway.read(RESULTS, TERMINAL, outcome("s"))
+    assert gateway.found().done
     assert gateway.found("s").done
-    assert gateway.view.offsets() == {RESULTS: 2}
+    assert gateway.view.offsets() == {tp: gateway.next[tp], RESULTS: gateway.next[RESULTS]}
 
 
 def foreign(gateway: Gateway, schema_id: int, request_id: str = "r") -> bytes:
@@ -664,6 +648,7 @@ def test_news_while_silent_requests_are_forgotten(silent: Gateway, is_aside: boo
 
 
 def test_rows_that_could_not_be_deleted_are_deleted_the_next_time(silent: Gateway) -> None:
+    """What is in no file, as a chunk that does not decode, stays in memory: it would be counted for ever."""
     silent.view.put_aside(9)
     assert len(silent.view.forget(silent.store.silent_live(20_000), 20_000)) == 1
     assert counts(silent) == (0,) * 4
@@ -673,6 +658,9 @@ def test_rows_that_could_not_be_deleted_are_deleted_the_next_time(silent: Gatewa
     assert silent.store.silent_live(1 << 62) == []
     silent.read(REQUESTS, REQUEST)
     assert counts(silent) == (1,) * 4
+    silent.view.known.begin(("default", "began"), 1)
+    silent.view.put_aside(9)
+    assert silent.view.known.in_memory(("default", "began")) is not None
 
 
 @pytest.mark.parametrize(
@@ -690,13 +678,6 @@ def test_a_command_is_kept_with_a_request_that_left_memory(
     assert silent.view.known.held_live_count == 0
     assert getattr(silent.found(), field) == 1_000
     assert silent.found().updated_ms == updated_ms
-
-
-def test_a_request_of_which_nothing_is_written_stays_in_memory(silent: Gateway) -> None:
-    """A chunk that does not decode is in no file: the request would be counted for ever."""
-    silent.view.known.begin(("default", "began"), 1)
-    silent.view.put_aside(9)
-    assert silent.view.known.in_memory(("default", "began")) is not None
 
 
 # -- erasing
@@ -735,9 +716,14 @@ def test_a_request_is_erased_whenever_the_command_is_read(gateway: Gateway, when
         gateway.restart()
 
 
-def test_an_erased_request_of_which_nothing_is_read_is_not_live(gateway: Gateway, monkeypatch: Any) -> None:
+def test_commands_before_their_requests_are_bounded_and_make_none_live(gateway: Gateway, monkeypatch: Any) -> None:
+    """What is erased is remembered all the same."""
     monkeypatch.setattr(view_module, "MOST_EARLY", 2)
-    gateway.read(CONTROL, *(command("erase", name) for name in ("a", "b", "c")))
+    gateway.read(CONTROL, *(command("reprioritize", name, priority=1) for name in ("r", "d", "e")))
+    gateway.read(REQUESTS, REQUEST, replace(REQUEST, request_id="e"))
+    assert (gateway.found().priority, gateway.found("e").priority) == (REQUEST.priority, 1)
+    gateway.read(RESULTS, TERMINAL, outcome("e"))
+    gateway.read(CONTROL, *(command("erase", name) for name in ("r", "e", "a", "b", "c")))
     for _ in range(2):
         assert (gateway.view.live_count, gateway.view.tenants.of("default").outstanding) == (0, 0)
         assert all(gateway.found(name).erased for name in "abc")
