@@ -156,13 +156,6 @@ async def test_calls_are_sent_in_pieces_and_completed_by_the_outcome() -> None:
     ]
 
 
-def test_a_frame_has_pieces_of_calls_only_if_there_are_some() -> None:
-    piece = {"index": 0, "id": None, "name": None, "arguments": "x", "offset": 3}
-    shown = chunk("", 0, tool_calls=[piece]).to_json()
-    assert shown["tool_calls"] == [{"index": 0, "arguments": "x", "offset": 3}]
-    assert "tool_calls" not in chunk("a", 0).to_json()
-
-
 async def test_further_choices_have_whole_calls() -> None:
     first = {"index": 0, "text": "a", "finish_reason": "stop"}
     other = {"index": 1, "text": "", "tool_calls": [CALL], "finish_reason": "tool_calls"}
@@ -172,7 +165,12 @@ async def test_further_choices_have_whole_calls() -> None:
     assert {choice["index"] for choice in with_calls} == {1}
 
 
-def test_the_usage_has_the_reused_tokens() -> None:
+def test_what_is_there_only_if_there_is_some() -> None:
+    """Pieces of calls in a frame, and reused tokens in the usage."""
+    piece = {"index": 0, "id": None, "name": None, "arguments": "x", "offset": 3}
+    shown = chunk("", 0, tool_calls=[piece]).to_json()
+    assert shown["tool_calls"] == [{"index": 0, "arguments": "x", "offset": 3}]
+    assert "tool_calls" not in chunk("a", 0).to_json()
     usage = text_usage({"usage": {"prompt_tokens": 9, "completion_tokens": 1, "cached_tokens": 8}})
     assert usage["prompt_tokens_details"] == {"cached_tokens": 8}
     assert "prompt_tokens_details" not in text_usage({"usage": {"prompt_tokens": 9}})

@@ -41,7 +41,6 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
 
 
 def test_every_route_says_what_it_takes_and_answers(document: dict[str, Any]) -> None:
-    """Issue 8, defect 18: bodies had no schema, answers were `{}`, events were declared JSON."""
     assert operations(document).keys() == DOCUMENTED.keys()
     for (method, path), operation in operations(document).items():
         where = f"{method} {path}"

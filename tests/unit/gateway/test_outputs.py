@@ -36,43 +36,41 @@ def entry_of(record: bytes) -> Entry:
     return entry
 
 
-def test_a_large_output_is_left_out_and_found_again() -> None:
-    assert len(RECORD) > LARGE_BYTES
-    entry = entry_of(RECORD)
-    assert entry.terminal == replace(EVENT, embedding=None)
-    public = entry.to_json()
-    assert (public["result"], public["result_omitted"], public["status"]) == (None, True, "completed")
-    assert entry.to_json(whole=True)["result"] == result_json(EVENT)
-
-
-def test_a_small_one_is_there_at_once() -> None:
-    small = replace(EVENT, embedding={"embeddings": [[0.5]], "dimensions": 1})
-    public = entry_of(default_codec().encode(small)).to_json()
-    assert public["result"] == result_json(small)
-    assert "result_omitted" not in public
-
-
-def test_a_large_record_without_an_output_is_whole() -> None:
-    event = replace(EVENT, status="failed", embedding=None, metadata={"note": "x" * 20_000})
-    entry = entry_of(default_codec().encode(event))
-    assert (entry.terminal, entry.large) == (event, None)
-
-
-def test_of_a_large_text_the_text_alone_is_held() -> None:
-    """Streams need it; log probabilities and other answers take ten times their bytes."""
-    output = {**TEXT, "text": "x" * 20_000, "logprobs": [{**TOKEN, "top_logprobs": None}] * 500}
-    event = replace(EVENT, embedding=None, task="text_generation", text_generation=output)
-    entry = entry_of(default_codec().encode(event))
-    assert entry.terminal is not None
-    left_out = dict.fromkeys(("logprobs", "prompt_logprobs", "covers_through"))
-    assert entry.terminal.text_generation == {**output, **left_out}
-    assert entry.terminal.output_text == "x" * 20_000
-    assert entry.to_json(whole=True)["result"] == result_json(event)
-
-
 TEXT = {"text": "x", "tool_calls": None, "logprobs": None, "choices": None}
 TOKEN = {"token": "abc", "logprob": -0.25, "bytes": [97, 98, 99]}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+LARGE_TEXT = {**TEXT, "text": "x" * 20_000, "logprobs": [{**TOKEN, "top_logprobs": None}] * 500}
+
+
+@pytest.mark.parametrize(
+    ("fields", "held"),
+    [
+        ({}, {"embedding": None}),
+        ({"embedding": {"embeddings": [[0.5]], "dimensions": 1}}, None),
+        ({"status": "failed", "embedding": None, "metadata": {"note": "x" * 20_000}}, None),
+        # Streams need the text; log probabilities and other answers take ten times their bytes.
+        (
+            {"embedding": None, "task": "text_generation", "text_generation": LARGE_TEXT},
+            {"text_generation": LARGE_TEXT | dict.fromkeys(("logprobs", "prompt_logprobs", "covers_through"))},
+        ),
+    ],
+    ids=["large", "small", "a large record without an output", "of a large text the text alone"],
+)
+def test_what_is_held_of_an_output(fields: dict[str, Any], held: dict[str, Any] | None) -> None:
+    """What is left out is found again."""
+    event = replace(EVENT, **fields)
+    record = default_codec().encode(event)
+    assert (len(record) > LARGE_BYTES) == (fields.get("embedding", "large") in ("large", None))
+    entry = entry_of(record)
+    assert entry.terminal == replace(event, **(held or {}))
+    assert (entry.large is None) == (held is None)
+    public = entry.to_json()
+    assert public["status"] == event.status
+    assert entry.to_json(whole=True)["result"] == result_json(event)
+    assert public["result"] == (result_json(event) if held is None else None)
+    assert public.get("result_omitted", False) == (held is not None)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +149,4 @@ JSON = st.recursive(
 def test_json_in_steps_is_json(value: Any) -> None:
     for some in (value, [value] * (LONG_LIST + 1)):
         assert json.loads(encode_json(some)) == json.loads(json.dumps(some))
-
-
-def test_what_json_has_no_number_for_is_null() -> None:
     assert encode_json({"embeddings": [[math.nan, math.inf, 0.5]]}) == '{"embeddings":[[null,null,0.5]]}'

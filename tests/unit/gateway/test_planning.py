@@ -62,21 +62,40 @@ def test_a_ready_model_with_free_slots_starts_at_once() -> None:
     assert (found.estimated_wait_ms, found.estimated_run_ms, found.waiting_for) == (0, 1_000, None)
 
 
-def test_the_wait_counts_its_class_and_those_above() -> None:
-    busy = worker(state(running=4, queued=40), queued={"high": 10, "medium": 10, "low": 20})
-    medium, high = (
-        planned(busy, models=[model_info("a", max_batch_size=4)], request=request(priority=priority))
-        for priority in (5, 0)
-    )
-    assert medium.estimated_wait_ms == 1_000 * (20 + 1) / 4
-    assert high.estimated_wait_ms == 1_000 * (10 + 1) / 4
-    assert medium.waiting_for is not None
-    assert (medium.waiting_for.reason, medium.waiting_for.estimated_start_at) == ("class", 55_250)
+LARGE = model_info("a", weights_bytes=60 * GIB, load_seconds=9.0)
+BUSY = worker(state(running=4, queued=40), queued={"high": 10, "medium": 10, "low": 20})
+FOUR = model_info("a", max_batch_size=4)
 
 
-def test_a_worker_without_figures_by_model_is_taken_as_a_whole() -> None:
-    busy = worker(state(), queued={"medium": 2}, running=1)
-    assert planned(busy, models=[model_info("a")]).estimated_wait_ms == 1_000 * (2 + 1)
+@pytest.mark.parametrize(
+    ("workers", "model", "fields", "why", "wait_ms", "start_at"),
+    [
+        # Its class and those above count.
+        ([BUSY], FOUR, {}, "class", 1_000 * (20 + 1) / 4, 55_250),
+        ([BUSY], FOUR, {"request": request(priority=0)}, "class", 1_000 * (10 + 1) / 4, 52_750),
+        # A worker without figures by model is taken as a whole.
+        ([worker(state(), queued={"medium": 2}, running=1)], model_info("a"), {}, "class", 1_000 * (2 + 1), 53_000),
+        # When others release memory, a pause ends or a turn ends is unknown.
+        ([worker(state("a", "absent"))], LARGE, {}, "memory", None, None),
+        ([worker(state(), paused=["a"])], model_info("a"), {}, "paused", None, None),
+        ([worker(state(), paused=["model/a"])], model_info("a"), {}, "paused", None, None),
+        ([worker(state(), paused=["class/medium"])], model_info("a"), {}, "paused", None, None),
+        ([worker(state())], model_info("a"), {"turns_before": 2}, "conversation", None, None),
+        ([worker(state(), paused=["model/a"])], model_info("a"), {"turns_before": 2}, "paused", None, None),
+        ([], model_info("a"), {}, "no_worker", None, None),
+    ],
+)
+def test_what_a_request_would_wait_for(
+    workers: Any, model: ModelInfo, fields: Any, why: str, wait_ms: float | None, start_at: int | None
+) -> None:
+    found = planned(*workers, models=[model], **fields)
+    assert found.waiting_for is not None
+    assert (found.model, found.waiting_for.reason, found.estimated_wait_ms) == ("a", why, wait_ms)
+    assert found.waiting_for.estimated_start_at == start_at
+    if why == "memory":
+        assert (found.waiting_for.need_bytes, found.need_bytes) == (60 * GIB, 60 * GIB)
+    if why == "conversation":
+        assert found.waiting_for == WaitingFor(reason="conversation")
 
 
 def test_without_a_name_the_best_ready_model_is_taken_else_the_soonest() -> None:
@@ -101,55 +120,20 @@ def test_the_choice_is_that_of_a_worker() -> None:
     assert paused.model == "first"
 
 
-def test_a_model_that_does_not_fit_now_waits_for_memory() -> None:
-    large = model_info("a", weights_bytes=60 * GIB, load_seconds=9.0)
-    found = planned(worker(state("a", "absent")), models=[large])
-    assert found.waiting_for is not None
-    assert (reason(found), found.waiting_for.need_bytes, found.need_bytes) == ("memory", 60 * GIB, 60 * GIB)
-    # When others release memory is unknown.
-    assert (found.estimated_wait_ms, found.waiting_for.estimated_start_at) == (None, None)
-
-
-def test_a_turn_waits_for_the_turns_before_it_however_free_its_model_is() -> None:
-    """A dry run said that it would start at once."""
-    models = [model_info("chat")]
-    found = planned(worker(state("chat")), models=models, turns_before=2)
-    assert (found.waiting_for, found.estimated_wait_ms) == (WaitingFor(reason="conversation"), None)
-    paused = planned(worker(state("chat"), paused=["model/chat"]), models=models, turns_before=2)
-    assert reason(paused) == "paused"
-
-
-@pytest.mark.parametrize("name", ["a", "model/a", "class/medium"])
-def test_a_paused_model_has_no_start_time(name: str) -> None:
-    found = planned(worker(state(), paused=[name]), models=[model_info("a")])
-    assert found.waiting_for is not None
-    assert (found.waiting_for.reason, found.waiting_for.estimated_start_at) == ("paused", None)
-
-
-def test_without_a_worker_it_would_wait_for_one() -> None:
-    found = planned(models=[model_info("a")])
-    assert (found.model, reason(found), found.estimated_wait_ms) == ("a", "no_worker", None)
-
-
 @pytest.mark.parametrize(
     ("asked", "weights_gib", "need_gib"),
-    [
-        (request(requirements=Requirements(vram_bytes=75 * GIB)), None, 75),
-        (request(), 600, 600),
-    ],
+    [(request(requirements=Requirements(vram_bytes=75 * GIB)), None, 75), (request(), 600, 600)],
 )
-def test_a_request_that_can_never_fit_is_refused(
+def test_a_request_that_can_never_run_is_refused(
     asked: InferenceRequest, weights_gib: int | None, need_gib: int
 ) -> None:
+    """Or whose model does not exist."""
     large = model_info("a", weights_bytes=weights_gib and weights_gib * GIB)
     with pytest.raises(InsufficientCapacity) as refused:
         planned(worker(state()), models=[large], request=asked)
     assert refused.value.details == {"need": need_gib * GIB, "capacity": 70 * GIB, "unit": "bytes"}
-
-
-def test_a_model_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ModelNotFound):
-        planned(worker(state()), models=[model_info("a")], request=request(model="b"))
+        planned(worker(state()), models=[large], request=request(model="b"))
 
 
 # -- run times

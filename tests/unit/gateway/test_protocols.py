@@ -43,15 +43,11 @@ def pace_of(transport: Any) -> Pace:
     return pace
 
 
-def test_a_head_that_does_not_come_is_late() -> None:
+def test_a_connection_that_is_not_read_is_stuck_and_a_head_that_does_not_come_late() -> None:
     transport: Any = Transport()
     pace = Pace(transport, 0.0)
     assert [pace.is_stuck(now, PATIENCE) for now in (29.0, 30.0)] == [False, True]
     assert not pace_of(transport).is_stuck(1_000.0, PATIENCE)
-
-
-def test_a_connection_that_is_not_read_is_stuck() -> None:
-    transport = Transport()
     pace = pace_of(transport)
     # More is written, nothing is read.
     for now, size, stuck in ((10.0, 0, False), (20.0, 1_000, False), (40.0, 2_000, False), (50.0, 2_000, True)):
@@ -117,7 +113,6 @@ def open_socket(transport: Mock) -> Any:
 
 
 async def test_a_socket_whose_shutdown_fails_is_aborted(caplog: pytest.LogCaptureFixture) -> None:
-    """Its exception ended the server before its lifespan had shut down."""
     transport = Mock()
     socket = made(1, lambda: None, transport)
     socket.conn.send_eof()  # as after any error of the protocol's

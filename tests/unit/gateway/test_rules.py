@@ -33,11 +33,8 @@ WORDS = st.text("abcdefgh-:. ", min_size=1, max_size=8)
 ROUTES_IN_ORDER = [route for router in ROUTERS for route in router.routes]
 
 
-def test_every_route_is_declared_and_every_declaration_has_a_route() -> None:
-    check_declared(ROUTES_IN_ORDER, ROUTES)
-
-
 def test_a_route_that_is_not_declared_does_not_start() -> None:
+    check_declared(ROUTES_IN_ORDER, ROUTES)
     router = APIRouter()
 
     @router.get("/v1/new/{one}")
@@ -50,10 +47,12 @@ def test_a_route_that_is_not_declared_does_not_start() -> None:
 
     declared: list[RouteKey] = [("GET", "/v1/new/{one}"), (WEBSOCKET, "/v1/socket")]
     check_declared(router.routes, declared)
-    with pytest.raises(LookupError, match=r"without a declaration.*/v1/socket"):
-        check_declared(router.routes, declared[:1])
-    with pytest.raises(LookupError, match=r"without a route.*/v1/gone"):
-        check_declared(router.routes, [*declared, ("GET", "/v1/gone")])
+    for keys, words in (
+        (declared[:1], r"without a declaration.*/v1/socket"),
+        ([*declared, ("GET", "/v1/gone")], r"without a route.*/v1/gone"),
+    ):
+        with pytest.raises(LookupError, match=words):
+            check_declared(router.routes, keys)
     router.mount("/files", router)
     with pytest.raises(LookupError, match="cannot be declared"):
         check_declared(router.routes, declared)

@@ -17,7 +17,6 @@ from support import wait_until_async
 
 @pytest.mark.parametrize("ws", ["websockets-sansio", "auto"])
 async def test_a_socket_that_is_opened_at_the_stop_is_told_to_come_again(ws: Any) -> None:
-    """It was refused with 500, which clients take for a fault."""
     asked, answer = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -50,7 +49,6 @@ async def test_a_socket_that_is_opened_at_the_stop_is_told_to_come_again(ws: Any
 
 @pytest.mark.parametrize("http", ["httptools", "h11"])
 async def test_a_connection_that_was_just_made_is_answered_at_the_stop(http: Any) -> None:
-    """It was closed without a word while its first request was on its way."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})

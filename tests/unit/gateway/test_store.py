@@ -149,7 +149,8 @@ def test_an_entry_comes_back_as_it_was(store: Store) -> None:
     waits, done = new_entry("live"), ended(new_entry("done", accepted_ms=2_000))
     waits.labels = Labels("u", None, "k")
     waits.on_result(chunk(request_id="live"), 4)
-    write(store, 6, waits, done)
+    theirs = ended(new_entry("live", tenant="other"))
+    write(store, 6, waits, done, theirs)
     for entry in (waits, done):
         found = store.get(entry.key)
         assert found is not None
@@ -166,18 +167,12 @@ def test_an_entry_comes_back_as_it_was(store: Store) -> None:
         assert [frame.to_json() for frame in found.opening(None)] == [f.to_json() for f in entry.opening(None)]
         for name in ("done", "origin", "accepted_ms", "labels"):
             assert getattr(found, name) == getattr(entry, name)
-    assert live(store) == ["live"]
-    assert store.get(("other", "live")) is None
-    assert store.get(("default", "unknown")) is None
+    assert (live(store), live(store, "other")) == (["live"], [])
+    assert [found.key for found in page(store, tenant="other") or ()] == [theirs.key]
+    assert ids(page(store)) == ["live", "done"]
+    for key in (("other", "done"), ("default", "unknown")):
+        assert store.get(key) is None
     assert store.offsets() == {RESULTS: 6}
-
-
-def test_tenants_do_not_share_rows(store: Store) -> None:
-    ours, theirs = new_entry(tenant="a"), ended(new_entry(tenant="b"))
-    write(store, 1, ours, theirs)
-    assert (live(store, "a"), live(store, "b")) == (["r"], [])
-    for entry in (ours, theirs):
-        assert [found.key for found in page(store, tenant=entry.tenant) or ()] == [entry.key]
 
 
 # -- a process ends
@@ -214,12 +209,14 @@ def test_rows_and_offsets_agree_whenever_the_file_is_opened(path: Path, store: S
     assert (len(found), offsets) == (200, {RESULTS: 199})
 
 
-def test_offsets_never_pass_rows_that_were_given_up_at_the_end(path: Path) -> None:
+def test_it_ends_though_it_cannot_write_and_offsets_do_not_pass_the_rows(path: Path) -> None:
     with closing(Store(path, "cluster")) as store:
         fail_at_row(path, "lost")
-        submit(store, 5, new_entry("lost"))
+        batches = [submit(store, 5, new_entry("lost"))]
         wait_for_failure(store)
-        submit(store, 9, new_entry("behind"))
+        batches.append(submit(store, 9, new_entry("behind")))
+    assert "view-writer" not in [thread.name for thread in threading.enumerate()]
+    assert not any(written.is_set() for written in batches)
     assert content(path) == ([], {})
 
 
@@ -254,24 +251,12 @@ def test_batches_wait_in_order_behind_one_that_fails(path: Path, store: Store) -
     assert len(live(store)) == MAX_WAITING + 1
 
 
-def test_it_ends_though_it_cannot_write(path: Path) -> None:
-    with closing(Store(path, "cluster")) as store:
-        fail_at_offsets(path)
-        batches = [submit(store, at, new_entry()) for at in range(3)]
-        wait_for_failure(store)
-    assert "view-writer" not in [thread.name for thread in threading.enumerate()]
-    assert not any(written.is_set() for written in batches)
-
-
 # -- a file that is not this cluster's, or no database
 
 
-@pytest.mark.parametrize("identity", ["other", "cluster "])
-def test_a_file_of_another_cluster_is_emptied(path: Path, identity: str) -> None:
-    written_to(path, new_entry())
-    assert content(path, identity) == ([], {})
-    written_to(path, new_entry("new"), identity=identity)
-    assert content(path, identity) == (["new"], {RESULTS: 1})
+def damage(path: Path, bad: bytes) -> None:
+    path.unlink()
+    path.write_bytes(bad)
 
 
 @pytest.mark.parametrize("number", ["VERSION", "RELEASED"])
@@ -282,31 +267,35 @@ def test_a_file_of_another_release_is_emptied(path: Path, number: str, monkeypat
     assert content(path) == ([], {})
 
 
-OLD_TABLES = (
-    "CREATE TABLE requests (tenant, request_id, accepted_ms, updated_ms, status, done,"
-    " PRIMARY KEY (tenant, request_id))",
-    "CREATE TABLE offsets (topic, partition, offset, PRIMARY KEY (topic, partition))",
-    "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
-    "INSERT INTO meta VALUES ('identity', '0 cluster')",
-    "INSERT INTO offsets VALUES ('results', 3, 7)",
-)
+def with_other_columns(path: Path) -> None:
+    path.unlink()
+    execute(path, "CREATE TABLE requests (tenant, request_id, done, PRIMARY KEY (tenant, request_id))")
+    execute(path, "CREATE TABLE offsets (topic, partition, offset, PRIMARY KEY (topic, partition))")
+    execute(path, "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
+    execute(path, "INSERT INTO meta VALUES ('identity', '0 cluster')")
+    execute(path, "INSERT INTO offsets VALUES ('results', 3, 7)")
 
 
 @pytest.mark.parametrize(
-    "bad",
-    [OLD_TABLES, b"not a database at all " * 100, b"SQLite format 3\0" + b"\xff" * 4096],
-    ids=["other columns", "no database", "a damaged database"],
+    ("identity", "change"),
+    [
+        ("other", lambda path: None),
+        ("cluster ", lambda path: None),
+        ("cluster", lambda path: execute(path, "UPDATE meta SET value = '0 cluster' WHERE name = 'identity'")),
+        ("cluster", with_other_columns),
+        ("cluster", lambda path: damage(path, b"not a database at all " * 100)),
+        ("cluster", lambda path: damage(path, b"SQLite format 3\0" + b"\xff" * 4096)),
+    ],
+    ids=["another cluster's", "a blank more", "another version", "other columns", "no database", "a damaged database"],
 )
-def test_a_file_that_cannot_be_used_is_created_again(path: Path, bad: bytes | tuple[str, ...]) -> None:
-    path.parent.mkdir()
-    if isinstance(bad, bytes):
-        path.write_bytes(bad)
-    else:
-        for statement in bad:
-            execute(path, statement)
-    assert content(path) == ([], {})
+def test_a_file_that_cannot_be_used_is_created_again(
+    path: Path, identity: str, change: Callable[[Path], object]
+) -> None:
     written_to(path, new_entry())
-    assert content(path) == (["r"], {RESULTS: 1})
+    change(path)
+    assert content(path, identity) == ([], {})
+    written_to(path, new_entry("new"), identity=identity)
+    assert content(path, identity) == (["new"], {RESULTS: 1})
 
 
 def test_a_file_that_cannot_be_opened_now_is_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,12 +318,16 @@ def test_a_file_that_cannot_be_opened_now_is_kept(path: Path, monkeypatch: pytes
 
 
 def test_prune_deletes_rows_that_were_not_touched_since(store: Store) -> None:
+    """It and the writer take turns."""
     write(store, 1, *(new_entry(f"r{at:04}", updated_ms=at) for at in range(2_500)))
     prune(store, 0)
     assert len(live(store)) == 2_500
+    batches = [submit(store, at, new_entry(f"s{at:02}", updated_ms=2_600)) for at in range(2, 21)]
     prune(store, 2_300)
-    assert live(store) == [f"r{at:04}" for at in range(2_300, 2_500)]
-    assert store.offsets() == {RESULTS: 1}, "pruned records have been read all the same"
+    assert all(written.wait(60) for written in batches)
+    assert store.failure is None
+    assert live(store) == [f"r{at:04}" for at in range(2_300, 2_500)] + [f"s{at:02}" for at in range(2, 21)]
+    assert store.offsets() == {RESULTS: 20}, "pruned records have been read all the same"
 
 
 def test_live_rows_are_deleted_by_key_unless_there_was_news(store: Store) -> None:
@@ -395,7 +388,6 @@ def test_days_of_requests_do_not_make_unknown_ones_cost_a_read(
 def test_queries_for_live_rows_do_not_read_ended_ones(
     store: Store, connections: list[sqlite3.Connection], ask: Callable[[Store], Any]
 ) -> None:
-    """SQLite once chose another index: each turn of a conversation read all rows."""
     write(store, 1, *(ended(new_entry(f"c{at}")) for at in range(300)), new_entry("c-live"))
     assert page(store), "this thread has its connection"
     steps: list[None] = []
@@ -418,43 +410,24 @@ def test_overdue_requests_are_found_part_by_part(store: Store) -> None:
     assert found == [f"r{at}" for at in range(8)]
 
 
-def test_prune_and_the_writer_take_turns(store: Store) -> None:
-    write(store, 0, *(new_entry(f"old{at}", updated_ms=1) for at in range(3_000)))
-    batches = [submit(store, at, new_entry(f"new{at}", updated_ms=9)) for at in range(1, 20)]
-    prune(store, 5)
-    assert all(written.wait(60) for written in batches)
-    assert store.failure is None
-    assert len(live(store)) == 19
-
-
 # -- pages
 
 
 @pytest.mark.parametrize("newest_first", [False, True])
 @pytest.mark.parametrize("limit", [1, 3, 4, 10, 11])
 def test_pages_in_both_orders(store: Store, newest_first: bool, limit: int) -> None:
-    """By the time of acceptance, then by id; no row is skipped or listed twice."""
+    """By the time of acceptance, then by id; no row is skipped or listed twice, also when rows come meanwhile."""
     entries = [new_entry(f"r{at}", accepted_ms=1_000 + at // 3) for at in range(10)]
-    write(store, 1, *reversed(entries), new_entry("r3", tenant="other", accepted_ms=1_001))
+    write(store, 1, *reversed(entries), new_entry("r3", tenant="other", accepted_ms=1_001), new_entry("x", tenant="o"))
     found: list[str] = []
     while part := ids(page(store, limit, found[-1] if found else None, newest_first=newest_first)):
         assert len(part) <= limit
+        if not found:  # at the end that has been read already
+            write(store, 2, new_entry("newest" if newest_first else "oldest", accepted_ms=2_000 if newest_first else 1))
         found += part
     assert found == sorted(found, reverse=newest_first) == sorted(ids(entries), reverse=newest_first)
-
-
-def test_a_page_continues_though_new_rows_came(store: Store) -> None:
-    write(store, 1, *(new_entry(f"r{at}", accepted_ms=at) for at in range(4)))
-    assert ids(page(store, 2, newest_first=True)) == ["r3", "r2"]
-    write(store, 2, new_entry("r9", accepted_ms=9))
-    assert ids(page(store, 2, "r2", newest_first=True)) == ["r1", "r0"]
-    assert ids(page(store, 2, "r3")) == ["r9"]
-
-
-@pytest.mark.parametrize("after", ["unknown", "b"])
-def test_after_an_unknown_request_there_is_no_page(store: Store, after: str) -> None:
-    write(store, 1, new_entry("a"), new_entry("b", tenant="other"))
-    assert page(store, after=after, newest_first=True) is None
+    for unknown in ("unknown", "x"):
+        assert page(store, after=unknown, newest_first=newest_first) is None
 
 
 LABELLED: list[dict[str, Any]] = [
@@ -553,7 +526,6 @@ def test_a_page_reads_its_own_rows_alone(
 
 
 def test_deleted_facts_are_in_none_of_the_files(path: Path) -> None:
-    """The write-ahead log had them until it was full, 4 MB later, also while somebody reads."""
 
     def bytes_on_disk() -> bytes:
         return b"".join(one.read_bytes() for one in path.parent.iterdir())

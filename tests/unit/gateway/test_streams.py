@@ -187,15 +187,63 @@ def test_remembered_streams_are_bounded() -> None:
 # -- clients that come later
 
 
-def test_a_client_in_the_middle_gets_all(running: Gateway) -> None:
+CALLS = [
+    chunk("", 0, tool_call_pieces=[{"index": 0, "id": name, "name": name, "arguments": text, "offset": at}])
+    for at, (name, text) in enumerate([("f", "{"), (None, "1"), (None, "}")])
+]
+FILL, LATE = "what is wanted is read again", "another client comes"
+
+
+@pytest.mark.parametrize(
+    ("before", "steps"),
+    [
+        (AB, [((C,), []), (LATE, []), (FILL, ["status", "abc"]), ((D, outcome(text="abcde")), ["d", "e", "result"])]),
+        (AB, [((C, outcome(text="abc")), ["abc", "result"]), (FILL, [])]),
+        ((), [((chunk("a", 0), C), ["status", "a"]),
+              ((chunk("x", 0, attempt=2), chunk("y", 1, attempt=2)), []), (FILL, ["restarted", "xy"])]),
+        ((*AB, REFERRING), [(FILL, ["ab", "result"])]),
+        # A piece without its beginning is useless: it comes with the outcome.
+        (CALLS[:2], [(FILL, ["status"]), (CALLS[2:], [])]),
+        ((chunk("q", 0, tenant="other"),), [(FILL, ["status"]), (AB, ["a", "b"]),
+         ((outcome(text="q", tenant="other"), C, D), ["c", "d"])]),
+        # Of two records with one id readers follow the one that was read first.
+        ((chunk(kind="preview"), chunk("X", 0, origin=replace(ORIGIN, topic=HIGH[0])), chunk("a", 0)),
+         [(FILL, ["status", "a"])]),
+    ],
+    ids=["in the middle", "it ends meanwhile", "a newer attempt", "an outcome that refers to its text", "calls",
+         "another tenant's with the same id", "another record's"],
+)  # fmt: skip
+def test_a_client_that_comes_later_gets_all(live: Gateway, before: Any, steps: Any) -> None:
+    """Whenever it comes; pieces that it missed are read again."""
+    live.stream(*before)
+    clients = [live.subscribe()]
+    for number, (events, told) in enumerate(steps):
+        if events is FILL:
+            live.fill()
+        elif events is LATE:
+            clients.append(live.subscribe())
+        else:
+            live.stream(*events)
+        assert [heard(client) for client in clients] == [told] * len(clients), number
+    if live.entry().done:
+        assert live.view.streams.followed == {}
+        assert not live.entry().fold.text, "it is not kept in memory"
+
+
+def test_readers_of_an_erased_request_get_its_outcome(running: Gateway) -> None:
     client = running.subscribe()
-    assert heard(client) == []
-    running.stream(C)
-    late = running.subscribe()
+    running.read(CONTROL, command("erase"))
+    running.stream(outcome(text="ab"))
+    assert heard(client) == ["ab", "result"]
+
+
+def test_a_cursor_behind_pieces_that_were_read_again_says_where_they_were(running: Gateway) -> None:
+    """Another gateway waits until it has read as far."""
+    client = running.subscribe()
     running.fill()
-    assert (heard(client), heard(late)) == (["status", "abc"], ["status", "abc"])
-    running.stream(D, outcome(text="abcde"))
-    assert heard(client) == heard(late) == ["d", "e", "result"]
+    cursor = client.take_nowait()[-1].cursor
+    assert cursor is not None
+    assert decode_cursor(cursor).offset == 1
 
 
 def test_a_cursor_of_another_gateway_is_continued(live: Gateway, tmp_path: Path) -> None:
@@ -212,15 +260,6 @@ def test_a_cursor_of_another_gateway_is_continued(live: Gateway, tmp_path: Path)
     other.fill()
     assert heard(client) == ["status", "c"]
     other.close()
-
-
-def test_a_stream_that_ends_while_it_is_read_again_is_completed_by_its_outcome(running: Gateway) -> None:
-    client = running.subscribe()
-    running.stream(C, outcome(text="abc"))
-    assert heard(client) == ["abc", "result"]
-    running.fill()
-    assert heard(client) == []
-    assert running.view.streams.followed == {}
 
 
 async def test_followers_of_a_conversation_get_a_stream_that_had_begun(gateway: Gateway) -> None:
@@ -257,24 +296,6 @@ def test_pieces_that_were_passed_over_before_a_client_came_are_read_once(live: G
     assert heard(client) == ["d"]
 
 
-def test_an_older_attempts_text_is_void_when_a_newer_one_was_read_again(live: Gateway) -> None:
-    client = live.subscribe()
-    live.stream(chunk("a", 0), C)
-    live.stream(chunk("x", 0, attempt=2), chunk("y", 1, attempt=2))
-    live.fill()
-    assert heard(client) == ["status", "a", "restarted", "xy"]
-
-
-def test_an_outcome_that_refers_to_its_text_is_published_with_it(running: Gateway) -> None:
-    running.stream(REFERRING)
-    client = running.subscribe()
-    assert heard(client) == []
-    running.fill()
-    assert heard(client) == ["ab", "result"]
-    assert running.view.streams.followed == {}
-    assert not running.entry().fold.text, "it is not kept in memory"
-
-
 def test_a_read_from_before_the_outcome_does_not_end_one_from_after_it(running: Gateway) -> None:
     client = running.subscribe()
     (early,) = running.wanted
@@ -286,35 +307,8 @@ def test_a_read_from_before_the_outcome_does_not_end_one_from_after_it(running: 
     assert heard(late) == ["abc", "result"]
 
 
-def test_readers_of_an_erased_request_get_its_outcome(running: Gateway) -> None:
-    client = running.subscribe()
-    running.read(CONTROL, command("erase"))
-    running.stream(outcome(text="ab"))
-    assert heard(client) == ["ab", "result"]
-
-
-def test_a_cursor_behind_pieces_that_were_read_again_says_where_they_were(running: Gateway) -> None:
-    """Another gateway waits until it has read as far."""
-    client = running.subscribe()
-    running.fill()
-    cursor = client.take_nowait()[-1].cursor
-    assert cursor is not None
-    assert decode_cursor(cursor).offset == 1
-
-
-def test_pieces_of_calls_that_were_passed_over_come_with_the_outcome(live: Gateway) -> None:
-    def call(arguments: str, at: int) -> ResultEvent:
-        names = {"id": "i", "name": "f"} if at == 0 else {"id": None, "name": None}
-        return chunk("", 0, tool_call_pieces=[{"index": 0, **names, "arguments": arguments, "offset": at}])
-
-    live.stream(call("{", 0), call("1", 1))
-    client = live.subscribe()
-    live.fill()
-    live.stream(call("}", 2))
-    assert [frame.type for frame in client.take_nowait()] == ["status"], "a piece without its beginning is useless"
-
-
-def test_a_stream_whose_reader_left_is_not_read(running: Gateway) -> None:
+def test_a_stream_that_nobody_wants_any_more_is_not_read(running: Gateway) -> None:
+    """Its reader left, or the request is forgotten."""
     client = running.subscribe()
     (wanted,) = running.wanted
     client.close()
@@ -322,13 +316,9 @@ def test_a_stream_whose_reader_left_is_not_read(running: Gateway) -> None:
     assert running.view.streams.followed == {}
     running.subscribe()
     assert len(running.wanted) == 2
-
-
-def test_a_request_that_is_forgotten_is_followed_no_more(live: Gateway) -> None:
-    live.subscribe()
-    live.flush()
-    live.view.forget(live.store.silent_live(1 << 60), 1 << 60)
-    assert live.view.streams.followed == {}
+    running.flush()
+    running.view.forget(running.store.silent_live(1 << 60), 1 << 60)
+    assert running.view.streams.followed == {}
 
 
 def test_streams_that_began_together_are_read_together() -> None:
@@ -407,26 +397,6 @@ def test_a_request_that_is_forgotten_while_its_outcome_is_read_may_come_again(ga
     gateway.store.prune(1 << 60)
     gateway.stream(outcome(text="ab"))
     assert heard(client)[-1:] == ["result"]
-
-
-# -- pieces of other requests
-
-
-def test_the_end_of_another_tenants_stream_with_the_same_id_ends_nothing(live: Gateway) -> None:
-    live.stream(chunk("q", 0, tenant="other"))
-    reader = live.subscribe()
-    for events in (AB, [outcome(text="q", tenant="other")], [C, D]):
-        live.stream(*events)
-    assert heard(reader)[1:] == ["a", "b", "c", "d"]
-
-
-def test_a_piece_of_another_record_that_is_first_is_not_read_again(live: Gateway) -> None:
-    """Of two records with one id readers follow the one that was read first."""
-    other = replace(ORIGIN, topic=HIGH[0])
-    live.stream(chunk(kind="preview"), chunk("X", 0, origin=other), chunk("a", 0))
-    reader = live.subscribe()
-    live.fill()
-    assert (live.entry().fold.text, heard(reader)[-1:]) == ("a", ["a"])
 
 
 # -- replays: each piece as the worker published it

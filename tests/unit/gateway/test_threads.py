@@ -38,7 +38,6 @@ async def ends_soon(pool: Pool, tenant: str) -> bool:
 
 
 async def test_slow_work_of_one_tenant_does_not_delay_others(pool: Pool) -> None:
-    """Six slow lists took all threads of the gateway, and every tenant's call waited behind them."""
     slow = Slow()
     calls = [asyncio.create_task(pool.run_for("flood", slow)) for _ in range(6)]
     await wait_until_async(lambda: slow.began == 2)

@@ -64,20 +64,15 @@ def test_requests_wait_for_outcomes_of_their_time() -> None:
     order = order_of(4, 2)
     order.add([record(REQUESTS, offset, 10 * offset) for offset in range(4)], 0.0)
     assert places(order.take()) == [], "no outcome is known"
+    order.add([record(OTHERS, 3, 10**12)], 0.0)
+    assert places(order.take()) == [("models", 3)], "it has no goal"
     order.add([record(RESULTS, 0, 10)], 0.0)
-    assert places(order.take()) == [("requests", 0), ("requests", 1), ("results", 0)]
+    assert places(order.take(crowded=True)) == [("results", 0)], "too many are live"
+    assert places(order.take()) == [("requests", 0), ("requests", 1)]
     order.add([record(RESULTS, 1, 15)], 0.0)
-    assert places(order.take()) == [("results", 1), ("requests", 2), ("requests", 3)], "it was the last outcome"
+    rest = [("results", 1), ("requests", 2), ("requests", 3)]
+    assert places(order.take(crowded=True)) == rest, "it was the last outcome"
     assert order.done
-
-
-def test_while_too_many_are_live_only_outcomes_are_taken() -> None:
-    order = order_of(2, 2)
-    order.add([record(REQUESTS, 0, 0), record(REQUESTS, 1, 1), record(RESULTS, 0, 7)], 0.0)
-    assert places(order.take(crowded=True)) == [("results", 0)]
-    order.add([record(RESULTS, 1, 8)], 0.0)
-    expected = [("requests", 0), ("requests", 1), ("results", 1)]
-    assert places(order.take(crowded=True)) == expected, "all outcomes are read"
 
 
 def test_a_partition_that_is_far_ahead_is_paused_until_it_is_needed() -> None:
@@ -92,31 +87,15 @@ def test_a_partition_that_is_far_ahead_is_paused_until_it_is_needed() -> None:
 
 
 def test_a_silent_partition_is_not_waited_for() -> None:
-    """A transaction's marker may be before the goal, or nothing at all after compaction."""
-    order = order_of(2, 2)
-    order.add([record(REQUESTS, 0, 5)], 0.0)
-    assert order.take() == []
-    order.look_for_silence(0.4)
-    assert order.take() == []
-    order.look_for_silence(0.6)
-    assert places(order.take()) == [("requests", 0)]
-    order.add([record(RESULTS, 0, 6), record(REQUESTS, 1, 7)], 0.0)
-    assert places(order.take()) == [("results", 0)], "it has records again: it is waited for again"
-    order.finish()
-    assert places(order.take()) == [("requests", 1)]
-    assert order.done
-
-
-def test_partitions_without_a_goal_do_not_wait() -> None:
-    order = order_of(1, 1)
-    order.add([record(OTHERS, 3, 10**12)], 0.0)
-    assert places(order.take()) == [("models", 3)]
-
-
-def test_new_records_elsewhere_do_not_hide_a_silence() -> None:
-    """Workers report and requests come all the time: a marker at a partition's end must not block them for ever."""
-    order = order_of(1, 1)
+    """A transaction's marker may be before the goal, or nothing at all after compaction. New records elsewhere do not
+    hide it: workers report and requests come all the time."""
+    order = order_of(1, 2)
     for number in range(10):
         order.add([record(REQUESTS, number, number)], number / 10)
         order.look_for_silence(number / 10)
-    assert len(order.take()) == 10
+        assert bool(order.take()) == (number > 5), "after half a second"
+    order.add([record(RESULTS, 0, 12), record(REQUESTS, 10, 13)], 1.0)
+    assert places(order.take()) == [("results", 0)], "it has records again: it is waited for again"
+    order.finish()
+    assert places(order.take()) == [("requests", 10)]
+    assert order.done

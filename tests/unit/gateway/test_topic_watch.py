@@ -62,7 +62,6 @@ def watch_of(tenants: Tenants, threads: Threads, conversations: Any = None) -> T
 
 
 async def test_conversations_are_counted_by_their_own_errand_alone(broker: Broker, threads: Threads) -> None:
-    """Each unknown request or Idempotency-Key had all of them listed, and counted on the event loop."""
     tenants = Tenants()
     broker.topics |= {NAMES.conversation("acme", "c1"), NAMES.conversation("default", "c2")}
     watch = watch_of(tenants, threads)

@@ -87,7 +87,6 @@ async def lives(gateway: Gateway) -> object:
 async def test_turns_are_read_on_threads_a_few_at_a_time(
     gateway: Gateway, ask: Callable[[Gateway], Awaitable[object]]
 ) -> None:
-    """20,000 of them were read and parsed on the event loop for each caller: 163 ms."""
     rows.counted_of.cache_clear()
     assert await ask(gateway)
     assert gateway.reads

@@ -48,7 +48,7 @@ from penstock.schemas.limits import DEFAULT_LIMITS
 from penstock.schemas.records import Place, Preview, Record, ResultEvent
 from penstock.schemas.registry import RegistryResolver
 from penstock.schemas.requests import content_hash, request_to_json
-from penstock.schemas.topics import CLASSES, HEADER_ORIGIN
+from penstock.schemas.topics import HEADER_ORIGIN
 from support import wait_until
 
 SUBJECT = ("request", *KEY)
@@ -208,20 +208,9 @@ def test_followers_of_a_conversation_get_frames_of_a_request_that_is_read_late(g
     assert types(theirs) == []
 
 
-def test_how_many_wait(gateway: Gateway) -> None:
-    nothing = dict.fromkeys(CLASSES, 0)
-    assert gateway.view.census.queue_depths(0) == (nothing, nothing)
-    for priority, request_id in ((1, "h"), (5, "m1"), (5, "m2"), (9, "l"), (5, "r"), (5, "done")):
-        gateway.read(REQUESTS, replace(REQUEST, request_id=request_id, priority=priority))
-    gateway.read(STATUSES, RUNNING, status("queued", "m1"))
-    gateway.read(RESULTS, outcome("done"))
-    depths, ages = gateway.view.census.queue_depths(4_500)
-    assert depths == {"high": 1, "medium": 2, "low": 1}
-    assert ages == {"high": 3.5, "medium": 3.5, "low": 3.5}
-
-
 def test_a_request_of_this_gateway_is_not_decoded_again(gateway: Gateway) -> None:
-    """Its delivery report gave the offset. Requests of other gateways are decoded."""
+    """Its delivery report gave the offset. Requests of other gateways are decoded, also at the offset of one of ours
+    that was read before its report."""
     own = replace(ORIGIN, offset=1)
     gateway.view.accepted(REQUEST, own)
     assert (gateway.found().origin, gateway.found().accepted_ms) == (own, 1_000)
@@ -233,15 +222,12 @@ def test_a_request_of_this_gateway_is_not_decoded_again(gateway: Gateway) -> Non
     assert types(client) == ["status"], "of the other's request alone"
     gateway.read(REQUESTS, REQUEST)
     assert gateway.found().origin == own, "the repeat is read, and is not the first"
-
-
-def test_a_record_that_was_read_before_its_delivery_report(gateway: Gateway) -> None:
-    gateway.read(REQUESTS, REQUEST)
-    gateway.view.accepted(REQUEST, ORIGIN)
-    gateway.next[REQUESTS] = 0
+    gateway.read(REQUESTS, replace(REQUEST, request_id="late"))
+    gateway.view.accepted(replace(REQUEST, request_id="late"), replace(ORIGIN, offset=3))
+    gateway.next[REQUESTS] = 3
     gateway.read(REQUESTS, replace(REQUEST, request_id="s"))
-    assert gateway.found("s").content, "the offset is not taken for one of ours"
-    assert gateway.view.arrivals.per_s(1_000) == 2 / 60
+    assert gateway.found("s").content
+    assert gateway.view.arrivals.per_s(1_000) == 5 / 60, "with the repeat"
 
 
 def test_of_two_gateways_with_one_key_the_first_in_the_log_counts(gateway: Gateway, tmp_path: Path) -> None:
@@ -455,16 +441,6 @@ def test_a_new_priority_counts_from_its_command_on_and_outlives_the_process(
     assert gateway.found().priority == 1
 
 
-def test_commands_that_arrive_before_their_requests_are_bounded(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(view_module, "MOST_EARLY", 2)
-    gateway.read(CONTROL, *(command("reprioritize", name, priority=1) for name in ("r", "a", "b")))
-    gateway.read(REQUESTS, REQUEST, replace(REQUEST, request_id="b"))
-    assert (gateway.found().priority, gateway.found("b").priority) == (REQUEST.priority, 1)
-    assert gateway.view.live_count == 2
-
-
 @pytest.mark.parametrize(
     ("request_id", "tenant"), [("a b", "default"), ("x" * 500, "default"), ("", "default"), ("r", "Upper"), ("r", "")]
 )
@@ -479,59 +455,43 @@ def test_a_request_that_no_worker_takes_is_not_live(gateway: Gateway, request_id
 @pytest.mark.parametrize("tp", [REQUESTS, RESULTS, STATUSES, CONTROL, (NAMES.model, 0), (NAMES.worker, 0)])
 @pytest.mark.parametrize("value", [b"", b"\x00\x01", b"{", b"{}", b"\x00\xff\xff\xff\xffrest", "misplaced", None])
 def test_a_bad_record_stops_nothing(gateway: Gateway, tp: TP, value: Any) -> None:
-    """Bytes that cannot be decoded, tombstones, and a good record on the wrong topic."""
-    if value == "misplaced":
-        value = TERMINAL if tp != RESULTS else RUNNING
-    gateway.read(tp, value)
-    gateway.read(RESULTS, TERMINAL)
-    assert gateway.found().done
-    assert gateway.view.offsets() == {tp: gateway.next[tp], RESULTS: gateway.next[RESULTS]}
+    """Bytes that cannot be decoded, tombstones, and a good record on the wrong topic; nor does an internal error."""
 
-
-def test_an_internal_error_stops_nothing(gateway: Gateway) -> None:
     def fail(_: ResultEvent) -> None:
         raise ZeroDivisionError
 
     gateway.on_outcome = fail
+    if value == "misplaced":
+        value = TERMINAL if tp != RESULTS else RUNNING
+    gateway.read(tp, value)
     gateway.read(RESULTS, TERMINAL, outcome("s"))
+    assert gateway.found().done
     assert gateway.found("s").done
-    assert gateway.view.offsets() == {RESULTS: 2}
+    assert gateway.view.offsets() == {tp: gateway.next[tp], RESULTS: gateway.next[RESULTS]}
 
 
 def foreign(gateway: Gateway, schema_id: int, request_id: str = "r") -> bytes:
     return b"\x00" + schema_id.to_bytes(4, "big") + gateway.codec.encode(replace(TERMINAL, request_id=request_id))[5:]
 
 
-def test_the_view_waits_at_a_record_while_the_registry_is_away(gateway: Gateway) -> None:
-    values = (CHUNK, foreign(gateway, Registry.SCHEMA_ID, "s"), TERMINAL)
+@pytest.mark.parametrize("schema_id", [Registry.SCHEMA_ID, 99], ids=["known", "unknown"])
+def test_the_view_waits_at_a_record_while_the_registry_is_away(gateway: Gateway, schema_id: int) -> None:
+    """Bytes that are no record do not wait for it, and it is never called on the loop."""
+    values = (b"poison", None, CHUNK, foreign(gateway, schema_id, "s"), TERMINAL)
     batch = [gateway.message(RESULTS, value) for value in values]
     gateway.registry.down = True
     with pytest.raises(RegistryUnavailable):
         gateway.view.apply(batch)
-    assert gateway.view.offsets() == {RESULTS: 1}
+    assert gateway.view.offsets() == {RESULTS: 3}
     assert not gateway.found().done
-    del batch[0]
+    del batch[:3]
     assert not gateway.applies(batch)
     gateway.registry.down = False
-    wait_until(lambda: gateway.applies(batch), 10, "the schema was fetched")
-    assert gateway.found().done
-    assert gateway.found("s").done
-    assert gateway.view.offsets() == {RESULTS: 3}
-
-
-@pytest.mark.parametrize("schema_id", [Registry.SCHEMA_ID, 99], ids=["known", "unknown"])
-def test_the_registry_is_never_called_on_the_loop(gateway: Gateway, schema_id: int) -> None:
-    batch = [gateway.message(RESULTS, foreign(gateway, schema_id))]
-    with pytest.raises(RegistryUnavailable):
-        gateway.view.apply(batch)
     wait_until(lambda: gateway.applies(batch), 10, "the registry has answered")
+    assert gateway.found().done
+    assert (gateway.view.find(("default", "s")) is not None) == (schema_id == Registry.SCHEMA_ID)
+    assert gateway.view.offsets() == {RESULTS: 5}
     assert gateway.registry.threads == {"registry"}
-    assert (gateway.view.find(KEY) is not None) == (schema_id == Registry.SCHEMA_ID)
-
-
-def test_bytes_that_are_no_record_do_not_wait_for_the_registry(gateway: Gateway) -> None:
-    gateway.registry.down = True
-    assert gateway.applies([gateway.message(RESULTS, b"poison"), gateway.message(RESULTS, None)])
 
 
 def test_models_and_workers_come_and_go(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -688,6 +648,7 @@ def test_news_while_silent_requests_are_forgotten(silent: Gateway, is_aside: boo
 
 
 def test_rows_that_could_not_be_deleted_are_deleted_the_next_time(silent: Gateway) -> None:
+    """What is in no file, as a chunk that does not decode, stays in memory: it would be counted for ever."""
     silent.view.put_aside(9)
     assert len(silent.view.forget(silent.store.silent_live(20_000), 20_000)) == 1
     assert counts(silent) == (0,) * 4
@@ -697,6 +658,9 @@ def test_rows_that_could_not_be_deleted_are_deleted_the_next_time(silent: Gatewa
     assert silent.store.silent_live(1 << 62) == []
     silent.read(REQUESTS, REQUEST)
     assert counts(silent) == (1,) * 4
+    silent.view.known.begin(("default", "began"), 1)
+    silent.view.put_aside(9)
+    assert silent.view.known.in_memory(("default", "began")) is not None
 
 
 @pytest.mark.parametrize(
@@ -716,13 +680,6 @@ def test_a_command_is_kept_with_a_request_that_left_memory(
     assert silent.found().updated_ms == updated_ms
 
 
-def test_a_request_of_which_nothing_is_written_stays_in_memory(silent: Gateway) -> None:
-    """A chunk that does not decode is in no file: the request would be counted for ever."""
-    silent.view.known.begin(("default", "began"), 1)
-    silent.view.put_aside(9)
-    assert silent.view.known.in_memory(("default", "began")) is not None
-
-
 # -- erasing
 
 
@@ -732,41 +689,41 @@ def secrets(gateway: Gateway) -> list[str]:
     return [str(row) for row in execute(gateway.path, "SELECT facts FROM requests") if "sec" in str(row)]
 
 
-def test_an_ended_request_is_erased(gateway: Gateway) -> None:
-    gateway.read(REQUESTS, REQUEST)
-    gateway.read(RESULTS, CHUNK, TERMINAL)
-    assert len(secrets(gateway)) == 1
-    gateway.read(CONTROL, ERASE)
-    assert secrets(gateway) == []
-    for tp, record in ((REQUESTS, REQUEST), (RESULTS, TERMINAL), (STATUSES, RUNNING), (CONTROL, ERASE)):
+@pytest.mark.parametrize(("when", "restarts"), [(0, False), (1, False), (1, True), (2, True), (3, True)])
+def test_a_request_is_erased_whenever_the_command_is_read(gateway: Gateway, when: int, restarts: bool) -> None:
+    """Before its request or after any of its records. Its readers still get the outcome; records that come again,
+    and a new process, change nothing."""
+    records: list[tuple[TP, Record]] = [(REQUESTS, REQUEST), (RESULTS, CHUNK), (RESULTS, TERMINAL)]
+    told: list[str] = []
+    for number, (tp, record) in enumerate([*records[:when], (CONTROL, ERASE), *records[when:]]):
+        client = gateway.listen(SUBJECT)
+        gateway.read(tp, record)
+        told += [frame.request_id for frame in client.frames if isinstance(frame, ResultFrame)]
+        assert bool(secrets(gateway)) == (when > 0 and number < 3), "a live request is erased with its outcome"
+        if restarts:
+            gateway.restart()
+    assert told == ["r"]
+    for tp, record in (*records, (STATUSES, RUNNING), (CONTROL, ERASE)):
         gateway.read(tp, record)
     for _ in range(2):
         entry = gateway.found()
         assert (entry.erased, entry.metadata, entry.terminal, entry.fold.text) == (True, {}, None, "")
-        assert (entry.origin, entry.accepted_ms, entry.task) == (ORIGIN, 1_000, "text_generation")
+        assert (entry.origin, entry.task) == (ORIGIN, "text_generation")
+        assert entry.accepted_ms == (1_000 if when else 0)
         assert gateway.view.live_count == 0
         assert gateway.view.page("default", limit=9, after=None, newest_first=True) == []
         assert secrets(gateway) == []
         gateway.restart()
 
 
-def test_readers_of_an_erased_request_still_get_its_outcome(gateway: Gateway) -> None:
-    """The command may be read before the outcome, or even before the request."""
-    client = gateway.listen(SUBJECT, ("request", "default", "early"))
-    gateway.read(REQUESTS, REQUEST)
-    gateway.read(CONTROL, ERASE, command("erase", "early"))
-    gateway.read(REQUESTS, replace(REQUEST, request_id="early"))
-    assert gateway.found().erased
-    gateway.read(RESULTS, TERMINAL, replace(TERMINAL, request_id="early"))
-    assert [frame.request_id for frame in client.frames if isinstance(frame, ResultFrame)] == ["r", "early"]
-    assert secrets(gateway) == []
-    assert gateway.view.live_count == 0
-
-
-def test_an_erased_request_of_which_nothing_is_read_is_not_live(gateway: Gateway, monkeypatch: Any) -> None:
-    """It counted against its tenant until it was pruned, two days later."""
+def test_commands_before_their_requests_are_bounded_and_make_none_live(gateway: Gateway, monkeypatch: Any) -> None:
+    """What is erased is remembered all the same."""
     monkeypatch.setattr(view_module, "MOST_EARLY", 2)
-    gateway.read(CONTROL, *(command("erase", name) for name in ("a", "b", "c")))
+    gateway.read(CONTROL, *(command("reprioritize", name, priority=1) for name in ("r", "d", "e")))
+    gateway.read(REQUESTS, REQUEST, replace(REQUEST, request_id="e"))
+    assert (gateway.found().priority, gateway.found("e").priority) == (REQUEST.priority, 1)
+    gateway.read(RESULTS, TERMINAL, outcome("e"))
+    gateway.read(CONTROL, *(command("erase", name) for name in ("r", "e", "a", "b", "c")))
     for _ in range(2):
         assert (gateway.view.live_count, gateway.view.tenants.of("default").outstanding) == (0, 0)
         assert all(gateway.found(name).erased for name in "abc")
@@ -782,17 +739,6 @@ def test_only_erase_erases_and_only_for_its_tenant(gateway: Gateway) -> None:
     gateway.read(RESULTS, TERMINAL)
     gateway.read(CONTROL, command("cancel"), command("erase", tenant="other"), None)
     assert (gateway.found().terminal, gateway.found().erased) == (TERMINAL, False)
-
-
-def test_a_request_stays_erased_after_a_restart(gateway: Gateway) -> None:
-    gateway.read(REQUESTS, REQUEST)
-    gateway.read(RESULTS, CHUNK)
-    gateway.read(CONTROL, ERASE)
-    gateway.flush()
-    gateway.restart()
-    gateway.read(RESULTS, TERMINAL)
-    assert gateway.found().erased
-    assert secrets(gateway) == []
 
 
 def test_after_a_restart_an_older_workers_status_does_not_count(gateway: Gateway) -> None:

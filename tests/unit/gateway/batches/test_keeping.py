@@ -45,6 +45,7 @@ def ids(kept: BatchStore) -> list[str]:
 
 
 def test_a_batch_that_was_written_is_read(kept: BatchStore) -> None:
+    """And may be cancelled and leased once: the first of those that try counts."""
     batch = made()
     kept.create(batch)
     assert replace(kept.get(batch.key), waiting_for=None) == kept.running(batch.key) == batch
@@ -53,6 +54,12 @@ def test_a_batch_that_was_written_is_read(kept: BatchStore) -> None:
     assert kept.reader_of("default", str(uuid.uuid4())) is None
     with pytest.raises(NotFound):
         kept.get(("other", batch.batch_id))
+    assert [kept.cancel(batch.key, at).cancelling_at for at in (5, 9)] == [5, 5]
+    assert (kept.get(batch.key).status, kept.cancelled_at(batch.key)) == ("cancelling", 5)
+    assert [kept.take_lease(batch.key, *lease) for lease in ((1, "a"), (1, "b"), (10, "b"))] == [True, False, True]
+    assert kept.lease(batch.key) == Lease(10, "b")
+    kept.renew(batch.key, Lease(10, "c"))
+    assert kept.lease(batch.key) == Lease(10, "c")
 
 
 def test_pages_are_of_one_tenant_and_the_newest_first(kept: BatchStore) -> None:
@@ -64,12 +71,6 @@ def test_pages_are_of_one_tenant_and_the_newest_first(kept: BatchStore) -> None:
     assert [one.batch_id for one in kept.list("default", newest[1], 2)] == newest[2:5], "one more than the limit"
     with pytest.raises(InvalidRequest):
         kept.list("default", str(uuid.uuid4()), 2)
-
-
-def test_the_first_cancel_of_a_batch_counts(kept: BatchStore, open_batch: Batch) -> None:
-    assert kept.cancel(open_batch.key, 5).status == "cancelling"
-    assert kept.cancel(open_batch.key, 9).cancelling_at == 5
-    assert kept.cancelled_at(open_batch.key) == 5
 
 
 def test_an_end_is_written_once_and_nothing_else_is_left(kept: BatchStore, open_batch: Batch) -> None:
@@ -92,7 +93,6 @@ class Killed(BaseException):
 def test_an_interrupted_end_is_finished_by_the_next_gateway(
     kept: BatchStore, store: ArtifactStore, open_batch: Batch, monkeypatch: pytest.MonkeyPatch, deletions: int
 ) -> None:
-    """A batch that was not marked as open any more stayed for a month: with its parts, which hold the answers."""
     batch = open_batch
     kept.put_part(batch.key, 0, io.BytesIO(b"x"), io.BytesIO(b"y"), Counts(1))
     assert kept.take_lease(batch.key, 1, "beat")
@@ -124,16 +124,6 @@ def test_an_interrupted_end_is_finished_by_the_next_gateway(
     assert kept.get(batch.key) == ended
 
 
-def test_one_of_those_that_try_gets_a_lease(kept: BatchStore) -> None:
-    batch = made()
-    assert kept.take_lease(batch.key, 1, "a")
-    assert not kept.take_lease(batch.key, 1, "b")
-    assert kept.take_lease(batch.key, 10, "b")
-    assert kept.lease(batch.key) == Lease(10, "b")
-    kept.renew(batch.key, Lease(10, "c"))
-    assert kept.lease(batch.key) == Lease(10, "c")
-
-
 def test_parts_are_whole_and_are_replaced_after_a_failure(kept: BatchStore) -> None:
     key, answers, errors = made().key, io.BytesIO(b"a\n"), io.BytesIO()
     kept.put_part(key, 1, io.BytesIO(), io.BytesIO(b"error of 1\n"), Counts(failed=1))
@@ -144,13 +134,16 @@ def test_parts_are_whole_and_are_replaced_after_a_failure(kept: BatchStore) -> N
     assert list(kept.lines_of(key, "err", 3)) == []
 
 
-def test_old_batches_are_forgotten_and_those_that_run_are_not(kept: BatchStore) -> None:
-    ended, runs, later = made(), made(), made(created_ms=1_800_000_000_000)
-    for batch in (ended, runs, later):
+def test_old_batches_are_forgotten_and_those_that_run_are_not(kept: BatchStore, store: ArtifactStore) -> None:
+    """An unreadable one does not keep the others."""
+    bad, ended, runs, later = made(), made(), made(), made(created_ms=1_800_000_000_000)
+    for batch in (bad, ended, runs, later):
         kept.create(batch)
-    for batch in (ended, later):
+    for batch in (bad, ended, later):
         kept.end(batch.ended(None, 1))
+    store.places[None].put(f"default/.batches/{bad.batch_id}/end.json", b"{")
     kept.forget_ended(1_750_000_000_000)
+    store.places[None].delete(f"default/.batches/{bad.batch_id}/end.json")
     assert set(ids(kept)) == {runs.batch_id, later.batch_id}
     with pytest.raises(NotFound):
         kept.get(ended.key)
@@ -204,17 +197,6 @@ def test_what_a_newer_version_wrote_is_read() -> None:
         part["newer"] = 1
     assert Batch.from_json(json.dumps(found).encode()) == batch
     assert Counts.of({"completed": 3, "newer": 1}) == Counts(3)
-
-
-def test_an_unreadable_batch_does_not_keep_the_others(kept: BatchStore, store: ArtifactStore) -> None:
-    batches = [made(created_ms=1_700_000_000_000 + n) for n in range(2)]
-    for batch in batches:
-        kept.create(batch)
-        kept.end(batch.ended(None, 1))
-    store.places[None].put(f"default/.batches/{batches[0].batch_id}/end.json", b"{")
-    kept.forget_ended(1_750_000_000_000)
-    with pytest.raises(NotFound):
-        kept.get(batches[1].key)
 
 
 def test_a_batch_reports_that_it_waits_for_a_place_or_for_its_turn(kept: BatchStore) -> None:
@@ -283,22 +265,13 @@ def test_a_call_that_was_cut_off_and_repeated_is_one_batch_of_the_list(
 KEY = ("default", "b")
 
 
-def test_a_batch_without_a_lease_or_with_a_released_one_is_taken_at_once() -> None:
-    assert Leases().to_take(KEY, None, 0) == 1
-    assert Leases().to_take(KEY, Lease(3, ""), 0) == 4
-
-
-def test_a_lease_is_taken_once_it_has_not_changed_for_a_while() -> None:
+def test_a_lease_is_taken_at_once_when_it_is_released_else_when_it_has_not_changed_for_a_while() -> None:
+    assert [Leases().to_take(KEY, lease, 0) for lease in (None, Lease(3, ""))] == [1, 4]
     seen = Leases()
     for beat in range(10):
         assert seen.to_take(KEY, Lease(1, f"{beat}"), beat * LEASE_S) is None
     last = 9 * LEASE_S
     assert seen.to_take(KEY, Lease(1, "9"), last + LEASE_S - 0.1) is None
     assert seen.to_take(KEY, Lease(1, "9"), last + LEASE_S) == 2
-
-
-def test_a_batch_that_is_gone_is_forgotten() -> None:
-    seen = Leases()
-    assert seen.to_take(KEY, Lease(1, "x"), 0) is None
     seen.keep_only(set())
-    assert seen.to_take(KEY, Lease(1, "x"), LEASE_S) is None
+    assert seen.to_take(KEY, Lease(1, "9"), last + 2 * LEASE_S) is None, "what is gone is forgotten"

@@ -87,7 +87,6 @@ async def test_a_stop_outlives_the_gateway_that_writes_the_files(why: str, tmp_p
 async def test_a_cancel_of_many_lines_does_not_outlive_the_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each command waited for the broker, and no beat came meanwhile: another gateway took the batch."""
     monkeypatch.setattr(running, "BEAT_S", 0.01)
     kept, batch, commanded = BatchStore(ArtifactStore(tmp_path)), made(), asyncio.Event()
     kept.create(batch)
@@ -137,7 +136,6 @@ async def test_who_is_not_the_first_that_runs_a_batch_looks_what_was_submitted(
 async def test_ends_of_lines_are_written_beside_the_loop_and_hold_their_room_until_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A slow disk held up all clients of the gateway."""
     answers, threads, given = threading.Event(), list[threading.Thread](), list[int]()
 
     class SlowFile(tempfile.SpooledTemporaryFile[bytes]):

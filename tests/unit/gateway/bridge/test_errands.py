@@ -98,8 +98,6 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> World:
     ids=["the first try", "a later try"],
 )
 async def test_an_answer_in_time_is_repeated_after_the_deadline(world: World, outcomes: Any, lives: Any) -> None:
-    """A bridge was killed before it could commit a message that it had answered. The next one, after the message's
-    deadline, answered that it was exceeded."""
     world.client.outcomes = outcomes
     for times_s in lives:
         assert await world.live([DEADLINE_S + one for one in times_s]) == "completed"

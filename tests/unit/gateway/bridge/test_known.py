@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -21,29 +20,17 @@ def sent(at_ms: int = 1, *, on_topic: bool = True) -> Sent:
     return Sent(content="c", pool=None, at_ms=at_ms, on_topic=on_topic)
 
 
-def test_a_claim_is_found_until_it_is_released() -> None:
+def test_a_claim_is_found_until_it_is_released_and_what_the_topic_has_for_longer() -> None:
+    """The first record counts, in whichever order they are read: a worker that gets another pool's request publishes
+    it there once more."""
     requests, claim = SentRequests(), sent(on_topic=False)
-    requests.claim(KEY, claim)
-    assert requests.find(KEY) is claim
-    requests.release(KEY, claim)
-    assert requests.find(KEY) is None
-
-
-def test_what_the_topic_has_stays_when_its_claim_is_released() -> None:
-    """Nobody acknowledged the record, and the reader saw it all the same."""
-    requests, claim = SentRequests(), sent(on_topic=False)
-    requests.claim(KEY, claim)
-    requests.on_record(KEY, sent(5))
-    requests.release(KEY, claim)
-    assert requests.find(KEY) == sent(5)
-
-
-def test_the_first_record_counts_in_whichever_order_they_are_read() -> None:
-    """A worker that gets another pool's request publishes it there once more."""
-    requests = SentRequests()
-    for at_ms in (7, 3, 9):
-        requests.on_record(KEY, sent(at_ms))
-    assert requests.find(KEY) == sent(3)
+    for records, left in (((), None), ((7, 3, 9), sent(3))):
+        requests.claim(KEY, claim)
+        assert requests.find(KEY) is claim
+        for at_ms in records:
+            requests.on_record(KEY, sent(at_ms))
+        requests.release(KEY, claim)
+        assert requests.find(KEY) == left
 
 
 def test_requests_are_forgotten_after_two_horizons() -> None:
@@ -54,13 +41,6 @@ def test_requests_are_forgotten_after_two_horizons() -> None:
     requests.claim(("team", "r3"), sent(11 + KNOWN_MS))
     assert requests.find(KEY) is None
     assert len(requests) == 2
-
-
-def test_the_content_is_the_same_whichever_pool_the_model_is_in() -> None:
-    """A message for a model of a pool was refused when another process took it over: its request names the pool."""
-    request = made()
-    assert content_of(request) == content_of(dataclasses.replace(request, pool="big"))
-    assert content_of(request) != content_of(made(payload={"prompt": "another"}))
 
 
 def test_request_topics_are_told_with_their_pools() -> None:
@@ -82,10 +62,12 @@ async def topics(monkeypatch: pytest.MonkeyPatch) -> KnownTopics:
 
 
 async def test_a_request_that_a_bridge_sent_is_found_with_its_content_and_pool(topics: KnownTopics) -> None:
+    """The content is the same whichever pool its model is in."""
     topics.read(made("r2"), by_bridge=False)
     assert len(topics.known.sent) == 0
     topics.read(made(pool="big"))
     assert topics.known.sent.find(KEY) == Sent(content=content_of(made()), pool="big", at_ms=77)
+    assert content_of(made()) == content_of(made(pool="big")) != content_of(made(payload={"prompt": "another"}))
 
 
 async def test_an_undecodable_record_does_not_end_the_reading(topics: KnownTopics) -> None:

@@ -48,7 +48,13 @@ def world(topics: KnownTopics) -> World:
 
 
 async def test_a_request_is_sent_once_and_followed_from_where_it_was_sent(world: World) -> None:
-    first = await world.accepted(made())
+    """A second message with the same id follows, also while the first is being sent."""
+    world.client.go.clear()
+    sending = asyncio.create_task(world.accepted(made()))
+    await asyncio.sleep(0)
+    assert (await world.accepted(made())).submitted is None
+    world.client.go.set()
+    first = await sending
     again = await world.accepted(made())
     assert world.client.sent == ["r1"]
     assert (await world.requests.outcome(first)).event == outcome("r1", tenant="team")
@@ -56,17 +62,6 @@ async def test_a_request_is_sent_once_and_followed_from_where_it_was_sent(world:
     assert world.client.followed == [(first.submitted, None), ("r1", SENT_MS - CLOCKS_MS)]
     with pytest.raises(IdempotencyKeyReused):
         await world.accepted(made(payload={"prompt": "another"}))
-
-
-async def test_a_second_message_with_the_same_id_follows_while_the_first_is_being_sent(world: World) -> None:
-    world.client.go.clear()
-    first = asyncio.create_task(world.accepted(made()))
-    await asyncio.sleep(0)
-    second = await world.accepted(made())
-    assert second.submitted is None
-    world.client.go.set()
-    await first
-    assert world.client.sent == ["r1"]
 
 
 async def test_an_unacknowledged_request_is_looked_for_before_it_is_sent_again(
@@ -107,16 +102,9 @@ async def test_a_request_beyond_the_limits_is_refused(topics: KnownTopics, limit
         await World(topics, **limits).accepted(made(model=model))
 
 
-async def test_tokens_of_outcomes_count_against_the_limit(topics: KnownTopics) -> None:
-    world = World(topics, tokens_per_minute=100)
-    world.client.outcomes["r1"] = outcome("r1", tenant="team", usage=Usage(prompt_tokens=60, completion_tokens=60))
-    await world.requests.outcome(await world.accepted(made()))
-    with pytest.raises(TenantLimit, match="100 tokens per minute"):
-        await world.accepted(made("r2"))
-
-
-async def test_a_request_counts_as_outstanding_until_its_outcome(topics: KnownTopics) -> None:
-    world = World(topics, outstanding=1)
+async def test_a_request_counts_as_outstanding_until_its_outcome_and_then_its_tokens(topics: KnownTopics) -> None:
+    world = World(topics, outstanding=1, tokens_per_minute=100)
+    world.client.outcomes["r2"] = outcome("r2", tenant="team", usage=Usage(prompt_tokens=60, completion_tokens=60))
     accepted, follow = await world.accepted(made()), world.client.follow
 
     async def waiting(what: Any, *, since_ms: int | None = None) -> AsyncGenerator[Event]:
@@ -128,7 +116,10 @@ async def test_a_request_counts_as_outstanding_until_its_outcome(topics: KnownTo
     world.client.follow = waiting
     await world.requests.outcome(accepted)
     assert world.allowances.tenants.of("team").outstanding == 0
-    await world.accepted(made("r2"))
+    world.client.follow = follow
+    await world.requests.outcome(await world.accepted(made("r2")))
+    with pytest.raises(TenantLimit, match="100 tokens per minute"):
+        await world.accepted(made("r3"))
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -21,7 +21,7 @@ from penstock.gateway.service import conversation_feeds as feeds_module
 from penstock.gateway.service.conversation_feeds import PAGE_TURNS, Ended, Feeds
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.hub import Hub, items_subject
-from penstock.schemas.errors import InvalidCursor
+from penstock.schemas.errors import BrokerUnavailable, InvalidCursor
 from support import wait_until_async
 
 Events = AsyncGenerator[bytes, None]
@@ -173,6 +173,10 @@ async def test_calls_of_tools_are_events_of_their_own_and_a_client_may_come_back
 
 
 async def test_what_nobody_tells_of_is_found_by_a_look(world: World) -> None:
+    """Until then silence is a comment."""
+    async with world.follower(keepalive_s=0.01) as events:
+        await told(events, 1)
+        assert await anext(events) == b": waiting\n\n"
     looking = asyncio.create_task(world.feeds.run())
     async with world.follower() as events:
         await told(events, 1)
@@ -213,8 +217,6 @@ async def test_a_gateway_that_stops_lets_its_followers_go(world: World) -> None:
 
 
 async def test_a_broker_that_is_away_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.schemas.errors import BrokerUnavailable
-
     monkeypatch.setattr(feeds_module, "AGAIN_S", 0.01)
     away = [3]
 
@@ -229,12 +231,6 @@ async def test_a_broker_that_is_away_is_waited_for(world: World, monkeypatch: py
         world.append(0)
         assert offsets(await told(events, 1)) == [0]
     assert away == [0]
-
-
-async def test_silence_is_a_comment(world: World) -> None:
-    async with world.follower(keepalive_s=0.01) as events:
-        await told(events, 1)
-        assert await anext(events) == b": waiting\n\n"
 
 
 async def test_a_log_that_lost_records_ends_the_stream_so_that_clients_ask_again(world: World) -> None:

@@ -157,25 +157,40 @@ def long_conversation(log: FakeLog, turns: int) -> None:
         log.write(message(f"r{number}", "out", 0, 1))
 
 
+def read_for(log: FakeLog, page: Callable[[], object]) -> int:
+    """How many records this page reads."""
+    before = log.records_read
+    page()
+    return log.records_read - before
+
+
 def test_a_page_of_a_warm_conversation_reads_its_own_records_and_what_is_new() -> None:
     log = FakeLog()
     long_conversation(log, 5_000)
     conversations = reader(log, most_records=100_000)
     conversations.turns("acme", "c", 20)
-    assert log.records_read == 10_000 + 20
-    assert conversations.indexes.records_read == log.records_read
-
-    def read_for(page: Callable[[], object]) -> int:
-        before = log.records_read
-        page()
-        return log.records_read - before
-
-    assert read_for(lambda: conversations.turns("acme", "c", 20, newest_first=True)) == 20
-    assert read_for(lambda: conversations.turns("acme", "c", 20, after=5_000)) == 20
-    assert read_for(lambda: conversations.records("acme", "c", 1)) == 1
-    assert read_for(lambda: conversations.about("acme", "c").created_ms) == 0
+    assert log.records_read == conversations.indexes.records_read == 10_000 + 20
+    for page, records in (
+        (lambda: conversations.turns("acme", "c", 20, newest_first=True), 20),
+        (lambda: conversations.turns("acme", "c", 20, after=5_000), 20),
+        (lambda: conversations.records("acme", "c", 1), 1),
+        (lambda: conversations.about("acme", "c").created_ms, 0),
+    ):
+        assert read_for(log, page) == records
     long_conversation(log, 1)
-    assert read_for(lambda: conversations.turns("acme", "c", 20, newest_first=True)) <= 20 + 2
+    assert read_for(log, lambda: conversations.turns("acme", "c", 20, newest_first=True)) <= 20 + 2
+
+
+def test_turns_that_stand_far_apart_are_read_one_by_one() -> None:
+    log = FakeLog()
+    log.write(message("a", "in", 0, 1))
+    for epoch in range(GAP + 50):
+        log.write(message("b", "out", 0, epoch))
+    log.write(message("c", "in", 0, 1))
+    conversations = reader(log)
+    conversations.turns("acme", "c", 3)
+    assert read_for(log, lambda: conversations.turns("acme", "c", 3)) == 3
+    assert len(conversations.turns("acme", "c", 3)) == 3
 
 
 def uneven_conversation(log: FakeLog, turns: int) -> None:
@@ -183,14 +198,19 @@ def uneven_conversation(log: FakeLog, turns: int) -> None:
     for number in range(turns):
         log.write(message(f"r{number}", "in", 0, 1))
         log.write(message(f"r{number}", "out", 0, 1))
-        if number % 5 == 0:
-            log.write(message(f"r{number}", "out", 0, 2))
-        if number % 7 == 0:
-            log.write(message(f"r{number}", "summary", 0, 1))
-        if number % 11 == 0:
-            log.write(message(f"r{number // 2}", "in", 0, 1), tombstone=True)
-        if number % 13 == 0:
-            log.write(message(f"r{number}", "out", 0, 1), tombstone=True)
+        for every, of, direction, epoch, erases in (
+            (5, number, "out", 2, False),
+            (7, number, "summary", 1, False),
+            (11, number // 2, "in", 1, True),
+            (13, number, "out", 1, True),
+        ):
+            if number % every == 0:
+                log.write(message(f"r{of}", direction, 0, epoch), tombstone=erases)
+
+
+def delete(log: FakeLog) -> None:
+    ended = deleted_record("acme", "c", "d", 0, 0)
+    log.put(TOPIC, ended.key.encode(), CODEC.encode(ended.message))
 
 
 @pytest.fixture
@@ -202,26 +222,19 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_windows")
 def test_the_newest_page_of_a_long_conversation_is_read_from_its_end() -> None:
+    """Behind a deletion it has nothing of before."""
     log = FakeLog()
     uneven_conversation(log, 200)
     end = log.ends[TOPIC]
-    for limit in (1, 20, 101):
-        for after in (None, end, end - 1, end - 30, end - 250, 7):
-            conversations, before = reader(log, most_records=100_000), log.records_read
-            found = conversations.turns("acme", "c", limit, after=after, newest_first=True)
-            assert found == plain_turns(log, limit, after, True)
-            if limit < 101 and (after is None or after > end - 100):
-                assert log.records_read - before <= pages.MOST_UNINDEXED
-            assert conversations.turns("acme", "c", limit, after=after, newest_first=True) == found
-            assert log.records_read - before >= end, "who asks again shall have an index"
-
-
-@pytest.mark.usefixtures("small_windows")
-def test_the_newest_page_behind_a_deletion_has_nothing_of_before() -> None:
-    log = FakeLog()
-    long_conversation(log, 250)
-    ended = deleted_record("acme", "c", "d", 0, 0)
-    log.put(TOPIC, ended.key.encode(), CODEC.encode(ended.message))
+    for limit, after in itertools.product((1, 20, 101), (None, end, end - 1, end - 30, end - 250, 7)):
+        conversations, before = reader(log, most_records=100_000), log.records_read
+        found = conversations.turns("acme", "c", limit, after=after, newest_first=True)
+        assert found == plain_turns(log, limit, after, True)
+        if limit < 101 and (after is None or after > end - 100):
+            assert log.records_read - before <= pages.MOST_UNINDEXED
+        assert conversations.turns("acme", "c", limit, after=after, newest_first=True) == found
+        assert log.records_read - before >= end, "who asks again shall have an index"
+    delete(log)
     for number in range(3):
         log.write(message(f"new{number}", "in", 0, 1))
         found = reader(log, most_records=100_000).turns("acme", "c", 2, newest_first=True)
@@ -257,8 +270,7 @@ def test_pages_of_a_conversation_that_is_too_long_for_an_index_read_windows_of_i
     assert conversations.outline("acme", "c").messages == sum(t.message.direction != "summary" for t in everything)
     assert conversations.holder("acme", "c", everything[-1].offset).conversation_id == "c"
     assert conversations.tree("acme", "c")[0].messages == conversations.outline("acme", "c").messages
-    ended = deleted_record("acme", "c", "d", 0, 0)
-    log.put(TOPIC, ended.key.encode(), CODEC.encode(ended.message))
+    delete(log)
     with pytest.raises(NotFound):
         conversations.turns("acme", "c", 1)
     log.write(message("anew", "in", 0, 1))
@@ -321,19 +333,6 @@ def test_a_reading_that_fails_goes_on_from_where_it_came_to() -> None:
     assert log.records_read == 2 * READ_AT_ONCE + 1
 
 
-def test_turns_that_stand_far_apart_are_read_one_by_one() -> None:
-    log = FakeLog()
-    log.write(message("a", "in", 0, 1))
-    for epoch in range(GAP + 50):
-        log.write(message("b", "out", 0, epoch))
-    log.write(message("c", "in", 0, 1))
-    conversations = reader(log)
-    conversations.turns("acme", "c", 3)
-    before = log.records_read
-    assert len(conversations.turns("acme", "c", 3)) == 3
-    assert log.records_read - before == 3
-
-
 def test_a_deleted_conversation_and_one_of_its_name_have_nothing_in_common() -> None:
     log = FakeLog()
     long_conversation(log, 3)
@@ -393,36 +392,25 @@ def test_a_conversation_that_is_never_the_same_is_an_error_and_no_loop() -> None
 
 
 def test_indexes_are_kept_within_a_bound_and_the_oldest_go_first() -> None:
+    """One that is larger than its share pushes no others out."""
     log, names = FakeLog(), TopicNames()
     for number in range(6):
         topic = names.conversation("acme", f"c{number}")
         log.create(topic)
         for turn in range(10):
             log.write(message(f"r{turn}", "in", 0, 1), topic=topic)
+    long_conversation(log, 50)
     conversations = reader(log, most_records=100)
 
-    def reads_all_of(number: int) -> bool:
-        before = log.records_read
-        conversations.turns("acme", f"c{number}", 1)
-        return log.records_read - before > 1
+    def reads_all_of(name: str) -> bool:
+        return read_for(log, lambda: conversations.turns("acme", name, 1)) > 1
 
-    assert [reads_all_of(number) for number in range(6)] == [True] * 6
-    assert [reads_all_of(number) for number in (5, 4)] == [False, False], "the newest are kept"
-    assert reads_all_of(0)
+    assert [reads_all_of(f"c{number}") for number in range(6)] == [True] * 6
+    assert [reads_all_of(name) for name in ("c5", "c4")] == [False, False], "the newest are kept"
+    assert reads_all_of("c")
+    assert [reads_all_of(name) for name in ("c5", "c4")] == [False, False]
+    assert reads_all_of("c0")
     assert len(conversations.indexes) <= 100
-
-
-def test_a_conversation_that_is_larger_than_its_share_pushes_no_others_out() -> None:
-    log, topic = FakeLog(), TopicNames().conversation("acme", "small")
-    log.create(topic)
-    log.write(message("r", "in", 0, 1), topic=topic)
-    long_conversation(log, 200)
-    conversations = reader(log, most_records=400)
-    conversations.turns("acme", "small", 1)
-    conversations.turns("acme", "c", 1)
-    before = log.records_read
-    conversations.turns("acme", "small", 1)
-    assert log.records_read - before == 1
 
 
 @given(st.lists(st.integers(0, 500), unique=True), st.integers(0, 50))

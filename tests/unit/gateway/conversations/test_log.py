@@ -135,7 +135,6 @@ def test_the_pool_keeps_some_consumers_and_none_after_the_end(stage: Stage) -> N
 def test_a_topic_that_is_deleted_while_last_records_are_read_is_left_out(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The list of conversations was 404 when another call deleted one of them."""
     topics = {"a": 3, "b": 2, "empty": 0}
 
     def ends(_: Any, partitions: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
@@ -154,7 +153,6 @@ def test_a_topic_that_is_deleted_while_last_records_are_read_is_left_out(
 def test_a_broker_without_any_topics_is_not_taken_for_one_without_conversations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A sweep of artifacts at that moment took all that was made in conversations for left over."""
     known: dict[str, int] = {}
     monkeypatch.setattr(log_module.admin, "partition_counts", lambda *_, **__: known)
     layout = OwnTopics(GatewaySettings())

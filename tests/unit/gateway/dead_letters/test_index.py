@@ -127,7 +127,6 @@ def test_the_gauge_counts_letters_by_reason() -> None:
 def test_a_full_disk_does_not_end_the_reading_of_dead_letters(
     index: LetterIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What retention had removed could not be forgotten: from then on no letter was run again, purged or erased."""
     index.take([letter(0), letter(1)])
     dlq, topics = KafkaSettings().names.dlq, {KafkaSettings().names.dlq: 1}
     readers = fake_readers(monkeypatch, follower, topics)
@@ -179,7 +178,6 @@ def purge(index: LetterIndex, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 async def test_the_next_call_continues_after_letters_that_are_gone(purge: Any) -> None:
-    """The second call was 400: the letter that `after` names had just been purged."""
     pages = [["0/0", "0/1"], ["0/2", "0/3"], ["0/4", "0/5"], ["0/6"]]
     assert await purge(dry_run=True) == pages
     assert await purge() == pages

@@ -41,7 +41,6 @@ class World:
 async def test_letters_that_a_revoked_key_left_are_not_skipped(
     monkeypatch: pytest.MonkeyPatch, holds: int, ids: bool, rate: float | None
 ) -> None:
-    """They were, each with its own `unauthenticated`, and the cursor stood behind them."""
     monkeypatch.setattr(redriving, "AT_ONCE", 2)
     world = World(holds)
     places = [f"{number % 2}/{number // 2}" for number in range(LETTERS)]

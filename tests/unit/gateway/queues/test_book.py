@@ -26,21 +26,29 @@ def message(queue: int, offset: int, pool: str | None = None) -> QueueMessage:
     return QueueMessage(queue=queue, tp=(A, B)[queue], offset=offset, value=None, pool=pool)
 
 
-def test_no_more_goes_out_than_the_window_of_its_pool() -> None:
+def test_no_more_goes_out_than_the_window_of_its_pool_and_a_queue_is_full_at_twice_the_window() -> None:
     made = book(window=2)
-    for offset in range(3):
-        made.arrived(message(0, offset))
-        made.arrived(message(1, offset, "other"))
-    assert [(one.queue, one.offset) for one in made.take(0)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for offset in range(1, 5):
+        assert made.full() == set()
+        assert made.arrived(message(0, offset))
+        made.arrived(message(1, min(offset, 3), "other"))
+    assert made.full() == {0}
+    for repeat in (4, 0):
+        assert not made.arrived(message(0, repeat)), "behind what was read"
+    assert [(one.queue, one.offset) for one in made.take(0)] == [(0, 1), (0, 2), (1, 1), (1, 2)]
     assert made.take(0) == []
+    assert made.full() == set()
 
 
 def test_a_new_try_waits_for_its_time_holds_its_offset_and_leaves_its_place_to_others() -> None:
     made = book(window=1)
     first, second = message(0, 0), message(0, 1)
-    made.arrived(first)
-    made.arrived(second)
+    for one in (first, second):
+        made.arrived(one)
     assert made.take(0) == [first]
+    made.again(first, 0.5, tried=False)
+    assert first.tries == 0, "a refusal is no try"
+    assert made.take(1) == [first]
     made.again(first, 5.0, tried=True)
     assert first.tries == 1
     assert made.take(1) == [second]
@@ -51,15 +59,6 @@ def test_a_new_try_waits_for_its_time_holds_its_offset_and_leaves_its_place_to_o
     assert made.take(6) == [first]
     made.settled(first)
     assert made.commits() == {A: 2}
-
-
-def test_a_refusal_is_no_try() -> None:
-    made = book()
-    one = message(0, 0)
-    made.arrived(one)
-    made.take(0)
-    made.again(one, 1.0, tried=False)
-    assert one.tries == 0
 
 
 def test_messages_of_a_revoked_partition_are_forgotten_and_read_again_later() -> None:
@@ -75,24 +74,6 @@ def test_messages_of_a_revoked_partition_are_forgotten_and_read_again_later() ->
     assert not made.arrived(message(0, 1)), "not ours"
     made.assign([A])
     assert made.arrived(message(0, 0))
-
-
-def test_a_repeat_is_not_taken_twice() -> None:
-    made = book()
-    assert made.arrived(message(0, 3))
-    assert not made.arrived(message(0, 3))
-    assert not made.arrived(message(0, 2)), "behind what was read"
-
-
-def test_a_queue_is_full_at_twice_the_window() -> None:
-    made = book(window=2)
-    for offset in range(3):
-        made.arrived(message(0, offset))
-    assert made.full() == set()
-    made.arrived(message(0, 3))
-    assert made.full() == {0}
-    made.take(0)
-    assert made.full() == set()
 
 
 class Books(RuleBasedStateMachine):

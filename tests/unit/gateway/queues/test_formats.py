@@ -27,37 +27,37 @@ def message(**values: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("payload", "form"),
+    ("change", "field", "value"),
     [
-        (BODY, "object"),
-        (json.dumps(BODY), "text"),
-        (base64.b64encode(json.dumps(BODY).encode()).decode(), "base64"),
+        ({"payload": {"messages": []}}, "kind", "chat"),
+        ({"payload": {"prompt": ""}}, "kind", "completion"),
+        ({"payload": {"input": ""}}, "kind", "embedding"),
+        ({"deadline": 1764045130}, "deadline_s", 1764045130),
+        ({"deadline": "1764045130"}, "deadline_s", 1764045130),
+        ({"deadline": 1764045130.9}, "deadline_s", 1764045130),
+        ({"deadline": None}, "deadline_s", None),
+        ({"deadline": ""}, "deadline_s", None),
     ],
+)
+def test_what_a_message_says(change: Any, field: str, value: Any) -> None:
+    assert getattr(read_llmd(message(**change)), field) == value
+
+
+@pytest.mark.parametrize(
+    ("payload", "form"),
+    [(BODY, "object"), (json.dumps(BODY), "text"), (base64.b64encode(json.dumps(BODY).encode()).decode(), "base64")],
 )
 def test_a_payload_in_any_form_is_answered_in_the_same(payload: Any, form: str) -> None:
     found = read_llmd(message(payload=payload))
-    assert (found.id, found.deadline_s, found.body) == ("1", 1764045130, BODY)
-    assert (found.kind, found.form) == ("completion", form)
+    assert (found.id, found.kind, found.form, found.body) == ("1", "completion", form, BODY)
     answer = json.loads(answered("1", found.form, {"a": "é"}))
     back = answer["payload"]
     if form == "base64":
         back = base64.b64decode(back).decode()
     assert (answer["id"], json.loads(back) if form != "object" else back) == ("1", {"a": "é"})
-
-
-@pytest.mark.parametrize(
-    ("body", "kind"), [({"messages": []}, "chat"), ({"prompt": ""}, "completion"), ({"input": ""}, "embedding")]
-)
-def test_the_body_says_what_it_asks_for(body: Any, kind: str) -> None:
-    assert read_llmd(message(payload=body)).kind == kind
-
-
-@pytest.mark.parametrize(
-    ("deadline", "seconds"),
-    [(1764045130, 1764045130), ("1764045130", 1764045130), (1764045130.9, 1764045130), (None, None), ("", None)],
-)
-def test_a_deadline_is_text_or_a_number_or_missing(deadline: Any, seconds: int | None) -> None:
-    assert read_llmd(message(deadline=deadline)).deadline_s == seconds
+    refusal = json.loads(refused("1", "object", Expired("deadline exceeded"), "r1"))
+    assert refusal["error"] == "deadline exceeded"
+    assert (refusal["payload"]["error"]["code"], refusal["payload"]["error"]["request_id"]) == ("expired", "r1")
 
 
 @pytest.mark.parametrize(
@@ -92,12 +92,6 @@ def test_any_bytes_end_in_a_typed_error(value: bytes) -> None:
     for reading in (read_llmd, read):
         with pytest.raises((PenstockError, BadMessage)):
             reading(value)
-
-
-def test_a_refusal_has_its_reason_in_both_forms() -> None:
-    answer = json.loads(refused("1", "object", Expired("deadline exceeded"), "r1"))
-    assert answer["error"] == "deadline exceeded"
-    assert (answer["payload"]["error"]["code"], answer["payload"]["error"]["request_id"]) == ("expired", "r1")
 
 
 def test_the_key_of_a_request_stands_for_the_message_and_the_try() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kit.gateway_records import conversation_message
-from penstock.gateway.summarizer.desk import Commit, Desk, Key, ReadWhole
+from penstock.gateway.summarizer.desk import Commit, Desk, Key, ReadWhole, Submit
 from penstock.schemas.records import ConversationFacts, ConversationMessage, SummarizePolicy
 
 KEY = Key("t", "c")
@@ -49,6 +49,14 @@ def due(desk: Desk) -> int | None:
     return None if submit is None else submit.through
 
 
+def submitted(desk: Desk, through: int) -> Submit:
+    """The next one, which ends there."""
+    submit = desk.next()
+    assert submit is not None
+    assert submit.through == through
+    return submit
+
+
 def erase(desk: Desk, at: int) -> None:
     """A tombstone is read, after which the whole topic must be read."""
     assert isinstance(desk.record(KEY, at, None), ReadWhole)
@@ -78,10 +86,7 @@ def test_the_policy_of_a_former_topic_does_not_keep_a_later_one_from_being_follo
 
 def test_a_failed_span_is_not_asked_for_again_by_the_next_process() -> None:
     desk = new_desk(12)
-    submit = desk.next()
-    assert submit is not None
-    assert submit.through == 3
-    committed = desk.ended(submit, 12, failed=True)
+    committed = desk.ended(submitted(desk, 3), 12, failed=True)
     assert committed == Commit(KEY, 0, 0, 3)
     for erased in (False, True):
         later = new_desk(12, commit=committed)
@@ -102,6 +107,11 @@ def test_a_summarized_span_that_is_erased_is_asked_for_again() -> None:
 
 
 def test_records_that_come_while_the_whole_is_read_count() -> None:
+    """Nothing is due before it is known what an erasure left."""
+    desk = new_desk(12)
+    assert desk.due == 1
+    erase(desk, 12)
+    assert (desk.due, due(desk)) == (0, None)
     desk = summed_up(8)
     erase(desk, 8)
     tell(desk, range(9, 13), shift=1)
@@ -138,15 +148,11 @@ def test_a_summary_that_was_erased_while_no_process_ran_is_missed() -> None:
 
 def test_a_span_that_lost_messages_while_it_was_summed_up_is_due_by_itself() -> None:
     desk = new_desk(14)
-    submit = desk.next()
-    assert submit is not None
+    submit = submitted(desk, 3)
     erase(desk, 14)
     desk.read_whole(KEY, standing(range(2, 14)), 15)
     assert desk.ended(submit, 15, failed=True) is None, "as a conflict"
-    again = desk.next()
-    assert again is not None
-    assert again.through == 5
-    assert again.request_id != submit.request_id
+    assert submitted(desk, 5).request_id != submit.request_id
 
 
 def test_of_two_summaries_that_end_at_one_place_the_first_is_the_base() -> None:
@@ -154,18 +160,7 @@ def test_of_two_summaries_that_end_at_one_place_the_first_is_the_base() -> None:
     for summaries in ((8,), (8, 12)):
         desk = new_desk(8, end=20)
         for at in summaries:
-            summary = conversation_message("system", request_id="s3", covers_through=3)
-            desk.record(KEY, at, summary)
+            desk.record(KEY, at, conversation_message("system", request_id="s3", covers_through=3))
         tell(desk, range(13, 21), shift=5)
-        submit = desk.next()
-        assert submit is not None
-        ids.add(submit.request_id)
+        ids.add(submitted(desk, 7).request_id)
     assert len(ids) == 1
-
-
-def test_nothing_is_due_before_it_is_known_what_an_erasure_left() -> None:
-    desk = new_desk(12)
-    assert desk.due == 1
-    erase(desk, 12)
-    assert desk.due == 0
-    assert due(desk) is None

@@ -51,7 +51,6 @@ class Source:
 async def test_a_conversation_that_is_made_again_unseen_is_followed_from_its_beginning(
     at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was read on after the end of the former one, and never summed up."""
     monkeypatch.setattr(following, "COMPARED_AT_ONCE", at_once)
     fake_readers(monkeypatch, following, {})
     source, desk = Source(), Desk(lambda _: SummarizePolicy(every_turns=2), most=8)

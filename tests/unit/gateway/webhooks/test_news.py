@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -120,27 +121,20 @@ def test_a_status_without_room_is_dropped_and_does_not_hold_the_offset() -> None
     assert topic.news.commits() == {TP: 2}
 
 
-def test_a_revoked_partition_takes_its_statuses_along() -> None:
-    topic = Topic()
-    topic.comes(status("a", "queued"))
-    (flown,) = topic.news.begin(0)
-    topic.comes(status("a", "running"))
-    topic.news.revoke(TP)
-    assert topic.news.ended(flown[0], OK, 0, 0.0) is None
-    assert (len(topic.news), topic.news.begin(0), topic.news.commits()) == (0, [], {})
-    topic.news.assign(TP)
-    topic.offset = 0
-    topic.comes(status("b", "queued"))
-    assert topic.begun() == ["queued"]
-
-
-def test_a_partition_that_comes_back_sends_what_was_not_sent() -> None:
+@pytest.mark.parametrize("lands", ["before", "after"])
+def test_a_revoked_partition_takes_its_statuses_along_and_sends_them_when_it_comes_back(lands: str) -> None:
     """Its status was known, so it was passed over and its offset committed, though nobody had heard of it."""
     topic = Topic()
     topic.comes(status("a", "queued"))
     assert topic.begun() == ["queued"]
-    assert topic.ends(DOWN) is None
+    if lands == "before":
+        assert topic.ends(DOWN) is None
+    else:
+        topic.comes(status("a", "running"))
     topic.news.revoke(TP)
+    if lands == "after":
+        assert topic.ends(OK) is None
+    assert (len(topic.news), topic.news.begin(0), topic.news.commits()) == (0, [], {})
     topic.news.assign(TP)
     topic.offset = 0
     topic.comes(status("a", "queued"))

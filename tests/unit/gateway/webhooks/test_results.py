@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from kit.gateway_records import ORIGIN, chunk, outcome
 from penstock.gateway.webhooks.results import FORGET_MS, ResultLog
 from penstock.schemas.records import ResultEvent
@@ -42,32 +44,29 @@ def test_the_offset_waits_for_open_requests_and_unkept_outcomes() -> None:
     assert results.commits() == {}, "it is told once"
 
 
-def test_an_outcome_of_a_worker_that_lost_its_partition_does_not_count() -> None:
+OTHER = replace(ORIGIN, offset=9)
+
+
+@pytest.mark.parametrize(
+    ("events", "count"),
+    [
+        ([begun("a", epoch=2), event("a", epoch=1), event("a", epoch=2)], [False, False, True]),
+        ([begun("a"), event("a", origin=OTHER)], [False, False]),
+    ],
+    ids=["of a worker that lost its partition", "of another record with the same id"],
+)
+def test_which_terminal_events_are_outcomes(events: list[ResultEvent], count: list[bool]) -> None:
     results = log()
-    results.on_event(TP, 1, 0, begun("a", epoch=2, worker_id="new"))
-    assert not results.on_event(TP, 2, 0, event("a", epoch=1, worker_id="old"))
-    assert results.on_event(TP, 3, 0, event("a", epoch=2, worker_id="new"))
+    assert [results.on_event(TP, at, 0, one) for at, one in enumerate(events)] == count
 
 
-def test_of_two_records_with_one_request_id_the_first_counts() -> None:
+def test_a_request_that_never_ends_is_forgotten_after_a_while_and_with_its_partition() -> None:
     results = log()
     results.on_event(TP, 1, 0, begun("a"))
-    other = replace(ORIGIN, offset=9)
-    assert not results.on_event(TP, 2, 0, event("a", origin=other))
-
-
-def test_a_request_that_never_ends_is_forgotten_after_a_while() -> None:
-    results = log()
-    results.on_event(TP, 1, 0, begun("a"))
-    results.passed(TP, 9, FORGET_MS)
-    assert results.commits() == {TP: 1}
-    results.passed(TP, 9, FORGET_MS + 1)
-    assert results.commits() == {TP: 9}
-
-
-def test_a_revoked_partition_is_not_committed() -> None:
-    results = log()
+    for now_ms, commits in ((FORGET_MS, {TP: 1}), (FORGET_MS + 1, {TP: 9})):
+        results.passed(TP, 9, now_ms)
+        assert results.commits() == commits
     results.revoke(TP)
-    results.passed(TP, 9, 0)
+    results.passed(TP, 12, 0)
     results.settle(TP, ("t", "a"))
     assert results.commits() == {}

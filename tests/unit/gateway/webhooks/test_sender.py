@@ -55,7 +55,6 @@ def test_retry_after(value: bytes, seconds: float | None) -> None:
 
 
 async def test_names_that_do_not_resolve_hold_up_one_tenant_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They filled the event loop's threads, on which bodies are made and all others' names are resolved."""
     let_go, asked = threading.Event(), list[str]()
 
     def slow(host: str, port: int, **_: object) -> list[object]:
