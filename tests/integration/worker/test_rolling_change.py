@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -80,6 +81,19 @@ def test_a_request_fails_when_nobody_has_its_model(make_system: Make) -> None:
     assert error is not None
     assert error.code == "model_not_found"
     eventually(lambda: system.lag() == 0, 60, alone.tail)
+
+
+@pytest.mark.slow
+def test_what_one_worker_cannot_load_another_runs(make_system: Make, tmp_path: Path) -> None:
+    system = make_system(worker_options=SETTINGS)
+    broken = {**NEW, "engine": "text", "source": str(tmp_path), "options": {}, "tasks": ["text_generation"]}
+    loads, fails = worker(system, "loads", OLD, NEW), worker(system, "fails", OLD, broken)
+    eventually(lambda: assigned(loads) == assigned(fails) == 10, 60, loads.tail)
+    send(system, *({"request_id": f"r{n}", "model": "new", "priority": n % 10} for n in range(20)))
+    events = [outcome(system, f"r{n}", 60) for n in range(20)]
+    assert {(event.status, event.worker_id) for event in events} == {("completed", "loads")}, fails.tail()
+    assert "model.load_failed" in fails.log.read_text()
+    system.wait_drained(60)
 
 
 @pytest.mark.slow
