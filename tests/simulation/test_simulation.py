@@ -54,7 +54,7 @@ BEGIN_AT = {
     "vanished_without_outcome": 20,
     "ended_without_look_up": 28,
     "unkept_without_look_up": 36,
-    "suspect_stops_worker": 102,
+    "suspect_stops_worker": 498,
     "summary_added_nowhere": 44,
     "fork_follows_its_parent": 657,
     "newest_record_not_waited_for": 1,
