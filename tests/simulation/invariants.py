@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from penstock.processors.core import effects as ask
 from penstock.processors.core.commit import donemap
 from penstock.processors.core.fleet.lane import UNSERVED
+from penstock.processors.core.fleet.ledger import CannotLoad
+from penstock.processors.core.peers import Wanted
 from penstock.processors.core.queue.budget import FACT_BYTES
 from penstock.processors.core.requests.commanding import MAY_WAIT
 from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, OVER, Stage
@@ -180,6 +182,8 @@ class Checks:
             raise Violation(f"dropped_publishes: {effect.status} for {work}, which was let go of")
         if isinstance(effect, ask.Terminal) and work.lane == UNSERVED:
             self._nobody_served(life, work, effect.error)
+        elif isinstance(effect, ask.Terminal) and isinstance(effect.error, CannotLoad):
+            self._nobody_loads(life, work)
         if isinstance(effect, ask.Terminal) and work.line is not None:
             self._answer(work, effect)
         elif isinstance(effect, ask.Terminal) and work.conversation_id is not None and effect.status == "completed":
@@ -202,6 +206,16 @@ class Checks:
             serves = any(model in (one.model, None) for one in report.models) and report.worker_id != life.name
             if serves and heard_ms - absent_ms < report.updated_at <= heard_ms:
                 raise Violation(f"rollout: {work} fails on {life.name}, and {report.worker_id} serves {model}")
+
+    @staticmethod
+    def _nobody_loads(life: Life, work: Work) -> None:
+        """A request that can run elsewhere fails for a load that failed only if no other worker could take it."""
+        if work.end_with is not None or work.conversation_id is not None or work.key != work.first_key:
+            return
+        if work.started_at is None and work.history is None and not work.put_backs:
+            wanted = Wanted(work.task, work.lane)
+            if life.flow.peers.partition_for(wanted, work.key[0], work.request_id, 0) is not None:
+                raise Violation(f"rollout: {work} fails on {life.name}, and another worker serves {work.lane}")
 
     def _answer(self, work: Work, effect: ask.Terminal) -> None:
         """An answer that stood in the conversation when its worker looked last is the outcome."""

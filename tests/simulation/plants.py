@@ -1056,3 +1056,9 @@ def ends_what_others_serve() -> list[Patch]:
 def copy_that_comes_back_is_a_duplicate() -> list[Patch]:
     """A record that was passed on keeps its name in the gate: its copy ends with it where both meet."""
     return [(CommitGate, "rename", lambda self, tp, offset, request_id: None)]
+
+
+@plant_for("rollout", "load_hopeless")
+def ends_what_others_could_load() -> list[Patch]:
+    """A worker ends each request whose model it cannot load."""
+    return [(UnservedRequests, "pass_on_unloadable", lambda self, work: False)]

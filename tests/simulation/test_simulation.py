@@ -36,6 +36,7 @@ QUICK_WITH_NEEDS = {
     "kept_without_reopen": "open",
     "checksum_ignored": "commit_before_outcome",
     "ends_what_others_serve": "rollout",
+    "ends_what_others_could_load": "rollout",
     "copy_that_comes_back_is_a_duplicate": "commit_before_outcome",
 }
 """Planted defects that take operators, or checks that are left out of other runs; and how they show."""
@@ -53,7 +54,7 @@ BEGIN_AT = {
     "vanished_without_outcome": 20,
     "ended_without_look_up": 28,
     "unkept_without_look_up": 36,
-    "suspect_stops_worker": 102,
+    "suspect_stops_worker": 498,
     "summary_added_nowhere": 44,
     "fork_follows_its_parent": 657,
     "newest_record_not_waited_for": 1,
@@ -62,6 +63,7 @@ BEGIN_AT = {
     "kept_without_reopen": 147,
     "checksum_ignored": 60,
     "ends_what_others_serve": 13,
+    "ends_what_others_could_load": 56,
     "copy_that_comes_back_is_a_duplicate": 17,
 }
 """The first seed that is tried: one that finds the defect. Seeds before it cost time and find nothing, or show it in

@@ -168,7 +168,9 @@ class Life(Actor):
             started_at=0,
             updated_at=self.world.wall_ms,
             assigned=[f"{topic}/{partition}" for topic, partition in self.flow.gate.partitions()],
-            models=[ModelState(model=name, state="ready", tasks=list(TASKS)) for name in self.told.served],
+            models=[
+                ModelState(model=name, state=self.flow.lane(name).state, tasks=list(TASKS)) for name in self.told.served
+            ],
         )
         self.network.ask("worker", "reports", lambda: self.cluster.report(state), None)
         self.timer("report", REPORT_EACH_S, self._report)

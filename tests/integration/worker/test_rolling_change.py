@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -66,6 +67,19 @@ def test_what_one_worker_lacks_another_runs(make_system: Make) -> None:
 
 def ended(system: System, numbers: set[int]) -> set[int]:
     return {number for number in numbers if f"c{number}" in system.outcomes()}
+
+
+@pytest.mark.slow
+def test_what_one_worker_cannot_load_another_runs(make_system: Make, tmp_path: Path) -> None:
+    system = make_system(worker_options=SETTINGS)
+    broken = {**NEW, "engine": "text", "source": str(tmp_path), "options": {}, "tasks": ["text_generation"]}
+    loads, fails = worker(system, "loads", OLD, NEW), worker(system, "fails", OLD, broken)
+    eventually(lambda: assigned(loads) == assigned(fails) == 10, 60, loads.tail)
+    send(system, *({"request_id": f"r{n}", "model": "new", "priority": n % 10} for n in range(20)))
+    events = [outcome(system, f"r{n}", 60) for n in range(20)]
+    assert {(event.status, event.worker_id) for event in events} == {("completed", "loads")}, fails.tail()
+    assert "model.load_failed" in fails.log.read_text()
+    system.wait_drained(60)
 
 
 @pytest.mark.slow

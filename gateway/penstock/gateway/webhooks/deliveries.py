@@ -138,11 +138,15 @@ class Deliveries:
             del self._ended[next(iter(self._ended))]
 
     def wait(self, delivery: WebhookDelivery) -> None:
-        """It was tried, and is to be tried again."""
+        """It was tried, and is to be tried again. Where others had no room it gives up its place, and is left too."""
         key = key_of(delivery)
         self._land(key)
+        waited_for = next((one for one in _bounds_of(group_of(delivery)) if one in self._left), None)
         if partition_of(delivery) in self._leaving:
             self._forget(key)
+        elif waited_for is not None and key in self._held:
+            self._forget(key)
+            self._left[waited_for].add(partition_of(delivery))
         elif key in self._held:
             self._held[key] = delivery
             self._queue(delivery)

@@ -217,7 +217,7 @@ class Dispatcher:
                 self._read_here |= still
                 for tp in still:
                     self._log.assign(tp)
-            for delivery in found:
+            for delivery in sorted(found, key=lambda one: one.next_at or 0):  # whose turn is first gets the room
                 if partition_of(delivery) in still and not self._deliveries.knows(
                     key_of(delivery), delivery.created_at
                 ):

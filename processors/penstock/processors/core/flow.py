@@ -170,7 +170,20 @@ class Flow:
             emit,
         )
         measurements = self.measurements = Measurements(ledger, estimates, lanes, memory, agenda)
-        failures = LaneFailures(registry, scheduler, endings, retries, grants)
+        unserved = self._unserved = UnservedRequests(
+            registry,
+            gate,
+            scheduler,
+            lanes,
+            catalog,
+            self.peers,
+            holdings,
+            endings,
+            agenda,
+            emit,
+            settings.model_absent_s,
+        )
+        failures = LaneFailures(registry, scheduler, unserved, endings, retries, grants)
         self.replicas = Replicas(lanes, memory, measurements, claim, forecast, attempts, failures, agenda, memory_error)
         heads = MemoryHeads(scheduler, lanes, ledger, admission, run_memory, agenda, placement)
         views = Views(ledger, memory, run_memory, heads, forecast)
@@ -198,18 +211,6 @@ class Flow:
         )
         self.orders = Orders(scheduler, lanes, lifecycle, agenda)
         self.watch = FleetWatch(scheduler, lanes, memory, grants, heads, views, agenda)
-        unserved = self._unserved = UnservedRequests(
-            registry,
-            gate,
-            scheduler,
-            lanes,
-            catalog,
-            self.peers,
-            endings,
-            agenda,
-            emit,
-            settings.model_absent_s,
-        )
         screening = Screening(lanes, memory, unserved, commands, retries, deaths)
         self.arrivals = Arrivals(
             registry,

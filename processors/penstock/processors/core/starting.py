@@ -20,6 +20,7 @@ from penstock.processors.core.granting import Grants
 from penstock.processors.core.preparing import Preparing
 from penstock.processors.core.queue.fetching import Fetching
 from penstock.processors.core.queue.scheduler import Scheduler
+from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.work import Work
 from penstock.processors.core.rooms import Room, Rooms
 from penstock.processors.core.suspect_starts import Grant, SuspectStarts
@@ -108,11 +109,12 @@ class Starter:
             if room is None:
                 seen[work.klass] -= 1  # it waits for another replica, and takes nobody's place on these
                 continue
-            waited_for.append(room.replica)
             first, ahead = seen[work.klass] == 1, seen[work.klass] <= look_ahead
             refusal = self._preparing.step(lane, work, room, now, may_prepare=ahead, must_fetch=first or room.slots > 0)
             if refusal is None:
                 return work, room.replica
+            if work.stage is not Stage.PARKED:  # the bytes of others may keep it from being read: nobody waits for it
+                waited_for.append(room.replica)
             if refusal.device is not None:
                 seen[work.klass] -= 1  # it keeps no room, and others are prepared meanwhile
             elif walked == 0 and work.blocked_at is not None and now - work.blocked_at >= RESERVE_AFTER_S:

@@ -77,6 +77,17 @@ def test_a_delivery_without_room_is_loaded_when_there_is_some() -> None:
     assert room.add(delivery("c", "dead"))
 
 
+def test_a_delivery_that_failed_gives_its_place_to_those_without_room() -> None:
+    """A few that fail until they are given up kept the room of their host: the others were never called."""
+    room = Deliveries(Room(in_flight=16, held_per_group=2))
+    fails = [delivery("a"), delivery("b", partition=3)]
+    assert [room.add(one) for one in (*fails, delivery("waits"))] == [True, True, False]
+    room.begin(0)
+    for one in fails:
+        room.wait(replace(one, next_at=1_000))
+    assert room.to_load() == {TP, ("results", 3)}, "those that failed are loaded again too, behind the others"
+
+
 def test_the_hosts_of_one_tenant_take_no_room_from_other_tenants() -> None:
     room = Deliveries(Room(in_flight=8, held=8, held_per_tenant=3, held_per_group=2))
     assert [room.add(delivery(f"e{number}", f"h{number}")) for number in range(5)] == [True] * 3 + [False] * 2

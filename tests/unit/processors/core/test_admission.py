@@ -121,6 +121,29 @@ def test_parked_work_behind_a_suspect_is_read_and_keeps_no_slot_unread() -> None
     assert {"parked", "medium"} & set(world.running), "the other replica has a slot for somebody"
 
 
+def test_suspects_do_not_wait_for_a_parked_request_that_cannot_be_read_for_their_bytes() -> None:
+    """Found by the simulator (seeds 102 and 382): in the turn of the aged a parked request comes first. The bytes of a
+    suspect of its class fill their share, so it was not read, and all suspects waited for it, for ever."""
+    world = World(aging_s=1.0, aged_share=2, intake_bytes=1_200)
+    world.up(slots=2)
+    world.submit("high", HIGH, size=10)
+    world.finish("high")
+    world.die()
+    world.submit("filler", LOW, size=150)
+    parked = world.submit("parked", LOW, size=200)
+    world.cancel("filler")
+    for suspect in (world.submit("low", LOW, size=151, ttl_ms=60_000), world.submit("medium", MEDIUM, size=10)):
+        assert suspect is not None
+        set_apart(suspect)
+    world.pass_time(2)
+    world.up(slots=2)
+    assert parked is not None
+    assert parked.stage is Stage.PARKED
+    for name in ("low", "medium", "parked"):
+        assert set(world.running) == {name}
+        world.finish(name)
+
+
 def test_aged_low_work_that_lacks_memory_under_slack_hides_nobody() -> None:
     """It came first in its turn and lacked memory; slack kept it from getting any, and others were not looked at."""
     models = {"m": gb(30, 30), "idle": gb(30)}

@@ -9,6 +9,7 @@ import pytest
 
 from flow_driver import EMBEDDING, HIGH, LOW, MEDIUM, World
 from penstock.processors.core import effects as ask
+from penstock.processors.core.fleet.ledger import CannotLoad
 from penstock.processors.core.requests.states import Stage
 from penstock.schemas.errors import UnsupportedParameter
 from penstock.schemas.records import ModelState, Origin, WorkerState
@@ -20,8 +21,8 @@ SERVING = ModelState(model="n", state="ready", tasks=["text_generation", "embedd
 class Pool(World):
     """A worker that serves the model `m`, and others that report what they serve."""
 
-    def __init__(self) -> None:
-        super().__init__("m", worker_id="here", model_absent_s=ABSENT_S)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__("m", worker_id="here", model_absent_s=ABSENT_S, **settings)
         self.up()
 
     def report(
@@ -224,3 +225,57 @@ def test_a_model_that_another_worker_could_not_load_is_not_served_there(pool: Po
     pool.report("other", replace(SERVING, state="failed"))
     pool.submit("r", model="n")
     assert pool.passed_on == []
+
+
+def cannot_load(pool: Pool) -> None:
+    """The model `m` dies here, and can never be loaded again."""
+    pool.die("m")
+    pool.flow.replicas.load_failed("m", 0, CannotLoad("its files are missing"), pool.now)
+    pool.settle()
+    pool.pass_time(1)
+
+
+@pytest.mark.parametrize(("state", "passes"), [("ready", True), ("absent", True), ("failed", False)])
+def test_a_model_that_cannot_be_loaded_here_runs_where_it_is_served(pool: Pool, state: str, passes: bool) -> None:
+    """A turn stays with its conversation, what was moved is not moved again, and words of a run may be published."""
+    pool.report("other", ModelState(model="m", state=state, tasks=["text_generation"]))
+    moved = Origin(topic=MEDIUM, partition=5, offset=9, append_time_ms=pool.wall_ms - 10)
+    pool.submit("runs")
+    pool.submit("r")
+    pool.submit("turn", line="c1")
+    pool.submit("moved", origin=moved)
+    cannot_load(pool)
+    assert pool.passed_on == ([("r", 7)] if passes else [])
+    ended = {"runs", "turn", "moved"} | (set() if passes else {"r"})
+    assert dict(pool.ended) == dict.fromkeys(ended, "failed")
+    assert pool.committed() == 4
+
+
+@pytest.mark.parametrize("stage", [Stage.PARKED, Stage.FETCHING, Stage.QUEUED])
+def test_a_request_is_passed_on_from_each_stage_in_which_it_waits_for_its_model(stage: Stage) -> None:
+    pool = Pool(intake_bytes=1_200) if stage is Stage.PARKED else Pool()
+    pool.report("other", ModelState(model="m", state="ready", tasks=["text_generation"]))
+    pool.submit("runs")
+    work = pool.submit("r", size=10_000 if stage is Stage.PARKED else 100)
+    assert work is not None
+    if stage is Stage.FETCHING:
+        pool.hold_answers.add(ask.Fetch)
+        assert pool.flow._holdings.park(work)  # pyright: ignore[reportPrivateUsage]
+        pool.pass_time(1)
+    assert work.stage is stage
+    cannot_load(pool)
+    pool.release(ask.Fetch)
+    pool.settle()
+    assert (pool.passed_on, pool.ended, pool.committed()) == ([("r", 7)], [("runs", "failed")], 2)
+
+
+def test_a_repeat_of_a_request_that_is_passed_on_later_has_a_copy_and_no_other_outcome(pool: Pool) -> None:
+    """It came since this worker owns the partition: nobody has published under its origin, and it ended silently."""
+    pool.flow.registry.owned_since_ms = 0
+    pool.report("other", ModelState(model="m", state="ready", tasks=["text_generation"]))
+    for name in ("ends", "ends", "passed", "passed"):
+        pool.submit(name)
+    cannot_load(pool)
+    copies = [(one.subject.request_id, one.origin.offset) for one in pool.seen if isinstance(one, ask.Republish)]
+    assert copies == [("passed", 2), ("passed", 3)]
+    assert (pool.ended, pool.committed()) == ([("ends", "failed")], 4), "one has begun to run here"

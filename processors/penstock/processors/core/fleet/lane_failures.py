@@ -1,4 +1,4 @@
-"""Models that cannot be loaded, or were removed: the requests that wait for one end."""
+"""Models that cannot be loaded, or were removed: the requests that wait for one end, or are passed on."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.retry_queue import RetryQueue
 from penstock.processors.core.requests.states import IN_SCHEDULER, Stage
+from penstock.processors.core.requests.unserved import UnservedRequests
 from penstock.processors.core.requests.work import Work
 from penstock.schemas.errors import ModelNotFound, PenstockError
 from penstock.schemas.topics import CLASSES
@@ -28,6 +29,7 @@ class LaneFailures:
 
     _registry: Registry
     _scheduler: Scheduler[Work]
+    _unserved: UnservedRequests
     _endings: Endings
     _retries: RetryQueue
     _grants: Grants
@@ -76,4 +78,5 @@ class LaneFailures:
     def _end(self, lane: Lane, work: Work, error: PenstockError, now: float) -> None:
         if work.stage in (Stage.PREPARING, Stage.READY):  # on a replica that starts nothing new
             self._grants.take_from_its_replica(lane, work)
-        self._endings.end_waiting(work, "lane_failed", error, now)
+        if not (lane.served and self._unserved.pass_on_unloadable(work)):
+            self._endings.end_waiting(work, "lane_failed", error, now)

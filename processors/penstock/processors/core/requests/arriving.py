@@ -23,7 +23,7 @@ from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.unserved import UnservedRequests
 from penstock.processors.core.requests.work import Body, Work, WorkKey, moved_name
-from penstock.schemas.errors import EngineFailed, InternalError
+from penstock.schemas.errors import EngineFailed, InsufficientCapacity, InternalError
 from penstock.schemas.labels import labels_of
 from penstock.schemas.topics import TP
 
@@ -79,6 +79,8 @@ class Arrivals:
         error = read.error or self._screening.screen(work, read, wall_ms)
         if error is None and work.unserved is not None and self._unserved.pass_on_arrival(work):
             return work
+        if isinstance(error, InsufficientCapacity) and self._unserved.pass_on_unloadable(work):
+            return work
         if error is None:
             self._enqueue(work, now)
         elif read.error is None and not isinstance(error, EngineFailed):
@@ -96,14 +98,14 @@ class Arrivals:
         What came since this worker owns the partition was published by nobody: that repeat ends silently. If the
         request is passed on, each repeat gets a copy: the outcome will come from another worker.
         """
-        if isinstance(read, Poison):
+        work = None if isinstance(read, Poison) else self._registry.find(read.request.tenant, read.request.request_id)
+        if work is None:
             return
-        work = self._registry.find(read.request.tenant, read.request.request_id)
-        if read.origin.append_time_ms >= self._registry.owned_since_ms and (work is None or work.unserved is None):
-            return
-        known = work is None or read.origin == work.first_place or read.origin in work.repeats
-        if work is not None and not known and len(work.repeats) < MOST_REPEATS:
-            work.repeats.append(read.origin)
+        known = (work.first_place, *work.repeats, *work.silent_repeats)
+        if read.origin not in known and len(known) <= MOST_REPEATS:
+            passed = work.unserved is not None or work.pass_to is not None
+            silent = read.origin.append_time_ms >= self._registry.owned_since_ms and not passed
+            (work.silent_repeats if silent else work.repeats).append(read.origin)
 
     def _poison(self, key: WorkKey, poison: Poison, body: Body, now: float) -> Work:
         work = Work(

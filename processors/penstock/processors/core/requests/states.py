@@ -60,6 +60,7 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
     _S.QUEUED: {
         "prepare": (_S.PREPARING,),
         "grant": (_S.RUNNING,),  # an engine that prepares as it begins
+        "pass_on": (_S.MOVING,),  # its model can never be loaded here, and another worker serves it
         "park": (_S.PARKED,),  # the share of its class has no room for its bytes any more
         "lane_failed": (_S.SETTLING, _S.LOOKING),
         **_END_WAITING,

@@ -1,8 +1,9 @@
-"""Requests for a model that this worker does not serve, while another live worker of the pool may (decisions/0084).
+"""Requests for a model that this worker cannot run, while another live worker of the pool may (decisions/0084).
 
 A request without a conversation is passed on to a partition of a worker that reports the model. All others wait here,
 parked, with the reason `no_worker`, until this worker serves the model. A request fails when no live worker has
-reported its model for `absent_s`.
+reported its model for `absent_s`. A request for a model that is served here, and that this host can never load, is
+passed on once.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from penstock.processors.core.fleet.lane import UNSERVED, Lanes
 from penstock.processors.core.peers import Peers, Wanted
 from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.endings import Endings
+from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import IN_SCHEDULER, Stage
 from penstock.processors.core.requests.work import Unserved, Work, moved_name
@@ -43,6 +45,7 @@ class UnservedRequests:
     _lanes: Lanes
     _catalog: Catalog
     _peers: Peers
+    _holdings: Holdings
     _endings: Endings
     _agenda: Agenda
     _emit: Callable[[Effect], None]
@@ -74,6 +77,28 @@ class UnservedRequests:
         self._pass_on(work, "arrive_elsewhere", partition)
         return True
 
+    def pass_on_unloadable(self, work: Work) -> bool:
+        """Pass on a request whose model is served here and can never be loaded on this host.
+
+        Returns False if it must end: it was moved before, or words of a run of it may be published.
+        """
+        if work.key != work.first_key or work.started_at is not None or work.history is not None or work.put_backs:
+            return False
+        partition = self._partition(work)
+        if partition is None:
+            return False
+        if work.stage is Stage.NEW:
+            self._pass_on(work, "arrive_elsewhere", partition)
+        elif work.stage is Stage.QUEUED:
+            self._holdings.leave_waiting(work)
+            self._pass_on(work, "pass_on", partition)
+        else:
+            work.pass_to = partition
+            if work.stage is Stage.PARKED:
+                self._endings.fetch(work)
+            self._holdings.unqueue(work)
+        return True
+
     def wait(self, work: Work, now: float) -> None:
         """The request is parked on the lane of those that are not served."""
         self._queue.append((now + LOOK_EACH_S, work))
@@ -88,18 +113,20 @@ class UnservedRequests:
 
         A request that was moved before is passed on by newer knowledge alone: two workers could exchange it for ever.
         """
-        unserved = work.unserved
-        if work.conversation_id is not None or unserved is None:
+        unserved, since_ms = work.unserved, float("-inf")
+        if work.conversation_id is not None:
             return None
-        moved = work.key != work.first_key
-        since_ms = unserved.arrived_ms + CLOCKS_DIFFER_MS if moved else float("-inf")
-        return self._peers.partition_for(unserved.wanted, work.key[0], work.request_id, since_ms)
+        if unserved is not None and work.key != work.first_key:
+            since_ms = unserved.arrived_ms + CLOCKS_DIFFER_MS
+        wanted = Wanted(work.task, work.lane) if unserved is None else unserved.wanted
+        return self._peers.partition_for(wanted, work.key[0], work.request_id, since_ms)
 
     def _pass_on(self, work: Work, event: str, partition: int) -> None:
         """Publish the record there, with its id and origin. If that record comes back to this worker it is new work."""
         self._gate.rename(work.tp, work.key[2], moved_name(work.key))
         self._registry.transition(work, event, Stage.MOVING)
         work.pass_to = partition
+        work.repeats += work.silent_repeats
         self._emit(Republish(work.subject, partition, work.first_place))
 
     def tick(self, now: float) -> None:

@@ -246,6 +246,8 @@ class Work:
     """The partition on which it is published again, whose owner serves its model."""
     repeats: list[Origin] = field(default_factory=list[Origin])
     """Where else the same request stands: readers may follow any of them, so each has its outcome."""
+    silent_repeats: list[Origin] = field(default_factory=list[Origin])
+    """The same of those that nobody follows yet: each has a copy if the request is passed on, and else no outcome."""
     output_bytes: int = 0
     """Of its output in memory, once it has finished."""
     unkept: Any = None
