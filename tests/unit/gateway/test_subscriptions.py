@@ -15,7 +15,8 @@ from penstock.gateway.service.subscriptions import Stopping, Subscription, Subsc
 from penstock.gateway.service.turns import Turns
 from penstock.gateway.view.frames import ResultFrame
 from penstock.gateway.view.hub import Gone, Hub
-from penstock.schemas.errors import NotFound
+from penstock.schemas.cursor import Cursor
+from penstock.schemas.errors import InvalidCursor, NotFound
 
 R = ("default", "r")
 C = ("default", "c")
@@ -52,6 +53,21 @@ async def test_a_drain_keeps_clients_that_cannot_resume_at_another_gateway(gatew
     assert {one.client.gone for one in (openai, *late)} == {Gone.STOPPING}
     with pytest.raises(Stopping, match="send the call again"):
         await asyncio.wait_for(openai.next_frame(), 5)
+
+
+async def test_a_refused_subscription_leaves_no_client(gateway: ViewGateway) -> None:
+    subscriptions = gateway.subscriptions
+    gateway.read(STATUSES, status())
+    foreign = Cursor(partition=7_000, offset=1, epoch=1, attempt=1, text_length=0)
+    for call, error in (
+        (lambda: subscriptions.subscribe("default", "unknown"), NotFound),
+        (lambda: subscriptions.subscribe(*R, foreign), InvalidCursor),
+        (lambda: subscriptions.await_outcome("default", "unknown"), NotFound),
+        (lambda: subscriptions.replay("default", "unknown", resumed=False), NotFound),
+    ):
+        with pytest.raises(error):
+            call()
+        assert gateway.hub.connected == 0
 
 
 async def test_a_client_that_waits_for_the_outcome_gets_only_that(gateway: ViewGateway) -> None:

@@ -171,7 +171,11 @@ class Subscriptions:
     def subscribe(
         self, tenant: str, request_id: str, after: Cursor | None = None, *, resumes: bool = True
     ) -> Subscription:
-        """Frames of one request that the view knows (just submitted, or found), to its outcome. Raises NotFound."""
+        """Frames of one request that the view knows (just submitted, or found), to its outcome.
+
+        Raises NotFound, Gone, InvalidCursor.
+        """
+        self._known(tenant, request_id).check_cursor(after)
         subscription = Subscription(self.hub, single=True, resumes=resumes)
         self.follow(subscription, tenant, request_id, after)
         return subscription
