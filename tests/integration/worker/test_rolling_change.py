@@ -74,7 +74,7 @@ def test_what_one_worker_cannot_load_another_runs(make_system: Make, tmp_path: P
     system = make_system(worker_options=SETTINGS)
     broken = {**NEW, "engine": "text", "source": str(tmp_path), "options": {}, "tasks": ["text_generation"]}
     loads, fails = worker(system, "loads", OLD, NEW), worker(system, "fails", OLD, broken)
-    eventually(lambda: assigned(loads) == assigned(fails) == 10, 60, loads.tail)
+    eventually(lambda: loads.assigned() == fails.assigned() == 10, 60, loads.tail)
     send(system, *({"request_id": f"r{n}", "model": "new", "priority": n % 10} for n in range(20)))
     events = [outcome(system, f"r{n}", 60) for n in range(20)]
     assert {(event.status, event.worker_id) for event in events} == {("completed", "loads")}, fails.tail()
