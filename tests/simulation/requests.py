@@ -151,10 +151,13 @@ class Requests:
     # -- deadlines
 
     def ticked(self, now: float) -> None:
-        """A tick is over: nothing waits beyond its deadline, but for what is read again to end with its bytes."""
+        """A tick is over: nothing waits beyond its deadline, but for what is read again to end, or to be passed on.
+
+        Whoever it is passed on to ends it as it arrives.
+        """
         for work in self._inside.works():
             late = work.deadline is not None and work.deadline <= now
-            if late and work.stage in WAITS and work.end_with is None:
+            if late and work.stage in WAITS and work.end_with is None and work.pass_to is None:
                 raise Violation(f"deadline: {work} waits, and its deadline was {now - (work.deadline or 0):.3f} s ago")
 
 

@@ -85,7 +85,7 @@ class Process:
     async def kill(self) -> None:
         """Nothing of it runs any more."""
         self.gone = True
-        for task in [*self.dispatcher._tasks, *self.dispatcher._calls]:
+        for task in [*self.dispatcher._background._tasks, *self.dispatcher._calls]:
             task.cancel()
         await asyncio.sleep(0)
         self.forget()

@@ -29,7 +29,7 @@ async def test_a_server_that_sigkill_does_not_end_is_dead_all_the_same(
     ):
         monkeypatch.setattr(module, name, 0.3)
     codes: list[int] = []
-    options = {"command": COMMAND, "health": "/", "silent_s": 0.3, "tasks": ["text_generation"]}
+    options = {"command": COMMAND, "health": "/", "silent_s": 2, "tasks": ["text_generation"]}
     engine = ManagedEngine("m", "m", options, granted_bytes=1 << 30, total_bytes=1 << 34, logs=tmp_path)
     engine.on_died = codes.append
     await engine.start()
