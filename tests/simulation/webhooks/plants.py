@@ -85,7 +85,7 @@ PLANTS: dict[str, tuple[list[Patch], str, int]] = {
     "gives_up_early": ([(dispatcher, "decide", gives_up_early)], "lost", 1),
     "left_to_the_topic_for_good": ([(Deliveries, "to_load", lambda self: set())], "lost", 3),
     "hosts_take_all_calls": ([(Room, "per_host", property(lambda self: self.in_flight))], "host", 1),
-    "one_that_raises_ends_all": ([(dispatcher, "unsendable", raises)], "over", 1),
+    "one_that_raises_ends_all": ([(dispatcher, "unsendable", raises)], "lost", 1),
     "one_call_after_another": ([(Deliveries, "_is_full", lambda self: self.in_flight > 0)], "held_up", 1),
 }
 """The patches, the promise that does not hold then, and a seed that shows it."""
