@@ -44,6 +44,9 @@ class Checks:
         self.violation = self.violation or text
         raise Violation(text)
 
+    def process_failed(self) -> None:
+        self.violation = self.violation or "over: a fault ended a process"
+
     # -- calls
 
     def call_begins(self, process: Process, key: Key, number: str, host: str) -> None:

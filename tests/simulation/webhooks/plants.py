@@ -61,6 +61,10 @@ def raises(delivery: Any, error: Exception) -> Any:
     raise error
 
 
+def cannot_be_signed(*arguments: Any) -> Any:
+    raise ValueError("as of a record that nobody can write out")
+
+
 def gone_is_tried_again(answer: Any, attempts: int, now_ms: int, created_ms: int, rules: Any, chance: float) -> Any:
     if answer.status_code == 410:
         return WAITING, now_ms + 1_000
@@ -85,7 +89,11 @@ PLANTS: dict[str, tuple[list[Patch], str, int]] = {
     "gives_up_early": ([(dispatcher, "decide", gives_up_early)], "lost", 1),
     "left_to_the_topic_for_good": ([(Deliveries, "to_load", lambda self: set())], "lost", 3),
     "hosts_take_all_calls": ([(Room, "per_host", property(lambda self: self.in_flight))], "host", 1),
-    "one_that_raises_ends_all": ([(dispatcher, "unsendable", raises)], "lost", 1),
+    "one_that_raises_ends_all": (
+        [(dispatcher, "unsendable", raises), (dispatcher, "signed_headers", cannot_be_signed)],
+        "over",
+        1,
+    ),
     "one_call_after_another": ([(Deliveries, "_is_full", lambda self: self.in_flight > 0)], "held_up", 1),
 }
 """The patches, the promise that does not hold then, and a seed that shows it."""

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
+from penstock.common.background import on_faults
 from penstock.gateway.webhooks import dispatcher
 from simulation.truth import Violation
 from simulation.virtual import run_virtually
@@ -54,6 +55,7 @@ class Cluster:
 
     async def run(self) -> None:
         plan = self.plan
+        on_faults(asyncio.get_running_loop(), self.checks.process_failed)
         for _ in range(plan.senders):
             await self._start_process()
         for request in plan.requests:
