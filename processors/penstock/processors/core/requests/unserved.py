@@ -84,6 +84,8 @@ class UnservedRequests:
         """
         if work.key != work.first_key or work.started_at is not None or work.history is not None or work.put_backs:
             return False
+        if work.stage not in (Stage.NEW, Stage.QUEUED, Stage.PARKED, Stage.FETCHING):
+            return False  # it waits for a retry: it ends as those do
         partition = self._partition(work)
         if partition is None:
             return False
