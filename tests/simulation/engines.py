@@ -195,7 +195,12 @@ class Engine:
             self.end()
             self.killer = killer
             delay = self._rng.choice([0.0, 0.001, 0.05])
-            self._world.at(delay, self.life, f"{self.life.name} {self.name} died", self.life.replica_down, self)
+            self._world.at(delay, self.life, f"{self.life.name} {self.name} died", self._died, self._number)
+
+    def _died(self, number: int) -> None:
+        """Nobody is told of it once the engine was asked to end: that it is gone says all."""
+        if self._number == number:
+            self.life.replica_down(self)
 
     # -- preparing
 

@@ -207,9 +207,14 @@ class Checks:
             if serves and heard_ms - absent_ms < report.updated_at <= heard_ms:
                 raise Violation(f"rollout: {work} fails on {life.name}, and {report.worker_id} serves {model}")
 
-    @staticmethod
-    def _nobody_loads(life: Life, work: Work) -> None:
-        """A request that can run elsewhere fails for a load that failed only if no other worker could take it."""
+    def _nobody_loads(self, life: Life, work: Work) -> None:
+        """A request that can run elsewhere fails for a load that failed only if no other worker could take it.
+
+        It is judged at its first outcome: those of its repeats are published later.
+        """
+        if work in self._judged:
+            return
+        self._judged.add(work)
         if work.end_with is not None or work.conversation_id is not None or work.key != work.first_key:
             return
         if work.started_at is None and work.history is None and not work.put_backs:

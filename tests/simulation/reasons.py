@@ -92,6 +92,8 @@ class Reasons:
         told = self._life.told
         if work.lane == UNSERVED and waiting.reason == "no_worker":
             return "its model is served here" if work.request.model in told.served else None
+        if work.pass_to is not None:
+            return None if waiting.reason == "no_worker" else "it is on its way to another worker"
         if work.lane not in told.served and work.lane != UNSERVED:
             return "its model is not served any more"
         match waiting.reason:

@@ -43,7 +43,7 @@ class Refusal(NamedTuple):
 PAUSED = Refusal("paused")
 BEHIND_TURN = Refusal("conversation")
 NO_WORKER = Refusal("no_worker")
-"""This worker does not serve its model."""
+"""This worker does not serve its model, or cannot load it."""
 LOADING = Refusal("model_loading")
 SLACK = Refusal("slack")
 CACHE_SHORT = Refusal("memory")
@@ -102,6 +102,8 @@ class Admission:
     def of_queue(self, lane: Lane, work: Work) -> Refusal | None:
         """What keeps it back whatever is free: an order, its conversation, its model, what is left to urgent work."""
         scheduler = self._scheduler
+        if work.pass_to is not None:
+            return NO_WORKER
         if lane.paused or work.klass in scheduler.fronts.paused:
             return PAUSED
         if not scheduler.eligible(work):

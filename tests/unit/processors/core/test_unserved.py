@@ -264,6 +264,8 @@ def test_a_request_is_passed_on_from_each_stage_in_which_it_waits_for_its_model(
         pool.pass_time(1)
     assert work.stage is stage
     cannot_load(pool)
+    if stage is Stage.FETCHING:
+        assert pool.flow.waiting_for(work, pool.now).reason == "no_worker"
     pool.release(ask.Fetch)
     pool.settle()
     assert (pool.passed_on, pool.ended, pool.committed()) == ([("r", 7)], [("runs", "failed")], 2)
