@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 from fastapi import FastAPI
 
@@ -18,7 +19,7 @@ from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.retention import Retention
 from penstock.gateway.openai.reached import reach_check
 from penstock.gateway.routes import artifacts as artifact_routes
-from penstock.gateway.service.dependencies import Dependencies
+from penstock.gateway.service.dependencies import Dependencies, Tried
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.settings import GatewaySettings
 from penstock.schemas.errors import PenstockError
@@ -57,6 +58,7 @@ def service_with(part: Any, artifacts: Any = None, dependencies: Dependencies | 
         conversation_sweeps=part,
         feeds=part,
         redriving=part,
+        transactions=Mock(**{"result.return_value": Tried("transactions", 0)}),
         dependencies=dependencies or Dependencies({}, every_s=60),
     )
 

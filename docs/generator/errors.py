@@ -84,7 +84,7 @@ WHEN: dict[str, str] = {
     "wrong_magic": "The value is not in the Confluent wire format, and no JSON object.",
     "unknown_schema": "The schema id is not one of ours, and not one of the registry.",
     "bad_avro": "The body does not fit the schema that its id names.",
-    "bad_json": "A value that begins with `{` is no JSON object.",
+    "bad_json": "A value that begins as a JSON object is none.",
 }
 
 KINDS: dict[RetryKind, str] = {

@@ -17,7 +17,7 @@ prints one.
 On the wire a value is the Confluent format: a zero byte, the schema's id in four bytes (big-endian), the Avro body.
 The ids below are Penstock's own and always resolve from the package; a gateway serves them as a registry, see
 [HTTP](http.md#schema-registry). Subjects are the records' full names, as `penstock.v1.ResultEvent`. On request topics
-a value that begins with `{{` is read as the [JSON form](http.md#post-v1requests) of a request instead.
+a JSON object is read as the [JSON form](topics.md#requests-as-json) of a request instead.
 
 A field without a default must be written. A time is `timestamp-millis`: milliseconds since the epoch, in a long. A
 symbol of an enum that a reader does not know is read as `UNKNOWN`."""

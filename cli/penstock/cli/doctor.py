@@ -60,7 +60,8 @@ def doctor(
 ) -> None:
     """Check all that an installation needs, from Python to the artifact store; say what to mend.
 
-    Python, Java, Kafka and its settings, topics, orders, queues, models, memory, disk, ports, GPU, gateway, artifacts.
+    Python, Java, Kafka and its settings, topics, orders, transactions, queues, models, memory, disk, ports, GPU,
+    gateway, artifacts.
 
     Ends with 1 when something must be mended.
 
@@ -287,6 +288,7 @@ def kafka_checks(settings: KafkaSettings, *, named: bool, queues: Sequence[Mappi
         ("topics", lambda: topic_checks(settings)),
         ("conversations", lambda: [conversation_check(*count_conversations(settings))]),
         ("orders", lambda: order_checks(read_orders(settings))),
+        ("transactions", lambda: live_checks.transaction_checks(settings)),
         ("queues", lambda: live_checks.queue_checks(settings, queues)),
     ):
         yield from live_checks.within(name, lambda checks=checks: list(checks()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,8 +16,10 @@ from penstock.common.artifacts.trying import try_store
 from penstock.common.configuration import ArtifactsSection
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.errors import PenstockError
+from penstock.schemas.topics import kind_of_topic
 
 PROBE_S = 3.0
+TRANSACTION_S = 1.0
 
 
 def within(name: str, probe: Callable[[], list[Check]], probe_s: float = PROBE_S) -> list[Check]:
@@ -53,6 +56,33 @@ def artifacts_location(section: ArtifactsSection, running_in: Path | None) -> st
     if "location" in section.model_fields_set:
         return section.location
     return None if running_in is None else str(running_in / "artifacts")
+
+
+def transaction_checks(kafka: KafkaSettings) -> Iterator[Check]:
+    """Whether the records of all request topics can be read: an open transaction of any producer holds them back."""
+    prefix = kafka.names.prefix
+    counts = admin.partition_counts(kafka, timeout_s=PROBE_S)
+    topics = [topic for topic in counts if topic.startswith(prefix) and kind_of_topic(topic) is not None]
+    partitions = [(topic, partition) for topic in topics for partition in range(counts[topic])]
+    readable = admin.end_offsets(kafka, partitions, PROBE_S)
+    ends = admin.log_ends(kafka, partitions, PROBE_S)
+    if held := sorted(tp for tp in readable if ends[tp] > readable[tp]):
+        time.sleep(TRANSACTION_S)  # one that ends by then is no trouble
+        after = admin.end_offsets(kafka, held, PROBE_S)
+        held = [tp for tp in held if after[tp] == readable[tp]]
+    for topic, partition in held:
+        count, offset = ends[topic, partition] - readable[topic, partition], readable[topic, partition]
+        cure = (
+            f"kafka-transactions.sh describe-producers --topic {topic} --partition {partition} names the producer:"
+            " end it, or abort its transaction"
+        )
+        yield Check.fail(
+            "transactions",
+            f"{count} record(s) of {topic} partition {partition} stand behind an open transaction at offset {offset}",
+            cure,
+        )
+    if not held:
+        yield Check.ok("transactions", "none holds back requests")
 
 
 def queue_checks(kafka: KafkaSettings, queues: Sequence[Mapping[str, Any]]) -> list[Check]:

@@ -255,6 +255,11 @@ def end_offsets(settings: KafkaSettings, partitions: Iterable[TP], timeout_s: fl
     return _offsets(settings, partitions, OffsetSpec.latest(), timeout_s)
 
 
+def log_ends(settings: KafkaSettings, partitions: Iterable[TP], timeout_s: float = 10.0) -> dict[TP, int]:
+    """Where each partition ends, with the records of open transactions, which cannot be read yet."""
+    return _offsets(settings, partitions, OffsetSpec.latest(), timeout_s, IsolationLevel.READ_UNCOMMITTED)
+
+
 def newest_times(settings: KafkaSettings, topics: Sequence[str], timeout_s: float = 10.0) -> dict[str, int]:
     """When the newest record of each topic's partition 0 was written, in ms; a topic without records is absent."""
     found = _looked_up(settings, [(topic, 0) for topic in topics], OffsetSpec.max_timestamp(), timeout_s)
@@ -272,11 +277,23 @@ def offsets_at(
     return {tp: offset if offset >= 0 else ends[tp] for tp, offset in found.items()}
 
 
-def _offsets(settings: KafkaSettings, partitions: Iterable[TP], spec: Any, timeout_s: float) -> dict[TP, int]:
-    return {tp: int(info.offset) for tp, info in _looked_up(settings, partitions, spec, timeout_s).items()}
+def _offsets(
+    settings: KafkaSettings,
+    partitions: Iterable[TP],
+    spec: Any,
+    timeout_s: float,
+    isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+) -> dict[TP, int]:
+    return {tp: int(info.offset) for tp, info in _looked_up(settings, partitions, spec, timeout_s, isolation).items()}
 
 
-def _looked_up(settings: KafkaSettings, partitions: Iterable[TP], spec: Any, timeout_s: float) -> dict[TP, Any]:
+def _looked_up(
+    settings: KafkaSettings,
+    partitions: Iterable[TP],
+    spec: Any,
+    timeout_s: float,
+    isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+) -> dict[TP, Any]:
     """What `spec` means in each. A partition without a leader (just created, or its broker restarts) is asked again."""
     specs = {TopicPartition(*tp): spec for tp in dict.fromkeys(partitions)}
     if not specs:
@@ -284,7 +301,7 @@ def _looked_up(settings: KafkaSettings, partitions: Iterable[TP], spec: Any, tim
 
     def ask(client: AdminClient, wait_s: float) -> dict[TP, Any]:
         with translated("look up offsets"):
-            futures = client.list_offsets(specs, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=wait_s)
+            futures = client.list_offsets(specs, isolation_level=isolation, request_timeout=wait_s)
         return {
             (tp.topic, tp.partition): answer_of(future, f"look up offsets of {tp.topic}", wait_s, tp.topic)
             for tp, future in futures.items()

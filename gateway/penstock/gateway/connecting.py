@@ -176,6 +176,7 @@ class Connecting:
             self._context.metrics.read_letters = letters.counts
             self._context.metrics.read_records = lambda: follower.records(outcomes.read)
             sweeps = service.conversation_sweeps
+            self._context.metrics.read_held_records = service.transactions.records
             self._context.metrics.read_swept = lambda: (sweeps.due, sweeps.counts)
             batches = BatchRunner(self._context, service)
             self._context.wake_batches = batches.wake
@@ -191,6 +192,7 @@ class Connecting:
                 (service.ending_lost.run(), "end-lost"),
                 (service.withdrawing.run(), "withdraw-models"),
                 (service.dependencies.run(), "dependencies"),
+                (service.transactions.run(), "transactions"),
                 (service.feeds.run(), "feeds"),
             ):
                 errands.start(errand, name)

@@ -46,6 +46,8 @@ class GatewayMetrics:
         self.read_gauges = read_gauges
         self.read_letters: Callable[[], Mapping[str, int]] = dict
         """Dead letters that lie on their topic, by reason."""
+        self.read_held_records: Callable[[], Mapping[str, int]] = dict
+        """Records behind open transactions, by topic."""
         self.read_records: Callable[[], Mapping[str, int]] = dict
         """Records of the topics that were read, by what became of them."""
         self.read_batches: Callable[[], Mapping[str, int]] = dict
@@ -123,6 +125,7 @@ class _GaugeCollector(Collector):
             ("device_memory_bytes", "Memory of all workers' devices.", ["device", "kind"], gauges.device_memory),
             ("batch_size", "Requests running, by model.", ["model"], gauges.running),
             ("dlq_letters", "Dead letters that lie on their topic, by reason.", ["reason"], read.read_letters()),
+            ("held_records", "Records behind open transactions.", ["topic"], read.read_held_records()),
             ("batches", "Batches run here, by what they wait for.", ["waiting_for"], read.read_batches()),
         ]
         for name, text, labels, values in families:

@@ -31,7 +31,10 @@ class ImageEditingPayload(ImageGenerationPayload, total=False):
     """The payload of image_editing: the same, with the image to change."""
 
     image: Annotated[ImageInput | None, Field(description="Left out in a conversation: its newest image.")]
-    mask: Annotated[ImageInput | None, Field(description="White where the image may change.")]
+    mask: Annotated[
+        ImageInput | None,
+        Field(description="Of the image's size. The image may change where it is transparent, or white without alpha."),
+    ]
     strength: Annotated[float | None, Field(gt=0, le=1, description="How far it may go from the image.")]
 
 

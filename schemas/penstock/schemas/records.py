@@ -420,9 +420,9 @@ class WaitingFor(Record):
 
 
 WAITING_REASONS = (
-    "class", "tenant_share", "model_loading", "memory", "conversation", "slack", "paused", "no_worker",
+    "class", "tenant_share", "model_loading", "memory", "conversation", "slack", "paused", "no_worker", "transaction",
 )  # fmt: skip
-TIMELESS_REASONS = frozenset({"no_worker", "paused", "memory"})
+TIMELESS_REASONS = frozenset({"no_worker", "transaction", "paused", "memory"})
 """Nobody knows when these end: that is for people and other programs to say."""
 
 

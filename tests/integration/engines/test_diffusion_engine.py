@@ -24,7 +24,7 @@ from .conftest import Run, Runner, StartEngine
 
 LOADED_S = 240
 PICTURE = DecodedImage(70, 66, "RGB", bytes(range(66)) * 210, "PNG", "0" * 64)
-MASK = DecodedImage(8, 8, "L", b"\xff" * 32 + b"\0" * 32, "PNG", "0" * 64)
+MASK = DecodedImage(70, 66, "L", b"\xff" * 70 * 33 + b"\0" * 70 * 33, "PNG", "0" * 64)
 
 
 @pytest.fixture(scope="module")

@@ -77,7 +77,7 @@ def test_without_a_worker_lists_and_first_frames_say_so(tmp_path: Path) -> None:
         gateway.hub,
         TopicNames(),
         gateway.turns,
-        facts.waits_for_worker,  # type: ignore[arg-type]
+        facts.waits_unseen,  # type: ignore[arg-type]
     )
     waits = gateway.view.accepted(request())
 

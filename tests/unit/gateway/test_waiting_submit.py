@@ -41,7 +41,7 @@ class Parts:
             raise self.outcome
         return SimpleNamespace(done=self.outcome)
 
-    def waits_for_worker(self, entry: Any) -> dict[str, Any]:
+    def waits_unseen(self, entry: Any) -> dict[str, Any]:
         return {}
 
     async def public(self, entry: Any, beside: Any) -> bytes:

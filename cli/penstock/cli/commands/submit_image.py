@@ -94,7 +94,12 @@ def edit(
     sent: Sent,
     source: Shown,
     prompt: Annotated[str, typer.Argument(help="What to change, or what to draw.")],
-    mask: Annotated[str | None, typer.Option(help="A file or URL; white where the image may change.")] = None,
+    mask: Annotated[
+        str | None,
+        typer.Option(
+            help="A file or URL, as large as the image: transparent where it may change, or white without alpha."
+        ),
+    ] = None,
     strength: Annotated[float | None, typer.Option(help="How far it may go from the image, above 0 to 1.")] = None,
     image_format: Format = None,
     out: Out = Path(),

@@ -13,6 +13,7 @@ from penstock.schemas.codec import Codec
 from penstock.schemas.errors import InvalidRequest, PenstockError, RegistryUnavailable
 from penstock.schemas.histories import history_json
 from penstock.schemas.ids import check_request_id, check_tenant
+from penstock.schemas.json_records import json_text
 from penstock.schemas.records import DeadLetter, InferenceRequest
 from penstock.schemas.requests import parse_request_bytes
 from penstock.schemas.texts import shortened
@@ -170,10 +171,10 @@ def request_of(letter: DeadLetter, codec: Codec) -> InferenceRequest:
     """The request that a letter holds. Raises PenstockError when there is no valid one in it."""
     if letter.request_id is None or letter.tenant is None:
         raise InvalidRequest("this letter holds no request: its record could not be read")
-    if letter.original[:1] == b"{":
+    if (text := json_text(letter.original)) is not None:
         at_ms = letter.origin.append_time_ms
         request = parse_request_bytes(
-            letter.original,
+            text,
             tenant=letter.tenant,
             request_id=letter.request_id,
             now_ms=at_ms,

@@ -23,6 +23,7 @@ from penstock.schemas.aliases import identity
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BadJson, InvalidRequest, PenstockError, error_body
 from penstock.schemas.ids import derived_request_id, is_request_id
+from penstock.schemas.json_records import json_text, legible_fields
 from penstock.schemas.labels import Labels
 from penstock.schemas.records import InferenceRequest
 from penstock.schemas.requests import parse_request_bytes, validate_request
@@ -57,12 +58,15 @@ class BadMessage(Exception):
 
 def read_llmd(value: bytes) -> LlmdMessage:
     """Raises BadJson for what has no id, so that nobody can be told; BadMessage for what is wrong otherwise."""
+    unread = BadJson("not a JSON object with id, deadline and payload")
     message = _object(value)
-    if message is None:
-        raise BadJson("not a JSON object with id, deadline and payload")
-    found_id = message.get("id")
+    found_id = (legible_fields(value) or {} if message is None else message).get("id")
+    if message is None and found_id is None:
+        raise unread
     if not isinstance(found_id, str) or not 0 < len(found_id) <= ID_CHARACTERS or not found_id.isprintable():
         raise BadJson(f"id must be text of 1 to {ID_CHARACTERS} printable characters")
+    if message is None:
+        raise BadMessage(found_id, "object", unread)
     body, form = _payload(message.get("payload"))
     try:
         if body is None:
@@ -99,9 +103,9 @@ def read_penstock(
 
     `origin`: topic, partition, offset, append time in ms. Raises DecodeError, InvalidRequest and its kin.
     """
-    if value[:1] == b"{":
+    if (text := json_text(value)) is not None:
         return parse_request_bytes(
-            value, tenant=queue.tenant, request_id=lambda: derived_request_id(*origin), now_ms=now_ms()
+            text, tenant=queue.tenant, request_id=lambda: derived_request_id(*origin), now_ms=now_ms()
         )
     request = codec.decode(value, InferenceRequest)
     validate_request(request)
@@ -110,7 +114,7 @@ def read_penstock(
 
 def sender_of(value: bytes | None, origin: tuple[str, int, int, int]) -> tuple[str, Labels] | None:
     """(request id, labels) of a JSON object that is no valid request: its sender hears of it. None for all else."""
-    body = _object(value) if value else None
+    body = legible_fields(value)
     if body is None:
         return None
     request_id, _, labels = identity(body)
@@ -118,9 +122,9 @@ def sender_of(value: bytes | None, origin: tuple[str, int, int, int]) -> tuple[s
     return request_id if known else derived_request_id(*origin), labels
 
 
-def _object(value: bytes | str) -> Json | None:
+def _object(value: bytes) -> Json | None:
     try:
-        found: Any = json.loads(value)
+        found: Any = json.loads(json_text(value) or b"")
     except (ValueError, RecursionError):
         return None
     return cast("Json", found) if isinstance(found, dict) else None
@@ -131,8 +135,8 @@ def _payload(given: object) -> tuple[Json | None, PayloadForm]:
         return cast("Json", given), "object"
     if not isinstance(given, str):
         return None, "object"
-    if given.lstrip()[:1] == "{":
-        return _object(given), "text"
+    if json_text(text := given.encode("utf-8", "surrogatepass")) is not None:
+        return _object(text), "text"
     try:
         return _object(base64.b64decode(given, validate=True)), "base64"
     except (binascii.Error, ValueError):

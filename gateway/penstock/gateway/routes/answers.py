@@ -75,8 +75,8 @@ class WaitingFor(Answer):
     reason: Annotated[
         str,
         Field(
-            description="class, tenant_share, model_loading, memory, conversation, slack, paused or no_worker; "
-            "show one that you do not know as it is."
+            description="class, tenant_share, model_loading, memory, conversation, slack, paused, no_worker or "
+            "transaction; show one that you do not know as it is."
         ),
     ]
     position: Annotated[int | None, Field(description="Place in its worker's queue, 0 the next.")]

@@ -75,7 +75,7 @@ def readiness_of(context: GatewayContext, *, for_operators: bool) -> tuple[dict[
     pools = sorted({reason for kind, _ in waiting if (reason := liveness.empty_pool(kind.pool)) is not None})
     degraded = liveness.degraded_for_operators if for_operators else liveness.degraded
     without = pools if degraded is None else [degraded, *(pools if liveness.live_workers else ())]
-    tried = [*service.dependencies.results(), *_keys_file(context)]
+    tried = [*service.dependencies.results(), service.transactions.result(), *_keys_file(context)]
     dependencies = [_dependency_json(one, for_operators=for_operators) for one in tried]
     reasons = [*without, *liveness.file_differences, *(one["reason"] for one in dependencies if one["reason"])]
     if not readiness.ready:

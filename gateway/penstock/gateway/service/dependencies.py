@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.trying import TENANT, try_store
 from penstock.common.clock import now_ms
-from penstock.gateway.service.model_orders import ModelOrders
 from penstock.gateway.threads import Threads
-from penstock.schemas.errors import NotFound, PenstockError
+from penstock.schemas.errors import PenstockError
 
 logger = logging.getLogger(__name__)
 
@@ -93,20 +92,5 @@ def artifact_probe(store: ArtifactStore, threads: Threads) -> Probe:
         except PenstockError as error:
             return Problem("the artifact store cannot be used", error.message)
         return None
-
-    return probe
-
-
-def orders_probe(orders: ModelOrders) -> Probe:
-    """Checks that the topic of orders exists and that the live workers follow it."""
-
-    async def probe() -> Problem | None:
-        try:
-            late = await orders.not_followed_by()
-        except NotFound as error:
-            return Problem(error.message)
-        except PenstockError as error:
-            return Problem("the orders about models and classes cannot be read", error.message)
-        return Problem(f"{', '.join(late)} do not follow the orders about models and classes") if late else None
 
     return probe

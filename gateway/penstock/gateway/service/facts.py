@@ -12,6 +12,7 @@ from penstock.common.model_pools import pool_of
 from penstock.gateway.limits.tenants import TenantWork
 from penstock.gateway.metrics import Gauges
 from penstock.gateway.service.models import public_models
+from penstock.gateway.service.open_transactions import OpenTransactions
 from penstock.gateway.service.planning import plan
 from penstock.gateway.service.run_times import RunTimes
 from penstock.gateway.view.census import Waiting
@@ -42,7 +43,13 @@ class Facts:
     """Reads the view; changes nothing but the count of open sockets."""
 
     def __init__(
-        self, view: View, follower: Follower, hub: Hub, worker_late_s: float = 20.0, run_times: RunTimes | None = None
+        self,
+        view: View,
+        follower: Follower,
+        hub: Hub,
+        worker_late_s: float = 20.0,
+        run_times: RunTimes | None = None,
+        transactions: OpenTransactions | None = None,
     ) -> None:
         self.worker_late_ms = int(worker_late_s * 1000)
         """So long after its last report a worker counts as alive."""
@@ -50,6 +57,7 @@ class Facts:
         self._follower = follower
         self._hub = hub
         self._run_times = run_times or RunTimes()
+        self._transactions = transactions
         self.sockets = 0
 
     def models(self) -> list[ModelInfo]:
@@ -94,18 +102,20 @@ class Facts:
         """The models as all callers see them."""
         return public_models(self.models(), self.liveness().without_worker, self.live_workers())
 
-    def waits_for_worker(self, entry: Entry, liveness: Liveness | None = None) -> dict[str, Any]:
-        """Fields of a request that waits for want of a live worker, in place of its own; nothing for any other.
+    def waits_unseen(self, entry: Entry, liveness: Liveness | None = None) -> dict[str, Any]:
+        """Fields of a request that no worker sees, in place of its own; nothing for any other.
 
-        A worker says what a request waits for. That no worker is there only others can say.
+        A worker says what a request waits for. That no worker is there, or can read its record, only others can say.
         """
         if entry.done or entry.erased or (entry.status is not None and entry.status.rank >= RUNNING_RANK):
             return {}
-        reason = (liveness or self.liveness()).awaits_worker(entry.task, entry.model, entry.pool)
+        word, reason = "no_worker", (liveness or self.liveness()).awaits_worker(entry.task, entry.model, entry.pool)
+        if reason is None and entry.status is None and self._transactions is not None:
+            word, reason = "transaction", self._transactions.holds(entry)
         if reason is None:
             return {}
         position = None if entry.status is None else entry.status.position
-        return {"detail": reason, "waiting_for": waiting_json(WaitingFor(reason="no_worker", position=position))}
+        return {"detail": reason, "waiting_for": waiting_json(WaitingFor(reason=word, position=position))}
 
     def waiting_without_worker(self, liveness: Liveness) -> list[tuple[Waiting, str]]:
         """What waits for want of a live worker, by kind, each with the reason."""
@@ -116,7 +126,7 @@ class Facts:
     def requests(self, entries: Iterable[Entry]) -> list[dict[str, Any]]:
         """Requests as callers see them, judged at one moment."""
         liveness = self.liveness()
-        return [{**entry.to_json(), **self.waits_for_worker(entry, liveness)} for entry in entries]
+        return [{**entry.to_json(), **self.waits_unseen(entry, liveness)} for entry in entries]
 
     def plan(self, request: InferenceRequest, turns_before: int) -> dict[str, Any]:
         """What would become of the request, as callers see it. Raises ModelNotFound, InsufficientCapacity.

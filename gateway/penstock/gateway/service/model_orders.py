@@ -15,6 +15,7 @@ from penstock.common.orders import in_force
 from penstock.common.outgoing import Outgoing, desired_record
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import AsyncTransport
+from penstock.gateway.service.dependencies import Probe, Problem
 from penstock.gateway.service.facts import Facts
 from penstock.gateway.service.model_states import (
     Json,
@@ -31,7 +32,7 @@ from penstock.gateway.threads import Threads
 from penstock.gateway.view.liveness import ModelId
 from penstock.schemas.codec import Codec
 from penstock.schemas.desired import CLASS, MODEL, desired_key, model_key, ordered
-from penstock.schemas.errors import Conflict, InvalidRequest, NotFound
+from penstock.schemas.errors import Conflict, InvalidRequest, NotFound, PenstockError
 from penstock.schemas.records import WorkerState
 from penstock.schemas.topics import CLASSES
 
@@ -215,3 +216,18 @@ def _check_free(models: list[Json], entry: ModelEntry, *, replace: bool) -> None
         taken = {model["id"], *model["aliases"]} & {entry.id, *entry.aliases}
         if taken:
             raise Conflict(f"the name {min(taken)} is taken by the model {model['id']}", param="aliases")
+
+
+def orders_probe(orders: ModelOrders) -> Probe:
+    """Checks that the topic of orders exists and that the live workers follow it."""
+
+    async def probe() -> Problem | None:
+        try:
+            late = await orders.not_followed_by()
+        except NotFound as error:
+            return Problem(error.message)
+        except PenstockError as error:
+            return Problem("the orders about models and classes cannot be read", error.message)
+        return Problem(f"{', '.join(late)} do not follow the orders about models and classes") if late else None
+
+    return probe

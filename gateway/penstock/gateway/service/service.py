@@ -25,12 +25,13 @@ from penstock.gateway.service.conversation_feeds import Feeds
 from penstock.gateway.service.conversation_sweeps import ConversationSweeps
 from penstock.gateway.service.deleting import Deleting
 from penstock.gateway.service.deliveries import DeliveryLookups
-from penstock.gateway.service.dependencies import Dependencies, artifact_probe, orders_probe
+from penstock.gateway.service.dependencies import Dependencies, artifact_probe
 from penstock.gateway.service.ending_lost import EndingLost
 from penstock.gateway.service.facts import Facts
 from penstock.gateway.service.forking import Forking
 from penstock.gateway.service.lookups import Lookups
-from penstock.gateway.service.model_orders import ModelOrders
+from penstock.gateway.service.model_orders import ModelOrders, orders_probe
+from penstock.gateway.service.open_transactions import OpenTransactions
 from penstock.gateway.service.redriving import Redriving
 from penstock.gateway.service.request_records import RequestRecords
 from penstock.gateway.service.run_times import RunTimes
@@ -70,6 +71,7 @@ class GatewayService:
     withdrawing: Withdrawing
     sweeps: ArtifactSweeps
     dependencies: Dependencies
+    transactions: OpenTransactions
     conversations: Conversations
     layout: Layout
     conversation_facts: FactsOfConversations
@@ -110,7 +112,8 @@ class GatewayService:
         letters: LetterFollower,
     ) -> GatewayService:
         kafka = settings.kafka_settings()
-        facts = Facts(view, follower, hub, settings.gateway.worker_late_s, run_times)
+        transactions = OpenTransactions(kafka, view, threads)
+        facts = Facts(view, follower, hub, settings.gateway.worker_late_s, run_times, transactions)
         turns = Turns(view, threads)
         lookups = Lookups(view, follower, hub, threads, outcomes, turns)
         orders = ModelOrders(transport, facts, kafka, codec, threads)
@@ -130,7 +133,7 @@ class GatewayService:
             turns=turns,
             deliveries=DeliveryLookups(lookups, outcomes, kafka, codec, threads),
             records=RequestRecords(outcomes, codec, threads),
-            subscriptions=Subscriptions(view, follower, hub, kafka.names, turns, facts.waits_for_worker),
+            subscriptions=Subscriptions(view, follower, hub, kafka.names, turns, facts.waits_unseen),
             control=control,
             bulk_commands=BulkCommands(control, view, lookups, allowances),
             ending_lost=EndingLost(view, follower, facts, control, kafka, threads),
@@ -161,6 +164,7 @@ class GatewayService:
                 {"artifacts": artifact_probe(artifacts, threads), "orders": orders_probe(orders)},
                 settings.gateway.probe_s,
             ),
+            transactions=transactions,
             sweeps=ArtifactSweeps(Sweeper(artifacts), view, layout, threads, settings.gateway.sweep_artifacts_s),
             threads=threads,
         )

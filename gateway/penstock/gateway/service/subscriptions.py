@@ -158,7 +158,7 @@ class Subscriptions:
     hub: Hub
     _names: TopicNames
     _turns: Turns
-    _waits_for_worker: Callable[[Entry], dict[str, Any]] = lambda entry: {}
+    _waits_unseen: Callable[[Entry], dict[str, Any]] = lambda entry: {}
     """Fields of the status of a request that waits for want of a live worker."""
 
     def open(self, most_frames: int | None = None) -> Subscription:
@@ -245,7 +245,7 @@ class Subscriptions:
     def _opening(self, entry: Entry, after: Cursor | None = None) -> list[Frame]:
         """What a new subscriber is told first, with what only the gateway can know: that nobody is there to run it."""
         frames = entry.opening(after)
-        if frames and isinstance(status := frames[0], StatusFrame) and (known := self._waits_for_worker(entry)):
+        if frames and isinstance(status := frames[0], StatusFrame) and (known := self._waits_unseen(entry)):
             frames[0] = replace(status, **known, _encoded=None)
         return frames
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from penstock.common.reader import RawMessage
 from penstock.schemas.codec import Codec
 from penstock.schemas.ids import check_request_id, check_tenant, derived_request_id
+from penstock.schemas.json_records import json_text
 from penstock.schemas.records import InferenceRequest, Origin
 from penstock.schemas.requests import parse_request_bytes
 from penstock.schemas.topics import HEADER_ORIGIN, kind_of_topic
-
-_OPENING_BRACE = 0x7B
 
 
 def read_request(message: RawMessage, codec: Codec) -> InferenceRequest | None:
@@ -17,10 +16,10 @@ def read_request(message: RawMessage, codec: Codec) -> InferenceRequest | None:
     value = message.value
     if not value:
         return None
-    if value[0] == _OPENING_BRACE:
+    if (text := json_text(value)) is not None:
         made_up = derived_request_id(message.topic, message.partition, message.offset, message.timestamp_ms)
         request = parse_request_bytes(
-            value, request_id=made_up, now_ms=message.timestamp_ms, topic_kind=kind_of_topic(message.topic)
+            text, request_id=made_up, now_ms=message.timestamp_ms, topic_kind=kind_of_topic(message.topic)
         )
     else:
         request = codec.decode(value, InferenceRequest)

@@ -24,6 +24,7 @@ from PIL import ExifTags, Image, ImageCms, ImageFile, ImageOps
 
 from penstock.processors.guarded.limits import limit_cpu, limit_this_process
 from penstock.processors.guarded.wire import read_header, write
+from penstock.processors.images.colour_key import correct_colour_key
 
 _LYING = frozenset({5, 6, 7, 8})
 """Orientations of EXIF that are turned by a quarter."""
@@ -80,6 +81,8 @@ def decode(data: bytes, format_name: str, max_pixels: int, max_side: int) -> Ima
     """The first frame, upright, in sRGB, of mode L, RGB or RGBA, without metadata. Raises Refused, MemoryError."""
     with _opened(data, format_name, max_pixels, max_side) as image:
         image.load()
+        if format_name == "PNG":
+            correct_colour_key(image, data)
         ImageOps.exif_transpose(image, in_place=True)
         return _plain(image)
 
@@ -141,15 +144,21 @@ def _is_deep_grey(image: Image.Image) -> bool:
 
 def _plain_mode(image: Image.Image) -> str:
     if image.has_transparency_data or image.mode in ("RGBA", "LA", "PA"):
-        return "RGBA" if not _is_deep_grey(image) else "L"
+        return "RGBA"
     return "L" if image.mode in ("1", "L") or _is_deep_grey(image) else "RGB"
 
 
 def _of_deep_grey(image: Image.Image) -> Image.Image:
-    """16 bits a pixel as 8."""
+    """16 bits a pixel as 8, with alpha where one level is transparent."""
     if image.mode == "F":
         raise Refused(CODE_INVALID, "holds floating-point pixels, which are not supported")
-    return image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+    deep = image.convert("I")
+    grey = deep.point(lambda value: value * (1 / 256)).convert("L")
+    if "transparency" in image.info:
+        key: int = image.info["transparency"]
+        alpha = deep.point([255 * (level != key) for level in range(1 << 16)], "L")
+        grey = Image.merge("LA", (grey, alpha)).convert("RGBA")
+    return grey
 
 
 def _in_srgb(image: Image.Image, profile: bytes | None, mode: str) -> Image.Image | None:

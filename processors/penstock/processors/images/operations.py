@@ -9,12 +9,12 @@ from typing import Any
 
 from PIL import Image, ImageOps
 
+from penstock.processors.images.pictures import flattened
 from penstock.processors.images.planning import Step, covering_box
 from penstock.schemas.image_operations import FORMATS
 
 DEFAULT_QUALITY = 90
 """Of JPEG and WebP."""
-_OPAQUE = {"RGBA": "RGB", "LA": "L"}
 
 Upscale = Callable[[Image.Image, int], Image.Image]
 """An image, and how many times larger it shall be."""
@@ -97,7 +97,7 @@ def _composite(image: Image.Image, overlay: Image.Image, left: int, top: int, op
     layer = Image.new("RGBA", image.size)
     layer.paste(overlay, (left, top))
     made = Image.alpha_composite(image.convert("RGBA"), layer)
-    return made if image.mode in _OPAQUE else made.convert("RGB")
+    return made if image.mode == "RGBA" else made.convert("RGB")
 
 
 def encode(picture: Picture) -> Encoded:
@@ -111,11 +111,3 @@ def encode(picture: Picture) -> Encoded:
     buffer = io.BytesIO()
     image.save(buffer, name, **options)
     return Encoded(data=buffer.getvalue(), media_type=FORMATS[name], width=image.width, height=image.height)
-
-
-def flattened(image: Image.Image) -> Image.Image:
-    """Without alpha, on white."""
-    if image.mode not in _OPAQUE:
-        return image
-    ground = Image.new("RGBA", image.size, "white")
-    return Image.alpha_composite(ground, image.convert("RGBA")).convert(_OPAQUE[image.mode])

@@ -1,16 +1,15 @@
 """From a Kafka record to a request or a reason why it is none: decoding, origin, attempt, class. No I/O, no waiting.
 
-A record that starts with magic 0 is Avro, one that starts with `{` is the JSON form; all else is poison.
+A record that starts with magic 0 is Avro, a JSON object is the JSON form; all else is poison.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
 
 from penstock.processors.core.pools import Pools
 from penstock.processors.core.requests.arrivals import Poison, Taken
@@ -28,6 +27,7 @@ from penstock.schemas.errors import (
     UnsupportedTask,
 )
 from penstock.schemas.ids import check_request_id, check_tenant, derived_request_id
+from penstock.schemas.json_records import json_text, legible_fields
 from penstock.schemas.labels import CORRELATION_ID, NO_LABELS, Labels, labels_of
 from penstock.schemas.records import InferenceRequest, Origin
 from penstock.schemas.requests import (
@@ -53,7 +53,6 @@ logger = logging.getLogger(__name__)
 
 Headers = Sequence[tuple[str, bytes | None]]
 
-OPENING_BRACE = 0x7B
 MAX_ATTEMPT = 1_000
 MAX_ORIGIN_BYTES = 320
 """A topic's name has at most 249 bytes; what is longer is no origin of ours, and would stand in every event."""
@@ -73,6 +72,7 @@ class Intake:
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self._codec = codec
+        self._heads = codec.head(InferenceRequest, "request_id", "tenant"), codec.head(InferenceRequest, "request_id")
         self._pools = pools
         self._partitions = dict(partitions)
         self._counted_at_ms = float("-inf")
@@ -118,9 +118,9 @@ class Intake:
     def _read(self, place: Origin, origin: Origin, attempt: int, value: bytes | None, size: int) -> Taken | Poison:
         """`place` is where the record stands, `origin` where its first one did."""
         try:
-            if value and value[0] == OPENING_BRACE:  # validated while it is parsed
+            if (text := json_text(value)) is not None:  # validated while it is parsed
                 request = parse_request_bytes(
-                    value,
+                    text,
                     request_id=partial(_made_up_id, place),
                     now_ms=place.append_time_ms,
                     limits=self._limits,
@@ -129,7 +129,7 @@ class Intake:
                 return self._taken(request, place, origin, attempt, None, size)
             request = self._codec.decode(value or b"", InferenceRequest)
         except (DecodeError, InvalidRequest, TooLarge) as error:
-            request_id, tenant, callback_url, labels = _identity_of(value, place)
+            request_id, tenant, callback_url, labels = self._identity_of(value, place)
             if isinstance(error, UnsupportedParameter | UnsupportedTask) and request_id is not None:
                 stub = _stub(request_id, tenant or "default", place.append_time_ms, callback_url, labels)
                 return self._taken(stub, place, origin, attempt, error, size)
@@ -191,6 +191,25 @@ class Intake:
             pool=pool,
             names_deadline=request.ttl_ms is not None,
         )
+
+    def _identity_of(self, value: bytes | None, place: Origin) -> tuple[str | None, str | None, str | None, Labels]:
+        """(request_id, tenant, callback_url, labels) of what is no valid request, as far as it is legible.
+
+        Who waits hears of it. A JSON object without an id has the one that is made up of its place.
+        """
+        body = legible_fields(value)
+        if body is None:
+            return *self._head_of(value or b""), None, NO_LABELS
+        own_id, url, labels = identity(body)
+        return *_checked(own_id, body.get("tenant"), _made_up_id(place)), _callback(url), labels
+
+    def _head_of(self, value: bytes) -> tuple[str | None, str | None]:
+        """(request_id, tenant) of an Avro record of which the beginning can be read."""
+        for read in self._heads:
+            with suppress(PenstockError):
+                request_id, *tenant, _ = read(value)
+                return _checked(request_id, tenant[0] if tenant else None, None)
+        return None, None
 
     def _belongs_on(self, key: str, place: Origin, *, moved: bool) -> int | None:
         """The partition of its conversation, when that is another one and this worker knows it for sure.
@@ -268,20 +287,6 @@ def _callback(url: object) -> str | None:
     except InvalidRequest:
         return None
     return url
-
-
-def _identity_of(value: bytes | None, place: Origin) -> tuple[str | None, str | None, str | None, Labels]:
-    """(request_id, tenant, callback_url, labels) of a JSON object that is no valid request: who waits hears of it."""
-    if not value or value[0] != OPENING_BRACE:
-        return None, None, None, NO_LABELS
-    try:
-        parsed: Any = json.loads(value)
-    except (ValueError, RecursionError):
-        return None, None, None, NO_LABELS
-    body = cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
-    own_id, url, labels = identity(body)
-    request_id, tenant = _checked(own_id, body.get("tenant"), _made_up_id(place))
-    return request_id, tenant, _callback(url), labels
 
 
 def _stub(request_id: str, tenant: str, created_at: int, callback_url: str | None, labels: Labels) -> InferenceRequest:

@@ -8,6 +8,8 @@ import os
 import pickle
 import random
 import signal
+import struct
+import zlib
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,9 @@ from typing import Any
 import pytest
 from PIL import Image, ImageCms
 
-from hostile_images import picture, png
+from hostile_images import chunk, picture, png
 from penstock.processors.images.decoders import DecodeLimits, Decoders
+from penstock.processors.images.pictures import opened
 from penstock.schemas.errors import InternalError, InvalidRequest, TooLarge
 from support import wait_until_async
 
@@ -63,6 +66,31 @@ async def test_pixels_are_those_of_the_image(decoders: Decoders, format_name: st
 async def test_three_modes_come_out(decoders: Decoders, mode: str, format_name: str, expected: str) -> None:
     found = await decoders.decode(encoded(Image.new(mode, (8, 4)), format_name), param=PARAM)
     assert found.mode == expected
+
+
+@pytest.mark.parametrize(
+    ("depth", "colour_type", "row", "key", "expected"),
+    [
+        (1, 0, b"\x80", (1,), [(255, 255, 255, 0), (0, 0, 0, 255)]),
+        (2, 0, b"\xc0", (3,), [(255, 255, 255, 0), (0, 0, 0, 255)]),
+        (4, 0, b"\xa0", (10,), [(170, 170, 170, 0), (0, 0, 0, 255)]),
+        (8, 0, b"\xc8\x00", (200,), [(200, 200, 200, 0), (0, 0, 0, 255)]),
+        (16, 0, b"\xc8\x01\xc8\x00", (0xC801,), [(200, 200, 200, 0), (200, 200, 200, 255)]),
+        (8, 2, b"\xc8\x01\x02\0\0\0", (200, 1, 2), [(200, 1, 2, 0), (0, 0, 0, 255)]),
+        (16, 2, b"\xc8\x01\0\0\0\0\xc8\0\0\0\0\0", (0xC801, 0, 0), [(200, 0, 0, 0), (200, 0, 0, 255)]),
+    ],
+)
+async def test_the_transparent_colour_of_each_depth(
+    decoders: Decoders, depth: int, colour_type: int, row: bytes, key: tuple[int, ...], expected: list[Any]
+) -> None:
+    """A PNG without alpha whose chunk tRNS names one colour in the file's own samples."""
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 2, 1, depth, colour_type, 0, 0, 0))
+    transparent = chunk(b"tRNS", struct.pack(f">{len(key)}H", *key))
+    body = chunk(b"IDAT", zlib.compress(b"\0" + row)) + chunk(b"IEND", b"")
+    data = b"\x89PNG\r\n\x1a\n" + header + transparent + body
+    found = await decoders.decode(data, param=PARAM)
+    assert list(opened(found).get_flattened_data()) == expected
+    assert (await decoders.look(data, param=PARAM)).mode == found.mode == "RGBA"
 
 
 async def test_sixteen_bits_are_scaled_not_cut(decoders: Decoders) -> None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.processors.images.pictures import in_colours
 from penstock.schemas.image_operations import FORMATS
 from penstock.schemas.records import OutputSpec
 
@@ -36,8 +37,8 @@ def encode(image: Any, output: OutputSpec | None, facts: Mapping[str, Any]) -> t
         exif[_DESCRIPTION] = json.dumps(told)
         exif[_SOFTWARE] = "Penstock"
         form["exif"] = exif.tobytes()
-    if format == "jpeg" and image.mode != "RGB":
-        image = image.convert("RGB")
+    if format == "jpeg":
+        image = in_colours(image)
     file = io.BytesIO()
     image.save(file, format=format, **form)
     return file.getvalue(), FORMATS[format]

@@ -73,7 +73,7 @@ class UpscalingBackend(ImageWork):
     def upscale(self, run_id: str, image: Image.Image, factor: int) -> Image.Image:
         """`factor` times larger; less than the network's own factor is reached by making its image smaller again."""
         made = Image.new("RGB", (image.width * self._scale, image.height * self._scale))
-        colours = image.convert("RGB")
+        colours = image.convert("RGB")  # its alpha is put back below
         for inner, outer in tiles(image.size, self._tile, self._overlap):
             with self._network_free:
                 self.go_on(run_id)

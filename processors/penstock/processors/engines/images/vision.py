@@ -27,7 +27,7 @@ from penstock.processors.engines.process.measuring import Meter
 from penstock.processors.engines.process.weights import load_weights
 from penstock.processors.engines.text.detokenise import Detokeniser
 from penstock.processors.engines.text.run import TextRun
-from penstock.processors.images.pictures import opened
+from penstock.processors.images.pictures import in_colours, opened
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest
 from penstock.schemas.records import ContextHeld
 
@@ -136,7 +136,7 @@ class VisionBackend:
         if spec.task == "image_to_text":
             if "image" not in spec.images:
                 raise InvalidRequest("payload.image is missing", param="payload.image")
-            image = opened(spec.images["image"]).convert("RGB")
+            image = in_colours(opened(spec.images["image"]))
             return self._prompts.caption(image, spec.payload.get("prompt")), None
         if spec.messages is None:
             return self._prompts.chat([{"role": "user", "content": spec.prompt or ""}]), None

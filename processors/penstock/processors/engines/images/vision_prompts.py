@@ -14,7 +14,7 @@ from jinja2 import TemplateError
 
 from penstock.processors.engines.base import Message, RunSpec
 from penstock.processors.engines.process.weights import code_option
-from penstock.processors.images.pictures import opened
+from penstock.processors.images.pictures import in_colours, opened
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
 from penstock.schemas.texts import shortened
 
@@ -92,7 +92,7 @@ def _part(part: Mapping[str, Any], spec: RunSpec, place: str) -> dict[str, Any]:
     image = spec.images.get(part.get("place") or place)
     if image is None:
         raise InvalidRequest(f"payload.{place} is missing", param=f"payload.{place}")
-    return {"type": "image", "image": opened(image).convert("RGB")}
+    return {"type": "image", "image": in_colours(opened(image))}
 
 
 def _content(message: Message) -> list[dict[str, Any]]:

@@ -1,0 +1,111 @@
+"""Transactions that other producers have left open: nobody reads what stands behind them until they end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.common import admin
+from penstock.common.clock import now_ms
+from penstock.common.settings import KafkaSettings
+from penstock.gateway.service.dependencies import Problem, Tried
+from penstock.gateway.threads import Threads
+from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.view import View
+from penstock.schemas.errors import PenstockError
+from penstock.schemas.times import rfc3339
+from penstock.schemas.topics import TP
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 2.0
+HELD_MS = 3_000
+"""A partition that can be read no further for so long is told of: transactions that end in time are no trouble."""
+MOST_NAMED = 5
+"""So many partitions are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A partition that can be read up to `offset` alone, seen so since `since_ms`; `records` stand behind it."""
+
+    offset: int
+    records: int
+    since_ms: int
+
+
+class OpenTransactions:
+    """Looks at the ends of the partitions that a view reads, on the event loop."""
+
+    def __init__(self, kafka: KafkaSettings, view: View, threads: Threads) -> None:
+        self._kafka, self._view, self._threads = kafka, view, threads
+        self._held: dict[TP, Held] = {}
+        self._looked_ms: int | None = None
+        self._told = False
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            try:
+                await self.look()
+            except PenstockError as error:
+                logger.debug("transactions.unknown error=%s", error)
+            await asyncio.sleep(EVERY_S)
+
+    async def look(self) -> None:
+        """Ask the brokers once. Raises BrokerUnavailable, NotFound."""
+        partitions = list(self._view.offsets())
+        readable = await self._threads.metadata.run(admin.end_offsets, self._kafka, partitions)
+        self.note(readable, await self._threads.metadata.run(admin.log_ends, self._kafka, partitions), now_ms())
+
+    def note(self, readable: Mapping[TP, int], ends: Mapping[TP, int], at_ms: int) -> None:
+        """Take what the brokers told: up to where each partition can be read, and where its log ends."""
+        held: dict[TP, Held] = {}
+        for tp, offset in readable.items():
+            if ends.get(tp, 0) > offset:
+                before = self._held.get(tp)
+                since_ms = before.since_ms if before is not None and before.offset == offset else at_ms
+                held[tp] = Held(offset, ends[tp] - offset, since_ms)
+        self._held, self._looked_ms = held, at_ms
+        if bool(reason := self._reason()) != self._told:
+            self._told = not self._told
+            logger.warning("transactions.%s %s", "open" if self._told else "ended", reason or "")
+
+    def records(self) -> Mapping[str, int]:
+        """How many records nobody can read yet, by topic."""
+        found = dict.fromkeys((tp[0] for tp in self._view.offsets()), 0)
+        for (topic, _), held in self._held.items():
+            found[topic] = found.get(topic, 0) + held.records
+        return found
+
+    def result(self) -> Tried:
+        """What `/readyz` says of it."""
+        reason = self._reason()
+        return Tried("transactions", self._looked_ms, None if reason is None else Problem(reason))
+
+    def holds(self, entry: Entry) -> str | None:
+        """Why nobody can read the record of a request that this gateway sent; None if no transaction is the cause."""
+        if (place := entry.origin) is None:
+            return None
+        tp = place.topic, place.partition
+        held = self._long_held().get(tp)
+        return None if held is None or place.offset < held.offset else self._said_of({tp: held})
+
+    def _long_held(self) -> dict[TP, Held]:
+        last_ms = self._looked_ms or 0
+        return {tp: held for tp, held in sorted(self._held.items()) if last_ms - held.since_ms >= HELD_MS}
+
+    def _reason(self) -> str | None:
+        held = self._long_held()
+        return self._said_of(held) if held else None
+
+    def _said_of(self, held: Mapping[TP, Held]) -> str:
+        named = [f"{topic} partition {partition}" for topic, partition in held][:MOST_NAMED]
+        more = [f"{len(held) - MOST_NAMED} others"] if len(held) > MOST_NAMED else []
+        records, since_ms = sum(one.records for one in held.values()), min(one.since_ms for one in held.values())
+        return (
+            f"a producer's open transaction holds back {records} record(s) of {', '.join([*named, *more])}"
+            f" since {rfc3339(since_ms)}"
+        )

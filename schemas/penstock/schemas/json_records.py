@@ -1,0 +1,78 @@
+"""JSON as producers write it onto topics: which records are JSON, and what one says that cannot be read whole. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
+from typing import Any
+
+_BRACE, _MAGIC = 0x7B, 0
+_HEADER_SIZE = 5
+"""Bytes of the magic and the schema id, which Confluent's serializer of JSON writes before its text too."""
+_BLANKS = " \t\r\n"
+_BLANK = re.compile(f"[{_BLANKS}]*")
+
+
+def json_text(value: bytes | None) -> bytes | None:
+    """The text of a record that is a JSON object, from its brace on; None for any other record.
+
+    A byte order mark and blanks before the object are passed over. UTF-16 is read where a mark says so.
+    """
+    if not value or value[0] == _MAGIC:
+        return None
+    if value[0] == _BRACE:
+        return value
+    if value.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+        text = value.decode("utf-16", "replace").encode()
+    else:
+        text = value.removeprefix(BOM_UTF8)
+    text = text.lstrip(_BLANKS.encode())
+    return text if text.startswith(b"{") else None
+
+
+def legible_fields(value: bytes | None) -> dict[str, Any] | None:
+    """The fields of a JSON object up to the first that cannot be read; None for a record that is none.
+
+    So the sender of an object that is cut off, or that holds what JSON has not, can be told of it. An object that was
+    written as a JSON string, or behind a schema id, is read too.
+    """
+    if value and value[0] == _MAGIC:
+        value = value[_HEADER_SIZE:]
+    if (text := json_text(value)) is None and (text := _within_text(value)) is None:
+        return None
+    return _fields(text.decode(errors="replace"))
+
+
+def _within_text(value: bytes | None) -> bytes | None:
+    try:
+        inner: Any = json.loads(value or b"")
+    except (ValueError, RecursionError):
+        return None
+    return json_text(inner.encode("utf-8", "replace")) if isinstance(inner, str) else None
+
+
+def _fields(text: str) -> dict[str, Any]:
+    decoder = json.JSONDecoder()
+    found: dict[str, Any] = {}
+
+    def after(at: int, *wanted: str) -> int:
+        """The place behind the next character that is no blank. Raises ValueError unless it is one of those wanted."""
+        match = _BLANK.match(text, at)
+        assert match is not None
+        if text[match.end() : match.end() + 1] not in wanted:
+            raise ValueError("no JSON object")
+        return match.end() + 1
+
+    try:
+        at = after(0, "{")
+        while True:
+            name, at = decoder.raw_decode(text, after(at, '"') - 1)
+            at = after(at, ":")
+            match = _BLANK.match(text, at)
+            value, at = decoder.raw_decode(text, at if match is None else match.end())
+            if at < len(text) or isinstance(value, str):  # a number may be cut off and still be one
+                found[name] = value
+            at = after(at, ",")
+    except (ValueError, RecursionError):
+        return found
