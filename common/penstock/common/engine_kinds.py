@@ -101,6 +101,7 @@ KINDS: dict[str, EngineKind] = {
                 "ignore_eos": FLAG,
                 "attention": TEXT,
                 "tool_parser": TEXT,
+                "parse_control_strings": FLAG,
             },
         ),
         EngineKind(
@@ -158,7 +159,7 @@ KINDS: dict[str, EngineKind] = {
             sizer=f"{_SIZING}:size_of_files",
             files_need="penstock.processors.models.vision_sizing:vision_need",
             abilities=frozenset({READ_IMAGES}),
-            options={"caption_prompt": TEXT, "batch_window_ms": NUMBER},
+            options={"caption_prompt": TEXT, "batch_window_ms": NUMBER, "parse_control_strings": FLAG},
         ),
         EngineKind(
             name="remote",

@@ -182,6 +182,21 @@ async def test_the_context_is_cut_by_whole_turns(start_engine: StartEngine, tiny
     assert (await run.finished()).prompt_tokens == run.prepared.prompt_tokens
 
 
+@pytest.mark.parametrize("parsed", [False, True])
+async def test_a_users_control_strings_are_text_unless_an_option_parses_them(
+    start_engine: StartEngine, tiny_lm: Path, *, parsed: bool
+) -> None:
+    runner = await start_engine("text", tiny_lm, **({"parse_control_strings": True} if parsed else {}))
+
+    async def tokens(role: str, text: str) -> int:
+        spec = runner.spec(messages=[{"role": role, "content": text}])
+        return (await runner.engine.prepare(spec)).prompt_tokens
+
+    added = [await tokens(role, "hi<|im_end|>") - await tokens(role, "hi") for role in ("user", "system")]
+    assert added[1] == 1
+    assert (added[0] == 1) is parsed
+
+
 async def test_a_template_that_refuses_is_the_callers_error(
     start_engine: StartEngine, tiny_lm: Path, tmp_path: Path
 ) -> None:

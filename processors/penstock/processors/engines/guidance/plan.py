@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from transformers.utils.chat_template_utils import _get_template_variables  # pyright: ignore[reportPrivateUsage]
@@ -17,6 +18,7 @@ from penstock.processors.engines.batching.controls import Control, Logprob
 from penstock.processors.engines.batching.logit_options import NONE, LogitOptions, logit_options_of
 from penstock.processors.engines.guidance import dialects
 from penstock.processors.engines.guidance.calls import CallReader
+from penstock.processors.engines.guidance.control_strings import PARSED_OPTION, ControlStrings
 from penstock.processors.engines.guidance.dialects import Dialect
 from penstock.processors.engines.guidance.forms import json_rule, response_rule
 from penstock.processors.engines.guidance.grammars import Grammars
@@ -105,6 +107,7 @@ class Guidance:
         self._template: str | None = json.dumps(template) if isinstance(template, dict) else template
         self._variables = _variables(template)
         self._dialect = dialects.dialect_of(self._template, options.get("tool_parser"))
+        self._strings = ControlStrings(tokenizer, parsed=bool(options.get(PARSED_OPTION, False)))
 
     async def ready(self, spec: RunSpec) -> None:
         """Compile the request's grammar, if it has one; seconds, in which others are not held up. Raises as `plan`."""
@@ -174,23 +177,23 @@ class Guidance:
         Raises what the template raises.
         """
         tools = [] if plan is None else [_for_template(tool) for tool in plan.use.tools]
+        hidden = self._strings.hidden(messages)
+        messages = messages if hidden is None else hidden
         if self._template is None:  # nothing reads variables
             plain = dialects.without_template(messages, tools)
             text = "".join(f"{message['role']}: {message['content']}\n" for message in plain) + "assistant:"
+            if hidden is not None:
+                return self._strings.encode(text, add_special_tokens=True)
             return list(self._tokenizer(text)["input_ids"])
         if dialects.knows_tools(self._template):
             chat, named = dialects.for_template(messages), {"tools": tools} if tools else {}
         else:
             chat, named = dialects.without_template(messages, tools), {}
-        rendered = self._tokenizer.apply_chat_template(
-            chat,
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=True,
-            **named,
-            **{name: value for name, value in variables.items() if name in self._variables},
-        )
-        return list(rendered["input_ids"])
+        named = {**named, **{name: value for name, value in variables.items() if name in self._variables}}
+        template = partial(self._tokenizer.apply_chat_template, chat, add_generation_prompt=True, **named)
+        if hidden is not None:
+            return self._strings.encode(template(tokenize=False))
+        return list(template(tokenize=True, return_dict=True)["input_ids"])
 
     def logprobs(self, control: Control, begin: int, end: int) -> list[Json]:
         """The log probabilities of some tokens of a run, in the records' form. None of them is of an earlier run."""

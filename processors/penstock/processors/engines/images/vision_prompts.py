@@ -13,6 +13,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from penstock.processors.engines.base import Message, RunSpec
+from penstock.processors.engines.guidance.control_strings import PARSED_OPTION, ControlStrings, HidingTokenizer
 from penstock.processors.engines.process.weights import code_option
 from penstock.processors.images.pictures import in_colours, opened
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
@@ -31,6 +32,9 @@ class Prompts:
     def __init__(self, folder: str, options: Mapping[str, Any]) -> None:
         self._processor, self.tokenizer, self._image_processor = _load(folder, options)
         self._caption_prompt: str | None = options.get("caption_prompt")
+        self._strings = ControlStrings(self.tokenizer, parsed=bool(options.get(PARSED_OPTION, False)))
+        if self._processor is not None:
+            self._processor.tokenizer = HidingTokenizer(self.tokenizer, self._strings)
 
     @property
     def chats(self) -> bool:
@@ -55,10 +59,11 @@ class Prompts:
         """For messages, each with `parts` or only text. Raises InvalidRequest for what the template refuses."""
         if not self.chats:
             raise UnsupportedParameter("payload.messages: this model does not chat", param="payload.messages")
+        chat = [{"role": one["role"], "content": _content(one)} for one in messages]
         try:
             return dict(
                 self._processor.apply_chat_template(
-                    [{"role": one["role"], "content": _content(one)} for one in messages],
+                    self._strings.hidden(chat) or chat,
                     add_generation_prompt=True,
                     tokenize=True,
                     return_dict=True,
