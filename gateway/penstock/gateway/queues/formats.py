@@ -22,6 +22,7 @@ from penstock.gateway.queues.settings import QueueSection
 from penstock.schemas.aliases import identity
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BadJson, InvalidRequest, PenstockError, error_body
+from penstock.schemas.finite_json import Flaw, checked_value, loads_finite
 from penstock.schemas.ids import derived_request_id, is_request_id
 from penstock.schemas.labels import Labels
 from penstock.schemas.records import InferenceRequest
@@ -69,6 +70,7 @@ def read_llmd(value: bytes) -> LlmdMessage:
             raise InvalidRequest("payload must be a JSON object, or one as text or base64", param="payload")
         if body.get("stream"):
             raise InvalidRequest("payload.stream is not supported in queues: answers are whole", param="payload.stream")
+        body = checked_value(body, "payload", "payload")
         deadline_s = _deadline(message.get("deadline"))
         return LlmdMessage(id=found_id, deadline_s=deadline_s, body=body, kind=_kind(body), form=form)
     except InvalidRequest as error:
@@ -120,8 +122,10 @@ def sender_of(value: bytes | None, origin: tuple[str, int, int, int]) -> tuple[s
 
 def _object(value: bytes | str) -> Json | None:
     try:
-        found: Any = json.loads(value)
-    except (ValueError, RecursionError):
+        found = loads_finite(value)
+    except Flaw as flaw:
+        found = flaw.value
+    except ValueError:
         return None
     return cast("Json", found) if isinstance(found, dict) else None
 
