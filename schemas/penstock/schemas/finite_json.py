@@ -55,6 +55,14 @@ def loads_finite(text: str | bytes) -> Any:
     return value
 
 
+def loads_any(text: str | bytes) -> Any:
+    """The same with the parts that are refused there, to look at the others; None for what is too deep."""
+    try:
+        return loads_finite(text)
+    except Flaw as flaw:
+        return flaw.value
+
+
 def read_body(content: str | bytes, where: str = "the body", *, whole: str | None = None, history: bool = True) -> Any:
     """The JSON of a caller. Raises InvalidRequest, with the place of what is wrong; `whole`: where all of it is.
 

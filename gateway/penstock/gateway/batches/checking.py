@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from penstock.gateway.routes.line_reader import Line
-from penstock.schemas.finite_json import Flaw, loads_finite
+from penstock.schemas.finite_json import loads_any
 
 Json = dict[str, Any]
 
@@ -48,9 +48,7 @@ def parse_line(content: bytes | None, endpoint: str) -> Json:
     if content is None:
         raise LineError("line_too_large", "This line is longer than a request may be.")
     try:
-        found = loads_finite(content)
-    except Flaw as flaw:
-        found = flaw.value  # what is wrong with its body fails the line alone, when it runs
+        found = loads_any(content)  # what is wrong with its body fails the line alone, when it runs
     except ValueError:
         found = None
     if not isinstance(found, dict):

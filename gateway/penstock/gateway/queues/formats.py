@@ -22,7 +22,7 @@ from penstock.gateway.queues.settings import QueueSection
 from penstock.schemas.aliases import identity
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BadJson, InvalidRequest, PenstockError, error_body
-from penstock.schemas.finite_json import Flaw, checked_value, loads_finite
+from penstock.schemas.finite_json import checked_value, loads_any
 from penstock.schemas.ids import derived_request_id, is_request_id
 from penstock.schemas.labels import Labels
 from penstock.schemas.records import InferenceRequest
@@ -122,9 +122,7 @@ def sender_of(value: bytes | None, origin: tuple[str, int, int, int]) -> tuple[s
 
 def _object(value: bytes | str) -> Json | None:
     try:
-        found = loads_finite(value)
-    except Flaw as flaw:
-        found = flaw.value
+        found = loads_any(value)
     except ValueError:
         return None
     return cast("Json", found) if isinstance(found, dict) else None

@@ -25,7 +25,7 @@ from penstock.gateway.view.frames import Frame, ResultFrame
 from penstock.gateway.view.hub import Gone
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError, UnsupportedParameter, error_body
-from penstock.schemas.finite_json import Flaw, flaw_of, loads_finite, read_body
+from penstock.schemas.finite_json import flaw_of, loads_any, read_body
 from penstock.schemas.ids import check_conversation_id, idempotent_request_id
 
 logger = logging.getLogger(__name__)
@@ -303,14 +303,11 @@ def _shared(frame: Frame) -> SharedText:
 def _id_of(text: str) -> dict[str, Any]:
     """The `id` of a frame of which another part cannot be read, so that its sender knows which one it was."""
     try:
-        loads_finite(text)
-    except Flaw as flaw:
-        frame: Any = flaw.value
-        if isinstance(frame, dict) and "id" in frame and flaw_of(frame["id"]) is None:
-            return {"id": frame["id"]}
+        frame = loads_any(text)
     except ValueError:
-        pass
-    return {}
+        return {}
+    known = isinstance(frame, dict) and "id" in frame and flaw_of(frame["id"]) is None
+    return {"id": frame["id"]} if known else {}
 
 
 def _request_id(frame: dict[str, Any]) -> str:

@@ -5,7 +5,6 @@ A record that starts with magic 0 is Avro, one that starts with `{` is the JSON 
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +26,7 @@ from penstock.schemas.errors import (
     UnsupportedParameter,
     UnsupportedTask,
 )
+from penstock.schemas.finite_json import loads_any
 from penstock.schemas.ids import check_request_id, check_tenant, derived_request_id
 from penstock.schemas.labels import CORRELATION_ID, NO_LABELS, Labels, labels_of
 from penstock.schemas.records import InferenceRequest, Origin
@@ -275,8 +275,8 @@ def _identity_of(value: bytes | None, place: Origin) -> tuple[str | None, str | 
     if not value or value[0] != OPENING_BRACE:
         return None, None, None, NO_LABELS
     try:
-        parsed: Any = json.loads(value)
-    except (ValueError, RecursionError):
+        parsed = loads_any(value)
+    except ValueError:
         return None, None, None, NO_LABELS
     body = cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
     own_id, url, labels = identity(body)
