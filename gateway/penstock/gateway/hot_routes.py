@@ -5,16 +5,16 @@ The framework has them too: for the documentation, and for all that is not plain
 
 from __future__ import annotations
 
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.gateway.edge.errors import invalid_from_validation
+from penstock.gateway.edge.errors import validated
 from penstock.gateway.edge.rules import Endpoint, Rules, Takes, rules_of
 from penstock.gateway.openai import chat_bodies as shapes
 from penstock.gateway.openai import text_routes
 from penstock.gateway.routes import native
+from penstock.gateway.routes.multipart import read_json
 
 _ONE_REQUEST = "/v1/requests/"
 
@@ -24,10 +24,7 @@ async def submit(request: Request) -> Response:
 
 
 async def chat(request: Request) -> Response:
-    try:
-        body = shapes.ChatCompletionBody.model_validate_json(await request.body())
-    except ValidationError as error:
-        raise invalid_from_validation(error) from None
+    body = validated(shapes.ChatCompletionBody, await read_json(request))
     return await text_routes.create_chat_completion(body, request)
 
 

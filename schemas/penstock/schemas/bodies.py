@@ -11,10 +11,11 @@ and these bodies take either.
 from __future__ import annotations
 
 import importlib
+import json
 from functools import cache
 from typing import Annotated, Any, Literal, NotRequired, Required, TypeAlias, TypeVar
 
-from pydantic import ConfigDict, Field, TypeAdapter, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, WithJsonSchema
 from typing_extensions import TypedDict
 
 from penstock.schemas.tasks import TASKS
@@ -47,11 +48,21 @@ class ContentPart(TypedDict, total=False):
     image_url: Annotated[str | dict[str, Any] | None, Field(description="The same as OpenAI has it: {url, detail}.")]
 
 
+def _arguments_text(value: Any) -> Any:
+    """The call was made before, in whatever form its client keeps it: prompts show an object (`object_of`)."""
+    if isinstance(value, str):
+        return value
+    try:
+        return "" if value is None else json.dumps(value, ensure_ascii=False)
+    except (ValueError, TypeError, RecursionError):  # no JSON, from a caller in Python
+        return value
+
+
 class FunctionCall(TypedDict):
     """What a model wants to have called."""
 
     name: Name200
-    arguments: Annotated[str, Field(description="JSON text, as the model wrote it.")]
+    arguments: Annotated[str, BeforeValidator(_arguments_text), Field(description="JSON text, as the model wrote it.")]
 
 
 class ToolCall(TypedDict):

@@ -7,6 +7,8 @@ import re
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from typing import Any
 
+from penstock.schemas.finite_json import LENIENT
+
 _BRACE, _MAGIC = 0x7B, 0
 _HEADER_SIZE = 5
 """Bytes of the magic and the schema id, which Confluent's serializer of JSON writes before its text too."""
@@ -53,7 +55,6 @@ def _within_text(value: bytes | None) -> bytes | None:
 
 
 def _fields(text: str) -> dict[str, Any]:
-    decoder = json.JSONDecoder()
     found: dict[str, Any] = {}
 
     def after(at: int, *wanted: str) -> int:
@@ -67,10 +68,10 @@ def _fields(text: str) -> dict[str, Any]:
     try:
         at = after(0, "{")
         while True:
-            name, at = decoder.raw_decode(text, after(at, '"') - 1)
+            name, at = LENIENT.raw_decode(text, after(at, '"') - 1)
             at = after(at, ":")
             match = _BLANK.match(text, at)
-            value, at = decoder.raw_decode(text, at if match is None else match.end())
+            value, at = LENIENT.raw_decode(text, at if match is None else match.end())
             if at < len(text) or isinstance(value, str):  # a number may be cut off and still be one
                 found[name] = value
             at = after(at, ",")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any, cast
 
 from penstock.schemas.errors import InvalidRequest, TooLarge
-from penstock.schemas.finite_json import loads_finite
+from penstock.schemas.finite_json import Flaw, loads_finite
 from penstock.schemas.ids import check_conversation_id
 from penstock.schemas.limits import Limits
 from penstock.schemas.message_parts import KEPT_ROLES, SEEN_ROLES, content_of
@@ -203,13 +203,14 @@ def _of_reasoning(message: Payload, param: str, limits: Limits) -> int:
 
 def _json_text(value: Any, param: str, limits: Limits) -> str:
     """An object as JSON text; text that is there already must be an object's."""
+    if isinstance(value, str):
+        size_within(value, param, limits)
     try:
-        if isinstance(value, str):
-            size_within(value, param, limits)
-            if not isinstance(loads_finite(value), dict):
-                raise ValueError
-            return value
-        text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+        text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+        if not isinstance(loads_finite(text), dict):
+            raise ValueError
+    except Flaw as flaw:
+        raise flaw.refusal(param, param) from None
     except (ValueError, RecursionError, TypeError) as error:
         raise InvalidRequest(f"{param} must be a JSON object or its text", param=param) from error
     size_within(text, param, limits)

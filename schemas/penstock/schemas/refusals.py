@@ -15,14 +15,13 @@ from pydantic import ValidationError
 
 from penstock.schemas.bodies import RequestFields, adapter, json_schema, request_type
 from penstock.schemas.errors import InvalidRequest, PenstockError, UnsupportedParameter
+from penstock.schemas.finite_json import below, shown_name
 from penstock.schemas.payloads import lone_surrogate
 from penstock.schemas.tasks import BUILT_TASKS
 
 Loc = tuple[str | int, ...]
 Schema = Mapping[str, Any]
 
-SHOWN_CHARS = 100
-"""A caller's own name goes into an error record: it must be text there, and not the whole body again."""
 MANY_NAMES = 100
 """So many unknown names of one object are looked at: telling each apart takes microseconds and kilobytes."""
 DEPTH = 8
@@ -65,13 +64,13 @@ def refusal(error: ValidationError, kind: Any, path: str = "") -> PenstockError:
     loc: Loc = tuple(problem["loc"])
     root = json_schema(kind)
     if problem["type"] == "extra_forbidden":
-        param = _below(_place(root, loc[:-1], path)[0], shown_name(str(loc[-1])))
+        param = below(_place(root, loc[:-1], path)[0], shown_name(str(loc[-1])))
         return UnsupportedParameter(f"{param} is not supported", param=param)
     param, schemas = _place(root, loc, path)
     if problem["type"] == "string_unicode":
         if not any(schema.get("type") == "object" for schema in schemas):
             return lone_surrogate(param)
-        param = _below(param, shown_name(str(problem["input"])))  # a name that no body has
+        param = below(param, shown_name(str(problem["input"])))  # a name that no body has
         return UnsupportedParameter(f"{param} is not supported", param=param)
     wanted = " or ".join(dict.fromkeys(filter(None, map(_described, schemas)))) or "of another form"
     if problem["type"] == "missing":
@@ -100,11 +99,6 @@ def _names(kind: Any) -> frozenset[str]:
     return frozenset(name for schema in (root, *root["$defs"].values()) for name in schema.get("properties", ()))
 
 
-def shown_name(name: str) -> str:
-    """A name as it may stand in an error."""
-    return name[:SHOWN_CHARS].encode(errors="backslashreplace").decode()
-
-
 def _deepest(problems: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """The first problem. Of a field with several forms, that of the form which fits best: its place is the longest."""
     first = problems[0]
@@ -125,7 +119,7 @@ def _place(root: Schema, loc: Loc, path: str) -> tuple[str, list[Schema]]:
             path += f"[{part}]"
         elif inner := [form["properties"][part] for form in forms if part in form.get("properties", ())]:
             here = inner
-            path = _below(path, part)
+            path = below(path, part)
         elif any(isinstance(form.get("additionalProperties"), dict) for form in forms):
             return path, [{"type": "object", "of": "texts"}]
         # else it is pydantic's name for one form of several
@@ -141,10 +135,6 @@ def _forms(root: Schema, schemas: Sequence[Schema]) -> Iterator[Schema]:
             yield from _forms(root, schema["anyOf"])
         elif schema.get("type") != "null":
             yield schema
-
-
-def _below(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
 
 
 def _described(schema: Schema) -> str:

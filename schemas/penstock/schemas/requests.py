@@ -23,6 +23,7 @@ from penstock.schemas.errors import (
     UnsupportedParameter,
     UnsupportedTask,
 )
+from penstock.schemas.finite_json import read_body
 from penstock.schemas.ids import (
     DEFAULT_TENANT,
     check_conversation_id,
@@ -139,9 +140,9 @@ def parse_request_bytes(
     if len(value) > limits.max_record_bytes:
         raise TooLarge(f"the record has {len(value)} bytes; the limit is {limits.max_record_bytes}")
     try:
-        body: Any = json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise BadJson(f"not JSON: {error}"[:200]) from error
+        body = read_body(value, "the record")
+    except InvalidRequest as error:
+        raise error if error.param else BadJson(error.message) from error
     if not isinstance(body, dict):
         raise BadJson("not a JSON object")
     own, given = aliases.translate(cast("dict[str, Any]", body), topic_kind)

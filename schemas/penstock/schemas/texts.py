@@ -12,3 +12,14 @@ def shortened(text: str, limit: int) -> str:
     cut = head.rfind(" ")
     # A word that is longer than half of it all is cut: little else would be left.
     return (head[:cut] if cut > limit // 2 else head[: limit - 1]).rstrip(" ,;:.-(") + "…"
+
+
+def encodable(text: str) -> str:
+    """A text that UTF-8 can hold: halves of surrogate pairs are joined where both are there, else replaced."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text

@@ -68,6 +68,18 @@ def test_the_stock_client_creates_conversations_with_items_and_appends_more(clie
     assert refused.value.param == "items[0]"
     with pytest.raises(openai.NotFoundError):
         stock.conversations.items.retrieve("msg_99", conversation_id=begun.id)
+    for path in (f"/v1/conversations/{begun.id}/items", "/v1/conversations"):
+        for item, place in WRONG_ITEMS:
+            answer = client.post(path, content=json.dumps({"items": [ITEMS[0], item]}))
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, f"items[1].{place}"), answer.text
+
+
+WRONG_ITEMS: list[tuple[dict[str, Any], str]] = [
+    *(({**ITEMS[1], "arguments": text}, "arguments") for text in ('{"city": "Ro', "", "5", None, "[" * 10_000)),
+    ({**ITEMS[1], "arguments": '{"a": {"b": "\\ud83d"}}'}, "arguments.a.b"),
+    ({**ITEMS[1], "arguments": "\ud83d"}, "arguments"),
+    ({**ITEMS[3], "content": "\ud83d"}, "content"),
+]
 
 
 @pytest.mark.parametrize("named", [{}, {"id": "begun-once"}])

@@ -197,6 +197,39 @@ async def test_a_users_control_strings_are_text_unless_an_option_parses_them(
     assert (added[0] == 1) is parsed
 
 
+OVER_ARGUMENTS = """{% for one in messages %}{{ one.content }}{% for call in one.tool_calls or [] %}
+{%- for name, value in call.function.arguments | items %}{{ name + value }}{% endfor %}{% endfor %}{% endfor %}
+{{- tools or "" }}"""
+
+
+ARGUMENTS = [
+    ('{"a": "b"}', '{"a": "b"}'),
+    *((text, "{}") for text in ('{"city": "Ro', "", "5", "null", "[1]", "{" * 100_000)),
+    ('{"a": "\\ud83d"}', '{"a": "�"}'),
+]
+
+
+async def test_calls_that_were_cut_go_into_templates_that_go_over_arguments(
+    start_engine: StartEngine, tiny_lm: Path, tmp_path: Path
+) -> None:
+    """In a body as in what a conversation has kept."""
+    runner = await start_engine("text", changed_copy(tiny_lm, tmp_path, "chat_template.jinja", OVER_ARGUMENTS))
+
+    async def tokens(arguments: str, *, kept: bool) -> int:
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        said: list[Any] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        asked: list[Any] = [{"role": "tool", "content": "y", "tool_call_id": "c"}]
+        past, new = (said, asked) if kept else ([], [*said, *asked])
+        return (await runner.engine.prepare(runner.spec(messages=new, history=Past(messages=past)))).prompt_tokens
+
+    for kept in (False, True):
+        for arguments, shown in ARGUMENTS:
+            assert await tokens(arguments, kept=kept) == await tokens(shown, kept=kept)
+    with pytest.raises(InvalidRequest, match="fails with these messages") as caught:
+        await tokens('{"a": 5}', kept=False)
+    assert caught.value.param == "payload.messages"
+
+
 async def test_a_template_that_refuses_is_the_callers_error(
     start_engine: StartEngine, tiny_lm: Path, tmp_path: Path
 ) -> None:

@@ -89,8 +89,9 @@ async def test_a_body_that_breaks_off_is_answered_with_what_was_taken(
 
 async def test_a_line_with_an_unforeseen_failure_fails_alone() -> None:
     submitting = Submitting()
-    lines = [line(), line(idempotency_key="\ud800"), line(payload={"prompt": "fail"}), line()]
-    assert await answers(b"".join(lines), submitting) == ["taken", "invalid", "internal", "taken"]
+    odd = [line(idempotency_key="\ud800"), line(payload={"prompt": "x", "seed": float("inf")})]
+    lines = [line(), *odd, line(payload={"prompt": "fail"}), line()]
+    assert await answers(b"".join(lines), submitting) == ["taken", "invalid", "invalid", "internal", "taken"]
     assert len(submitting.submitted) == 2
 
 

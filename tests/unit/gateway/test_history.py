@@ -43,6 +43,9 @@ ECHOED_CALLS = [
     ({"index": 0, "provider_specific_fields": None}, FUNCTION),
     ({"function": {**FUNCTION, "parsed_arguments": {"city": "Paris"}}}, FUNCTION),
     ({"function": {"name": "f", "arguments": {"a": 1}}}, {"name": "f", "arguments": '{"a": 1}'}),
+    ({"function": {"name": "f", "arguments": [1]}}, {"name": "f", "arguments": "[1]"}),
+    ({"function": {"name": "f", "arguments": None}}, {"name": "f", "arguments": ""}),
+    ({"function": {"name": "f"}}, {"name": "f", "arguments": ""}),
 ]
 THOUGHT_PART = {"type": "thinking", "thinking": "so"}
 TEXT_PART = {"type": "text", "text": "a", "cache_control": {}}

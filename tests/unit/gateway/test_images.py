@@ -171,6 +171,7 @@ async def test_files_of_a_multipart_body(gateway: Gateway) -> None:
         (json.dumps(edit({"file": "picture"})), {"picture": PNG, "more": PNG}, "more"),
         (json.dumps(edit({"file": "picture"})), {"picture": b"<svg/>"}, "payload.image"),
         ("{", {"picture": PNG}, "request"),
+        (json.dumps(edit({"file": "picture"}, strength=float("nan"))), {"picture": PNG}, "payload.strength"),
         (None, {"picture": PNG}, "request"),
     ],
 )

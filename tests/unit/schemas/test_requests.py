@@ -88,7 +88,7 @@ WRONG_PAYLOADS: dict[str, list[Any]] = {
     "top_k": [0],
     "stop": [["a"] * 17, [""]],
     "seed": [2**63],
-    "tool_choice": ["some", "{", '{"a": NaN}'],
+    "tool_choice": ["some", "{"],
     "n": [1_001],
     "min_p": [1.1],
     "presence_penalty": [-2.1],
@@ -122,7 +122,17 @@ REFUSED: dict[type[PenstockError], list[tuple[dict[str, Any], str]]] = {
         (chat(tools=[{"function": {"name": "f", "parameters": []}}]), "payload.tools[0].function.parameters"),
         (
             chat(tools=[{"function": {"name": "f", "parameters": '{"maximum": 1e999}'}}]),
-            "payload.tools[0].function.parameters",
+            "payload.tools[0].function.parameters.maximum",
+        ),
+        (
+            chat(tools=[{"function": {"name": "f", "parameters": '{"enum": ["\\ud83d"]}'}}]),
+            "payload.tools[0].function.parameters.enum[0]",
+        ),
+        (chat(tools=[{"function": {"name": "f", "parameters": "[" * 10**5}}]), "payload.tools[0].function.parameters"),
+        (chat(tool_choice='{"a": NaN}'), "payload.tool_choice.a"),
+        (
+            chat(response_format={"type": "json_schema", "json_schema": {"schema": {"const": "\udfff"}}}),
+            "payload.response_format.json_schema.schema.const",
         ),
         (form("xml"), "payload.response_format.type"),
         (form("json_schema"), "payload.response_format.json_schema"),

@@ -17,12 +17,13 @@ from penstock.gateway.batches.records import WINDOW_S, Batch, batch_id_of, file_
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.conversations import IdempotencyKey
+from penstock.gateway.routes.multipart import BodyRoute
 from penstock.gateway.routes.paging import After, Limit, page
 from penstock.gateway.service.submitting import key_reused, keyed_id
 from penstock.schemas.errors import InvalidRequest
 
 T = TypeVar("T")
-router = APIRouter(prefix="/v1/batches", tags=["openai"])
+router = APIRouter(prefix="/v1/batches", tags=["openai"], route_class=BodyRoute)
 
 
 @router.post("", summary="Run the lines of a file as low work, as OpenAI's API has it")

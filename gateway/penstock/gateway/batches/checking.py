@@ -7,12 +7,12 @@ fails that line alone, when it runs.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
 from penstock.gateway.routes.line_reader import Line
+from penstock.schemas.finite_json import loads_any
 
 Json = dict[str, Any]
 
@@ -48,8 +48,8 @@ def parse_line(content: bytes | None, endpoint: str) -> Json:
     if content is None:
         raise LineError("line_too_large", "This line is longer than a request may be.")
     try:
-        found: Any = json.loads(content)
-    except (ValueError, RecursionError):
+        found = loads_any(content)  # what is wrong with its body fails the line alone, when it runs
+    except ValueError:
         found = None
     if not isinstance(found, dict):
         raise LineError("invalid_json_line", "This line is not parseable as a JSON object.")

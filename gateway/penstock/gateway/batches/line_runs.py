@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urljoin
 
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import to_json
 
 from penstock.common.clock import now_ms
 from penstock.gateway.batches.checking import parse_line
@@ -41,6 +40,7 @@ from penstock.schemas.errors import (
     UnsupportedParameter,
     error_body,
 )
+from penstock.schemas.finite_json import checked_value
 from penstock.schemas.ids import idempotent_request_id
 from penstock.schemas.records import InferenceRequest
 
@@ -154,7 +154,7 @@ class LineRuns:
 
     def _read(self, run: _Run) -> None:
         """Its body, and the images that it brings. Raises as the endpoint."""
-        run.body = validated(self._endpoint.body, run.asked.pop("body"))
+        run.body = validated(self._endpoint.body, checked_value(run.asked.pop("body"), "the body"))
         self._endpoint.set_aside(run.body, self._service.settings.gateway.unknown_fields)
         run.images = self._endpoint.images(run.body, self._caller())
 
@@ -299,7 +299,7 @@ class LineRuns:
     def _content(self, run: _Run, made: Made, result: Json) -> bytes:
         """The line of the file of answers."""
         answer = _response(200, run.request_id, self._endpoint.answer(run.body, made, result))
-        return _encoded(_line(run.asked, run.request_id, answer, None))
+        return _encoded(run.asked, run.request_id, answer, None)
 
     # -- ends
 
@@ -342,7 +342,7 @@ class LineRuns:
                 logger.error(text, self._batch.batch_id, run.line.number, exc_info=error)
                 error = InternalError("the line could not be run")
             response = _response(error.http_status, request_id, error_body(error, request_id))
-        self._end(run, LineEnd(False, _encoded_error(run.asked, request_id, response, told), Counts(failed=1)))
+        self._end(run, LineEnd(False, _encoded(run.asked, request_id, response, told), Counts(failed=1)))
 
 
 class _NotRun(Exception):
@@ -371,17 +371,8 @@ def _line(asked: Json, request_id: str, response: Json | None, error: Json | Non
     }
 
 
-def _encoded(line: Json) -> bytes:
-    """pydantic's encoder is the faster one, and takes neither deep nesting nor half a surrogate pair."""
-    try:
-        return to_json(line) + b"\n"
-    except (PydanticSerializationError, ValueError):
-        return json.dumps(line, separators=(",", ":")).encode() + b"\n"
-
-
-def _encoded_error(asked: Json, request_id: str, response: Json | None, error: Json | None) -> bytes:
-    # An error may name what the caller sent, half a surrogate pair too, which only JSON's escapes can carry.
-    return json.dumps(_line(asked, request_id, response, error), separators=(",", ":")).encode() + b"\n"
+def _encoded(asked: Json, request_id: str, response: Json | None, error: Json | None) -> bytes:
+    return to_json(_line(asked, request_id, response, error)) + b"\n"
 
 
 def _counts(result: Json) -> Counts:

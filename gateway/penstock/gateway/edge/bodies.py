@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -14,6 +13,7 @@ from starlette.types import Message, Receive, Scope
 from penstock.gateway.edge.errors import EdgeRefusal
 from penstock.gateway.edge.rules import Access, Rules, Takes
 from penstock.schemas.errors import InvalidRequest, PenstockError, TooLarge, UnsupportedParameter
+from penstock.schemas.finite_json import read_body
 
 BYTES_PER_S = 256 * 1024
 """What has come lengthens the time for the rest: a large upload is not cut off while it moves."""
@@ -258,8 +258,8 @@ def refuse_fields(body: bytes) -> None:
     if not body.strip():
         return
     try:
-        fields: Any = json.loads(body)
-    except (ValueError, RecursionError):
+        fields = read_body(body)
+    except InvalidRequest:
         fields = body
     if isinstance(fields, dict):
         for name in cast("dict[str, Any]", fields):

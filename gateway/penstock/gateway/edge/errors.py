@@ -85,8 +85,6 @@ def invalid_from_validation(error: RequestValidationError | ValidationError) -> 
     if not problems:
         return InvalidRequest("the request is not valid")
     first = problems[0]
-    if first.get("type") == "json_invalid":
-        return InvalidRequest("the body is not valid JSON")
     where = [part for part in first.get("loc", ()) if part not in ("body", "query", "path", "header")]
     param = _path_of(where)
     reason = str(first.get("msg", "is not valid"))
@@ -204,8 +202,6 @@ def _in_our_words(request: Request, error: HTTPException) -> str:
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow") or (error.headers or {}).get("allow")
         return f"{request.method} is not allowed here" + (f"; {allowed} is" if allowed else "")
-    if error.detail == "There was an error parsing the body":  # FastAPI's, for bodies that are too deep
-        return "the body cannot be read as JSON"
     return str(error.detail)
 
 

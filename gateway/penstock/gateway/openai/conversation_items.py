@@ -5,7 +5,7 @@ An item that is appended is a turn without an answer: it goes through the conver
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from fastapi import APIRouter, Request
 
@@ -28,6 +28,7 @@ from penstock.gateway.service.service import GatewayService
 from penstock.gateway.service.submitting import Checked, Keep
 from penstock.gateway.view.entries import Entry
 from penstock.schemas.errors import InvalidRequest, NotFound, PenstockError, UnsupportedParameter
+from penstock.schemas.finite_json import Flaw, loads_finite
 from penstock.schemas.ids import check_conversation_id
 from penstock.schemas.records import ArtifactRef
 
@@ -44,7 +45,7 @@ async def create(request: Request, idempotency_key: IdempotencyKey = None) -> Js
     """Body, all optional: {"id": …, "title": …, "metadata": …, "summarize": …, "items": […]}. Turns come with requests
     that name it; the first would create it as well. With `Idempotency-Key` a repeat means the same conversation, and
     appends nothing twice; with another body it is refused for an hour."""
-    body = await read_json(request) if await request.body() else {}
+    body = await read_json(request, history=False) if await request.body() else {}
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
     asked = validated(NewConversation, body)
@@ -84,7 +85,7 @@ async def create_items(
     request: Request, conversation_id: str, idempotency_key: IdempotencyKey = None, include: Include = None
 ) -> Json:
     """Body: {"items": […]}, messages, calls of tools and their answers. The answer has them as they stand there."""
-    body = await read_json(request)
+    body = await read_json(request, history=False)
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
     for name in body:
@@ -111,6 +112,8 @@ async def check_items(request: Request, conversation_id: str, items: Any) -> tup
     """The request that appends items. Raises InvalidRequest, and as `Submitter.check` and `check_room`."""
     if not isinstance(items, list) or not items:
         raise InvalidRequest("items must be a list of at least one item", param="items")
+    for number, item in enumerate(items):
+        _check_arguments(item, f"items[{number}].arguments")
     caller, service = caller_of(request), service_of(request)
     body = {
         "task": "conversation_items",
@@ -125,6 +128,20 @@ async def check_items(request: Request, conversation_id: str, items: Any) -> tup
     checked, keep = with_inputs(checked, images, context_of(request).allowances, service)
     service.submitting.check_room(checked)
     return checked, keep
+
+
+def _check_arguments(item: Any, param: str) -> None:
+    """What is kept is read by each later turn, so it must be what the model's template expects."""
+    if not isinstance(item, dict) or cast("Json", item).get("type") != "function_call":
+        return
+    try:
+        given = loads_finite(item["arguments"])
+    except Flaw as flaw:
+        raise flaw.refusal(param, param) from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        given = None
+    if not isinstance(given, dict):
+        raise InvalidRequest(f"{param} must be the JSON text of an object", param=param)
 
 
 async def append_items(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -93,12 +92,10 @@ def _without_thoughts(parts: list[Any]) -> tuple[list[Any], str]:
 
 
 def _call(call: Any) -> Any:
-    """A call without what clients add; arguments as their JSON text."""
+    """A call without what clients add."""
     if not isinstance(call, dict) or not isinstance(function := cast("Json", call).get("function"), dict):
         return call
-    named = _only(cast("Json", function), _OF_FUNCTIONS)
-    if isinstance(named.get("arguments"), dict):
-        named["arguments"] = json.dumps(named["arguments"], ensure_ascii=False)
+    named = {"arguments": None, **_only(cast("Json", function), _OF_FUNCTIONS)}
     return {**_only(cast("Json", call), _OF_CALLS), "function": named}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
@@ -19,6 +18,7 @@ from penstock.gateway.openai.chat_bodies import (
 )
 from penstock.gateway.openai.other_fields import ANYTHING, Harmless, refuse_unsupported
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
+from penstock.schemas.finite_json import loads_finite
 from penstock.schemas.records import InferenceRequest
 
 _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
@@ -143,8 +143,8 @@ def form_fields(items: Iterable[tuple[str, str]]) -> Json:
 def _scalar(text: str) -> Any:
     """A number or a flag as what it is; all else stays text."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = loads_finite(text)
+    except ValueError:
         return text
     return value if isinstance(value, bool | int | float) else text
 

@@ -21,12 +21,12 @@ from penstock.gateway.openai.image_answers import Json
 from penstock.gateway.openai.image_bodies import WORDS, ImageBody, form_fields, image_request, only_image
 from penstock.gateway.openai.image_streams import ImageStream
 from penstock.gateway.openai.routes import Exchange, unknown_fields
-from penstock.gateway.routes.multipart import form_of
+from penstock.gateway.routes.multipart import BodyRoute, form_of
 from penstock.gateway.service.brought_images import BroughtImage, take_images
 from penstock.gateway.view.outputs import on_output_thread
 from penstock.schemas.errors import InvalidRequest, PenstockError, UnsupportedTask
 
-router = APIRouter(prefix="/v1/images", tags=["openai"])
+router = APIRouter(prefix="/v1/images", tags=["openai"], route_class=BodyRoute)
 
 URL_S = 3_600
 """Seconds for which the URL of an image needs no key, as OpenAI's do."""

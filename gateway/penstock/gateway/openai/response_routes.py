@@ -21,12 +21,13 @@ from penstock.gateway.openai.responses_bodies import WORDS, ResponsesBody
 from penstock.gateway.openai.responses_streams import FIRST_DELTA, BackgroundWriter, background_events
 from penstock.gateway.openai.routes import Exchange, shaped
 from penstock.gateway.openai.stored_responses import input_items, unfinished
+from penstock.gateway.routes.multipart import BodyRoute
 from penstock.gateway.routes.paging import After, Include, Limit, Order, first_page
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.view.entries import Entry
 from penstock.schemas.errors import Gone, InvalidRequest, NotFound
 
-router = APIRouter(prefix="/v1", tags=["openai"])
+router = APIRouter(prefix="/v1", tags=["openai"], route_class=BodyRoute)
 
 CANCELLED_S = 5.0
 """So long a cancel waits for the end. Without a worker it comes later."""

@@ -33,6 +33,7 @@ from penstock.gateway.openai.exchange import (
 )
 from penstock.gateway.openai.large_answers import is_large, whole_result
 from penstock.gateway.openai.other_fields import UnknownFields, ignored_header
+from penstock.gateway.routes.multipart import BodyRoute
 from penstock.gateway.routes.paging import page
 from penstock.gateway.service.brought_images import BroughtImage, with_inputs
 from penstock.gateway.service.model_states import find_one
@@ -44,7 +45,7 @@ from penstock.gateway.view.outputs import json_bytes, on_output_thread
 from penstock.schemas.errors import InvalidRequest, PenstockError
 from penstock.schemas.records import InferenceRequest
 
-router = APIRouter(prefix="/v1", tags=["openai"])
+router = APIRouter(prefix="/v1", tags=["openai"], route_class=BodyRoute)
 Task = Annotated[
     str | None,
     Query(description="Models for this task, or `all`. Without it: all but those that do `image_processing` alone."),

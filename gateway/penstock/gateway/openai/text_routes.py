@@ -13,8 +13,9 @@ from penstock.gateway.openai.endpoints import Endpoint
 from penstock.gateway.openai.group import Group, writer_of
 from penstock.gateway.openai.routes import Exchange, unknown_fields
 from penstock.gateway.openai.several import TextBody, bodies_of
+from penstock.gateway.routes.multipart import BodyRoute
 
-router = APIRouter(prefix="/v1", tags=["openai"])
+router = APIRouter(prefix="/v1", tags=["openai"], route_class=BodyRoute)
 
 
 @router.post("/chat/completions", summary="Chat, as OpenAI's API has it")

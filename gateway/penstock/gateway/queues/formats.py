@@ -22,6 +22,7 @@ from penstock.gateway.queues.settings import QueueSection
 from penstock.schemas.aliases import identity
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BadJson, InvalidRequest, PenstockError, error_body
+from penstock.schemas.finite_json import checked_value, loads_any
 from penstock.schemas.ids import derived_request_id, is_request_id
 from penstock.schemas.json_records import json_text, legible_fields
 from penstock.schemas.labels import Labels
@@ -73,6 +74,7 @@ def read_llmd(value: bytes) -> LlmdMessage:
             raise InvalidRequest("payload must be a JSON object, or one as text or base64", param="payload")
         if body.get("stream"):
             raise InvalidRequest("payload.stream is not supported in queues: answers are whole", param="payload.stream")
+        body = checked_value(body, "payload", "payload")
         deadline_s = _deadline(message.get("deadline"))
         return LlmdMessage(id=found_id, deadline_s=deadline_s, body=body, kind=_kind(body), form=form)
     except InvalidRequest as error:
@@ -124,8 +126,8 @@ def sender_of(value: bytes | None, origin: tuple[str, int, int, int]) -> tuple[s
 
 def _object(value: bytes) -> Json | None:
     try:
-        found: Any = json.loads(json_text(value) or b"")
-    except (ValueError, RecursionError):
+        found = loads_any(json_text(value) or b"")
+    except ValueError:
         return None
     return cast("Json", found) if isinstance(found, dict) else None
 

@@ -19,6 +19,7 @@ from penstock.gateway.routes.native import native_request
 from penstock.gateway.routes.window import Window
 from penstock.gateway.service.brought_images import take_images, with_inputs
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError, TenantLimit, TooLarge, error_body
+from penstock.schemas.finite_json import read_body
 
 logger = logging.getLogger(__name__)
 
@@ -114,10 +115,7 @@ class _Bulk:
         allowances = context_of(self._request).allowances
         if line.content is None:
             raise TooLarge("the line is longer than the body of a request may be")
-        try:
-            body: Any = json.loads(line.content)
-        except (ValueError, RecursionError):
-            raise InvalidRequest("the line is not JSON") from None
+        body = read_body(line.content, "the line")
         if not isinstance(body, dict):
             raise InvalidRequest("the line must be a JSON object")
         key = body.pop("idempotency_key", None)

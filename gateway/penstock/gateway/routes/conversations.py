@@ -18,6 +18,7 @@ from penstock.gateway.conversations.lineage import About
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.limits.retention import last_active_ms
 from penstock.gateway.routes.conversation_answers import ConversationChange, NewConversation
+from penstock.gateway.routes.multipart import BodyRoute
 from penstock.gateway.routes.paging import After, Limit, Order, page
 from penstock.gateway.service.submitting import keyed_id
 from penstock.schemas.errors import BrokerUnavailable, NotFound
@@ -25,7 +26,7 @@ from penstock.schemas.ids import check_conversation_id
 from penstock.schemas.records import ConversationFacts, ConversationFork, SummarizePolicy
 from penstock.schemas.times import rfc3339
 
-router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
+router = APIRouter(prefix="/v1/conversations", tags=["conversations"], route_class=BodyRoute)
 
 P = ParamSpec("P")
 T = TypeVar("T")

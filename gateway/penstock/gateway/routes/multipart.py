@@ -2,29 +2,52 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+from fastapi.routing import APIRoute
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.responses import Response
 
 from penstock.gateway.context import context_of
 from penstock.gateway.edge.bodies import is_multipart, too_large
 from penstock.gateway.edge.errors import EdgeRefusal
 from penstock.gateway.limits.callers import caller_of
 from penstock.schemas.errors import InvalidRequest
+from penstock.schemas.finite_json import read_body
 
 MAX_FILES = 64
 MAX_FIELDS = 64
 REQUEST_PART = "request"
 
 
-async def read_json(request: Request) -> Any:
-    """The body as JSON. Raises InvalidRequest."""
-    return _json(await request.body(), "the body is not JSON", None)
+async def read_json(request: Request, *, history: bool = True) -> Any:
+    """The body as JSON. Raises as `read_body`."""
+    return read_body(await request.body(), history=history)
+
+
+class BodyRoute(APIRoute):
+    """A route whose body the framework reads, by the one reader of all bodies."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            return await handler(_BodyRequest(request.scope, request.receive))
+
+        return handle
+
+
+class _BodyRequest(Request):
+    async def json(self) -> Any:
+        """Raises EdgeRefusal with InvalidRequest."""
+        try:
+            return await read_json(self)
+        except InvalidRequest as error:
+            raise EdgeRefusal(error) from None
 
 
 @asynccontextmanager
@@ -70,7 +93,7 @@ async def submitted_body(request: Request) -> AsyncGenerator[tuple[Any, Mapping[
                 files[name] = await _part(part)
         if body is None:
             raise InvalidRequest("a multipart body needs a part `request`, the request as JSON", param=REQUEST_PART)
-        yield _json(body, "the part `request` is not JSON", REQUEST_PART), files
+        yield read_body(body, f"the part `{REQUEST_PART}`", whole=REQUEST_PART), files
 
 
 async def _part(part: UploadFile | str, most_bytes: int | None = None) -> bytes:
@@ -80,10 +103,3 @@ async def _part(part: UploadFile | str, most_bytes: int | None = None) -> bytes:
     if most_bytes is not None and size > most_bytes:
         raise too_large(most_bytes, f"the part `{REQUEST_PART}`")
     return content if isinstance(part, str) else await part.read()
-
-
-def _json(text: bytes, problem: str, param: str | None) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(problem, param=param) from error

@@ -13,10 +13,10 @@ from functools import cache
 from typing import Any, cast
 
 from fastapi import APIRouter, Request, Response
-from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, PlainTextResponse
 
+from penstock.gateway.routes.multipart import BodyRoute
 from penstock.schemas.codec import SCHEMA_IDS, released_schema
 from penstock.schemas.topics import record_of_topic
 
@@ -42,7 +42,7 @@ class RegistryError(Exception):
         self.error_code = error_code
 
 
-class RegistryRoute(APIRoute):
+class RegistryRoute(BodyRoute):
     """A route whose errors have the registry's shape and not Penstock's."""
 
     def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -26,7 +25,7 @@ from penstock.gateway.view.frames import Frame, ResultFrame
 from penstock.gateway.view.hub import Gone
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError, UnsupportedParameter, error_body
-from penstock.schemas.finite_json import no_constant
+from penstock.schemas.finite_json import flaw_of, loads_any, read_body
 from penstock.schemas.ids import check_conversation_id, idempotent_request_id
 
 logger = logging.getLogger(__name__)
@@ -169,9 +168,10 @@ class Session:
 
     async def _on_text(self, text: str) -> None:
         try:
-            frame: Any = json.loads(text, parse_constant=no_constant)
-        except (ValueError, RecursionError):
-            frame = None
+            frame = read_body(text, "a frame")
+        except InvalidRequest as error:
+            self._error(error, _id_of(text))
+            return
         if not isinstance(frame, dict) or not isinstance(frame.get("type"), str):
             self._error(InvalidRequest("a frame is a JSON object with a type"), {})
             return
@@ -298,6 +298,16 @@ def _shared(frame: Frame) -> SharedText:
     if not isinstance(frame.for_sockets, SharedText):
         frame.for_sockets = SharedText(frame.encoded())
     return frame.for_sockets
+
+
+def _id_of(text: str) -> dict[str, Any]:
+    """The `id` of a frame of which another part cannot be read, so that its sender knows which one it was."""
+    try:
+        frame = loads_any(text)
+    except ValueError:
+        return {}
+    known = isinstance(frame, dict) and "id" in frame and flaw_of(frame["id"]) is None
+    return {"id": frame["id"]} if known else {}
 
 
 def _request_id(frame: dict[str, Any]) -> str:

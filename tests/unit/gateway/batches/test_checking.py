@@ -57,6 +57,7 @@ def test_a_line_too_long_is_told_and_not_kept(size: int) -> None:
         (line(""), "invalid_custom_id", "custom_id"),
         (line("x" * 513), "invalid_custom_id", "custom_id"),
         (line("\ud800"), "invalid_custom_id", "custom_id"),
+        (line(float("nan")), "invalid_custom_id", "custom_id"),
         (line(method="GET"), "invalid_method", "method"),
         (line(url="/v1/embeddings"), "mismatched_endpoint", "url"),
         (line(body=None), "missing_required_parameter", "body"),

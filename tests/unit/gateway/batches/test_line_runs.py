@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from pydantic_core import from_json
 
 from kit.gateway_batches import new_batch
 from penstock.gateway.batches.line_runs import LineEnd, LineRuns
@@ -98,14 +99,15 @@ async def ended(
     return ends
 
 
-@pytest.mark.parametrize(
-    "schema", [nested(130), {"type": "object", "description": "\ud800"}], ids=["deep", "half a surrogate pair"]
-)
-async def test_an_answer_that_says_back_what_was_asked_is_written(schema: dict[str, Any]) -> None:
-    tool = {"type": "function", "name": "f", "parameters": schema}
-    end = (await ended(Service(), [{**HI, "tools": [tool]}]))[0]
-    assert end.completed
-    assert json.loads(end.content)["response"]["body"]["tools"][0]["parameters"] == schema
+async def test_an_answer_that_says_back_what_was_asked_is_written_if_json_can_hold_it() -> None:
+    schemas = (nested(95), nested(130), {"type": "object", "description": "\ud800"}, {"maximum": float("nan")})
+    bodies = [{**HI, "tools": [{"type": "function", "name": "f", "parameters": schema}]} for schema in schemas]
+    ends = await ended(Service(), bodies)
+    found = [from_json(ends[number].content, allow_inf_nan=False)["response"] for number in range(4)]
+    assert found[0]["body"]["tools"][0]["parameters"] == schemas[0]
+    told = [(one["status_code"], one["body"]["error"]["param"]) for one in found[1:]]
+    place = "tools[0].parameters"
+    assert told == [(400, None), (400, f"{place}.description"), (400, f"{place}.maximum")]
 
 
 async def test_a_line_that_nobody_foresaw_is_an_error_of_that_line() -> None:

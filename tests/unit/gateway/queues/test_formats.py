@@ -71,6 +71,9 @@ def test_a_payload_in_any_form_is_answered_in_the_same(payload: Any, form: str) 
         ({"deadline": "soon"}, "Unix seconds"),
         ({"deadline": True}, "Unix seconds"),
         ({"deadline": 1e400}, "Unix seconds"),
+        ({"payload": {"prompt": "x", "user": 1e400}}, "payload.user is NaN, infinite"),
+        ({"payload": '{"prompt": "x", "user": {"a": NaN}}'}, "payload.user.a is NaN, infinite"),
+        ({"payload": base64.b64encode(b'{"prompt": "\\ud83d"}').decode()}, "payload.prompt holds a lone surrogate"),
     ],
 )
 def test_a_bad_message_with_an_id_is_answered(change: Any, says: str) -> None:

@@ -68,6 +68,7 @@ STATUS = StatusEvent(
         (default_codec().encode(STATUS), "bad_avro"),
         (b'{"task": "text_generation", "payload": ', "bad_json"),
         (b'{"task": ' + b"[" * 100_000, "bad_json"),
+        (b'{"task": "embedding", "user_id": ' + b"9" * 5_000 + b"}", "invalid"),
         (b'{"a":' * 100_000, "bad_json"),
         (b'{"request_id": "r", "x": ' + b"[" * 100_000, "bad_json"),
         (b'{"payload": {"prompt": "x"}}', "invalid"),

@@ -5,7 +5,6 @@ Continuous batching knows none of it. A request that wants nothing of it costs n
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -64,7 +63,7 @@ def passed_on(extra: Mapping[str, str], name: str) -> Any:
         return None
     try:
         return loads_finite(text)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InvalidRequest(f"extra.{name} must be JSON", param=f"extra.{name}") from error
 
 
@@ -96,9 +95,9 @@ def _within(params: Mapping[str, Any], name: str, least: float, most: float) -> 
 def _bias(text: str, vocabulary: int) -> dict[int, float]:
     param = "extra.logit_bias"
     try:
-        given = json.loads(text)
+        given = loads_finite(text)
         bias = {int(token): float(value) for token, value in given.items()}
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise InvalidRequest(f"{param} must be an object of token ids and numbers", param=param) from error
     if len(bias) > MAX_BIASED:
         raise InvalidRequest(f"{param} has more than {MAX_BIASED} tokens", param=param)

@@ -16,7 +16,7 @@ from typing import Any
 from penstock.processors.engines.guidance.call_arguments import ArgumentsScanner
 from penstock.processors.engines.guidance.dialects import Dialect
 from penstock.processors.engines.stops import begun_at_end
-from penstock.schemas.finite_json import loads_finite, no_constant
+from penstock.schemas.finite_json import STRICT, loads_finite, repaired
 
 Json = dict[str, Any]
 
@@ -233,19 +233,18 @@ class CallReader:
             arguments = loads_finite(arguments)
         if name not in self._names or not isinstance(arguments, dict):
             raise ValueError(name)
-        return name, json.dumps(arguments, ensure_ascii=False)
+        return name, json.dumps(repaired(arguments), ensure_ascii=False)
 
 
 def _values(text: str) -> Iterator[Json]:
     """The JSON objects of a text: alone, in a list, or one after another with `;` or `,` between."""
-    decoder = json.JSONDecoder(parse_constant=no_constant)
     place = 0
     while (place := _skip(text, place)) < len(text):
         if (named := _NAMED.match(text, place)) is not None:
-            arguments, place = decoder.raw_decode(text, named.end())
+            arguments, place = STRICT.raw_decode(text, named.end())
             yield {"name": named[1], "arguments": arguments}
             continue
-        value, place = decoder.raw_decode(text, place)
+        value, place = STRICT.raw_decode(text, place)
         yield from value if isinstance(value, list) else [value]
 
 

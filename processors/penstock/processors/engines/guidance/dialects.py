@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.schemas.errors import InvalidRequest
-from penstock.schemas.finite_json import loads_finite
+from penstock.schemas.finite_json import object_of
 
 Json = dict[str, Any]
 
@@ -80,15 +80,7 @@ def for_template(messages: Sequence[Json]) -> list[Json]:
 
 def _with_object(call: Json) -> Json:
     function = call["function"]
-    return {**call, "function": {**function, "arguments": object_or_text(function["arguments"])}}
-
-
-def object_or_text(text: str) -> Any:
-    try:
-        found = loads_finite(text)
-    except (ValueError, RecursionError):
-        return text
-    return found if isinstance(found, dict) else text
+    return {**call, "function": {**function, "arguments": object_of(function["arguments"])}}
 
 
 # -- for templates that do not
@@ -123,7 +115,7 @@ def _plain(message: Json) -> Json:
         return message
     written = [
         json.dumps(
-            {"name": call["function"]["name"], "arguments": object_or_text(call["function"]["arguments"])},
+            {"name": call["function"]["name"], "arguments": object_of(call["function"]["arguments"])},
             ensure_ascii=False,
         )
         for call in calls

@@ -73,7 +73,7 @@ def _object(value: Any, param: str) -> Json:
     """An object, or its JSON text, as the records carry it."""
     try:
         found: Any = loads_finite(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InvalidRequest(f"{param} is no JSON that can be read", param=param) from error
     if not isinstance(found, dict):
         raise InvalidRequest(f"{param} must be an object", param=param)

@@ -23,7 +23,7 @@ from penstock.processors.engines.guidance.dialects import Dialect
 from penstock.processors.engines.guidance.forms import json_rule, response_rule
 from penstock.processors.engines.guidance.grammars import Grammars
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
-from penstock.schemas.finite_json import loads_finite
+from penstock.schemas.finite_json import loads_finite, object_of
 
 Json = dict[str, Any]
 
@@ -246,7 +246,7 @@ def _tool_use(spec: RunSpec) -> ToolUse:
 def _named(choice: str) -> Any:
     try:
         return loads_finite(choice)["function"]["name"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise InvalidRequest(
             'tool_choice must be none, auto, required or {"type": "function", "function": {"name": …}}',
             param="payload.tool_choice",
@@ -284,5 +284,5 @@ def _for_template(tool: Json) -> Json:
     """A tool as templates show it: the schema of its arguments as an object."""
     function = {name: value for name, value in tool["function"].items() if value is not None and name != "strict"}
     if isinstance(function.get("parameters"), str):
-        function["parameters"] = dialects.object_or_text(function["parameters"])
+        function["parameters"] = object_of(function["parameters"])
     return {"type": "function", "function": function}

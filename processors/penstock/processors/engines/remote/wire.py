@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.processors.engines.base import Message, Prepared, RunSpec
-from penstock.processors.engines.encodable import EncodableStream, encodable
+from penstock.processors.engines.encodable import EncodableStream
 from penstock.processors.engines.remote.echoed import finite_logprob, tokens_of, with_logprobs
 from penstock.schemas.bodies import EmbeddingPayload, TextPayload
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
-from penstock.schemas.finite_json import loads_finite
+from penstock.schemas.finite_json import loads_finite, object_of
 from penstock.schemas.payloads import OF_OTHER_SERVERS
+from penstock.schemas.texts import encodable
 
 Json = dict[str, Any]
 
@@ -82,7 +84,7 @@ def json_or_text(value: str) -> Any:
     """
     try:
         return loads_finite(value)
-    except (ValueError, RecursionError):
+    except ValueError:
         return value
 
 
@@ -96,9 +98,18 @@ def _tool(tool: Json) -> Json:
 def _message(message: Message) -> Message:
     """As OpenAI has it: without nulls, and a message that only asks for tools has no content."""
     passed = {name: value for name, value in message.items() if value is not None and value != []}
-    if "tool_calls" in passed and not passed.get("content"):
-        passed["content"] = None
+    if "tool_calls" in passed:
+        passed["content"] = passed.get("content") or None
+        passed["tool_calls"] = [_said_call(call) for call in passed["tool_calls"]]
     return passed
+
+
+def _said_call(call: Json) -> Json:
+    """Servers read the arguments of earlier calls for their templates, and fail at what is no object."""
+    text = call["function"]["arguments"]
+    if isinstance(json_or_text(text), dict):
+        return call
+    return {**call, "function": {**call["function"], "arguments": json.dumps(object_of(text), ensure_ascii=False)}}
 
 
 @dataclass(slots=True)

@@ -303,12 +303,10 @@ class TextBackend:
     def _render(self, messages: Sequence[Message], plan: Plan | None, variables: Mapping[str, Any]) -> list[int]:
         try:
             ids = self._guidance.render(messages, plan, variables)
-        except (TypeError, ValueError, LookupError, ArithmeticError) as error:
-            if not variables:
-                raise
+        except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
+            what, param = ("variables", "extra.chat_template_kwargs") if variables else ("messages", "payload.messages")
             raise InvalidRequest(
-                shortened(f"the model's chat template fails with these variables: {error}", 300),
-                param="extra.chat_template_kwargs",
+                shortened(f"the model's chat template fails with these {what}: {error}", 300), param=param
             ) from error
         except TemplateError as error:  # as templates say that roles do not alternate, or that they know no system role
             raise InvalidRequest(

@@ -42,6 +42,7 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("hermes", '{"arguments": {"a": 1, "b": [2, "ü"]}, "name": "add"}', "", BOTH[:1]),
     ("hermes", '<tool_call>{"name": "add", "arguments": "{}"}</tool_call> so', "so", [("add", {})]),
     ("hermes", '{"name": "other", "arguments": {"a": NaN}}', '{"name": "other", "arguments": {"a": NaN}}', []),
+    ("hermes", '{"arguments": {"a": "\\ud83d"}, "name": "add"}', "", [("add", {"a": "�"})]),
     ("mistral", f"[TOOL_CALLS][{ADD}, {LOOK}]", "", BOTH),
     ("mistral", f"[{ADD}]", "", BOTH[:1]),
     ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1, "b": [2, "ü"]}', "", BOTH[:1]),

@@ -85,7 +85,11 @@ def ending(reason: str = "stop", index: int = 0) -> dict[str, Any]:
     return {"choices": [{"index": index, "delta": {}, "finish_reason": reason}]}
 
 
-async def test_tools_are_passed_on_and_their_calls_come_back() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "repaired"),
+    [('{ "a":1}', '{ "a":1}'), ('{"city": "Ro', "{}"), ("5", "{}"), ('{"a": "\\ud83d"}', '{"a": "�"}')],
+)
+async def test_tools_are_passed_on_and_their_calls_come_back(arguments: str, repaired: str) -> None:
     said = [
         tool_chunk(index=0, id="c1", type="function", function={"name": "f", "arguments": ""}),
         tool_chunk(index=0, function={"arguments": '{"a"'}),
@@ -93,7 +97,7 @@ async def test_tools_are_passed_on_and_their_calls_come_back() -> None:
         tool_chunk(index=0, function={"arguments": ":1}"}),
     ]
     server = Server(sse(*said, ending("tool_calls"), "data: [DONE]\n\n"))
-    call = {"id": "c0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    call = {"id": "c0", "type": "function", "function": {"name": "f", "arguments": arguments}}
     messages = [
         {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
@@ -120,7 +124,8 @@ async def test_tools_are_passed_on_and_their_calls_come_back() -> None:
         {"id": "c2", "type": "function", "function": {"name": "g", "arguments": "{}"}},
     ]
     (body,) = server.bodies()
-    assert body["messages"][1:] == [{"role": "assistant", "content": None, "tool_calls": [call]}, messages[2]]
+    whole = {**call, "function": {"name": "f", "arguments": repaired}}
+    assert body["messages"][1:] == [{"role": "assistant", "content": None, "tool_calls": [whole]}, messages[2]]
     assert body["tools"] == [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     assert body["tool_choice"] == {"type": "function", "function": {"name": "f"}}
     assert body["response_format"] == {"type": "json_schema", "json_schema": {"name": "s"}}
