@@ -148,7 +148,7 @@ def test_chunks_are_counted_until_the_broker_has_them() -> None:
     publisher.chunk(chunk("x" * 5000), refused=no_refusal)
     assert publisher.chunk_bytes > 2 * 5000
     publisher.tick()
-    transport.deliver(0, Forbidden("no right"))
+    transport.deliver(0, BrokerUnavailable("timed out"))
     transport.deliver(1)
     assert 5000 < publisher.chunk_bytes < 7000
     publisher.tick()
@@ -161,14 +161,14 @@ def test_what_the_broker_refused_is_sent_again_before_later_records_of_its_key_a
     publisher = Publisher(transport, default_codec(), NAMES, clock=lambda: seconds[0])
     for text in "abc":
         publisher.chunk(chunk(text), refused=no_refusal)
-    transport.deliver(1, Forbidden("no right"))
-    transport.deliver(0, Forbidden("no right"))
+    transport.deliver(1, BrokerUnavailable("timed out"))
+    transport.deliver(0, BrokerUnavailable("timed out"))
     transport.deliver(2)
     publisher.chunk(chunk("d"), refused=no_refusal)
     publisher.result(result(request_id="other"), lambda _: None)
     assert ids(transport)[3:] == ["other"]
     assert "refuses 3 records" in (publisher.trouble or "")
-    assert "no right" in (publisher.trouble or "")
+    assert "timed out" in (publisher.trouble or "")
     publisher.tick()
     assert len(transport.sent) == 4, "a tick comes every 10 ms"
     seconds[0] += AGAIN_S
@@ -177,6 +177,68 @@ def test_what_the_broker_refused_is_sent_again_before_later_records_of_its_key_a
     assert publisher.trouble is None
     seconds[0] += UNANSWERED_S
     assert publisher.trouble == f"Kafka has not acknowledged 4 records, the oldest for {UNANSWERED_S + AGAIN_S:.0f} s"
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["by the client", "by the broker"])
+def test_one_record_asks_again_for_a_topic_that_takes_none(at_once: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Every record of the topic was sent each second; those that the client refused stood before all other topics."""
+    transport, seconds, acknowledged = FakeTransport(), [0.0], list[str]()
+    publisher = Publisher(transport, default_codec(), NAMES, clock=lambda: seconds[0])
+    error = Forbidden("needs WRITE on the topic")
+
+    def refused_now() -> None:
+        if at_once:
+            transport.refuse = [error]
+        else:
+            transport.deliver(len(transport.sent) - 1, error)
+
+    if at_once:
+        refused_now()
+    for number in range(50):
+        publisher.result(result(request_id=f"{number:02}"), lambda _, n=number: acknowledged.append(f"{n:02}"))
+        if number == 0 and not at_once:
+            refused_now()
+    asked = len(transport.sent)
+    publisher.status(status(done=True))
+    assert transport.sent[-1][0] == NAMES.status, "other topics go on"
+    transport.deliver(len(transport.sent) - 1)
+    for _ in range(30):
+        seconds[0] += AGAIN_S
+        if at_once:
+            refused_now()
+        for _ in range(5):
+            publisher.tick()
+        if not at_once:
+            refused_now()
+    assert len(transport.sent) - asked - 1 == (0 if at_once else 30), "one each second"
+    assert publisher.trouble == "Kafka refuses 50 records, which are sent again: needs WRITE on the topic"
+    assert len(caplog.records) == 1
+    seconds[0] += AGAIN_S
+    publisher.tick()
+    transport.deliver(len(transport.sent) - 1)
+    for index in range(len(transport.sent) - 49, len(transport.sent)):
+        transport.deliver(index)
+    assert acknowledged == [f"{number:02}" for number in range(50)], "in their order, none is lost"
+    assert (publisher.trouble, publisher.backlog) == (None, 0)
+
+
+def test_facts_for_a_topic_that_takes_none_are_dropped_and_the_next_asks_again() -> None:
+    transport, seconds = FakeTransport(), [0.0]
+    publisher = Publisher(transport, default_codec(), NAMES, clock=lambda: seconds[0])
+
+    def fact() -> None:
+        publisher.record(NAMES.worker, "w", None)
+
+    fact()
+    transport.deliver(0, Forbidden("needs WRITE on the topic"))
+    fact()
+    assert (len(transport.sent), publisher.backlog) == (1, 0)
+    assert publisher.trouble == "Kafka refuses 0 records, which are sent again: needs WRITE on the topic"
+    seconds[0] += AGAIN_S
+    fact()
+    transport.deliver(1)
+    fact()
+    assert (len(transport.sent), publisher.trouble) == (3, None)
 
 
 def test_what_nothing_can_make_smaller_waits_and_is_named() -> None:
