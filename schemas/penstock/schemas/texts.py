@@ -1,11 +1,23 @@
-"""Texts for people, kept short: cut between words, and with a sign that something was left out."""
+"""Texts that can be written, and texts for people: cut between words, with a sign that something was left out."""
 
 from __future__ import annotations
 
 
+def encodable(text: str) -> str:
+    """The text with halves of surrogate pairs joined where both are there, and replaced where one is alone.
+
+    Half of a pair is a character to Python and JSON, but no UTF-8 holds it.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
 def shortened(text: str, limit: int) -> str:
-    """At most `limit` characters of a text, as one line; what is left out is marked by …"""
-    words = " ".join(text.split())
+    """At most `limit` characters of a text, as one line that can be written; what is left out is marked by …"""
+    words = " ".join(encodable(text).split())
     if len(words) <= limit:
         return words
     head = words[:limit]

@@ -34,10 +34,10 @@ from penstock.processors.engines.base import (
     usage_of,
 )
 from penstock.processors.engines.context import build_context
-from penstock.processors.engines.encodable import encodable
 from penstock.processors.engines.sinks import GuardedSink
 from penstock.processors.engines.stops import StopMatcher
 from penstock.schemas.errors import EngineFailed, InternalError
+from penstock.schemas.texts import encodable
 
 logger = logging.getLogger(__name__)
 

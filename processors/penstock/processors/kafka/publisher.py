@@ -36,6 +36,7 @@ from penstock.schemas.errors import (
     to_error_record,
 )
 from penstock.schemas.records import PAYLOAD_FIELDS, DeadLetter, ResultEvent, StatusEvent
+from penstock.schemas.texts import encodable
 from penstock.schemas.topics import TopicNames
 
 logger = logging.getLogger(__name__)
@@ -215,7 +216,7 @@ class Publisher:
         def substitute(error: PenstockError) -> bytes:
             nonlocal failure
             failure = error
-            return self._encode_failure(event, error)
+            return self._codec.encode(small_failure(event, error))
 
         try:
             value = self._codec.encode(event)
@@ -427,12 +428,6 @@ class Publisher:
         outgoing.substitute = None
         return True
 
-    def _encode_failure(self, event: ResultEvent, error: PenstockError) -> bytes:
-        try:
-            return self._codec.encode(small_failure(event, error))
-        except BadAvro:  # the error's own words cannot be encoded
-            return self._codec.encode(small_failure(event, InternalError("the output cannot be published")))
-
     # -- dead letters
 
     def _send_letters(self) -> None:
@@ -463,7 +458,8 @@ class Publisher:
                 original=letter.original[: 1 << 16],
                 original_key=None,
                 original_headers={},
-                reason=reason.encode(errors="replace").decode(),
+                reason=encodable(reason),
+                error_chain=[encodable(one) for one in letter.error_chain],
             )
         )
 

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.processors.engines.encodable import EncodableStream, encodable
+from penstock.processors.engines.encodable import EncodableStream
+from penstock.schemas.texts import encodable
 
 ANY_CHARACTER = st.characters() | st.sampled_from(["\ud83d", "\ude00", "\ud800", "\udfff", "é", "🙂"])
 ANY_TEXT = st.text(ANY_CHARACTER, max_size=12)

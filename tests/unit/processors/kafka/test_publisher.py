@@ -100,17 +100,24 @@ def test_what_the_queue_refuses_is_offered_again_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "at_once", "later", "published", "counted"),
+    ("text", "at_once", "later", "code"),
     [
-        ("x" * 5000, TooLarge("more than 1,000,000 bytes"), None, "too_large", "too_large"),
-        ("x" * 5000, None, TooLarge("more than 1,000,000 bytes"), "too_large", "too_large"),
-        ("x", TooLarge("\ud800"), None, "internal", "too_large"),
-        ("\ud800", None, None, "internal", "internal"),
+        ("x" * 5000, TooLarge("more than 1,000,000 bytes"), None, "too_large"),
+        ("x" * 5000, None, TooLarge("more than 1,000,000 bytes"), "too_large"),
+        ("x", TooLarge("\ud800"), None, "too_large"),
+        ("x", None, TooLarge("\ud800", param="\ud800", details={"\ud800": "\ud800"}), "too_large"),
+        ("\ud800", None, None, "internal"),
     ],
-    ids=["too large at once", "too large after the fact", "an error that no encoding takes", "a text that none takes"],
+    ids=[
+        "too large at once",
+        "too large after the fact",
+        "an error that no encoding takes",
+        "such a one later",
+        "a text that none takes",
+    ],
 )
 def test_what_cannot_be_published_becomes_a_small_failure(
-    text: str, at_once: PenstockError | None, later: PenstockError | None, published: str, counted: str
+    text: str, at_once: PenstockError | None, later: PenstockError | None, code: str
 ) -> None:
     transport, publisher, done = make()
     transport.refuse = [at_once]
@@ -119,9 +126,9 @@ def test_what_cannot_be_published_becomes_a_small_failure(
         transport.deliver(0, later)
     event = transport.events()[-1]
     assert (event.kind, event.status, event.output) == ("terminal", "failed", None)
-    assert event.error.code == published
+    assert event.error.code == code
     transport.deliver(len(transport.sent) - 1)
-    assert done == [counted], "who counts outcomes must hear that it is another one"
+    assert done == [code], "who counts outcomes must hear that it is another one"
 
 
 def test_a_chunk_that_can_never_be_published_is_refused_aloud() -> None:
@@ -266,7 +273,7 @@ def test_a_dead_letter_that_is_too_large_or_in_words_that_cannot_be_encoded_is_s
     transport, publisher, done = make()
     transport.refuse = [TooLarge("too large")]
     publisher.dead_letter(letter(original=b"y" * 200_000, original_key=b"k" * 900_000), lambda: done.append("large"))
-    publisher.dead_letter(letter(reason="\ud800"), lambda: done.append("odd"))
+    publisher.dead_letter(letter(reason="\ud800", error_chain=["\ud800"]), lambda: done.append("odd"))
     large, odd = (default_codec().decode(value, DeadLetter) for _, value, _ in transport.sent)
     assert (large.original, large.original_key) == (b"y" * 65536, None)
     assert "200000 bytes" in large.reason

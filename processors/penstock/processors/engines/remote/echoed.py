@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.processors.engines.encodable import encodable
 from penstock.schemas.errors import UnsupportedParameter
+from penstock.schemas.texts import encodable
 
 Json = dict[str, Any]
 

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import httpx
 
-from penstock.processors.engines.encodable import encodable
 from penstock.schemas.errors import (
     ContextLengthExceeded,
     EngineFailed,
@@ -20,7 +19,7 @@ from penstock.schemas.errors import (
     PenstockError,
 )
 from penstock.schemas.sse import SseLines
-from penstock.schemas.texts import shortened
+from penstock.schemas.texts import encodable, shortened
 
 
 def request_headers(model: str, options: Mapping[str, Any], env: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.processors.engines.base import Message, Prepared, RunSpec
-from penstock.processors.engines.encodable import EncodableStream, encodable
+from penstock.processors.engines.encodable import EncodableStream
 from penstock.processors.engines.remote.echoed import finite_logprob, tokens_of, with_logprobs
 from penstock.schemas.bodies import EmbeddingPayload, TextPayload
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
 from penstock.schemas.finite_json import loads_finite
 from penstock.schemas.payloads import OF_OTHER_SERVERS
+from penstock.schemas.texts import encodable
 
 Json = dict[str, Any]
 
