@@ -19,12 +19,12 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
+from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
 
 from penstock.common.admin_clients import answer_of, asked, is_new, unanswered
 from penstock.common.kafka_errors import missing_topic, translated, unavailable
 from penstock.common.settings import KafkaSettings
-from penstock.schemas.errors import Conflict, NotFound, PenstockError
+from penstock.schemas.errors import Conflict, Forbidden, NotFound, PenstockError
 from penstock.schemas.topics import TP, TopicSpec, conversation_topic_config
 
 TOPICS_A_REQUEST = 500
@@ -362,21 +362,40 @@ def _metadata(settings: KafkaSettings, timeout_s: float) -> Any:
     return asked(settings, ask, timeout_s)
 
 
+def lacking(settings: KafkaSettings, operations: Mapping[str, str], timeout_s: float = 10.0) -> set[str]:
+    """The topics for which this client has no right to the operation that is given with each, as `WRITE`."""
+    found = _descriptions(settings, list(operations), timeout_s, missing_ok=True, operations=True)
+    return {
+        topic
+        for topic, description in found.items()
+        if description is None or AclOperation[operations[topic]] not in description.authorized_operations
+    }
+
+
 def _descriptions(
-    settings: KafkaSettings, topics: Sequence[str], timeout_s: float, *, missing_ok: bool = False
+    settings: KafkaSettings,
+    topics: Sequence[str],
+    timeout_s: float,
+    *,
+    missing_ok: bool = False,
+    operations: bool = False,
 ) -> dict[str, Any]:
     if not topics:
         return {}
 
     def ask(client: AdminClient, wait_s: float) -> dict[str, Any]:
         with translated("look up topics"):
-            futures = client.describe_topics(TopicCollection(list(topics)), request_timeout=wait_s)
+            futures = client.describe_topics(
+                TopicCollection(list(topics)), request_timeout=wait_s, include_authorized_operations=operations
+            )
         found: dict[str, Any] = {}
         for name, future in futures.items():
             try:
                 found[name] = answer_of(future, f"look up {name}", wait_s, name)
             except PenstockError as error:
-                if not (missing_ok and error.code == missing_topic(name).code):
+                if operations and isinstance(error, Forbidden):
+                    found[name] = None  # it may not even be described
+                elif not (missing_ok and error.code == missing_topic(name).code):
                     raise
         return found
 

@@ -121,11 +121,11 @@ _AWAY = frozenset(
 
 @contextmanager
 def translated(doing: str, topic: str | None = None) -> Generator[None]:
-    """Whatever Kafka raises within, as our own error. Raises as `from_kafka` says."""
+    """Whatever Kafka raises within, as our own error. `topic`: the one that is read. Raises as `from_kafka` says."""
     try:
         yield
     except KafkaException as error:
-        raise from_kafka(error, doing, topic) from error
+        raise from_kafka(error, doing, topic, operation="READ") from error
     except TimeoutError as error:
         raise BrokerUnavailable(f"{doing}: no answer", retry_after_s=1.0) from error
 
@@ -137,8 +137,8 @@ def missing_topic(topic: str) -> NotFound:
     )
 
 
-def unavailable(missing: NotFound) -> BrokerUnavailable:
-    """The error of a service whose own topic is missing: its caller can only wait, its operator creates the topic.
+def unavailable(missing: NotFound | Forbidden) -> BrokerUnavailable:
+    """The error of a service whose own topic or right is missing: its caller can only wait, its operator mends that.
 
     A broker that has just started may not know its topics yet: then waiting is enough.
     """
@@ -160,22 +160,29 @@ def wrong_configuration(error: KafkaException) -> InvalidRequest:
     return InvalidRequest(f"the Kafka settings are wrong: {reason}", param="kafka.security")
 
 
-def missing_right(error: KafkaError, group: str | None, topic: str | None) -> str | None:
-    """What a reader may not do, in its group or not, if that is what the error says."""
+def missing_right(error: KafkaError, group: str | None, topic: str | None, operation: str = "READ") -> str | None:
+    """What this client may not do, in its group or not, if that is what the error says."""
     if error.code() not in _DENIED:
         return None
     needs = ""
     if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED and group:
         needs = f"; needs READ on the group {group}"
     elif error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED and topic:
-        needs = f"; needs READ on the topic {topic}"
+        needs = f"; needs {operation} on the topic {topic}"
     return f"Kafka refuses this client: {error.str()}{needs}"
 
 
 def from_kafka(
-    error: KafkaError | KafkaException, doing: str, topic: str | None = None, group: str | None = None
+    error: KafkaError | KafkaException,
+    doing: str,
+    topic: str | None = None,
+    group: str | None = None,
+    operation: str | None = None,
 ) -> PenstockError:
-    """The typed error of what Kafka said while `doing` something, for which it looks at a topic or a group."""
+    """The typed error of what Kafka said while `doing` something, for which it looks at a topic or a group.
+
+    `operation`: the right that this takes on the topic.
+    """
     if isinstance(error, KafkaException):
         cause = error.args[0] if error.args else None
         if not isinstance(cause, KafkaError):
@@ -184,7 +191,7 @@ def from_kafka(
     code = error.code()
     if code in _MISSING and topic is not None:
         return missing_topic(topic)
-    if (missing := missing_right(error, group, None)) is not None:
+    if (missing := missing_right(error, group, topic if operation else None, operation or "")) is not None:
         return Forbidden(f"{doing}: {missing}")
     if code in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE):
         return TooLarge(f"{doing}: the broker's message.max.bytes does not allow a record of this size")

@@ -404,7 +404,7 @@ def read_with(
         return _read_up_to(consumer, {tp: end for tp, (_, end) in ranges.items()}, give_up, most, keep)
     except KafkaException as error:
         topic = next(iter(ranges))[0]
-        raise from_kafka(error, f"read {topic}", topic) from error
+        raise from_kafka(error, f"read {topic}", topic, operation="READ") from error
 
 
 def read_batches(
@@ -423,7 +423,7 @@ def read_batches(
             begin = found[-1].offset + 1 if len(found) == most else end
             yield found
     except KafkaException as error:
-        raise from_kafka(error, f"read {tp[0]}", tp[0]) from error
+        raise from_kafka(error, f"read {tp[0]}", tp[0], operation="READ") from error
 
 
 def empty_ranges(
@@ -475,7 +475,7 @@ def _read_up_to(
         elif error.code() == _PARTITION_EOF:
             reached = offset
         else:
-            failure = from_kafka(error, f"read {tp[0]}", tp[0])
+            failure = from_kafka(error, f"read {tp[0]}", tp[0], operation="READ")
             if not isinstance(failure, BrokerUnavailable):  # what passes by itself is waited for
                 raise failure
             continue

@@ -227,7 +227,7 @@ class Transport:
             elif cause.code() == KafkaError.MSG_SIZE_TOO_LARGE:
                 raise too_large(record.topic, record.size_bytes, self._max_record_bytes) from error
             else:
-                raise from_kafka(error, f"produce to {record.topic}", record.topic) from error
+                raise from_kafka(error, f"produce to {record.topic}", record.topic, operation="WRITE") from error
 
     # -- on the poll thread
 
@@ -339,7 +339,7 @@ def _delivery(topic: str, error: KafkaError | None, message: Message) -> Deliver
         partition=-1 if partition is None else partition,
         offset=-1 if offset is None or error is not None else offset,
         timestamp_ms=message.timestamp()[1],
-        error=None if error is None else from_kafka(error, f"produce to {topic}", topic),
+        error=None if error is None else from_kafka(error, f"produce to {topic}", topic, operation="WRITE"),
     )
 
 

@@ -15,7 +15,7 @@ from penstock.common.artifacts.configured import open_store
 from penstock.common.background import BackgroundTasks
 from penstock.common.clock import now_ms
 from penstock.common.threads import in_daemon_thread
-from penstock.common.transport import AsyncTransport, Transport
+from penstock.common.transport import Transport
 from penstock.gateway.batches.runner import BatchRunner
 from penstock.gateway.context import GatewayContext
 from penstock.gateway.conversations.opening import open_layout
@@ -23,6 +23,7 @@ from penstock.gateway.conversations.pages import Conversations
 from penstock.gateway.dead_letters.follower import LetterFollower
 from penstock.gateway.dead_letters.index import LetterIndex
 from penstock.gateway.process import few_heaps, give_memory_back, hold_the_collector, short_turns, spare_the_collector
+from penstock.gateway.producing import ServiceTransport
 from penstock.gateway.service.run_times import RunTimes
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.threads import Threads
@@ -149,7 +150,7 @@ class Connecting:
             index = await asyncio.to_thread(LetterIndex, letters_path, f"{kafka.topic_prefix} {dlq_id}")
             stack.push_async_callback(asyncio.to_thread, index.close)
             letters = LetterFollower(kafka, codecs.prompt, index)
-            sender = AsyncTransport(transport, asyncio.get_running_loop())
+            sender = ServiceTransport(transport, asyncio.get_running_loop())
             service = GatewayService.compose(
                 settings,
                 sender,

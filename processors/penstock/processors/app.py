@@ -352,6 +352,7 @@ class WorkerApp:
             reasons.append("the schema registry is unreachable")
         if (trouble := parts.publisher.trouble) is not None:
             reasons.append(trouble)
+        reasons += list(parts.turns.missing_rights.values())[:1]
         if parts.journal.trouble is not None:
             reasons.append(parts.journal.trouble)
         if parts.copy is not None and parts.copy.trouble is not None:

@@ -20,6 +20,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, cast
 
 from penstock.schemas.records import ErrorInfo
+from penstock.schemas.texts import encodable
 
 
 class RetryKind(StrEnum):
@@ -246,9 +247,9 @@ def to_error_record(error: BaseException) -> ErrorInfo:
     details = None if error.details is None else json.dumps(error.details, default=str)
     return ErrorInfo(
         code=error.code,
-        message=error.message,
+        message=encodable(error.message),
         type=error.type,
-        param=error.param,
+        param=None if error.param is None else encodable(error.param),
         retryable=error.retryable,
         details=details,
     )

@@ -1,11 +1,11 @@
-"""Texts for people, kept short: cut between words, and with a sign that something was left out."""
+"""Texts that can be written, and texts for people: cut between words, with a sign that something was left out."""
 
 from __future__ import annotations
 
 
 def shortened(text: str, limit: int) -> str:
-    """At most `limit` characters of a text, as one line; what is left out is marked by …"""
-    words = " ".join(text.split())
+    """At most `limit` characters of a text, as one line that can be written; what is left out is marked by …"""
+    words = " ".join(encodable(text).split())
     if len(words) <= limit:
         return words
     head = words[:limit]

@@ -16,17 +16,9 @@ import httpx
 import psutil
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import (
-    AclBinding,
-    AclBindingFilter,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    NewTopic,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka.admin import NewTopic, ResourceType
 
+from kit.rights import Rights, guarded_broker
 from penstock.cli.embedded_kafka import EmbeddedKafka
 from penstock.cli.paths import free_port
 from penstock.common.stop_bound import END_S
@@ -41,13 +33,7 @@ UNKNOWN_SCHEMA = b"\0\0\0\0\x4d{}"
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    """A broker that checks rights. Who has none on a resource may use it, unless somebody else was given some."""
-    properties = {
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "allow.everyone.if.no.acl.found": "true",
-    }
-    broker = EmbeddedKafka(tmp_path_factory.mktemp("guarded"), free_port(), properties=properties)
-    with broker:
+    with guarded_broker(tmp_path_factory.mktemp("guarded")) as broker:
         yield broker
 
 
@@ -94,20 +80,7 @@ class World:
     system: System
     silent: Silent
     stack: ExitStack
-    admin: AdminClient
-
-    def refuse(self, kind: ResourceType, name: str) -> None:
-        """Nobody but another user may use it."""
-        acl = AclBinding(
-            kind, name, ResourcePatternType.LITERAL, "User:other", "*", AclOperation.ALL, AclPermissionType.ALLOW
-        )
-        self.admin.create_acls([acl])[acl].result(30)
-
-    def allow(self, kind: ResourceType, name: str) -> None:
-        found = AclBindingFilter(
-            kind, name, ResourcePatternType.LITERAL, None, None, AclOperation.ANY, AclPermissionType.ANY
-        )
-        self.admin.delete_acls([found])[found].result(30)
+    rights: Rights
 
     def hold_group(self, group: str, topic: str, strategy: str) -> None:
         """A member that never answers the rebalance that the next one begins."""
@@ -132,9 +105,9 @@ def deaf(world: World, name: str) -> Mapping[str, str]:
 
 def no_right(world: World, name: str) -> Mapping[str, str]:
     if name in GROUPS:
-        world.refuse(ResourceType.GROUP, f"{world.system.prefix}{GROUPS[name]}")
+        world.rights.refuse(ResourceType.GROUP, f"{world.system.prefix}{GROUPS[name]}")
     else:
-        world.refuse(ResourceType.TOPIC, world.system.names.result)
+        world.rights.refuse(ResourceType.TOPIC, world.system.names.result)
     return {}
 
 
@@ -220,10 +193,10 @@ def world(guarded: EmbeddedKafka, kafka_prefix: str, tmp_path: Path) -> Iterator
     )
     with ExitStack() as stack, running(system):
         stack.callback((silent := Silent()).close)
-        admin = AdminClient({"bootstrap.servers": system.bootstrap})
+        rights = Rights(system.bootstrap)
         jobs = f"{kafka_prefix}jobs"
-        admin.create_topics([NewTopic(jobs, 1)])[jobs].result(30)
-        yield World(system, silent, stack, admin)
+        rights.admin.create_topics([NewTopic(jobs, 1)])[jobs].result(30)
+        yield World(system, silent, stack, rights)
 
 
 @pytest.mark.slow
@@ -251,7 +224,7 @@ def test_sigterm_ends_it_and_its_log_and_readyz_say_what_it_waited_for(
 
 @pytest.mark.slow
 def test_sigterm_ends_a_supervisor_whose_worker_lacks_a_right(world: World, tmp_path: Path) -> None:
-    world.refuse(ResourceType.GROUP, f"{world.system.prefix}worker")
+    world.rights.refuse(ResourceType.GROUP, f"{world.system.prefix}worker")
     log, data = tmp_path / "up.log", tmp_path / "data"
     arguments = ["--data-dir", str(data), "--config", str(world.system.config()), "--port", str(free_port())]
     arguments += ["--bootstrap-servers", world.system.bootstrap]
@@ -292,9 +265,9 @@ def logs_of(data: Path) -> str:
 @pytest.mark.slow
 def test_a_worker_that_is_given_the_right_it_lacked_joins(world: World) -> None:
     group = f"{world.system.prefix}worker"
-    world.refuse(ResourceType.GROUP, group)
+    world.rights.refuse(ResourceType.GROUP, group)
     worker = world.system.worker()
     wait_until(lambda: f"needs READ on the group {group}" in readiness(worker.url), 60, worker.tail)
-    world.allow(ResourceType.GROUP, group)
+    world.rights.allow(ResourceType.GROUP, group)
     worker.wait_ready()
     assert worker.stop() == 0, worker.tail()

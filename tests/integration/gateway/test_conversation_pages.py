@@ -19,6 +19,7 @@ from penstock.schemas.records import ConversationMessage, conversation_message_k
 from support import wait_until
 
 TURNS = 400
+ORDERED: dict[str, dict[str, str]] = {"replay": {}, "items": {"order": "asc"}}
 
 
 def turn(number: int, direction: str, conversation_id: str = "c") -> ConversationMessage:
@@ -95,12 +96,22 @@ def test_a_page_of_a_long_conversation_reads_its_own_records(own_place: Any, gat
     count, answer = read_for(f"{path}/replay", limit=1, from_offset=7)
     assert (count, answer.json()["next_offset"], answer.json()["has_more"]) == (2, 8, True)
     end = answer.json()["end_offset"]
-    put(own_place.scribe, turn(TURNS, "in", "c"))
-    for begin, has_more in ((0, True), (end - 1, False), (end, False), (end + 5, False)):
-        found = gateway.get(f"{path}/replay", params={"from_offset": begin, "end_offset": end, "limit": 1}).json()
-        shown = [begin] if begin < end else []
-        assert ([one["offset"] for one in found["data"]], found["has_more"]) == (shown, has_more)
-        assert (found["next_offset"], found["end_offset"]) == (begin + len(shown), end)
+    assert answer.json()["last_id"] == f"7@{end}"
+    for number, listed in enumerate(("replay", "items")):  # the first page fixes the end, and `last_id` carries it
+        params: dict[str, Any] = {"from_offset": end - 3} if listed == "replay" else {"after": f"msg_{end - 4}"}
+        seen, answer = list[int](), gateway.get(f"{path}/{listed}", params={"limit": 1, **ORDERED[listed], **params})
+        while True:
+            page = answer.json()
+            seen += [one["offset"] for one in page["data"]]
+            if not page["has_more"]:
+                break
+            put(own_place.scribe, turn(TURNS + number * 10 + len(seen), "in", "c"))
+            params = {"limit": 1, **ORDERED[listed], "after": page["last_id"]}
+            answer = gateway.get(f"{path}/{listed}", params=params)
+        assert seen == [end - 3, end - 2, end - 1]
+        end += 2
+    for after in ("7", "7@", "x@9", "-1@9"):
+        assert gateway.get(f"{path}/replay", params={"after": after}).status_code == 400
     whole = gateway.get(f"{path}/replay").json()["data"]
     assert [(one["offset"], one["key"]) for one in whole] == [
         (one.offset, one.key) for one in read_conversation(own_place.kafka, "default", "c")

@@ -108,7 +108,7 @@ class Operators:
     async def _at_end(self, known: set[Key]) -> None:
         """`known`: the letters that were there when the last redrive began."""
         gateway = Gateway(self.topics, new_index())
-        rows = await gateway.redriving.page(LetterFilter(), after=None, limit=1_000, newest_first=False)
+        rows, _ = await gateway.redriving.page(LetterFilter(), after=None, limit=1_000, newest_first=False)
         for row in rows:
             key = (row.tenant or "", row.request_id or "")
             run_as = self.topics.run_as.get(key, set())

@@ -13,20 +13,19 @@ REPLAY = "GET /v1/conversations/trip/replay"
 
 def page(offsets: list[int], *, has_more: bool) -> Json:
     """Of a log that has grown to four records when its first page is read."""
-    data = [{"offset": one} for one in offsets]
-    return {"data": data, "has_more": has_more, "next_offset": offsets[-1] + 1, "end_offset": 4}
+    return {"data": [{"offset": one} for one in offsets], "has_more": has_more, "last_id": f"{offsets[-1]}@4"}
 
 
 def test_a_replay_ends_where_the_log_ended_at_its_first_page(gateway: ScriptedGateway) -> None:
     """Its output, appended to the same conversation, kept it going for ever."""
     script: Json = {
-        f"{REPLAY}?from_offset=0": page([0, 1], has_more=True),
-        f"{REPLAY}?from_offset=2&end_offset=4": page([2, 3], has_more=False),
+        f"{REPLAY}?from_offset=1": page([1], has_more=True),
+        f"{REPLAY}?from_offset=1&after=1%404": page([2, 3], has_more=False),
         REPLAY: (500, {"error": {"message": "this call follows the end of the log", "code": "internal_error"}}),
     }
     gateway.play(script)
-    done = gateway.run("conversations", "replay", "trip")
-    assert (done.exit_code, [json.loads(line)["offset"] for line in done.stdout.splitlines()]) == (0, [0, 1, 2, 3])
+    done = gateway.run("conversations", "replay", "trip", "--from-offset", "1")
+    assert (done.exit_code, [json.loads(line)["offset"] for line in done.stdout.splitlines()]) == (0, [1, 2, 3])
 
 
 @pytest.mark.parametrize(

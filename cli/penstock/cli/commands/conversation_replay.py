@@ -66,14 +66,14 @@ def replay(
         _replay_many(many, cluster, from_offset)
         return
     many.check_unused()
-    path, position, end = f"/v1/conversations/{conversation}/replay", from_offset or 0, None
+    path, after = f"/v1/conversations/{conversation}/replay", None
     while True:
-        page = gateway.call("GET", path, from_offset=position, end_offset=end)
+        page = gateway.call("GET", path, from_offset=from_offset, after=after)
         for record in page["data"]:
             print_json(record)
         if not page["has_more"]:
             return
-        position, end = page["next_offset"], page.get("end_offset")
+        after = page["last_id"]  # it carries the end
 
 
 def _replay_many(many: Many, cluster: Cluster, from_offset: int | None) -> None:

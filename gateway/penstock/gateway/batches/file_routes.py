@@ -21,7 +21,7 @@ from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes import artifact_content
 from penstock.gateway.routes.artifact_uploads import check_room, transfer
 from penstock.gateway.routes.multipart import form_of
-from penstock.gateway.routes.paging import After, Order, page
+from penstock.gateway.routes.paging import After, Order, number, read_part
 from penstock.schemas.errors import Conflict, InvalidRequest, NotFound, UnsupportedParameter
 
 router = APIRouter(prefix="/v1/files", tags=["openai"])
@@ -88,15 +88,15 @@ async def _pieces(request: Request, file: UploadFile) -> AsyncIterator[bytes]:
 async def list_files(
     request: Request, purpose: str | None = None, after: After = None, limit: Limit = MOST_LISTED, order: Order = "desc"
 ) -> dict[str, Any]:
-    tenant = caller_of(request).tenant
-    behind = None if after is None else file_id_of(after, "after")
-    found = await service_of(request).stored(
-        tenant,
-        lambda store: store.list_files(
-            tenant, after=behind, limit=min(limit, MOST_LISTED), newest_first=order == "desc", purpose=purpose
-        ),
-    )
-    return page([file_json(one) for one in found.artifacts], has_more=found.has_more)
+    tenant, service = caller_of(request).tenant, service_of(request)
+
+    async def read(after: str | None, limit: int, newest_first: bool) -> list[Artifact]:
+        behind = None if after is None else file_id_of(after, "after")
+        options: Any = {"after": behind, "limit": limit, "newest_first": newest_first, "purpose": purpose}
+        return await service.stored(tenant, lambda store: store.list_files(tenant, **options).artifacts)
+
+    part = await read_part(read, lambda file: number(file.created_at_ms), after, min(limit, MOST_LISTED), order)
+    return part.page([file_json(one) for one in part.items])
 
 
 @router.get("/{file_id}", summary="One file")

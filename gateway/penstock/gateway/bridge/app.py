@@ -9,7 +9,7 @@ import sys
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.configured import open_store
 from penstock.common.threads import in_daemon_thread
-from penstock.common.transport import AsyncTransport, Transport
+from penstock.common.transport import Transport
 from penstock.gateway.bridge.errands import Errands, StoreReads
 from penstock.gateway.bridge.feeder import QueueFeeder
 from penstock.gateway.bridge.known import Known
@@ -19,6 +19,7 @@ from penstock.gateway.bridge.settings import BridgeSettings
 from penstock.gateway.health_server import HealthServer
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.settings import tenant_limits
+from penstock.gateway.producing import ServiceTransport
 from penstock.gateway.side_process import EXIT_USAGE, Over, run
 from penstock.producers import AsyncClient
 from penstock.schemas.errors import PenstockError
@@ -60,7 +61,7 @@ class Bridge:
         }
         self._known = Known(kafka, codec)
         requests = Requests(self._clients, self._known, _allowances(settings), store.check_place)
-        sender = AsyncTransport(self._transport)
+        sender = ServiceTransport(self._transport)
         self._feeder = QueueFeeder(
             settings.queues,
             settings.queue_policy,

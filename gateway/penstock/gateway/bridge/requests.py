@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from penstock.common.clock import now_ms
+from penstock.common.kafka_errors import unavailable
 from penstock.common.outgoing import valid_traceparent
 from penstock.gateway.bridge.known import Known, Sent, content_header, content_of
 from penstock.gateway.limits.allowances import Allowances
@@ -17,6 +18,7 @@ from penstock.gateway.service.models import check_abilities, model_or_refusal
 from penstock.producers import AsyncClient, Result, Status, Submitted
 from penstock.schemas.errors import (
     BrokerUnavailable,
+    Forbidden,
     IdempotencyKeyReused,
     InternalError,
     InvalidRequest,
@@ -138,9 +140,11 @@ class Requests:
             return await self._clients[request.tenant].send(
                 request, traceparent=valid_traceparent(None), headers=[content_header(request)]
             )
+        except Forbidden as error:  # of Kafka
+            raise unavailable(error) from error
         except NotFound as error:
             if request.pool is None:
-                raise BrokerUnavailable(error.message, retry_after_s=1) from error
+                raise unavailable(error) from error
             raise InvalidRequest(f"there is no pool {request.pool}", param="pool") from error
 
     def _count(self, event: ResultEvent) -> None:

@@ -22,7 +22,7 @@ from penstock.gateway.routes.conversations import IdempotencyKey, create_convers
 from penstock.gateway.routes.item_ids import offset_of
 from penstock.gateway.routes.multipart import read_json
 from penstock.gateway.routes.native import native_request
-from penstock.gateway.routes.paging import After, Include, Limit, Order, first_page
+from penstock.gateway.routes.paging import After, Include, Limit, Order, first_page, number, read_part
 from penstock.gateway.service.brought_images import take_images, with_inputs
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.service.submitting import Checked, Keep
@@ -66,18 +66,19 @@ async def items(
     order: Order = "desc",
     include: Include = None,
 ) -> Json:
-    behind = None if after is None else offset_of(after, "after")
-    turns = await read_conversation(
-        request,
-        service_of(request).conversations.turns,
-        conversation_id,
-        limit + 1,
-        after=behind,
-        newest_first=order == "desc",
-    )
+    conversations = service_of(request).conversations
+
+    async def read(after: str | None, limit: int, newest_first: bool) -> list[Turn]:
+        behind = None if after is None else offset_of(after, "after")
+        turns = conversations.turns
+        return await read_conversation(request, turns, conversation_id, limit, after=behind, newest_first=newest_first)
+
+    async def end_now() -> str:
+        return number(await read_conversation(request, conversations.end, conversation_id) - 1)
+
+    part = await read_part(read, lambda turn: number(turn.offset), after, limit, order, end_now=end_now)
     step = 1 if order == "asc" else -1
-    found = [item for turn in turns[:limit] for item in items_of_turn(turn)[::step]]
-    return {**first_page(found, limit=len(found)), "has_more": len(turns) > limit}
+    return part.page([item for turn in part.items for item in items_of_turn(turn)[::step]])
 
 
 @router.post("/{conversation_id}/items", summary="Append items")
@@ -112,8 +113,8 @@ async def check_items(request: Request, conversation_id: str, items: Any) -> tup
     """The request that appends items. Raises InvalidRequest, and as `Submitter.check` and `check_room`."""
     if not isinstance(items, list) or not items:
         raise InvalidRequest("items must be a list of at least one item", param="items")
-    for number, item in enumerate(items):
-        _check_arguments(item, f"items[{number}].arguments")
+    for place, item in enumerate(items):
+        _check_arguments(item, f"items[{place}].arguments")
     caller, service = caller_of(request), service_of(request)
     body = {
         "task": "conversation_items",

@@ -16,7 +16,7 @@ from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes import artifact_content
 from penstock.gateway.routes.artifact_uploads import Upload, check_room, transfer
 from penstock.gateway.routes.multipart import read_json
-from penstock.gateway.routes.paging import After, Limit, Order, page
+from penstock.gateway.routes.paging import After, Limit, Order, number, read_part
 from penstock.schemas.errors import InvalidRequest, TenantLimit, UnsupportedParameter
 from penstock.schemas.times import rfc3339
 
@@ -84,11 +84,14 @@ async def upload(request: Request, ttl_s: TtlS = None, store: Store = None, pref
 async def list_artifacts(
     request: Request, after: After = None, limit: Limit = 20, order: Order = "desc"
 ) -> dict[str, Any]:
-    found = await _stored(
-        request,
-        lambda store, tenant: store.list(tenant, after=after, limit=limit, newest_first=order == "desc"),
-    )
-    return page([artifact_json(one) for one in found.artifacts], has_more=found.has_more)
+    async def read(after: str | None, limit: int, newest_first: bool) -> list[Artifact]:
+        return await _stored(
+            request,
+            lambda store, tenant: store.list(tenant, after=after, limit=limit, newest_first=newest_first).artifacts,
+        )
+
+    part = await read_part(read, lambda artifact: number(artifact.created_at_ms), after, limit, order)
+    return part.page([artifact_json(one) for one in part.items])
 
 
 @router.head("/{artifact_id}", include_in_schema=False)

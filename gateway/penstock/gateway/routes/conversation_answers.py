@@ -160,7 +160,7 @@ class Replay(Answer):
     object: Literal["list"]
     data: list[ConversationRecordBody]
     has_more: bool
-    first_id: int | None
-    last_id: int | None
+    first_id: str | None
+    last_id: str | None
     next_offset: int
-    end_offset: Annotated[int, Field(description="The end that was asked for; else the end of the conversation.")]
+    end_offset: Annotated[int, Field(description="The end of the conversation at the first page.")]

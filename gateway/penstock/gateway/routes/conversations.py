@@ -19,7 +19,7 @@ from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.limits.retention import last_active_ms
 from penstock.gateway.routes.conversation_answers import ConversationChange, NewConversation
 from penstock.gateway.routes.multipart import BodyRoute
-from penstock.gateway.routes.paging import After, Limit, Order, page
+from penstock.gateway.routes.paging import After, Limit, Order, read_part
 from penstock.gateway.service.submitting import keyed_id
 from penstock.schemas.errors import BrokerUnavailable, NotFound
 from penstock.schemas.ids import check_conversation_id
@@ -165,15 +165,21 @@ async def list_conversations(
     caller = caller_of(request)
     service = service_of(request)
     threads = service.threads.conversations
-    ids = sorted(await threads.run_for(caller.tenant, service.layout.ids, caller.tenant), reverse=order == "desc")
-    if after is not None:  # by comparison: the one that it names may have been deleted meanwhile
-        ids = [one for one in ids if (one < after if order == "desc" else one > after)]
-    chosen: list[str] = []
-    while ids and len(chosen) <= limit:
-        some, ids = ids[: limit + 1], ids[limit + 1 :]
-        deleted = await threads.run_for(caller.tenant, service.conversations.deleted, caller.tenant, some)
-        chosen += [one for one in some if one not in deleted]
-    has_more, chosen = len(chosen) > limit, chosen[:limit]
+    known = await threads.run_for(caller.tenant, service.layout.ids, caller.tenant)
+
+    async def read(after: str | None, limit: int, newest_first: bool) -> list[str]:
+        ids = sorted(known, reverse=newest_first)
+        if after is not None:  # by comparison: the one that it names may have been deleted meanwhile
+            ids = [one for one in ids if (one < after if newest_first else one > after)]
+        chosen: list[str] = []
+        while ids and len(chosen) < limit:
+            some, ids = ids[:limit], ids[limit:]
+            deleted = await threads.run_for(caller.tenant, service.conversations.deleted, caller.tenant, some)
+            chosen += [one for one in some if one not in deleted]
+        return chosen[:limit]
+
+    part = await read_part(read, str, after, limit, order)
+    chosen = list(part.items)
     facts = await service.conversation_facts.of_some(caller.tenant, chosen)
     topics = {service.kafka.names.conversation(caller.tenant, one): one for one in chosen}
     newest = await threads.run_for(caller.tenant, service.layout.newest_times, list(topics))
@@ -188,7 +194,7 @@ async def list_conversations(
         )
         for one in chosen
     ]
-    return page(shown, has_more=has_more)
+    return part.page(shown)
 
 
 @router.get("/{conversation_id}", summary="One conversation")
@@ -215,20 +221,24 @@ async def replay(
     request: Request,
     conversation_id: str,
     from_offset: Annotated[int, Query(ge=0)] = 0,
-    end_offset: Annotated[
-        int | None, Query(ge=0, description="Only records before this one: the `end_offset` of the first page.")
+    after: Annotated[
+        str | None,
+        Query(pattern=r"^\d{1,18}@\d{1,18}$", description="The `last_id` of the page before, which carries the end."),
     ] = None,
     limit: Annotated[int, Query(ge=1, le=REPLAY_RECORDS)] = REPLAY_RECORDS,
 ) -> dict[str, Any]:
-    """Also what does not count (a later epoch's repeat): for audits. Go on with `from_offset` = `next_offset`, and
-    `end_offset` as the first page has it: the end of the conversation then.
+    """Also what does not count (a later epoch's repeat): for audits. Go on with `after` = `last_id` while
+    `has_more`: it carries the end that the conversation had at the first page.
 
     A fork begins with the records that it inherited.
     Of what was erased only the place is shown, also while the log still has it.
     """
     conversations = service_of(request).conversations
-    if end_offset is None:
+    if after is None:
         end_offset = await read_conversation(request, conversations.end, conversation_id)
+    else:
+        last, end_offset = map(int, after.split("@"))
+        from_offset = last + 1
     records = await read_conversation(
         request, conversations.records, conversation_id, limit + 1, from_offset=from_offset, end=end_offset
     )
@@ -237,8 +247,8 @@ async def replay(
         "object": "list",
         "data": [_record_json(record) for record in chosen],
         "has_more": len(records) > limit,
-        "first_id": chosen[0].offset if chosen else None,
-        "last_id": chosen[-1].offset if chosen else None,
+        "first_id": str(chosen[0].offset) if chosen else None,
+        "last_id": f"{chosen[-1].offset}@{end_offset}" if chosen else None,
         "next_offset": chosen[-1].offset + 1 if chosen else from_offset,
         "end_offset": end_offset,
     }

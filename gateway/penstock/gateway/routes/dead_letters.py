@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -82,10 +83,11 @@ class RedriveBody(PurgeBody):
 async def list_letters(request: Request, query: Annotated[ListQuery, Query()]) -> dict[str, Any]:
     """Facts alone; `GET` one for its payload. A purged letter is in no list."""
     limit = query.limit
-    found = await service_of(request).redriving.page(
+    found, cursor = await service_of(request).redriving.page(
         query.meant(), after=query.after, limit=limit + 1, newest_first=query.order == "desc"
     )
-    return page([one.to_json() for one in found[:limit]], has_more=len(found) > limit)
+    shown = page([one.to_json() for one in found[:limit]], has_more=len(found) > limit)
+    return {**shown, "last_id": str(replace(cursor, place=found[:limit][-1].place))} if shown["has_more"] else shown
 
 
 @router.post("/redrive", summary="Run dead letters again, each as a new request")

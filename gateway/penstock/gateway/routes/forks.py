@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from penstock.gateway.context import context_of, service_of
+from penstock.gateway.conversations.lineage import About
 from penstock.gateway.conversations.trees import Branch
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.conversations import (
@@ -23,7 +24,7 @@ from penstock.gateway.routes.conversations import (
 )
 from penstock.gateway.routes.item_ids import offset_of
 from penstock.gateway.routes.multipart import read_json
-from penstock.gateway.routes.paging import After, Limit, Order, first_page, page
+from penstock.gateway.routes.paging import After, Limit, Order, page, read_part
 from penstock.gateway.service.submitting import key_reused
 from penstock.schemas.errors import Conflict, InvalidRequest, UnsupportedParameter
 from penstock.schemas.ids import check_conversation_id
@@ -82,18 +83,16 @@ async def list_forks(
 ) -> dict[str, Any]:
     """By id. A fork through a message that this one inherited is a fork of the conversation that holds it."""
     service = service_of(request)
-    found = await read_conversation(
-        request,
-        service.conversations.forks,
-        conversation_id,
-        limit + 1,
-        after=after,
-        newest_first=order == "desc",
-    )
+
+    async def read(after: str | None, limit: int, newest_first: bool) -> list[tuple[str, About]]:
+        forks = service.conversations.forks
+        return await read_conversation(request, forks, conversation_id, limit, after=after, newest_first=newest_first)
+
+    part = await read_part(read, lambda fork: fork[0], after, limit, order)
     facts = await service.conversation_facts.of_many(
-        caller_of(request).tenant, {one: about.topic_id for one, about in found}
+        caller_of(request).tenant, {one: about.topic_id for one, about in part.items}
     )
-    return first_page([conversation_about(request, one, about, facts.get(one)) for one, about in found], limit=limit)
+    return part.page([conversation_about(request, one, about, facts.get(one)) for one, about in part.items])
 
 
 @router.get("/{conversation_id}/tree", summary="All conversations of the tree in which this one stands")

@@ -13,12 +13,13 @@ from penstock.gateway.context import context_of, service_of
 from penstock.gateway.edge.disconnects import unless_gone
 from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.routes.multipart import submitted_body
-from penstock.gateway.routes.paging import After, Limit, Order, page
+from penstock.gateway.routes.paging import After, Limit, Order, number, page, read_part
 from penstock.gateway.routes.request_filters import queried
 from penstock.gateway.routes.sse import events
 from penstock.gateway.service.brought_images import take_images, with_inputs
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.service.submitting import Checked, Keep
+from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.filters import RequestFilter
 from penstock.gateway.view.outputs import on_output_thread
 from penstock.schemas.cursor import decode_cursor
@@ -139,16 +140,14 @@ async def list_requests(
     limit: Limit = 20,
     order: Order = "desc",
 ) -> dict[str, Any]:
-    caller = caller_of(request)
-    found = await service_of(request).lookups.page(
-        caller.tenant,
-        limit=limit + 1,
-        after=after,
-        newest_first=order == "desc",
-        where=_within(caller, where),
-    )
-    data = service_of(request).facts.requests(found[:limit])
-    return page(data, has_more=len(found) > limit, id_field="request_id")
+    caller, lookups = caller_of(request), service_of(request).lookups
+    within = _within(caller, where)
+
+    async def read(after: str | None, limit: int, newest_first: bool) -> list[Entry]:
+        return await lookups.page(caller.tenant, limit=limit, after=after, newest_first=newest_first, where=within)
+
+    part = await read_part(read, lambda entry: number(entry.accepted_ms), after, limit, order)
+    return part.page(service_of(request).facts.requests(part.items), "request_id")
 
 
 @router.get("/requests/{request_id}", summary="One request; with `wait` until it is done")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.trying import TENANT, try_store
 from penstock.common.clock import now_ms
+from penstock.common.tasks import set_within
 from penstock.gateway.threads import Threads
 from penstock.schemas.errors import PenstockError
 
@@ -51,9 +52,14 @@ class Dependencies:
         self._probes = dict(probes)
         self._every_s, self._retry_s, self._answer_s = every_s, min(every_s, retry_s), answer_s
         self._results = {name: Tried(name) for name in probes}
+        self._due = {name: asyncio.Event() for name in probes}
 
     def results(self) -> list[Tried]:
         return list(self._results.values())
+
+    def probe_now(self, name: str) -> None:
+        """Do not wait for the next round."""
+        self._due[name].set()
 
     async def run(self) -> None:
         """Probe until cancelled."""
@@ -71,7 +77,8 @@ class Dependencies:
             finally:
                 running.cancel()
             self._note(name, problem)
-            await asyncio.sleep(self._every_s if problem is None else self._retry_s)
+            await set_within(self._due[name], self._every_s if problem is None else self._retry_s)
+            self._due[name].clear()
 
     def _note(self, name: str, problem: Problem | None) -> None:
         if problem != self._results[name].problem:

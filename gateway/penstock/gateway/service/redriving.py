@@ -127,11 +127,17 @@ class Redriving:
 
     async def page(
         self, chosen: LetterFilter, *, after: str | None, limit: int, newest_first: bool
-    ) -> list[LetterFacts]:
-        """Facts of letters in the order of their times. Raises InvalidRequest, BrokerUnavailable."""
+    ) -> tuple[list[LetterFacts], LetterCursor]:
+        """Facts of letters in the order of their times, and where they begin and end: oldest first, the end is fixed.
+
+        Raises InvalidRequest, BrokerUnavailable.
+        """
         await self._catch_up()
-        place = None if after is None else place_of(after, "after")
-        return await self._rows(chosen, after=place, limit=limit, newest_first=newest_first)
+        cursor = LetterCursor() if after is None else LetterCursor.of(after)
+        if not newest_first:
+            cursor = await self._with_ends(cursor)
+        meant = replace(chosen, ends=cursor.ends)
+        return await self._rows(meant, after=cursor.place, limit=limit, newest_first=newest_first), cursor
 
     async def show(self, caller: Caller, text: str) -> dict[str, Any]:
         """One letter, with its payload if the caller may read it. Raises NotFound, InvalidRequest."""
@@ -209,6 +215,12 @@ class Redriving:
         except KeyError:
             raise InvalidRequest("after names no letter that is left; begin anew without it", param="after") from None
 
+    async def _with_ends(self, cursor: LetterCursor) -> LetterCursor:
+        """The ends that it carries; without any, those of now."""
+        if cursor.ends is not None:
+            return cursor
+        return replace(cursor, ends=await self._threads.run(self._index.positions))
+
     async def _begin(self, chosen: Chosen, redriven: bool | None) -> tuple[Items, Redriven]:
         """The letters of this call, and what is left at its beginning."""
         await self._catch_up()
@@ -221,8 +233,7 @@ class Redriving:
                 places = places[places.index(cursor.place) + 1 :]
             items = [(one, await self._threads.run(self._index.get, one)) for one in places[:MOST]]
             return items, Redriven(cursor=cursor, remaining=len(places))
-        if cursor.ends is None:
-            cursor = replace(cursor, ends=await self._threads.run(self._index.positions))
+        cursor = await self._with_ends(cursor)
         meant = replace(chosen.filter or LetterFilter(), redriven=redriven, ends=cursor.ends)
         rows = await self._rows(meant, after=cursor.place, limit=MOST)
         left = await self._threads.run(partial(self._index.count, meant, after=cursor.place)) if rows else 0

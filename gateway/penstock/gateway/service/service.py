@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.sweeping import Sweeper
 from penstock.common.settings import KafkaSettings
-from penstock.common.transport import AsyncTransport
 from penstock.gateway.conversations.layout import Layout
 from penstock.gateway.conversations.pages import Conversations
 from penstock.gateway.dead_letters.follower import LetterFollower
@@ -17,6 +17,7 @@ from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.limits.retention import Retention
 from penstock.gateway.limits.settings import retention_of
+from penstock.gateway.producing import ServiceTransport, rights_probe
 from penstock.gateway.service.artifact_sweeps import ArtifactSweeps
 from penstock.gateway.service.bulk_commands import BulkCommands
 from penstock.gateway.service.control import Control
@@ -97,7 +98,7 @@ class GatewayService:
     def compose(
         cls,
         settings: GatewaySettings,
-        transport: AsyncTransport,
+        transport: ServiceTransport,
         view: View,
         follower: Follower,
         hub: Hub,
@@ -123,6 +124,15 @@ class GatewayService:
         forking = Forking(transport, layout, conversations, kafka.names, codec, artifacts, threads)
         feeds, retention = Feeds(conversations, hub, threads), retention_of(settings.gateway.limits)
         deleting = Deleting(control, kept, forking, conversations, feeds, allowances, threads, retention)
+        dependencies = Dependencies(
+            {
+                "artifacts": artifact_probe(artifacts, threads),
+                "orders": orders_probe(orders),
+                "rights": rights_probe(transport, kafka),
+            },
+            settings.gateway.probe_s,
+        )
+        transport.on_refused = partial(dependencies.probe_now, "rights")
         return cls(
             settings=settings,
             kafka=kafka,
@@ -160,10 +170,7 @@ class GatewayService:
             ),
             feeds=feeds,
             redriving=Redriving(letters, submitting, view, transport, codec, kafka, threads),
-            dependencies=Dependencies(
-                {"artifacts": artifact_probe(artifacts, threads), "orders": orders_probe(orders)},
-                settings.gateway.probe_s,
-            ),
+            dependencies=dependencies,
             transactions=transactions,
             sweeps=ArtifactSweeps(Sweeper(artifacts), view, layout, threads, settings.gateway.sweep_artifacts_s),
             threads=threads,

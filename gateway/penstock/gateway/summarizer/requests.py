@@ -15,7 +15,14 @@ from penstock.gateway.summarizer.desk import Key, Submit
 from penstock.gateway.summarizer.settings import SummarizerSection
 from penstock.producers import AsyncClient, Result
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import BrokerUnavailable, NotFound, Overloaded, PenstockError, RegistryUnavailable
+from penstock.schemas.errors import (
+    BrokerUnavailable,
+    Forbidden,
+    NotFound,
+    Overloaded,
+    PenstockError,
+    RegistryUnavailable,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +75,7 @@ class Requests:
         while time.monotonic() < give_up:
             try:
                 ended = await self._once(submit, give_up)
-            except (BrokerUnavailable, NotFound, Overloaded, RegistryUnavailable) as error:
+            except (BrokerUnavailable, Forbidden, NotFound, Overloaded, RegistryUnavailable) as error:
                 # Under the same id it may be sent again: workers run it once.
                 if not isinstance(error, NotFound):
                     if self.waits_for != error.message:

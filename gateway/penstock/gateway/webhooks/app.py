@@ -11,9 +11,10 @@ from penstock.common.background import BackgroundTasks
 from penstock.common.deliveries import read_deliveries
 from penstock.common.group_consumer import GroupConsumer, Listener
 from penstock.common.log_records import LogRecords
-from penstock.common.transport import AsyncTransport, Transport
+from penstock.common.transport import Transport
 from penstock.gateway.callbacks import Callbacks
 from penstock.gateway.health_server import HealthServer
+from penstock.gateway.producing import ServiceTransport
 from penstock.gateway.side_process import EXIT_USAGE, Over, run
 from penstock.gateway.webhooks.deliveries import Key
 from penstock.gateway.webhooks.dispatcher import Dispatcher, Tools
@@ -61,7 +62,7 @@ class WebhookProcess:
             kafka=kafka,
             codec=codecs.blocking,
             prompt=codecs.prompt,
-            transport=AsyncTransport(self._transport),
+            transport=ServiceTransport(self._transport),
             records=self._records,
             sender=self._sender,
             callbacks=callbacks,

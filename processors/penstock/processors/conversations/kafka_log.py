@@ -73,7 +73,7 @@ class KafkaLog:
         except (PenstockError, KafkaException) as error:
             self._forget_consumer()
             if isinstance(error, KafkaException):
-                raise from_kafka(error, f"read {topic}", topic) from error
+                raise from_kafka(error, f"read {topic}", topic, operation="READ") from error
             raise
 
     def _read(self, consumer: Consumer, topic: str, from_offset: int, timeout_s: float) -> list[TopicRecord]:
@@ -104,7 +104,7 @@ class KafkaLog:
             elif error.code() == _PARTITION_EOF:  # compaction may have emptied the last offsets
                 reached = offset
             else:
-                raise from_kafka(error, f"read {topic}", topic)
+                raise from_kafka(error, f"read {topic}", topic, operation="READ")
             if reached >= high:
                 return records
         raise BrokerUnavailable(f"{topic}: nothing was heard for {timeout_s:.0f} s")

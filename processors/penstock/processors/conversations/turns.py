@@ -34,6 +34,7 @@ from penstock.schemas.errors import (
     BrokerUnavailable,
     Conflict,
     DecodeError,
+    Forbidden,
     NotFound,
     Overloaded,
     RegistryUnavailable,
@@ -157,6 +158,8 @@ class Turns:
         """What is being appended, also for work that was lost or cancelled meanwhile."""
         self._finishing: dict[str, list[ConversationMessage]] = {}
         """By topic, the answers whose images are held, and that stand in the log a moment later."""
+        self.missing_rights: dict[str, str] = {}
+        """By topic, the right that its turns wait for."""
         self._closed = False
 
     async def read(self, request: InferenceRequest, mine: Callable[[], bool]) -> TurnStart:
@@ -408,9 +411,15 @@ class Turns:
                 await self._watch.wait(LOOK_AGAIN_S)
                 within_s = FIRST_ATTEMPT_S
                 continue
+            missing = self.missing_rights.pop(topic, None)
             try:
                 async with self._in_order(topic):
                     outcome = await attempt(within_s)
+            except Forbidden as error:  # of Kafka: an operator grants it
+                if missing is None:
+                    logger.error("turns.missing_right topic=%s error=%s", topic, error)
+                self.missing_rights[topic] = error.message
+                await asyncio.sleep(LOOK_AGAIN_S)
             except (BrokerUnavailable, NotFound, Overloaded, StoreUnavailable) as error:
                 # A broker that has started again may not know a topic yet.
                 logger.info("turns.waits topic=%s error=%s", topic, error)

@@ -65,7 +65,7 @@ class Refusal(Exception):
 
 def _text(value: Any) -> str | None:
     """What a guarded process has written, as a short text that fits into any record; None for what is no text."""
-    return shortened(value.encode(errors="replace").decode(), _TEXT_CHARS) if isinstance(value, str) else None
+    return shortened(value, _TEXT_CHARS) if isinstance(value, str) else None
 
 
 class GuardedProcess:

@@ -20,7 +20,7 @@ from penstock.processors.preparation import Preparation
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import InvalidRequest, PenstockError, to_error_record
 from penstock.schemas.records import STATUS_RANKS, ContextHeld, DeadLetter, Preview, ResultEvent, StatusEvent, Usage
-from penstock.schemas.texts import shortened
+from penstock.schemas.texts import encodable, shortened
 from penstock.schemas.topics import HEADER_CALLBACK, HEADER_TRACEPARENT, TopicNames, request_key
 
 logger = logging.getLogger(__name__)
@@ -209,7 +209,7 @@ class Outcomes:
             request_id=subject.request_id or None,
             tenant=None if effect.nameless else subject.tenant,
             reason_code=error.code,
-            reason=str(error),
+            reason=encodable(str(error)),
             original=b"" if body is None else body.value,
             original_key=None if body is None else body.record_key,
             original_headers={} if body is None else {name: value or b"" for name, value in body.headers},

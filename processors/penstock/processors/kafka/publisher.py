@@ -2,7 +2,8 @@
 
 All runs on the event loop. A record that the broker will never take (too large) becomes a small failed event. A record
 that the broker refuses for another reason is sent again every `AGAIN_S`, before later records of its key, and `trouble`
-says so.
+says so. Where this client may not write to a topic, or the topic is missing, one record asks again for all of them.
+Advice and facts about this worker are dropped meanwhile.
 
 While nothing is under way a record leaves at once. While something is, records gather for a moment and leave together:
 a producer that sends each by itself costs several times as much (Nagle's rule). Dead letters have a window of their
@@ -24,8 +25,18 @@ from typing import Any, Protocol
 from penstock.common.kafka_errors import too_large
 from penstock.common.transport import Delivery, record_bytes
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import BadAvro, InternalError, PenstockError, TooLarge, to_error_record
+from penstock.schemas.errors import (
+    BadAvro,
+    Forbidden,
+    InternalError,
+    NotFound,
+    Overloaded,
+    PenstockError,
+    TooLarge,
+    to_error_record,
+)
 from penstock.schemas.records import PAYLOAD_FIELDS, DeadLetter, ResultEvent, StatusEvent
+from penstock.schemas.texts import encodable
 from penstock.schemas.topics import TopicNames
 
 logger = logging.getLogger(__name__)
@@ -38,6 +49,8 @@ LETTER_WINDOW = 64
 """Dead letters under way at once."""
 AGAIN_S = 1.0
 """Between two attempts to send what the broker refused."""
+REPEATED_S = 60.0
+"""Between two log lines about one topic that this client may not write to."""
 UNANSWERED_S = 10.0
 """`trouble` names records without an acknowledgement after this time."""
 CHUNK_OVERHEAD_BYTES = 1024
@@ -88,6 +101,17 @@ class _Outgoing:
         return self.topic, self.key
 
 
+@dataclass(slots=True)
+class _ClosedTopic:
+    """A topic to which nothing can be written until an operator grants the right or creates it."""
+
+    error: PenstockError
+    logged_at: float
+    again_at: float = 0.0
+    probe: _Outgoing | None = None
+    """The record that was sent to learn whether it is open again."""
+
+
 class Publisher:
     """Encodes and sends. `backlog` counts the records that the producer does not have and that must still be sent.
 
@@ -121,6 +145,7 @@ class Publisher:
         """Refused by the broker, and what was published later on the same lines."""
         self._failed_lines: set[tuple[str, bytes | None]] = set()
         self._failure: PenstockError | None = None
+        self._closed: dict[str, _ClosedTopic] = {}
         self._again_at = 0.0
         self._numbers = itertools.count()
         self._letters: deque[tuple[DeadLetter, Done]] = deque()
@@ -145,8 +170,9 @@ class Publisher:
     @property
     def trouble(self) -> str | None:
         """Why records wait; None while Kafka takes them."""
-        if self._failed:
-            return f"Kafka refuses {len(self._failed)} records, which are sent again: {self._failure}"
+        if self._failed or self._closed:
+            why = "; ".join(str(topic.error) for topic in self._closed.values()) or self._failure
+            return f"Kafka refuses {len(self._failed)} records, which are sent again: {why}"
         if self._waiting:
             return f"{len(self._waiting)} records wait: the local queue to Kafka is full"
         if self.oldest_s >= UNANSWERED_S:
@@ -190,7 +216,7 @@ class Publisher:
         def substitute(error: PenstockError) -> bytes:
             nonlocal failure
             failure = error
-            return self._encode_failure(event, error)
+            return self._codec.encode(small_failure(event, error))
 
         try:
             value = self._codec.encode(event)
@@ -278,7 +304,7 @@ class Publisher:
             self._flush_due = None
         while self._waiting:
             outgoing = self._waiting[0]
-            if outgoing.line in self._failed_lines:
+            if self._is_held_back(outgoing):
                 self._failed.append(outgoing)
             elif not self._offer(outgoing):
                 break
@@ -286,6 +312,7 @@ class Publisher:
         if self._failed and not self._waiting and self._clock() >= self._again_at:
             again, self._failed = sorted(self._failed, key=lambda one: one.number), []
             self._failed_lines.clear()
+            self._again_at = self._clock() + AGAIN_S
             for outgoing in again:
                 self._send_now(outgoing)
         gathered, self._gathered = self._gathered, []
@@ -294,10 +321,23 @@ class Publisher:
 
     def _send_now(self, outgoing: _Outgoing) -> None:
         """Offer it, behind what waits: the events of one request keep their order."""
-        if outgoing.must and outgoing.line in self._failed_lines:
-            self._failed.append(outgoing)
+        if self._is_held_back(outgoing):
+            if outgoing.must:
+                self._failed.append(outgoing)
         elif (self._waiting or not self._offer(outgoing)) and outgoing.must:
             self._waiting.append(outgoing)
+
+    def _is_held_back(self, outgoing: _Outgoing) -> bool:
+        """Whether an earlier record of its key has failed, or its topic is closed and no new attempt is due."""
+        if outgoing.must and outgoing.line in self._failed_lines:
+            return True
+        closed = self._closed.get(outgoing.topic)
+        if closed is None:
+            return False
+        if closed.probe in self._under_way or self._clock() < closed.again_at:
+            return True
+        closed.probe = outgoing
+        return False
 
     # -- offering
 
@@ -317,11 +357,14 @@ class Publisher:
         except TooLarge as error:
             del self._under_way[outgoing]
             return self._offer(outgoing) if self._make_smaller(outgoing, error) else True
-        except PenstockError as error:
+        except Overloaded as error:
             del self._under_way[outgoing]
             if not self._waiting:
                 logger.warning("publish.refused topic=%s error=%s", outgoing.topic, error.code)
             return False
+        except PenstockError as error:
+            del self._under_way[outgoing]
+            self._fail(outgoing, error)
         return True
 
     def _delivered(self, outgoing: _Outgoing, delivery: Delivery) -> None:
@@ -330,6 +373,7 @@ class Publisher:
         if error is None:
             self.acknowledged += 1
             self.chunk_bytes -= outgoing.chunk_bytes
+            self._open(outgoing)
             if self._on_answer is not None:
                 self._on_answer()
             if outgoing.done is not None:
@@ -343,13 +387,33 @@ class Publisher:
 
     def _fail(self, outgoing: _Outgoing, error: PenstockError) -> None:
         """The broker does not take it as it is: it is sent again later, if it must be published."""
-        if not self._failed:
+        now = self._clock()
+        if isinstance(error, Forbidden | NotFound):
+            self._close(outgoing.topic, error, now)
+        elif not self._failed:
             logger.warning("publish.failed topic=%s error=%s %s", outgoing.topic, error.code, error)
-            self._again_at = self._clock() + AGAIN_S
+        if not self._failed:
+            self._again_at = now + AGAIN_S
         if outgoing.must:
             self._failure = error
             self._failed.append(outgoing)
             self._failed_lines.add(outgoing.line)
+
+    def _close(self, topic: str, error: PenstockError, now: float) -> None:
+        closed = self._closed.get(topic)
+        if closed is None or now - closed.logged_at >= REPEATED_S:
+            logger.error("publish.topic_closed topic=%s error=%s %s", topic, error.code, error)
+            closed = self._closed[topic] = _ClosedTopic(error, logged_at=now)
+        closed.error, closed.again_at = error, now + AGAIN_S
+
+    def _open(self, acknowledged: _Outgoing) -> None:
+        """What waited for a topic is sent when the record that asked for it is acknowledged."""
+        closed = self._closed.get(acknowledged.topic)
+        if closed is not None and closed.probe is acknowledged:
+            logger.warning("publish.topic_open topic=%s", acknowledged.topic)
+            del self._closed[acknowledged.topic]
+            self._again_at = 0.0
+            self._flush()
 
     def _make_smaller(self, outgoing: _Outgoing, error: PenstockError) -> bool:
         """True when it has another value now."""
@@ -363,12 +427,6 @@ class Publisher:
         outgoing.value = outgoing.substitute(error)
         outgoing.substitute = None
         return True
-
-    def _encode_failure(self, event: ResultEvent, error: PenstockError) -> bytes:
-        try:
-            return self._codec.encode(small_failure(event, error))
-        except BadAvro:  # the error's own words cannot be encoded
-            return self._codec.encode(small_failure(event, InternalError("the output cannot be published")))
 
     # -- dead letters
 
@@ -400,7 +458,8 @@ class Publisher:
                 original=letter.original[: 1 << 16],
                 original_key=None,
                 original_headers={},
-                reason=reason.encode(errors="replace").decode(),
+                reason=encodable(reason),
+                error_chain=[encodable(one) for one in letter.error_chain],
             )
         )
 

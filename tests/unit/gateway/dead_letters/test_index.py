@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sqlite3
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -147,6 +148,18 @@ def test_a_full_disk_does_not_end_the_reading_of_dead_letters(
 
 
 # -- purging in several calls, each with the `last_id` of the one before
+
+
+async def test_a_list_of_letters_read_oldest_first_ends_while_others_are_written(index: LetterIndex) -> None:
+    unused, written, seen = cast(Any, None), itertools.count(), list[list[int]]()
+    letters: Any = SimpleNamespace(index=index, catch_up=lambda _: index.take([letter(next(written)) for _ in "ab"]))
+    parts = Redriving(letters, unused, unused, unused, default_codec(), KafkaSettings(), Threads())
+    after = None
+    while not seen or seen[-1]:
+        found, cursor = await parts.page(LetterFilter(), after=after, limit=1, newest_first=False)
+        seen.append([one.offset for one in found])
+        after = str(replace(cursor, place=found[-1].place)) if found else after
+    assert seen == [[0], [1], []]
 
 
 @pytest.fixture

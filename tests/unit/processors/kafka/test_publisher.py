@@ -100,17 +100,24 @@ def test_what_the_queue_refuses_is_offered_again_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "at_once", "later", "published", "counted"),
+    ("text", "at_once", "later", "code"),
     [
-        ("x" * 5000, TooLarge("more than 1,000,000 bytes"), None, "too_large", "too_large"),
-        ("x" * 5000, None, TooLarge("more than 1,000,000 bytes"), "too_large", "too_large"),
-        ("x", TooLarge("\ud800"), None, "internal", "too_large"),
-        ("\ud800", None, None, "internal", "internal"),
+        ("x" * 5000, TooLarge("more than 1,000,000 bytes"), None, "too_large"),
+        ("x" * 5000, None, TooLarge("more than 1,000,000 bytes"), "too_large"),
+        ("x", TooLarge("\ud800"), None, "too_large"),
+        ("x", None, TooLarge("\ud800", param="\ud800", details={"\ud800": "\ud800"}), "too_large"),
+        ("\ud800", None, None, "internal"),
     ],
-    ids=["too large at once", "too large after the fact", "an error that no encoding takes", "a text that none takes"],
+    ids=[
+        "too large at once",
+        "too large after the fact",
+        "an error that no encoding takes",
+        "such a one later",
+        "a text that none takes",
+    ],
 )
 def test_what_cannot_be_published_becomes_a_small_failure(
-    text: str, at_once: PenstockError | None, later: PenstockError | None, published: str, counted: str
+    text: str, at_once: PenstockError | None, later: PenstockError | None, code: str
 ) -> None:
     transport, publisher, done = make()
     transport.refuse = [at_once]
@@ -119,9 +126,9 @@ def test_what_cannot_be_published_becomes_a_small_failure(
         transport.deliver(0, later)
     event = transport.events()[-1]
     assert (event.kind, event.status, event.output) == ("terminal", "failed", None)
-    assert event.error.code == published
+    assert event.error.code == code
     transport.deliver(len(transport.sent) - 1)
-    assert done == [counted], "who counts outcomes must hear that it is another one"
+    assert done == [code], "who counts outcomes must hear that it is another one"
 
 
 def test_a_chunk_that_can_never_be_published_is_refused_aloud() -> None:
@@ -148,7 +155,7 @@ def test_chunks_are_counted_until_the_broker_has_them() -> None:
     publisher.chunk(chunk("x" * 5000), refused=no_refusal)
     assert publisher.chunk_bytes > 2 * 5000
     publisher.tick()
-    transport.deliver(0, Forbidden("no right"))
+    transport.deliver(0, BrokerUnavailable("timed out"))
     transport.deliver(1)
     assert 5000 < publisher.chunk_bytes < 7000
     publisher.tick()
@@ -161,14 +168,14 @@ def test_what_the_broker_refused_is_sent_again_before_later_records_of_its_key_a
     publisher = Publisher(transport, default_codec(), NAMES, clock=lambda: seconds[0])
     for text in "abc":
         publisher.chunk(chunk(text), refused=no_refusal)
-    transport.deliver(1, Forbidden("no right"))
-    transport.deliver(0, Forbidden("no right"))
+    transport.deliver(1, BrokerUnavailable("timed out"))
+    transport.deliver(0, BrokerUnavailable("timed out"))
     transport.deliver(2)
     publisher.chunk(chunk("d"), refused=no_refusal)
     publisher.result(result(request_id="other"), lambda _: None)
     assert ids(transport)[3:] == ["other"]
     assert "refuses 3 records" in (publisher.trouble or "")
-    assert "no right" in (publisher.trouble or "")
+    assert "timed out" in (publisher.trouble or "")
     publisher.tick()
     assert len(transport.sent) == 4, "a tick comes every 10 ms"
     seconds[0] += AGAIN_S
@@ -177,6 +184,68 @@ def test_what_the_broker_refused_is_sent_again_before_later_records_of_its_key_a
     assert publisher.trouble is None
     seconds[0] += UNANSWERED_S
     assert publisher.trouble == f"Kafka has not acknowledged 4 records, the oldest for {UNANSWERED_S + AGAIN_S:.0f} s"
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["by the client", "by the broker"])
+def test_one_record_asks_again_for_a_topic_that_takes_none(at_once: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Every record of the topic was sent each second; those that the client refused stood before all other topics."""
+    transport, seconds, acknowledged = FakeTransport(), [0.0], list[str]()
+    publisher = Publisher(transport, default_codec(), NAMES, clock=lambda: seconds[0])
+    error = Forbidden("needs WRITE on the topic")
+
+    def refused_now() -> None:
+        if at_once:
+            transport.refuse = [error]
+        else:
+            transport.deliver(len(transport.sent) - 1, error)
+
+    if at_once:
+        refused_now()
+    for number in range(50):
+        publisher.result(result(request_id=f"{number:02}"), lambda _, n=number: acknowledged.append(f"{n:02}"))
+        if number == 0 and not at_once:
+            refused_now()
+    asked = len(transport.sent)
+    publisher.status(status(done=True))
+    assert transport.sent[-1][0] == NAMES.status, "other topics go on"
+    transport.deliver(len(transport.sent) - 1)
+    for _ in range(30):
+        seconds[0] += AGAIN_S
+        if at_once:
+            refused_now()
+        for _ in range(5):
+            publisher.tick()
+        if not at_once:
+            refused_now()
+    assert len(transport.sent) - asked - 1 == (0 if at_once else 30), "one each second"
+    assert publisher.trouble == "Kafka refuses 50 records, which are sent again: needs WRITE on the topic"
+    assert len(caplog.records) == 1
+    seconds[0] += AGAIN_S
+    publisher.tick()
+    transport.deliver(len(transport.sent) - 1)
+    for index in range(len(transport.sent) - 49, len(transport.sent)):
+        transport.deliver(index)
+    assert acknowledged == [f"{number:02}" for number in range(50)], "in their order, none is lost"
+    assert (publisher.trouble, publisher.backlog) == (None, 0)
+
+
+def test_facts_for_a_topic_that_takes_none_are_dropped_and_the_next_asks_again() -> None:
+    transport, seconds = FakeTransport(), [0.0]
+    publisher = Publisher(transport, default_codec(), NAMES, clock=lambda: seconds[0])
+
+    def fact() -> None:
+        publisher.record(NAMES.worker, "w", None)
+
+    fact()
+    transport.deliver(0, Forbidden("needs WRITE on the topic"))
+    fact()
+    assert (len(transport.sent), publisher.backlog) == (1, 0)
+    assert publisher.trouble == "Kafka refuses 0 records, which are sent again: needs WRITE on the topic"
+    seconds[0] += AGAIN_S
+    fact()
+    transport.deliver(1)
+    fact()
+    assert (len(transport.sent), publisher.trouble) == (3, None)
 
 
 def test_what_nothing_can_make_smaller_waits_and_is_named() -> None:
@@ -204,7 +273,7 @@ def test_a_dead_letter_that_is_too_large_or_in_words_that_cannot_be_encoded_is_s
     transport, publisher, done = make()
     transport.refuse = [TooLarge("too large")]
     publisher.dead_letter(letter(original=b"y" * 200_000, original_key=b"k" * 900_000), lambda: done.append("large"))
-    publisher.dead_letter(letter(reason="\ud800"), lambda: done.append("odd"))
+    publisher.dead_letter(letter(reason="\ud800", error_chain=["\ud800"]), lambda: done.append("odd"))
     large, odd = (default_codec().decode(value, DeadLetter) for _, value, _ in transport.sent)
     assert (large.original, large.original_key) == (b"y" * 65536, None)
     assert "200000 bytes" in large.reason
