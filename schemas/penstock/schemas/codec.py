@@ -60,6 +60,21 @@ def released_schema(schema_id: int) -> tuple[str, int, str] | None:
     return None
 
 
+def head_of_any_version(data: bytes, kind: type[Record], *names: str) -> tuple[Any, ...] | None:
+    """Fields at the beginning of a record that cannot be read as a whole; None where its id is not of this record.
+
+    A version that this release does not know begins with the same fields (a test holds which), and its id says of which
+    record it is: each record has 256 ids.
+    """
+    first, text = SCHEMA_IDS[kind.__name__][0], schema_text(kind.__name__)
+    if data[:1] != b"\0" or not first <= int.from_bytes(data[1:HEADER_SIZE], "big") < first + 256:
+        return None
+    try:
+        return make_head(text, text, kind, names)(data)[:-1]
+    except Exception:  # a decoder raises whatever its parsing runs into
+        return None
+
+
 class Codec:
     """Encodes with the package's ids (or `writer_ids`), decodes those and the ones that `find_schema` knows.
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 from penstock.processors.core.pools import Pools
 from penstock.processors.core.requests.arrivals import Poison, Taken
 from penstock.schemas.aliases import identity
-from penstock.schemas.codec import Codec
+from penstock.schemas.codec import Codec, head_of_any_version
 from penstock.schemas.costs import estimated_cost
 from penstock.schemas.errors import (
     DecodeError,
@@ -271,9 +271,13 @@ def _callback(url: object) -> str | None:
 
 
 def _identity_of(value: bytes | None, place: Origin) -> tuple[str | None, str | None, str | None, Labels]:
-    """(request_id, tenant, callback_url, labels) of a JSON object that is no valid request: who waits hears of it."""
+    """(request_id, tenant, callback_url, labels) of a record that is no valid request: who waits hears of it.
+
+    Of Avro the first two: headers have the id without the tenant, and the key may be that of a conversation.
+    """
     if not value or value[0] != OPENING_BRACE:
-        return None, None, None, NO_LABELS
+        head = head_of_any_version(value or b"", InferenceRequest, "request_id", "tenant")
+        return (*((None, None) if head is None else _checked(*head, None)), None, NO_LABELS)
     try:
         parsed: Any = json.loads(value)
     except (ValueError, RecursionError):
