@@ -277,7 +277,8 @@ def _identity_of(value: bytes | None, place: Origin) -> tuple[str | None, str | 
     """
     if not value or value[0] != OPENING_BRACE:
         head = head_of_any_version(value or b"", InferenceRequest, "request_id", "tenant")
-        return (*((None, None) if head is None else _checked(*head, None)), None, NO_LABELS)
+        request_id, tenant = (None, None) if head is None else _checked(head[0], head[1], None)
+        return request_id, tenant, None, NO_LABELS
     try:
         parsed: Any = json.loads(value)
     except (ValueError, RecursionError):
