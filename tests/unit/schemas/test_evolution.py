@@ -13,8 +13,8 @@ import pytest
 
 from penstock.schemas import codec
 from penstock.schemas.codec import FIRST_ID, GROW_AT_THEIR_END, SCHEMA_IDS, Codec, released_schema, schema_text
-from penstock.schemas.evolution import check_all, check_compatibility
 from penstock.schemas.errors import UnknownSchema
+from penstock.schemas.evolution import check_all, check_compatibility
 from penstock.schemas.records import (
     RECORDS,
     ControlCommand,
