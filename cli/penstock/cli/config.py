@@ -125,7 +125,8 @@ def describe(error: ValidationError, path: str | None) -> str:
     plain = PLAIN_WORDS.get(first["type"])
     wrong = plain or first["msg"].removeprefix("Value error, ").rstrip(".")
     shown = "" if plain or whole or is_secret(field) else f", not {first['input']!r}"
-    return f"configuration: {field}: {wrong}{shortened(shown, 80)}; mend it in {where}{more}"
+    about = ": ".join(filter(None, ("configuration", field, wrong)))  # what compares several fields names them itself
+    return f"{about}{shortened(shown, 80)}; mend it in {where}{more}"
 
 
 def _variable_of(loc: list[str]) -> str | None:

@@ -134,7 +134,7 @@ def test_a_wrong_option_of_a_model_is_named_without_its_table(write: Write) -> N
         ),
         ("[worker]\nheartbeat_s = 30", "heartbeat_s is 30, and session_timeout_s 10"),
         ('[auth]\nkeys_file = "none.json"', "none.json is not there; `penstock keys create --file none.json`"),
-        ('[[queues]]\ntopic = "inference.request.low"', "inference.request.low is a topic of Penstock's own"),
+        ('[[queues]]\ntopic = "inference.request.low"', "^configuration: queues: inference.request.low is a topic"),
         ('[[queues]]\ntopic = "jobs"\nresult_topic = "conversation.c"', "conversation.c is a topic of Penstock's own"),
         ('[[models]]\nid = "m"\nsource = "o/m"\nengine = "text"\noptions = {slotz = 3}', "options.slotz: there is no"),
         ("[gatway]\nport = 1", r"\[gatway\] is no section"),

@@ -12,10 +12,20 @@ import fastavro
 import pytest
 
 from penstock.schemas import codec
-from penstock.schemas.codec import FIRST_ID, SCHEMA_IDS, Codec, released_schema, schema_text
+from penstock.schemas.codec import FIRST_ID, GROW_AT_THEIR_END, SCHEMA_IDS, Codec, released_schema, schema_text
+from penstock.schemas.errors import UnknownSchema
 from penstock.schemas.evolution import check_all, check_compatibility
-from penstock.schemas.records import RECORDS, InferenceRequest, StatusEvent
+from penstock.schemas.records import (
+    RECORDS,
+    ControlCommand,
+    DesiredState,
+    InferenceRequest,
+    Origin,
+    Record,
+    StatusEvent,
+)
 
+ORIGIN = Origin(topic="t", partition=0, offset=1, append_time_ms=2)
 NAMES = [kind.__name__ for kind in RECORDS]
 
 
@@ -30,6 +40,42 @@ def test_releases_of_a_record_read_each_other(name: str) -> None:
     for old in texts:
         for new in texts:
             assert check_compatibility(old, new) == []
+
+
+def plain_type(kind: Any) -> Any:
+    """An enum may gain symbols behind the others: they change no place."""
+    return kind["name"] if isinstance(kind, dict) and "symbols" in kind else kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "last"), [(InferenceRequest, "tenant"), *((kind, None) for kind in GROW_AT_THEIR_END)], ids=str
+)
+def test_versions_begin_with_the_fields_of_earlier_ones(kind: type[Record], last: str | None) -> None:
+    """All their fields, or those up to `last`: they are read of versions that are not known yet."""
+    today = [(one["name"], plain_type(one["type"])) for one in json.loads(schema_text(kind.__name__))["fields"]]
+    wanted = len(today) if last is None else 1 + [name for name, _ in today].index(last)
+    for schema_id in SCHEMA_IDS[kind.__name__]:
+        found = released_schema(schema_id)
+        assert found is not None
+        fields = [(one["name"], plain_type(one["type"])) for one in json.loads(found[2])["fields"]][:wanted]
+        assert fields == today[: len(fields)]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        ControlCommand(kind="cancel", request_id="r", tenant="t", created_at=1, origin=ORIGIN, task="embedding"),
+        DesiredState(kind="model", name="m", action="pause", created_at=1, paused=True),
+    ],
+    ids=lambda record: type(record).__name__,
+)
+def test_commands_and_orders_of_newer_releases_are_read(record: Record) -> None:
+    """Without a registry, as Avro's resolution reads them: what is new in them stands last, and is passed over."""
+    body, newer = Codec().encode(record)[5:], SCHEMA_IDS[type(record).__name__][-1] + 1
+    value = b"\0" + newer.to_bytes(4, "big") + body + b"\x02\x06new"
+    assert Codec().decode(value, type(record)) == record
+    with pytest.raises(UnknownSchema):
+        Codec().decode(value[:8], type(record))
 
 
 def test_ids_are_append_only() -> None:

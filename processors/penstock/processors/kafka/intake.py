@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 from penstock.processors.core.pools import Pools
 from penstock.processors.core.requests.arrivals import Poison, Taken
 from penstock.schemas.aliases import identity
-from penstock.schemas.codec import Codec
+from penstock.schemas.codec import Codec, head_of_any_version
 from penstock.schemas.costs import estimated_cost
 from penstock.schemas.errors import (
     DecodeError,
@@ -53,6 +52,8 @@ logger = logging.getLogger(__name__)
 
 Headers = Sequence[tuple[str, bytes | None]]
 
+_IDENTITIES = ("request_id", "tenant"), ("request_id",)
+"""Fields that tell whose a record is: as many as can be read."""
 MAX_ATTEMPT = 1_000
 MAX_ORIGIN_BYTES = 320
 """A topic's name has at most 249 bytes; what is longer is no origin of ours, and would stand in every event."""
@@ -72,7 +73,7 @@ class Intake:
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self._codec = codec
-        self._heads = codec.head(InferenceRequest, "request_id", "tenant"), codec.head(InferenceRequest, "request_id")
+        self._heads = {names: codec.head(InferenceRequest, *names) for names in _IDENTITIES}
         self._pools = pools
         self._partitions = dict(partitions)
         self._counted_at_ms = float("-inf")
@@ -204,11 +205,17 @@ class Intake:
         return *_checked(own_id, body.get("tenant"), _made_up_id(place)), _callback(url), labels
 
     def _head_of(self, value: bytes) -> tuple[str | None, str | None]:
-        """(request_id, tenant) of an Avro record of which the beginning can be read."""
-        for read in self._heads:
-            with suppress(PenstockError):
-                request_id, *tenant, _ = read(value)
-                return _checked(request_id, tenant[0] if tenant else None, None)
+        """(request_id, tenant) of an Avro record of which the beginning can be read.
+
+        Headers have the id without the tenant, and the key may be that of a conversation.
+        """
+        for names, read in self._heads.items():
+            try:
+                found = read(value)
+            except PenstockError:
+                found = head_of_any_version(value, InferenceRequest, *names)
+            if found is not None:
+                return _checked(found[0], found[1] if len(names) > 1 else None, None)
         return None, None
 
     def _belongs_on(self, key: str, place: Origin, *, moved: bool) -> int | None:

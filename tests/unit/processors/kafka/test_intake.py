@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from penstock.processors.kafka.intake import CLOCKS_DIFFER_MS, Intake, Poison, Taken, origin_header
-from penstock.schemas.codec import default_codec
+from penstock.schemas.codec import SCHEMA_IDS, default_codec
 from penstock.schemas.ids import derived_request_id
 from penstock.schemas.labels import Labels, labels_of
 from penstock.schemas.records import InferenceRequest, Origin, StatusEvent
@@ -87,6 +88,27 @@ def test_an_invalid_request_says_whose_it_is_and_who_is_to_be_called_back(url: o
     found = read(json.dumps({**body, "callback_url": url}).encode())
     assert isinstance(found, Poison)
     assert (found.request_id, found.tenant, found.callback_url) == ("mine", "acme", known)
+
+
+@pytest.mark.parametrize(
+    ("schema_id", "request_id", "tenant", "code", "known"),
+    [
+        (SCHEMA_IDS["InferenceRequest"][-1] + 1, "mine", "acme", "unknown_schema", ("mine", "acme")),
+        (SCHEMA_IDS["InferenceRequest"][0], "mine", "acme", "bad_avro", ("mine", "acme")),
+        (SCHEMA_IDS["InferenceRequest"][-1] + 1, "\n", "acme", "unknown_schema", (None, "acme")),
+        (SCHEMA_IDS["StatusEvent"][-1] + 1, "mine", "acme", "unknown_schema", (None, None)),
+        (7, "mine", "acme", "unknown_schema", (None, None)),
+    ],
+    ids=["a newer version", "a body that is no request", "an id that is none", "another record", "a foreign schema"],
+)
+def test_a_request_that_only_begins_as_one_says_whose_it_is(
+    schema_id: int, request_id: str, tenant: str, code: str, known: tuple[str | None, str | None]
+) -> None:
+    """All versions of a request begin alike, with its id and tenant."""
+    whole = default_codec().encode(replace(request(tenant=tenant), request_id=request_id))
+    found = read(b"\0" + schema_id.to_bytes(4, "big") + whole[5:-3])
+    assert isinstance(found, Poison)
+    assert (found.reason.code, (found.request_id, found.tenant)) == (code, known)
 
 
 def test_what_is_not_built_fails_at_once() -> None:
