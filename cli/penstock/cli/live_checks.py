@@ -15,6 +15,7 @@ from penstock.common.artifacts.trying import try_store
 from penstock.common.configuration import ArtifactsSection
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.errors import PenstockError
+from penstock.schemas.topics import topic_specs
 
 PROBE_S = 3.0
 
@@ -53,6 +54,21 @@ def artifacts_location(section: ArtifactsSection, running_in: Path | None) -> st
     if "location" in section.model_fields_set:
         return section.location
     return None if running_in is None else str(running_in / "artifacts")
+
+
+def right_checks(kafka: KafkaSettings) -> list[Check]:
+    """Whether the client of this configuration may read and write the topics: not every process needs each of them."""
+    topics = [spec.name for spec in topic_specs(kafka.names)]
+    lacking = [
+        Check.warn(
+            "rights",
+            f"the client of this configuration has no right to {operation} on the topic {topic}",
+            f"grant it {operation} on {topic}, unless it is another client than that of the worker and the gateway",
+        )
+        for operation in ("READ", "WRITE")
+        for topic in sorted(admin.lacking(kafka, dict.fromkeys(topics, operation), PROBE_S))
+    ]
+    return lacking or [Check.ok("rights", "the topics may be read and written")]
 
 
 def queue_checks(kafka: KafkaSettings, queues: Sequence[Mapping[str, Any]]) -> list[Check]:
