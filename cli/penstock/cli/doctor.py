@@ -289,6 +289,7 @@ def kafka_checks(settings: KafkaSettings, *, named: bool, queues: Sequence[Mappi
         ("conversations", lambda: [conversation_check(*count_conversations(settings))]),
         ("orders", lambda: order_checks(read_orders(settings))),
         ("transactions", lambda: live_checks.transaction_checks(settings)),
+        ("rights", lambda: live_checks.right_checks(settings)),
         ("queues", lambda: live_checks.queue_checks(settings, queues)),
     ):
         yield from live_checks.within(name, lambda checks=checks: list(checks()))

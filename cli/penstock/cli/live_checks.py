@@ -16,7 +16,7 @@ from penstock.common.artifacts.trying import try_store
 from penstock.common.configuration import ArtifactsSection
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.errors import PenstockError
-from penstock.schemas.topics import kind_of_topic
+from penstock.schemas.topics import kind_of_topic, topic_specs
 
 PROBE_S = 3.0
 TRANSACTION_S = 1.0
@@ -83,6 +83,21 @@ def transaction_checks(kafka: KafkaSettings) -> Iterator[Check]:
         )
     if not held:
         yield Check.ok("transactions", "none holds back requests")
+
+
+def right_checks(kafka: KafkaSettings) -> list[Check]:
+    """Whether the client of this configuration may read and write the topics: not every process needs each of them."""
+    topics = [spec.name for spec in topic_specs(kafka.names)]
+    lacking = [
+        Check.warn(
+            "rights",
+            f"the client of this configuration has no right to {operation} on the topic {topic}",
+            f"grant it {operation} on {topic}, unless it is another client than that of the worker and the gateway",
+        )
+        for operation in ("READ", "WRITE")
+        for topic in sorted(admin.lacking(kafka, dict.fromkeys(topics, operation), PROBE_S))
+    ]
+    return lacking or [Check.ok("rights", "the topics may be read and written")]
 
 
 def queue_checks(kafka: KafkaSettings, queues: Sequence[Mapping[str, Any]]) -> list[Check]:

@@ -368,7 +368,8 @@ def lacking(settings: KafkaSettings, operations: Mapping[str, str], timeout_s: f
     return {
         topic
         for topic, description in found.items()
-        if description is None or AclOperation[operations[topic]] not in description.authorized_operations
+        if description is None
+        or AclOperation[operations[topic]] not in (description.authorized_operations or AclOperation)
     }
 
 

@@ -20,6 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from penstock.common.group_names import group_name
 from penstock.common.kafka_errors import client_logger, missing_right
 from penstock.common.lost_brokers import LostBrokers, let_go
+from penstock.common.read_rights import ReadRights
 from penstock.common.reader import Headers, message_headers
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.errors import BrokerUnavailable
@@ -69,8 +70,8 @@ class GroupConsumer:
         self._kafka = kafka
         self._group_id, self._base = group_id, base
         self._group = group_id or base
-        self.waits_for: str | None = self._waits_to_join
-        """Why nothing is read; None from the first assignment on, which can be empty."""
+        self._waits_for: str | None = self._waits_to_join
+        self._rights = ReadRights(kafka)
         self._topics = list(topics)
         self._listener = listener
         self._loop = asyncio.get_running_loop()
@@ -91,6 +92,11 @@ class GroupConsumer:
         }
         self._consumer: Consumer
         self._thread = threading.Thread(target=self._read_forever, name="penstock-group", daemon=True)
+
+    @property
+    def waits_for(self) -> str | None:
+        """Why nothing, or not all, is read. None from the first assignment on, which can be empty."""
+        return self._waits_for or self._rights.reason
 
     @property
     def _waits_to_join(self) -> str:
@@ -121,7 +127,7 @@ class GroupConsumer:
         try:
             if (group := self._name_group()) is not None:
                 self._config["group.id"] = self._group = group
-                self.waits_for = self._waits_to_join
+                self._waits_for = self._waits_to_join
                 self._consumer = Consumer(self._config, logger=client_logger)
                 try:
                     self._read_until_stopped()
@@ -139,7 +145,7 @@ class GroupConsumer:
             try:
                 return group_name(self._kafka, self._group_id, self._base, self._topics)
             except BrokerUnavailable as error:
-                self.waits_for = f"Kafka has not said which group reads {', '.join(self._topics)}: {error}"
+                self._waits_for = f"Kafka has not said which group reads {', '.join(self._topics)}: {error}"
                 logger.warning("group.not_named topics=%s error=%s: asked again", ",".join(self._topics), error)
                 time.sleep(_POLL_S)
         return None
@@ -167,11 +173,13 @@ class GroupConsumer:
     def _read_once(self) -> bool:
         """Whether there were records."""
         messages = self._consumer.consume(_BATCH, _POLL_S)
+        self._rights.look()
         batch: list[Read] = []
         wants, passed = self._listener.wants, dict[TP, int]()
         for message in messages:
             if (error := message.error()) is not None:
-                self._read_failed(error, message.topic())
+                if not self._rights.note(error, message.topic()):
+                    self._read_failed(error, message.topic())
                 continue
             place, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
             passed[place] = offset + 1
@@ -192,8 +200,8 @@ class GroupConsumer:
         missing = missing_right(error, self._group, topic)
         if missing is None:
             logger.warning("group.read_error code=%s", error.name())
-        elif self.waits_for != (reason := f"{self._waits_to_join}: {missing}"):
-            self.waits_for = reason
+        elif self._waits_for != (reason := f"{self._waits_to_join}: {missing}"):
+            self._waits_for = reason
             logger.warning("group.waits group=%s reason=%s", self._group, missing)
 
     def _commit(self, offsets: dict[TP, int]) -> None:
@@ -218,7 +226,7 @@ class GroupConsumer:
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         if consumer is not self._consumer:
             return  # it was replaced, and is closed in another thread
-        self.waits_for = None
+        self._waits_for = None
         self._calls.append(lambda: self._hold(self._held))  # a new partition comes unpaused
         self._tell(self._listener.on_assigned, [(one.topic, one.partition) for one in partitions])
 

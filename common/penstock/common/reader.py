@@ -19,6 +19,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from penstock.common import admin
 from penstock.common.kafka_errors import client_logger, from_kafka, missing_topic, wrong_configuration
+from penstock.common.read_rights import ReadRights
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.errors import BrokerUnavailable, InternalError
 from penstock.schemas.topics import TP
@@ -126,6 +127,7 @@ class PartitionReader:
         self._poll_s = poll_s
         self._tells_ends = tells_ends
         self._consumer = make_consumer(settings, fetch_wait_ms=fetch_wait_ms, tells_ends=tells_ends)
+        self.rights = ReadRights(settings)
         self._lock = threading.Lock()
         self._moved = threading.Condition(self._lock)
         self._positions: dict[TP, int] = {}
@@ -195,7 +197,8 @@ class PartitionReader:
                     raise InternalError(f"the reader has ended: {self.failure or 'stopped'}")
                 left = give_up - time.monotonic()
                 if left <= 0:
-                    raise BrokerUnavailable(f"{behind[0][0]} was not read to its end within {deadline_s:.0f} s")
+                    why = f": {reason}" if (reason := self.rights.reason) else ""
+                    raise BrokerUnavailable(f"{behind[0][0]} was not read to its end within {deadline_s:.0f} s{why}")
                 if not self._moved.wait(min(left, STANDSTILL_S)) and not self._tells_ends:
                     self._pass_empty_ends({tp: (self._positions.get(tp, 0), goal[tp]) for tp in behind})
 
@@ -260,6 +263,7 @@ class PartitionReader:
         # consume() alone would wait until its whole batch is full or the time is over.
         first = self._consumer.poll(self._poll_s)
         if first is None:
+            self.rights.look()
             self._on_idle()
             return
         messages: list[Message] = []
@@ -273,7 +277,7 @@ class PartitionReader:
                 # Behind the last record there may be offsets that compaction emptied: the end is reached all the same.
                 tp = (message.topic() or "", message.partition() or 0)
                 reached[tp] = max(reached.get(tp, 0), message.offset() or 0)
-            else:
+            elif not self.rights.note(error, message.topic()):
                 logger.warning("reader.error topic=%s error=%s", message.topic(), error)
         if messages and (batch := self._select(messages)):
             self._on_batch(batch)

@@ -353,6 +353,8 @@ class WorkerApp:
         if (trouble := parts.publisher.trouble) is not None:
             reasons.append(trouble)
         reasons += list(parts.turns.missing_rights.values())[:1]
+        readers = (parts.membership, parts.control, parts.desired, parts.peers)
+        reasons += [reason for reader in readers if (reason := reader.rights.reason) is not None]
         if parts.journal.trouble is not None:
             reasons.append(parts.journal.trouble)
         if parts.copy is not None and parts.copy.trouble is not None:

@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka.admin import ResourceType
 
 from kit.rights import Rights, guarded_broker
+from penstock.cli.live_checks import right_checks
 from support import wait_until
 from system import Process, System, running
 
@@ -35,6 +36,14 @@ def system(guarded: str, kafka_prefix: str, tmp_path: Path) -> Iterator[System]:
 
 def readyz(process: Process) -> dict[str, Any]:
     return httpx.get(f"{process.url}/readyz", timeout=10).json()
+
+
+def reason(process: Process) -> str:
+    """Empty while its port is not open yet."""
+    try:
+        return str(readyz(process))
+    except httpx.HTTPError:
+        return ""
 
 
 def submit(gateway: Process, conversation_id: str | None = None) -> httpx.Response:
@@ -69,11 +78,36 @@ def test_a_worker_names_the_topic_that_it_may_not_write_to_and_loses_nothing(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "topic"),
+    [("worker", "request"), ("worker", "control"), ("gateway", "status"), ("summarizer", "conversation_facts")],
+)
+@pytest.mark.parametrize("when", ["before its start", "while it runs"])
+def test_a_topic_that_may_be_described_but_not_read_is_named(
+    system: System, rights: Rights, command: str, topic: str, when: str
+) -> None:
+    names = system.names
+    name = names.request("text_generation", 5) if topic == "request" else getattr(names, topic)
+    start: Any = getattr(system, command)
+    process: Process | None = None
+    if when == "while it runs":
+        process = start()
+        process.wait_ready()
+    rights.refuse(ResourceType.TOPIC, name, "READ")
+    process = process or start()
+    wait_until(lambda: f"needs READ on the topic {name}" in reason(process), 60, process.tail)
+    assert f"needs READ on the topic {name}" in process.log.read_text()
+    rights.allow(ResourceType.TOPIC, name)
+    wait_until(lambda: httpx.get(f"{process.url}/readyz").status_code == 200, 60, process.tail)
+
+
+@pytest.mark.slow
 def test_a_gateway_names_the_topic_that_it_may_not_write_to(system: System, rights: Rights) -> None:
     worker, gateway = system.worker(), system.gateway()
     worker.wait_ready()
     gateway.wait_ready()
     name = system.names.request("text_generation", 5)
+    assert [one.state for one in right_checks(system.kafka)] == ["ok"]
     rights.refuse(ResourceType.TOPIC, name, "WRITE")
     refused: httpx.Response | None = None
 
@@ -87,6 +121,9 @@ def test_a_gateway_names_the_topic_that_it_may_not_write_to(system: System, righ
     error = refused.json()["error"]
     assert (refused.status_code, error["code"], error["retryable"]) == (503, "broker_unavailable", True)
     assert f"needs WRITE on the topic {name}" in error["message"]
+    assert [one.detail for one in right_checks(system.kafka)] == [
+        f"the client of this configuration has no right to WRITE on the topic {name}"
+    ]
     wait_until(lambda: readyz(gateway)["status"] == "degraded", 30, gateway.tail)
     assert f"needs WRITE on the topic {name}" in readyz(gateway)["reason"]
     rights.allow(ResourceType.TOPIC, name)

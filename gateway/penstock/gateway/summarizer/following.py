@@ -67,7 +67,7 @@ class Following:
     @property
     def waits_for(self) -> str | None:
         """Why not all is followed now."""
-        return next(iter(self._waits.values()), None)
+        return next(iter(self._waits.values()), None) or self._reader.rights.reason
 
     async def run(self) -> None:
         """Until it is cancelled. Raises InternalError when only a new process can go on."""

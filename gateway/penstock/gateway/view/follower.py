@@ -305,6 +305,8 @@ class Follower:
     def readiness(self) -> Readiness:
         if (reason := self.cannot_keep()) is not None:
             return Readiness(False, reason)
+        if self._reader is not None and (reason := self._reader.rights.reason) is not None:
+            return Readiness(False, reason)
         if (reason := self.catching_up()) is not None:
             return Readiness(False, reason, starting=True)
         if self._watch.unread is not None:

@@ -19,6 +19,7 @@ from faust.sensors import Monitor
 
 from penstock.common import admin
 from penstock.common.lost_brokers import LostBrokers
+from penstock.common.read_rights import ReadRights
 from penstock.common.settings import KafkaSettings
 from penstock.common.tasks import end_all
 from penstock.common.threads import in_daemon_thread
@@ -152,6 +153,7 @@ class Membership:
         self.on_joined: Callable[[], None] = lambda: None
         """Called at the end of each assignment."""
         self._kafka = kafka
+        self.rights = ReadRights(kafka)
         self._group_id = group.group_id
         self._topics = topics
         self._config = consumer_config(kafka, group)
@@ -185,6 +187,7 @@ class Membership:
             urgency=self._urgency,
             lost_logs=self._lost_logs,
             lost_brokers=LostBrokers(self._kafka, self._topics[0]),
+            rights=self.rights,
             stall=self._stall,
         )
         self._thread.hold(self._held)
@@ -255,6 +258,8 @@ class Membership:
 
     async def progress(self) -> dict[TP, Progress]:
         """What was handed over of each assigned partition, and where its log ends (at most some seconds old)."""
+        if refused := self.rights.topics:
+            await asyncio.to_thread(self.rights.look)
         now = time.monotonic()
         if self._positions and now - self._highwaters_at >= HIGHWATER_S:
             self._highwaters_at = now
@@ -266,7 +271,9 @@ class Membership:
                 logger.info("group.ends_unknown error=%s", error)
                 self._highwaters = {}
         return {
-            tp: Progress(position=position, highwater=self._highwaters.get(tp), paused=tp in self._held)
+            tp: Progress(
+                position=position, highwater=self._highwaters.get(tp), paused=tp in self._held or tp[0] in refused
+            )
             for tp, position in self._positions.items()
         }
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
+from penstock.common.kafka_errors import missing_right
 from penstock.processors.kafka.batches import TP, Committed
 
 logger = logging.getLogger(__name__)
@@ -98,9 +99,19 @@ def commit_until_taken(kafka: Any, offsets: Mapping[TP, Committed], wait: Wait) 
         if error is not None and error.code() in FENCED:
             logger.warning("group.start_offsets_refused error=%s: waiting for the next assignment", error)
             return False
-        reason = "not taken" if error is None else error.str()
+        reason = "not taken" if error is None else _refusal(kafka, offsets, error)
         if wait(AGAIN_S, f"the first offsets cannot be committed: {reason}"):
             return False
+
+
+def _refusal(kafka: Any, offsets: Mapping[TP, Committed], error: KafkaError) -> str:
+    """Why a commit was not taken. Which topic is refused only a commit of its own shows."""
+    if error.code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        return error.str()
+    topics = sorted({topic for topic, _ in offsets})
+    own = {topic: {tp: offset for tp, offset in offsets.items() if tp[0] == topic} for topic in topics}
+    refused = [topic for topic in topics if not all(commit_now(kafka, own[topic])[0].values())]
+    return missing_right(error, None, ", ".join(refused)) or error.str()
 
 
 def commit_now(kafka: Any, offsets: Mapping[TP, Committed]) -> tuple[dict[TP, bool], KafkaError | None]:

@@ -20,6 +20,7 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Me
 
 from penstock.common.kafka_errors import client_logger, missing_right
 from penstock.common.lost_brokers import LostBrokers, let_go
+from penstock.common.read_rights import ReadRights
 from penstock.common.reader import message_headers
 from penstock.processors.kafka.batches import TP, Batch, Committed, Delivered
 from penstock.processors.kafka.commits import CommitQueue
@@ -85,6 +86,7 @@ class PollThread:
         urgency: Callable[[str], int],
         lost_logs: LostLogs,
         lost_brokers: LostBrokers,
+        rights: ReadRights,
         stall: Callable[[], bool] = lambda: False,
     ) -> None:
         self._loop = loop
@@ -92,6 +94,7 @@ class PollThread:
         self._stall = stall
         self._lost_logs = lost_logs
         self._lost_brokers = lost_brokers
+        self._rights = rights
         self._buffer = FetchBuffer(urgency)
         self._commits = CommitQueue()
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -276,6 +279,8 @@ class PollThread:
                 self._mend_at = time.monotonic() + REFUSALS_S
             self._refused.add(tp)
             self._lost_logs.position_refused(tp, self._commits.known.get(tp))
+        elif self._rights.note(error, message.topic()):
+            pass  # it is fetched again by librdkafka, and named meanwhile
         elif (missing := missing_right(error, self._group_id, message.topic())) is not None:
             self._in_trouble(missing)
         else:

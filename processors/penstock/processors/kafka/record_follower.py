@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 
 from penstock.common import admin
 from penstock.common.background import BackgroundTasks
+from penstock.common.read_rights import ReadRights
 from penstock.common.reader import PartitionReader, RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.common.threads import in_daemon_thread
@@ -106,6 +107,10 @@ class RecordFollower(Generic[T]):
             self._reader.wait_until_caught_up(deadline_s, partitions=[(self._topic, 0)])
         except InternalError as error:
             raise BrokerUnavailable(error.message) from error
+
+    @property
+    def rights(self) -> ReadRights:
+        return self._reader.rights
 
     @property
     def alive(self) -> bool:

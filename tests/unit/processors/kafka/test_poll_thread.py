@@ -72,7 +72,13 @@ def make_thread() -> tuple[PollThread, Told]:
     loop = asyncio.get_running_loop()
     nobody: Any = SimpleNamespace(replaces=lambda consumer, busy=False: False)
     thread = PollThread(
-        config, loop, events, urgency=lambda topic: 0, lost_logs=LostLogs("beginning"), lost_brokers=nobody
+        config,
+        loop,
+        events,
+        urgency=lambda topic: 0,
+        lost_logs=LostLogs("beginning"),
+        lost_brokers=nobody,
+        rights=nobody,
     )
     return thread, told
 
