@@ -306,7 +306,7 @@ async def test_the_beginning_of_a_prompt_is_not_computed_again(start_engine: Sta
 @pytest.mark.parametrize(
     ("params", "kind", "param"),
     [
-        ({"response_format": form({"not": {}})}, InvalidRequest, "payload.response_format"),
+        ({"response_format": form({"not": {}})}, InvalidRequest, "payload.response_format.json_schema.schema"),
         ({"tool_choice": "required"}, InvalidRequest, "payload.tool_choice"),
         ({"tools": [TOOL], "tool_choice": '{"function":{"name":"b"}}'}, InvalidRequest, "payload.tool_choice"),
         ({"n": 65}, UnsupportedParameter, "payload.n"),

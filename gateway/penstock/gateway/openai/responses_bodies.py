@@ -45,6 +45,7 @@ WORDS = {
     "payload.logprobs": "include",
     "payload.max_tokens": "max_output_tokens",
     "payload.messages": "input",
+    "payload.response_format.json_schema": "text.format",
     "payload.response_format": "text.format",
 }
 """How this route calls the fields of the native request."""

@@ -5,6 +5,7 @@ Tokens are taken here as soon as they are sampled: a grammar must know a token b
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -12,6 +13,9 @@ from typing import Any
 
 from penstock.processors.engines.batching.logit_options import LogitOptions
 from penstock.schemas.errors import InvalidRequest, PenstockError
+from penstock.schemas.texts import shortened
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +99,8 @@ class Control:
         """What the grammar fails of: as a rule a limit of llguidance that the schema is too complex for."""
         if self.matcher is None or not self.matcher.is_error():
             return None
-        return InvalidRequest(
-            f"{self.param} is too complex to be enforced: {str(self.matcher.get_error())[:200]}", param=self.param
-        )
+        logger.info("grammar.failed error=%s", shortened(str(self.matcher.get_error()), 200))
+        return InvalidRequest(f"{self.param} is too complex to be enforced", param=self.param)
 
     def begin_with(self, tokens: Sequence[int]) -> bool:
         """The run goes on behind these tokens of an earlier one; False when its grammar does not allow them."""

@@ -32,8 +32,19 @@ REMEMBERED = 1024
 """Grammars that are too complex: one that is sent again is refused at once."""
 PROBE = '{"a b": ["Ünï", -1.5e3, null]}\n'
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
-_SOURCE_LINES = re.compile(r"\n\s*\d+ \| .*", re.DOTALL)
-"""Where llguidance found it: lines of the grammar that we made."""
+_REASONS = tuple(
+    (re.compile(words), text)
+    for words, text in (
+        ("regexes .* not disjoint", "patterns of patternProperties overlap"),
+        ("(?i)regex|lookaround", "a pattern that is none, or has look-around, back references or word boundaries"),
+        ("Unsatisfiable", "no value fits it: look at minimum and maximum, enum, anyOf and allOf"),
+        ("(?i)registry|pointer", "a $ref that leads to nothing within the schema"),
+        ("(?i)format", "a format that is not known"),
+        ("(?i)too (large|many|big|complex)|limit|large", "it is too large"),
+        ("(?i)type", "a type that is none"),
+    )
+)
+"""What llguidance says, and how callers hear it."""
 
 
 class Grammars:
@@ -79,6 +90,10 @@ class Grammars:
         if error is not None:
             raise _refusal(error, param)
         await in_daemon_thread(self.matcher, grammar, param)
+
+    def was_too_complex(self, grammar: str) -> bool:
+        """Whether its compilation was given up, which took seconds."""
+        return hash(grammar) in self._too_complex
 
     def matcher(self, grammar: str, param: str) -> LLMatcher:
         """A matcher at its start, the caller's own, of a grammar that is `ready`. Raises as that."""
@@ -154,12 +169,12 @@ def _unsupported(param: str) -> UnsupportedParameter:
 
 
 def _refusal(error: str, param: str) -> InvalidRequest:
-    """What llguidance found, with the keywords that it does not know by name, and without its options and sources."""
+    """What llguidance found, in our words, with the keywords that it does not know by name."""
     unknown = _UNIMPLEMENTED.search(error)
     if unknown is None and "oneOf constraints" not in error:
-        reason = error.partition("failed to compile JSON schema: ")[2] or error
-        reason = _SOURCE_LINES.sub("", reason)
-        return InvalidRequest(shortened(f"{param} cannot be enforced: {reason}", 400), param=param)
+        logger.info("grammar.refused error=%s", shortened(error, 400))
+        reason = next((text for words, text in _REASONS if words.search(error)), "it is not supported")
+        return InvalidRequest(f"{param} cannot be enforced: {reason}", param=param)
     keywords = ["oneOf"] if unknown is None else sorted(re.findall(r'"([^"]*)"', unknown[1]))
     instead = ": use anyOf, or strict: false" if unknown is None else ""
     return InvalidRequest(

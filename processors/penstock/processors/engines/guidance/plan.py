@@ -20,7 +20,7 @@ from penstock.processors.engines.guidance import dialects
 from penstock.processors.engines.guidance.calls import CallReader
 from penstock.processors.engines.guidance.control_strings import PARSED_OPTION, ControlStrings
 from penstock.processors.engines.guidance.dialects import Dialect
-from penstock.processors.engines.guidance.forms import json_rule, response_rule
+from penstock.processors.engines.guidance.forms import Part, json_rule, patterns_of, response_schema
 from penstock.processors.engines.guidance.grammars import Grammars
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
 from penstock.schemas.finite_json import loads_finite, object_of
@@ -30,6 +30,9 @@ Json = dict[str, Any]
 
 SET_HERE = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 """Variables of chat templates that no request sets."""
+PATTERNS_TRIED = 64
+"""So many patterns of one request are tried one by one when its grammar cannot be enforced."""
+PATTERNS_KEPT = 4_096
 MOST_CALLS = 8
 """Calls that one forced answer may hold: small models do not know when it is enough."""
 
@@ -39,6 +42,8 @@ class ToolUse:
     """The tools that a request offers, and whether a call is forced. `parallel`: more than one call may come."""
 
     tools: Sequence[Json]
+    first: int = 0
+    """The place of the first one in the request: of a tool that is chosen by name there is only that one."""
     forced: bool = False
     parallel: bool = True
 
@@ -108,12 +113,45 @@ class Guidance:
         self._variables = _variables(template)
         self._dialect = dialects.dialect_of(self._template, options.get("tool_parser"))
         self._strings = ControlStrings(tokenizer, parsed=bool(options.get(PARSED_OPTION, False)))
+        self._passed_over: dict[str, None] = {}
+        """Patterns that cannot be enforced."""
 
     async def ready(self, spec: RunSpec) -> None:
         """Compile the request's grammar, if it has one; seconds, in which others are not held up. Raises as `plan`."""
-        rule, param = self._grammar(spec, _tool_use(spec))
-        if rule is not None:
+        use = _tool_use(spec)
+        rule, param = self._grammar(spec, use)
+        if rule is None:
+            return
+        try:
             await self._grammars.ready(rule, param)
+        except InvalidRequest:
+            if self._grammars.was_too_complex(rule):
+                raise
+            parts = _parts(spec.params, use)
+            for part in parts:
+                await self._try_patterns(part)
+            for part in parts:  # one that still cannot be enforced is refused by its place
+                await self._grammars.ready(f"start: {part.rule(self._passed_over)}", part.param)
+            await self._grammars.ready(self._grammar(spec, use)[0] or rule, param)
+
+    async def _try_patterns(self, part: Part) -> None:
+        """Remember the patterns that cannot be enforced. Raises InvalidRequest for one of a strict schema."""
+        for place, pattern in list(patterns_of(part.schema, part.param))[:PATTERNS_TRIED]:
+            if pattern not in self._passed_over:
+                only = json_rule({"type": "string", "pattern": pattern}, place)
+                try:
+                    await self._grammars.ready(f"start: {only}", place)
+                except InvalidRequest:
+                    if self._grammars.was_too_complex(f"start: {only}"):
+                        raise
+                    self._passed_over[pattern] = None
+                    if len(self._passed_over) > PATTERNS_KEPT:
+                        del self._passed_over[next(iter(self._passed_over))]
+            if part.strict and pattern in self._passed_over:
+                raise InvalidRequest(
+                    f"{place} cannot be enforced: look-around, back references and word boundaries are not supported",
+                    param=place,
+                )
 
     def plan(self, spec: RunSpec, *, greedy: bool) -> Plan | None:
         """None for a plain request. Its grammar is `ready`.
@@ -148,19 +186,31 @@ class Guidance:
     def _rule(self, params: Mapping[str, Any], use: ToolUse) -> str | None:
         """The grammar; None when any text will do."""
         if use.forced:
-            return "\n".join(["start: calls", *_call_rules(use, self._dialect)])
-        answer = response_rule(params.get("response_format"))
-        if answer is None:
+            return "\n".join(["start: calls", *self._call_rules(use)])
+        asked = response_schema(params.get("response_format"))
+        if asked is None:
             return self._strict_calls(use) if use.strict else None
+        answer = asked.rule(self._passed_over)
         if not use.tools:
             return f"start: {answer}"
-        rules = _call_rules(use, self._dialect)
+        rules = self._call_rules(use)
         prefix, suffix = (json.dumps(text) if text else "" for text in (self._dialect.prefix, self._dialect.suffix))
         return "\n".join(["start: answer | asked", f"asked: {prefix} calls {suffix}", f"answer: {answer}", *rules])
 
+    def _call_rules(self, use: ToolUse) -> list[str]:
+        """Lark rules for `calls`: one after another, each an object with a name and its arguments."""
+        dialect, separator = self._dialect, json.dumps(self._dialect.separator)
+        more = f" ({separator} call){{0,{MOST_CALLS - 1}}}" if use.parallel and dialect.separator else ""
+        rules = ["call: " + " | ".join(f"tool_{number}" for number in range(len(use.tools))), f"calls: call{more}"]
+        for number, (tool, part) in enumerate(zip(use.tools, _tool_parts(use), strict=True)):
+            opening = json.dumps(f'{{"name": {json.dumps(tool["function"]["name"])}, "{dialect.arguments}": ')
+            rules.append(f'tool_{number}: {opening} arguments_{number} "}}"')
+            rules.append(f"arguments_{number}: {part.rule(self._passed_over)}")
+        return rules
+
     def _strict_calls(self, use: ToolUse) -> str:
         """Any text, but from where the model begins a call on nothing but a call of one of the tools."""
-        dialect, rules = self._dialect, _call_rules(use, self._dialect)
+        dialect, rules = self._dialect, self._call_rules(use)
         if dialect.bare:
             # What begins as JSON is a call: there is nothing else that a call could be known by.
             return "\n".join(["start: calls | FREE |", r"FREE: /[ \n\t]*[^{\[ \n\t](.|\n)*/", *rules])
@@ -240,7 +290,7 @@ def _tool_use(spec: RunSpec) -> ToolUse:
     chosen = [tool for tool in tools if tool["function"]["name"] == name]
     if not chosen:
         raise InvalidRequest("tool_choice names a tool that is not among tools", param="payload.tool_choice")
-    return ToolUse(tools=chosen[:1], forced=True, parallel=False)
+    return ToolUse(tools=chosen[:1], first=tools.index(chosen[0]), forced=True, parallel=False)
 
 
 def _named(choice: str) -> Any:
@@ -253,21 +303,19 @@ def _named(choice: str) -> Any:
         ) from error
 
 
-def _call_rules(use: ToolUse, dialect: Dialect) -> list[str]:
-    """Lark rules for `calls`: one after another, each an object with a name and its arguments."""
-    rules = ["call: " + " | ".join(f"tool_{number}" for number in range(len(use.tools)))]
-    more = (
-        f" ({json.dumps(dialect.separator)} call){{0,{MOST_CALLS - 1}}}" if use.parallel and dialect.separator else ""
-    )
-    rules.append(f"calls: call{more}")
-    for number, tool in enumerate(use.tools):
-        function = tool["function"]
-        opening = json.dumps(f'{{"name": {json.dumps(function["name"])}, "{dialect.arguments}": ')
-        param = f"payload.tools[{number}].function.parameters"
-        rules.append(f'tool_{number}: {opening} arguments_{number} "}}"')
-        schema = _parameters(function, param)
-        rules.append(f"arguments_{number}: {json_rule(schema, param, strict=function.get('strict') is True)}")
-    return rules
+def _parts(params: Mapping[str, Any], use: ToolUse) -> list[Part]:
+    """The schemas of a request."""
+    asked = None if use.forced else response_schema(params.get("response_format"))
+    return [*_tool_parts(use), *([] if asked is None else [asked])]
+
+
+def _tool_parts(use: ToolUse) -> list[Part]:
+    places = (f"payload.tools[{number}].function.parameters" for number in range(use.first, use.first + len(use.tools)))
+    functions = (tool["function"] for tool in use.tools)
+    return [
+        Part(_parameters(function, place), place, strict=function.get("strict") is True)
+        for function, place in zip(functions, places, strict=True)
+    ]
 
 
 def _parameters(function: Json, param: str) -> Json:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from typing import Any
 
 import pytest
@@ -72,11 +73,11 @@ def test_a_byte_level_decoder_within_a_sequence_is_understood() -> None:
         ({"type": "array", "uniqueItems": True}, "uniqueItems", ["uniqueItems"]),
         ({"not": {}, "dependentSchemas": {}}, "dependentSchemas, not", ["dependentSchemas", "not"]),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf: use anyOf, or strict: false", ["oneOf"]),
-        ({"type": "string", "pattern": "^(?=a)b"}, "look-ahead", None),
+        ({"type": "string", "pattern": "^(?=a)b"}, "look-around", None),
         ({"type": "string", "pattern": "(" * 3000 + ")" * 3000}, "cannot be enforced", None),
-        ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum", None),
-        ({"$ref": "http://169.254.169.254/x"}, "does not fetch", None),
-        ({"type": "string", "format": "nonsense"}, "nonsense", None),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, "no value fits", None),
+        ({"$ref": "http://169.254.169.254/x"}, r"\$ref", None),
+        ({"type": "string", "format": "nonsense"}, "format", None),
         ({"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in range(12)]} for i in range(6)]}, "large", None),
     ],
 )
@@ -268,6 +269,100 @@ def test_tools_that_are_not_strict_cost_no_grammar() -> None:
     loose = {**TOOL, "function": {**TOOL["function"], "strict": None}}
     assert strict_plan("hermes", tools=[loose]).matcher is None
     assert strict_plan("hermes", tool_choice="none") is None
+
+
+def tool(name: str, parameters: dict[str, Any], strict: bool | None = None) -> dict[str, Any]:
+    function = {"name": name, "parameters": json.dumps(parameters), "strict": strict}
+    return {"type": "function", "function": function}
+
+
+def with_pattern(pattern: str, **more: Any) -> dict[str, Any]:
+    to = {"type": "string", "pattern": pattern, "maxLength": 4}
+    return {"type": "object", "properties": {"to": to}, "required": ["to"], "additionalProperties": False, **more}
+
+
+LOOKAROUND = with_pattern("^(?!x)[a-z]+$")
+PLAIN = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+async def planned(**params: Any) -> Any:
+    made = Grammars(TOKENIZER, vocabulary=260, end_ids=[END])
+    guidance = Guidance(TOKENIZER, made, vocabulary=260, slots=4, options={"tool_parser": "json"})
+    said: list[Any] = [{"role": "user", "content": "x"}]
+    spec = RunSpec(run_id="r", task="t", model="m", messages=said, params=params)
+    try:
+        await guidance.ready(spec)
+        return guidance.plan(spec, greedy=True)
+    finally:
+        made.close()
+
+
+def form(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": json.dumps({"name": "s", "schema": schema, **more})}
+
+
+@pytest.mark.parametrize(
+    "pattern", ["^(?!x)[a-z]+$", r"(a)\1", r"\bx\b", "(?<=a)b", "["], ids=["ahead", "back", "word", "behind", "none"]
+)
+async def test_patterns_that_cannot_be_enforced_are_passed_over_where_nothing_is_strict(pattern: str) -> None:
+    """And all else of the same schema holds, as the other tools do."""
+    plan = await planned(tools=[tool("mail", with_pattern(pattern)), tool("w", PLAIN)], tool_choice="required")
+    calls = {'{"name": "mail", "arguments": {"to": "abcd"}}': True, '{"name": "w", "arguments": {}}': True}
+    calls |= {f'{{"name": "mail", "arguments": {one}}}': False for one in ('{"to": "abcde"}', "{}", '{"to": 5}')}
+    assert {call: accepts(plan.matcher.deep_copy(), call) for call in calls} == calls
+    shaped = await planned(response_format=form(with_pattern(pattern), strict=False))
+    answers = {'{"to": "abcd"}': True, '{"to": "abcde"}': False, "{}": False, '{"to": "a", "b": 1}': False}
+    assert {text: accepts(shaped.matcher.deep_copy(), text) for text in answers} == answers
+    bad_name = {"type": "object", "patternProperties": {pattern: {}}, "properties": {"a": {"type": "integer"}}}
+    named = await planned(response_format=form(bad_name, strict=False))
+    assert accepts(named.matcher.deep_copy(), '{"a": 1}')
+    assert not accepts(named.matcher.deep_copy(), '{"a": "x"}')
+
+
+STRICT_REFUSALS: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [tool("w", PLAIN), tool("m", LOOKAROUND, True)]}, "tools[1].function.parameters.properties.to.pattern"),
+    (
+        {
+            "tools": [tool("w", PLAIN), tool("m", LOOKAROUND, True)],
+            "tool_choice": '{"type":"function","function":{"name":"m"}}',
+        },
+        "tools[1].function.parameters.properties.to.pattern",
+    ),
+    (
+        {"tools": [tool("w", LOOKAROUND), tool("m", {"properties": {"a": {"not": {}}}}, True)]},
+        "tools[1].function.parameters",
+    ),
+    ({"response_format": form(LOOKAROUND)}, "response_format.json_schema.schema.properties.to.pattern"),
+    (
+        {"response_format": form({"patternProperties": {"(?=a)": {}}}, strict=True)},
+        "response_format.json_schema.schema.patternProperties.(?=a)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("params", "param"), STRICT_REFUSALS, ids=range(len(STRICT_REFUSALS)))
+async def test_what_is_strict_and_cannot_be_enforced_is_refused_by_its_place(
+    params: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await planned(**params)
+    assert caught.value.param == f"payload.{param}"
+    assert not any(word in caught.value.message for word in ("regex", "error", "%json", "RegexAst"))
+
+
+@pytest.mark.parametrize("pattern", ["^score$", "^(score|b)$", "^(?:score)$"])
+def test_patterns_that_are_names_are_properties(pattern: str) -> None:
+    """llguidance took a comma for the beginning of a further property, and then none could come."""
+    schema = {"type": "object", "properties": {"score": {"multipleOf": 5}}, "patternProperties": {pattern: INTEGER}}
+    matcher = grammars().matcher(rule({**schema, "required": ["score"], "additionalProperties": False}), PARAM)
+    assert accepts(matcher.deep_copy(), '{"score": 15}')
+    for wrong in ('{"score": 7}', '{"score": "x"}', '{"c": 1}'):
+        assert not accepts(matcher.deep_copy(), wrong)
+    begun = TOKENIZER('{"score": 5,')["input_ids"]
+    assert (matcher.try_consume_tokens(begun) == len(begun)) is ("b" in pattern)
+
+
+INTEGER = {"type": "integer"}
 
 
 def test_a_strict_tool_that_cannot_be_enforced_is_refused_by_name() -> None:
