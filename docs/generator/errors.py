@@ -47,6 +47,7 @@ this shape. The routes under `/registry/` answer in a registry's shape instead, 
 # When a code is met. A code without its line here, and a line without its code, fail the tests.
 WHEN: dict[str, str] = {
     "invalid": "A field is missing, has a wrong type or value or contradicts another; or the body is not JSON.",
+    "unsupported_media_type": "The body is encoded in a way that is not supported: send it plain, or as gzip.",
     "unsupported_parameter": "A field that is unknown, or that would change the output and is not supported.",
     "unsupported_task": "A task of the schemas that is not built yet.",
     "context_length_exceeded": "The prompt does not fit the model's window, or an embedding's text its encoder's.",

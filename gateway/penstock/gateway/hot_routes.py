@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.gateway.edge.errors import validated
 from penstock.gateway.edge.rules import Endpoint, Rules, Takes, rules_of
+from penstock.gateway.edge.validation import validated
 from penstock.gateway.openai import chat_bodies as shapes
 from penstock.gateway.openai import text_routes
 from penstock.gateway.routes import native

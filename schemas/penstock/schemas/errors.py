@@ -3,7 +3,7 @@
 PenstockError
  ├── InvalidRequest (invalid, 400)
  │    ├── UnsupportedParameter · UnsupportedTask · ContextLengthExceeded · InvalidCursor
- │    └── ModelNotFound (model_not_found, 404)
+ │    └── ModelNotFound (model_not_found, 404) · UnsupportedMediaType 415
  ├── Unauthenticated 401 · Forbidden 403 · NotFound 404 · Cancelled 409 · Conflict 409 · Gone 410
  ├── TooLarge 413 · InsufficientCapacity 422 · IdempotencyKeyReused 422 · TenantLimit 429
  ├── Overloaded 503 · BrokerUnavailable 503 · RegistryUnavailable 503 · StoreUnavailable 503 · SourceUnavailable 502
@@ -85,6 +85,10 @@ class UnsupportedParameter(InvalidRequest):
 
 class UnsupportedTask(InvalidRequest):
     code = "unsupported_task"
+
+
+class UnsupportedMediaType(InvalidRequest):
+    code, http_status = "unsupported_media_type", 415
 
 
 class ContextLengthExceeded(InvalidRequest):

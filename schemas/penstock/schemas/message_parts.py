@@ -12,6 +12,8 @@ Part = dict[str, Any]
 SEEN_ROLES = frozenset({"user", "system"})
 """Who may show images to a model: what an assistant or a tool said is text."""
 KEPT_ROLES = SEEN_ROLES | {"assistant"}
+DETAILS = ("auto", "low", "high")
+"""What a caller may say of how closely an image is to be looked at. Each is looked at in full."""
 """Whose images a conversation may be given to keep: assistants make some."""
 
 
@@ -88,8 +90,8 @@ def _image(given: Mapping[str, Any], param: str) -> dict[str, str]:
 
 
 def _check_detail(image: Mapping[str, Any], param: str) -> None:
-    """Images are looked at in full; who asks for less would get another answer. Raises UnsupportedParameter."""
-    if image.get("detail") not in (None, "auto", "high"):
-        raise UnsupportedParameter(f"{param}.detail must be auto or high", param=f"{param}.detail")
+    """Raises UnsupportedParameter."""
+    if image.get("detail") not in (None, *DETAILS):
+        raise UnsupportedParameter(f"{param}.detail must be one of {', '.join(DETAILS)}", param=f"{param}.detail")
     for name in image.keys() - {"url", "detail"}:
         raise UnsupportedParameter(f"{param}.{name[:100]} is not supported", param=f"{param}.{name[:100]}")

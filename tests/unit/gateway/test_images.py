@@ -225,7 +225,7 @@ async def test_images_of_a_chat(gateway: Gateway) -> None:
     url = f"data:image/png;base64,{DATA}"
     content: list[Any] = [
         {"type": "text", "text": "What is this?"},
-        {"type": "image_url", "image_url": {"url": url, "detail": "auto"}},
+        {"type": "image_url", "image_url": {"url": url, "detail": "low"}},
         {"type": "image_url", "image_url": {"url": "https://a.example/b.png"}},
     ]
     await gateway.openai.chat.completions.create(model="tiny", messages=[{"role": "user", "content": content}])
@@ -233,10 +233,11 @@ async def test_images_of_a_chat(gateway: Gateway) -> None:
     assert message["content"] == "What is this?"
     assert gateway.store.get(TENANT, message["parts"][1]["image"]["artifact_id"]) == PNG
     assert message["parts"][2]["image"] == {"url": "https://a.example/b.png"}
-    content[1]["image_url"] = {"url": url, "detail": "low"}
+    content[1]["image_url"] = {"url": url, "detail": "medium"}
     with pytest.raises(openai.BadRequestError) as caught:
         await gateway.openai.chat.completions.create(model="tiny", messages=[{"role": "user", "content": content}])
     assert caught.value.code == "unsupported_parameter"
+    assert caught.value.param == "messages[0].content[1].image_url.detail"
 
 
 async def test_generations_as_the_openai_client_asks_for_them(gateway: Gateway) -> None:

@@ -17,7 +17,9 @@ from openai.resources.embeddings import Embeddings
 from openai.resources.responses import Responses
 from pydantic import BaseModel, ValidationError
 
-from penstock.gateway.edge.errors import invalid_from_validation
+from kit.gateway_http import client, gateway_app
+from penstock.gateway.app import ROUTERS
+from penstock.gateway.edge.validation import invalid_from_validation
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai import chat_answers as answers
 from penstock.gateway.openai import chat_bodies as shapes
@@ -148,7 +150,7 @@ def test_a_very_large_wrong_value_has_few_errors(body: type[BaseModel], name: st
     error = caught.value
     if isinstance(error, ValidationError):
         assert error.error_count() < 10
-        error = invalid_from_validation(error)
+        error = invalid_from_validation(error, {first: [], name: value})
     assert (error.param or "").startswith(name)
     with pytest.raises(ValidationError) as missing:
         body.model_validate({"model": "m"})
@@ -169,3 +171,30 @@ def test_an_image_has_the_name_that_the_route_gives_it(native: str, chat_name: s
     for words, name in (({}, chat_name), (WORDS, responses_name)):
         told = shapes.in_openai_words(error, words=words)
         assert (told.param, told.message) == (name, f"{name} is not good")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "says"),
+    [
+        ("responses", {"input": 5}, "input", "must be text or a list"),
+        ("responses", {"input": "x", "reasoning": {"summary": "long"}}, "reasoning.summary", "must be auto"),
+        ("responses", {"input": "x", "max_output_tokens": "5"}, "max_output_tokens", "must be a whole number"),
+        ("responses", {"input": "x", "metadata": {"a": 5}}, "metadata.a", "must be text"),
+        ("responses", {"input": "x", "text": 5}, "text", "must be an object"),
+        ("responses", {"input": "x", "penstock": {"x": 1}}, "penstock.x", "is not supported"),
+        ("chat/completions", {"messages": "x"}, "messages", "must be a list"),
+        ("chat/completions", {"messages": [], "stream": "yes"}, "stream", "must be true or false"),
+        ("chat/completions", {}, "messages", "is missing"),
+        ("completions", {"prompt": {"a": 1}}, "prompt", "must be text or a list"),
+        ("embeddings", {"input": {}}, "input", "must be text or a list"),
+        ("images/generations", {"prompt": "x", "n": 1.5}, "n", "must be a whole number"),
+        ("images/generations", {"prompt": "x", "output_format": "gif"}, "output_format", "must be png, jpeg or webp"),
+        ("images/generations", {"prompt": "x", "partial_images": 9}, "partial_images", "must be at most 3"),
+    ],
+)
+async def test_a_wrong_field_is_named_as_it_was_written(path: str, body: dict[str, Any], param: str, says: str) -> None:
+    """No form of a union stands in the name, and no message is the framework's."""
+    async with client(gateway_app(*ROUTERS, hot=True)) as http:
+        answer = await http.post(f"/v1/{path}", json={"model": "m", **body})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["message"]) == (400, param, f"{param} {says}")

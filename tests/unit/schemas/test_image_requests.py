@@ -105,7 +105,7 @@ def test_images_of_a_chat_stand_in_parts_and_its_text_in_content() -> None:
     assert list(image_parts(read.payload)) == [PART, "payload.messages[0].content[3]"]
 
 
-LOW = {"url": "u", "detail": "low"}
+MEDIUM = {"url": "u", "detail": "medium"}
 
 
 def test_text_alone_has_no_parts() -> None:
@@ -122,7 +122,7 @@ def test_text_alone_has_no_parts() -> None:
         ({"type": "image", "image": {"artifact_id": ID, "url": "x"}}, InvalidRequest, PART + ".image"),
         ({"type": "image_url", "image_url": {}}, InvalidRequest, PART + ".image_url"),
         ({"type": "image_url", "image_url": "data:image/png;base64,AA"}, InvalidRequest, PART),
-        ({"type": "image_url", "image_url": LOW}, UnsupportedParameter, PART + ".image_url.detail"),
+        ({"type": "image_url", "image_url": MEDIUM}, UnsupportedParameter, PART + ".image_url.detail"),
         ({"type": "text"}, InvalidRequest, PART),
     ],
 )

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
-from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import Response
 
@@ -16,7 +15,7 @@ from penstock.gateway.batches.keeping import BatchStore
 from penstock.gateway.batches.records import batch_name, file_id_of, file_json, file_name
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.edge.bodies import is_multipart
-from penstock.gateway.edge.errors import invalid_from_validation
+from penstock.gateway.edge.validation import validated
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes import artifact_content
 from penstock.gateway.routes.artifact_uploads import check_room, transfer
@@ -71,9 +70,8 @@ def _upload_of(form: FormData) -> tuple[UploadFile, int | None]:
         return file, None
     given = int(seconds) if isinstance(seconds, str) and seconds.isdecimal() and len(seconds) < 10 else seconds
     try:
-        return file, ExpiresAfter.model_validate({"anchor": anchor, "seconds": given}).seconds
-    except ValidationError as error:
-        refused = invalid_from_validation(error)
+        return file, validated(ExpiresAfter, {"anchor": anchor, "seconds": given}).seconds
+    except InvalidRequest as refused:
         raise InvalidRequest(f"expires_after.{refused.message}", param=f"expires_after.{refused.param}") from None
 
 

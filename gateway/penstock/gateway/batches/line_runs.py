@@ -15,7 +15,8 @@ from pydantic_core import to_json
 from penstock.common.clock import now_ms
 from penstock.gateway.batches.checking import parse_line
 from penstock.gateway.batches.records import NOT_RUN, Batch, Counts, Stop
-from penstock.gateway.edge.errors import FinalFailure, validated
+from penstock.gateway.edge.errors import FinalFailure
+from penstock.gateway.edge.validation import validated
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai import endpoints

@@ -19,7 +19,8 @@ from penstock.common.group_consumer import Read
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import AsyncTransport
 from penstock.gateway.bridge.requests import Accepted, Outcome, Requests
-from penstock.gateway.edge.errors import FinalFailure, outcome_error, validated
+from penstock.gateway.edge.errors import FinalFailure, outcome_error
+from penstock.gateway.edge.validation import validated
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai import chat_answers as answers
 from penstock.gateway.openai import chat_bodies as bodies

@@ -24,6 +24,7 @@ from penstock.gateway.edge.bodies import Body, BodyLimits, declared_length, disc
 from penstock.gateway.edge.connections import Connections
 from penstock.gateway.edge.cors import Cors, readable_by
 from penstock.gateway.edge.disconnects import ClientGone, unless_gone
+from penstock.gateway.edge.encodings import Unzipped, encoding_of
 from penstock.gateway.edge.errors import (
     CLOSE_FORBIDDEN,
     CLOSE_INTERNAL,
@@ -249,11 +250,18 @@ class Edge:
         declared = declared_length(scope)
         if declared == 0:
             return receive
+        try:
+            encoding = encoding_of(scope)
+        except PenstockError:
+            await discard_body(scope, receive)
+            raise
         bodies = self._parts.bodies
         if declared is not None and declared > bodies.of(rules, scope):
             if rules.access is Access.CALLER:
                 await discard_body(scope, receive)
             raise bodies.refusal(rules, scope)
+        if encoding is not None:
+            receive, declared = Unzipped(receive), None
         try:
             answer.body = bodies.body(rules, scope, receive, hold, declared, look)
         except PenstockError:  # there is no room for it now

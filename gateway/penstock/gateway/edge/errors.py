@@ -7,16 +7,17 @@ import logging
 import math
 import traceback
 import uuid
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from penstock.gateway.edge.validation import invalid_from_validation
 from penstock.schemas.errors import (
     ERRORS_BY_CODE,
     Cancelled,
@@ -26,13 +27,10 @@ from penstock.schemas.errors import (
     InternalError,
     InvalidRequest,
     PenstockError,
-    UnsupportedParameter,
     error_body,
 )
 
 logger = logging.getLogger(__name__)
-
-M = TypeVar("M", bound=BaseModel)
 
 CLOSE_UNAUTHENTICATED = 4401
 CLOSE_FORBIDDEN = 4403
@@ -77,32 +75,6 @@ def outcome_error(status: str, error: Mapping[str, Any] | None) -> PenstockError
         if kind.code != code:
             details = {**(details or {}), "code": code}
     return kind(str(message or text), param=facts.get("param"), details=details)
-
-
-def invalid_from_validation(error: RequestValidationError | ValidationError) -> InvalidRequest:
-    """The first thing that is wrong, named by its field; the rejected input itself is never repeated."""
-    problems = cast("Sequence[Mapping[str, Any]]", error.errors())
-    if not problems:
-        return InvalidRequest("the request is not valid")
-    first = problems[0]
-    where = [part for part in first.get("loc", ()) if part not in ("body", "query", "path", "header")]
-    param = _path_of(where)
-    reason = str(first.get("msg", "is not valid"))
-    if first.get("type") == "extra_forbidden":
-        return UnsupportedParameter(f"{param} is not supported", param=param)
-    if not where:
-        return InvalidRequest(f"the body is not a valid JSON object (is content-type: application/json set?): {reason}")
-    if first.get("type") == "missing":
-        return InvalidRequest(f"{param} is missing", param=param)
-    return InvalidRequest(f"{param}: {reason}", param=param)
-
-
-def validated(kind: type[M], value: Any) -> M:
-    """The value as this model. Raises InvalidRequest."""
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        raise invalid_from_validation(error) from None
 
 
 def error_response(error: PenstockError, *, request_id: str | None = None, final: bool = False) -> JSONResponse:
@@ -162,13 +134,6 @@ async def refuse_socket(error: PenstockError, scope: Scope, receive: Receive, se
     offered = scope.get("subprotocols") or []
     await send({"type": "websocket.accept", "subprotocol": offered[0] if offered else None})
     await send({"type": "websocket.close", "code": close_code, "reason": error.message[:120]})
-
-
-def _path_of(parts: Sequence[str | int]) -> str:
-    text = ""
-    for part in parts:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text
 
 
 def _known_request_id(request: Request) -> str | None:

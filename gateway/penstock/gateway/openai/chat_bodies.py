@@ -405,8 +405,9 @@ def _passed_on(passed: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-_IMAGE = re.compile(r"^(messages\[\d+\]\.content\[\d+\])\.image(?:_url)?(?:\.\w+)?$")
-_IMAGE_OF_OWN = re.compile(r"^(\[\d+\]\.content\[\d+\])\.image(?:_url)?(?:\.\w+)?$")
+_IMAGE = re.compile(r"^(messages\[\d+\]\.content\[\d+\])\.(?:image(?:\.\w+)?|image_url(?:\.url)?)$")
+_IMAGE_OF_OWN = re.compile(r"^(\[\d+\]\.content\[\d+\])\.(?:image(?:\.\w+)?|image_url(?:\.url)?)$")
+_DETAIL_OF_OWN = re.compile(r"^(\[\d+\]\.content\[\d+\])\.image_url\.detail$")
 """How an image is called within `messages`, and where a route calls these otherwise: as /v1/responses does."""
 
 
@@ -418,7 +419,8 @@ def in_openai_words(
     param = _IMAGE.sub(r"\1.image_url.url", native.removeprefix("payload.").removeprefix("extra."))
     own = next((name for name in words if native == name or native.startswith((f"{name}.", f"{name}["))), None)
     if own is not None:
-        param = words[own] + _IMAGE_OF_OWN.sub(r"\1.image_url", native.removeprefix(own))
+        place = _DETAIL_OF_OWN.sub(r"\1.detail", native.removeprefix(own))
+        param = words[own] + _IMAGE_OF_OWN.sub(r"\1.image_url", place)
     elif not {native.split(".")[0], param}.isdisjoint(penstock_fields) and param not in _PASSED_ON:
         param = f"penstock.{param}"
     message = error.message.replace(native, param) if native else error.message

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from penstock.common.conversations import Turn
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.edge.disconnects import unless_gone
-from penstock.gateway.edge.errors import validated
+from penstock.gateway.edge.validation import validated
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.openai.chat_bodies import in_openai_words
 from penstock.gateway.openai.exchange import completed

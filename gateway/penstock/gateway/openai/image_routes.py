@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from penstock.common.clock import now_ms
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.edge.bodies import discard_body, is_multipart
-from penstock.gateway.edge.errors import validated
+from penstock.gateway.edge.validation import validated
 from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.openai import endpoints
 from penstock.gateway.openai.chat_bodies import in_openai_words

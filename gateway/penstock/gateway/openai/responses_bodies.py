@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
@@ -54,13 +54,13 @@ IMAGE_PART = "input_image"
 
 
 class Reasoning(BaseModel):
-    """`effort` goes to remote models."""
+    """`effort` goes to remote models. No summary of thoughts is made: `auto` asks for one where there is one."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     effort: str | None = None
-    summary: None = None
-    generate_summary: None = None
+    summary: Literal["auto"] | None = None
+    generate_summary: Literal["auto"] | None = None
 
 
 class TextOptions(BaseModel):

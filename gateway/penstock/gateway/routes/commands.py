@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from starlette.responses import JSONResponse, Response
 
 from penstock.gateway.context import service_of
-from penstock.gateway.edge.errors import validated
+from penstock.gateway.edge.validation import validated
 from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.routes.multipart import read_json
 from penstock.gateway.routes.request_filters import checked

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.gateway.context import service_of
 from penstock.gateway.dead_letters.index import LetterFilter
-from penstock.gateway.edge.errors import validated
+from penstock.gateway.edge.validation import validated
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.multipart import read_json
 from penstock.gateway.routes.paging import page

@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.gateway.context import context_of
 from penstock.gateway.edge.auth import SESSION_COOKIE
-from penstock.gateway.edge.errors import validated
 from penstock.gateway.edge.rules import Scope
 from penstock.gateway.edge.tickets import TTL_S
+from penstock.gateway.edge.validation import validated
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.multipart import read_json
 from penstock.schemas.errors import Forbidden, InvalidRequest

@@ -29,6 +29,7 @@ from penstock.schemas.image_formats import MEDIA_TYPES, sniff
 from penstock.schemas.image_payloads import image_references
 from penstock.schemas.large_inputs import MEDIA_TYPE as TEXT_MEDIA_TYPE
 from penstock.schemas.large_inputs import take_text
+from penstock.schemas.message_parts import DETAILS
 from penstock.schemas.records import InferenceRequest
 
 MAX_IMAGES = 64
@@ -185,7 +186,7 @@ def _slots_of_part(part: Json, param: str) -> Iterator[Slot]:
         if isinstance(url, dict):
             if not _brings(cast("Json", url).get("url")):
                 return
-            if cast("Json", url).get("detail") not in (None, "auto", "high"):
+            if cast("Json", url).get("detail") not in (None, *DETAILS):
                 return  # refused by name afterwards
             part["image_url"] = cast("Json", url)["url"]
         yield part, "image_url", f"{param}.image_url"
