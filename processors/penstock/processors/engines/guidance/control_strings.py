@@ -152,16 +152,16 @@ class HidingTokenizer:
     def __len__(self) -> int:
         return len(self._tokenizer)
 
-    def __call__(self, text: Any, *args: Any, **options: Any) -> Any:
+    def __call__(self, text: Any, *args: Any, **how: Any) -> Any:
         texts: list[str] = [text] if isinstance(text, str) else list(text)
         if not any(map(self._strings.is_hidden_in, texts)):
-            return self._tokenizer(text, *args, **options)
-        special = options.get("add_special_tokens", True)
+            return self._tokenizer(text, *args, **how)
+        special = how.get("add_special_tokens", True)
         ids = [self._strings.encode(one, add_special_tokens=special) for one in texts]
         found = ids[0] if isinstance(text, str) else ids
         masks = [[1] * len(one) for one in ids]
         encoded = {"input_ids": found, "attention_mask": masks[0] if isinstance(text, str) else masks}
-        return BatchEncoding(encoded, tensor_type=options.get("return_tensors"))
+        return BatchEncoding(encoded, tensor_type=how.get("return_tensors"))
 
 
 def _without_prefix(pre_tokenizer: Any) -> None:
