@@ -340,7 +340,7 @@ STEPS = st.tuples(
 
 @given(steps=st.lists(STEPS, max_size=60))
 def test_each_id_is_given_once_the_oldest_first(steps: list[tuple[str, str, str | None, int]]) -> None:
-    """An id that is added again is the newest."""
+    """An id that is added again is the newest, and of its newest content."""
     now = [0.0]
     kept, model = Unconfirmed(lambda: now[0]), list[tuple[str, str, str, float]]()
     for number, (caller, content, added, later_s) in enumerate(steps):
@@ -348,7 +348,7 @@ def test_each_id_is_given_once_the_oldest_first(steps: list[tuple[str, str, str 
         if added is not None:
             kept_s = (100.0, 5_000.0)[number % 2]
             kept.add(caller, content, added, kept_s)
-            model = [one for one in model if one[:3] != (caller, content, added)]
+            model = [one for one in model if (one[0], one[2]) != (caller, added)]
             model.append((caller, content, added, now[0] + min(kept_s, unconfirmed.KEPT_S)))
             continue
         found = next((one for one in model if one[:2] == (caller, content) and one[3] >= now[0]), None)
