@@ -11,6 +11,7 @@ import codecs
 import json
 import math
 import re
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from penstock.schemas.errors import InvalidRequest
@@ -18,6 +19,7 @@ from penstock.schemas.texts import encodable
 
 MAX_LEVELS = 200
 """Lists and objects within each other. Python's writer fails at some hundreds more."""
+PLACE_CHARS = 300
 SHOWN_CHARS = 100
 """A caller's own name goes into an error record: it must be text there, and not the whole body again."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -41,13 +43,16 @@ class Flaw(ValueError):
 
 def loads_finite(text: str | bytes) -> Any:
     """As json.loads. Raises Flaw, with its place, and ValueError for what is no JSON. A BOM is passed over."""
-    encoded = isinstance(text, bytes) or text.isascii()
     if isinstance(text, bytes):
         text = text.removeprefix(codecs.BOM_UTF8).decode()
     try:
         value = STRICT.decode(text)
-        if encoded and not _may_be_flawed(text):
+        if not _may_hold_surrogates(text):
+            if text.count("[") + text.count("{") > MAX_LEVELS and _is_too_deep(value):
+                raise Flaw(value, "", _TOO_DEEP)
             return value
+    except Flaw:
+        raise
     except (ValueError, RecursionError):
         value = _read_all(text)
     if (flaw := flaw_of(value)) is not None:
@@ -82,6 +87,8 @@ def checked_value(value: Any, where: str, field: str = "") -> Any:
     """A value that was read as JSON, what messages of assistants hold repaired. Raises InvalidRequest."""
     flaw = flaw_of(value)
     if flaw is not None and flaw.problem != _TOO_DEEP:
+        if _is_too_deep(value):  # repairing goes by recursion
+            raise Flaw(None, "", _TOO_DEEP).refusal(where, field)
         value = _with_repaired_history(value)
         flaw = flaw_of(value)
     if flaw is not None:
@@ -95,9 +102,14 @@ def object_of(text: str) -> dict[str, Any]:
     Lone surrogates in them become U+FFFD, what is no number null.
     """
     try:
-        value = repaired(_read_all(text))
-    except (ValueError, RecursionError):
+        value = _read_all(text)
+        if isinstance(value, str):  # written as JSON twice
+            value = _read_all(value)
+    except ValueError:
         return {}
+    if _is_too_deep(value):
+        return {}
+    value = repaired(value)
     return cast("dict[str, Any]", value) if isinstance(value, dict) and flaw_of(value) is None else {}
 
 
@@ -113,28 +125,59 @@ def repaired(value: Any) -> Any:
 
 
 def flaw_of(value: Any) -> Flaw | None:
-    """The first part of a value that cannot be written as JSON. Not by recursion."""
-    left: list[tuple[str, Any, int]] = [("", value, 0)]
-    while left:
-        place, one, level = left.pop()
+    """The first part of a value that cannot be written as JSON. Not by recursion; memory follows the depth alone."""
+    ways: list[Iterator[tuple[str | int, Any]]] = [iter([("", value)])]
+    place: list[str | int] = [""]
+    """The names and indexes on the way, behind the value itself."""
+    while ways:
+        step = next(ways[-1], None)
+        if step is None:
+            ways.pop()
+            place.pop()
+            continue
+        place[-1], one = step
         if isinstance(one, str):
             if not one.isascii() and _SURROGATE.search(one):
-                return Flaw(value, place, _NO_TEXT)
+                return Flaw(value, _text_of(place), _NO_TEXT)
         elif isinstance(one, float):
             if not math.isfinite(one):
-                return Flaw(value, place, _NO_NUMBER)
-        elif isinstance(one, dict | list) and level == MAX_LEVELS:
-            return Flaw(value, "", _TOO_DEEP)
-        elif isinstance(one, dict):
-            named = cast("dict[str, Any]", one)
-            for name in named:
-                if not name.isascii() and _SURROGATE.search(name):
-                    return Flaw(value, below(place, shown_name(name)), _NO_TEXT)
-            left += [(below(place, shown_name(name)), item, level + 1) for name, item in reversed(named.items())]
-        elif isinstance(one, list):
-            items = cast("list[Any]", one)
-            left += [(f"{place}[{n}]", items[n], level + 1) for n in range(len(items) - 1, -1, -1)]
+                return Flaw(value, _text_of(place), _NO_NUMBER)
+        elif isinstance(one, dict | list):
+            if len(ways) > MAX_LEVELS:
+                return Flaw(value, "", _TOO_DEEP)
+            if isinstance(one, dict):
+                named = cast("dict[str, Any]", one)
+                for name in named:
+                    if not name.isascii() and _SURROGATE.search(name):
+                        return Flaw(value, _text_of([*place, name]), _NO_TEXT)
+                ways.append(iter(named.items()))
+            else:
+                ways.append(enumerate(cast("list[Any]", one)))
+            place.append("")
     return None
+
+
+def _is_too_deep(value: Any) -> bool:
+    """Level by level: of very many values most hold no others."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_LEVELS):
+        level = [
+            item
+            for one in level
+            for item in (cast("dict[str, Any]", one).values() if isinstance(one, dict) else cast("list[Any]", one))
+            if isinstance(item, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _text_of(place: Sequence[str | int]) -> str:
+    """The place as an error may show it."""
+    text = ""
+    for step in place[1:]:
+        text = f"{text}[{step}]" if isinstance(step, int) else below(text, shown_name(step))
+    return text if len(text) <= PLACE_CHARS else f"{text[:PLACE_CHARS]}…"
 
 
 def below(path: str, name: str) -> str:
@@ -162,14 +205,14 @@ def _with_repaired_history(value: Any) -> Any:
     return {name: _with_repaired_history(item) for name, item in named.items()}
 
 
-def _may_be_flawed(text: str) -> bool:
-    """Whether a text that was read is to be looked at: most are not."""
-    if text.count("[") + text.count("{") > MAX_LEVELS:
+def _may_hold_surrogates(text: str) -> bool:
+    """Whether escapes, or the text itself, may stand for lone surrogates: most texts are not to be looked at."""
+    if not text.isascii() and _SURROGATE.search(text):
         return True
-    if "\\u" not in text:
+    if "\\ud" not in text and "\\uD" not in text:
         return False
-    if "\\ud" in text or "\\uD" in text:  # as escapes stand for emoji too
-        text = _PAIR.sub(" ", text)
+    # As escapes stand for emoji too. An escaped backslash before them is no part of them.
+    text = _PAIR.sub(" ", text.replace("\\\\", " "))
     return "\\ud" in text or "\\uD" in text
 
 

@@ -1,6 +1,7 @@
 """JSON from outside: what is taken can be written again, what is not is refused with its place, history is repaired."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -118,12 +119,35 @@ ARGUMENTS: list[tuple[str, dict[str, Any]]] = [
     ('{"a": "\\ud83d", "\\udc00": "\\ud83d\\ude00"}', {"a": "�", "�": "\U0001f600"}),
     ('{"a": [NaN, -Infinity, 1e999, ' + "9" * 5_000 + "]}", {"a": [None] * 4}),
     ('{"a":' * (MAX_LEVELS + 1) + "1" + "}" * (MAX_LEVELS + 1), {}),
+    (json.dumps('{"a": "b"}'), {"a": "b"}),
 ]
 
 
 @pytest.mark.parametrize(("text", "value"), ARGUMENTS, ids=[text[:20] for text, _ in ARGUMENTS])
 def test_arguments_of_earlier_calls_are_an_object(text: str, value: dict[str, Any]) -> None:
     assert object_of(text) == value
+
+
+def test_a_flaw_beside_what_is_too_deep_is_refused_not_repaired() -> None:
+    for levels in (MAX_LEVELS + 1, 600):
+        text = '{"a": NaN, "b": ' + "[" * levels + "]" * levels + "}"
+        with pytest.raises(InvalidRequest, match="levels"):
+            read_body(text)
+
+
+def test_places_take_no_memory_until_one_is_told() -> None:
+    """Many values far below long names: each place would be kilobytes."""
+    names = MAX_LEVELS - 2
+    text = ('{"' + "x" * 100 + '":') * names + "[" + "1," * 20_000 + '"\\ud800"' + "]" + "}" * names
+    tracemalloc.start()
+    try:
+        with pytest.raises(Flaw) as caught:
+            loads_finite(text)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 10_000_000
+    assert len(caught.value.place) < 400
 
 
 @settings(max_examples=examples(300), deadline=None)

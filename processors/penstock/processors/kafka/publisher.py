@@ -305,7 +305,7 @@ class Publisher:
         while self._waiting:
             outgoing = self._waiting[0]
             if self._is_held_back(outgoing):
-                self._failed.append(outgoing)
+                self._hold_back(outgoing)
             elif not self._offer(outgoing):
                 break
             self._waiting.popleft()
@@ -323,9 +323,14 @@ class Publisher:
         """Offer it, behind what waits: the events of one request keep their order."""
         if self._is_held_back(outgoing):
             if outgoing.must:
-                self._failed.append(outgoing)
+                self._hold_back(outgoing)
         elif (self._waiting or not self._offer(outgoing)) and outgoing.must:
             self._waiting.append(outgoing)
+
+    def _hold_back(self, outgoing: _Outgoing) -> None:
+        """Later records of its key wait behind it, also when their topic is open again."""
+        self._failed.append(outgoing)
+        self._failed_lines.add(outgoing.line)
 
     def _is_held_back(self, outgoing: _Outgoing) -> bool:
         """Whether an earlier record of its key has failed, or its topic is closed and no new attempt is due."""
@@ -396,8 +401,7 @@ class Publisher:
             self._again_at = now + AGAIN_S
         if outgoing.must:
             self._failure = error
-            self._failed.append(outgoing)
-            self._failed_lines.add(outgoing.line)
+            self._hold_back(outgoing)
 
     def _close(self, topic: str, error: PenstockError, now: float) -> None:
         closed = self._closed.get(topic)
