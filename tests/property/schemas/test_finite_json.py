@@ -79,6 +79,7 @@ TEXTS: list[tuple[str, str | None]] = [
     ('{"\\ud800": 1}', "\\ud800"),
     ('{"a": {"b\\udfff": 1}}', "a.b\\udfff"),
     ('{"a": "\\\\ud83d\\ud83d"}', "a"),
+    (r'{"a": "\\ud83d\udc00"}', "a"),
     ("[" * DEEP + "]" * DEEP, ""),
     ("[" * (MAX_LEVELS + 1) + "]" * (MAX_LEVELS + 1), ""),
     ("[" * DEEP, ""),
