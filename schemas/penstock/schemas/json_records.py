@@ -7,7 +7,7 @@ import re
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from typing import Any
 
-from penstock.schemas.finite_json import LENIENT
+from penstock.schemas.finite_json import LENIENT, loads_any
 
 _BRACE, _MAGIC = 0x7B, 0
 _HEADER_SIZE = 5
@@ -44,6 +44,14 @@ def legible_fields(value: bytes | None) -> dict[str, Any] | None:
     if (text := json_text(value)) is None and (text := _within_text(value)) is None:
         return None
     return _fields(text.decode(errors="replace"))
+
+
+def is_whole_object(value: bytes | None) -> bool:
+    """Whether the record is a JSON object from its first brace to its last."""
+    try:
+        return isinstance(loads_any(json_text(value) or b""), dict)
+    except ValueError:
+        return False
 
 
 def _within_text(value: bytes | None) -> bytes | None:

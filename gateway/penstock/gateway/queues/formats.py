@@ -24,7 +24,7 @@ from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BadJson, InvalidRequest, PenstockError, error_body
 from penstock.schemas.finite_json import checked_value, loads_any
 from penstock.schemas.ids import derived_request_id, is_request_id
-from penstock.schemas.json_records import json_text, legible_fields
+from penstock.schemas.json_records import is_whole_object, json_text, legible_fields
 from penstock.schemas.labels import Labels
 from penstock.schemas.records import InferenceRequest
 from penstock.schemas.requests import parse_request_bytes, validate_request
@@ -121,6 +121,8 @@ def sender_of(value: bytes | None, origin: tuple[str, int, int, int]) -> tuple[s
         return None
     request_id, _, labels = identity(body)
     known = isinstance(request_id, str) and is_request_id(request_id)
+    if not (known or is_whole_object(value)):
+        return None
     return request_id if known else derived_request_id(*origin), labels
 
 

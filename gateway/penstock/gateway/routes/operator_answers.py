@@ -166,7 +166,7 @@ class WaitingWithoutWorker(Answer):
 class Dependency(Answer):
     """The last probe of what the gateway depends on; `ok` is null before the first."""
 
-    name: Literal["artifacts", "orders", "keys"]
+    name: Literal["artifacts", "orders", "rights", "transactions", "keys"]
     ok: bool | None
     checked_at: Time | None
     reason: str | None

@@ -26,7 +26,7 @@ from penstock.schemas.errors import (
     UnsupportedTask,
 )
 from penstock.schemas.ids import check_request_id, check_tenant, derived_request_id
-from penstock.schemas.json_records import json_text, legible_fields
+from penstock.schemas.json_records import is_whole_object, json_text, legible_fields
 from penstock.schemas.labels import CORRELATION_ID, NO_LABELS, Labels, labels_of
 from penstock.schemas.records import InferenceRequest, Origin
 from penstock.schemas.requests import (
@@ -196,13 +196,14 @@ class Intake:
     def _identity_of(self, value: bytes | None, place: Origin) -> tuple[str | None, str | None, str | None, Labels]:
         """(request_id, tenant, callback_url, labels) of what is no valid request, as far as it is legible.
 
-        Who waits hears of it. A JSON object without an id has the one that is made up of its place.
+        Who waits hears of it. A whole JSON object without an id has the one that is made up of its place.
         """
         body = legible_fields(value)
         if body is None:
             return *self._head_of(value or b""), None, NO_LABELS
         own_id, url, labels = identity(body)
-        return *_checked(own_id, body.get("tenant"), _made_up_id(place)), _callback(url), labels
+        otherwise = _made_up_id(place) if is_whole_object(value) else None
+        return *_checked(own_id, body.get("tenant"), otherwise), _callback(url), labels
 
     def _head_of(self, value: bytes) -> tuple[str | None, str | None]:
         """(request_id, tenant) of an Avro record of which the beginning can be read.

@@ -112,7 +112,7 @@ class Guidance:
         self._template: str | None = json.dumps(template) if isinstance(template, dict) else template
         self._variables = _variables(template)
         self._dialect = dialects.dialect_of(self._template, options.get("tool_parser"))
-        self._strings = ControlStrings(tokenizer, parsed=bool(options.get(PARSED_OPTION, False)))
+        self._strings = ControlStrings(tokenizer, self._template, parsed=bool(options.get(PARSED_OPTION, False)))
         self._passed_over: dict[str, None] = {}
         """Patterns that cannot be enforced."""
 

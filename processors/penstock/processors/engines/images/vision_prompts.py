@@ -32,7 +32,9 @@ class Prompts:
     def __init__(self, folder: str, options: Mapping[str, Any]) -> None:
         self._processor, self.tokenizer, self._image_processor = _load(folder, options)
         self._caption_prompt: str | None = options.get("caption_prompt")
-        self._strings = ControlStrings(self.tokenizer, parsed=bool(options.get(PARSED_OPTION, False)))
+        template = getattr(self._processor, "chat_template", None) or getattr(self.tokenizer, "chat_template", None)
+        parsed = bool(options.get(PARSED_OPTION, False))
+        self._strings = ControlStrings(self.tokenizer, str(template or ""), parsed=parsed)
         if self._processor is not None:
             self._processor.tokenizer = HidingTokenizer(self.tokenizer, self._strings)
 
