@@ -67,7 +67,7 @@ def test_a_reader_of_busy_topics_sees_the_grant(monkeypatch: pytest.MonkeyPatch,
     def lacking(*_: Any) -> set[str]:
         return lacks
 
-    monkeypatch.setattr(reader, "make_consumer", lambda *_, **__: Busy(topic))  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(reader, "make_consumer", lambda *_, **__: Busy(topic))
     monkeypatch.setattr(admin, "lacking", lacking)
     batches = list[Any]()
     made = PartitionReader(KafkaSettings(), {("busy", 0): 0, ("refused", 0): 0}, batches.append)
