@@ -140,9 +140,17 @@ def missing_topic(topic: str) -> NotFound:
 def unavailable(missing: NotFound | Forbidden) -> BrokerUnavailable:
     """The error of a service whose own topic or right is missing: its caller can only wait, its operator mends that.
 
-    A broker that has just started may not know its topics yet: then waiting is enough.
+    A broker that has just started may not know its topics yet: then waiting is enough. `missing` is its cause, from
+    which `may_be_written` knows that no record was written.
     """
-    return BrokerUnavailable(missing.message, details=missing.details, retry_after_s=1)
+    error = BrokerUnavailable(missing.message, details=missing.details, retry_after_s=1)
+    error.__cause__ = missing
+    return error
+
+
+def may_be_written(error: BaseException) -> bool:
+    """Whether the record that was refused with this may stand on its topic all the same."""
+    return isinstance(error, BrokerUnavailable) and not isinstance(error.__cause__, NotFound | Forbidden)
 
 
 def too_large(topic: str, size_bytes: int, limit_bytes: int) -> TooLarge:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 
 from confluent_kafka import KafkaError
 
@@ -47,16 +48,21 @@ class ReadRights:
             logger.error("read.refused topic=%s reason=%s", topic, self._refused[topic])
         return True
 
+    def granted(self, topics: Iterable[str]) -> None:
+        """They can be read, as one of their records tells."""
+        for topic in topics:
+            if self._refused.pop(topic, None) is not None:
+                logger.warning("read.granted topic=%s", topic)
+
     def look(self) -> None:
         """Ask Kafka about the refused topics, every `LOOK_S`. Blocks for a moment."""
         if not self._refused or time.monotonic() < self._look_at:
             return
+        asked = self.topics  # others may be refused meanwhile
         try:
-            lacking = admin.lacking(self._kafka, dict.fromkeys(self.topics, "READ"))
+            lacking = admin.lacking(self._kafka, dict.fromkeys(asked, "READ"))
         except PenstockError as error:
             logger.info("read.rights_unknown error=%s", error)
         else:
-            for topic in self.topics - lacking:
-                self._refused.pop(topic, None)
-                logger.warning("read.granted topic=%s", topic)
+            self.granted(asked - lacking)
         self._look_at = time.monotonic() + LOOK_S

@@ -260,13 +260,14 @@ class PartitionReader:
                 self._moved.notify_all()
 
     def _read_batch(self) -> None:
+        self.rights.look()
         # consume() alone would wait until its whole batch is full or the time is over.
         first = self._consumer.poll(self._poll_s)
         if first is None:
-            self.rights.look()
             self._on_idle()
             return
         messages: list[Message] = []
+        failed: list[Message] = []
         reached: dict[TP, int] = {}
         for message in [first, *self._consumer.consume(self._batch_size - 1, 0)]:
             error = message.error()
@@ -277,7 +278,11 @@ class PartitionReader:
                 # Behind the last record there may be offsets that compaction emptied: the end is reached all the same.
                 tp = (message.topic() or "", message.partition() or 0)
                 reached[tp] = max(reached.get(tp, 0), message.offset() or 0)
-            elif not self.rights.note(error, message.topic()):
+            else:
+                failed.append(message)
+        self.rights.granted(topic for topic, _ in reached)
+        for message in failed:
+            if (error := message.error()) is not None and not self.rights.note(error, message.topic()):
                 logger.warning("reader.error topic=%s error=%s", message.topic(), error)
         if messages and (batch := self._select(messages)):
             self._on_batch(batch)

@@ -60,8 +60,9 @@ def rights_probe(transport: ServiceTransport, kafka: KafkaSettings) -> Probe:
     async def probe() -> Problem | None:
         if not transport.refused:
             return None
-        lacking = await in_daemon_thread(admin.lacking, kafka, dict.fromkeys(transport.refused, "WRITE"))
-        for topic in transport.refused.keys() - lacking:
+        asked = dict.fromkeys(transport.refused, "WRITE")  # others may refuse meanwhile
+        lacking = await in_daemon_thread(admin.lacking, kafka, asked)
+        for topic in asked.keys() - lacking:
             transport.granted(topic)
         return (
             None

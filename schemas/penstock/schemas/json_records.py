@@ -12,6 +12,8 @@ from penstock.schemas.finite_json import LENIENT, loads_any
 _BRACE, _MAGIC = 0x7B, 0
 _HEADER_SIZE = 5
 """Bytes of the magic and the schema id, which Confluent's serializer of JSON writes before its text too."""
+_MOST_FIELDS = 500
+"""Records have fewer; who reads more of one that cannot be read whole only loses time."""
 _BLANKS = " \t\r\n"
 _BLANK = re.compile(f"[{_BLANKS}]*")
 
@@ -34,7 +36,7 @@ def json_text(value: bytes | None) -> bytes | None:
 
 
 def legible_fields(value: bytes | None) -> dict[str, Any] | None:
-    """The fields of a JSON object up to the first that cannot be read; None for a record that is none.
+    """The fields of a JSON object up to the first that cannot be read, and not very many; None for any other record.
 
     So the sender of an object that is cut off, or that holds what JSON has not, can be told of it. An object that was
     written as a JSON string, or behind a schema id, is read too.
@@ -75,7 +77,7 @@ def _fields(text: str) -> dict[str, Any]:
 
     try:
         at = after(0, "{")
-        while True:
+        for _ in range(_MOST_FIELDS):
             name, at = LENIENT.raw_decode(text, after(at, '"') - 1)
             at = after(at, ":")
             match = _BLANK.match(text, at)
@@ -84,4 +86,5 @@ def _fields(text: str) -> dict[str, Any]:
                 found[name] = value
             at = after(at, ",")
     except (ValueError, RecursionError):
-        return found
+        pass
+    return found

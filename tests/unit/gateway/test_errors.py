@@ -14,6 +14,8 @@ from gateway_parts import edge_of
 from kit.gateway_http import client, exchange, gateway_app, gateway_context
 from penstock.gateway.edge.edge import Edge
 from penstock.gateway.edge.errors import FinalFailure, outcome_error, refuse_socket
+from penstock.gateway.edge.validation import validated
+from penstock.gateway.routes.commands import PriorityBody
 from penstock.schemas.errors import (
     Cancelled,
     EngineFailed,
@@ -83,6 +85,12 @@ async def test_a_validation_error_names_the_field() -> None:
     answer = await get(ValueError(), "/?number=0")
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (400, "invalid", "number")
+
+
+def test_a_field_with_a_check_of_our_own_says_what_it_must_be() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        validated(PriorityBody, {"priority": 1_001})
+    assert refused.value.message == "priority: must be 0 to 1000, or high, medium or low"
 
 
 @pytest.mark.parametrize(

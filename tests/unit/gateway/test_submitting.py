@@ -19,6 +19,7 @@ from penstock.common.transport import Delivery
 from penstock.gateway.limits.allowances import Allowances, Totals
 from penstock.gateway.limits.callers import ANYBODY, Caller
 from penstock.gateway.limits.limits import Limits
+from penstock.gateway.producing import ServiceTransport
 from penstock.gateway.service import unconfirmed
 from penstock.gateway.service.submitting import Accepted, Submitter
 from penstock.gateway.service.unconfirmed import Unconfirmed
@@ -322,13 +323,32 @@ async def test_each_class_and_tenant_keeps_room_when_others_fill_the_gateway(kla
     await gateway.submit(theirs, OTHER)
 
 
-async def test_a_request_that_was_certainly_not_sent_is_refused_without_its_id(gateway: Gateway) -> None:
-    gateway.missing = True
+class Refusing:
+    """A producer without the right to write, told by itself or by the broker; or without the topic."""
+
+    def __init__(self, error: PenstockError, *, at_once: bool) -> None:
+        self.error, self.at_once = error, at_once
+
+    def send(self, topic: str, *_: Any, on_delivery: Any, **__: Any) -> None:
+        if self.at_once:
+            raise self.error
+        on_delivery(Delivery(topic=topic, partition=-1, offset=-1, timestamp_ms=-1, error=self.error))
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["by the client", "by the broker"])
+@pytest.mark.parametrize(
+    "error", [NotFound("the topic does not exist"), Forbidden("needs WRITE")], ids=lambda e: e.code
+)
+async def test_a_request_that_was_certainly_not_sent_is_refused_without_its_id(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, error: PenstockError, at_once: bool
+) -> None:
+    refusing: Any = Refusing(error, at_once=at_once)
+    monkeypatch.setattr(gateway, "produce", ServiceTransport(refusing, asyncio.get_running_loop()).produce)
     with pytest.raises(BrokerUnavailable) as refused:
         await gateway.submit(asked())
     assert "may be accepted" not in refused.value.message
     assert refused.value.details is None
-    gateway.missing = False
+    monkeypatch.undo()
     again = asked()
     assert (await gateway.submit(again)).request_id == again.request_id
 

@@ -137,6 +137,12 @@ def test_what_is_legible_is_what_stands_before_the_cut(fields: dict[str, Any], c
     assert repr(legible_fields(text)) == repr(fields)
 
 
+def test_few_of_very_many_fields_are_read() -> None:
+    text = '{"request_id": "mine"' + "".join(f', "again": {number}' for number in range(60_000))
+    found = legible_fields(text.encode()) or {}
+    assert (found["request_id"], found["again"] < 1_000) == ("mine", True)
+
+
 @given(st.binary(max_size=60))
 def test_any_bytes_are_taken(value: bytes) -> None:
     text = json_text(value)

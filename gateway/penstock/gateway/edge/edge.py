@@ -261,7 +261,7 @@ class Edge:
                 await discard_body(scope, receive)
             raise bodies.refusal(rules, scope)
         if encoding is not None:
-            receive, declared = Unzipped(receive), None
+            receive, declared = Unzipped(receive, bodies.of(rules, scope), bodies.refusal(rules, scope)), None
         try:
             answer.body = bodies.body(rules, scope, receive, hold, declared, look)
         except PenstockError:  # there is no room for it now

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
+from pydantic_core.core_schema import ErrorType
 
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
 
@@ -34,6 +35,8 @@ _WANTED = {
     "string_pattern_mismatch": "text that matches {pattern}",
 }
 """By type of pydantic's error; the names in braces are those of its facts."""
+_OF_PYDANTIC = frozenset[str](get_args(ErrorType))
+"""Errors of other types are ours, and so are their messages."""
 
 
 def invalid_from_validation(error: RequestValidationError | ValidationError, value: Any = None) -> InvalidRequest:
@@ -59,7 +62,7 @@ def invalid_from_validation(error: RequestValidationError | ValidationError, val
         return InvalidRequest(NO_OBJECT)
     if first["type"] == "missing":
         return InvalidRequest(f"{param} is missing", param=param)
-    if first["type"] == "value_error":
+    if first["type"] == "value_error" or first["type"] not in _OF_PYDANTIC:
         return InvalidRequest(f"{param}: {str(first['msg']).removeprefix('Value error, ')}", param=param)
     return InvalidRequest(f"{param} must be {' or '.join(dict.fromkeys(map(_wanted, here)))}", param=param)
 

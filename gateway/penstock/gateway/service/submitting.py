@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from penstock.common.clock import now_ms
-from penstock.common.kafka_errors import unavailable
+from penstock.common.kafka_errors import may_be_written, unavailable
 from penstock.common.outgoing import Outgoing, claim_record, request_record, valid_traceparent
 from penstock.common.transport import AsyncTransport, Delivery, record_bytes, too_large
 from penstock.gateway.callbacks import Callbacks
@@ -268,7 +268,7 @@ class Submitter:
         try:
             await self._produce(dataclasses.replace(checked, request=request), traceparent, keep)
         except BaseException as error:
-            unanswered = isinstance(error, BrokerUnavailable) and not isinstance(error.__cause__, NotFound)
+            unanswered = may_be_written(error)
             if unanswered or former is not None or isinstance(error, asyncio.CancelledError):
                 kept_s = (request.ttl_ms or DEFAULT_LIMITS.default_ttl_ms) / 1000
                 self._unconfirmed.add(by, content_hash(request), request.request_id, kept_s)

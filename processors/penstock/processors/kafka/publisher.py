@@ -2,8 +2,8 @@
 
 All runs on the event loop. A record that the broker will never take (too large) becomes a small failed event. A record
 that the broker refuses for another reason is sent again every `AGAIN_S`, before later records of its key, and `trouble`
-says so. Where this client may not write to a topic, or the topic is missing, one record asks again for all of them.
-Advice and facts about this worker are dropped meanwhile.
+says so: also one for a partition that is gone. Where this client may not write to a topic, or the topic is missing, one
+record asks again for all of them. Advice and facts about this worker are dropped meanwhile.
 
 While nothing is under way a record leaves at once. While something is, records gather for a moment and leave together:
 a producer that sends each by itself costs several times as much (Nagle's rule). Dead letters have a window of their
@@ -51,6 +51,8 @@ AGAIN_S = 1.0
 """Between two attempts to send what the broker refused."""
 REPEATED_S = 60.0
 """Between two log lines about one topic that this client may not write to."""
+UNASKED_S = 30.0
+"""A closed topic that nothing was written to for so long, and for which nothing waits, is not named in `trouble`."""
 UNANSWERED_S = 10.0
 """`trouble` names records without an acknowledgement after this time."""
 CHUNK_OVERHEAD_BYTES = 1024
@@ -170,14 +172,24 @@ class Publisher:
     @property
     def trouble(self) -> str | None:
         """Why records wait; None while Kafka takes them."""
-        if self._failed or self._closed:
-            why = "; ".join(str(topic.error) for topic in self._closed.values()) or self._failure
+        closed = self._closed_now()
+        if self._failed or closed:
+            why = "; ".join(str(topic.error) for topic in closed) or self._failure
             return f"Kafka refuses {len(self._failed)} records, which are sent again: {why}"
         if self._waiting:
             return f"{len(self._waiting)} records wait: the local queue to Kafka is full"
         if self.oldest_s >= UNANSWERED_S:
             return f"Kafka has not acknowledged {self.unacknowledged} records, the oldest for {self.oldest_s:.0f} s"
         return None
+
+    def _closed_now(self) -> list[_ClosedTopic]:
+        """The closed topics, but for those that may be open again: only dropped records asked, and none lately."""
+        if not self._closed:
+            return []
+        held_back, now = {outgoing.topic for outgoing in self._failed}, self._clock()
+        return [
+            closed for topic, closed in self._closed.items() if topic in held_back or now < closed.again_at + UNASKED_S
+        ]
 
     def chunk(
         self,
@@ -393,7 +405,8 @@ class Publisher:
     def _fail(self, outgoing: _Outgoing, error: PenstockError) -> None:
         """The broker does not take it as it is: it is sent again later, if it must be published."""
         now = self._clock()
-        if isinstance(error, Forbidden | NotFound):
+        partition_is_gone = isinstance(error, NotFound) and outgoing.partition is not None
+        if isinstance(error, Forbidden | NotFound) and not partition_is_gone:
             self._close(outgoing.topic, error, now)
         elif not self._failed:
             logger.warning("publish.failed topic=%s error=%s %s", outgoing.topic, error.code, error)

@@ -11,9 +11,16 @@ from typing import Any
 import pytest
 
 from penstock.common.transport import Delivery
-from penstock.processors.kafka.publisher import AGAIN_S, GATHERED_RECORDS, LETTER_WINDOW, UNANSWERED_S, Publisher
+from penstock.processors.kafka.publisher import (
+    AGAIN_S,
+    GATHERED_RECORDS,
+    LETTER_WINDOW,
+    UNANSWERED_S,
+    UNASKED_S,
+    Publisher,
+)
 from penstock.schemas.codec import default_codec
-from penstock.schemas.errors import BrokerUnavailable, Forbidden, Overloaded, PenstockError, TooLarge
+from penstock.schemas.errors import BrokerUnavailable, Forbidden, NotFound, Overloaded, PenstockError, TooLarge
 from penstock.schemas.records import DeadLetter, Origin, ResultEvent, StatusEvent
 from penstock.schemas.topics import TopicNames
 
@@ -246,6 +253,41 @@ def test_facts_for_a_topic_that_takes_none_are_dropped_and_the_next_asks_again()
     transport.deliver(1)
     fact()
     assert (len(transport.sent), publisher.trouble) == (3, None)
+
+
+def test_a_topic_that_refused_only_advice_is_no_trouble_once_nobody_writes_to_it() -> None:
+    """An idle worker would not be ready after the grant: no status comes that asks again."""
+    transport, seconds = FakeTransport(), [0.0]
+    publisher = Publisher(transport, default_codec(), NAMES, clock=lambda: seconds[0])
+    publisher.status(status())
+    transport.deliver(0, Forbidden("needs WRITE on the topic"))
+    seconds[0] += AGAIN_S
+    assert "needs WRITE" in (publisher.trouble or "")
+    seconds[0] += UNASKED_S
+    assert publisher.trouble is None
+    publisher.status(status(done=True))
+    transport.deliver(1, Forbidden("needs WRITE on the topic"))
+    seconds[0] += AGAIN_S + UNASKED_S
+    assert "refuses 1 records" in (publisher.trouble or "")
+
+
+def test_a_partition_that_is_gone_holds_up_no_other_record_of_the_topic() -> None:
+    transport, seconds = FakeTransport(), [0.0]
+    publisher = Publisher(transport, default_codec(), NAMES, clock=lambda: seconds[0])
+
+    def move(key: bytes, partition: int | None) -> None:
+        publisher.republish("t", key, key=key, headers=[], partition=partition, done=lambda: None, refused=no_refusal)
+
+    move(b"gone", 9)
+    transport.deliver(0, NotFound("topic t does not exist"))
+    move(b"other", None)
+    assert [value for _, value, _ in transport.sent] == [b"gone", b"other"]
+    transport.deliver(1)
+    assert "refuses 1 records" in (publisher.trouble or "")
+    seconds[0] += AGAIN_S
+    publisher.tick()
+    transport.deliver(2)
+    assert (publisher.trouble, publisher.backlog) == (None, 0)
 
 
 def test_what_nothing_can_make_smaller_waits_and_is_named() -> None:
