@@ -115,10 +115,18 @@ def _enforceable(schema: Any, passed_over: Container[str]) -> Any:
             made[name] = {key: _enforceable(named[key], passed_over) for key in kept}
         else:
             made[name] = inner if name in _VALUES else _enforceable(inner, passed_over)
-    for pattern in list(made.get("patternProperties") or ()):
+    return _with_names(made)
+
+
+def _with_names(made: Json) -> Json:
+    patterns, known = made.get("patternProperties"), made.get("properties", {})
+    if not isinstance(patterns, dict) or not isinstance(known, dict):
+        return made  # whatever is wrong, llguidance refuses it
+    named = cast("Json", patterns)
+    for pattern in list(named):
         if (names := _NAMES.fullmatch(pattern)) is None:
             continue
-        inner, known = made["patternProperties"].pop(pattern), made.setdefault("properties", {})
+        inner, made["properties"] = named.pop(pattern), known
         for key in (names[1] or names[2]).split("|"):
             known[key] = {"allOf": [known[key], inner]} if key in known else inner
     return {name: value for name, value in made.items() if name != "patternProperties" or value}

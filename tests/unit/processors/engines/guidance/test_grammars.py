@@ -79,6 +79,13 @@ def test_a_byte_level_decoder_within_a_sequence_is_understood() -> None:
         ({"$ref": "http://169.254.169.254/x"}, r"\$ref", None),
         ({"type": "string", "format": "nonsense"}, "format", None),
         ({"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in range(12)]} for i in range(6)]}, "large", None),
+        *[
+            ({"properties": properties, "patternProperties": patterns}, "cannot be enforced", None)
+            for properties, patterns in (
+                *[({}, other) for other in ([], ["^a$"], [5], 5, None)],
+                *[(other, {"^a$": {}}) for other in ([], True, None)],
+            )
+        ],
     ],
 )
 def test_a_schema_that_cannot_be_enforced_is_refused(
