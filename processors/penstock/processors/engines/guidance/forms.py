@@ -106,6 +106,7 @@ def _enforceable(schema: Any, passed_over: Container[str]) -> Any:
     if not isinstance(schema, dict):
         return schema
     made: Json = {}
+    any_name = False
     for name, inner in cast("Json", schema).items():
         if name == "pattern" and isinstance(inner, str) and inner in passed_over:
             continue
@@ -113,8 +114,11 @@ def _enforceable(schema: Any, passed_over: Container[str]) -> Any:
             named = cast("Json", inner)
             kept = [key for key in named if name != "patternProperties" or key not in passed_over]
             made[name] = {key: _enforceable(named[key], passed_over) for key in kept}
+            any_name = any_name or len(kept) < len(named)
         else:
             made[name] = inner if name in _VALUES else _enforceable(inner, passed_over)
+    if any_name:  # which properties are additional is not known without the pattern
+        made.pop("additionalProperties", None)
     return _with_names(made)
 
 
