@@ -106,6 +106,7 @@ def _enforceable(schema: Any, passed_over: Container[str]) -> Any:
     if not isinstance(schema, dict):
         return schema
     made: Json = {}
+    any_name = False
     for name, inner in cast("Json", schema).items():
         if name == "pattern" and isinstance(inner, str) and inner in passed_over:
             continue
@@ -113,12 +114,23 @@ def _enforceable(schema: Any, passed_over: Container[str]) -> Any:
             named = cast("Json", inner)
             kept = [key for key in named if name != "patternProperties" or key not in passed_over]
             made[name] = {key: _enforceable(named[key], passed_over) for key in kept}
+            any_name = any_name or len(kept) < len(named)
         else:
             made[name] = inner if name in _VALUES else _enforceable(inner, passed_over)
-    for pattern in list(made.get("patternProperties") or ()):
+    if any_name:  # which properties are additional is not known without the pattern
+        made.pop("additionalProperties", None)
+    return _with_names(made)
+
+
+def _with_names(made: Json) -> Json:
+    patterns, known = made.get("patternProperties"), made.get("properties", {})
+    if not isinstance(patterns, dict) or not isinstance(known, dict):
+        return made  # whatever is wrong, llguidance refuses it
+    named = cast("Json", patterns)
+    for pattern in list(named):
         if (names := _NAMES.fullmatch(pattern)) is None:
             continue
-        inner, known = made["patternProperties"].pop(pattern), made.setdefault("properties", {})
+        inner, made["properties"] = named.pop(pattern), known
         for key in (names[1] or names[2]).split("|"):
             known[key] = {"allOf": [known[key], inner]} if key in known else inner
     return {name: value for name, value in made.items() if name != "patternProperties" or value}

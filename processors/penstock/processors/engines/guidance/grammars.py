@@ -74,6 +74,11 @@ class Grammars:
         with self._lock:
             if grammar in self._compiled:
                 return
+        await self.tried(grammar, param)
+        await in_daemon_thread(self.matcher, grammar, param)
+
+    async def tried(self, grammar: str, param: str) -> None:
+        """Find out whether it compiles, and keep nothing of it. Raises as `ready`."""
         if (key := hash(grammar)) in self._too_complex:
             raise _too_complex(param)
         if self._facts is None or await in_daemon_thread(self._llguidance) is None:
@@ -89,7 +94,6 @@ class Grammars:
             raise _too_complex(param) from None
         if error is not None:
             raise _refusal(error, param)
-        await in_daemon_thread(self.matcher, grammar, param)
 
     def was_too_complex(self, grammar: str) -> bool:
         """Whether its compilation was given up, which took seconds."""

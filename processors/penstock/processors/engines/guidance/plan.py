@@ -20,8 +20,9 @@ from penstock.processors.engines.guidance import dialects
 from penstock.processors.engines.guidance.calls import CallReader
 from penstock.processors.engines.guidance.control_strings import PARSED_OPTION, ControlStrings
 from penstock.processors.engines.guidance.dialects import Dialect
-from penstock.processors.engines.guidance.forms import Part, json_rule, patterns_of, response_schema
+from penstock.processors.engines.guidance.forms import Part, response_schema
 from penstock.processors.engines.guidance.grammars import Grammars
+from penstock.processors.engines.guidance.patterns import Patterns
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
 from penstock.schemas.finite_json import loads_finite, object_of
 
@@ -30,9 +31,6 @@ Json = dict[str, Any]
 
 SET_HERE = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 """Variables of chat templates that no request sets."""
-PATTERNS_TRIED = 64
-"""So many patterns of one request are tried one by one when its grammar cannot be enforced."""
-PATTERNS_KEPT = 4_096
 MOST_CALLS = 8
 """Calls that one forced answer may hold: small models do not know when it is enough."""
 
@@ -113,8 +111,7 @@ class Guidance:
         self._variables = _variables(template)
         self._dialect = dialects.dialect_of(self._template, options.get("tool_parser"))
         self._strings = ControlStrings(tokenizer, self._template, parsed=bool(options.get(PARSED_OPTION, False)))
-        self._passed_over: dict[str, None] = {}
-        """Patterns that cannot be enforced."""
+        self._passed_over = Patterns(grammars)
 
     async def ready(self, spec: RunSpec) -> None:
         """Compile the request's grammar, if it has one; seconds, in which others are not held up. Raises as `plan`."""
@@ -124,34 +121,17 @@ class Guidance:
             return
         try:
             await self._grammars.ready(rule, param)
-        except InvalidRequest:
+        except InvalidRequest as error:
             if self._grammars.was_too_complex(rule):
                 raise
             parts = _parts(spec.params, use)
-            for part in parts:
-                await self._try_patterns(part)
+            if error.details and "keywords" in error.details:  # which only strict schemas are refused for
+                parts = [part for part in parts if part.strict]
+            else:
+                await self._passed_over.find(parts)
             for part in parts:  # one that still cannot be enforced is refused by its place
-                await self._grammars.ready(f"start: {part.rule(self._passed_over)}", part.param)
+                await self._grammars.tried(f"start: {part.rule(self._passed_over)}", part.param)
             await self._grammars.ready(self._grammar(spec, use)[0] or rule, param)
-
-    async def _try_patterns(self, part: Part) -> None:
-        """Remember the patterns that cannot be enforced. Raises InvalidRequest for one of a strict schema."""
-        for place, pattern in list(patterns_of(part.schema, part.param))[:PATTERNS_TRIED]:
-            if pattern not in self._passed_over:
-                only = json_rule({"type": "string", "pattern": pattern}, place)
-                try:
-                    await self._grammars.ready(f"start: {only}", place)
-                except InvalidRequest:
-                    if self._grammars.was_too_complex(f"start: {only}"):
-                        raise
-                    self._passed_over[pattern] = None
-                    if len(self._passed_over) > PATTERNS_KEPT:
-                        del self._passed_over[next(iter(self._passed_over))]
-            if part.strict and pattern in self._passed_over:
-                raise InvalidRequest(
-                    f"{place} cannot be enforced: look-around, back references and word boundaries are not supported",
-                    param=place,
-                )
 
     def plan(self, spec: RunSpec, *, greedy: bool) -> Plan | None:
         """None for a plain request. Its grammar is `ready`.

@@ -61,6 +61,18 @@ def test_what_is_a_call_and_what_is_text(dialect: str, text: str, shown: str, ca
     assert read(dialect, list(text)) == (shown, calls)
 
 
+@pytest.mark.parametrize("call", ['{"arguments": {"a": %s}, "name": "add"}', "[%s]", '{"a": %s', '; {"a": {"b": %s}}'])
+@pytest.mark.parametrize("levels", [330, 495, 990, 5_000])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_no_depth_of_what_a_model_writes_is_an_error(dialect: str, levels: int, call: str) -> None:
+    """Reading, repairing and writing fail at different depths. What fails is text, as the model wrote it."""
+    for nested in ("[" * levels + "]" * levels, '{"a":' * levels + "NaN" + "}" * levels, "[" * levels):
+        text = DIALECTS[dialect].prefix + call.replace("%s", nested) + DIALECTS[dialect].suffix
+        reader = CallReader(DIALECTS[dialect], NAMES, "run")
+        shown = reader.feed(text) + reader.flush()
+        assert shown == text or (levels < 5_000 and reader.calls)
+
+
 @given(st.sampled_from(CASES), st.lists(st.integers(0, 120), max_size=6))
 def test_pieces_give_what_the_whole_gives(case: tuple[str, str, str, Any], cuts: list[int]) -> None:
     dialect, text, shown, calls = case

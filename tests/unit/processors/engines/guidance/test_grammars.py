@@ -12,10 +12,11 @@ from transformers import PreTrainedTokenizerFast
 from penstock.processors.engines.base import RunSpec
 from penstock.processors.engines.batching.controls import Control
 from penstock.processors.engines.batching.logit_options import LogitOptions
-from penstock.processors.engines.guidance import trials
+from penstock.processors.engines.guidance import patterns, trials
 from penstock.processors.engines.guidance.dialects import DIALECTS
 from penstock.processors.engines.guidance.forms import json_rule
 from penstock.processors.engines.guidance.grammars import LEAST_BYTES, Grammars
+from penstock.processors.engines.guidance.patterns import PATTERNS_TRIED
 from penstock.processors.engines.guidance.plan import Guidance
 from penstock.schemas.errors import InvalidRequest, Overloaded, UnsupportedParameter
 
@@ -79,6 +80,13 @@ def test_a_byte_level_decoder_within_a_sequence_is_understood() -> None:
         ({"$ref": "http://169.254.169.254/x"}, r"\$ref", None),
         ({"type": "string", "format": "nonsense"}, "format", None),
         ({"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in range(12)]} for i in range(6)]}, "large", None),
+        *[
+            ({"properties": properties, "patternProperties": patterns}, "cannot be enforced", None)
+            for properties, patterns in (
+                *[({}, other) for other in ([], ["^a$"], [5], 5, None)],
+                *[(other, {"^a$": {}}) for other in ([], True, None)],
+            )
+        ],
     ],
 )
 def test_a_schema_that_cannot_be_enforced_is_refused(
@@ -285,16 +293,15 @@ LOOKAROUND = with_pattern("^(?!x)[a-z]+$")
 PLAIN = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
+def spec_of(**params: Any) -> RunSpec:
+    return RunSpec(run_id="r", task="t", model="m", messages=[{"role": "user", "content": "x"}], params=params)
+
+
 async def planned(**params: Any) -> Any:
-    made = Grammars(TOKENIZER, vocabulary=260, end_ids=[END])
-    guidance = Guidance(TOKENIZER, made, vocabulary=260, slots=4, options={"tool_parser": "json"})
-    said: list[Any] = [{"role": "user", "content": "x"}]
-    spec = RunSpec(run_id="r", task="t", model="m", messages=said, params=params)
-    try:
-        await guidance.ready(spec)
-        return guidance.plan(spec, greedy=True)
-    finally:
-        made.close()
+    with contextlib.closing(grammars()) as made:
+        guidance = Guidance(TOKENIZER, made, vocabulary=260, slots=4, options={"tool_parser": "json"})
+        await guidance.ready(spec_of(**params))
+        return guidance.plan(spec_of(**params), greedy=True)
 
 
 def form(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -313,9 +320,15 @@ async def test_patterns_that_cannot_be_enforced_are_passed_over_where_nothing_is
     shaped = await planned(response_format=form(with_pattern(pattern), strict=False))
     answers = {'{"to": "abcd"}': True, '{"to": "abcde"}': False, "{}": False, '{"to": "a", "b": 1}': False}
     assert {text: accepts(shaped.matcher.deep_copy(), text) for text in answers} == answers
-    bad_name = {"type": "object", "patternProperties": {pattern: {}}, "properties": {"a": {"type": "integer"}}}
+    integer = {"a": {"type": "integer"}}  # and other names may fit the pattern
+    bad_name = {
+        "type": "object",
+        "patternProperties": {pattern: {}},
+        "properties": integer,
+        "additionalProperties": False,
+    }
     named = await planned(response_format=form(bad_name, strict=False))
-    assert accepts(named.matcher.deep_copy(), '{"a": 1}')
+    assert accepts(named.matcher.deep_copy(), '{"a": 1, "b": 2}')
     assert not accepts(named.matcher.deep_copy(), '{"a": "x"}')
 
 
@@ -348,6 +361,44 @@ async def test_what_is_strict_and_cannot_be_enforced_is_refused_by_its_place(
         await planned(**params)
     assert caught.value.param == f"payload.{param}"
     assert not any(word in caught.value.message for word in ("regex", "error", "%json", "RegexAst"))
+
+
+@pytest.mark.parametrize(
+    ("refused", "most"),
+    [({"type": "integer", "minimum": 5, "maximum": 3}, PATTERNS_TRIED), ({"not": {}}, 0)],
+    ids=["range", "keyword"],
+)
+async def test_a_refused_request_costs_few_trials_and_no_grammar_of_others(
+    refused: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+    run = trials.Trials.run
+
+    async def counted(self: trials.Trials, grammar: str) -> str | None:
+        tried.append(grammar)
+        return await run(self, grammar)
+
+    monkeypatch.setattr(trials.Trials, "run", counted)
+    tools = [tool(f"t{n}", {"properties": {f"{i}": {"pattern": f"{n}a{i}"} for i in range(30)}}) for n in range(3)]
+    tools.append(tool("w", {"properties": {"a": refused}, "required": ["a"]}, True))
+    with contextlib.closing(grammars()) as made:
+        guidance = Guidance(TOKENIZER, made, vocabulary=260, slots=4, options={"tool_parser": "json"})
+        for _ in range(2):  # what is known of patterns is not tried again
+            with pytest.raises(InvalidRequest) as caught:
+                await guidance.ready(spec_of(tools=tools))
+            assert caught.value.param == "payload.tools[3].function.parameters"
+        assert sum(grammar.startswith('start: %json {"type": "string"') for grammar in tried) == most
+        assert not made._compiled
+
+
+async def test_what_is_remembered_of_patterns_is_there_until_the_plan_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "PATTERNS_KEPT", 3)
+    asked = [spec_of(response_format=form({"pattern": f"(?={letter})"}, strict=False)) for letter in "abcd"]
+    with contextlib.closing(grammars()) as made:
+        guidance = Guidance(TOKENIZER, made, vocabulary=260, slots=4, options={"tool_parser": "json"})
+        for spec in (*asked[:3], asked[0], asked[3]):
+            await guidance.ready(spec)
+        assert guidance.plan(asked[0], greedy=True) is not None
 
 
 @pytest.mark.parametrize("pattern", ["^score$", "^(score|b)$", "^(?:score)$"])
