@@ -15,6 +15,7 @@ from websockets.sync.client import connect
 
 from penstock.gateway.edge.keys import create_key
 from penstock.schemas.records import ModelState, WorkerState
+from penstock.schemas.times import rfc3339
 
 if TYPE_CHECKING:
     from conftest import Server
@@ -47,9 +48,9 @@ def test_a_body_without_a_length_stops_at_the_limit(server: Server) -> None:
         ("POST", "/v1/chat/completions", b"{", 400, "invalid", "not valid JSON"),
         ("POST", "/v1/chat/completions", b"[]", 400, "invalid", "not a valid JSON object"),
         ("POST", "/v1/chat/completions", b"\xff", 400, "invalid", "JSON"),
-        ("POST", "/v1/chat/completions", b"[" * 100_000, 400, "invalid", "JSON"),
+        ("POST", "/v1/chat/completions", b"[" * 100_000, 400, "invalid", "levels"),
         ("POST", "/v1/chat/completions", b'{"model": "smol"}', 400, "invalid", "messages"),
-        ("POST", "/registry/subjects/x", b"[" * 5_000, 400, "invalid", "the body cannot be read as JSON"),
+        ("POST", "/registry/subjects/x", b"[" * 5_000, 400, "invalid", "levels"),
     ],
 )
 def test_everything_else_has_the_one_shape(
@@ -73,7 +74,7 @@ def test_health_and_metrics(server: Server) -> None:
             "status": "degraded",
             "models_without_worker": without,
             "waiting_without_worker": [],
-            "dependencies": [],
+            "dependencies": [{"name": "transactions", "ok": True, "checked_at": rfc3339(0), "reason": None}],
             "file_differences": [],
             "reason": "no worker is alive",
         },
