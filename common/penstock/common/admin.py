@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from confluent_kafka import (
-    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaException,
     TopicCollection,
@@ -231,16 +230,15 @@ def count_conversations(settings: KafkaSettings, timeout_s: float = 10.0) -> int
     return sum(parse(name) is not None for name in partition_counts(settings, timeout_s=timeout_s))
 
 
-def check_group(settings: KafkaSettings, group: str, partition: TP, timeout_s: float = 10.0) -> None:
-    """Ask a group for its offset of a partition. Raises Forbidden, which names the group and the right it needs.
+def check_group(settings: KafkaSettings, group: str, timeout_s: float = 10.0) -> None:
+    """Ask for a group, which need not exist. Raises Forbidden, which names the group and the right it needs.
 
     A consumer would hear of a missing right only by a timeout.
     """
-    doing = f"read the offsets of the group {group}"
 
     def ask(client: AdminClient, wait_s: float) -> None:
-        wanted = [ConsumerGroupTopicPartitions(group, [TopicPartition(*partition)])]
-        answer_of(client.list_consumer_group_offsets(wanted)[group], doing, wait_s, group=group)
+        found = client.describe_consumer_groups([group], request_timeout=wait_s)[group]
+        answer_of(found, f"read the offsets of the group {group}", wait_s, group=group)
 
     asked(settings, ask, timeout_s)
 

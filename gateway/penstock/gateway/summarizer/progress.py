@@ -26,10 +26,10 @@ class Progress:
         """librdkafka's consumers are not to be closed while they are asked."""
 
     def check(self) -> None:
-        """Ask for a position that nobody keeps. Raises Forbidden, naming the group and the right; BrokerUnavailable."""
+        """Ask for the group. Raises Forbidden, naming the group and the right, and BrokerUnavailable."""
         with self._lock:
             group = self._of_group().group
-        admin.check_group(self._kafka, group, (self._kafka.names.conversation_facts, 0))
+        admin.check_group(self._kafka, group)
 
     def read(self, topic_ids: Mapping[str, str], keys: Mapping[str, Key]) -> dict[str, Commit]:
         """By topic, what is committed of the topic with this Kafka id. Raises BrokerUnavailable."""

@@ -20,8 +20,8 @@ from penstock.schemas.errors import Forbidden
 def test_the_group_is_asked_before_there_is_a_conversation(monkeypatch: pytest.MonkeyPatch, is_refused: bool) -> None:
     groups: list[str] = []
 
-    def offsets(wanted: list[Any]) -> dict[str, Future[None]]:
-        groups.append(wanted[0].group_id)
+    def describe(wanted: list[str], **_: Any) -> dict[str, Future[None]]:
+        groups.extend(wanted)
         answer: Future[None] = Future()
         if is_refused:
             answer.set_exception(KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)))
@@ -29,7 +29,7 @@ def test_the_group_is_asked_before_there_is_a_conversation(monkeypatch: pytest.M
             answer.set_result(None)
         return {groups[-1]: answer}
 
-    client = SimpleNamespace(list_consumer_group_offsets=offsets)
+    client = SimpleNamespace(describe_consumer_groups=describe)
     monkeypatch.setattr(admin, "asked", lambda _, ask, timeout_s: ask(client, timeout_s))
     monkeypatch.setattr(admin, "conversation_topics", lambda _: {})
     monkeypatch.setattr(progress, "make_consumer", lambda *_, **__: None)
