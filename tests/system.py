@@ -198,8 +198,9 @@ class System:
             for table in tables:
                 lines += [f"[[{name}]]", *(f"{key} = {toml_value(value)}" for key, value in table.items()), ""]
         path = self.folder / "penstock.toml"
-        path.write_text("\n".join(lines))
-        return path
+        written = path.with_suffix(".new")
+        written.write_text("\n".join(lines))
+        return written.replace(path)  # at once: another process that starts may be reading it
 
     def start(self, command: str, name: str, port: int, env: Mapping[str, str]) -> Process:
         log = self.folder / f"{name}.log"
