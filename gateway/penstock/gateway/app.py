@@ -47,6 +47,7 @@ from penstock.gateway.routes import (
     forks,
     health,
     native,
+    request_results,
     sockets,
     summaries,
 )
@@ -72,6 +73,7 @@ ROUTERS = tuple(
         docs_page,
         bulk,
         native,
+        request_results,
         commands,
         conversations,
         conversation_export,

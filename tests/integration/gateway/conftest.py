@@ -123,9 +123,8 @@ class Job:
 
     def end(self, text: str, *, attempt: int = 1, epoch: int = 1, status: str = "completed", **values: Any) -> Job:
         output = {"text": text} if status == "completed" else None
-        return self._result(
-            kind="terminal", status=status, text_generation=output, attempt=attempt, epoch=epoch, **values
-        )
+        values = {"text_generation": output, **values}
+        return self._result(kind="terminal", status=status, attempt=attempt, epoch=epoch, **values)
 
     def _event(self, **values: Any) -> ResultEvent:
         return ResultEvent(

@@ -96,7 +96,8 @@ def test_a_session_of_a_conversation_reaches_that_one_only(gateway: Any, key: di
     other = gateway.submit(key, conversation_id="other")
     page = session(issue(gateway, key, use="session", conversation_id="mine"))
     ask, send = gateway.http.request, gateway.http.post
-    routes = [("GET", ""), ("GET", "/events"), ("GET", "/deliveries"), ("POST", "/cancel"), ("DELETE", "")]
+    reads = [("GET", rest) for rest in ("", "/events", "/result", "/deliveries")]
+    routes = [*reads, ("POST", "/cancel"), ("DELETE", "")]
     for method, rest in routes:
         assert code(ask(method, f"/v1/requests/{other}{rest}", headers=page))[:2] == (404, "not_found"), rest
     assert gateway.get(f"/v1/requests/{mine}", headers=page).status_code == 200

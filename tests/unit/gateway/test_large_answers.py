@@ -24,8 +24,8 @@ from penstock.gateway.openai.chat_answers import ChunkWriter, Json
 from penstock.gateway.openai.chat_bodies import EmbeddingBody
 from penstock.gateway.openai.endpoints import EMBEDDING, Made
 from penstock.gateway.openai.exchange import stream_events
-from penstock.gateway.openai.large_answers import decode_json, is_large
 from penstock.gateway.openai.routes import Exchange
+from penstock.gateway.service.large_answers import decode_json, is_large
 from penstock.gateway.service.subscriptions import Subscription
 from penstock.gateway.view.frames import ResultFrame
 from penstock.schemas.records import InferenceRequest

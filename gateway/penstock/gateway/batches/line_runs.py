@@ -23,9 +23,9 @@ from penstock.gateway.openai import endpoints
 from penstock.gateway.openai.chat_bodies import in_openai_words
 from penstock.gateway.openai.endpoints import Endpoint, Made
 from penstock.gateway.openai.exchange import completed
-from penstock.gateway.openai.large_answers import is_large, whole_result
 from penstock.gateway.routes.line_reader import Line
 from penstock.gateway.service.brought_images import BroughtImage, with_inputs
+from penstock.gateway.service.large_answers import is_large, whole_result
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.service.submitting import Checked
 from penstock.gateway.service.subscriptions import Stopping

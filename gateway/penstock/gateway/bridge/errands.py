@@ -25,7 +25,6 @@ from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai import chat_answers as answers
 from penstock.gateway.openai import chat_bodies as bodies
 from penstock.gateway.openai.completion_answers import Shape, completion
-from penstock.gateway.openai.large_answers import beside_the_loop, whole_result
 from penstock.gateway.queues.formats import (
     BadMessage,
     Json,
@@ -38,6 +37,7 @@ from penstock.gateway.queues.formats import (
     sender_of,
 )
 from penstock.gateway.queues.settings import QueueSection
+from penstock.gateway.service.large_answers import beside_the_loop, whole_result
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.outputs import encode_json, error_json, result_json
 from penstock.schemas.codec import Codec

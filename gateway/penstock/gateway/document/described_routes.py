@@ -199,6 +199,18 @@ ROUTES: dict[RouteKey, Declared] = {
         errors=(*OF_ONE, 410),
     ),
     ("DELETE", "/v1/requests/{request_id}"): _route(CANCEL_ONE, answers.RequestDeleted, errors=(*OF_ONE, 409, 410)),
+    ("GET", "/v1/requests/{request_id}/result"): Declared(
+        replace(READ_ONE, lasts=Lasts.WAITING),
+        Documented(
+            responses={
+                200: {"text/plain": _TEXT, JSON: {}, **dict.fromkeys(CONTENT_TYPES[1:5], BYTES)},
+                202: {JSON: answers.RequestObject},
+                206: dict.fromkeys(CONTENT_TYPES[1:5], BYTES),
+                304: {},
+            },
+            errors=(*OF_A_RUN, 416),
+        ),
+    ),
     ("GET", "/v1/requests/{request_id}/deliveries"): _route(READ_ONE, Page[answers.Delivery], errors=(*OF_ONE, 410)),
     ("GET", "/v1/requests/{request_id}/events"): Declared(
         FOLLOW_ONE, Documented(responses={200: {SSE: EVENTS}, 204: {}}, errors=(*OF_ONE, 410))

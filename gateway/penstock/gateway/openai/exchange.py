@@ -18,9 +18,9 @@ from penstock.gateway.edge.errors import FinalFailure, error_response, log_unexp
 from penstock.gateway.edge.event_stream import KEEPALIVE, KEEPALIVE_S
 from penstock.gateway.openai.chat_answers import Json, choices_of
 from penstock.gateway.openai.chat_bodies import Words, in_openai_words
-from penstock.gateway.openai.large_answers import beside_the_loop
 from penstock.gateway.openai.splice import CallSplice, LogprobSplice, StreamSplice
 from penstock.gateway.service.control import Control
+from penstock.gateway.service.large_answers import beside_the_loop
 from penstock.gateway.service.subscriptions import SlowConsumer, Subscription
 from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame, StatusFrame
 from penstock.gateway.view.outputs import encode_json

@@ -11,9 +11,9 @@ from typing import Any
 from penstock.gateway.edge.errors import FinalFailure
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai.exchange import completed
-from penstock.gateway.openai.large_answers import whole_result
 from penstock.gateway.openai.responses_answers import items_of
 from penstock.gateway.openai.responses_bodies import ResponsesBody
+from penstock.gateway.service.large_answers import whole_result
 from penstock.gateway.service.service import GatewayService
 from penstock.schemas.errors import Gone, NotFound, TooLarge
 

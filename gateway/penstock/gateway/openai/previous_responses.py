@@ -9,10 +9,10 @@ from penstock.gateway.edge.errors import FinalFailure
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai.exchange import completed
 from penstock.gateway.openai.found_responses import Found, find_response
-from penstock.gateway.openai.large_answers import whole_request, whole_result
 from penstock.gateway.openai.responses_answers import Json, items_of
 from penstock.gateway.openai.responses_bodies import ResponsesBody
 from penstock.gateway.openai.stored_responses import input_items
+from penstock.gateway.service.large_answers import whole_request, whole_result
 from penstock.gateway.service.service import GatewayService
 from penstock.schemas.errors import Conflict, Gone, InvalidRequest, NotFound
 

@@ -14,7 +14,6 @@ from penstock.gateway.openai import endpoints
 from penstock.gateway.openai.exchange import AnswerStream, completed
 from penstock.gateway.openai.found_responses import find_response
 from penstock.gateway.openai.item_references import put_items_in
-from penstock.gateway.openai.large_answers import whole_request, whole_result
 from penstock.gateway.openai.previous_responses import put_previous_in
 from penstock.gateway.openai.responses_answers import Asked, Json, ResponseWriter, ended_otherwise, response
 from penstock.gateway.openai.responses_bodies import WORDS, ResponsesBody
@@ -23,6 +22,7 @@ from penstock.gateway.openai.routes import Exchange, shaped
 from penstock.gateway.openai.stored_responses import input_items, unfinished
 from penstock.gateway.routes.multipart import BodyRoute
 from penstock.gateway.routes.paging import After, Include, Limit, Order, first_page
+from penstock.gateway.service.large_answers import whole_request, whole_result
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.view.entries import Entry
 from penstock.schemas.errors import Gone, InvalidRequest, NotFound

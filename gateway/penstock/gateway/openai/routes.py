@@ -31,11 +31,11 @@ from penstock.gateway.openai.exchange import (
     stream_events,
     unless_gone,
 )
-from penstock.gateway.openai.large_answers import is_large, whole_result
 from penstock.gateway.openai.other_fields import UnknownFields, ignored_header
 from penstock.gateway.routes.multipart import BodyRoute
 from penstock.gateway.routes.paging import page
 from penstock.gateway.service.brought_images import BroughtImage, with_inputs
+from penstock.gateway.service.large_answers import is_large, whole_result
 from penstock.gateway.service.model_states import find_one
 from penstock.gateway.service.models import of_task
 from penstock.gateway.service.service import GatewayService

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import ExitStack
 from types import TracebackType
+from typing import Annotated
 
-from fastapi import Request
+from fastapi import Depends, Request
 
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.edge.bodies import declared_length
@@ -14,13 +15,19 @@ from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.schemas.errors import InvalidRequest
 
 
-async def transfer(request: Request) -> AsyncGenerator[None]:
+async def transfers(request: Request) -> AsyncGenerator[Callable[[], None]]:
+    """A function that takes a slot, until the answer is sent. It raises TenantLimit, Overloaded."""
+    with ExitStack() as held:
+
+        def open_transfer() -> None:
+            held.callback(context_of(request).allowances.open_transfer(caller_of(request)))
+
+        yield open_transfer
+
+
+async def transfer(open_transfer: Annotated[Callable[[], None], Depends(transfers)]) -> None:
     """A slot until the answer is sent. Raises TenantLimit, Overloaded."""
-    give_back = context_of(request).allowances.open_transfer(caller_of(request))
-    try:
-        yield
-    finally:
-        give_back()
+    open_transfer()
 
 
 async def check_room(request: Request, caller: Caller, more_bytes: int) -> None:
