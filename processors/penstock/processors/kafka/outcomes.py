@@ -17,6 +17,7 @@ from penstock.processors.kafka.pool_topics import PoolTopics
 from penstock.processors.kafka.publisher import Headers, Publisher
 from penstock.processors.outputs import pixels_of
 from penstock.processors.preparation import Preparation
+from penstock.schemas.aliases import named_in
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import InvalidRequest, PenstockError, to_error_record
 from penstock.schemas.records import STATUS_RANKS, ContextHeld, DeadLetter, Preview, ResultEvent, StatusEvent, Usage
@@ -51,6 +52,11 @@ def result_headers(subject: Subject) -> Headers | None:
 def status_headers(subject: Subject) -> Headers | None:
     """Of what goes to the status topic: as `result_headers`, if the request wants its statuses told."""
     return result_headers(subject) if subject.request.callback_statuses else trace_of(subject)
+
+
+def _named(error: PenstockError, subject: Subject) -> PenstockError:
+    """The error with the names that the request's record uses for its fields."""
+    return error if subject.body is None else named_in(error, subject.body.value)
 
 
 class Outcomes:
@@ -182,7 +188,7 @@ class Outcomes:
             model=subject.lane or None,
             device=device,
             measured_memory_bytes=measured,
-            error=None if effect.error is None else to_error_record(effect.error),
+            error=None if effect.error is None else to_error_record(_named(effect.error, subject)),
             metadata=subject.request.metadata,
             **since_fields(effect.since),
             history=subject.history,
@@ -196,7 +202,7 @@ class Outcomes:
 
     def letter(self, effect: PublishDeadLetter, done: Callable[[], None]) -> None:
         """Keep the record in the dead-letter topic, with its bytes."""
-        subject, error = effect.subject, effect.error
+        subject, error = effect.subject, _named(effect.error, effect.subject)
         origin, body = subject.origin, subject.body
         logger.warning(
             "dlq.letter topic=%s partition=%d offset=%d reason=%s",
