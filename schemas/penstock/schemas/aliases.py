@@ -9,19 +9,19 @@ docs/reference/topics.md shows the same tables.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote
 
 from penstock.schemas.errors import InvalidRequest, PenstockError, UnsupportedParameter
-from penstock.schemas.finite_json import loads_any, shown_name
-from penstock.schemas.json_records import json_text
+from penstock.schemas.finite_json import shown_name
+from penstock.schemas.json_records import object_in
 from penstock.schemas.labels import LABEL_CHARS, Labels, label
 from penstock.schemas.tasks import TASKS
 from penstock.schemas.times import moment_ms
-from penstock.schemas.topics import CLASS_PRIORITIES
+from penstock.schemas.topics import CLASS_PRIORITIES, HEADER_NAMES
 
 Json = dict[str, Any]
 Path = tuple[str | int, ...]
@@ -52,21 +52,22 @@ LEAST_BYTES = 2**20
 _DRAWING = frozenset({"negative_prompt", "width", "height", "inference_steps", "guidance_scale", "sampler", "strength"})
 _REQUIREMENTS = frozenset({"vram_bytes", "cpu_memory_bytes"})
 MAX_NAME_CHARS = 64
+MAX_NAMES_BYTES = 4_096
 MAX_DEPTH = 4
 """No holder lies deeper."""
 
 
-def _folded(name: str) -> str:
+def folded(name: str) -> str:
     """The same for `input_image`, `inputImage` and `input-image`."""
     return re.sub(r"[^a-z0-9]", "", name.lower()) if len(name) <= MAX_NAME_CHARS else name
 
 
-_TASKS = {_folded(name): task for name, task in TASK_NAMES.items()}
-_MESSAGE_TYPES = frozenset(map(_folded, MESSAGE_TYPES))
+_TASKS = {folded(name): task for name, task in TASK_NAMES.items()}
+_MESSAGE_TYPES = frozenset(map(folded, MESSAGE_TYPES))
 
 
 def _task(value: Any) -> Any:
-    known = _TASKS.get(_folded(value)) if isinstance(value, str) else None
+    known = _TASKS.get(folded(value)) if isinstance(value, str) else None
     if known is None:
         raise ValueError(f"one of {', '.join(TASK_NAMES)}")
     return known
@@ -202,13 +203,13 @@ def _own_fields() -> frozenset[str]:
 def _targets() -> Mapping[tuple[str, str], _Target]:
     """What a name stands for, by (holder, folded name): the names of the table, and our own in other spellings."""
     payload = {name for task in TASKS for name in _own_names(task)}
-    found = {("", _folded(name)): _target(f"payload.{name}") for name in payload}
-    found |= {("", _folded(name)): _target(name) for name in _own_fields() - {"payload", "requirements"}}
+    found = {("", folded(name)): _target(f"payload.{name}") for name in payload}
+    found |= {("", folded(name)): _target(name) for name in _own_fields() - {"payload", "requirements"}}
     for name in _REQUIREMENTS:
-        found["requirements", _folded(name)] = _target(f"requirements.{name}")
+        found["requirements", folded(name)] = _target(f"requirements.{name}")
     for alias in NAMES:
         holder, _, name = alias.name.rpartition(".")
-        found[_folded(holder), _folded(name)] = _target(alias.field, alias.read)
+        found[folded(holder), folded(name)] = _target(alias.field, alias.read)
     return found
 
 
@@ -218,7 +219,7 @@ def _arguments() -> Mapping[str, _Target]:
     from penstock.schemas.vision_bodies import ImageOperation
 
     names = ImageOperation.__annotations__.keys() - {"op", "image"}
-    return {_folded(name): _target(f"payload.operations[0].{name}") for name in names}
+    return {folded(name): _target(f"payload.operations[0].{name}") for name in names}
 
 
 def translate(body: Mapping[str, Any], topic_kind: str | None = None) -> tuple[Json, dict[str, str]]:
@@ -243,7 +244,7 @@ def identity(body: Mapping[str, Any]) -> tuple[Any, Any, Labels]:
     """(request_id, callback_url, labels) of a body that is no valid request, as far as they can be read."""
     found: dict[str, Any] = {}
     for where, name, _, value in _walk(body):
-        target = _targets().get((where, _folded(name)))
+        target = _targets().get((where, folded(name)))
         if target is not None and value is not None:
             found.setdefault(target.field, _text(value))
         if name == "metadata" and isinstance(value, dict):
@@ -272,7 +273,7 @@ def named(error: PenstockError, given: Mapping[str, str]) -> PenstockError:
 
 
 @contextmanager
-def naming(given: Mapping[str, str]) -> Iterator[None]:
+def naming(given: Mapping[str, str]) -> Generator[None]:
     """Errors that leave this block have the names that the caller used."""
     try:
         yield
@@ -280,15 +281,16 @@ def naming(given: Mapping[str, str]) -> Iterator[None]:
         raise named(error, given) from error
 
 
-def named_in(error: PenstockError, value: bytes) -> PenstockError:
-    """The same error, of the names that a record uses for the fields."""
-    if error.param is None or (text := json_text(value)) is None:
-        return error
+def names_in(value: bytes, headers: Iterable[tuple[str, bytes | None]] = ()) -> dict[str, str]:
+    """By field the name that the sender of a record used: the header of a record that was moved has them."""
+    text = next((content for name, content in headers if name == HEADER_NAMES and content), None)
     try:
-        body = loads_any(text)
-        return named(error, translate(cast("Json", body))[1]) if isinstance(body, dict) else error
-    except (ValueError, PenstockError):
-        return error
+        if text is not None:
+            return {field: str(name) for field, name in (object_in(text[:MAX_NAMES_BYTES]) or {}).items()}
+        body = object_in(value)
+        return {} if body is None else translate(body)[1]
+    except PenstockError:
+        return {}
 
 
 def _is_own(body: Mapping[str, Any]) -> bool:
@@ -323,7 +325,7 @@ def _walk(
 ) -> Iterator[tuple[str, str, str, Any]]:
     """(holder, name, the field as the caller wrote it, value) of all names that are read."""
     for name, value in holder.items():
-        inner = HOLDERS.get((where, _folded(name)))
+        inner = HOLDERS.get((where, folded(name)))
         place = shown + shown_name(name)
         if inner is not None and isinstance(value, dict) and depth < MAX_DEPTH:
             yield from _walk(cast("Json", value), inner, f"{place}.", depth + 1)
@@ -334,11 +336,11 @@ def _walk(
 def _read(body: Mapping[str, Any]) -> Iterator[_Found]:
     """The fields of a body, their values read. Raises as `translate`."""
     found = list(_walk(body))
-    given = {(where, _folded(name)): value for where, name, _, value in found if value is not None}
+    given = {(where, folded(name)): value for where, name, _, value in found if value is not None}
     task = _task_or_none(given.get(("", "task")) or given.get(("", "type")))
     own_type = _is_kind(given.get(("", "type")), beside_task=("", "task") in given)
     for where, name, shown, value in found:
-        key = where, _folded(name)
+        key = where, folded(name)
         target = _targets().get(key)
         if key[1] == "type" and own_type:
             continue
@@ -357,7 +359,7 @@ def _read(body: Mapping[str, Any]) -> Iterator[_Found]:
 
 def _unknown(where: str, name: str, shown: str, value: Any) -> Iterator[_Found]:
     """Left where it is for the checks that follow, if our own bodies have such a place."""
-    if (where, _folded(name)) in HOLDERS:
+    if (where, folded(name)) in HOLDERS:
         if value is not None:
             raise InvalidRequest(f"{shown} must be an object", param=shown)
     elif shown == shown_name(name):
@@ -410,14 +412,14 @@ class _Reading:
 
 
 def _task_or_none(value: Any) -> str | None:
-    return _TASKS.get(_folded(value)) if isinstance(value, str) else None
+    return _TASKS.get(folded(value)) if isinstance(value, str) else None
 
 
 def _is_kind(value: Any, *, beside_task: bool) -> bool:
     """Whether a `type` says what kind of message it is, and names no task."""
     if not isinstance(value, str):
         return False
-    return _folded(value) in _MESSAGE_TYPES or (beside_task and _task_or_none(value) is None)
+    return folded(value) in _MESSAGE_TYPES or (beside_task and _task_or_none(value) is None)
 
 
 def _task_of(payload: Any, topic_kind: str | None) -> str | None:

@@ -40,7 +40,7 @@ from penstock.gateway.queues.formats import (
 from penstock.gateway.queues.settings import QueueSection
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.outputs import encode_json, error_json, result_json
-from penstock.schemas.aliases import named_in
+from penstock.schemas.aliases import named, names_in
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import (
     DeadLettered,
@@ -215,7 +215,7 @@ class Errands:
         except PenstockError as error:
             if error.retryable:
                 raise TryAgain(error, False) from None
-            error = named_in(error, read.value)
+            error = named(error, names_in(read.value))
             await self._answer(queue, request_id, _dumped({"request_id": request_id, **_error_json(error)}))
             return "refused"
         outcome = await self._outcome(accepted)

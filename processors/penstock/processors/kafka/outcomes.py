@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,12 +18,12 @@ from penstock.processors.kafka.pool_topics import PoolTopics
 from penstock.processors.kafka.publisher import Headers, Publisher
 from penstock.processors.outputs import pixels_of
 from penstock.processors.preparation import Preparation
-from penstock.schemas.aliases import named_in
+from penstock.schemas.aliases import named, names_in
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import InvalidRequest, PenstockError, to_error_record
 from penstock.schemas.records import STATUS_RANKS, ContextHeld, DeadLetter, Preview, ResultEvent, StatusEvent, Usage
 from penstock.schemas.texts import encodable, shortened
-from penstock.schemas.topics import HEADER_CALLBACK, HEADER_TRACEPARENT, TopicNames, request_key
+from penstock.schemas.topics import HEADER_CALLBACK, HEADER_NAMES, HEADER_TRACEPARENT, TopicNames, request_key
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,9 @@ def status_headers(subject: Subject) -> Headers | None:
 
 def _named(error: PenstockError, subject: Subject) -> PenstockError:
     """The error with the names that the request's record uses for its fields."""
-    return error if subject.body is None else named_in(error, subject.body.value)
+    if error.param is None or subject.body is None:
+        return error
+    return named(error, names_in(subject.body.value, subject.body.headers))
 
 
 class Outcomes:
@@ -244,6 +247,8 @@ class Outcomes:
             topic = self._names.request(request.task, request.priority, effect.pool)
         name, value = origin_header(effect.origin)
         kept = [(header, content or b"") for header, content in body.headers if header != name]
+        if names := {} if dict(kept).get(HEADER_NAMES) else names_in(body.value):
+            kept.append((HEADER_NAMES, json.dumps(names).encode()))
         publish = partial(
             self._publisher.republish,
             topic,
