@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from penstock.schemas.aliases import MESSAGE_TYPES, NAMES, PRIORITY_NAMES, TASK_NAMES, Alias, translate
-from penstock.schemas.errors import PenstockError
+from penstock.schemas.aliases import MESSAGE_TYPES, NAMES, PRIORITY_NAMES, TASK_NAMES, Alias, named, names_in, translate
+from penstock.schemas.errors import InvalidRequest, PenstockError
 from penstock.schemas.limits import DEFAULT_LIMITS
 from penstock.schemas.records import PAYLOAD_FIELDS, InferenceRequest, OutputSpec, Requirements
 from penstock.schemas.requests import parse_request_bytes
-from penstock.schemas.topics import TopicNames, kind_of_topic, priority_class
+from penstock.schemas.topics import HEADER_NAMES, TopicNames, kind_of_topic, priority_class
 
 NOW_MS = 1_760_000_000_000
 TIME_MS = 1_767_225_600_000  # 2026-01-01T00:00:00Z
@@ -302,6 +302,16 @@ def test_a_payload_may_be_written_as_text(write: Callable[[str], str]) -> None:
     assert read({**message, "payload": write(json.dumps(message["payload"]))}) == read(message)
     with pytest.raises(PenstockError, match=r"payload\.temperature"):
         read({**message, "payload": write('{"prompt": "x", "temperature": NaN}')})
+
+
+def test_names_are_known_after_a_record_was_moved() -> None:
+    """The header of the moved record has them; one that is no object of ours is passed over."""
+    value, error = json.dumps({**EDIT, "inputImage": "/a.png"}).encode(), InvalidRequest("x", param="payload.image.url")
+    names = names_in(value)
+    moved = names_in(b"\0\0\0\0\1", [(HEADER_NAMES, json.dumps(names).encode())])
+    assert [named(error, found).param for found in (names, moved)] == ["inputImage", "inputImage"]
+    for odd in (b"[]", b"{", b"\xff", b""):
+        assert names_in(b"\0\0\0\0\1", [(HEADER_NAMES, odd)]) == {}
 
 
 LATER = NOW_MS + 60_000
