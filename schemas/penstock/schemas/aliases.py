@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from itertools import islice
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote
 
@@ -25,6 +26,7 @@ from penstock.schemas.topics import CLASS_PRIORITIES, HEADER_NAMES
 
 Json = dict[str, Any]
 Path = tuple[str | int, ...]
+Key = tuple[str, str]
 
 TASK_NAMES: dict[str, str] = {
     **dict.fromkeys(
@@ -48,18 +50,22 @@ PRIORITY_NAMES = {**CLASS_PRIORITIES, "normal": CLASS_PRIORITIES["medium"]}
 _UNITS = {"": 1, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _SCHEME = re.compile(r"(https?|file|data):", re.IGNORECASE)
+_SEPARATORS = re.compile(r"[^a-z0-9]")
 LEAST_BYTES = 2**20
 _DRAWING = frozenset({"negative_prompt", "width", "height", "inference_steps", "guidance_scale", "sampler", "strength"})
 _REQUIREMENTS = frozenset({"vram_bytes", "cpu_memory_bytes"})
 MAX_NAME_CHARS = 64
 MAX_NAMES_BYTES = 4_096
+MANY_NAMES = 1_000
 MAX_DEPTH = 4
 """No holder lies deeper."""
 
 
 def folded(name: str) -> str:
     """The same for `input_image`, `inputImage` and `input-image`."""
-    return re.sub(r"[^a-z0-9]", "", name.lower()) if len(name) <= MAX_NAME_CHARS else name
+    if len(name) > MAX_NAME_CHARS:
+        return name
+    return name if name.isalnum() and name.islower() else _SEPARATORS.sub("", name.lower())
 
 
 _TASKS = {folded(name): task for name, task in TASK_NAMES.items()}
@@ -160,7 +166,7 @@ NAMES: tuple[Alias, ...] = (
     Alias("mask_path", "payload.mask", _image),
     Alias("operation", "payload.operations[0].op"),
 )
-HOLDERS: dict[tuple[str, str], str] = {
+HOLDERS: dict[Key, str] = {
     ("", "payload"): "",
     ("", "parameters"): "",
     ("", "modelprofile"): "modelprofile",
@@ -168,6 +174,9 @@ HOLDERS: dict[tuple[str, str], str] = {
     ("modelprofile", "requirements"): "requirements",
 }
 """The objects whose names are read, by the one around them. Names in `payload` and `parameters` are as in the body."""
+
+
+_TASK, _TYPE = ("", "task"), ("", "type")
 
 
 class _Target(NamedTuple):
@@ -200,7 +209,7 @@ def _own_fields() -> frozenset[str]:
 
 
 @cache
-def _targets() -> Mapping[tuple[str, str], _Target]:
+def _targets() -> Mapping[Key, _Target]:
     """What a name stands for, by (holder, folded name): the names of the table, and our own in other spellings."""
     payload = {name for task in TASKS for name in _own_names(task)}
     found = {("", folded(name)): _target(f"payload.{name}") for name in payload}
@@ -229,12 +238,14 @@ def translate(body: Mapping[str, Any], topic_kind: str | None = None) -> tuple[J
     the table are used. Raises InvalidRequest for two names of one field, and for a value that cannot be read;
     UnsupportedParameter for an unknown name in an object that only other services have.
     """
-    if _is_own(body):
+    if _is_own(body) or _has_many_names(body):
         return dict(body), {}
     reading = _Reading()
     for found in sorted(_read(body), key=lambda one: len(one.target.path)):
         reading.put(found)
     own, given = reading.own, reading.given
+    if own.keys().isdisjoint(TASKS):
+        own.setdefault("payload", {})
     if given and own.get("task") is None and (task := _task_of(own.get("payload"), topic_kind)) is not None:
         own["task"] = task
     return own, given
@@ -243,8 +254,10 @@ def translate(body: Mapping[str, Any], topic_kind: str | None = None) -> tuple[J
 def identity(body: Mapping[str, Any]) -> tuple[Any, Any, Labels]:
     """(request_id, callback_url, labels) of a body that is no valid request, as far as they can be read."""
     found: dict[str, Any] = {}
-    for where, name, _, value in _walk(body):
-        target = _targets().get((where, folded(name)))
+    if _has_many_names(body):
+        body = {name: value for name, value in islice(body.items(), MANY_NAMES) if not isinstance(value, dict)}
+    for key, name, _, value in _walk(body):
+        target = _targets().get(key)
         if target is not None and value is not None:
             found.setdefault(target.field, _text(value))
         if name == "metadata" and isinstance(value, dict):
@@ -313,6 +326,12 @@ def _is_own(body: Mapping[str, Any]) -> bool:
     return all(image is None or (isinstance(image, dict) and "path" not in image) for image in images)
 
 
+def _has_many_names(body: Mapping[str, Any], depth: int = 1) -> bool:
+    """Whether it has more names than any message: it is refused for the first one that is unknown."""
+    inner = (cast("Json", value) for value in islice(body.values(), MANY_NAMES) if isinstance(value, dict))
+    return len(body) > MANY_NAMES or (depth < MAX_DEPTH and any(_has_many_names(one, depth + 1) for one in inner))
+
+
 class _Found(NamedTuple):
     target: _Target
     shown: str
@@ -322,34 +341,34 @@ class _Found(NamedTuple):
 
 def _walk(
     holder: Mapping[str, Any], where: str = "", shown: str = "", depth: int = 1
-) -> Iterator[tuple[str, str, str, Any]]:
-    """(holder, name, the field as the caller wrote it, value) of all names that are read."""
+) -> Iterator[tuple[Key, str, str, Any]]:
+    """(holder and folded name, name, the field as the caller wrote it, value) of all names that are read."""
     for name, value in holder.items():
-        inner = HOLDERS.get((where, folded(name)))
+        key = where, folded(name)
+        inner = HOLDERS.get(key)
         place = shown + shown_name(name)
         if inner is not None and isinstance(value, dict) and depth < MAX_DEPTH:
             yield from _walk(cast("Json", value), inner, f"{place}.", depth + 1)
         else:
-            yield where, name, place, value
+            yield key, name, place, value
 
 
 def _read(body: Mapping[str, Any]) -> Iterator[_Found]:
     """The fields of a body, their values read. Raises as `translate`."""
     found = list(_walk(body))
-    given = {(where, folded(name)): value for where, name, _, value in found if value is not None}
-    task = _task_or_none(given.get(("", "task")) or given.get(("", "type")))
-    own_type = _is_kind(given.get(("", "type")), beside_task=("", "task") in given)
-    for where, name, shown, value in found:
-        key = where, folded(name)
-        target = _targets().get(key)
-        if key[1] == "type" and own_type:
+    given = {key for key, _, _, value in found if value is not None}
+    named_tasks = (_task_or_none(value) for key, _, _, value in found if key in (_TASK, _TYPE))
+    task = next(filter(None, named_tasks), None)
+    arguments = _arguments() if task == "image_processing" and ("", "operation") in given else {}
+    for key, name, shown, value in found:
+        if key == _TYPE and _is_kind(value, beside_task=_TASK in given):
             continue
-        if not where and task == "image_processing" and ("", "operation") in given:
-            target = _arguments().get(key[1], target)
+        target = arguments.get(key[1]) if key[0] == "" else None
+        target = target or _targets().get(key)
         if key == ("", "conversationid") and task == "summarization" and "." in shown:
             target = _target("payload.conversation_id")  # the conversation that it only reads
         if target is None:
-            yield from _unknown(where, name, shown, value)
+            yield from _unknown(key, name, shown, value)
         elif value is not None:
             try:
                 yield _Found(target, shown, target.read(value))
@@ -357,9 +376,9 @@ def _read(body: Mapping[str, Any]) -> Iterator[_Found]:
                 raise InvalidRequest(f"{shown} must be {error}", param=shown) from None
 
 
-def _unknown(where: str, name: str, shown: str, value: Any) -> Iterator[_Found]:
+def _unknown(key: Key, name: str, shown: str, value: Any) -> Iterator[_Found]:
     """Left where it is for the checks that follow, if our own bodies have such a place."""
-    if (where, folded(name)) in HOLDERS:
+    if key in HOLDERS:
         if value is not None:
             raise InvalidRequest(f"{shown} must be an object", param=shown)
     elif shown == shown_name(name):

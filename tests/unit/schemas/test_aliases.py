@@ -281,6 +281,7 @@ NAMED_BY_THE_CALLER: list[tuple[dict[str, Any], str]] = [
     ({**PROCESS, "parameters": {"width": "wide"}}, "parameters.width"),
     ({**PROCESS, "parameters": {"blur": 1}}, "parameters.blur"),
     ({**PROCESS, "operations": [{"op": "resize"}]}, "operation"),
+    ({"id": "r", "payload": {"negativePrompt": None}}, "payload.prompt"),
     ({"id": "r", "deadline": "soon", "payload": {"prompt": "x"}}, "deadline"),
     ({"id": "r", "surprise": 1, "payload": {"prompt": "x"}}, "surprise"),
     ({"id": "r", "payload": {"prompt": "x", "surprise": 1}}, "payload.surprise"),
@@ -328,6 +329,10 @@ def test_a_deadline_in_any_form(given: Any) -> None:
 )
 def test_a_deadline_beyond_the_horizon_is_cut_to_it(given: Any, ttl_ms: int | None) -> None:
     assert read({**CAMEL, "deadline": given}).ttl_ms == (ttl_ms or DEFAULT_LIMITS.max_ttl_ms)
+
+
+def test_a_type_around_the_type_is_the_kind_of_the_message() -> None:
+    assert read({"type": "request", "payload": DRAW}, "image").task == "image_generation"
 
 
 @pytest.mark.parametrize("kind", [*MESSAGE_TYPES, "job.submitted"])
