@@ -7,15 +7,19 @@ import os
 from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from pydantic_settings import BaseSettings
 
 from penstock.cli.config import ENV_CONFIG, ClusterSettings, ConfigFile, load, masked, read_toml, to_toml, use_config
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.imported_models import imported
+from penstock.schemas.finite_json import loads_finite
 
-app = typer.Typer(no_args_is_help=True, help="Show and check the configuration (penstock.toml, then PENSTOCK_*).")
+app = typer.Typer(
+    no_args_is_help=True, help="Show, check and import the configuration (penstock.toml, then PENSTOCK_*)."
+)
 
 
 def settings_types() -> list[type[BaseSettings]]:
@@ -105,3 +109,51 @@ def check(config: ConfigFile = None) -> None:
     path = use_config(config)
     checked()
     typer.echo(f"the configuration is right ({path or 'defaults and environment only'})")
+
+
+@app.command("import")
+def import_models(
+    models: Annotated[Path, typer.Argument(help='A JSON list of ModelConfig objects, or {"models": [...]}.')],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write (default: standard output).")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+) -> None:
+    """Write a penstock.toml of another inference manager's list of models, and say what had no counterpart.
+
+    An object has model_id, model_type (text2text, text2image, image2text, image_processing, or a task), model_path or
+    api_endpoint, vram_required_mb, loading_time_sec, priority, max_batch_size and parameters. A path becomes a model
+    that workers load, an endpoint one of the engine remote; parameters become the model's defaults. In Penstock a
+    priority of 0 is given up last: compare. Notes go to standard error.
+
+    Example:  penstock config import models.json --output penstock.toml && penstock config check
+    """
+    found = imported(_model_list(models))
+    for note in found.notes:
+        typer.echo(note, err=True)
+    if not found.entries:
+        raise CliFailure(f"{models}: none of its models can be imported", exit_code=ExitCode.FAILED)
+    text = to_toml({"models": found.entries})
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        with output.open("w" if force else "x") as file:
+            file.write(text)
+    except FileExistsError:
+        raise CliFailure(f"{output} exists: --force replaces it", exit_code=ExitCode.USAGE) from None
+    typer.echo(f"{output}: models {', '.join(entry['id'] for entry in found.entries)}", err=True)
+
+
+def _model_list(path: Path) -> list[Any]:
+    try:
+        found = loads_finite(path.read_text())
+    except OSError as error:
+        raise CliFailure(f"{path} cannot be read: {error.strerror}", exit_code=ExitCode.USAGE) from error
+    except ValueError as error:
+        raise CliFailure(f"{path} is not valid JSON: {error}", exit_code=ExitCode.USAGE) from error
+    if isinstance(found, dict):
+        found = cast("dict[str, Any]", found).get("models")
+    if not isinstance(found, list):
+        raise CliFailure(f"{path} must hold a list of models", exit_code=ExitCode.USAGE)
+    return cast("list[Any]", found)

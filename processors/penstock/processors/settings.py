@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from penstock.common.configuration import (
     ArtifactsSection,
@@ -157,6 +157,10 @@ class MemorySection(Section):
     """Memory of each GPU that is left to others."""
 
 
+def _by_own_path(value: Any) -> Any:
+    return {str(path): path for path in cast("list[Any]", value)} if isinstance(value, list) else value
+
+
 class ImagesSection(Section):
     """Images that come in: from where they are fetched, and what decoding one may take."""
 
@@ -166,6 +170,10 @@ class ImagesSection(Section):
     internal_hosts: list[str] = Field(default_factory=list[str])
     """Hosts inside the cluster, by their exact names: these may have private addresses. Not behind names that others
     control. Link-local and metadata addresses are refused even here."""
+    folders: Annotated[dict[str, Path], BeforeValidator(_by_own_path)] = Field(default_factory=dict[str, Path])
+    """Folders of the worker's machine from which requests may name images, as `image_path` or a `file:` URL:
+    `["/data/in"]`, or a table of the path in requests and the folder that it means, `{"/data/in" = "/mnt/photos"}`.
+    Every caller may read every image below them. Links that lead out of the folder are refused. Empty: none."""
     max_bytes: int = Field(default=20 << 20, ge=1_000)
     """The largest image, in bytes as it comes: fetched, or of an artifact."""
     timeout_s: float = Field(default=20.0, gt=0)
@@ -184,6 +192,14 @@ class ImagesSection(Section):
     """Seconds of processor time that decoding an image may take."""
     decoders: int = Field(default=2, ge=1)
     """Images that are decoded at once, each in a process of its own."""
+
+    @field_validator("folders")
+    @classmethod
+    def _are_absolute(cls, value: dict[str, Path]) -> dict[str, Path]:
+        for path in value:
+            if not path.startswith("/") or ".." in Path(path).parts or Path(path) == Path("/"):
+                raise ValueError(f"{path!r} must be an absolute path of a folder below /")
+        return value
 
 
 class TopicsSection(SharedSection):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import re
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
-from typing import Any
+from typing import Any, Literal, cast
 
 from penstock.schemas.finite_json import LENIENT, loads_any
 
+PayloadForm = Literal["object", "text", "base64"]
 _BRACE, _MAGIC = 0x7B, 0
 _HEADER_SIZE = 5
 """Bytes of the magic and the schema id, which Confluent's serializer of JSON writes before its text too."""
@@ -35,6 +38,29 @@ def json_text(value: bytes | None) -> bytes | None:
     return text if text.startswith(b"{") else None
 
 
+def object_in(value: bytes) -> dict[str, Any] | None:
+    """A JSON object; None for all else."""
+    try:
+        found = loads_any(json_text(value) or b"")
+    except ValueError:
+        return None
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else None
+
+
+def written_object(given: object) -> tuple[dict[str, Any] | None, PayloadForm]:
+    """An object that may be written as JSON text, or that in base64, and its form; None for all else."""
+    if isinstance(given, dict):
+        return cast("dict[str, Any]", given), "object"
+    if not isinstance(given, str):
+        return None, "object"
+    if json_text(text := given.encode("utf-8", "surrogatepass")) is not None:
+        return object_in(text), "text"
+    try:
+        return object_in(base64.b64decode(given, validate=True)), "base64"
+    except (binascii.Error, ValueError):
+        return None, "base64"
+
+
 def legible_fields(value: bytes | None) -> dict[str, Any] | None:
     """The fields of a JSON object up to the first that cannot be read, and not very many; None for any other record.
 
@@ -50,10 +76,7 @@ def legible_fields(value: bytes | None) -> dict[str, Any] | None:
 
 def is_whole_object(value: bytes | None) -> bool:
     """Whether the record is a JSON object from its first brace to its last."""
-    try:
-        return isinstance(loads_any(json_text(value) or b""), dict)
-    except ValueError:
-        return False
+    return object_in(value or b"") is not None
 
 
 def _within_text(value: bytes | None) -> bytes | None:

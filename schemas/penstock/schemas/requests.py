@@ -9,7 +9,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import datetime
 from functools import cache
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -18,12 +17,11 @@ from penstock.schemas import aliases
 from penstock.schemas.errors import (
     BadJson,
     InvalidRequest,
-    PenstockError,
     TooLarge,
     UnsupportedParameter,
     UnsupportedTask,
 )
-from penstock.schemas.finite_json import read_body
+from penstock.schemas.finite_json import checked_value, read_body
 from penstock.schemas.ids import (
     DEFAULT_TENANT,
     check_conversation_id,
@@ -31,6 +29,7 @@ from penstock.schemas.ids import (
     check_tenant,
     new_request_id,
 )
+from penstock.schemas.json_records import written_object
 from penstock.schemas.large_inputs import STAND_INS
 from penstock.schemas.limits import DEFAULT_LIMITS, Limits
 from penstock.schemas.payloads import PASSED_ON, at_most, lone_surrogate, size_within
@@ -45,6 +44,7 @@ from penstock.schemas.records import (
     fields_of,
 )
 from penstock.schemas.tasks import BUILT_TASKS, TASKS, needs_model
+from penstock.schemas.times import moment_ms
 
 __all__ = [
     "BUILT_TASKS",
@@ -84,9 +84,10 @@ def parse_request(
     request_id: str | Callable[[], str] | None = None,
     now_ms: int,
     limits: Limits = DEFAULT_LIMITS,
+    cut_deadline: bool = False,
 ) -> InferenceRequest:
     """A validated request from its JSON form. `tenant` overrides the body's; `request_id` is for one that has none (or
-    what makes it then).
+    what makes it then). `cut_deadline`: a deadline beyond the horizon is the horizon; else it is refused.
 
     Raises InvalidRequest, UnsupportedParameter, UnsupportedTask, TooLarge, each with the field in `param`.
     """
@@ -106,7 +107,7 @@ def parse_request(
     values["tenant"] = check_tenant(tenant or (DEFAULT_TENANT if own_tenant is None else own_tenant))
     values["created_at"] = now_ms
     if (deadline := values.pop("deadline", None)) is not None:
-        values["ttl_ms"] = _ttl_of_deadline(deadline, now_ms, limits)
+        values["ttl_ms"] = _ttl_of_deadline(deadline, now_ms, limits, cut=cut_deadline)
     request = InferenceRequest(**values)
     _across_fields(request)
     return request
@@ -145,12 +146,19 @@ def parse_request_bytes(
         raise error if error.param else BadJson(error.message) from error
     if not isinstance(body, dict):
         raise BadJson("not a JSON object")
-    own, given = aliases.translate(cast("dict[str, Any]", body), topic_kind)
-    try:
-        request = parse_request(own, tenant=tenant, request_id=request_id, now_ms=now_ms, limits=limits)
-    except PenstockError as error:
-        raise aliases.named(error, given) from error
+    own, given = aliases.translate(_with_payload(cast("dict[str, Any]", body)), topic_kind)
+    with aliases.naming(given):
+        request = parse_request(
+            own, tenant=tenant, request_id=request_id, now_ms=now_ms, limits=limits, cut_deadline=True
+        )
     return replace(request, created_at=own["created_at"]) if "created_at" in given else request
+
+
+def _with_payload(body: dict[str, Any]) -> dict[str, Any]:
+    """The same, its payload an object if it was written as text. Raises InvalidRequest."""
+    if not isinstance(body.get("payload"), str) or (payload := written_object(body["payload"])[0]) is None:
+        return body
+    return {**body, "payload": checked_value(payload, "payload", "payload")}
 
 
 def validate_request(request: InferenceRequest, limits: Limits = DEFAULT_LIMITS) -> None:
@@ -361,21 +369,12 @@ def _bare(value: Any) -> Any:
     return value
 
 
-def _ttl_of_deadline(value: Any, now_ms: int, limits: Limits) -> int:
-    """Milliseconds from now to an RFC 3339 time or Unix seconds; one that has passed leaves 1 ms: it expires."""
+def _ttl_of_deadline(value: Any, now_ms: int, limits: Limits, *, cut: bool) -> int:
+    """Milliseconds from now to a time; one that has passed leaves 1 ms: it expires. `cut`: at most the horizon."""
     try:
-        if isinstance(value, bool):
-            raise ValueError
-        if isinstance(value, int | float):
-            at_ms = value * 1000
-        else:
-            at = datetime.fromisoformat(value)
-            if at.tzinfo is None:
-                raise ValueError("no offset")  # it would be another time on each machine
-            at_ms = at.timestamp() * 1000
-        ttl_ms = int(at_ms - now_ms)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidRequest("deadline must be an RFC 3339 time or Unix seconds", param="deadline") from error
-    if ttl_ms > limits.max_ttl_ms:
+        ttl_ms = moment_ms(value, bounded=False) - now_ms
+    except ValueError:
+        raise InvalidRequest("deadline must be an RFC 3339 time or Unix seconds", param="deadline") from None
+    if ttl_ms > limits.max_ttl_ms and not cut:
         raise InvalidRequest(f"deadline lies more than {limits.max_ttl_ms} ms ahead", param="deadline")
-    return max(1, ttl_ms)
+    return min(max(1, ttl_ms), limits.max_ttl_ms)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from penstock.schemas.errors import InvalidRequest
 
@@ -33,3 +36,34 @@ def time_ms(text: str, param: str) -> int:
     except (ValueError, OverflowError) as error:
         raise InvalidRequest(f"{param} must be an RFC 3339 time or Unix seconds", param=param) from error
     return ms
+
+
+def moment_ms(value: Any, *, bounded: bool = True) -> int:
+    """Milliseconds since the epoch of an RFC 3339 time (UTC if it names no offset), or of a number: s, ms, µs or ns.
+
+    A number may be text. Its size tells its unit: as seconds it would lie beyond the year 5138. Raises ValueError: what
+    it must be. Without `bounded` a number that is no time is the nearest one.
+    """
+    problem = ValueError("an RFC 3339 time, or seconds or milliseconds since the epoch")
+    try:
+        if isinstance(value, str) and not _NUMBER.fullmatch(value):
+            at = datetime.fromisoformat(value if _OFFSET.search(value) else f"{value}+00:00")
+            milliseconds = at.timestamp() * 1000
+        elif isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
+            raise problem
+        else:
+            milliseconds = float(value) * 1000
+            for _ in ("ms", "µs", "ns"):
+                milliseconds /= 1000 if milliseconds >= _END_MS else 1
+            if not bounded:
+                milliseconds = min(max(milliseconds, 0), _END_MS)
+        if bounded and not 0 < milliseconds < _END_MS:
+            raise problem
+        return int(milliseconds)
+    except (ValueError, TypeError, OverflowError):
+        raise problem from None
+
+
+_NUMBER = re.compile(r"-?\d+(\.\d*)?", re.ASCII)
+_OFFSET = re.compile(r"(Z|[+-]\d\d:?\d\d)$", re.IGNORECASE)
+_END_MS = 1e14

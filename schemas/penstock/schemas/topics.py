@@ -12,6 +12,7 @@ from penstock.schemas.tasks import topic_of
 
 HEADER_ATTEMPT = "penstock-attempt"
 HEADER_ORIGIN = "penstock-origin"
+HEADER_NAMES = "penstock-names"
 HEADER_TRACEPARENT = "traceparent"
 HEADER_CONTENT_TYPE = "content-type"
 HEADER_CALLBACK = "penstock-callback"

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from kit.common_records import result_event
 from kit.examples import examples
+from penstock.schemas.aliases import NAMES as NAMES_OF_OTHERS
+from penstock.schemas.aliases import translate
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import PenstockError, to_error_record
 from penstock.schemas.records import PAYLOAD_FIELDS, InferenceRequest, ResultEvent
@@ -162,6 +164,27 @@ def test_arbitrary_json(body: Any) -> None:
         parse_request_bytes(json.dumps(body).encode(), now_ms=NOW_MS)
     except PenstockError as error:
         writable(error)
+
+
+OTHER_NAMES = st.sampled_from([part for alias in NAMES_OF_OTHERS for part in alias.name.split(".")])
+OBJECTS: st.SearchStrategy[dict[str, Any]] = st.recursive(
+    st.dictionaries(OTHER_NAMES | st.sampled_from(FIELDS), JSON, max_size=4),
+    lambda inner: st.dictionaries(st.sampled_from(["payload", "parameters", "requirements", "operations"]), inner),
+)
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(body=OBJECTS, task=st.sampled_from([None, *PAYLOAD_FIELDS]), kind=st.sampled_from([None, "text", "image"]))
+def test_anything_under_the_names_of_other_services(body: dict[str, Any], task: str | None, kind: str | None) -> None:
+    """No other error, and no change of the body."""
+    body = {**body, "type": task}
+    before = json.dumps(body)
+    try:
+        translate(body, kind)
+        parse_request_bytes(before.encode(), now_ms=NOW_MS, topic_kind=kind)
+    except PenstockError as error:
+        writable(error)
+    assert json.dumps(body) == before
 
 
 @given(value=st.binary(max_size=40))

@@ -12,8 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cli.config import ClusterSettings, find_config, load, masked, to_toml
-from penstock.cli.config_commands import checked
+from penstock.cli.config_commands import checked, import_models
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.imported_models import imported
+from penstock.common.engine_kinds import KINDS
+from penstock.common.model_entry import ModelEntry
 from penstock.processors.settings import WorkerSettings
 
 Write = Callable[[str], Path]
@@ -154,3 +157,75 @@ def test_config_check_accepts_settings_that_fit_together(write: Write, tmp_path:
     apart = '[gateway]\nhost = "127.0.0.1"\nport = 9000\n[worker]\nhealth_host = "10.0.0.1"\nhealth_port = 9000\n'
     write(text + apart)
     assert checked()["queues"][0]["topic"] == "inference.result", "not one of ours, which begin with p-"
+
+
+MODELS = Path(__file__).parents[2] / "messages" / "models_002.json"
+
+
+def test_a_list_of_models_becomes_a_configuration_that_workers_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "made.toml"
+    import_models(MODELS, output)
+    monkeypatch.setenv("PENSTOCK_CONFIG", str(output))
+    chat, *others = load(WorkerSettings).models
+    assert (chat.id, chat.source, chat.engine, chat.tasks) == ("chat", "/models/chat", "text", ["text_generation"])
+    assert (chat.vram_bytes, chat.priority, chat.max_batch_size) == (6000 * 2**20, 1, 8)
+    assert chat.defaults == {"temperature": 0.7}
+    said = capsys.readouterr().err
+    assert "chat: loading_time_sec has no counterpart: workers measure how long a load takes" in said
+    if "image_generation" in KINDS["remote"].tasks:
+        assert (others[0].source, others[0].defaults) == ("http://127.0.0.1:9000/v1", {"inference_steps": 30})
+    else:
+        assert "painter: left out: api_endpoint: the engine remote does not do image_generation" in said
+    with pytest.raises(CliFailure, match="--force replaces it"):
+        import_models(MODELS, output)
+    import_models(MODELS, output, force=True)
+
+
+GOOD = {"model_id": "m", "model_type": "text2text", "model_path": "/m"}
+IMPORTED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"modelId": "m", "modelType": "text2text", "modelPath": "/m", "maxBatchSize": 2}, {"max_batch_size": 2}, ""),
+    ({**GOOD, "model_path": None, "api_endpoint": "http://x/v1"}, {"engine": "remote", "source": "http://x/v1"}, ""),
+    ({**GOOD, "model_type": "image_processing", "model_path": None}, {"engine": "imaging"}, ""),
+    ({**GOOD, "model_type": "image2text"}, {"engine": "vision", "tasks": ["image_to_text"]}, ""),
+    ({**GOOD, "model_type": "text2image", "parameters": {"steps": 4}}, {"defaults": {"inference_steps": 4}}, ""),
+    ({**GOOD, "parameters": {"temperature": 9}}, {}, "parameters.temperature has no counterpart: defaults.temperature"),
+    ({**GOOD, "parameters": {"beams": 2, "top_p": 0.5}}, {"defaults": {"top_p": 0.5}}, "beams has no counterpart"),
+    ({**GOOD, "priority": -1}, {}, "priority has no counterpart"),
+    ({**GOOD, "vram_required_mb": "6GB"}, {}, "vram_required_mb has no counterpart"),
+    ({**GOOD, "gpu": 0}, {}, "gpu has no counterpart: there is no such field"),
+    ({**GOOD, "model_type": "dance"}, {}, "left out: model_type is 'dance'"),
+    ({**GOOD, "model_path": None}, {}, "left out: it has neither model_path nor api_endpoint"),
+    ({**GOOD, "model_id": None}, {}, "model 1: left out: id"),
+]
+
+
+@pytest.mark.parametrize(("model", "fields", "note"), IMPORTED, ids=[str(at) for at in range(len(IMPORTED))])
+def test_each_field_of_a_model_is_imported_or_named(model: dict[str, Any], fields: dict[str, Any], note: str) -> None:
+    found = imported([model])
+    for entry in found.entries:
+        ModelEntry.model_validate(entry)
+        assert {name: entry[name] for name in fields} == fields
+    assert (len(found.entries) == 0) == ("left out" in note)
+    assert len(found.notes) == bool(note)
+    assert note in " ".join(found.notes)
+
+
+def test_two_models_of_one_name_and_what_is_no_object_are_left_out() -> None:
+    found = imported([GOOD, GOOD, 5])
+    assert len(found.entries) == 1
+    assert [("two models are called m" in note, "must be an object" in note) for note in found.notes] == [
+        (True, False),
+        (False, True),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "5", '[{"model_id": "m"}]'])
+def test_a_file_without_models_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "models.json"
+    path.write_text(text)
+    with pytest.raises(CliFailure, match=r"models\.json"):
+        import_models(path)
+    with pytest.raises(CliFailure, match="cannot be read"):
+        import_models(tmp_path / "none.json")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.schemas.aliases import NAMES, PRIORITY_NAMES, TASK_NAMES, translate
-from penstock.schemas.errors import PenstockError
-from penstock.schemas.records import PAYLOAD_FIELDS, InferenceRequest, Requirements
+from penstock.schemas.aliases import MESSAGE_TYPES, NAMES, PRIORITY_NAMES, TASK_NAMES, Alias, named, names_in, translate
+from penstock.schemas.errors import InvalidRequest, PenstockError
+from penstock.schemas.limits import DEFAULT_LIMITS
+from penstock.schemas.records import PAYLOAD_FIELDS, InferenceRequest, OutputSpec, Requirements
 from penstock.schemas.requests import parse_request_bytes
-from penstock.schemas.topics import TopicNames, kind_of_topic, priority_class
+from penstock.schemas.topics import HEADER_NAMES, TopicNames, kind_of_topic, priority_class
 
 NOW_MS = 1_760_000_000_000
 TIME_MS = 1_767_225_600_000  # 2026-01-01T00:00:00Z
@@ -69,30 +73,36 @@ def test_the_body_is_not_changed_and_own_names_stay() -> None:
     assert translate(plain) == (plain, {})
 
 
-@pytest.mark.parametrize("alias", NAMES, ids=lambda alias: alias.name)
-def test_two_names_of_one_field_are_refused_with_both(alias: Any) -> None:
-    """Equal or different: whoever writes both means something by it that nobody here can know."""
-    if alias.name == alias.field:
-        return
-    value = {"task": "chat", "created_at": TIME_MS}.get(alias.field, "8GB")
+VALUES: dict[str, Any] = {"task": "chat", "created_at": TIME_MS, "payload.image": "/a.png", "payload.mask": "/a.png"}
+
+
+def spread(**values: Any) -> dict[str, Any]:
+    """A body of values by their dotted paths."""
     body: dict[str, Any] = {}
-    for path in (alias.name, alias.field):
+    for path, value in values.items():
         *holders, last = path.split(".")
         holder = body
         for name in holders:
             holder = holder.setdefault(name, {})
         holder[last] = value
+    return body
+
+
+@pytest.mark.parametrize("alias", [alias for alias in NAMES if alias.name != alias.field], ids=lambda alias: alias.name)
+def test_two_names_of_one_field_are_refused_with_both(alias: Alias) -> None:
+    """Equal or different: whoever writes both means something by it that nobody here can know."""
+    value = VALUES.get(alias.field, "8GB")
+    own = alias.field.removesuffix("[0].op")
     with pytest.raises(PenstockError) as caught:
-        read(body)
+        read(spread(**{alias.name: value, own: value}))
     assert (caught.value.code, caught.value.param) == ("invalid", alias.name)
-    assert alias.name in caught.value.message
-    assert f"{alias.field} and " in caught.value.message
+    assert caught.value.message == f"{own} and {alias.name} name the same field: give one of them"
 
 
 def test_two_foreign_names_of_one_field_are_refused_with_both() -> None:
     with pytest.raises(PenstockError, match="requestId and task_id name the same field"):
         read({**CAMEL, "task_id": "r-1"})
-    with pytest.raises(PenstockError, match=r"conversationId and payload\.conversation_id"):
+    with pytest.raises(PenstockError, match=r"payload\.conversation_id and conversationId"):
         read({**TYPED, "conversationId": "c-1"})
 
 
@@ -111,7 +121,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({**CAMEL, "conversationId": "a b"}, "conversationId", "conversationId must match"),
     ({**CAMEL, "streamResponse": "yes"}, "streamResponse", "true or false"),
     ({**TYPED, "payload": {**TYPED["payload"], "steps": 4}}, "payload.steps", "not supported"),
-    ({**CAMEL, "modelProfile": {"modelName": "m", "quantization": "int8"}}, "modelProfile", "not supported"),
+    (
+        {**CAMEL, "modelProfile": {"modelName": "m", "quantization": "int8"}},
+        "modelProfile.quantization",
+        "not supported",
+    ),
     ({**TYPED, "metadata": "x"}, "metadata", "an object"),
     ({"requestId": "r", "payload": {"image": {"url": "x"}, "prompt": "x"}}, "task", "task must be one of"),
 ]
@@ -168,13 +182,172 @@ def test_the_kind_of_a_topic_under_any_prefix(pool: str | None) -> None:
     assert kind_of_topic(names.result) is None
 
 
+MESSAGES = Path(__file__).parents[2] / "messages"
+FILE = {"url": "file:///data/in/photo.png"}
+
+
+def sent(name: str) -> dict[str, Any]:
+    return json.loads((MESSAGES / f"{name}.json").read_bytes())
+
+
+def test_each_message_of_another_service_is_the_request_that_it_means() -> None:
+    """What is not shown here is as in the message, or its default."""
+    editing = read(sent("image_editing_000"), "image")
+    assert (editing.task, editing.priority, editing.conversation_id) == ("image_editing", 10, "789")
+    assert editing.payload["image"] == {"url": sent("image_editing_000")["payload"]["image"]}
+    assert (editing.payload["inference_steps"], editing.metadata) == (30, {"correlation_id": "uuid-123"})
+    text = read(sent("text_000"))
+    assert (text.request_id, text.user_id, text.conversation_id) == ("uuid-123", "user-456", "789")
+    assert (text.model, text.stream) == ("qwen3-30b", True)
+    assert text.requirements == Requirements(vram_bytes=10 * GIB, cpu_memory_bytes=2_000_000_000)
+    queued = read(sent("async_001"))
+    assert (queued.request_id, queued.ttl_ms) == ("19933123533434", DEFAULT_LIMITS.max_ttl_ms)
+    assert (queued.model, queued.payload) == ("food-review", {"prompt": "hi", "max_tokens": 10, "temperature": 0})
+    job = read(sent("image_generation_003"), "image")
+    assert (job.task, job.output, job.payload["sampler"]) == (
+        "image_generation", OutputSpec(store="my-generation-results"), "DDIM",
+    )  # fmt: skip
+    assert (job.callback_url, job.metadata) == ("https://client.example.com/notify", {"version": "1.0"})
+    drawn = read(sent("text2image_002"), "image")
+    assert (drawn.request_id, drawn.task) == ("t-2", "image_generation")
+    assert (drawn.payload["negative_prompt"], drawn.payload["inference_steps"]) == ("blurry", 4)
+    assert (drawn.payload["width"], drawn.payload["height"]) == (64, 64)
+    said = read(sent("text2text_002"))
+    assert (said.payload, said.callback_url) == ({"prompt": "Say hi", "max_tokens": 8, "temperature": 0}, None)
+    assert read(sent("image2text_002"), "image").payload == {"image": FILE, "max_tokens": 8}
+    resize = {"op": "resize", "arguments": {"width": "64", "height": "64", "fit": "exact"}}
+    assert read(sent("image_processing_002"), "image").payload == {"image": FILE, "operations": [resize]}
+
+
+def camel(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    words = {name: name.split("_") for name in value}
+    return {"".join([first, *map(str.title, more)]): camel(value[name]) for name, (first, *more) in words.items()}
+
+
+def snake(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {re.sub("[A-Z]", lambda part: f"_{part[0].lower()}", name): snake(item) for name, item in value.items()}
+
+
+def lifted(body: dict[str, Any]) -> dict[str, Any]:
+    """Without the objects around its names."""
+    inner = {name: body.get(name) or {} for name in ("payload", "parameters")}
+    return {
+        **{name: value for name, value in body.items() if name not in inner},
+        **inner["payload"],
+        **inner["parameters"],
+    }
+
+
+FORMS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "camelCase": camel, "snake_case": snake, "wrapped": lambda body: {"payload": body}, "lifted": lifted,
+    "kebab-case": lambda body: {name.replace("_", "-"): value for name, value in snake(body).items()},
+    "with nulls": lambda body: {**dict.fromkeys(NULLS), **body},
+}  # fmt: skip
+NULLS = (
+    "callback_url", "callbackUrl", "deadline", "metadata", "stream", "user_id", "pool", "result_bucket", "seed", "mask",
+    "modelProfile", "parameters", "negativePrompt", "sampler", "operation", "image_path",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("name", [path.stem for path in sorted(MESSAGES.glob("*.json")) if path.stem != "models_002"])
+def test_the_same_message_in_another_form_is_the_same_request(
+    name: str, form: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    kind = "image" if name.startswith(("image", "text2image")) else "text"
+    assert read(form(sent(name)), kind) == read(sent(name), kind)
+
+
+DRAW = {"id": "r", "type": "text2image", "prompt": "x"}
+EDIT = {"id": "r", "type": "image2image", "prompt": "x"}
+PROCESS: dict[str, Any] = {"id": "r", "type": "image_processing", "image_path": "/a.png", "operation": "resize"}
+NAMED_BY_THE_CALLER: list[tuple[dict[str, Any], str]] = [
+    ({**DRAW, "steps": 0}, "steps"),
+    ({**DRAW, "parameters": {"steps": "many"}}, "parameters.steps"),
+    ({**DRAW, "parameters": {"loras": []}}, "parameters.loras"),
+    ({**DRAW, "parameters": 5}, "parameters"),
+    ({**DRAW, "payload": {"guidanceScale": "high"}}, "payload.guidanceScale"),
+    ({**DRAW, "width": 60_000, "height": 60_000}, "width"),
+    ({**DRAW, "resultBucket": 5}, "resultBucket"),
+    ({**DRAW, "callbackUrl": "ftp://x"}, "callbackUrl"),
+    ({**DRAW, "image_path": "/a.png"}, "image_path"),
+    ({**EDIT, "inputImage": "photo.png"}, "inputImage"),
+    ({**EDIT, "inputImage": "/a.png", "image_path": "/b.png"}, "image_path"),
+    ({**PROCESS, "operation": "sharpen"}, "operation"),
+    ({**PROCESS, "parameters": {"width": "wide"}}, "parameters.width"),
+    ({**PROCESS, "parameters": {"blur": 1}}, "parameters.blur"),
+    ({**PROCESS, "operations": [{"op": "resize"}]}, "operation"),
+    ({"id": "r", "payload": {"negativePrompt": None}}, "payload.prompt"),
+    ({"id": "r", "deadline": "soon", "payload": {"prompt": "x"}}, "deadline"),
+    ({"id": "r", "surprise": 1, "payload": {"prompt": "x"}}, "surprise"),
+    ({"id": "r", "payload": {"prompt": "x", "surprise": 1}}, "payload.surprise"),
+]
+
+
+@pytest.mark.parametrize(("body", "param"), NAMED_BY_THE_CALLER, ids=[param for _, param in NAMED_BY_THE_CALLER])
+def test_what_is_wrong_has_the_callers_name_and_no_other(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(PenstockError) as caught:
+        read(body, "text" if "deadline" in body else "image")
+    assert caught.value.param == param
+    assert param in caught.value.message
+    assert param.startswith("payload.") or "payload." not in caught.value.message
+
+
+@pytest.mark.parametrize("write", [str, lambda text: base64.b64encode(text.encode()).decode()], ids=["text", "base64"])
+def test_a_payload_may_be_written_as_text(write: Callable[[str], str]) -> None:
+    message = sent("async_001")
+    assert read({**message, "payload": write(json.dumps(message["payload"]))}) == read(message)
+    with pytest.raises(PenstockError, match=r"payload\.temperature"):
+        read({**message, "payload": write('{"prompt": "x", "temperature": NaN}')})
+
+
+def test_names_are_known_after_a_record_was_moved() -> None:
+    """The header of the moved record has them; one that is no object of ours is passed over."""
+    value, error = json.dumps({**EDIT, "inputImage": "/a.png"}).encode(), InvalidRequest("x", param="payload.image.url")
+    names = names_in(value)
+    moved = names_in(b"\0\0\0\0\1", [(HEADER_NAMES, json.dumps(names).encode())])
+    assert [named(error, found).param for found in (names, moved)] == ["inputImage", "inputImage"]
+    for odd in (b"[]", b"{", b"\xff", b""):
+        assert names_in(b"\0\0\0\0\1", [(HEADER_NAMES, odd)]) == {}
+
+
+LATER = NOW_MS + 60_000
+DEADLINES = [LATER, LATER // 1000, str(LATER), f"{LATER // 1000}.0", "2025-10-09T08:54:20Z", "2025-10-09T08:54:20"]
+
+
+@pytest.mark.parametrize("given", DEADLINES)
+def test_a_deadline_in_any_form(given: Any) -> None:
+    assert read({**CAMEL, "deadline": given}).ttl_ms == 60_000
+
+
+@pytest.mark.parametrize(
+    ("given", "ttl_ms"), [("9999999999", None), (9_999_999_999_999, None), ("9" * 30, None), (0, 1)]
+)
+def test_a_deadline_beyond_the_horizon_is_cut_to_it(given: Any, ttl_ms: int | None) -> None:
+    assert read({**CAMEL, "deadline": given}).ttl_ms == (ttl_ms or DEFAULT_LIMITS.max_ttl_ms)
+
+
+def test_a_type_around_the_type_is_the_kind_of_the_message() -> None:
+    assert read({"type": "request", "payload": DRAW}, "image").task == "image_generation"
+
+
+@pytest.mark.parametrize("kind", [*MESSAGE_TYPES, "job.submitted"])
+def test_a_type_beside_the_task_is_the_kind_of_the_message(kind: str) -> None:
+    assert read({**DRAW, "type": kind, "task": "text2image"}, "image").task == "image_generation"
+
+
 def test_the_page_has_each_name_in_the_row_of_its_field() -> None:
     page = (Path(__file__).parents[3] / "docs" / "reference" / "topics.md").read_text()
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
     for alias in NAMES:
+        if alias.name == alias.field:
+            continue
         name = f"`{alias.name}`"
         fields = [row[1] for row in rows if name in row[0].removeprefix("| ").split(", ")]
-        wanted = "payload" if alias.field == f"payload.{alias.name}" else f"`{alias.field}`"
-        assert any(wanted in field for field in fields), alias
-    for word in (TASK_NAMES.keys() - set(TASK_NAMES.values())) | PRIORITY_NAMES.keys():
+        assert any(f"`{alias.field}`" in field for field in fields), alias
+    for word in (TASK_NAMES.keys() - set(TASK_NAMES.values())) | PRIORITY_NAMES.keys() | set(MESSAGE_TYPES):
         assert f"`{word}`" in page, word

@@ -40,6 +40,7 @@ from penstock.gateway.queues.settings import QueueSection
 from penstock.gateway.service.large_answers import beside_the_loop, whole_result
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.outputs import encode_json, error_json, result_json
+from penstock.schemas.aliases import named, names_in
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import (
     DeadLettered,
@@ -100,7 +101,7 @@ class Errands:
                 return await self._llmd(queue, read.value, tries)
             return await self._penstock(queue, read)
         except BadMessage as error:
-            await self._answer(queue, error.message_id, refused(error.message_id, error.form, error.error))
+            await self._answer(queue, error.message_id, refused(error.message_id, error.error))
             return "refused"
         except _Unreadable as error:
             await self._dead_letter(queue, read, error.cause)
@@ -117,7 +118,6 @@ class Errands:
             message = read_llmd(value)
         except PenstockError as error:
             raise _Unreadable(error) from None
-        request_id: str | None = None
         try:
             request = self._request_of(queue, message, was_sent=self._was_sent(queue, message, tries))
             request_id = _request_id(queue, message, tries)
@@ -128,15 +128,14 @@ class Errands:
         except FinalFailure as failure:
             if _may_pass(failure.error) and self._has_another_try(queue, message, tries + 1):
                 raise TryAgain(failure.error, True) from None
-            answer = refused(message.id, message.form, failure.error, failure.request_id)
-            await self._answer(queue, message.id, answer)
+            await self._answer(queue, message.id, refused(message.id, failure.error))
             return "refused"
         except PenstockError as error:
             if error.retryable:
                 raise TryAgain(error, False) from None
-            await self._answer(queue, message.id, refused(message.id, message.form, error, request_id))
+            await self._answer(queue, message.id, refused(message.id, error))
             return "refused"
-        await self._answer(queue, message.id, answer, message, request_id)
+        await self._answer(queue, message.id, answer)
         return "completed"
 
     def _was_sent(self, queue: QueueSection, message: LlmdMessage, tries: int) -> bool:
@@ -216,6 +215,7 @@ class Errands:
         except PenstockError as error:
             if error.retryable:
                 raise TryAgain(error, False) from None
+            error = named(error, names_in(read.value))
             await self._answer(queue, request_id, _dumped({"request_id": request_id, **_error_json(error)}))
             return "refused"
         outcome = await self._outcome(accepted)
@@ -233,14 +233,7 @@ class Errands:
         except PenstockError as error:
             raise TryAgain(error, False) from None
 
-    async def _answer(
-        self,
-        queue: QueueSection,
-        message_id: str,
-        value: bytes,
-        message: LlmdMessage | None = None,
-        request_id: str | None = None,
-    ) -> None:
+    async def _answer(self, queue: QueueSection, message_id: str, value: bytes) -> None:
         """Raises BrokerUnavailable and its like."""
         if queue.result_topic is None:
             return
@@ -248,9 +241,7 @@ class Errands:
         try:
             await self._transport.produce(queue.result_topic, value, key=key)
         except TooLarge as error:
-            form = "object" if message is None else message.form
-            smaller = refused(message_id, form, error, request_id)
-            await self._transport.produce(queue.result_topic, smaller, key=key)
+            await self._transport.produce(queue.result_topic, refused(message_id, error), key=key)
 
     async def _dead_letter(self, queue: QueueSection, read: Read, error: PenstockError) -> None:
         info = to_error_record(error)

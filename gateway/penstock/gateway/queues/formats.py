@@ -2,35 +2,40 @@
 
 llm-d's asynchronous processor has `{"id", "deadline", "payload"}` with a deadline in Unix seconds and an OpenAI body;
 its programs in Go write the payload as base64 text, others as an object. An answer has the form of its message:
-`{"id", "payload"}` with OpenAI's answer, or with its error and beside it `error` in words.
+`{"id", "payload"}` with OpenAI's answer, or `{"id", "error"}` with the reason in words.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from penstock.common.clock import now_ms
 from penstock.gateway.queues.settings import QueueSection
 from penstock.schemas.aliases import identity
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import BadJson, InvalidRequest, PenstockError, error_body
-from penstock.schemas.finite_json import checked_value, loads_any
+from penstock.schemas.errors import BadJson, InvalidRequest, PenstockError
+from penstock.schemas.finite_json import checked_value
 from penstock.schemas.ids import derived_request_id, is_request_id
-from penstock.schemas.json_records import is_whole_object, json_text, legible_fields
+from penstock.schemas.json_records import (
+    PayloadForm,
+    is_whole_object,
+    json_text,
+    legible_fields,
+    object_in,
+    written_object,
+)
 from penstock.schemas.labels import Labels
 from penstock.schemas.records import InferenceRequest
 from penstock.schemas.requests import parse_request_bytes, validate_request
+from penstock.schemas.times import moment_ms
 
 Json = dict[str, Any]
-PayloadForm = Literal["object", "text", "base64"]
 BodyKind = Literal["chat", "completion", "embedding"]
 ID_CHARACTERS = 512
 _KINDS: Mapping[str, BodyKind] = {"messages": "chat", "prompt": "completion", "input": "embedding"}
@@ -50,25 +55,24 @@ class LlmdMessage:
 class BadMessage(Exception):
     """A message that names itself, so that its sender can be told what is wrong with it."""
 
-    def __init__(self, message_id: str, form: PayloadForm, error: PenstockError) -> None:
+    def __init__(self, message_id: str, error: PenstockError) -> None:
         super().__init__(error.message)
         self.message_id = message_id
-        self.form: PayloadForm = form
         self.error = error
 
 
 def read_llmd(value: bytes) -> LlmdMessage:
     """Raises BadJson for what has no id, so that nobody can be told; BadMessage for what is wrong otherwise."""
     unread = BadJson("not a JSON object with id, deadline and payload")
-    message = _object(value)
+    message = object_in(value)
     found_id = (legible_fields(value) or {} if message is None else message).get("id")
     if message is None and found_id is None:
         raise unread
     if not isinstance(found_id, str) or not 0 < len(found_id) <= ID_CHARACTERS or not found_id.isprintable():
         raise BadJson(f"id must be text of 1 to {ID_CHARACTERS} printable characters")
     if message is None:
-        raise BadMessage(found_id, "object", unread)
-    body, form = _payload(message.get("payload"))
+        raise BadMessage(found_id, unread)
+    body, form = written_object(message.get("payload"))
     try:
         if body is None:
             raise InvalidRequest("payload must be a JSON object, or one as text or base64", param="payload")
@@ -78,7 +82,7 @@ def read_llmd(value: bytes) -> LlmdMessage:
         deadline_s = _deadline(message.get("deadline"))
         return LlmdMessage(id=found_id, deadline_s=deadline_s, body=body, kind=_kind(body), form=form)
     except InvalidRequest as error:
-        raise BadMessage(found_id, form, error) from None
+        raise BadMessage(found_id, error) from None
 
 
 def request_key(queue: QueueSection, message_id: str, tries: int) -> str:
@@ -92,10 +96,9 @@ def answered(message_id: str, form: PayloadForm, answer: Json) -> bytes:
     return _dump({"id": message_id, "payload": _written(answer, form)})
 
 
-def refused(message_id: str, form: PayloadForm, error: PenstockError, request_id: str | None = None) -> bytes:
+def refused(message_id: str, error: PenstockError) -> bytes:
     """What goes to the result topic for a message that has no answer."""
-    body = error_body(error, request_id)
-    return _dump({"id": message_id, "payload": _written(body, form), "error": error.message})
+    return _dump({"id": message_id, "error": error.message})
 
 
 def read_penstock(
@@ -126,38 +129,14 @@ def sender_of(value: bytes | None, origin: tuple[str, int, int, int]) -> tuple[s
     return request_id if known else derived_request_id(*origin), labels
 
 
-def _object(value: bytes) -> Json | None:
-    try:
-        found = loads_any(json_text(value) or b"")
-    except ValueError:
-        return None
-    return cast("Json", found) if isinstance(found, dict) else None
-
-
-def _payload(given: object) -> tuple[Json | None, PayloadForm]:
-    if isinstance(given, dict):
-        return cast("Json", given), "object"
-    if not isinstance(given, str):
-        return None, "object"
-    if json_text(text := given.encode("utf-8", "surrogatepass")) is not None:
-        return _object(text), "text"
-    try:
-        return _object(base64.b64decode(given, validate=True)), "base64"
-    except (binascii.Error, ValueError):
-        return None, "base64"
-
-
 def _deadline(given: object) -> int | None:
-    """llm-d's is text; a number is taken too. Above all times, as its examples have it, it is none."""
+    """Seconds. llm-d's is text; above all times, as its examples have it, it is the last of them."""
     if given is None or given == "":
         return None
-    if isinstance(given, bool) or not isinstance(given, str | int | float):
-        raise InvalidRequest("deadline must be a time in Unix seconds", param="deadline")
     try:
-        seconds = int(given) if not isinstance(given, float) else math.floor(given)
-    except (ValueError, OverflowError):
+        return moment_ms(given, bounded=False) // 1000
+    except ValueError:
         raise InvalidRequest("deadline must be a time in Unix seconds", param="deadline") from None
-    return seconds
 
 
 def _kind(body: Mapping[str, Any]) -> BodyKind:

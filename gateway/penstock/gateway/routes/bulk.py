@@ -15,9 +15,10 @@ from penstock.gateway.context import context_of, service_of
 from penstock.gateway.edge.errors import EdgeRefusal
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.line_reader import Line, LineReader
-from penstock.gateway.routes.native import native_request
+from penstock.gateway.routes.native import submission
 from penstock.gateway.routes.window import Window
-from penstock.gateway.service.brought_images import take_images, with_inputs
+from penstock.gateway.service.brought_images import with_inputs
+from penstock.schemas.aliases import naming
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError, TenantLimit, TooLarge, error_body
 from penstock.schemas.finite_json import read_body
 
@@ -123,8 +124,9 @@ class _Bulk:
             raise InvalidRequest("idempotency_key must be a text", param="idempotency_key")
         if key is None and self._key is not None:
             key = f"{self._key}/{index}"
-        images = take_images(body, caller.tenant)
-        checked = await service.submitting.check(caller, native_request(body, caller))
+        asked, images, given = submission(body, caller)
+        with naming(given):
+            checked = await service.submitting.check(caller, asked)
         while True:
             try:
                 allowances.submission(caller)

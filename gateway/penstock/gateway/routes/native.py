@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -16,12 +17,13 @@ from penstock.gateway.routes.multipart import submitted_body
 from penstock.gateway.routes.paging import After, Limit, Order, number, page, read_part
 from penstock.gateway.routes.request_filters import queried
 from penstock.gateway.routes.sse import events
-from penstock.gateway.service.brought_images import take_images, with_inputs
+from penstock.gateway.service.brought_images import BroughtImage, take_images, with_inputs
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.service.submitting import Checked, Keep
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.filters import RequestFilter
 from penstock.gateway.view.outputs import on_output_thread
+from penstock.schemas.aliases import naming, translate
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import Forbidden, InvalidRequest, PenstockError, UnsupportedParameter
 from penstock.schemas.ids import new_request_id
@@ -35,11 +37,27 @@ Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait 
 Headers = dict[str, str]
 
 
-def native_request(body: Any, caller: Caller) -> InferenceRequest:
-    """A request of the native JSON form, of this caller. Raises as `parse_request`, and Forbidden."""
+def submission(
+    body: Any, caller: Caller, files: Mapping[str, bytes] | None = None
+) -> tuple[InferenceRequest, list[BroughtImage], dict[str, str]]:
+    """A request of the native JSON form, of this caller, with the images that it brings, and by field the name that
+    the caller used.
+
+    Raises as `translate`, `native_request` and `take_images`, with the caller's names.
+    """
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
-    fields: dict[str, Any] = dict(body)
+    fields, given = translate(cast("dict[str, Any]", body))
+    if "created_at" in given:  # a time of the caller's; ours is that of the acceptance
+        del fields["created_at"]
+    with naming(given):
+        images = take_images(fields, caller.tenant, files)
+        return native_request(fields, caller), images, given
+
+
+def native_request(body: dict[str, Any], caller: Caller) -> InferenceRequest:
+    """A request under our own names. Raises as `parse_request`, and Forbidden."""
+    fields = dict(body)
     for name in ("request_id", "tenant", "created_at"):
         if fields.pop(name, None) is not None:
             raise UnsupportedParameter(f"{name} is set by the gateway", param=name)
@@ -78,11 +96,11 @@ async def submit(
     service = service_of(request)
     async with submitted_body(request) as (body, files):
         if files is None:
-            images = take_images(body, caller.tenant)
+            asked, images, given = submission(body, caller)
         else:  # digests of up to `artifacts.max_bytes`
-            images = await on_output_thread(lambda: take_images(body, caller.tenant, files))
-    asked = native_request(body, caller)
-    checked = await service.submitting.check(caller, asked)
+            asked, images, given = await on_output_thread(lambda: submission(body, caller, files))
+    with naming(given):
+        checked = await service.submitting.check(caller, asked)
     whole, (checked, keep) = checked.request, with_inputs(checked, images, context_of(request).allowances, service)
     if dry_run:
         service.submitting.check_room(checked)

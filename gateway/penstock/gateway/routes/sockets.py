@@ -16,13 +16,14 @@ from penstock.gateway.edge.errors import CLOSE_INTERNAL, CLOSE_UNAUTHENTICATED, 
 from penstock.gateway.edge.protocols import SEND_NOW, SharedText
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller, caller_of
-from penstock.gateway.routes.native import native_request
+from penstock.gateway.routes.native import submission
 from penstock.gateway.routes.own_news import NewsOfOwn, Reply, Told
-from penstock.gateway.service.brought_images import take_images, with_inputs
+from penstock.gateway.service.brought_images import with_inputs
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.service.subscriptions import SlowConsumer, Stopping
 from penstock.gateway.view.frames import Frame, ResultFrame
 from penstock.gateway.view.hub import Gone
+from penstock.schemas.aliases import naming
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError, UnsupportedParameter, error_body
 from penstock.schemas.finite_json import flaw_of, loads_any, read_body
@@ -220,8 +221,7 @@ class Session:
         caller = self._caller
         caller.require("submit")
         self._allowances.submission(caller)
-        images = take_images(frame.get("request"), caller.tenant)
-        asked = native_request(frame.get("request"), caller)
+        asked, images, given = submission(frame.get("request"), caller)
         self._room_for_one_more()
         key = frame.get("idempotency_key")
         if key is not None and not isinstance(key, str):
@@ -235,7 +235,8 @@ class Session:
         if key is not None:
             hold(idempotent_request_id(caller.tenant, key))
         try:
-            checked = await self._service.submitting.check(caller, asked)
+            with naming(given):
+                checked = await self._service.submitting.check(caller, asked)
             checked, keep = with_inputs(checked, images, self._allowances, self._service)
             accepted = await self._service.submitting.submit(checked, idempotency_key=key, on_id=hold, keep=keep)
             reply: dict[str, Any] = {"type": "accepted", "request_id": accepted.request_id}

@@ -212,6 +212,8 @@ def _objects(value: Any) -> Iterator[Json]:
 
 def _of_object(value: Json, param: str, files: Mapping[str, bytes] | None, named: set[str]) -> bytes | None:
     """None for what is a reference already."""
+    if value.keys() == {"url"} and _brings(value["url"]):
+        return _of_data_url(value["url"], param)
     if "data" in value:
         _only(value, {"data", "media_type"}, param)
         _check_media_type(value.get("media_type"), f"{param}.media_type")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from penstock.common.artifacts import ArtifactStore
@@ -14,6 +15,7 @@ from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.decoders import DecodeLimits, Decoders
 from penstock.processors.images.encoded import EncodedImage
 from penstock.processors.images.fetching import ImageFetcher
+from penstock.processors.images.folders import ImageFolders
 from penstock.processors.outputs import reference_to
 from penstock.processors.settings import ImagesSection
 from penstock.processors.store_threads import StoreThreads
@@ -34,8 +36,12 @@ class ImageInputs:
         *,
         max_bytes: int,
         threads: StoreThreads | None = None,
+        folders: Mapping[str, Path] | None = None,
     ) -> None:
-        """`store` opens the store when it is first asked, and blocks. `threads` are for all calls of it."""
+        """`store` opens the store when it is first asked, and blocks. `threads` are for all calls of it, and for files
+        of `folders`.
+        """
+        self._folders = ImageFolders(folders or {}, max_bytes=max_bytes)
         self._threads = threads or StoreThreads()
         self._store = store
         self._decoders = decoders
@@ -80,6 +86,8 @@ class ImageInputs:
         artifact_id, url = ref.get("artifact_id"), ref.get("url")
         if (artifact_id is None) == (url is None):
             raise InvalidRequest(f"{param} needs artifact_id or url, one of the two", param=param)
+        if url is not None and url[:5].lower() == "file:":
+            return await self._threads.reads.run(lambda: self._folders.read(url, param=f"{param}.url"))
         if url is not None:
             return await self._fetcher.fetch(url, param=f"{param}.url")
         return await self._threads.reads.run(self._kept, tenant, artifact_id, ref.get("sha256"), param)
@@ -122,4 +130,6 @@ def image_inputs(
         max_redirects=settings.max_redirects,
     )
     decoders = Decoders(limits, processes=settings.decoders)
-    return ImageInputs(store, decoders, fetcher, max_bytes=settings.max_bytes, threads=threads)
+    return ImageInputs(
+        store, decoders, fetcher, max_bytes=settings.max_bytes, threads=threads, folders=settings.folders
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,11 +18,12 @@ from penstock.processors.kafka.pool_topics import PoolTopics
 from penstock.processors.kafka.publisher import Headers, Publisher
 from penstock.processors.outputs import pixels_of
 from penstock.processors.preparation import Preparation
+from penstock.schemas.aliases import named, names_in
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import InvalidRequest, PenstockError, to_error_record
 from penstock.schemas.records import STATUS_RANKS, ContextHeld, DeadLetter, Preview, ResultEvent, StatusEvent, Usage
 from penstock.schemas.texts import encodable, shortened
-from penstock.schemas.topics import HEADER_CALLBACK, HEADER_TRACEPARENT, TopicNames, request_key
+from penstock.schemas.topics import HEADER_CALLBACK, HEADER_NAMES, HEADER_TRACEPARENT, TopicNames, request_key
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +53,13 @@ def result_headers(subject: Subject) -> Headers | None:
 def status_headers(subject: Subject) -> Headers | None:
     """Of what goes to the status topic: as `result_headers`, if the request wants its statuses told."""
     return result_headers(subject) if subject.request.callback_statuses else trace_of(subject)
+
+
+def _named(error: PenstockError, subject: Subject) -> PenstockError:
+    """The error with the names that the request's record uses for its fields."""
+    if error.param is None or subject.body is None:
+        return error
+    return named(error, names_in(subject.body.value, subject.body.headers))
 
 
 class Outcomes:
@@ -182,7 +191,7 @@ class Outcomes:
             model=subject.lane or None,
             device=device,
             measured_memory_bytes=measured,
-            error=None if effect.error is None else to_error_record(effect.error),
+            error=None if effect.error is None else to_error_record(_named(effect.error, subject)),
             metadata=subject.request.metadata,
             **since_fields(effect.since),
             history=subject.history,
@@ -196,7 +205,7 @@ class Outcomes:
 
     def letter(self, effect: PublishDeadLetter, done: Callable[[], None]) -> None:
         """Keep the record in the dead-letter topic, with its bytes."""
-        subject, error = effect.subject, effect.error
+        subject, error = effect.subject, _named(effect.error, effect.subject)
         origin, body = subject.origin, subject.body
         logger.warning(
             "dlq.letter topic=%s partition=%d offset=%d reason=%s",
@@ -238,6 +247,8 @@ class Outcomes:
             topic = self._names.request(request.task, request.priority, effect.pool)
         name, value = origin_header(effect.origin)
         kept = [(header, content or b"") for header, content in body.headers if header != name]
+        if names := {} if dict(kept).get(HEADER_NAMES) else names_in(body.value):
+            kept.append((HEADER_NAMES, json.dumps(names).encode()))
         publish = partial(
             self._publisher.republish,
             topic,

@@ -142,7 +142,7 @@ def test_a_summary_goes_where_its_conversation_is_and_holds_up_no_turn() -> None
     assert (found.belongs_on, found.line, found.error) == (home, None, None)
 
 
-@pytest.mark.parametrize("request_id", ["\ud800", "x" * 900_000, "", 7, None, "a b", "a\nb"])
+@pytest.mark.parametrize("request_id", ["\ud800", "x" * 900_000, "", 7.5, None, "a b", "a\nb"])
 @pytest.mark.parametrize("spoil", [{"payload": {"prompt": 5}}, {"unknown": 1}], ids=["invalid", "unsupported"])
 def test_an_id_that_cannot_be_published_is_replaced(request_id: Any, spoil: dict[str, Any]) -> None:
     body = {
@@ -174,7 +174,7 @@ def test_what_is_no_request_keeps_its_labels(spoil: dict[str, Any]) -> None:
     assert labels == Labels("u", "s", "k")
 
 
-@pytest.mark.parametrize("odd", ["\ud800", "x" * 201, "", 7, None, ["k"]])
+@pytest.mark.parametrize("odd", ["\ud800", "x" * 201, "", 7.5, None, ["k"]])
 def test_labels_that_cannot_be_published_are_left_out(odd: Any) -> None:
     found = read(json.dumps({**NAMED, "userId": odd, "correlationId": odd, "payload": 5}).encode())
     assert isinstance(found, Poison)

@@ -61,7 +61,7 @@ def make_job(spec: RunSpec, pipelines: Pipelines, model: str, max_pixels: int) -
     """Raises UnsupportedParameter, InvalidRequest for what this model cannot do."""
     payload = spec.payload
     kind = pipelines.kind_for(spec.task, payload)
-    pipelines.samplers.check(payload.get("sampler"))
+    sampler = pipelines.samplers.named(payload.get("sampler"))
     _only_what_it_takes(payload, kind, pipelines)
     image, mask = (opened(spec.images[name]) if name in spec.images else None for name in ("image", "mask"))
     width, height = _size(payload, image, pipelines, max_pixels)
@@ -75,7 +75,7 @@ def make_job(spec: RunSpec, pipelines: Pipelines, model: str, max_pixels: int) -
         raise InvalidRequest(
             f"payload.strength: {steps} steps at {strength:g} are none; more of either", param="payload.strength"
         )
-    guidance, sampler = float(payload.get("guidance_scale", GUIDANCE)), payload.get("sampler")
+    guidance = float(payload.get("guidance_scale", GUIDANCE))
     seeds = _seeds(payload)
     facts = {
         "model": model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,6 +33,11 @@ FLOW_SAMPLERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 """Of models that were trained by flow matching, as SD3 and Flux."""
 
 
+def _squeezed(name: str) -> str:
+    plain = re.sub(r"[\s_-]+", "", name.lower()).removesuffix("scheduler")
+    return plain.replace("pp", "++").replace("ancestral", "a")
+
+
 class Samplers:
     """The samplers of one model. Each batch gets a scheduler of its own: they have a state."""
 
@@ -42,12 +48,17 @@ class Samplers:
         known = FLOW_SAMPLERS if flow else SAMPLERS
         self._known = {name: made for name, made in known.items() if flow or made[0] in compatible}
 
-    def check(self, name: str | None) -> None:
-        """Raises UnsupportedParameter, naming those that there are."""
-        if name is not None and name not in self._known:
+    def named(self, name: str | None) -> str | None:
+        """The sampler of this name, in any spelling: `Euler a`, `DPMPP-2M`. Raises UnsupportedParameter."""
+        if name is None:
+            return None
+        squeezed = _squeezed(name)
+        found = next((known for known in self._known if _squeezed(known) == squeezed), None)
+        if found is None:
             raise UnsupportedParameter(
                 f"payload.sampler: this model knows {', '.join(sorted(self._known))}", param="payload.sampler"
             )
+        return found
 
     def make(self, name: str | None) -> Any:
         """A new scheduler; None: the model's own."""
