@@ -118,10 +118,14 @@ FEW_ENTRIES = BeforeValidator(_of_few_entries)
 ONE_WRONG_NUMBER = BeforeValidator(_first_wrong_number)
 
 
+JUDGED = ConfigDict(extra="allow", strict=True)
+"""Unlisted fields are kept, to be judged by `set_aside` and `refuse_unsupported`. Strict: "0.5" is no number."""
+
+
 class StreamOptions(BaseModel):
     """Usage comes at the end, and no event is padded against eavesdroppers, whatever the last two say."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = JUDGED
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -153,8 +157,7 @@ class PenstockOptions(BaseModel):
 class OpenAIBody(BaseModel):
     """What all bodies have."""
 
-    # Strict: "0.5" is no number. Unlisted fields are kept, to be judged by `refuse_unsupported`.
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = JUDGED
 
     model: str | None = None
     user: str | None = None

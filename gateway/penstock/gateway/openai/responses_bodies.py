@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import count
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import BaseModel, Field, PrivateAttr
 
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai.chat_bodies import (
     FEW_ENTRIES,
+    JUDGED,
     GeneratingBody,
     Json,
     StreamOptions,
@@ -56,7 +57,7 @@ IMAGE_PART = "input_image"
 class Reasoning(BaseModel):
     """`effort` goes to remote models. No summary of thoughts is made: `auto` asks for one where there is one."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = JUDGED
 
     effort: str | None = None
     summary: Literal["auto"] | None = None
@@ -66,7 +67,7 @@ class Reasoning(BaseModel):
 class TextOptions(BaseModel):
     """The form of the answer."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = JUDGED
 
     format: dict[str, Any] | None = None
     verbosity: str | None = None
@@ -227,10 +228,7 @@ def _content(value: Any, where: str, *, images: bool = False) -> Any:
 
 def _image(part: Json, where: str) -> Json:
     """An image by URL, or by the id of an artifact where OpenAI has that of a file. Raises InvalidRequest."""
-    given = {name: value for name, value in part.items() if value is not None and name != "type"}
-    url, artifact_id, detail = given.pop("image_url", None), given.pop("file_id", None), given.pop("detail", None)
-    for name in given:
-        raise UnsupportedParameter(f"{where}.{name[:100]} is not supported", param=f"{where}.{name[:100]}")
+    url, artifact_id, detail = part.get("image_url"), part.get("file_id"), part.get("detail")
     if (url is None) == (artifact_id is None):
         raise InvalidRequest(f"{where} must have image_url or file_id, one of the two", param=where)
     if url is None:
