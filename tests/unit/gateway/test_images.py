@@ -359,7 +359,6 @@ def test_images_of_a_response_are_kept_and_become_references() -> None:
         ({"image_url": "data:image/png;base64,!"}, "input[0].content[0].image_url"),
         ({}, "input[0].content[0]"),
         ({"file_id": "a", "image_url": "https://a.example/x.png"}, "input[0].content[0]"),
-        ({"image_url": "https://a.example/x.png", "size": 3}, "input[0].content[0].size"),
     ],
 )
 def test_a_wrong_image_of_a_response_is_named(part: dict[str, Any], param: str) -> None:
