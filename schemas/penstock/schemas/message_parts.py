@@ -13,7 +13,7 @@ Part = dict[str, Any]
 SEEN_ROLES = frozenset({"user", "system"})
 """Who may show images to a model: what an assistant or a tool said is text."""
 KEPT_ROLES = SEEN_ROLES | {"assistant"}
-DETAILS = ("auto", "low", "high")
+DETAILS = ("auto", "low", "high", "original")
 """What a caller may say of how closely an image is to be looked at. Each is looked at in full."""
 """Whose images a conversation may be given to keep: assistants make some."""
 

@@ -344,7 +344,7 @@ def test_images_of_a_response_are_kept_and_become_references() -> None:
     (brought,), asked = of_input(
         {"type": "input_text", "text": "What is this?"},
         {"type": "input_image", "image_url": f"data:image/png;base64,{DATA}", "detail": "auto"},
-        {"type": "input_image", "image_url": "https://a.example/x.png", "detail": "high"},
+        {"type": "input_image", "image_url": "https://a.example/x.png", "detail": "original"},
     )
     assert (brought.data, brought.media_type) == (PNG, "image/png")
     (message,) = asked.payload["messages"]

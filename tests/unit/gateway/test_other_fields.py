@@ -98,6 +98,8 @@ def test_fields_that_never_change_the_output_are_ignored_in_both_modes_and_named
     fields = {"store": True, "prompt_cache_key": "k", "cache_salt": None, "whim": 1}
     assert asked("chat", {**fields, "whim": None})[1] == ["store", "prompt_cache_key"]
     assert asked("chat", fields, "ignore")[1] == ["store", "prompt_cache_key", "whim"]
+    caching = {"max_tool_calls": 3, "prompt_cache_options": {"mode": "explicit", "ttl": "30m", "prewarm": False}}
+    assert asked("response", caching)[1] == ["max_tool_calls", "prompt_cache_options"]
     messages = [{**PLAIN[0], "whim": 1, "id": "x"}, {**PLAIN[1], "whim": 2}]
     request, ignored = asked("chat", {"messages": messages}, "ignore")
     assert (request.payload["messages"], ignored) == (PLAIN, ["messages[].whim"])
@@ -225,10 +227,27 @@ def test_what_was_said_before_is_not_judged() -> None:
             ]
         },
         {"reasoning": {"context": "auto", "mode": "standard"}},
+        {"image": {"context_compression": "disabled"}},
+        {"include": ["file_search_call.results", "reasoning.encrypted_content"]},
     ],
 )
-def test_names_within_fields_pass_with_a_value_that_changes_nothing(fields: dict[str, Any]) -> None:
+def test_fields_of_responses_pass_with_a_value_that_changes_nothing(fields: dict[str, Any]) -> None:
     assert asked("response", fields)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt_cache_options": {"mode": "explicit", "prewarm": True}}, "prompt_cache_options.prewarm"),
+        ({"include": ["message.input_image.image_url"]}, "include"),
+        ({"image": {"context_compression": "enabled"}}, "image"),
+        ({"service_tier": "ultrafast"}, "service_tier"),
+    ],
+)
+def test_fields_of_responses_that_would_change_something_are_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(UnsupportedParameter) as caught:
+        asked("response", fields)
+    assert caught.value.param == param
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,14 @@ Json = dict[str, Any]
 Words = Mapping[str, str]
 """For fields of the native request, how a route calls them where that is another name."""
 
-TIER_PRIORITIES: dict[str | None, int | None] = {None: None, "auto": None, "default": 5, "priority": 2, "flex": 8}
+TIER_PRIORITIES: dict[str | None, int | None] = {
+    None: None,
+    "auto": None,
+    "default": 5,
+    "priority": 2,
+    "fast": 2,
+    "flex": 8,
+}
 COMPLETION_MAX_TOKENS = 16
 """What OpenAI takes for `max_tokens` on /v1/completions when it is left out."""
 COMPLETION_WORDS: Words = {
@@ -40,6 +47,7 @@ COMPLETION_WORDS: Words = {
 _HARMLESS: Harmless = {
     **OF_TEXT_SERVERS,
     "prompt_cache_key": ANYTHING,
+    "prompt_cache_options": ANYTHING,
     "safety_identifier": ANYTHING,
 }
 HARMLESS_CHAT: Harmless = {
@@ -52,7 +60,6 @@ HARMLESS_CHAT: Harmless = {
     "store": ANYTHING,
     "audio": (),
     "moderation": (),
-    "prompt_cache_options": (),
     "web_search_options": (),
 }
 HARMLESS_COMPLETION: Harmless = {
@@ -352,7 +359,9 @@ def _text_request(
 def tier_priority(tier: str | None) -> int | None:
     """The priority that a service tier stands for; None for the key's own. Raises UnsupportedParameter."""
     if tier not in TIER_PRIORITIES:
-        raise UnsupportedParameter("service_tier must be auto, default, priority or flex", param="service_tier")
+        raise UnsupportedParameter(
+            f"service_tier must be one of {', '.join(filter(None, TIER_PRIORITIES))}", param="service_tier"
+        )
     return TIER_PRIORITIES[tier]
 
 

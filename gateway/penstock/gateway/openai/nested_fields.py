@@ -82,6 +82,7 @@ IN_RESPONSE: Mapping[str, Known] = {
     **IN_TEXT,
     "conversation": {"id": None},
     "input": item_names,
+    "prompt_cache_options": {**dict.fromkeys(("comparison_response_id", "mode", "ttl")), "prewarm": (False,)},
     "reasoning": {"context": ("auto",), "mode": ("standard",)},
     "text": {"format": {"type": None, **_SCHEMA}},
     "tool_choice": _by_type({"function": _NAMED}),

@@ -25,16 +25,27 @@ from penstock.schemas.errors import InvalidRequest, TooLarge, UnsupportedParamet
 from penstock.schemas.records import InferenceRequest
 
 LOGPROBS = "message.output_text.logprobs"
+INCLUDED = frozenset(
+    {
+        LOGPROBS,
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "reasoning.encrypted_content",
+        "web_search_call.action.sources",
+    }
+)
+"""What may be asked for. All but log probabilities is of items that no answer here has."""
 HARMLESS_RESPONSE: Harmless = {
     **OF_TEXT_SERVERS,
     "access_programs": (),
     "context_management": (),
-    "image": (),
-    "max_tool_calls": (),
+    "image": ({"context_compression": "auto"}, {"context_compression": "disabled"}),
+    "max_tool_calls": ANYTHING,  # of tools that OpenAI runs
     "moderation": (),
     "prompt": (),
     "prompt_cache_key": ANYTHING,
-    "prompt_cache_options": (),
+    "prompt_cache_options": ANYTHING,
     "prompt_cache_retention": ANYTHING,
     "safety_identifier": ANYTHING,
     "truncation": ("disabled", "auto"),
@@ -156,9 +167,9 @@ def _conversation(value: str | dict[str, Any] | None) -> Any:
 
 
 def _logprobs(body: ResponsesBody) -> Json:
-    """Asked for by `include`; what else can be included, no answer of ours has."""
+    """Asked for by `include`. Raises UnsupportedParameter for what an answer would have to have."""
     for name in body.include or ():
-        if name not in (LOGPROBS, "reasoning.encrypted_content"):
+        if name not in INCLUDED:
             raise UnsupportedParameter(f"include: {name} is not supported", param="include")
     if LOGPROBS not in (body.include or ()):
         return {}
