@@ -6,7 +6,10 @@ import json
 from typing import Any
 
 from generator.markdown import code, document, link, literal, table
+from penstock.schemas.bodies import json_schema, request_type
 from penstock.schemas.codec import SCHEMA_IDS, schema_text
+from penstock.schemas.refusals import described
+from penstock.schemas.tasks import BUILT_TASKS
 
 SOURCE = "schemas/penstock/schemas/avro"
 INTRO = f"""\
@@ -20,7 +23,17 @@ The ids below are Penstock's own and always resolve from the package; a gateway 
 a JSON object is read as the [JSON form](topics.md#requests-as-json) of a request instead.
 
 A field without a default must be written. A time is `timestamp-millis`: milliseconds since the epoch, in a long. A
-symbol of an enum that a reader does not know is read as `UNKNOWN`."""
+symbol of an enum that a reader does not know is read as `UNKNOWN`.
+
+Where a field of a request has bounds, its row has them as a refusal says them.
+[HTTP](http.md#post-v1requests) has those of lists and texts."""
+BODIES = {
+    "TextGenerationPayload": "TextPayload",
+    "OutputSpec": "Output",
+    "Requirements": "RequirementsBody",
+    "ContextLimits": "Context",
+}
+"""Parts of requests, and what their bodies are called where that is another name."""
 
 Json = dict[str, Any]
 
@@ -59,9 +72,35 @@ def collect(kind: Any, named: dict[str, Json]) -> None:
 
 
 def record(schema: Json, note: str, *, level: int = 2) -> str:
-    rows = [[code(f["name"]), type_text(f["type"]), default_text(f), f.get("doc", "")] for f in schema["fields"]]
+    bounds = bounds_of(schema["name"])
+    rows = [
+        [
+            code(f["name"]),
+            type_text(f["type"]),
+            default_text(f),
+            f"{f.get('doc', '')} {bounds.pop(f['name'], '')}".strip(),
+        ]
+        for f in schema["fields"]
+    ]
+    rows += [[code(name), "in JSON, an argument", "", text] for name, text in bounds.items()]
     head = f"{'#' * level} {schema['name']}\n\n{schema['doc']} {note}".rstrip()
     return f"{head}\n\n{table(['field', 'type', 'default', 'meaning'], rows)}"
+
+
+def bounds_of(name: str) -> dict[str, str]:
+    """The bounds of the fields of a request or of one of its parts, as sentences."""
+    found: dict[str, str] = {}
+    for task in BUILT_TASKS:
+        root = json_schema(request_type(task))
+        body = root if name == "InferenceRequest" else root["$defs"].get(BODIES.get(name, name), {})
+        for field, schema in body.get("properties", {}).items():
+            forms = [
+                form for form in schema.get("anyOf", [schema]) if "$ref" not in form and form.get("type") != "null"
+            ]
+            text = " or ".join(map(described, forms))
+            if any(map(str.isdigit, text)):
+                found[field] = f"{text[0].upper()}{text[1:]}."
+    return found
 
 
 def enum(schema: Json) -> str:

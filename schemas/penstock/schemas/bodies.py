@@ -18,6 +18,8 @@ from typing import Annotated, Any, Literal, NotRequired, Required, TypeAlias, Ty
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, WithJsonSchema
 from typing_extensions import TypedDict
 
+from penstock.schemas.limits import DEFAULT_LIMITS as LIMITS
+from penstock.schemas.limits import MAX_ID_CHARS, MAX_URL_CHARS
 from penstock.schemas.tasks import TASKS
 
 INT, LONG = 2**31 - 1, 2**63 - 1  # the largest values of Avro's numbers
@@ -27,7 +29,7 @@ OPEN = ConfigDict(extra="allow", strict=True)
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Name64: TypeAlias = Annotated[str, Field(min_length=1, max_length=64)]
-Name200: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
+Name200: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
 JsonObject: TypeAlias = str | dict[str, Any]
 """An object, or its JSON text."""
 Bytes: TypeAlias = Annotated[int, Field(ge=0, le=LONG)]
@@ -77,7 +79,9 @@ class ImageInput(TypedDict, total=False):
     """An image by reference, one of the two. Over HTTP it may also be `{data, media_type}`, its bytes in base64."""
 
     artifact_id: Annotated[Name200 | None, Field(description="An artifact of the same tenant.")]
-    url: Annotated[str | None, Field(min_length=1, max_length=4_096, description="Where it lies, if that is allowed.")]
+    url: Annotated[
+        str | None, Field(min_length=1, max_length=MAX_URL_CHARS, description="Where it lies, if that is allowed.")
+    ]
 
 
 class MessagePart(TypedDict, total=False):
@@ -137,16 +141,14 @@ class TextPayload(TypedDict, total=False):
     ]
     prompt: Annotated[str | None, Field(description="Plain text to continue.")]
     prompt_token_ids: Annotated[TokenIds | None, Field(min_length=1, description="The prompt as tokens.")]
-    max_tokens: Annotated[int | None, Field(ge=1, le=INT, description="Longest answer, tokens.")]
+    max_tokens: Annotated[int | None, Field(ge=1, le=LIMITS.max_tokens, description="Longest answer, tokens.")]
     temperature: Annotated[float | None, Field(ge=0, le=2, description="0 is greedy.")]
     top_p: Annotated[float | None, Field(gt=0, le=1)]
     top_k: Annotated[int | None, Field(ge=1, le=1_000_000)]
     min_p: Annotated[float | None, Field(ge=0, le=1)]
     presence_penalty: Annotated[float | None, Field(ge=-2, le=2)]
     frequency_penalty: Annotated[float | None, Field(ge=-2, le=2)]
-    stop: Annotated[
-        str | ListOf[str] | None, Field(description="Texts of 1 to 200 characters that end the text; not part of it.")
-    ]
+    stop: Annotated[str | ListOf[str] | None, Field(description="Texts that end the text; not part of it.")]
     seed: Annotated[int | None, Field(ge=-LONG - 1, le=LONG)]
     n: Annotated[int | None, Field(ge=1, le=1_000, description="How many answers.")]
     logprobs: bool | None
@@ -227,12 +229,16 @@ class RequestFields(TypedDict, total=False):
     context: Context | None
     extra: Annotated[dict[str, str] | None, Field(description="Texts passed on to a remote engine.")]
     stream: bool | None
-    ttl_ms: Annotated[int | None, Field(ge=1, le=86_400_000, description="Give up after so many milliseconds.")]
+    ttl_ms: Annotated[int | None, Field(ge=1, le=LIMITS.max_ttl_ms, description="Give up after so many milliseconds.")]
     deadline: Annotated[Deadline, Field(description="The same as a time: RFC 3339 or Unix seconds.")]
     execution_timeout_ms: Annotated[int | None, Field(ge=1, le=86_400_000)]
     max_attempts: Annotated[
         int | None,
-        Field(ge=0, le=10, description="Attempts that may run; 0 or null: as many as fit before its deadline."),
+        Field(
+            ge=0,
+            le=LIMITS.max_attempts,
+            description="Attempts that may run; 0 or null: as many as fit before its deadline.",
+        ),
     ]
     requirements: RequirementsBody | None
     output: Annotated[Output | None, Field(description="Of images: where they go, and in which form.")]
@@ -269,7 +275,7 @@ class SummarizationPayload(TypedDict, total=False):
         int | None,
         Field(ge=0, le=LONG, description="Offset of the conversation's last record to sum up; null: up to its end."),
     ]
-    max_tokens: Annotated[int | None, Field(ge=1, le=INT, description="Longest summary, tokens.")]
+    max_tokens: Annotated[int | None, Field(ge=1, le=LIMITS.max_tokens, description="Longest summary, tokens.")]
 
 
 class SummarizationRequest(RequestFields, total=False):

@@ -22,6 +22,12 @@ FIRST_ID = 0x504E0000
 MAX_REFUSALS = 1_000
 """Of so many ids whose schema is none of ours the codec remembers that."""
 
+HEADER_SCHEMA_ID = "__value_schema_id"
+"""Where Confluent's serializers may write the schema's GUID, in place of the id before the body."""
+NO_HEADER_IDS = (
+    "Serialize with the schema id in the first five bytes of the value (schema.id.serializer: the one with the prefix)."
+)
+
 GROW_AT_THEIR_END: tuple[type[Record], ...] = (ControlCommand, DesiredState)
 """Their new fields stand last, and those that there are do not change (a test holds it)."""
 

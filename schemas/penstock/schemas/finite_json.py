@@ -138,10 +138,10 @@ def flaw_of(value: Any) -> Flaw | None:
         place[-1], one = step
         if isinstance(one, str):
             if not one.isascii() and _SURROGATE.search(one):
-                return Flaw(value, _text_of(place), _NO_TEXT)
+                return Flaw(value, place_of(place[1:]), _NO_TEXT)
         elif isinstance(one, float):
             if not math.isfinite(one):
-                return Flaw(value, _text_of(place), _NO_NUMBER)
+                return Flaw(value, place_of(place[1:]), _NO_NUMBER)
         elif isinstance(one, dict | list):
             if len(ways) > MAX_LEVELS:
                 return Flaw(value, "", _TOO_DEEP)
@@ -149,7 +149,7 @@ def flaw_of(value: Any) -> Flaw | None:
                 named = cast("dict[str, Any]", one)
                 for name in named:
                     if not name.isascii() and _SURROGATE.search(name):
-                        return Flaw(value, _text_of([*place, name]), _NO_TEXT)
+                        return Flaw(value, place_of([*place[1:], name]), _NO_TEXT)
                 ways.append(iter(named.items()))
             else:
                 ways.append(enumerate(cast("list[Any]", one)))
@@ -172,10 +172,10 @@ def _is_too_deep(value: Any) -> bool:
     return True
 
 
-def _text_of(place: Sequence[str | int]) -> str:
+def place_of(steps: Sequence[str | int]) -> str:
     """The place as an error may show it."""
     text = ""
-    for step in place[1:]:
+    for step in steps:
         text = f"{text}[{step}]" if isinstance(step, int) else below(text, shown_name(step))
     return text if len(text) <= PLACE_CHARS else f"{text[:PLACE_CHARS]}…"
 

@@ -8,6 +8,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from penstock.schemas.bodies import INT, LONG, ImageInput, Name64, RequestFields
+from penstock.schemas.limits import DEFAULT_LIMITS as LIMITS
 
 MAX_SIDE = 65_536
 
@@ -23,7 +24,9 @@ class ImageGenerationPayload(TypedDict, total=False):
     guidance_scale: Annotated[float | None, Field(ge=0, le=100, description="How strictly it follows the prompt.")]
     seed: Annotated[int | None, Field(ge=-LONG - 1, le=LONG, description="The same seed gives the same image.")]
     sampler: Annotated[Name64 | None, Field(description="euler, euler_a, ddim, dpm++_2m, unipc, lms, pndm, …")]
-    n: Annotated[int | None, Field(ge=1, le=1_000, description="How many images; the seeds of the others follow.")]
+    n: Annotated[
+        int | None, Field(ge=1, le=LIMITS.max_images, description="How many images; the seeds of the others follow.")
+    ]
     previews: Annotated[int | None, Field(ge=1, le=INT, description="A small image every so many steps.")]
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 from penstock.schemas.errors import InvalidRequest, TooLarge
 from penstock.schemas.image_operations import normal_operations
 from penstock.schemas.limits import Limits
-from penstock.schemas.payloads import Payload, at_most, size_within
+from penstock.schemas.payloads import Payload, size_within
 
 GENERATION_DEFAULTS = frozenset(
     {
@@ -22,8 +22,6 @@ def generation_payload(payload: Payload, limits: Limits) -> Payload:
     for name in ("prompt", "negative_prompt"):
         if name in payload:
             size_within(payload[name], f"payload.{name}", limits)
-    if "n" in payload:
-        at_most(payload, "n", limits.max_images, "payload.")
     pixels = int(payload.get("width", 1)) * int(payload.get("height", 1))
     if pixels > limits.max_image_pixels:
         raise TooLarge(
@@ -46,8 +44,6 @@ def image_to_text_payload(payload: Payload, limits: Limits) -> Payload:
     payload["image"] = _image_or_none(payload)
     if "prompt" in payload:
         size_within(payload["prompt"], "payload.prompt", limits)
-    if "max_tokens" in payload:
-        at_most(payload, "max_tokens", limits.max_tokens, "payload.")
     return payload
 
 

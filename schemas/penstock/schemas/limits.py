@@ -26,6 +26,9 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
+MAX_ID_CHARS = 200
+MAX_URL_CHARS = 4_096
+MAX_STOP_CHARS = 200
 
 RECENT_TURNS = 4
 """So many of a conversation's newest turns stand in the prompt if they fit, also where a summary tells of them: what is

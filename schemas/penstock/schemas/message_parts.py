@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, cast
 
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
+from penstock.schemas.limits import MAX_ID_CHARS, MAX_URL_CHARS
 
 Part = dict[str, Any]
 
 SEEN_ROLES = frozenset({"user", "system"})
 """Who may show images to a model: what an assistant or a tool said is text."""
 KEPT_ROLES = SEEN_ROLES | {"assistant"}
-DETAILS = ("auto", "low", "high")
+DETAILS = ("auto", "low", "high", "original")
 """What a caller may say of how closely an image is to be looked at. Each is looked at in full."""
 """Whose images a conversation may be given to keep: assistants make some."""
 
@@ -67,9 +68,9 @@ def _part(part: Mapping[str, Any], param: str) -> Part:
                 raise InvalidRequest(
                     f"{param}: only a gateway takes an image's bytes; elsewhere it is referred to", param=param
                 )
-            if not isinstance(url, str) or not 0 < len(url) <= 4_096:
+            if not isinstance(url, str) or not 0 < len(url) <= MAX_URL_CHARS:
                 raise InvalidRequest(
-                    f"{param}.image_url must have a url of 1 to 4096 characters", param=f"{param}.image_url"
+                    f"{param}.image_url must have a url of 1 to {MAX_URL_CHARS} characters", param=f"{param}.image_url"
                 )
             return {"type": "image", "image": {"url": url}}
         case _:
@@ -83,9 +84,10 @@ def _image(given: Mapping[str, Any], param: str) -> dict[str, str]:
     named = {name: value for name, value in cast("Mapping[str, Any]", image).items() if value is not None}
     if len(named) != 1 or named.keys() - {"artifact_id", "url"}:
         raise InvalidRequest(f"{param} must have artifact_id or url, one of the two", param=param)
-    (text,) = named.values()
-    if not isinstance(text, str) or not 0 < len(text) <= 4_096:
-        raise InvalidRequest(f"{param} must name its image by a text of 1 to 4096 characters", param=param)
+    ((name, text),) = named.items()
+    most = MAX_URL_CHARS if name == "url" else MAX_ID_CHARS
+    if not isinstance(text, str) or not 0 < len(text) <= most:
+        raise InvalidRequest(f"{param}.{name} must be text of 1 to {most} characters", param=param)
     return named
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 from penstock.schemas.errors import InvalidRequest, TooLarge
 from penstock.schemas.finite_json import Flaw, loads_finite
 from penstock.schemas.ids import check_conversation_id
-from penstock.schemas.limits import Limits
+from penstock.schemas.limits import MAX_STOP_CHARS, Limits
 from penstock.schemas.message_parts import KEPT_ROLES, SEEN_ROLES, content_of
 from penstock.schemas.plain import text_bytes
 
@@ -29,8 +29,6 @@ def text_payload(payload: Payload, limits: Limits) -> Payload:
     """The normal form of a valid payload of text_generation. Raises InvalidRequest, UnsupportedParameter, TooLarge."""
     if ("messages" in payload) + ("prompt" in payload) + ("prompt_token_ids" in payload) != 1:
         raise InvalidRequest("payload needs messages or prompt, one of the two", param="payload.messages")
-    if "max_tokens" in payload:
-        at_most(payload, "max_tokens", limits.max_tokens, "payload.")
     if "messages" in payload:
         payload["messages"] = _messages(payload["messages"], limits)
     if "prompt" in payload:
@@ -83,8 +81,6 @@ def summarization_payload(payload: Payload, limits: Limits) -> Payload:
             raise InvalidRequest("payload.through_offset goes with conversation_id", param="payload.through_offset")
     elif "conversation_id" in payload:
         payload["conversation_id"] = check_conversation_id(payload["conversation_id"], "payload.conversation_id")
-    if "max_tokens" in payload:
-        at_most(payload, "max_tokens", limits.max_tokens, "payload.")
     return payload
 
 
@@ -115,18 +111,12 @@ def _too_long(param: str, limits: Limits) -> TooLarge:
     return TooLarge(f"{param} has more than {limits.max_text_bytes} bytes", param=param)
 
 
-def at_most(values: Payload, name: str, most: int, path: str = "") -> None:
-    """Raises InvalidRequest for a number that is above a limit."""
-    if values[name] > most:
-        param = path + name
-        raise InvalidRequest(f"{param} must be an integer of at least 1 and at most {most}", param=param)
-
-
 def _stops(value: str | list[str], limits: Limits) -> list[str]:
     stops = [value] if isinstance(value, str) else value
-    if len(stops) > limits.max_stops or not all(0 < len(text) <= 200 for text in stops):
+    if len(stops) > limits.max_stops or not all(0 < len(text) <= MAX_STOP_CHARS for text in stops):
         raise InvalidRequest(
-            f"payload.stop must be text or a list of at most {limits.max_stops} texts, each of 1 to 200 characters",
+            f"payload.stop must be text or a list of at most {limits.max_stops} texts, each of 1 to {MAX_STOP_CHARS} "
+            "characters",
             param="payload.stop",
         )
     for text in stops:

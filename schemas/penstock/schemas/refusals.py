@@ -72,7 +72,7 @@ def refusal(error: ValidationError, kind: Any, path: str = "") -> PenstockError:
             return lone_surrogate(param)
         param = below(param, shown_name(str(problem["input"])))  # a name that no body has
         return UnsupportedParameter(f"{param} is not supported", param=param)
-    wanted = " or ".join(dict.fromkeys(filter(None, map(_described, schemas)))) or "of another form"
+    wanted = " or ".join(dict.fromkeys(filter(None, map(described, schemas)))) or "of another form"
     if problem["type"] == "missing":
         return InvalidRequest(f"{param} is missing: it must be {wanted}", param=param)
     return InvalidRequest(
@@ -137,8 +137,8 @@ def _forms(root: Schema, schemas: Sequence[Schema]) -> Iterator[Schema]:
             yield schema
 
 
-def _described(schema: Schema) -> str:
-    """What a value must be, in words."""
+def described(schema: Schema) -> str:
+    """What a value must be, in words; the reference has the same."""
     if "const" in schema:
         return str(schema["const"])
     if "enum" in schema:

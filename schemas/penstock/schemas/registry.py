@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 MAX_ASKING = 8
 """So many questions to a registry are under way at once, each in a thread."""
-_MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
+MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 
 
 class RegistryClient:
@@ -53,7 +53,7 @@ class RegistryClient:
         import httpx
 
         try:
-            return self._http.request(method, self.url + path, json=body, headers={"accept": _MEDIA_TYPE})
+            return self._http.request(method, self.url + path, json=body, headers={"accept": MEDIA_TYPE})
         except httpx.HTTPError as error:
             raise RegistryUnavailable(f"no schema registry at {self.url}: {error}", retry_after_s=1) from error
 

@@ -32,7 +32,7 @@ from penstock.schemas.ids import (
 from penstock.schemas.json_records import written_object
 from penstock.schemas.large_inputs import STAND_INS
 from penstock.schemas.limits import DEFAULT_LIMITS, Limits
-from penstock.schemas.payloads import PASSED_ON, at_most, lone_surrogate, size_within
+from penstock.schemas.payloads import PASSED_ON, lone_surrogate, size_within
 from penstock.schemas.plain import is_plain, text_bytes
 from penstock.schemas.records import (
     PAYLOAD_FIELDS,
@@ -207,10 +207,6 @@ def _checked(task: str, fields: dict[str, Any], limits: Limits) -> dict[str, Any
         raise InvalidRequest("payload must be an object", param="payload")
     given = {name: value for name, value in payload.items() if value is not None}
     values["payload"] = normal_form(given, limits)
-    if "ttl_ms" in values:
-        at_most(values, "ttl_ms", limits.max_ttl_ms)
-    if "max_attempts" in values:
-        at_most(values, "max_attempts", limits.max_attempts)
     if "conversation_id" in values:
         values["conversation_id"] = check_conversation_id(values["conversation_id"])
     for name in values.keys() & _MAPS:

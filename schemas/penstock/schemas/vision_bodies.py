@@ -7,9 +7,10 @@ from typing import Annotated, Literal, Required
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from penstock.schemas.bodies import INT, ListOf, RequestFields
+from penstock.schemas.bodies import ListOf, RequestFields
 from penstock.schemas.image_bodies import ImageInput
 from penstock.schemas.image_operations import MAX_SIDE
+from penstock.schemas.limits import DEFAULT_LIMITS as LIMITS
 
 
 class ImageOperation(TypedDict, total=False):
@@ -51,7 +52,7 @@ class ImageToTextPayload(TypedDict, total=False):
 
     image: Annotated[ImageInput | None, Field(description="Left out in a conversation: its newest image.")]
     prompt: Annotated[str | None, Field(description="What to ask about the image; null: its description.")]
-    max_tokens: Annotated[int | None, Field(ge=1, le=INT, description="Longest answer, tokens.")]
+    max_tokens: Annotated[int | None, Field(ge=1, le=LIMITS.max_tokens, description="Longest answer, tokens.")]
 
 
 class ImageProcessingRequest(RequestFields, total=False):

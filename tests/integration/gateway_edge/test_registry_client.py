@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import uuid
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, record_subject_name_strategy
+from confluent_kafka.schema_registry import (
+    Schema,
+    SchemaRegistryClient,
+    header_schema_id_serializer,
+    record_subject_name_strategy,
+)
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.schema_registry.error import SchemaRegistryError
-from confluent_kafka.serialization import MessageField, SerializationContext
+from confluent_kafka.serialization import MessageField, SerializationContext, SerializationError
 
 from penstock.schemas.codec import SCHEMA_IDS, default_codec, schema_text
 from penstock.schemas.records import ConversationMessage
+from penstock.schemas.registry import MEDIA_TYPE
 
 if TYPE_CHECKING:
     from conftest import Server
@@ -105,9 +112,46 @@ def test_odd_schemas_are_answered_as_a_registry_does(server: Server, text: str, 
     assert (answer.status_code, answer.json()["error_code"]) == (code // 100, code)
 
 
-def test_a_deep_body_is_no_500(server: Server) -> None:
-    answer = httpx.post(f"{server.url}/registry/subjects/{SUBJECT}", content=b"[" * 60_000)
-    assert answer.status_code in (400, 422)
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        ("GET /registry", 404),
+        ("GET /registry/nothing/here", 404),
+        ("POST /registry/compatibility/subjects/x/versions/latest", 404),
+        ("DELETE /registry/subjects/x", 405),
+        ("PUT /registry/config", 405),
+        ("GET /registry/schemas/ids/abc", 40403),
+        (f"GET /registry/schemas/ids/{10**30}", 40403),
+        (f"GET /registry/schemas/guids/{uuid.UUID(int=7)}", 40403),
+        (f"POST /registry/subjects/{SUBJECT}", 42201),
+        (f"POST /registry/subjects/{SUBJECT} nothing", 400),
+        (f"POST /registry/subjects/{SUBJECT} []", 42201),
+        (f"POST /registry/subjects/{SUBJECT} {{}}", 42201),
+        (f'POST /registry/subjects/{SUBJECT} {{"schema":1}}', 42201),
+        (f"POST /registry/subjects/{SUBJECT} {'[' * 60_000}", 400),
+        (f"POST /registry/subjects/{SUBJECT} {'x' * 70_000}", 413),
+    ],
+)
+def test_whatever_is_refused_has_the_registrys_shape(server: Server, call: str, code: int) -> None:
+    method, path, *content = call.split(" ")
+    body = "".join(content).encode()
+    answer = httpx.request(method, server.url + path, content=body or None, headers={"content-type": MEDIA_TYPE})
+    assert answer.status_code == int(str(code)[:3]), answer.text
+    assert answer.headers["content-type"] == MEDIA_TYPE
+    assert (answer.json().keys(), answer.json()["error_code"]) == ({"error_code", "message"}, code)
+
+
+def test_a_serializer_that_writes_ids_into_headers_stops_before_it_sends(registry: SchemaRegistryClient) -> None:
+    """Schemas have no GUID here: a record with one in a header would only be refused later."""
+    conf: dict[str, Any] = {"auto.register.schemas": False, "subject.name.strategy": record_subject_name_strategy}
+    conf["schema.id.serializer"] = header_schema_id_serializer
+    serializer = AvroSerializer(registry, schema_text("ConversationMessage"), conf=conf)
+    context = SerializationContext(CONTEXT.topic, MessageField.VALUE, headers=[])
+    with pytest.raises(SerializationError, match="GUID is not set"):
+        serializer(MESSAGE.to_dict(), context)
+    with pytest.raises(SchemaRegistryError, match="no GUIDs here") as caught:
+        registry.get_schema_by_guid(str(uuid.UUID(int=7)))
+    assert caught.value.error_code == 40403
 
 
 def test_a_schema_as_java_sends_it_is_the_same_schema(registry: SchemaRegistryClient) -> None:

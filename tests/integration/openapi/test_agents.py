@@ -81,8 +81,9 @@ def test_unknown_fields_in_both_modes(url: str, lenient: Process, remote: Remote
     asked = remote.asked[-1]
     assert asked["messages"] == [USER]
     assert asked.keys().isdisjoint(fields)
-    streamed = ask(lenient.url, stream=True, **fields)
-    assert set(streamed.headers["penstock-ignored-fields"].split(", ")) == {"use_beam_search", "whim", "store"}
+    streamed = ask(lenient.url, stream=True, stream_options={"whim": 1}, **fields)
+    names = {"use_beam_search", "whim", "store", "stream_options.whim"}
+    assert set(streamed.headers["penstock-ignored-fields"].split(", ")) == names
     assert streamed.text.endswith("data: [DONE]\n\n")
 
 

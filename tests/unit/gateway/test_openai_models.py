@@ -95,6 +95,7 @@ def test_what_is_not_supported_or_unknown_is_neutral_or_refused(name: str, value
         ({"service_tier": "flex"}, 8, None, None),
         ({"penstock": {"priority": 3}}, 3, None, None),
         ({"service_tier": "priority"}, None, Forbidden, None),
+        ({"service_tier": "fast"}, None, Forbidden, None),
         ({"penstock": {"priority": 1}}, None, Forbidden, "penstock.priority"),
         ({"stream_options": {"include_usage": True}}, None, InvalidRequest, None),
     ],

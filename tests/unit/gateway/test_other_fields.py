@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -97,9 +98,156 @@ def test_fields_that_never_change_the_output_are_ignored_in_both_modes_and_named
     fields = {"store": True, "prompt_cache_key": "k", "cache_salt": None, "whim": 1}
     assert asked("chat", {**fields, "whim": None})[1] == ["store", "prompt_cache_key"]
     assert asked("chat", fields, "ignore")[1] == ["store", "prompt_cache_key", "whim"]
+    caching = {"max_tool_calls": 3, "prompt_cache_options": {"mode": "explicit", "ttl": "30m", "prewarm": False}}
+    assert asked("response", caching)[1] == ["max_tool_calls", "prompt_cache_options"]
     messages = [{**PLAIN[0], "whim": 1, "id": "x"}, {**PLAIN[1], "whim": 2}]
     request, ignored = asked("chat", {"messages": messages}, "ignore")
     assert (request.payload["messages"], ignored) == (PLAIN, ["messages[].whim"])
+
+
+TOOL = {"name": "f", "parameters": {"type": "object", "whim": 1}}
+FORM = {"name": "n", "schema": {"type": "object", "whim": 1}}
+IMAGE_URL = "https://example.com/a.png"
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "at"),
+    [
+        ("chat", {"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}, "messages[1]"),
+        (
+            "chat",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
+            "messages[0].content[0]",
+        ),
+        (
+            "chat",
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": IMAGE_URL}}]}]},
+            "messages[0].content[0].image_url",
+        ),
+        ("chat", {"tools": [{"type": "function", "function": TOOL}]}, "tools[0]"),
+        ("chat", {"tools": [{"type": "function", "function": TOOL}]}, "tools[0].function"),
+        (
+            "chat",
+            {
+                "tools": [{"type": "function", "function": TOOL}],
+                "tool_choice": {"type": "function", "function": {"name": "f"}},
+            },
+            "tool_choice",
+        ),
+        ("chat", {"response_format": {"type": "json_schema", "json_schema": FORM}}, "response_format"),
+        ("chat", {"response_format": {"type": "json_schema", "json_schema": FORM}}, "response_format.json_schema"),
+        ("chat", {"stream": True, "stream_options": {}}, "stream_options"),
+        ("completion", {"stream": True, "stream_options": {}}, "stream_options"),
+        ("response", {"stream": True, "stream_options": {}}, "stream_options"),
+        ("response", {"input": [{"role": "user", "content": "a"}]}, "input[0]"),
+        (
+            "response",
+            {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}]},
+            "input[0].content[0]",
+        ),
+        (
+            "response",
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": IMAGE_URL}]}]},
+            "input[0].content[0]",
+        ),
+        ("response", {"tools": [{"type": "function", **TOOL}]}, "tools[0]"),
+        (
+            "response",
+            {"tools": [{"type": "function", **TOOL}], "tool_choice": {"type": "function", "name": "f"}},
+            "tool_choice",
+        ),
+        ("response", {"text": {"format": {"type": "json_schema", **FORM}}}, "text.format"),
+        ("response", {"text": {}}, "text"),
+        ("response", {"reasoning": {}}, "reasoning"),
+        ("response", {"conversation": {"id": "c"}}, "conversation"),
+    ],
+)
+def test_unknown_names_within_fields_follow_the_rule_of_those_of_the_body(
+    kind: str, fields: dict[str, Any], at: str
+) -> None:
+    """Refused with their place, or ignored and named; null counts as not given; a JSON Schema is not looked into."""
+
+    def with_whim(value: Any) -> dict[str, Any]:
+        changed = json.loads(json.dumps(fields))
+        here: Any = changed
+        for step in at.replace("[", ".[").split("."):
+            here = here[int(step[1:-1]) if step.startswith("[") else step]
+        here["whim"] = value
+        return changed
+
+    plain, _ = asked(kind, json.loads(json.dumps(fields)))
+    with pytest.raises(UnsupportedParameter) as caught:
+        asked(kind, with_whim(1))
+    assert (caught.value.param, caught.value.message) == (f"{at}.whim", f"{at}.whim is not supported")
+    cases: list[tuple[UnknownFields, Any, list[str]]] = [
+        ("refuse", None, []),
+        ("ignore", None, []),
+        ("ignore", 1, [f"{at}.whim"]),
+    ]
+    for unknown, value, named in cases:
+        request, ignored = asked(kind, with_whim(value), unknown)
+        assert ignored == [re.sub(r"\d+", "", name) for name in named]
+        assert (request.payload, request.extra) == (plain.payload, plain.extra)
+
+
+def test_what_was_said_before_is_not_judged() -> None:
+    part = {"type": "text", "text": "b", "whim": 1}
+    call = {"id": "1", "type": "function", "whim": 1, "function": {"name": "f", "arguments": "{}", "whim": 1}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "assistant", "content": [part], "tool_calls": [call]},
+        {"role": "tool", "content": [part], "tool_call_id": "1"},
+    ]
+    said = [PLAIN[0], {"role": "assistant", "content": "b"}, {"role": "tool", "content": "b"}]
+    request, ignored = asked("chat", {"messages": messages})
+    assert ([(one["role"], one["content"]) for one in request.payload["messages"]], ignored) == (
+        [(one["role"], one["content"]) for one in said],
+        [],
+    )
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "a", "prompt_cache_breakpoint": {}}], "id": "m"},
+        {"type": "reasoning", "summary": [], "whim": 1},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "b", "whim": 1}], "whim": 1},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}", "whim": 1},
+        {"type": "function_call_output", "call_id": "1", "output": "b", "whim": 1},
+    ]
+    request, ignored = asked("response", {"input": items})
+    assert ([one["role"] for one in request.payload["messages"]], ignored) == (
+        ["user", "assistant", "assistant", "tool"],
+        [],
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {
+            "tools": [
+                {"type": "function", **TOOL, "async": False, "defer_loading": False, "allowed_callers": ["direct"]}
+            ]
+        },
+        {"reasoning": {"context": "auto", "mode": "standard"}},
+        {"image": {"context_compression": "disabled"}},
+        {"include": ["file_search_call.results", "reasoning.encrypted_content"]},
+    ],
+)
+def test_fields_of_responses_pass_with_a_value_that_changes_nothing(fields: dict[str, Any]) -> None:
+    assert asked("response", fields)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt_cache_options": {"mode": "explicit", "prewarm": True}}, "prompt_cache_options.prewarm"),
+        ({"include": ["message.input_image.image_url"]}, "include"),
+        ({"image": {"context_compression": "enabled"}}, "image"),
+        ({"service_tier": "ultrafast"}, "service_tier"),
+    ],
+)
+def test_fields_of_responses_that_would_change_something_are_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(UnsupportedParameter) as caught:
+        asked("response", fields)
+    assert caught.value.param == param
 
 
 @pytest.mark.parametrize(

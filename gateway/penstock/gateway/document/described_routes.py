@@ -41,8 +41,8 @@ from penstock.gateway.routes import (
     tickets,
 )
 from penstock.gateway.routes.answers import Page
-from penstock.gateway.routes.registry import MEDIA_TYPE
 from penstock.schemas.bodies import request_type
+from penstock.schemas.registry import MEDIA_TYPE
 from penstock.schemas.tasks import BUILT_TASKS
 
 JSON = "application/json"
@@ -398,6 +398,7 @@ ROUTES: dict[RouteKey, Declared] = {
     ("GET", "/registry/schemas/ids/{schema_id}/schema"): _registry({}),
     ("GET", "/registry/schemas/ids/{schema_id}/subjects"): _registry(list[str]),
     ("GET", "/registry/schemas/ids/{schema_id}/versions"): _registry(list[registry_answers.RegistrySubjectVersion]),
+    ("GET", "/registry/schemas/guids/{guid}"): _registry(registry_answers.RegistrySchema),
     ("GET", "/registry/subjects"): _registry(list[str], errors=()),
     ("GET", "/registry/subjects/{subject}/versions"): _registry(list[int]),
     ("POST", "/registry/subjects/{subject}/versions"): _registry(registry_answers.RegistryId, takes=Takes.JSON),

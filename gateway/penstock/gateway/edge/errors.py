@@ -29,6 +29,7 @@ from penstock.schemas.errors import (
     PenstockError,
     error_body,
 )
+from penstock.schemas.registry import MEDIA_TYPE
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ CLOSE_UNAUTHENTICATED = 4401
 CLOSE_FORBIDDEN = 4403
 CLOSE_OVERLOADED = 1013
 CLOSE_INTERNAL = 1011
+
+REGISTRY_PATH = "/registry/"
 
 _CODES_BY_STATUS = {400: "invalid", 404: "not_found", 405: "method_not_allowed", 413: "too_large"}
 
@@ -84,7 +87,18 @@ def error_response(error: PenstockError, *, request_id: str | None = None, final
 
 
 class ErrorResponse(JSONResponse):
-    """An error may name what the caller sent, and half a surrogate pair is text that only JSON's escapes can carry."""
+    """An error may name what the caller sent, and half a surrogate pair is text that only JSON's escapes can carry.
+
+    On the paths of the schema registry it has the shape that a registry's clients parse.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if f"{scope['path']}/".startswith(REGISTRY_PATH):
+            told = {"error_code": self.status_code, "message": json.loads(self.body)["error"]["message"]}
+            self.body = self.render(told)
+            self.headers["content-type"] = MEDIA_TYPE
+            self.headers["content-length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)
 
     def render(self, content: Any) -> bytes:
         try:

@@ -14,6 +14,8 @@ from penstock.gateway.openai.splice import CallSplice
 from penstock.schemas.errors import PenstockError, error_body
 
 Json = dict[str, Any]
+SHOWN_TIERS = {"auto": "default", "fast": "priority"}
+"""As an answer names the tier that served a request, where that is not what was asked for."""
 
 compact_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 FINISH_REASONS = frozenset({"stop", "length", "content_filter", "tool_calls", "function_call"})
@@ -62,7 +64,7 @@ def answer(
     made["usage"] = text_usage(result)
     made["system_fingerprint"] = None
     if tier is not None:
-        made["service_tier"] = "default" if tier == "auto" else tier
+        made["service_tier"] = SHOWN_TIERS.get(tier, tier)
     return made
 
 
@@ -99,7 +101,7 @@ class ChunkWriter:
             "system_fingerprint": None,
         }
         if tier is not None:
-            self._head["service_tier"] = "default" if tier == "auto" else tier
+            self._head["service_tier"] = SHOWN_TIERS.get(tier, tier)
 
     def encoded(self, events: list[Json], dumps: Callable[[Json], str] = compact_json) -> bytes:
         """Server-sent events."""

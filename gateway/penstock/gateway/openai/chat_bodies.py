@@ -27,7 +27,14 @@ Json = dict[str, Any]
 Words = Mapping[str, str]
 """For fields of the native request, how a route calls them where that is another name."""
 
-TIER_PRIORITIES: dict[str | None, int | None] = {None: None, "auto": None, "default": 5, "priority": 2, "flex": 8}
+TIER_PRIORITIES: dict[str | None, int | None] = {
+    None: None,
+    "auto": None,
+    "default": 5,
+    "priority": 2,
+    "fast": 2,
+    "flex": 8,
+}
 COMPLETION_MAX_TOKENS = 16
 """What OpenAI takes for `max_tokens` on /v1/completions when it is left out."""
 COMPLETION_WORDS: Words = {
@@ -40,6 +47,7 @@ COMPLETION_WORDS: Words = {
 _HARMLESS: Harmless = {
     **OF_TEXT_SERVERS,
     "prompt_cache_key": ANYTHING,
+    "prompt_cache_options": ANYTHING,
     "safety_identifier": ANYTHING,
 }
 HARMLESS_CHAT: Harmless = {
@@ -52,7 +60,6 @@ HARMLESS_CHAT: Harmless = {
     "store": ANYTHING,
     "audio": (),
     "moderation": (),
-    "prompt_cache_options": (),
     "web_search_options": (),
 }
 HARMLESS_COMPLETION: Harmless = {
@@ -118,10 +125,14 @@ FEW_ENTRIES = BeforeValidator(_of_few_entries)
 ONE_WRONG_NUMBER = BeforeValidator(_first_wrong_number)
 
 
+JUDGED = ConfigDict(extra="allow", strict=True)
+"""Unlisted fields are kept, to be judged by `set_aside` and `refuse_unsupported`. Strict: "0.5" is no number."""
+
+
 class StreamOptions(BaseModel):
     """Usage comes at the end, and no event is padded against eavesdroppers, whatever the last two say."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = JUDGED
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -153,8 +164,7 @@ class PenstockOptions(BaseModel):
 class OpenAIBody(BaseModel):
     """What all bodies have."""
 
-    # Strict: "0.5" is no number. Unlisted fields are kept, to be judged by `refuse_unsupported`.
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = JUDGED
 
     model: str | None = None
     user: str | None = None
@@ -349,7 +359,9 @@ def _text_request(
 def tier_priority(tier: str | None) -> int | None:
     """The priority that a service tier stands for; None for the key's own. Raises UnsupportedParameter."""
     if tier not in TIER_PRIORITIES:
-        raise UnsupportedParameter("service_tier must be auto, default, priority or flex", param="service_tier")
+        raise UnsupportedParameter(
+            f"service_tier must be one of {', '.join(filter(None, TIER_PRIORITIES))}", param="service_tier"
+        )
     return TIER_PRIORITIES[tier]
 
 

@@ -16,6 +16,8 @@ from penstock.gateway.edge.validation import validated
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.openai.chat_bodies import in_openai_words
 from penstock.gateway.openai.exchange import completed
+from penstock.gateway.openai.nested_fields import item_names
+from penstock.gateway.openai.other_fields import set_aside_within
 from penstock.gateway.openai.responses_bodies import item_messages
 from penstock.gateway.routes.conversation_answers import NewConversation
 from penstock.gateway.routes.conversations import IdempotencyKey, create_conversation, new_id, read_conversation
@@ -115,6 +117,7 @@ async def check_items(request: Request, conversation_id: str, items: Any) -> tup
         raise InvalidRequest("items must be a list of at least one item", param="items")
     for place, item in enumerate(items):
         _check_arguments(item, f"items[{place}].arguments")
+    set_aside_within(items, item_names, "items", "refuse")
     caller, service = caller_of(request), service_of(request)
     body = {
         "task": "conversation_items",

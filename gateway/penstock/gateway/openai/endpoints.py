@@ -15,6 +15,7 @@ from penstock.gateway.openai import image_bodies, responses_bodies
 from penstock.gateway.openai.completion_answers import Shape, completion
 from penstock.gateway.openai.exchange import NO_WORDS
 from penstock.gateway.openai.image_answers import images_response
+from penstock.gateway.openai.nested_fields import IN_CHAT, IN_RESPONSE, IN_TEXT, Known
 from penstock.gateway.openai.other_fields import Harmless, UnknownFields, set_aside
 from penstock.gateway.openai.responses_answers import Asked, repeated_fields, response
 from penstock.gateway.service.brought_images import BroughtImage
@@ -48,10 +49,11 @@ class Endpoint:
     """Takes the images out of the body; to be called before `ask`."""
     words: bodies.Words = field(default_factory=lambda: NO_WORDS)
     harmless: Harmless = field(default_factory=dict[str, Any])
+    nested: Mapping[str, Known] = field(default_factory=dict[str, Any])
 
     def set_aside(self, body: bodies.OpenAIBody, unknown: UnknownFields) -> list[str]:
-        """The names of the fields of a body that have no effect; to be called before `ask`."""
-        return set_aside(body, self.harmless, unknown)
+        """The names of the fields of a body that have no effect; to be called before `ask`. Raises as `set_aside`."""
+        return set_aside(body, self.harmless, self.nested, unknown)
 
 
 def _chat_answer(body: bodies.ChatCompletionBody, made: Made, result: Json) -> Json:
@@ -103,7 +105,12 @@ async def image_content(service: GatewayService, tenant: str, image: Mapping[str
 
 
 CHAT = Endpoint(
-    bodies.ChatCompletionBody, bodies.chat_request, _chat_answer, bodies.chat_images, harmless=bodies.HARMLESS_CHAT
+    bodies.ChatCompletionBody,
+    bodies.chat_request,
+    _chat_answer,
+    bodies.chat_images,
+    harmless=bodies.HARMLESS_CHAT,
+    nested=IN_CHAT,
 )
 COMPLETION = Endpoint(
     bodies.CompletionBody,
@@ -111,6 +118,7 @@ COMPLETION = Endpoint(
     _completion_answer,
     words=bodies.COMPLETION_WORDS,
     harmless=bodies.HARMLESS_COMPLETION,
+    nested=IN_TEXT,
 )
 EMBEDDING = Endpoint(
     bodies.EmbeddingBody, bodies.embedding_request, _embedding_answer, harmless=bodies.HARMLESS_EMBEDDING
@@ -122,6 +130,7 @@ RESPONSE = Endpoint(
     responses_bodies.response_images,
     responses_bodies.WORDS,
     responses_bodies.HARMLESS_RESPONSE,
+    IN_RESPONSE,
 )
 IMAGE = Endpoint(
     image_bodies.ImageBody,

@@ -17,6 +17,7 @@ ECHOED = frozenset(
         "object",
         "parsed",
         "phase",
+        "prompt_cache_breakpoint",
         "provider_specific_fields",
         "reasoning_details",
         "reasoning_items",
@@ -25,10 +26,11 @@ ECHOED = frozenset(
         "type",
     }
 )
-"""Fields that clients keep with an answer and send back; no chat template reads them."""
+"""Fields that clients keep with an answer and send back, and marks for caches; no chat template reads them."""
 _READ = frozenset({"reasoning", "refusal", "function_call"})
 KNOWN_IN_MESSAGES = ECHOED | _READ | Message.__annotations__.keys()
 _OF_CALLS, _OF_FUNCTIONS = ("id", "type", "function"), ("name", "arguments")
+_MARKS = ("cache_control", "prompt_cache_breakpoint")
 _THOUGHTS = {"thinking": "thinking", "reasoning": "text"}
 """Parts of a content that are thoughts, and where their text stands."""
 
@@ -105,20 +107,13 @@ def _only(values: Mapping[str, Any], names: Iterable[str]) -> Json:
 
 def tools_of(tools: list[Json]) -> list[Json]:
     """Tools without marks for caches of other servers."""
-    return [
-        {
-            name: _without_marks(value) if name == "function" else value
-            for name, value in tool.items()
-            if name != "cache_control"
-        }
-        for tool in tools
-    ]
+    return [{name: _unmarked(value) for name, value in _unmarked(tool).items()} for tool in tools]
 
 
-def _without_marks(function: Any) -> Any:
-    if not isinstance(function, dict):
-        return function
-    return {name: value for name, value in cast("Json", function).items() if name != "cache_control"}
+def _unmarked(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {name: item for name, item in cast("Json", value).items() if name not in _MARKS}
 
 
 def thoughts_of(item: Json) -> str:

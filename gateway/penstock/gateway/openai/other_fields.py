@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from penstock.gateway.openai.history import KNOWN_IN_MESSAGES
+from pydantic import BaseModel
+
+from penstock.gateway.openai.nested_fields import Known, unknown_in
 from penstock.schemas.errors import UnsupportedParameter
 
 IGNORED_HEADER = "penstock-ignored-fields"
@@ -62,17 +64,11 @@ OF_TEXT_SERVERS: Harmless = {
     "use_beam_search": (False,),
 }
 """Of vLLM, SGLang, llama.cpp and Ollama, for text: each with the values that are what Penstock does anyway."""
+_NUMBERS = re.compile(r"\[[0-9]+\]")
 _NAME = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
 
 
-class Body(Protocol):
-    """A validated body: `model_extra` holds the fields that its type does not have."""
-
-    @property
-    def model_extra(self) -> dict[str, Any] | None: ...
-
-
-def refuse_unsupported(body: Body, harmless: Harmless, elsewhere: Iterable[str] = ()) -> None:
+def refuse_unsupported(body: BaseModel, harmless: Harmless, elsewhere: Iterable[str] = ()) -> None:
     """Raises UnsupportedParameter for a field that is not typed and has a value which would change something.
 
     `elsewhere`: fields that the body's `penstock` has.
@@ -88,10 +84,11 @@ def refuse_unsupported(body: Body, harmless: Harmless, elsewhere: Iterable[str] 
         raise UnsupportedParameter(f"{name} is not supported (accepted, without effect: {only or 'null'})", param=name)
 
 
-def set_aside(body: Body, harmless: Harmless, unknown: UnknownFields) -> list[str]:
+def set_aside(body: BaseModel, harmless: Harmless, nested: Mapping[str, Known], unknown: UnknownFields) -> list[str]:
     """The names of the given fields that have no effect. With `ignore` those that would be refused are taken out.
 
-    A field with the value that stands for what happens anyway is not named.
+    A field with the value that stands for what happens anyway is not named. `nested`: the names within fields that are
+    known. With `refuse` it raises UnsupportedParameter for others.
     """
     extra = body.model_extra or {}
     ignored: list[str] = []
@@ -103,18 +100,23 @@ def set_aside(body: Body, harmless: Harmless, unknown: UnknownFields) -> list[st
             ignored.append(name)
         elif value is not None and isinstance(harmless.get(name), Anything):
             ignored.append(name)
-    if unknown == "ignore":
-        ignored += _from_messages(getattr(body, "messages", ()))
+    for name, known in nested.items():
+        ignored += set_aside_within(getattr(body, name, None), known, name, unknown)
     return ignored
 
 
-def _from_messages(messages: Iterable[dict[str, Any]]) -> list[str]:
-    names: dict[str, None] = {}
-    for message in messages:
-        for name in message.keys() - KNOWN_IN_MESSAGES:
-            del message[name]
-            names[f"messages[].{name}"] = None
-    return sorted(names)
+def set_aside_within(value: Any, known: Known, field: str, unknown: UnknownFields) -> list[str]:
+    """The places of the unknown names in the value of a field. They are taken out; with `refuse` the first that has an
+    effect is refused: raises UnsupportedParameter."""
+    found: dict[str, None] = {}
+    for fields, name, accepted, place in unknown_in(value, known, (field,)):
+        if _passes(name, fields.pop(name), {name: accepted}):
+            continue
+        if unknown == "refuse":
+            raise UnsupportedParameter(f"{place} is not supported", param=place)
+        if len(found) < MOST_NAMED:
+            found[_NUMBERS.sub("[]", place)] = None
+    return list(found)
 
 
 def ignored_header(names: Iterable[str]) -> dict[str, str]:

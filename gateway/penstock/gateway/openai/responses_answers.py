@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.gateway.edge.event_stream import server_sent
-from penstock.gateway.openai.chat_answers import compact_json, text_usage
+from penstock.gateway.openai.chat_answers import SHOWN_TIERS, compact_json, text_usage
 from penstock.gateway.openai.responses_bodies import ResponsesBody
 from penstock.schemas.errors import Cancelled, PenstockError
 
@@ -59,7 +59,7 @@ def repeated_fields(body: ResponsesBody) -> Json:
         "prompt_cache_key": more.get("prompt_cache_key"),
         "reasoning": None if body.reasoning is None else {"effort": body.reasoning.effort, "summary": None},
         "safety_identifier": more.get("safety_identifier"),
-        "service_tier": "default" if body.service_tier in (None, "auto") else body.service_tier,
+        "service_tier": SHOWN_TIERS.get(tier := body.service_tier or "auto", tier),
         "store": body.store is not False,
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": {"format": (body.text.format if body.text else None) or {"type": "text"}},

@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import count
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import BaseModel, Field, PrivateAttr
 
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai.chat_bodies import (
     FEW_ENTRIES,
+    JUDGED,
     GeneratingBody,
     Json,
     StreamOptions,
@@ -24,16 +25,27 @@ from penstock.schemas.errors import InvalidRequest, TooLarge, UnsupportedParamet
 from penstock.schemas.records import InferenceRequest
 
 LOGPROBS = "message.output_text.logprobs"
+INCLUDED = frozenset(
+    {
+        LOGPROBS,
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "reasoning.encrypted_content",
+        "web_search_call.action.sources",
+    }
+)
+"""What may be asked for. All but log probabilities is of items that no answer here has."""
 HARMLESS_RESPONSE: Harmless = {
     **OF_TEXT_SERVERS,
     "access_programs": (),
     "context_management": (),
-    "image": (),
-    "max_tool_calls": (),
+    "image": ({"context_compression": "auto"}, {"context_compression": "disabled"}),
+    "max_tool_calls": ANYTHING,  # of tools that OpenAI runs
     "moderation": (),
     "prompt": (),
     "prompt_cache_key": ANYTHING,
-    "prompt_cache_options": (),
+    "prompt_cache_options": ANYTHING,
     "prompt_cache_retention": ANYTHING,
     "safety_identifier": ANYTHING,
     "truncation": ("disabled", "auto"),
@@ -56,7 +68,7 @@ IMAGE_PART = "input_image"
 class Reasoning(BaseModel):
     """`effort` goes to remote models. No summary of thoughts is made: `auto` asks for one where there is one."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = JUDGED
 
     effort: str | None = None
     summary: Literal["auto"] | None = None
@@ -66,7 +78,7 @@ class Reasoning(BaseModel):
 class TextOptions(BaseModel):
     """The form of the answer."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = JUDGED
 
     format: dict[str, Any] | None = None
     verbosity: str | None = None
@@ -155,9 +167,9 @@ def _conversation(value: str | dict[str, Any] | None) -> Any:
 
 
 def _logprobs(body: ResponsesBody) -> Json:
-    """Asked for by `include`; what else can be included, no answer of ours has."""
+    """Asked for by `include`. Raises UnsupportedParameter for what an answer would have to have."""
     for name in body.include or ():
-        if name not in (LOGPROBS, "reasoning.encrypted_content"):
+        if name not in INCLUDED:
             raise UnsupportedParameter(f"include: {name} is not supported", param="include")
     if LOGPROBS not in (body.include or ()):
         return {}
@@ -227,10 +239,7 @@ def _content(value: Any, where: str, *, images: bool = False) -> Any:
 
 def _image(part: Json, where: str) -> Json:
     """An image by URL, or by the id of an artifact where OpenAI has that of a file. Raises InvalidRequest."""
-    given = {name: value for name, value in part.items() if value is not None and name != "type"}
-    url, artifact_id, detail = given.pop("image_url", None), given.pop("file_id", None), given.pop("detail", None)
-    for name in given:
-        raise UnsupportedParameter(f"{where}.{name[:100]} is not supported", param=f"{where}.{name[:100]}")
+    url, artifact_id, detail = part.get("image_url"), part.get("file_id"), part.get("detail")
     if (url is None) == (artifact_id is None):
         raise InvalidRequest(f"{where} must have image_url or file_id, one of the two", param=where)
     if url is None:

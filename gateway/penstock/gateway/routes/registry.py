@@ -13,14 +13,16 @@ from functools import cache
 from typing import Any, cast
 
 from fastapi import APIRouter, Request, Response
+from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, PlainTextResponse
 
+from penstock.gateway.edge.validation import invalid_from_validation
 from penstock.gateway.routes.multipart import BodyRoute
-from penstock.schemas.codec import SCHEMA_IDS, released_schema
+from penstock.schemas.codec import NO_HEADER_IDS, SCHEMA_IDS, released_schema
+from penstock.schemas.registry import MEDIA_TYPE
 from penstock.schemas.topics import record_of_topic
 
-MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 COMPATIBILITY = "FULL_TRANSITIVE"
 
 
@@ -43,7 +45,7 @@ class RegistryError(Exception):
 
 
 class RegistryRoute(BodyRoute):
-    """A route whose errors have the registry's shape and not Penstock's."""
+    """A route with the registry's own codes of errors. The edge gives its shape to what it refuses itself."""
 
     def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # pyright: ignore[reportIncompatibleMethodOverride]
         handler = super().get_route_handler()
@@ -51,12 +53,18 @@ class RegistryRoute(BodyRoute):
         async def handle(request: Request) -> Response:
             try:
                 return await handler(request)
-            except RecursionError:
-                body = {"error_code": 42201, "message": "Invalid schema: it is nested too deeply"}
-                return JSONResponse(body, 422, media_type=MEDIA_TYPE)
             except RegistryError as error:
-                body = {"error_code": error.error_code, "message": str(error)}
-                return JSONResponse(body, int(str(error.error_code)[:3]), media_type=MEDIA_TYPE)
+                refusal = error
+            except RecursionError:
+                refusal = RegistryError(42201, "Invalid schema: it is nested too deeply")
+            except RequestValidationError as error:
+                told = invalid_from_validation(error)
+                if told.param == "schema_id":
+                    refusal = RegistryError(40403, f"Schema not found: {told.message}")
+                else:
+                    refusal = RegistryError(42201, f"Invalid schema: {told.message}")
+            body = {"error_code": refusal.error_code, "message": str(refusal)}
+            return JSONResponse(body, int(str(refusal.error_code)[:3]), media_type=MEDIA_TYPE)
 
         return handle
 
@@ -118,6 +126,12 @@ def get_schema_subjects(schema_id: int) -> list[str]:
 def get_schema_versions(schema_id: int) -> list[dict[str, Any]]:
     released = _by_id(schema_id)
     return [{"subject": released.subject, "version": released.version}]
+
+
+@router.get("/schemas/guids/{guid}")
+def get_schema_by_guid(guid: str) -> dict[str, Any]:
+    """Serializers that write the GUID of a schema into a header ask here. No schema has one."""
+    raise RegistryError(40403, f"Schema {guid[:100]} not found: schemas have ids and no GUIDs here. {NO_HEADER_IDS}")
 
 
 @router.get("/subjects")

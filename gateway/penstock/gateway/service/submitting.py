@@ -45,6 +45,8 @@ KEPT_FOR_A_CLASS, KEPT_FOR_A_TENANT = 1 / 8, 1 / 16
 SOURCE = "penstock-gateway"
 """`ce_source` of what a gateway writes."""
 
+MAX_KEY_CHARS = 255
+
 
 @dataclass(frozen=True, slots=True)
 class Checked:
@@ -435,8 +437,8 @@ class Submitter:
 
 def check_idempotency_key(key: str) -> None:
     """Raises InvalidRequest."""
-    if not 0 < len(key) <= 255:
-        raise InvalidRequest("Idempotency-Key must have 1 to 255 characters", param="Idempotency-Key")
+    if not 0 < len(key) <= MAX_KEY_CHARS:
+        raise InvalidRequest(f"Idempotency-Key must have 1 to {MAX_KEY_CHARS} characters", param="Idempotency-Key")
 
 
 def keyed_id(tenant: str, kind: str, idempotency_key: str) -> str:

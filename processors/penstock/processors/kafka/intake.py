@@ -13,7 +13,7 @@ from functools import partial
 from penstock.processors.core.pools import Pools
 from penstock.processors.core.requests.arrivals import Poison, Taken
 from penstock.schemas.aliases import identity
-from penstock.schemas.codec import Codec, head_of_any_version
+from penstock.schemas.codec import HEADER_SCHEMA_ID, NO_HEADER_IDS, SCHEMA_IDS, Codec, head_of_any_version
 from penstock.schemas.costs import estimated_cost
 from penstock.schemas.errors import (
     DecodeError,
@@ -24,6 +24,7 @@ from penstock.schemas.errors import (
     TooLarge,
     UnsupportedParameter,
     UnsupportedTask,
+    WrongMagic,
 )
 from penstock.schemas.ids import check_request_id, check_tenant, derived_request_id
 from penstock.schemas.json_records import is_whole_object, json_text, legible_fields
@@ -57,6 +58,8 @@ _IDENTITIES = ("request_id", "tenant"), ("request_id",)
 MAX_ATTEMPT = 1_000
 MAX_ORIGIN_BYTES = 320
 """A topic's name has at most 249 bytes; what is longer is no origin of ours, and would stand in every event."""
+ANY_VERSION = bytes(1) + SCHEMA_IDS["InferenceRequest"][-1].to_bytes(4, "big")
+"""Makes a body without its id legible up to the fields with which all versions begin."""
 CLOCKS_DIFFER_MS = 5_000
 """By so much at most the clocks of a worker and of the broker are taken to differ."""
 
@@ -108,7 +111,10 @@ class Intake:
             if headers:
                 origin, attempt = _from_headers(headers, place)
                 size += sum(len(name) + len(content or b"") for name, content in headers)
-            return self._read(place, origin, attempt, value, size)
+            found = self._read(place, origin, attempt, value, size)
+            if isinstance(found, Poison) and any(name == HEADER_SCHEMA_ID for name, _ in headers):
+                return self._without_id(found, value or b"")
+            return found
         except RegistryUnavailable:
             raise
         except Exception as error:
@@ -160,6 +166,16 @@ class Intake:
                 labels=labels_of(request),
             )
         return self._taken(request, place, origin, attempt, None, size)
+
+    def _without_id(self, found: Poison, value: bytes) -> Poison:
+        """The poison that a record is whose schema id stands in a header, named so if that is why it cannot be read."""
+        if not isinstance(found.reason, WrongMagic):
+            return found
+        reason = WrongMagic(
+            f"the header {HEADER_SCHEMA_ID} names the schema, which is read in the value. {NO_HEADER_IDS}"
+        )
+        request_id, tenant = self._head_of(ANY_VERSION + value)
+        return replace(found, reason=reason, request_id=request_id, tenant=tenant)
 
     def _taken(
         self,

@@ -82,6 +82,30 @@ def test_poison_names_its_reason(value: bytes | None, code: str) -> None:
     assert found.reason.code == code
 
 
+@pytest.mark.parametrize(
+    ("value", "whose"),
+    [
+        (default_codec().encode(request(tenant="acme"))[5:], ("r1", "acme")),
+        (b"\x02\xff", (None, None)),
+        (None, (None, None)),
+    ],
+)
+def test_a_schema_id_in_a_header_is_named_and_who_waits_hears_of_it(
+    value: bytes | None, whose: tuple[str | None, str | None]
+) -> None:
+    found = read(value, headers=[("__value_schema_id", b"\x01" + bytes(16))])
+    assert isinstance(found, Poison)
+    assert (found.reason.code, found.request_id, found.tenant) == ("wrong_magic", *whose)
+    assert "__value_schema_id" in found.reason.message
+    assert "schema.id.serializer" in found.reason.message
+
+
+def test_what_names_its_schema_in_the_value_or_needs_none_is_read_beside_such_a_header() -> None:
+    header = [("__value_schema_id", b"\x01" + bytes(16))]
+    assert taken(default_codec().encode(request()), headers=header).request.request_id == "r1"
+    assert taken(b'{"task": "embedding", "payload": {"input": "x"}}', headers=header).error is None
+
+
 @pytest.mark.parametrize(("url", "known"), [("http://x", "http://x"), ("ftp://x", None), (5, None)])
 def test_an_invalid_request_says_whose_it_is_and_who_is_to_be_called_back(url: object, known: str | None) -> None:
     body = {"request_id": "mine", "tenant": "acme", "task": "text_generation", "payload": {"prompt": 5}}
