@@ -45,7 +45,7 @@ class GatewayContext:
 
     def __post_init__(self) -> None:
         self.metrics = GatewayMetrics(lambda: Gauges() if self.connected is None else self.connected.facts.gauges())
-        self.connections = Connections(self.policy.still_good)
+        self.connections = Connections(self.policy.still_good, self.policy.keys)
 
     @property
     def tickets(self) -> TicketOffice:

@@ -10,6 +10,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from kit.gateway_http import gateway_context
+from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.keys import KeyRing, KeysFileError, create_key, list_keys, revoke_key
 from penstock.gateway.limits.limits import Limits
 from penstock.schemas.errors import InvalidRequest
@@ -66,6 +68,17 @@ def test_a_broken_file_keeps_the_last_good_keys_and_a_missing_one_keeps_none(pat
     assert ring.find(secret) is None
     again = create_key(path)
     assert ring.find(again) is not None
+
+
+def test_a_change_is_in_force_although_nobody_called_before_the_file_broke(path: Path) -> None:
+    secret = create_key(path)
+    policy = AuthPolicy.build(keys_file=path)
+    connections = gateway_context(policy=policy).connections
+    revoke_key(path, list_keys(path)[0].key_id)
+    connections.look()
+    path.write_text("{ half")
+    assert policy.keys is not None
+    assert policy.keys.find(secret) is None
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"keys": [{"id": "x"}]}', '{"keys": 3}'])

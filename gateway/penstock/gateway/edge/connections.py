@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+from penstock.gateway.edge.keys import KeyRing
 from penstock.gateway.limits.callers import Caller
 
 logger = logging.getLogger(__name__)
@@ -17,8 +18,9 @@ LOOK_S = 0.5
 class Connections:
     """Sockets, streams and long polls that are open; each is told by its `revoked` event that it must end."""
 
-    def __init__(self, still_good: Callable[[Caller], bool]) -> None:
+    def __init__(self, still_good: Callable[[Caller], bool], keys: KeyRing | None = None) -> None:
         self._still_good = still_good
+        self._keys = keys
         self._open: dict[Caller, set[asyncio.Event]] = {}
 
     @contextmanager
@@ -38,7 +40,12 @@ class Connections:
                 self._open.pop(caller, None)
 
     def look(self) -> int:
-        """Tell the connections of keys that are gone; how many."""
+        """Tell the connections of keys that are gone; how many. Also without any, the keys are those of the file.
+
+        A change that nobody's call has read would be lost if the file broke afterwards.
+        """
+        if self._keys is not None:
+            self._keys.problem()
         gone = [caller for caller in self._open if not self._still_good(caller)]
         told = 0
         for caller in gone:

@@ -123,7 +123,7 @@ def list_keys(path: str | Path) -> list[KeyRecord]:
 
 
 def revoke_key(path: str | Path, key_id: str) -> bool:
-    """Remove a key; False if the file has none of that id. Running gateways notice at their next request."""
+    """Remove a key; False if the file has none of that id. Running gateways notice within a second."""
     file = Path(path)
     with _locked(file):
         records = _read(file)

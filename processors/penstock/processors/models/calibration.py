@@ -27,14 +27,14 @@ class Calibration:
         self._known: dict[str, int] = {}
         self._measuring = asyncio.Lock()
 
-    async def process_bytes(self, kind: str, threads: int) -> int:
-        """Of main memory. Cancelled, it leaves no process."""
+    async def process_bytes(self, kind: str, threads: int, silent_s: float) -> int:
+        """Of main memory. Cancelled, it leaves no process. One that is silent for `silent_s` is given up."""
         async with self._measuring:
             if kind not in self._known:
-                self._known[kind] = await self._measure(kind, threads)
+                self._known[kind] = await self._measure(kind, threads, silent_s)
             return self._known[kind]
 
-    async def _measure(self, kind: str, threads: int) -> int:
+    async def _measure(self, kind: str, threads: int, silent_s: float) -> int:
         engine = ChildEngine(
             f"bare {kind}",
             BARE,
@@ -42,6 +42,7 @@ class Calibration:
             {"threads": threads},
             limits=Limits(slots=1),
             load_timeout_s=PATIENCE_S,
+            silent_s=silent_s,
         )
         try:
             await engine.start()

@@ -18,7 +18,7 @@ from penstock.processors.hardware.cpu import CpuProbe
 from penstock.processors.hardware.nvml import NvmlProbe
 from penstock.processors.hardware.probe import DeviceFacts
 from penstock.processors.models.catalog import ModelConfig
-from penstock.processors.models.sizing import ModelSize, limits_of
+from penstock.processors.models.sizing import ModelSize, limits_of, silent_s_of
 
 Facts = Callable[[str], DeviceFacts | None]
 """What is known of a device by its name."""
@@ -109,7 +109,8 @@ def make_child(making: Making) -> Engine:
     assert config.kind.backend is not None
     limits = limits_of(config)
     load_timeout_s = float(options.pop("load_timeout_s", 300))
-    silent_s = float(options.pop("silent_s", 60))
+    silent_s = silent_s_of(options)
+    options.pop("silent_s", None)
     if limits.tokens is not None:
         options["cache_tokens"] = limits.tokens
     options.update(_seen(making.facts(making.devices[0])) if making.devices else {}, granted_bytes=making.granted_bytes)

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from penstock.common.engine_kinds import load
 from penstock.common.threads import in_daemon_thread
@@ -46,13 +47,18 @@ def slots_of(config: ModelConfig) -> int:
     return int(config.options.get("slots", config.kind.slots))
 
 
+def silent_s_of(options: Mapping[str, Any]) -> float:
+    """Seconds without a sign of life after which a process of an engine is killed."""
+    return float(options.get("silent_s", 60))
+
+
 def limits_of(config: ModelConfig) -> Limits:
     """Of an engine in a process of its own. Tokens limit those that have a cache of them."""
     caches = "cache_tokens" in config.kind.options
     return Limits(slots=slots_of(config), tokens=cache_tokens(config.options) if caches else None)
 
 
-async def _not_measured(kind: str, threads: int) -> int:
+async def _not_measured(kind: str, threads: int, silent_s: float) -> int:
     return PROCESS_BYTES
 
 
@@ -60,7 +66,7 @@ async def size_model(
     config: ModelConfig,
     on_progress: OnProgress = lambda fraction: None,
     *,
-    process_bytes: Callable[[str, int], Awaitable[int]] = _not_measured,
+    process_bytes: Callable[[str, int, float], Awaitable[int]] = _not_measured,
 ) -> ModelSize:
     """Find the model, fetching it from the hub if need be, and size it. Cancelled, it leaves nothing that goes on.
 
@@ -71,7 +77,8 @@ async def size_model(
     size: ModelSize = await load(config.kind.sizer)(config, on_progress)
     if config.vram_bytes is not None or all(part.name != "process" for part in size.parts):
         return size
-    own = await process_bytes(config.engine, int(config.options.get("threads", 1)))
+    options = config.options
+    own = await process_bytes(config.engine, int(options.get("threads", 1)), silent_s_of(options))
     parts = tuple(replace(part, bytes=own) if part.name == "process" else part for part in size.parts)
     return replace(size, parts=parts, need_bytes=sum(part.bytes for part in parts))
 

@@ -9,9 +9,10 @@ import pytest
 from penstock.processors.core.fleet.ledger import CannotLoad
 from penstock.processors.engines.base import Limits
 from penstock.processors.engines.process import loading
-from penstock.processors.models import parts, sizing
+from penstock.processors.engines.process.host import ChildEngine
+from penstock.processors.models import calibration, parts, sizing
 from penstock.processors.models.catalog import ModelConfig
-from penstock.schemas.errors import InvalidRequest
+from penstock.schemas.errors import EngineFailed, InvalidRequest
 
 
 def write_safetensors(path: Path, shapes: dict[str, tuple[str, int]], flat: tuple[str, ...] = ()) -> None:
@@ -121,3 +122,23 @@ async def test_quantisation_without_its_package_says_what_to_install(monkeypatch
     config = ModelConfig(id="m", source="/x", engine="text", options={"quantization": "nf4"})
     with pytest.raises(CannotLoad, match="needs the package bitsandbytes"):
         await sizing.size_model(config)
+
+
+async def test_the_process_that_is_measured_is_given_up_as_the_models_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a fork server that hangs held up the model's load for the default."""
+    asked: list[float] = []
+
+    class Hangs(ChildEngine):
+        async def start(self) -> None:
+            asked.append(self._silent_s)
+            raise EngineFailed("gave no sign of life")
+
+    monkeypatch.setattr(calibration, "ChildEngine", Hangs)
+    write_safetensors(tmp_path / "model.safetensors", {"a": ("F32", 1)})
+    (tmp_path / "config.json").write_text("{}")
+    config = ModelConfig(id="m", source=str(tmp_path), engine="embedding", options={"silent_s": 5})
+    size = await sizing.size_model(config, process_bytes=calibration.Calibration().process_bytes)
+    assert asked == [5]
+    assert {part.name: part.bytes for part in size.parts}["process"] == parts.PROCESS_BYTES
