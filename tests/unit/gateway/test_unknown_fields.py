@@ -15,12 +15,13 @@ from kit.gateway_http import client, gateway_app
 from penstock.gateway.batches.checking import LineError, parse_line
 from penstock.gateway.document.described_routes import ROUTES
 from penstock.gateway.edge.rules import RouteKey, Rules, Takes
-from penstock.gateway.openai.chat_bodies import OpenAIBody
+from penstock.gateway.openai.chat_bodies import OpenAIBody, StreamOptions
+from penstock.gateway.openai.responses_bodies import Reasoning, TextOptions
 from penstock.gateway.routes.conversation_answers import NewSummary
 
 BODIES = {key: route.documented.body for key, route in ROUTES.items() if route.documented is not None}
-ELSEWHERE = (OpenAIBody, NewSummary)
-"""`other_fields` has the fields of the first, and those of a request of any task stand beside the second's."""
+ELSEWHERE = (OpenAIBody, StreamOptions, Reasoning, TextOptions, NewSummary)
+"""`other_fields` judges OpenAI's, and those of a request of any task stand beside a summary's."""
 
 
 def models_in(kind: Any) -> Iterator[type[BaseModel]]:
