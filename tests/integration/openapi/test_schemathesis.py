@@ -107,6 +107,7 @@ def known(url: str) -> dict[str, Any]:
         "file_id": file_id,
         "batch_id": httpx.post(f"{url}/v1/batches", json=batch).json()["id"],
         "letter_id": "0/0",
+        "guid": "6f1c4c1e-6a52-4a8e-9d53-5b1a6f2d6a10",
         "request_id": request,
         "conversation_id": "c1",
         "item_id": "msg_0",
