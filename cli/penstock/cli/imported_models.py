@@ -39,11 +39,14 @@ def imported(models: list[Any]) -> Imported:
     for number, model in enumerate(models):
         label = f"model {number + 1}"
         try:
-            fields = {_NAMES.get(folded(name), name): value for name, value in _object(model).items()}
+            given = _object(model)
+            fields = {_NAMES.get(folded(name), name): value for name, value in given.items()}
+            if len(fields) < len(given):
+                raise ValueError("it names a field twice")
             label = str(fields.get("model_id") or label)
             entry, left = _entry(fields)
             check_names([*map(parse_entry, entries), parse_entry(entry)])
-        except (PenstockError, ValueError) as error:
+        except (PenstockError, ValueError, OverflowError) as error:
             notes.append(f"{label}: left out: {error}")
             continue
         entries.append(entry)
@@ -100,7 +103,7 @@ def _fields(fields: Mapping[str, Any], engine: str, task: str) -> Iterator[tuple
                     yield name, None, "a remote model takes no memory here"
             case "vram_required_mb":
                 if value:
-                    yield name, "vram_bytes", int(value * MIB) if isinstance(value, int | float) else value
+                    yield name, "vram_bytes", int(value * MIB) if type(value) in (int, float) else value
             case "loading_time_sec":
                 if value:
                     yield name, None, "workers measure how long a load takes"

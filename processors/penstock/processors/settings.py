@@ -196,7 +196,7 @@ class ImagesSection(Section):
     @field_validator("folders")
     @classmethod
     def _are_absolute(cls, value: dict[str, Path]) -> dict[str, Path]:
-        for path in value:
+        for path in (*value, *map(str, value.values())):
             if not path.startswith("/") or ".." in Path(path).parts or Path(path) == Path("/"):
                 raise ValueError(f"{path!r} must be an absolute path of a folder below /")
         return value

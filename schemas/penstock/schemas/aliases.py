@@ -12,14 +12,13 @@ import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from itertools import islice
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote
 
 from penstock.schemas.errors import InvalidRequest, PenstockError, UnsupportedParameter
-from penstock.schemas.finite_json import shown_name
-from penstock.schemas.json_records import object_in
-from penstock.schemas.labels import LABEL_CHARS, Labels, label
+from penstock.schemas.finite_json import checked_value, shown_name
+from penstock.schemas.json_records import object_in, written_object
+from penstock.schemas.labels import LABEL_CHARS, NO_LABELS, Labels, label
 from penstock.schemas.tasks import TASKS
 from penstock.schemas.times import moment_ms
 from penstock.schemas.topics import CLASS_PRIORITIES, HEADER_NAMES
@@ -50,13 +49,14 @@ PRIORITY_NAMES = {**CLASS_PRIORITIES, "normal": CLASS_PRIORITIES["medium"]}
 _UNITS = {"": 1, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _SCHEME = re.compile(r"(https?|file|data):", re.IGNORECASE)
-_SEPARATORS = re.compile(r"[^a-z0-9]")
+_SEPARATORS = re.compile(r"(?<=[a-z0-9])[_-](?=[a-z0-9])")
 LEAST_BYTES = 2**20
 _DRAWING = frozenset({"negative_prompt", "width", "height", "inference_steps", "guidance_scale", "sampler", "strength"})
 _REQUIREMENTS = frozenset({"vram_bytes", "cpu_memory_bytes"})
 MAX_NAME_CHARS = 64
 MAX_NAMES_BYTES = 4_096
 MANY_NAMES = 1_000
+"""No message has more in the objects that are read."""
 MAX_DEPTH = 4
 """No holder lies deeper."""
 
@@ -117,12 +117,17 @@ def _image(value: Any) -> Any:
     """A reference of an image's URL, or of the absolute path of a file on the worker's machine."""
     if isinstance(value, dict):
         given = cast("Json", value)
-        return _image(given["path"]) if given.keys() == {"path"} else given
+        return _image(given["path"]) if given.keys() == {"path"} and isinstance(given["path"], str) else given
     if isinstance(value, str) and _SCHEME.match(value):
         return {"url": value}
     if isinstance(value, str) and value.startswith("/"):
         return {"url": f"file://{quote(value, errors='surrogatepass')}"}
     raise ValueError("a URL, the absolute path of a file, or an object")
+
+
+def _told_time(value: Any) -> int:
+    """By the sender's clock, for information: a number that is no time is the nearest one."""
+    return moment_ms(value, bounded=False)
 
 
 class Alias(NamedTuple):
@@ -147,8 +152,8 @@ NAMES: tuple[Alias, ...] = (
     Alias("user_id", "user_id", _text),
     Alias("session_id", "session_id", _text),
     Alias("stream_response", "stream"),
-    Alias("timestamp", "created_at", moment_ms),
-    Alias("submitted_at", "created_at", moment_ms),
+    Alias("timestamp", "created_at", _told_time),
+    Alias("submitted_at", "created_at", _told_time),
     Alias("correlation_id", "metadata.correlation_id", _label),
     Alias("version", "metadata.version", _label),
     Alias("result_bucket", "output.store"),
@@ -235,10 +240,10 @@ def translate(body: Mapping[str, Any], topic_kind: str | None = None) -> tuple[J
     """The body under our names, and by field the name that it was given. The body itself stays as it is.
 
     `topic_kind` is that of the topic: text, image or embedding. With it the task may be missing where other names of
-    the table are used. Raises InvalidRequest for two names of one field, and for a value that cannot be read;
-    UnsupportedParameter for an unknown name in an object that only other services have.
+    the table are used. Raises InvalidRequest for two names of one field, for a value that cannot be read, and for more
+    than `MANY_NAMES`; UnsupportedParameter for an unknown name in an object that only other services have.
     """
-    if _is_own(body) or _has_many_names(body):
+    if _is_own(body):
         return dict(body), {}
     reading = _Reading()
     for found in sorted(_read(body), key=lambda one: len(one.target.path)):
@@ -251,19 +256,53 @@ def translate(body: Mapping[str, Any], topic_kind: str | None = None) -> tuple[J
     return own, given
 
 
-def identity(body: Mapping[str, Any]) -> tuple[Any, Any, Labels]:
-    """(request_id, callback_url, labels) of a body that is no valid request, as far as they can be read."""
+class Identity(NamedTuple):
+    """Whose a body is, as far as it can be read; the values are not checked."""
+
+    request_id: Any = None
+    tenant: Any = None
+    callback_url: Any = None
+    labels: Labels = NO_LABELS
+
+
+_IDENTITY = ("request_id", "tenant", "callback_url", "user_id", "session_id", "metadata.correlation_id")
+
+
+@cache
+def _identity_names() -> Mapping[str, str]:
+    """The fields of an identity by each usual spelling of their names; the first is the one that counts."""
+    names = [*_IDENTITY[:-1], *(alias.name for alias in NAMES if alias.field in _IDENTITY)]
+    fields = {**{name: name for name in _IDENTITY}, **{alias.name: alias.field for alias in NAMES}}
+    return {spelled: fields[name] for name in names for spelled in _spellings(name)}
+
+
+def _spellings(name: str) -> tuple[str, str, str]:
+    first, *others = name.split("_")
+    return name, name.replace("_", "-"), first + "".join(map(str.title, others))
+
+
+def identity(body: Mapping[str, Any]) -> Identity:
+    """That of a body that is no valid request. Takes the same time however many names it has."""
+    payload = body.get("payload")
+    holders: list[Any] = [body, written_object(payload)[0] if isinstance(payload, str) else payload]
+    holders += [one.get("parameters") for one in holders if isinstance(one, dict)]
     found: dict[str, Any] = {}
-    if _has_many_names(body):
-        body = {name: value for name, value in islice(body.items(), MANY_NAMES) if not isinstance(value, dict)}
-    for key, name, _, value in _walk(body):
-        target = _targets().get(key)
-        if target is not None and value is not None:
-            found.setdefault(target.field, _text(value))
-        if name == "metadata" and isinstance(value, dict):
-            found.setdefault("metadata.correlation_id", cast("Json", value).get("correlation_id"))
-    labels = Labels(*(label(found.get(name)) for name in ("user_id", "session_id", "metadata.correlation_id")))
-    return found.get("request_id"), found.get("callback_url"), labels
+    for spelled, field in _identity_names().items():
+        for holder in holders:
+            if isinstance(holder, dict) and (value := cast("Json", holder).get(spelled)) is not None:
+                found.setdefault(field, value)
+    metadata = body.get("metadata")
+    if isinstance(metadata, dict):
+        found.setdefault("metadata.correlation_id", cast("Json", metadata).get("correlation_id"))
+    request_id, tenant, url, *labels = (_legible(found.get(field)) for field in _IDENTITY)
+    return Identity(request_id, tenant, url, Labels(*map(label, labels)))
+
+
+def _legible(value: Any) -> Any:
+    try:
+        return _text(value)
+    except ValueError:  # more digits than are made into text
+        return None
 
 
 def named(error: PenstockError, given: Mapping[str, str]) -> PenstockError:
@@ -301,7 +340,7 @@ def names_in(value: bytes, headers: Iterable[tuple[str, bytes | None]] = ()) -> 
         if text is not None:
             return {field: str(name) for field, name in (object_in(text[:MAX_NAMES_BYTES]) or {}).items()}
         body = object_in(value)
-        return {} if body is None else translate(body)[1]
+        return {} if body is None else translate(with_payload(body))[1]
     except PenstockError:
         return {}
 
@@ -326,10 +365,11 @@ def _is_own(body: Mapping[str, Any]) -> bool:
     return all(image is None or (isinstance(image, dict) and "path" not in image) for image in images)
 
 
-def _has_many_names(body: Mapping[str, Any], depth: int = 1) -> bool:
-    """Whether it has more names than any message: it is refused for the first one that is unknown."""
-    inner = (cast("Json", value) for value in islice(body.values(), MANY_NAMES) if isinstance(value, dict))
-    return len(body) > MANY_NAMES or (depth < MAX_DEPTH and any(_has_many_names(one, depth + 1) for one in inner))
+def with_payload(body: Json) -> Json:
+    """The same, its payload an object if it was written as text. Raises InvalidRequest."""
+    if not isinstance(body.get("payload"), str) or (payload := written_object(body["payload"])[0]) is None:
+        return body
+    return {**body, "payload": checked_value(payload, "payload", "payload")}
 
 
 class _Found(NamedTuple):
@@ -339,23 +379,34 @@ class _Found(NamedTuple):
     value: Any
 
 
-def _walk(
-    holder: Mapping[str, Any], where: str = "", shown: str = "", depth: int = 1
-) -> Iterator[tuple[Key, str, str, Any]]:
-    """(holder and folded name, name, the field as the caller wrote it, value) of all names that are read."""
-    for name, value in holder.items():
-        key = where, folded(name)
-        inner = HOLDERS.get(key)
-        place = shown + shown_name(name)
-        if inner is not None and isinstance(value, dict) and depth < MAX_DEPTH:
-            yield from _walk(cast("Json", value), inner, f"{place}.", depth + 1)
+def _walk(body: Mapping[str, Any]) -> list[tuple[Key, str, str, Any]]:
+    """(holder and folded name, name, the field as the caller wrote it, value) of all names that are read.
+
+    Raises InvalidRequest for more names than any message has.
+    """
+    found: list[tuple[Key, str, str, Any]] = []
+    names = 0
+    open_holders = [(iter(body.items()), "", "")]
+    while open_holders:
+        items, where, shown = open_holders[-1]
+        for name, value in items:
+            if (names := names + 1) > MANY_NAMES:
+                raise InvalidRequest(f"the body and what belongs to it have more than {MANY_NAMES} names")
+            key = where, folded(name)
+            inner = HOLDERS.get(key)
+            place = shown + shown_name(name)
+            if inner is not None and isinstance(value, dict) and len(open_holders) < MAX_DEPTH:
+                open_holders.append((iter(cast("Json", value).items()), inner, f"{place}."))
+                break
+            found.append((key, name, place, value))
         else:
-            yield key, name, place, value
+            open_holders.pop()
+    return found
 
 
 def _read(body: Mapping[str, Any]) -> Iterator[_Found]:
     """The fields of a body, their values read. Raises as `translate`."""
-    found = list(_walk(body))
+    found = _walk(body)
     given = {key for key, _, _, value in found if value is not None}
     named_tasks = (_task_or_none(value) for key, _, _, value in found if key in (_TASK, _TYPE))
     task = next(filter(None, named_tasks), None)

@@ -74,11 +74,6 @@ def legible_fields(value: bytes | None) -> dict[str, Any] | None:
     return _fields(text.decode(errors="replace"))
 
 
-def is_whole_object(value: bytes | None) -> bool:
-    """Whether the record is a JSON object from its first brace to its last."""
-    return object_in(value or b"") is not None
-
-
 def _within_text(value: bytes | None) -> bytes | None:
     try:
         inner: Any = json.loads(value or b"")

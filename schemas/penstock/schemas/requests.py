@@ -21,7 +21,7 @@ from penstock.schemas.errors import (
     UnsupportedParameter,
     UnsupportedTask,
 )
-from penstock.schemas.finite_json import checked_value, read_body
+from penstock.schemas.finite_json import read_body
 from penstock.schemas.ids import (
     DEFAULT_TENANT,
     check_conversation_id,
@@ -29,7 +29,6 @@ from penstock.schemas.ids import (
     check_tenant,
     new_request_id,
 )
-from penstock.schemas.json_records import written_object
 from penstock.schemas.large_inputs import STAND_INS
 from penstock.schemas.limits import DEFAULT_LIMITS, Limits
 from penstock.schemas.payloads import PASSED_ON, lone_surrogate, size_within
@@ -146,19 +145,12 @@ def parse_request_bytes(
         raise error if error.param else BadJson(error.message) from error
     if not isinstance(body, dict):
         raise BadJson("not a JSON object")
-    own, given = aliases.translate(_with_payload(cast("dict[str, Any]", body)), topic_kind)
+    own, given = aliases.translate(aliases.with_payload(cast("dict[str, Any]", body)), topic_kind)
     with aliases.naming(given):
         request = parse_request(
             own, tenant=tenant, request_id=request_id, now_ms=now_ms, limits=limits, cut_deadline=True
         )
     return replace(request, created_at=own["created_at"]) if "created_at" in given else request
-
-
-def _with_payload(body: dict[str, Any]) -> dict[str, Any]:
-    """The same, its payload an object if it was written as text. Raises InvalidRequest."""
-    if not isinstance(body.get("payload"), str) or (payload := written_object(body["payload"])[0]) is None:
-        return body
-    return {**body, "payload": checked_value(payload, "payload", "payload")}
 
 
 def validate_request(request: InferenceRequest, limits: Limits = DEFAULT_LIMITS) -> None:

@@ -46,9 +46,9 @@ def moment_ms(value: Any, *, bounded: bool = True) -> int:
     """
     problem = ValueError("an RFC 3339 time, or seconds or milliseconds since the epoch")
     try:
-        if isinstance(value, str) and not _NUMBER.fullmatch(value):
-            at = datetime.fromisoformat(value if _OFFSET.search(value) else f"{value}+00:00")
-            milliseconds = at.timestamp() * 1000
+        if isinstance(value, str) and (_DATE.fullmatch(value) or not _NUMBER.fullmatch(value)):
+            at = datetime.fromisoformat(value.upper())
+            milliseconds = (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp() * 1000
         elif isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
             raise problem
         else:
@@ -65,5 +65,6 @@ def moment_ms(value: Any, *, bounded: bool = True) -> int:
 
 
 _NUMBER = re.compile(r"-?\d+(\.\d*)?", re.ASCII)
-_OFFSET = re.compile(r"(Z|[+-]\d\d:?\d\d)$", re.IGNORECASE)
+_DATE = re.compile(r"(19|20)\d{6}", re.ASCII)
+"""ISO 8601 without hyphens: as seconds it would be a time in 1970."""
 _END_MS = 1e14

@@ -11,7 +11,18 @@ from typing import Any
 
 import pytest
 
-from penstock.schemas.aliases import MESSAGE_TYPES, NAMES, PRIORITY_NAMES, TASK_NAMES, Alias, named, names_in, translate
+from penstock.schemas.aliases import (
+    MANY_NAMES,
+    MESSAGE_TYPES,
+    NAMES,
+    PRIORITY_NAMES,
+    TASK_NAMES,
+    Alias,
+    identity,
+    named,
+    names_in,
+    translate,
+)
 from penstock.schemas.errors import InvalidRequest, PenstockError
 from penstock.schemas.limits import DEFAULT_LIMITS
 from penstock.schemas.records import PAYLOAD_FIELDS, InferenceRequest, OutputSpec, Requirements
@@ -351,3 +362,32 @@ def test_the_page_has_each_name_in_the_row_of_its_field() -> None:
         assert any(f"`{alias.field}`" in field for field in fields), alias
     for word in (TASK_NAMES.keys() - set(TASK_NAMES.values())) | PRIORITY_NAMES.keys() | set(MESSAGE_TYPES):
         assert f"`{word}`" in page, word
+
+
+MANY = {f"n{number}": 1 for number in range(MANY_NAMES + 1)}
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"request_id": "r", "payload": {"tenant": "b", "bogus": 1}}, ("r", "b", None)),
+        ({"payload": '{"requestId": "zz", "callbackUrl": "u", "bogus": 1}'}, ("zz", None, "u")),
+        ({"payload": {"parameters": {"task-id": 7}}}, ("7", None, None)),
+        ({**MANY, "request_id": "z"}, ("z", None, None)),
+        ({"payload": {**MANY, "requestId": "z"}}, ("z", None, None)),
+        ({"id": "other", "request_id": "z"}, ("z", None, None)),
+        ({"id": 10**4_500, "task_id": None}, (None, None, None)),
+        ({"payload": [1], "parameters": 3, "metadata": "x"}, (None, None, None)),
+    ],
+)
+def test_whose_a_body_is_that_is_no_request(body: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    assert identity(body)[:3] == expected
+
+
+def test_names_are_counted_where_they_are_read() -> None:
+    holders = {"task": "text", **{"Payload"[:at] + "PAYLOAD"[at:]: MANY for at in range(7)}}
+    with pytest.raises(InvalidRequest, match="more than 1000 names"):
+        translate(holders)
+    bias = {"task": "text", "payload": {"prompt": "x", "logit_bias": dict.fromkeys(map(str, range(2_000)), 1)}}
+    assert translate(bias)[0]["task"] == "text_generation"
+    assert translate({"task": "text", "prompt": "x", "timestamp": 1e300})[0]["payload"] == {"prompt": "x"}

@@ -24,7 +24,6 @@ from penstock.schemas.finite_json import checked_value
 from penstock.schemas.ids import derived_request_id, is_request_id
 from penstock.schemas.json_records import (
     PayloadForm,
-    is_whole_object,
     json_text,
     legible_fields,
     object_in,
@@ -119,12 +118,13 @@ def read_penstock(
 
 def sender_of(value: bytes | None, origin: tuple[str, int, int, int]) -> tuple[str, Labels] | None:
     """(request id, labels) of a JSON object that is no valid request: its sender hears of it. None for all else."""
-    body = legible_fields(value)
+    whole = object_in(value or b"")
+    body = legible_fields(value) if whole is None else whole
     if body is None:
         return None
-    request_id, _, labels = identity(body)
+    request_id, _, _, labels = identity(body)
     known = isinstance(request_id, str) and is_request_id(request_id)
-    if not (known or is_whole_object(value)):
+    if not known and whole is None:
         return None
     return request_id if known else derived_request_id(*origin), labels
 

@@ -23,7 +23,7 @@ from penstock.gateway.service.submitting import Checked, Keep
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.filters import RequestFilter
 from penstock.gateway.view.outputs import on_output_thread
-from penstock.schemas.aliases import naming, translate
+from penstock.schemas.aliases import folded, naming, translate
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import Forbidden, InvalidRequest, PenstockError, UnsupportedParameter
 from penstock.schemas.ids import new_request_id
@@ -48,7 +48,7 @@ def submission(
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
     fields, given = translate(cast("dict[str, Any]", body))
-    if "created_at" in given:  # a time of the caller's; ours is that of the acceptance
+    if folded(given.get("created_at", "").rpartition(".")[2]) in ("timestamp", "submittedat"):  # the caller's own time
         del fields["created_at"]
     with naming(given):
         images = take_images(fields, caller.tenant, files)

@@ -45,6 +45,7 @@ async def get_result(
         response = await artifact_content.answer(request, service, artifact)
     else:
         response = await beside_the_loop(output, lambda: _answer(output))
+        response.headers.update({"x-content-type-options": "nosniff", "cache-control": "private, no-cache"})
     response.headers.update(named)
     return response
 

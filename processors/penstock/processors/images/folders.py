@@ -24,7 +24,9 @@ class ImageFolders:
     """Reads files. `folders`: where each folder lies on this machine, by the path that requests have for it."""
 
     def __init__(self, folders: Mapping[str, Path], *, max_bytes: int) -> None:
-        self._folders = {PurePosixPath(named): folder for named, folder in folders.items()}
+        by_path = {PurePosixPath(named): folder for named, folder in folders.items()}
+        # The innermost first: another may lie around it.
+        self._folders = dict(sorted(by_path.items(), key=lambda one: -len(one[0].parts)))
         self._max_bytes = max_bytes
 
     def read(self, url: str, *, param: str) -> bytes:
@@ -52,7 +54,7 @@ class ImageFolders:
             path = unquote(parts.path, errors="strict")
         except ValueError:
             raise InvalidRequest(f"{param} is not the URL of a file", param=param) from None
-        if parts.netloc not in ("", "localhost") or parts.query or parts.fragment or "\0" in path:
+        if parts.netloc.lower() not in ("", "localhost") or parts.query or parts.fragment or "\0" in path:
             raise InvalidRequest(f"{param} is not the path of a file on the worker's machine", param=param)
         named = PurePosixPath(path)
         if ".." in named.parts:

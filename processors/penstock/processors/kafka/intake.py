@@ -27,7 +27,7 @@ from penstock.schemas.errors import (
     WrongMagic,
 )
 from penstock.schemas.ids import check_request_id, check_tenant, derived_request_id
-from penstock.schemas.json_records import is_whole_object, json_text, legible_fields
+from penstock.schemas.json_records import json_text, legible_fields, object_in
 from penstock.schemas.labels import CORRELATION_ID, NO_LABELS, Labels, labels_of
 from penstock.schemas.records import InferenceRequest, Origin
 from penstock.schemas.requests import (
@@ -214,12 +214,13 @@ class Intake:
 
         Who waits hears of it. A whole JSON object without an id has the one that is made up of its place.
         """
-        body = legible_fields(value)
+        whole = object_in(value or b"")
+        body = legible_fields(value) if whole is None else whole
         if body is None:
             return *self._head_of(value or b""), None, NO_LABELS
-        own_id, url, labels = identity(body)
-        otherwise = _made_up_id(place) if is_whole_object(value) else None
-        return *_checked(own_id, body.get("tenant"), otherwise), _callback(url), labels
+        found = identity(body)
+        otherwise = None if whole is None else _made_up_id(place)
+        return *_checked(found.request_id, found.tenant, otherwise), _callback(found.callback_url), found.labels
 
     def _head_of(self, value: bytes) -> tuple[str | None, str | None]:
         """(request_id, tenant) of an Avro record of which the beginning can be read.

@@ -99,3 +99,14 @@ def test_folders_are_a_list_or_a_table() -> None:
     for wrong in (["data"], ["/"], ["/data/../etc"]):
         with pytest.raises(ValueError, match="absolute path"):
             ImagesSection.model_validate({"folders": wrong})
+
+
+def test_the_innermost_folder_holds_a_path(inside: Path) -> None:
+    folders = ImageFolders({"/data": inside, "/data/sub": inside.parent / "in-too"}, max_bytes=100)
+    assert folders.read("file:///data/sub/x.png", param=PARAM) == b"x.png"
+
+
+@pytest.mark.parametrize("folders", [{"/in": "/"}, {"/in": "photos"}, {"/in": "/a/../.."}, {"in": "/a"}])
+def test_a_folder_is_an_absolute_path_below_the_root(folders: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="absolute path"):
+        ImagesSection.model_validate({"folders": folders})

@@ -53,7 +53,9 @@ class Samplers:
         if name is None:
             return None
         squeezed = _squeezed(name)
-        found = next((known for known in self._known if _squeezed(known) == squeezed), None)
+        # The name of a scheduler's class is that of its first sampler.
+        names = ((known, made[0]) for known, made in self._known.items())
+        found = next((known for known, kind in names if squeezed in (_squeezed(known), _squeezed(kind))), None)
         if found is None:
             raise UnsupportedParameter(
                 f"payload.sampler: this model knows {', '.join(sorted(self._known))}", param="payload.sampler"
