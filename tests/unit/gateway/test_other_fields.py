@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from penstock.gateway.limits.callers import Caller
+from penstock.gateway.openai import other_fields
 from penstock.gateway.openai.endpoints import CHAT, COMPLETION, EMBEDDING, IMAGE, RESPONSE, Endpoint
-from penstock.gateway.openai.other_fields import UnknownFields, ignored_header
+from penstock.gateway.openai.nested_fields import IN_CHAT
+from penstock.gateway.openai.other_fields import UnknownFields, ignored_header, set_aside_within
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
 from penstock.schemas.records import InferenceRequest
 
@@ -266,3 +268,16 @@ def test_a_header_names_plain_names_alone() -> None:
     assert ignored_header([]) == {}
     assert ignored_header(["\n"]) == {}
     assert len(ignored_header([f"f{number}" for number in range(2_000)])["penstock-ignored-fields"]) < 300
+
+
+def test_many_empty_names_and_lists_in_lists_are_not_walked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They took seconds of the event loop: the place of each name was made."""
+    made: list[Any] = []
+    monkeypatch.setattr(other_fields, "place_of", lambda path: made.append(path) or "place")
+    content: Any = [{"type": "text", "text": "a", **{str(number): None for number in range(1_000)}}]
+    assert set_aside_within([{"role": "user", "content": content}], IN_CHAT["messages"], "messages", "refuse") == []
+    deep: Any = [{"type": "text", "text": "a", "whim": 1}]
+    for _ in range(200):
+        deep = [deep]
+    assert set_aside_within([{"role": "user", "content": deep}], IN_CHAT["messages"], "messages", "refuse") == []
+    assert made == []

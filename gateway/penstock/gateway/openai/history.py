@@ -13,7 +13,11 @@ ECHOED = frozenset(
     {
         "annotations",
         "cache_control",
+        "created_by",
+        "end_turn",
+        "extras",
         "id",
+        "index",
         "object",
         "parsed",
         "phase",
@@ -24,6 +28,7 @@ ECHOED = frozenset(
         "status",
         "thinking_blocks",
         "type",
+        "uuid",
     }
 )
 """Fields that clients keep with an answer and send back, and marks for caches; no chat template reads them."""

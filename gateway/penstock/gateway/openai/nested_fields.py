@@ -1,7 +1,7 @@
 """The names within fields of OpenAI's bodies that are read, or have no effect wherever they stand; all others are
 unknown, and `other_fields` decides about them as about those of the body.
 
-What assistants and tools said is read, not judged: names that it has in excess are passed over (docs/decisions/0062).
+Of messages of assistants and tools the names are judged, and not what stands within these (docs/decisions/0062).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeAlias, cast
 from pydantic import BaseModel
 
 from penstock.gateway.openai.history import ECHOED, KNOWN_IN_MESSAGES
-from penstock.schemas.finite_json import place_of
 
 Json = dict[str, Any]
 Names = Mapping[str, Any]
@@ -29,7 +28,8 @@ class Unknown(NamedTuple):
     name: str
     accepted: Sequence[Any]
     """The values with which it has no effect."""
-    place: str
+    path: tuple[str | int, ...]
+    """Of the object. Where a name stands is made into text for those alone that are told of."""
 
 
 _HISTORY = ("assistant", "tool", "function")
@@ -42,7 +42,7 @@ _PARTS: Mapping[Any, Names] = {
     "input_image": {**dict.fromkeys(("image_url", "file_id", "detail")), **_MARKS},
 }
 _FUNCTION = {**dict.fromkeys(("name", "description", "parameters", "strict")), **_MARKS}
-_SCHEMA = dict.fromkeys(("name", "description", "schema", "strict"))
+_SCHEMA = dict.fromkeys(("name", "description", "schema", "strict", "$schema"))
 _NAMED = {"type": None, "name": None}
 
 
@@ -70,19 +70,21 @@ def item_names(item: Json) -> Names | None:
 
 
 _TOOL = {"function": _FUNCTION, **_MARKS}
-IN_TEXT: Mapping[str, Known] = {"stream_options": {}}
+IN_TEXT: Mapping[str, Known] = {
+    "stream_options": {},
+    "prompt_cache_options": {**dict.fromkeys(("comparison_response_id", "mode", "ttl")), "prewarm": (False,)},
+}
 IN_CHAT: Mapping[str, Known] = {
     **IN_TEXT,
     "messages": _message,
     "tools": _by_type({None: _TOOL, "function": _TOOL}),
-    "tool_choice": _by_type({"function": {"type": None, "function": {"name": None}}}),
+    "tool_choice": _by_type({"function": {"type": None, "function": _FUNCTION}}),
     "response_format": {"type": None, "schema": None, "json_schema": _SCHEMA},
 }
 IN_RESPONSE: Mapping[str, Known] = {
     **IN_TEXT,
     "conversation": {"id": None},
     "input": item_names,
-    "prompt_cache_options": {**dict.fromkeys(("comparison_response_id", "mode", "ttl")), "prewarm": (False,)},
     "reasoning": {"context": ("auto",), "mode": ("standard",)},
     "text": {"format": {"type": None, **_SCHEMA}},
     "tool_choice": _by_type({"function": _NAMED}),
@@ -96,7 +98,8 @@ def unknown_in(value: Any, known: Known, path: tuple[str | int, ...]) -> Iterato
     """What is not known in the value at `path`, one by one. Each may be taken out before the next is asked for."""
     if isinstance(value, list):
         for number, item in enumerate(cast("list[Any]", value)):
-            yield from unknown_in(item, known, (*path, number))
+            if isinstance(item, dict):  # no field has lists in a list
+                yield from unknown_in(item, known, (*path, number))
         return
     if isinstance(value, BaseModel):  # it has names of its own, and keeps the others apart
         fields, others = dict(value), value.model_extra or {}
@@ -108,7 +111,7 @@ def unknown_in(value: Any, known: Known, path: tuple[str | int, ...]) -> Iterato
     if names is None:
         return
     for name in [name for name in others if isinstance(names.get(name, ()), Sequence)]:
-        yield Unknown(others, name, names.get(name, ()), place_of((*path, name)))
+        yield Unknown(others, name, names.get(name, ()), path)
     for name, below in names.items():
         if below is not None and not isinstance(below, Sequence) and name in fields:
             yield from unknown_in(fields[name], below, (*path, name))

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from penstock.gateway.openai.nested_fields import Known, unknown_in
 from penstock.schemas.errors import UnsupportedParameter
+from penstock.schemas.finite_json import place_of
 
 IGNORED_HEADER = "penstock-ignored-fields"
 MOST_NAMED = 50
@@ -109,13 +110,14 @@ def set_aside_within(value: Any, known: Known, field: str, unknown: UnknownField
     """The places of the unknown names in the value of a field. They are taken out; with `refuse` the first that has an
     effect is refused: raises UnsupportedParameter."""
     found: dict[str, None] = {}
-    for fields, name, accepted, place in unknown_in(value, known, (field,)):
+    for fields, name, accepted, path in unknown_in(value, known, (field,)):
         if _passes(name, fields.pop(name), {name: accepted}):
             continue
         if unknown == "refuse":
+            place = place_of((*path, name))
             raise UnsupportedParameter(f"{place} is not supported", param=place)
         if len(found) < MOST_NAMED:
-            found[_NUMBERS.sub("[]", place)] = None
+            found[_NUMBERS.sub("[]", place_of((*path, name)))] = None
     return list(found)
 
 

@@ -169,7 +169,7 @@ class Intake:
 
     def _without_id(self, found: Poison, value: bytes) -> Poison:
         """The poison that a record is whose schema id stands in a header, named so if that is why it cannot be read."""
-        if not isinstance(found.reason, WrongMagic):
+        if not value or not isinstance(found.reason, WrongMagic):
             return found
         reason = WrongMagic(
             f"the header {HEADER_SCHEMA_ID} names the schema, which is read in the value. {NO_HEADER_IDS}"

@@ -87,7 +87,6 @@ def test_poison_names_its_reason(value: bytes | None, code: str) -> None:
     [
         (default_codec().encode(request(tenant="acme"))[5:], ("r1", "acme")),
         (b"\x02\xff", (None, None)),
-        (None, (None, None)),
     ],
 )
 def test_a_schema_id_in_a_header_is_named_and_who_waits_hears_of_it(
