@@ -122,7 +122,7 @@ REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
     ({"previous_response_id": "resp_1", "conversation": "c"}, "invalid", "previous_response_id"),
     ({"background": True, "store": False}, "invalid", "background"),
     ({"truncation": "middle"}, "unsupported_parameter", "truncation"),
-    ({"include": ["file_search_call.results"]}, "unsupported_parameter", "include"),
+    ({"include": ["message.input_image.image_url"]}, "unsupported_parameter", "include"),
     ({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools[0].type"),
     ({"text": {"verbosity": "low"}}, "unsupported_parameter", "text.verbosity"),
     ({"max_output_tokens": 0}, "invalid", "max_output_tokens"),
