@@ -270,10 +270,9 @@ _IDENTITY = ("request_id", "tenant", "callback_url", "user_id", "session_id", "m
 
 @cache
 def _identity_names() -> Mapping[str, str]:
-    """The fields of an identity by each usual spelling of their names; the first is the one that counts."""
-    names = [*_IDENTITY[:-1], *(alias.name for alias in NAMES if alias.field in _IDENTITY)]
-    fields = {**{name: name for name in _IDENTITY}, **{alias.name: alias.field for alias in NAMES}}
-    return {spelled: fields[name] for name in names for spelled in _spellings(name)}
+    """The fields of an identity by their names; the first is the one that counts."""
+    others = {alias.name: alias.field for alias in NAMES if alias.field in _IDENTITY}
+    return {**{name: name for name in _IDENTITY[:-1]}, **others}
 
 
 def _spellings(name: str) -> tuple[str, str, str]:
@@ -281,21 +280,33 @@ def _spellings(name: str) -> tuple[str, str, str]:
     return name, name.replace("_", "-"), first + "".join(map(str.title, others))
 
 
-def identity(body: Mapping[str, Any]) -> Identity:
-    """That of a body that is no valid request. Takes the same time however many names it has."""
-    payload = body.get("payload")
-    holders: list[Any] = [body, written_object(payload)[0] if isinstance(payload, str) else payload]
-    holders += [one.get("parameters") for one in holders if isinstance(one, dict)]
+def identity(body: Json) -> Identity:
+    """That of a body that is no valid request, read as that of a valid one.
+
+    Of one with more names than any message has the usual spellings alone are looked up: its names are not walked.
+    """
+    try:
+        given = {key[1]: value for key, _, _, value in _walk(with_payload(body)) if key[0] == "" and value is not None}
+        named = [(field, given.get(folded(name))) for name, field in _identity_names().items()]
+    except PenstockError:
+        named = _looked_up(body)
     found: dict[str, Any] = {}
-    for spelled, field in _identity_names().items():
-        for holder in holders:
-            if isinstance(holder, dict) and (value := cast("Json", holder).get(spelled)) is not None:
-                found.setdefault(field, value)
+    for field, value in named:
+        if value is not None:
+            found.setdefault(field, value)
     metadata = body.get("metadata")
     if isinstance(metadata, dict):
         found.setdefault("metadata.correlation_id", cast("Json", metadata).get("correlation_id"))
     request_id, tenant, url, *labels = (_legible(found.get(field)) for field in _IDENTITY)
     return Identity(request_id, tenant, url, Labels(*map(label, labels)))
+
+
+def _looked_up(body: Json) -> list[tuple[str, Any]]:
+    holders: list[Any] = [body, written_object(body.get("payload"))[0]]
+    holders += [one.get("parameters") for one in holders if isinstance(one, dict)]
+    objects = [cast("Json", one) for one in holders if isinstance(one, dict)]
+    names = _identity_names().items()
+    return [(field, one.get(text)) for name, field in names for text in _spellings(name) for one in objects]
 
 
 def _legible(value: Any) -> Any:

@@ -376,6 +376,8 @@ MANY = {f"n{number}": 1 for number in range(MANY_NAMES + 1)}
         ({**MANY, "request_id": "z"}, ("z", None, None)),
         ({"payload": {**MANY, "requestId": "z"}}, ("z", None, None)),
         ({"id": "other", "request_id": "z"}, ("z", None, None)),
+        ({"RequestID": "z", "Payload": {"Tenant": "b", "bogus": 1}}, ("z", "b", None)),
+        ({"request_id": "z", "payload": '{"tenant": "b", "x": NaN}'}, ("z", "b", None)),
         ({"id": 10**4_500, "task_id": None}, (None, None, None)),
         ({"payload": [1], "parameters": 3, "metadata": "x"}, (None, None, None)),
     ],
