@@ -120,6 +120,7 @@ class World:
         line: str | None = None,
         conversation_id: str | None = None,
         ttl_ms: int | None = 3_600_000,
+        start_after_ms: int | None = None,
         cost: int = 1,
         stream: bool = False,
         size: int = 100,
@@ -154,6 +155,7 @@ class World:
             execution_timeout_ms=execution_timeout_ms,
             requirements=requirements,
             user_id=user_id,
+            start_after=start_after_ms,
             **cast("Any", {task: payload or {"prompt": request_id}}),
         )
         read = Taken(
@@ -169,6 +171,7 @@ class World:
             size_bytes=size,
             pool=pool,
             names_deadline=ttl_ms is not None,
+            start_after_ms=start_after_ms,
         )
         body = Body(request, b"value", (), None)
         self.bodies[(*tp, offset)] = (read, body)

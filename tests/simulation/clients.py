@@ -33,6 +33,7 @@ class Clients:
         self._killers = cluster.world.stream("clients that kill workers")
         self._heavy = cluster.world.stream("clients' weight").random() < 0.25
         """All prompts are long: much is parked, and what ends is read again."""
+        self._later = cluster.world.stream("clients that name a time to start")
         self._requests: dict[tuple[str, str], InferenceRequest] = {}
         cluster.clients = self
 
@@ -133,6 +134,8 @@ class Clients:
         )
         if (request.execution_timeout_ms is not None or script.get("hang")) and not kills:
             request.max_attempts = request.max_attempts or 3  # each of its attempts may take too long
+        if plan.has("start_later") and self._later.random() < 0.4:
+            request.start_after = self._cluster.world.wall_ms + self._later.choice([-50, 100, 500, 1500, 4000])
         if plan.has("summary") and line is not None and self._summing.random() < 0.25:
             return replace(
                 request,

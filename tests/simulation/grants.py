@@ -40,6 +40,9 @@ class Grants:
     def _look(self, lane: Lane, replica: Replica, work: Work, now: float) -> None:
         if work.stage not in IN_SCHEDULER:
             raise Violation(f"grant: {work} is granted twice")
+        start_ms = work.request.start_after
+        if start_ms is not None and self._life.world.wall_ms < start_ms:
+            raise Violation(f"start: {work} is granted {start_ms - self._life.world.wall_ms} ms before its time")
         self._room(replica, work)
         self._line(work)
         self._alone(replica, work)

@@ -66,7 +66,7 @@ class Inside:
         hold = self._flow.registry.hold
 
         def remember(work: Work) -> None:
-            self._held[work.seq] = work
+            self._held[work.number] = work
             hold(work)
             for look in self._when_held:
                 look(work)

@@ -78,6 +78,8 @@ KINDS = (
     "pause_and_desire",  # operators pause and resume, load, unload and pin
     "burst",
 )
+START_LATER = "start_later"
+"""Some requests name a time to start. It is drawn beside the others."""
 
 OPERATORS = (
     # What operators order is kept outside of workers, as on `inference.desired`: each life of a worker reads it first.
@@ -297,10 +299,11 @@ class Plan:
 def draw(seed: int, without: Collection[str] = KNOWN_OPEN) -> Plan:
     """The plan of a seed. What is left out changes nothing else of it."""
     plan = _with_operators(_draw(seed), without)
+    later = frozenset({START_LATER} if Random(f"{seed}/{START_LATER}").random() < 0.3 else ())
     return replace(
         plan,
         faults=plan.faults.difference(without),
-        kinds=plan.kinds.difference(without),
+        kinds=(plan.kinds | later).difference(without),
         checks=frozenset(CHECKS).difference(without),
     )
 

@@ -28,6 +28,7 @@ LONGEST_BACKOFF_S = 31.0
 """After a load that failed, or an engine that died, the next load begins within this time."""
 HALF_LIVES = 16
 """After so many, urgent work that has ended keeps no slot free any more."""
+WAITS = IN_SCHEDULER | {Stage.SCHEDULED}
 RANK = {"high": 0, "medium": 1, "low": 2}
 
 
@@ -65,8 +66,8 @@ class Reasons:
 
     def _chosen(self) -> list[Work]:
         """Those whose reason was false at the last look, and some of the others."""
-        waiting = [work for work in self._inside.works() if work.stage in IN_SCHEDULER]
-        for work in [work for work in self._false_since if work.stage not in IN_SCHEDULER]:
+        waiting = [work for work in self._inside.works() if work.stage in WAITS]
+        for work in [work for work in self._false_since if work.stage not in WAITS]:
             del self._false_since[work]
         self._next = self._next + AT_ONCE if self._next + AT_ONCE < len(waiting) else 0
         others = waiting[self._next : self._next + AT_ONCE]
@@ -90,6 +91,8 @@ class Reasons:
     def falsehood(self, work: Work, waiting: WaitingFor, now: float) -> str | None:
         """Why its reason is not true; None when it is."""
         told = self._life.told
+        if waiting.reason == "scheduled":
+            return None if self._world.wall_ms < (work.start_after_ms or 0) else "its time has come"
         if work.lane == UNSERVED and waiting.reason == "no_worker":
             return "its model is served here" if work.request.model in told.served else None
         if work.pass_to is not None:

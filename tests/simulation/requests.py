@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet.lane import UNSERVED
-from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, OVER, Stage
+from penstock.processors.core.requests.states import IN_SCHEDULER, NOT_DUE, ON_LANE, OVER, Stage
 from penstock.processors.core.requests.work import Subject as AtOneMoment
 from penstock.processors.core.requests.work import Work
 from penstock.schemas.records import ControlCommand
@@ -21,7 +21,7 @@ from simulation.truth import Subject, Violation
 if TYPE_CHECKING:
     from simulation.workers import Life
 
-WAITS = IN_SCHEDULER | {Stage.RETRYING}
+WAITS = IN_SCHEDULER | NOT_DUE
 MAY_START = (WAITS | ON_LANE) - {Stage.FETCHING}
 """A request in one of these stages runs, or will. One whose bytes are read again may have to end with them."""
 STARTS = (ask.Prepare, ask.Begin, ask.Start, ask.Retried)

@@ -209,7 +209,7 @@ ConversationId: TypeAlias = Annotated[
     Any,
     WithJsonSchema({"anyOf": [{"type": "string", "pattern": "^[A-Za-z0-9_-]{1,128}$"}, {"type": "integer"}]}),
 ]
-Deadline: TypeAlias = Annotated[
+Moment: TypeAlias = Annotated[
     Any,
     WithJsonSchema({"anyOf": [{"type": "string", "format": "date-time"}, {"type": "number"}, {"type": "null"}]}),
 ]
@@ -230,7 +230,8 @@ class RequestFields(TypedDict, total=False):
     extra: Annotated[dict[str, str] | None, Field(description="Texts passed on to a remote engine.")]
     stream: bool | None
     ttl_ms: Annotated[int | None, Field(ge=1, le=LIMITS.max_ttl_ms, description="Give up after so many milliseconds.")]
-    deadline: Annotated[Deadline, Field(description="The same as a time: RFC 3339 or Unix seconds.")]
+    deadline: Annotated[Moment, Field(description="The same as a time: RFC 3339 or Unix seconds.")]
+    start_after: Annotated[Moment, Field(description="Not to start before: RFC 3339 or Unix seconds, within 24 h.")]
     execution_timeout_ms: Annotated[int | None, Field(ge=1, le=86_400_000)]
     max_attempts: Annotated[
         int | None,

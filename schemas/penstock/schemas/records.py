@@ -303,6 +303,8 @@ class InferenceRequest(Record):
     response_object: str | None = None
     """What OpenAI's response object repeats of its request, as JSON. None: no response is stored for it."""
     input_artifact: InputArtifact | None = None
+    start_after: int | None = None
+    """It does not start before this time."""
 
     @property
     def payload(self) -> dict[str, Any]:
@@ -420,7 +422,8 @@ class WaitingFor(Record):
 
 
 WAITING_REASONS = (
-    "class", "tenant_share", "model_loading", "memory", "conversation", "slack", "paused", "no_worker", "transaction",
+    "class", "tenant_share", "model_loading", "memory", "conversation", "slack", "paused", "scheduled",
+    "no_worker", "transaction",
 )  # fmt: skip
 TIMELESS_REASONS = frozenset({"no_worker", "transaction", "paused", "memory"})
 """Nobody knows when these end: that is for people and other programs to say."""

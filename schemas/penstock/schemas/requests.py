@@ -30,6 +30,7 @@ from penstock.schemas.ids import (
     new_request_id,
 )
 from penstock.schemas.large_inputs import STAND_INS
+from penstock.schemas.lifetimes import check_start, start_of, ttl_of_deadline
 from penstock.schemas.limits import DEFAULT_LIMITS, Limits
 from penstock.schemas.payloads import PASSED_ON, lone_surrogate, size_within
 from penstock.schemas.plain import is_plain, text_bytes
@@ -43,7 +44,6 @@ from penstock.schemas.records import (
     fields_of,
 )
 from penstock.schemas.tasks import BUILT_TASKS, TASKS, needs_model
-from penstock.schemas.times import moment_ms
 
 __all__ = [
     "BUILT_TASKS",
@@ -106,8 +106,11 @@ def parse_request(
     values["tenant"] = check_tenant(tenant or (DEFAULT_TENANT if own_tenant is None else own_tenant))
     values["created_at"] = now_ms
     if (deadline := values.pop("deadline", None)) is not None:
-        values["ttl_ms"] = _ttl_of_deadline(deadline, now_ms, limits, cut=cut_deadline)
+        values["ttl_ms"] = ttl_of_deadline(deadline, now_ms, limits, cut=cut_deadline)
+    if "start_after" in values:
+        values["start_after"] = start_of(values["start_after"])
     request = InferenceRequest(**values)
+    check_start(request, now_ms, limits)
     _across_fields(request)
     return request
 
@@ -355,14 +358,3 @@ def _bare(value: Any) -> Any:
     if isinstance(value, list):
         return [_bare(item) for item in cast("list[Any]", value)]
     return value
-
-
-def _ttl_of_deadline(value: Any, now_ms: int, limits: Limits, *, cut: bool) -> int:
-    """Milliseconds from now to a time; one that has passed leaves 1 ms: it expires. `cut`: at most the horizon."""
-    try:
-        ttl_ms = moment_ms(value, bounded=False) - now_ms
-    except ValueError:
-        raise InvalidRequest("deadline must be an RFC 3339 time or Unix seconds", param="deadline") from None
-    if ttl_ms > limits.max_ttl_ms and not cut:
-        raise InvalidRequest(f"deadline lies more than {limits.max_ttl_ms} ms ahead", param="deadline")
-    return min(max(1, ttl_ms), limits.max_ttl_ms)

@@ -13,6 +13,8 @@ from penstock.schemas.tasks import topic_of
 HEADER_ATTEMPT = "penstock-attempt"
 HEADER_ORIGIN = "penstock-origin"
 HEADER_NAMES = "penstock-names"
+HEADER_NOT_BEFORE = "penstock-not-before"
+"""On requests: `start_after`, for who cannot set the field; milliseconds since the epoch."""
 HEADER_TRACEPARENT = "traceparent"
 HEADER_CONTENT_TYPE = "content-type"
 HEADER_CALLBACK = "penstock-callback"

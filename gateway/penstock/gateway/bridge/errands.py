@@ -51,6 +51,7 @@ from penstock.schemas.errors import (
     to_error_record,
 )
 from penstock.schemas.ids import idempotent_request_id
+from penstock.schemas.lifetimes import deadline_of
 from penstock.schemas.limits import DEFAULT_LIMITS
 from penstock.schemas.records import DeadLetter, InferenceRequest, Origin, ResultEvent
 
@@ -277,8 +278,8 @@ def _may_pass(error: PenstockError) -> bool:
 
 def _older(request: InferenceRequest, since_ms: int) -> InferenceRequest:
     """Its time to live counts from when it came to its queue."""
-    ttl_ms = DEFAULT_LIMITS.default_ttl_ms if request.ttl_ms is None else request.ttl_ms
-    return dataclasses.replace(request, ttl_ms=max(1, ttl_ms - max(0, now_ms() - since_ms)))
+    at_ms = now_ms()
+    return dataclasses.replace(request, ttl_ms=max(1, deadline_of(request, min(since_ms, at_ms)) - at_ms))
 
 
 def _completed(event: ResultEvent) -> Json:

@@ -81,7 +81,7 @@ _PASSED_ON: dict[str, Sequence[Any]] = {
     "chat_template_kwargs": ({},),
 }
 """Fields that travel in `extra`, each with the values that change nothing and go nowhere."""
-_PENSTOCK_ONLY = {"priority", "conversation_id", "ttl_ms", "pool", "deadline", "execution_timeout_ms"}
+_PENSTOCK_ONLY = {"priority", "conversation_id", "ttl_ms", "pool", "deadline", "start_after", "execution_timeout_ms"}
 _AS_THEY_ARE = frozenset(
     {
         "temperature",
@@ -149,6 +149,7 @@ class PenstockOptions(BaseModel):
     context: Any = Field(None, description="{max_tokens, last_turns}: how much of the conversation is used")
     ttl_ms: Any = Field(None, description="give up after this many milliseconds")
     deadline: Any = Field(None, description="the same as a time: RFC 3339 or Unix seconds")
+    start_after: Any = Field(None, description="not to start before: RFC 3339 or Unix seconds, within 24 h")
     execution_timeout_ms: Any = None
     max_attempts: Any = None
     pool: Any = None

@@ -75,8 +75,8 @@ class WaitingFor(Answer):
     reason: Annotated[
         str,
         Field(
-            description="class, tenant_share, model_loading, memory, conversation, slack, paused, no_worker or "
-            "transaction; show one that you do not know as it is."
+            description="class, tenant_share, model_loading, memory, conversation, slack, paused, scheduled, "
+            "no_worker or transaction; show one that you do not know as it is."
         ),
     ]
     position: Annotated[int | None, Field(description="Place in its worker's queue, 0 the next.")]
@@ -261,6 +261,9 @@ class RequestObject(Answer):
         int | None, Field(description="Its time to live when the system chose one, from its acceptance on.")
     ] = None
     created_at: Time | None
+    start_after: Annotated[
+        Time | None, Field(description="It does not start before; null where no such time lay ahead.")
+    ] = None
     finished_at: Time | None
     timings: Timings | None
     result: Result | None

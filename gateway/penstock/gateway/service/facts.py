@@ -109,6 +109,9 @@ class Facts:
         """
         if entry.done or entry.erased or (entry.status is not None and entry.status.rank >= RUNNING_RANK):
             return {}
+        if now_ms() < entry.waits_from_ms > entry.accepted_ms:
+            waiting = WaitingFor(reason="scheduled", estimated_start_at=entry.waits_from_ms)
+            return {"waiting_for": waiting_json(waiting)}
         word, reason = "no_worker", (liveness or self.liveness()).awaits_worker(entry.task, entry.model, entry.pool)
         if reason is None and entry.status is None and self._transactions is not None:
             word, reason = "transaction", self._transactions.holds(entry)
@@ -119,7 +122,7 @@ class Facts:
 
     def waiting_without_worker(self, liveness: Liveness) -> list[tuple[Waiting, str]]:
         """What waits for want of a live worker, by kind, each with the reason."""
-        kinds = itertools.islice(self._view.census.waiting(), MOST_KINDS)
+        kinds = itertools.islice(self._view.census.waiting(now_ms()), MOST_KINDS)
         found = ((kind, liveness.awaits_worker(kind.task, kind.model, kind.pool)) for kind in kinds)
         return [(kind, reason) for kind, reason in found if reason is not None]
 
@@ -140,6 +143,10 @@ class Facts:
             if worker.state == SERVING and at_ms - worker.updated_at <= self.worker_late_ms
         ]
         found = plan(request, self.models(), workers, self._run_times.run_ms, at_ms, turns_before=turns_before)
+        waiting_for, estimated_wait_ms = found.waiting_for, found.estimated_wait_ms
+        if request.start_after is not None and request.start_after > at_ms:
+            waiting_for = WaitingFor(reason="scheduled", estimated_start_at=request.start_after)
+            estimated_wait_ms = request.start_after - at_ms
         return {
             "object": "request.plan",
             "task": request.task,
@@ -151,8 +158,8 @@ class Facts:
             "device": found.device,
             "need_bytes": found.need_bytes,
             "free_bytes": found.free_bytes,
-            "waiting_for": waiting_json(found.waiting_for),
-            "estimated_wait_ms": found.estimated_wait_ms,
+            "waiting_for": waiting_json(waiting_for),
+            "estimated_wait_ms": estimated_wait_ms,
             "estimated_run_ms": found.estimated_run_ms,
         }
 

@@ -35,7 +35,7 @@ from penstock.schemas.errors import (
 )
 from penstock.schemas.errors import Gone as GoneError
 from penstock.schemas.ids import idempotent_request_id
-from penstock.schemas.limits import DEFAULT_LIMITS
+from penstock.schemas.lifetimes import deadline_of
 from penstock.schemas.records import InferenceRequest, KeyClaim, ModelInfo, Origin
 from penstock.schemas.requests import content_hash
 from penstock.schemas.topics import TopicNames, priority_class
@@ -272,7 +272,7 @@ class Submitter:
         except BaseException as error:
             unanswered = may_be_written(error)
             if unanswered or former is not None or isinstance(error, asyncio.CancelledError):
-                kept_s = (request.ttl_ms or DEFAULT_LIMITS.default_ttl_ms) / 1000
+                kept_s = (deadline_of(request, request.created_at) - request.created_at) / 1000
                 self._unconfirmed.add(by, content_hash(request), request.request_id, kept_s)
             if not (unanswered and isinstance(error, BrokerUnavailable)):
                 raise

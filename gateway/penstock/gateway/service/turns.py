@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+from penstock.common.clock import now_ms
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.census import Counted, counted_as
 from penstock.gateway.view.request_state import NEVER_MS
@@ -74,4 +75,6 @@ class Turns:
 def _goes_before(state: Counted, klass: str) -> bool:
     if state.kind is None:
         return True
+    if state.from_ms is not None and state.from_ms > now_ms():
+        return False
     return state.klass == klass and state.kind[0] != "summarization"  # it is no turn

@@ -30,19 +30,24 @@ class Counted(NamedTuple):
     """That of one that waits."""
     model: str | None
     """That of one that runs."""
+    from_ms: int | None = None
+    """When one that waits may start, if that is later than it was accepted."""
 
 
 def counted_as(entry: Entry) -> Counted:
     """As what it is to be counted now."""
     klass = priority_class(entry.priority)
     if entry.waits:
-        return Counted(klass, (entry.task, entry.model, entry.pool), None)
+        from_ms = entry.waits_from_ms if entry.waits_from_ms > entry.accepted_ms else None
+        return Counted(klass, (entry.task, entry.model, entry.pool), None, from_ms)
     return Counted(klass, None, entry.model if entry.status_name == "running" else None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
-    """Requests of one kind that wait. `since_ms`: when the oldest was accepted; None if that is not known."""
+    """Requests of one kind that wait. `since_ms`: when the oldest was accepted, or might have started if that is later;
+    None if that is not known.
+    """
 
     task: str
     model: str | None
@@ -74,22 +79,25 @@ class _Waiting:
     """A heap of the keys of `ages`."""
     empty: int = 0
     """Ages of which none waits any more."""
+    latest: int = 0
+    """The highest key of `ages` so far."""
 
-    def add(self, accepted_ms: int, count: int) -> None:
-        """More of them, or less; the time is 0 if it is not known."""
+    def add(self, since_ms: int, count: int) -> None:
+        """More of them, or less, that wait since then, which may lie ahead; the time is 0 if it is not known."""
         self.requests += count
-        if not accepted_ms:
+        if not since_ms:
             return
-        number = accepted_ms // AGES_MS
+        number = since_ms // AGES_MS
+        self.latest = max(self.latest, number)
         age = self.ages.get(number)
         if age is None:
-            age = self.ages[number] = _Age(accepted_ms)
+            age = self.ages[number] = _Age(since_ms)
             heapq.heappush(self.oldest, number)
         elif not age.requests:
-            age.since_ms = accepted_ms
+            age.since_ms = since_ms
             self.empty -= 1
         elif count > 0:
-            age.since_ms = min(age.since_ms, accepted_ms)
+            age.since_ms = min(age.since_ms, since_ms)
         age.requests += count
         if not age.requests:
             self.empty += 1
@@ -97,9 +105,16 @@ class _Waiting:
                 self.ages = {number: age for number, age in self.ages.items() if age.requests}
                 self.oldest, self.empty = sorted(self.ages), 0
 
+    def due(self, now_ms: int) -> int:
+        """Those that might have started by now."""
+        now = now_ms // AGES_MS
+        if self.latest <= now:
+            return self.requests
+        return self.requests - sum(age.requests for number, age in self.ages.items() if number > now)
+
     @property
     def since_ms(self) -> int | None:
-        """When the oldest was accepted, or not a second before that."""
+        """Since when the oldest waits, or not a second before that."""
         while self.oldest:
             age = self.ages[self.oldest[0]]
             if age.requests:
@@ -117,7 +132,6 @@ class Census:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[str, int] = dict.fromkeys(CLASSES, 0)
         self._live: Counter[str] = Counter()
         self._live_of: Counter[tuple[str, str]] = Counter()
         self.running: Counter[str] = Counter()
@@ -134,22 +148,25 @@ class Census:
         return self._by_conversation.get((tenant, conversation_id), {})
 
     def queue_depths(self, now_ms: int) -> tuple[dict[str, int], dict[str, float]]:
-        """(requests that wait, age in seconds of the oldest) by class."""
-        ages = dict.fromkeys(CLASSES, 0.0)
+        """(requests that wait, age in seconds of the oldest) by class, without those whose time to start lies ahead."""
+        depths, ages = dict.fromkeys(CLASSES, 0), dict.fromkeys(CLASSES, 0.0)
         for (klass, _), waiting in self._kinds.items():
+            depths[klass] += waiting.due(now_ms)
             if (since_ms := waiting.since_ms) is not None:
                 ages[klass] = max(ages[klass], (now_ms - since_ms) / 1000)
-        return dict(self._waiting), ages
+        return depths, ages
 
-    def waiting(self) -> list[Waiting]:
-        """What waits, by kind."""
+    def waiting(self, now_ms: int) -> list[Waiting]:
+        """What waits, by kind, without what may not start yet."""
         found: dict[Kind, Waiting] = {}
         for (_, kind), waiting in self._kinds.items():
+            if not (due := waiting.due(now_ms)):
+                continue
             so_far, since_ms = found.get(kind), waiting.since_ms
             if so_far is not None and so_far.since_ms is not None:
                 since_ms = so_far.since_ms if since_ms is None else min(since_ms, so_far.since_ms)
             task, model, pool = kind
-            requests = waiting.requests + (0 if so_far is None else so_far.requests)
+            requests = due + (0 if so_far is None else so_far.requests)
             found[kind] = Waiting(task=task, model=model, pool=pool, requests=requests, since_ms=since_ms)
         return list(found.values())
 
@@ -175,16 +192,15 @@ class Census:
 
     def add(self, tenant: str, state: Counted, accepted_ms: int, count: int = 1) -> None:
         """So many more requests of a tenant, or less, are counted as this."""
-        klass, kind, model = state
+        klass, kind, model, from_ms = state
         self._live[klass] += count
         self._live_of[tenant, klass] += count
         if not self._live_of[tenant, klass]:
             del self._live_of[tenant, klass]
         if kind is not None:
-            self._waiting[klass] += count
             if (waiting := self._kinds.get((klass, kind))) is None:
                 waiting = self._kinds[klass, kind] = _Waiting()
-            waiting.add(accepted_ms, count)
+            waiting.add(from_ms or accepted_ms, count)
             if not waiting.requests:
                 del self._kinds[klass, kind]
         elif model is not None:

@@ -37,6 +37,7 @@ def request_json(entry: RequestState, *, whole: bool = False) -> dict[str, Any]:
         "model_reason": None if status is None else status.model_reason,
         "ttl_ms": None if status is None else status.ttl_ms,
         "created_at": rfc3339(entry.accepted_ms),
+        "start_after": rfc3339(entry.waits_from_ms) if entry.waits_from_ms > entry.accepted_ms else None,
         "finished_at": rfc3339(entry.finished_ms) if done else None,
         "timings": None if event is None or event.timings is None else event.timings.to_dict(),
         "result": None if event is None or entry.large is not None else result_json(event),

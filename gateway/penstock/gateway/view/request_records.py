@@ -6,6 +6,7 @@ from penstock.common.reader import RawMessage
 from penstock.schemas.codec import Codec
 from penstock.schemas.ids import check_request_id, check_tenant, derived_request_id
 from penstock.schemas.json_records import json_text
+from penstock.schemas.lifetimes import with_header
 from penstock.schemas.records import InferenceRequest, Origin
 from penstock.schemas.requests import parse_request_bytes
 from penstock.schemas.topics import HEADER_ORIGIN, kind_of_topic
@@ -26,7 +27,7 @@ def read_request(message: RawMessage, codec: Codec) -> InferenceRequest | None:
         # Workers do not take it under such a name, so nothing would ever end it here.
         check_request_id(request.request_id)
         check_tenant(request.tenant)
-    return request
+    return with_header(request, message.headers, message.timestamp_ms)
 
 
 def is_moved(message: RawMessage) -> bool:

@@ -12,6 +12,7 @@ from penstock.gateway.view.outputs import LargeOutput, artifact_ids_of, held_byt
 from penstock.schemas.fold import FoldStep, Previewed, ResultFold, StatusFold, same_origin
 from penstock.schemas.ids import is_derived_id
 from penstock.schemas.labels import NO_LABELS, Labels, labels_of
+from penstock.schemas.lifetimes import deadline_of, waits_from
 from penstock.schemas.limits import DEFAULT_LIMITS
 from penstock.schemas.records import STATUS_RANKS, InferenceRequest, Origin, Place, ResultEvent, StatusEvent
 from penstock.schemas.requests import content_hash
@@ -43,6 +44,7 @@ _OF_RECORD = (
     "content",
     "accepted_ms",
     "deadline_ms",
+    "waits_from_ms",
 )
 _facts_of_record = attrgetter(*_OF_RECORD)
 
@@ -79,6 +81,8 @@ class RequestState:
     accepted_ms: int = 0
     deadline_ms: int = 0
     """When its time to live ends; 0 until the request itself was seen."""
+    waits_from_ms: int = 0
+    """When it was accepted, or may start if that is later; 0 until the request itself was seen."""
     moved_to: Place | None = None
     """Where its record was published again, on another partition or for another pool."""
     cancelled_ms: int = 0
@@ -224,7 +228,7 @@ class RequestState:
             return False
         self._put_aside(self)
         metadata = self.metadata
-        for name, value in zip(_OF_RECORD, facts, strict=True):
+        for name, value in zip(_OF_RECORD, facts, strict=False):  # files of earlier releases have fewer
             setattr(self, name, value)
         self.labels, self.origin = Labels(*self.labels), origin
         self.kept_bytes += metadata_bytes(self.metadata) - metadata_bytes(metadata)
@@ -267,7 +271,8 @@ class RequestState:
         if origin is not None:
             self.origin = origin
             self.accepted_ms = origin.append_time_ms
-        self.deadline_ms = self.accepted_ms + (request.ttl_ms or DEFAULT_LIMITS.default_ttl_ms)
+        self.deadline_ms = deadline_of(request, self.accepted_ms)
+        self.waits_from_ms = waits_from(request, self.accepted_ms)
 
     def on_result(
         self, event: ResultEvent, offset: int, large: LargeOutput | None = None, record_bytes: int = 0

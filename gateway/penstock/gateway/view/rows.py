@@ -38,6 +38,7 @@ _FACTS = (
     "labels",
     "stored_text",
     "others",
+    "waits_from_ms",
 )
 _facts_of = attrgetter(*_FACTS)
 
@@ -154,8 +155,8 @@ def counted_start(klass: str) -> str:
 @lru_cache(1_000)
 def counted_of(text: str) -> Counted:
     """Many requests are counted as the same."""
-    klass, kind, model = json.loads(text)
-    return Counted(klass, None if kind is None else tuple(kind), model)
+    klass, kind, *rest = json.loads(text)
+    return Counted(klass, None if kind is None else tuple(kind), *rest)
 
 
 def restored(tenant: str, request_id: str, facts: str, *, accepted_ms: int, erased: bool, updated_ms: int = 0) -> Entry:

@@ -56,11 +56,13 @@ from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.histories import Histories
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.progress import Steps
+from penstock.processors.core.requests.queueing import Queueing
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.retry_queue import RetryQueue
 from penstock.processors.core.requests.run_output import RunOutput
 from penstock.processors.core.requests.screening import Screening
-from penstock.processors.core.requests.states import IN_SCHEDULER, Stage
+from penstock.processors.core.requests.start_times import StartTimes
+from penstock.processors.core.requests.states import IN_SCHEDULER, NOT_DUE, Stage
 from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.streams import Streams
 from penstock.processors.core.requests.unkept import Unkept
@@ -211,16 +213,20 @@ class Flow:
         )
         self.orders = Orders(scheduler, lanes, lifecycle, agenda)
         self.watch = FleetWatch(scheduler, lanes, memory, grants, heads, views, agenda)
+        queueing = Queueing(registry, scheduler, budget, lanes, holdings, statuses, unserved, agenda)
+        start_times = self._start_times = StartTimes(
+            registry, gate, queueing, unserved, statuses, explainer, endings, settings.commit_span
+        )
         screening = Screening(lanes, memory, unserved, commands, retries, deaths)
         self.arrivals = Arrivals(
             registry,
             gate,
-            scheduler,
             budget,
             lanes,
             screening,
             unserved,
-            statuses,
+            queueing,
+            start_times,
             explainer,
             lifetimes,
             holdings,
@@ -272,7 +278,7 @@ class Flow:
         self._paused = frozenset()
         self._commanding.erase_again()
         self.agenda.look_at_all(self.lanes.values())
-        return frozenset(work.seq for work in gone)
+        return frozenset(work.number for work in gone)
 
     def command(self, command: ControlCommand, now: float, wall_ms: int) -> None:
         """A command from the control topic, in log order."""
@@ -317,6 +323,7 @@ class Flow:
         if not self.taking:
             return
         self._retries.tick(now)
+        self._start_times.tick(now, wall_ms)
         self._unserved.tick(now)
         for work in self.scheduler.census.expired(now, EXPIRED_AT_ONCE):
             self._waits.measure(work, now)
@@ -341,6 +348,7 @@ class Flow:
             self._steps,
             self.scheduler.slack,
             self._retries,
+            self._start_times,
             self.unkept,
             self._unserved,
         )
@@ -376,7 +384,7 @@ class Flow:
         self._hand_back_waiting()
 
     def _hand_back_waiting(self) -> None:
-        for work in [w for w in self.works.values() if w.stage in IN_SCHEDULER or w.stage is Stage.RETRYING]:
+        for work in [w for w in self.works.values() if w.stage in IN_SCHEDULER | NOT_DUE]:
             self._holdings.drop(work)
 
     def hand_back(self) -> None:

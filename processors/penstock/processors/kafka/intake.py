@@ -29,6 +29,7 @@ from penstock.schemas.errors import (
 from penstock.schemas.ids import check_request_id, check_tenant, derived_request_id
 from penstock.schemas.json_records import json_text, legible_fields, object_in
 from penstock.schemas.labels import CORRELATION_ID, NO_LABELS, Labels, labels_of
+from penstock.schemas.lifetimes import check_start, deadline_of, with_header
 from penstock.schemas.records import InferenceRequest, Origin
 from penstock.schemas.requests import (
     DEFAULT_LIMITS,
@@ -114,7 +115,7 @@ class Intake:
             found = self._read(place, origin, attempt, value, size)
             if isinstance(found, Poison) and any(name == HEADER_SCHEMA_ID for name, _ in headers):
                 return self._without_id(found, value or b"")
-            return found
+            return found if isinstance(found, Poison) or not headers else self._with_start(found, headers)
         except RegistryUnavailable:
             raise
         except Exception as error:
@@ -151,6 +152,7 @@ class Intake:
             )
         try:
             validate_request(request, self._limits)
+            check_start(request, origin.append_time_ms, self._limits)
         except (UnsupportedParameter, UnsupportedTask) as error:
             request = replace(request, callback_url=_callback(request.callback_url))
             return self._taken(request, place, origin, attempt, error, size)
@@ -193,20 +195,34 @@ class Intake:
             key = conversation_key(request.tenant, request.conversation_id)
             belongs_on = None if pool is not None else self._belongs_on(key, place, moved=moved)
             line = key if takes_turn(request.task) else None
-        ttl_ms = request.ttl_ms if request.ttl_ms is not None else self._limits.default_ttl_ms
         return Taken(
             request=request,
             origin=origin,
             klass=self._class_of.get(place.topic) or priority_class(request.priority),
             line=line,
             attempt=attempt,
-            deadline_ms=origin.append_time_ms + ttl_ms,
+            deadline_ms=deadline_of(request, origin.append_time_ms, self._limits),
             error=error,
             belongs_on=belongs_on,
             cost=1 if error is not None else estimated_cost(request),
             size_bytes=size,
             pool=pool,
-            names_deadline=request.ttl_ms is not None,
+            names_deadline=request.ttl_ms is not None or request.start_after is not None,
+            start_after_ms=request.start_after,
+        )
+
+    def _with_start(self, found: Taken, headers: Headers) -> Taken:
+        """The same with the start that its headers name."""
+        appended_ms = found.origin.append_time_ms
+        request = with_header(found.request, headers, appended_ms)
+        if request is found.request:
+            return found
+        return replace(
+            found,
+            request=request,
+            start_after_ms=request.start_after,
+            deadline_ms=deadline_of(request, appended_ms, self._limits),
+            names_deadline=True,
         )
 
     def _identity_of(self, value: bytes | None, place: Origin) -> tuple[str | None, str | None, str | None, Labels]:

@@ -187,8 +187,8 @@ def test_suspects_go_to_a_replica_that_has_become_empty() -> None:
 
 
 def test_all_reasons_are_those_of_the_records() -> None:
-    """A record behind an open transaction no worker has read."""
-    assert set(get_args(Reason)) == set(WAITING_REASONS) - {"transaction"}
+    """A record behind an open transaction no worker has read; what is to start later does not ask for admission."""
+    assert set(get_args(Reason)) == set(WAITING_REASONS) - {"transaction", "scheduled"}
 
 
 def test_a_parked_request_is_read_again_for_a_slot_that_those_before_it_cannot_use() -> None:

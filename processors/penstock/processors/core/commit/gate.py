@@ -264,6 +264,11 @@ class CommitGate:
         partition = self._partitions.get(tp)
         return 0 if partition is None else partition.span.end - partition.span.head
 
+    def reached(self, tp: TP) -> int:
+        """The offset behind what was delivered of a partition; 0 of one that is not assigned."""
+        partition = self._partitions.get(tp)
+        return 0 if partition is None else partition.span.reached
+
     def full(self, tp: TP) -> bool:
         """Whether the partition should deliver no more for now."""
         partition = self._partitions.get(tp)

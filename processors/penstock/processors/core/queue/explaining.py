@@ -9,6 +9,7 @@ from penstock.processors.core.admission import Admission, Refusal
 from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.queue.forecast import Ahead, Forecast
 from penstock.processors.core.queue.scheduler import Scheduler
+from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.work import Work
 from penstock.schemas.records import TIMELESS_REASONS, WaitingFor
 from penstock.schemas.topics import CLASSES
@@ -41,6 +42,8 @@ class Explainer:
         """`ahead`: (requests, tokens) that start before it on its lane; None: all of its class and those above it,
         but no more than stood before it when it came or was last reported.
         """
+        if work.stage is Stage.SCHEDULED:
+            return WaitingFor(reason="scheduled", estimated_start_at=work.start_after_ms)
         refusal = self._admission.admit(work, now)
         reason = "class" if refusal is None else refusal.reason
         if reason == "class" and self._is_turn_of_other_tenant(work):

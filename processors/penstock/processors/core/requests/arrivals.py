@@ -27,7 +27,8 @@ class Taken:
     pool: str | None = None
     """The other pool whose workers it is for; None when it is for this worker's own."""
     names_deadline: bool = True
-    """False: nobody named one, `deadline_ms` is the default."""
+    """False: nobody named one, nor a time to start, and `deadline_ms` is the default."""
+    start_after_ms: int | None = None
 
 
 @record

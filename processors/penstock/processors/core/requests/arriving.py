@@ -12,15 +12,15 @@ from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.queue.budget import Budget
 from penstock.processors.core.queue.explaining import Explainer
 from penstock.processors.core.queue.lifetimes import Lifetimes
-from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.arrivals import Poison, Taken
 from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.histories import Histories
 from penstock.processors.core.requests.holdings import Holdings
+from penstock.processors.core.requests.queueing import Queueing
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.screening import Screening
+from penstock.processors.core.requests.start_times import StartTimes
 from penstock.processors.core.requests.states import Stage
-from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.unserved import UnservedRequests
 from penstock.processors.core.requests.work import Body, Work, WorkKey, moved_name
 from penstock.schemas.errors import EngineFailed, InsufficientCapacity, InternalError
@@ -37,12 +37,12 @@ class Arrivals:
 
     _registry: Registry
     _gate: CommitGate
-    _scheduler: Scheduler[Work]
     _budget: Budget
     _lanes: Lanes
     _screening: Screening
     _unserved: UnservedRequests
-    _statuses: Statuses
+    _queueing: Queueing
+    _start_times: StartTimes
     _explainer: Explainer
     _lifetimes: Lifetimes
     _holdings: Holdings
@@ -81,8 +81,13 @@ class Arrivals:
             return work
         if isinstance(error, InsufficientCapacity) and self._unserved.pass_on_unloadable(work):
             return work
-        if error is None:
-            self._enqueue(work, now)
+        starts_later = work.start_after_ms is not None and work.start_after_ms > wall_ms
+        if error is None and starts_later:
+            error = self._start_times.refusal(work)
+        if error is None and starts_later:
+            self._start_times.hold(work, now)
+        elif error is None:
+            self._queueing.join(work, "arrive", now)
         elif read.error is None and not isinstance(error, EngineFailed):
             # Also of what is not served any more: an earlier worker may have answered it.
             self._endings.end(work, "arrive_ended", error, now)
@@ -144,6 +149,7 @@ class Arrivals:
             conversation_id=request.conversation_id,
             deadline_ms=deadline_ms,
             deadline=deadline,
+            start_after_ms=read.start_after_ms,
             arrived_at=now,
             cost=read.cost,
             seq=self._registry.next_seq(),
@@ -163,24 +169,6 @@ class Arrivals:
         self._histories.begin(work, request.history)
         self._registry.hold(work)
         return work
-
-    def _enqueue(self, work: Work, now: float) -> None:
-        lane = self._lanes[work.lane]
-        work.in_budget = True
-        self._budget.count_fact(work.tp)
-        if work.unserved is None and self._budget.try_keep_body(work.klass, work.lane, work.size_bytes):
-            self._registry.transition(work, "arrive", Stage.QUEUED)
-        else:
-            work.body = None
-            lane.parked[work.klass] += 1
-            self._registry.transition(work, "arrive", Stage.PARKED)
-        work.position = self._scheduler.census.up_to(work.klass)
-        self._scheduler.add(work)
-        self._statuses.say(work, "queued", now)
-        if work.unserved is None:
-            self._agenda.look_at(lane)
-        else:
-            self._unserved.wait(work, now)
 
     def fetched(self, key: WorkKey, read: Taken | Poison, body: Body, now: float) -> None:
         """The record of a parked request was read again; another request in its place means that it is gone."""

@@ -14,7 +14,7 @@ from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.lost import key_of_lost, lost_work
 from penstock.processors.core.requests.registry import Registry
-from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, Stage
+from penstock.processors.core.requests.states import IN_SCHEDULER, NOT_DUE, ON_LANE, Stage
 from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.unkept import Unkept
 from penstock.processors.core.requests.work import Work
@@ -23,7 +23,7 @@ from penstock.schemas.errors import Cancelled, Expired, conversation_deleted
 from penstock.schemas.records import ControlCommand
 from penstock.schemas.topics import priority_class
 
-MAY_WAIT = IN_SCHEDULER | ON_LANE | {Stage.RETRYING}
+MAY_WAIT = IN_SCHEDULER | ON_LANE | NOT_DUE
 """Its end is not decided: it waits for a grant, or will wait for one again if its run fails."""
 
 
@@ -101,7 +101,7 @@ class Commanding:
                 self._cancel(work, conversation_deleted(), now)
 
     def _cancel(self, work: Work, error: Cancelled, now: float) -> None:
-        if work.stage in IN_SCHEDULER or work.stage is Stage.RETRYING:
+        if work.stage in IN_SCHEDULER | NOT_DUE:
             self._endings.end_waiting(work, "cancel", error, now)
         elif work.stage in ON_LANE:
             self._endings.end_running(work, "cancel", error, now)

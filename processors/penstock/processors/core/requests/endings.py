@@ -14,7 +14,7 @@ from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.requests.histories import Histories
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.registry import Registry
-from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.requests.states import NOT_DUE, Stage
 from penstock.processors.core.requests.streams import Streams
 from penstock.processors.core.requests.work import Run, Work
 from penstock.schemas.errors import Expired, PenstockError
@@ -123,11 +123,11 @@ class Endings:
         self._emit(LookUp(work.subject))
 
     def end_waiting(self, work: Work, event: str, error: PenstockError, now: float) -> None:
-        """End what waits in the scheduler, or for a retry; what is parked is read again for its outcome."""
+        """End what waits in the scheduler, or for a time; what is parked is read again for its outcome."""
         if work.stage is Stage.FETCHING:
             work.end_with = work.end_with or error
             self._holdings.unqueue(work)
-        elif work.stage is Stage.PARKED or (work.stage is Stage.RETRYING and work.body is None):
+        elif work.stage is Stage.PARKED or (work.stage in NOT_DUE and work.body is None):
             work.end_with = error
             self.fetch(work)
         elif work.stage is Stage.RETRYING:
@@ -141,6 +141,7 @@ class Endings:
         if work.stage is Stage.PARKED:
             self._holdings.unqueue(work)
             self._lanes[work.lane].parked[work.klass] -= 1
+        self._holdings.count(work)
         self._registry.transition(work, "fetch", Stage.FETCHING)
         self._holdings.rereads.add(work)
 

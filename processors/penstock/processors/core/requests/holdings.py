@@ -98,6 +98,12 @@ class Holdings:
             self._budget.drop_body(work.klass, work.lane, work.size_bytes)
             self._budget.keep_body(klass, work.lane, work.size_bytes)
 
+    def count(self, work: Work) -> None:
+        """The budget counts it from now on. What waits for its time to start has a bound of its own."""
+        if not work.in_budget:
+            work.in_budget = True
+            self._budget.count_fact(work.tp)
+
     def park(self, work: Work) -> bool:
         """Drop the bytes of a request that waits, unless it ends or is the one for which memory is being freed."""
         queued = work.stage in IN_SCHEDULER and work.stage is not Stage.PARKED

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from penstock.processors.core.effects import Effect, RunEnded
 from penstock.processors.core.requests import states
+from penstock.processors.core.requests.scheduled import Scheduled
 from penstock.processors.core.requests.states import ENDING, Stage
 from penstock.processors.core.requests.work import Subject, Work, WorkKey
 from penstock.schemas.topics import TP
@@ -39,6 +40,8 @@ class Registry:
         """Wall-clock milliseconds of the newest assignment."""
         self.transitions: set[states.Transition] | None = None
         """Set it to a set to have every transition noted (the simulator does)."""
+        self.scheduled = Scheduled()
+        """Those that wait for their time to start."""
         self.endings: Counter[TP] = Counter()
         """By partition, requests whose end is under way to the broker."""
         self._ending_bytes: Counter[TP] = Counter()
@@ -61,7 +64,7 @@ class Registry:
     def of(self, subject: Subject) -> Work | None:
         """The request that an answer speaks of; None when it has ended or was let go of."""
         work = self.works.get(subject.key)
-        return work if work is not None and work.seq == subject.seq else None
+        return work if work is not None and work.number == subject.seq else None
 
     def in_stage(self, subject: Subject, stage: Stage) -> Work | None:
         """The same, if the request is in this stage still."""
@@ -93,6 +96,10 @@ class Registry:
         if self.transitions is not None:
             self.transitions.add((str(before), event, str(after)))
         work.stage = after
+        if before is Stage.SCHEDULED:
+            self.scheduled.remove(work)
+        elif after is Stage.SCHEDULED:
+            self.scheduled.add(work)
         if before is Stage.RUNNING:
             self._emit(RunEnded(work.first_key, work.request_id))
         if (after in ENDING) != (before in ENDING):

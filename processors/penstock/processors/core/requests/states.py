@@ -20,6 +20,7 @@ class Stage(StrEnum):
     READY = "ready"  # in the scheduler; its need is known
     BEGINNING = "beginning"  # granted; its turn's input is being appended to the conversation
     RUNNING = "running"  # granted; it is on the engine
+    SCHEDULED = "scheduled"  # a fact only: its caller named a time to start that lies ahead
     RETRYING = "retrying"  # an attempt failed; the next one is not due yet
     KEEPING = "keeping"  # it has finished; its answer or artifact is being kept
     UNKEPT = "unkept"  # it has finished; the store of artifacts did not take its output, and will be asked again
@@ -30,6 +31,9 @@ class Stage(StrEnum):
     DONE = "done"  # the broker has what replaces it: its offset may be committed
     DROPPED = "dropped"  # its partition went elsewhere, or the worker stops: nothing of it may be published
 
+
+NOT_DUE = frozenset({Stage.RETRYING, Stage.SCHEDULED})
+"""Waiting for a time, outside of the scheduler."""
 
 IN_SCHEDULER = frozenset({Stage.QUEUED, Stage.PARKED, Stage.FETCHING, Stage.PREPARING, Stage.READY})
 """Waiting for a grant."""
@@ -52,10 +56,15 @@ _END_WAITING: dict[str, tuple[Stage, ...]] = {
 
 TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
     _S.NEW: {
-        "arrive": (_S.QUEUED, _S.PARKED),
+        "arrive": (_S.QUEUED, _S.PARKED, _S.SCHEDULED),
         "arrive_ended": (_S.SETTLING, _S.LOOKING),  # invalid, cancelled or expired before it was taken
         "arrive_poison": (_S.LETTERING, _S.LOOKING),
         "arrive_elsewhere": (_S.MOVING,),
+    },
+    _S.SCHEDULED: {
+        "due": (_S.PARKED,),
+        "fetch": (_S.FETCHING,),  # it ends, or its record is written again at the end of its partition
+        "drop": (_S.DROPPED,),
     },
     _S.QUEUED: {
         "prepare": (_S.PREPARING,),

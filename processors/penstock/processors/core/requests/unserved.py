@@ -101,6 +101,17 @@ class UnservedRequests:
             self._holdings.unqueue(work)
         return True
 
+    def judge_anew(self, work: Work, wall_ms: int) -> None:
+        """A request has waited for its time to start: what was known of its model, and of who serves it, is old."""
+        if work.unserved is None:
+            if self._lanes[work.lane].served:
+                return
+            error = ModelNotFound(f"the model {work.lane} is not served here any more", param="model")
+            wanted = Wanted(work.task, work.lane if work.model_reason is None else None)
+            work.unserved = Unserved(wanted, None, error, wall_ms, wall_ms)
+            work.lane = UNSERVED
+        work.unserved.arrived_ms = work.unserved.absent_since_ms = wall_ms
+
     def wait(self, work: Work, now: float) -> None:
         """The request is parked on the lane of those that are not served."""
         self._queue.append((now + LOOK_EACH_S, work))

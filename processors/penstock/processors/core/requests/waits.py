@@ -21,8 +21,8 @@ class Waits:
         self.measure(work, now)
 
     def measure(self, work: Work, now: float) -> None:
-        """From its append time on: what waited in the log while no worker lived has waited too."""
+        """From when it could have started on: what waited in the log while no worker lived has waited too."""
         if not work.counted_wait:
             work.counted_wait = True
-            waited_ms = self._explainer.wall_ms(now) - work.first_place.append_time_ms
+            waited_ms = self._explainer.wall_ms(now) - work.waits_from_ms
             self._lifetimes.waited(work.klass, waited_ms / 1000, now)

@@ -169,8 +169,13 @@ class Work:
     deadline_ms: int | None = None
     deadline: float | None = None
     arrived_at: float
+    start_after_ms: int | None = None
+    """Its caller wants it not to start before."""
     cost: int = 1
     seq: int
+    """Its place among the others: of its arrival, or of when it might start if that came later."""
+    number: int = field(init=False)
+    """Of its arrival. It names the request in answers."""
     ticket: int = 0
     conversation_id: str | None = None
     """Also of what is no turn of it."""
@@ -258,7 +263,12 @@ class Work:
     """Of a dead letter: the reason, for the letter and for the terminal event that follows it."""
 
     def __post_init__(self) -> None:
-        self.spent = self.attempt
+        self.spent, self.number = self.attempt, self.seq
+
+    @property
+    def waits_from_ms(self) -> int:
+        """Since when it could have started, milliseconds since the epoch."""
+        return max(self.first_place.append_time_ms, self.start_after_ms or 0)
 
     @property
     def tp(self) -> tuple[str, int]:
@@ -299,7 +309,7 @@ class Work:
         ):
             known = self._subject = Subject(
                 self.key,
-                self.seq,
+                self.number,
                 self.request_id,
                 self.tenant,
                 self.task,

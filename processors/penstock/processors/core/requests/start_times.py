@@ -1,0 +1,85 @@
+"""Requests whose callers named a time to start, until then (decisions/0087).
+
+Such a request is a fact alone, outside of the scheduler: it holds up nobody, not its conversation either. At its time
+it takes its place as if it came then. Its offset stays uncommitted, so it survives this worker. One that stays far
+behind its partition's deliveries is written again at the end of the partition, with its id and origin: otherwise it
+would hold back the commit, and after `commit_span` records the partition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.processors.core.commit.gate import CommitGate
+from penstock.processors.core.queue.explaining import Explainer
+from penstock.processors.core.requests.endings import Endings
+from penstock.processors.core.requests.queueing import Queueing
+from penstock.processors.core.requests.registry import Registry
+from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.requests.statuses import Statuses
+from penstock.processors.core.requests.unserved import UnservedRequests
+from penstock.processors.core.requests.work import Work
+from penstock.schemas.errors import Overloaded
+
+AT_ONCE = 256
+"""So many become due, or are written again, in one tick: a flood of one time must not hold up the event loop."""
+SHARE_OF_SPAN = 16
+"""Of the offsets that deliveries may run ahead, one in so many may be scheduled."""
+
+
+@dataclass(eq=False)
+class StartTimes:
+    """Times are wall-clock milliseconds where they end in `_ms`."""
+
+    _registry: Registry
+    _gate: CommitGate
+    _queueing: Queueing
+    _unserved: UnservedRequests
+    _statuses: Statuses
+    _explainer: Explainer
+    _endings: Endings
+    _commit_span: int
+
+    def refusal(self, work: Work) -> Overloaded | None:
+        """Why the partition of a new request can hold no more that are to start later; None if it can.
+
+        With more of them than this, those that are written again would come round again at once.
+        """
+        held = len(self._registry.scheduled.of_partition(work.tp))
+        if held < max(1, self._commit_span // SHARE_OF_SPAN):
+            return None
+        return Overloaded(f"{held} requests of its partition wait for their time to start already")
+
+    def hold(self, work: Work, now: float) -> None:
+        """A new request may not start yet."""
+        work.body = None
+        self._registry.transition(work, "arrive", Stage.SCHEDULED)
+        self._statuses.say(work, "queued", now)
+
+    def tick(self, now: float, wall_ms: int) -> None:
+        """Let go of those whose time has come, and write again what stays behind."""
+        scheduled = self._registry.scheduled
+        for _ in range(AT_ONCE):
+            at_ms, work = scheduled.first()
+            if work is None or at_ms > wall_ms:
+                break
+            self._due(work, now, wall_ms)
+        for tp in scheduled.partitions():
+            behind = self._gate.reached(tp) - max(1, self._commit_span // 2)
+            for offset, work in list(scheduled.of_partition(tp).items())[:AT_ONCE]:
+                if offset > behind:
+                    break
+                work.pass_to = tp[1]
+                self._endings.fetch(work)
+
+    def _due(self, work: Work, now: float, wall_ms: int) -> None:
+        """It takes its place as if it came now; past its deadline the scheduler names it at once."""
+        work.arrived_at, work.seq = now, self._registry.next_seq()
+        work.pending_status = work.published_status = work.published_waiting = work.published_start_at = None
+        self._unserved.judge_anew(work, wall_ms)
+        self._queueing.join(work, "due", now)
+
+    def next_due(self) -> float | None:
+        """When the next one may start."""
+        at_ms, work = self._registry.scheduled.first()
+        return None if work is None else self._explainer.to_clock(at_ms)

@@ -1,0 +1,260 @@
+"""Requests whose callers name a time to start, in the flow: they wait outside of the queue, as facts alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flow_driver import MEDIUM, World
+from penstock.processors.core import effects as ask
+from penstock.processors.core.fleet.residents import ModelSpec
+from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.requests.work import Work
+from penstock.schemas.errors import InvalidRequest, ModelNotFound, Overloaded, PenstockError
+from penstock.schemas.records import Origin, WorkerState
+
+
+def ready(**settings: Any) -> World:
+    world = World(**settings)
+    world.up(inline=True)
+    return world
+
+
+def submit_later(world: World, request_id: str, seconds: float, **fields: Any) -> Work:
+    work = world.submit(request_id, start_after_ms=world.wall_ms + round(seconds * 1000), **fields)
+    assert work is not None
+    return work
+
+
+def pass_seconds(world: World, seconds: int) -> None:
+    """The worker reports each second, as it does."""
+    for _ in range(seconds):
+        world.pass_time(1)
+        world.flow.peers.reported(
+            [WorkerState(worker_id="here", state="running", started_at=0, updated_at=world.wall_ms)]
+        )
+
+
+def error_of(world: World, request_id: str) -> PenstockError | None:
+    (error,) = [e.error for e in world.seen if isinstance(e, ask.Terminal) and e.subject.request_id == request_id]
+    return error
+
+
+def test_it_starts_at_its_time_and_says_until_then_what_it_waits_for() -> None:
+    world = ready()
+    work = submit_later(world, "r", 10)
+    assert (work.stage, work.body) == (Stage.SCHEDULED, None)
+    assert world.flow.next_due() is not None, "its status is due"
+    world.pass_time(0.1)
+    waiting = world.flow.waiting_for(work, world.now)
+    assert (waiting.reason, waiting.estimated_start_at) == ("scheduled", work.start_after_ms)
+    statuses = [effect for effect in world.seen if isinstance(effect, ask.Status)]
+    assert [(s.status, s.waiting and s.waiting.reason) for s in statuses] == [("queued", "scheduled")]
+    world.pass_time(9.8)
+    assert not world.started
+    assert world.flow.next_due() == pytest.approx(world.now + 0.1)
+    world.pass_time(0.1)
+    assert world.started == ["r"]
+    world.finish("r")
+    assert world.ended == [("r", "completed")]
+    assert world.committed() == 1
+
+
+def test_a_time_that_has_passed_changes_nothing() -> None:
+    world = ready()
+    submit_later(world, "r", -5)
+    assert world.started == ["r"]
+
+
+def test_it_takes_its_place_as_if_it_came_at_its_time() -> None:
+    world = ready(aging_s=20.0)
+    submit_later(world, "later", 60, ttl_ms=3_660_000)
+    world.submit("runs")
+    world.pass_time(59)
+    world.submit("before")
+    world.pass_time(1)
+    world.submit("behind")
+    for request_id in ("runs", "before", "later"):
+        world.finish(request_id)
+    assert world.started == ["runs", "before", "later", "behind"]
+    timings = world.ended_works[-1].timings(world.now)
+    assert timings.queued_ms == 0, "it waited from its time on"
+
+
+def test_its_conversation_does_not_wait_for_it() -> None:
+    world = ready()
+    submit_later(world, "later", 10, line="c")
+    world.submit("now", line="c")
+    assert world.started == ["now"]
+    world.pass_time(10)
+    assert world.started == ["now"], "one turn at a time"
+    world.finish("now")
+    assert world.started == ["now", "later"]
+
+
+def test_it_is_cancelled_before_its_time() -> None:
+    world = ready()
+    submit_later(world, "r", 10)
+    world.cancel("r")
+    assert world.ended == [("r", "cancelled")]
+    assert (world.committed(), world.flow.budget.facts, world.flow.budget.bodies_bytes) == (1, 0, 0)
+    assert not world.flow.registry.scheduled.partitions()
+
+
+def test_it_expires_before_its_time() -> None:
+    world = ready()
+    submit_later(world, "r", 10, ttl_ms=3_000)
+    world.pass_time(2.9)
+    assert not world.ended
+    world.pass_time(0.2)
+    world.pass_time(0.1)
+    assert (world.ended, world.started) == ([("r", "expired")], [])
+
+
+def test_its_conversation_is_deleted_before_its_time() -> None:
+    world = ready()
+    submit_later(world, "r", 10, line="c")
+    world.delete_conversation("c")
+    assert world.ended == [("r", "cancelled")]
+
+
+def test_another_priority_holds_from_its_time_on() -> None:
+    world = ready()
+    submit_later(world, "later", 10, klass="low")
+    world.submit("runs")
+    world.submit("waits")
+    world.reprioritize("later", 0)
+    world.pass_time(10)
+    world.finish("runs")
+    assert world.started == ["runs", "later"]
+
+
+def test_a_worker_that_stops_hands_it_back() -> None:
+    world = ready()
+    work = submit_later(world, "r", 10)
+    world.flow.stop_taking()
+    assert work.stage is Stage.DROPPED
+    assert (world.ended, world.committed()) == ([], 0)
+
+
+def test_a_partition_that_goes_elsewhere_takes_it_along() -> None:
+    world = ready()
+    work = submit_later(world, "r", 10)
+    world.flow.assigned({}, 2, fenced=False, now=world.now)
+    assert work.stage is Stage.DROPPED
+    world.pass_time(20)
+    assert not world.started
+    assert not world.flow.registry.scheduled.partitions()
+
+
+def test_a_load_that_is_hopeless_now_does_not_end_it() -> None:
+    world = World()
+    work = submit_later(world, "later", 60)
+    world.submit("now")
+    world.flow.replicas.load_failed("m", 0, InvalidRequest("never"), world.now)
+    world.pass_time(0.1)
+    assert dict(world.ended) == {"now": "failed"}
+    assert work.stage is Stage.SCHEDULED
+    world.pass_time(30)
+    world.up(inline=True)
+    world.pass_time(30)
+    assert world.started == ["later"]
+
+
+def test_its_model_may_be_removed_and_come_back_before_its_time() -> None:
+    world = ready()
+    work = submit_later(world, "later", 60, model="m")
+    world.flow.orders.configure({"other": ModelSpec(model="other")}, world.now)
+    world.models.names = ("other",)
+    world.pass_time(30)
+    assert work.stage is Stage.SCHEDULED
+    world.pass_time(30)
+    assert world.flow.waiting_for(work, world.now).reason == "no_worker"
+    world.flow.orders.configure({"m": ModelSpec(model="m")}, world.now)
+    world.models.names = ("m",)
+    world.pass_time(0.6)
+    world.flow.replicas.up("m", 1, 1, None, world.now, inline=True)
+    world.settle()
+    assert world.started == ["later"]
+
+
+def test_its_model_that_is_gone_for_good_is_told_after_its_time() -> None:
+    world = ready(model_absent_s=5.0)
+    submit_later(world, "later", 60, model="m")
+    world.flow.orders.configure({"other": ModelSpec(model="other")}, world.now)
+    world.models.names = ("other",)
+    pass_seconds(world, 64)
+    assert not world.ended, "it waits for a worker from its time on"
+    pass_seconds(world, 4)
+    assert world.ended == [("later", "failed")]
+    assert isinstance(error_of(world, "later"), ModelNotFound)
+
+
+def test_it_is_written_again_before_it_holds_back_its_partition() -> None:
+    """Republished to the end of its partition, it starts at its time all the same, once."""
+    world = ready(commit_span=32)
+    work = submit_later(world, "later", 100, ttl_ms=200_000)
+    for number in range(16):
+        world.submit(f"r{number}")
+        world.finish(f"r{number}")
+    world.hold_answers.add(ask.Republish)
+    world.pass_time(0.01)
+    (again,) = [effect for effect in world.asked if isinstance(effect, ask.Republish)]
+    assert (again.subject.request_id, again.partition, again.origin) == ("later", 0, work.first_place)
+    assert again.subject.body is not None
+    assert world.committed() == 0, "not before the copy is durable"
+    copy = world.submit(
+        "later",
+        start_after_ms=work.start_after_ms,
+        ttl_ms=200_000,
+        origin=Origin(topic=MEDIUM, partition=0, offset=0, append_time_ms=work.first_place.append_time_ms),
+    )
+    assert copy is not None
+    assert copy.stage is Stage.SCHEDULED
+    world.release(ask.Republish)
+    assert world.committed() == 17
+    world.pass_time(100)
+    assert world.started.count("later") == 1
+    world.finish("later")
+    assert world.committed() == 18
+    assert world.flow.budget.facts == 0
+
+
+def test_one_that_is_written_again_may_still_be_cancelled() -> None:
+    world = ready(commit_span=32)
+    world.hold_answers.add(ask.Fetch)
+    submit_later(world, "later", 100)
+    for number in range(16):
+        world.submit(f"r{number}")
+        world.finish(f"r{number}")
+    world.pass_time(0.01)
+    world.cancel("later")
+    world.release(ask.Fetch)
+    assert world.status_of("later") == "cancelled"
+    assert not [effect for effect in world.seen if isinstance(effect, ask.Republish)]
+
+
+def test_a_partition_holds_a_share_of_them() -> None:
+    world = ready(commit_span=32)
+    for number in range(2):
+        submit_later(world, f"r{number}", 10)
+    submit_later(world, "much", 10)
+    assert world.ended == [("much", "failed")]
+    error = error_of(world, "much")
+    assert isinstance(error, Overloaded)
+    world.cancel("r0")
+    submit_later(world, "more", 10)
+    assert "more" not in dict(world.ended)
+
+
+def test_many_that_are_due_at_once_do_not_come_in_one_tick() -> None:
+    world = ready()
+    for number in range(600):
+        submit_later(world, f"r{number}", 10)
+    world.pass_time(10)
+    waiting = [work for work in world.flow.works.values() if work.stage is Stage.SCHEDULED]
+    assert len(waiting) == 600 - 256
+    world.pass_time(0.01)
+    world.pass_time(0.01)
+    assert not world.flow.registry.scheduled.partitions()
