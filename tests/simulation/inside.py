@@ -266,6 +266,10 @@ class Inside:
         """Whether a partition has run far enough ahead, or holds as many bytes as it may."""
         return self._flow.gate.full(tp) or self._flow.budget.full(tp)
 
+    def fills_span(self, work: Work) -> bool:
+        """Whether its partition delivers no more because this one is not done."""
+        return self._flow.gate.full(work.tp) and self._flow.gate._partitions[work.tp].span.head == work.key[2]
+
     def counts_as_done(self, work: Work) -> bool:
         """Whether its offset is committed, or said to be done, as if the request had its outcome."""
         partition = self._flow.gate._partitions.get(work.tp)

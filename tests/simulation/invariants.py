@@ -203,7 +203,10 @@ class Checks:
         heard_ms = life.flow.peers.now_ms
         absent_ms = 1000 * (self._cluster.plan.settings.model_absent_s - ABSENT_ROUNDING_S)
         for report in self._cluster.reports:
-            serves = any(model in (one.model, None) for one in report.models) and report.worker_id != life.name
+            serves = (
+                any(model in (one.model, None) and one.state != "failed" for one in report.models)
+                and report.worker_id != life.name
+            )
             if serves and heard_ms - absent_ms < report.updated_at <= heard_ms:
                 raise Violation(f"rollout: {work} fails on {life.name}, and {report.worker_id} serves {model}")
 
@@ -259,6 +262,8 @@ class Checks:
         """A tick is over: no retry is overdue."""
         self._requests[life].ticked(now)
         for work in life.inside.works():
+            if work.stage is Stage.SCHEDULED and life.inside.fills_span(work):
+                raise Violation(f"scheduled: {work} holds back the commit of a partition that is full")
             if work.stage is not Stage.RETRYING:
                 self._due.pop(work, None)
             elif now > self._due.get(work, now) + ROUNDING_S:  # what timed out in this tick is not known yet

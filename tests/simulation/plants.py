@@ -46,6 +46,7 @@ from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.retries import MOST_DEATHS, Requeue, Retry
 from penstock.processors.core.requests.retry_queue import RetryQueue
 from penstock.processors.core.requests.screening import Screening
+from penstock.processors.core.requests.start_times import StartTimes
 from penstock.processors.core.requests.states import IN_SCHEDULER, OVER, Stage
 from penstock.processors.core.requests.streams import Streams
 from penstock.processors.core.requests.told import Told
@@ -927,6 +928,25 @@ def _decides(**wrong: Any) -> Callable[[], list[Patch]]:
 
 PLANTS["retried_past_deadline"] = _decides(kind=Retry)
 PLANTS["put_back_past_deadline"] = _decides(kind=Requeue)
+
+
+# -- times to start
+
+
+@plant
+def starts_before_its_time() -> list[Patch]:
+    """The clock of those who wait for a time is ahead."""
+
+    def make(tick: Callable[..., None]) -> Callable[..., None]:
+        return lambda self, now, wall_ms: tick(self, now, wall_ms + 200)
+
+    return [_wrap(StartTimes, "tick", make)]
+
+
+@plant
+def holds_back_its_partition() -> list[Patch]:
+    """What is to start later is never written again."""
+    return [(CommitGate, "reached", lambda self, tp: 0)]
 
 
 # -- memory

@@ -26,7 +26,7 @@ ALL_TRANSITIONS_FROM = 500
 SHRINK_TRIES = 150
 PROGRESS_S = 2.0
 LAST_LINES = 60
-NAMES = sorted({*plans.FAULTS, *plans.KINDS, *plans.OPERATORS, *plans.CHECKS} - {"plain"})
+NAMES = sorted({*plans.FAULTS, *plans.KINDS, plans.START_LATER, *plans.OPERATORS, *plans.CHECKS} - {"plain"})
 """What can be left out of plans."""
 
 

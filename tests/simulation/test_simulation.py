@@ -65,6 +65,8 @@ BEGIN_AT = {
     "ends_what_others_serve": 13,
     "ends_what_others_could_load": 56,
     "copy_that_comes_back_is_a_duplicate": 17,
+    "starts_before_its_time": 3,
+    "holds_back_its_partition": 20,
 }
 """The first seed that is tried: one that finds the defect. Seeds before it cost time and find nothing, or show it in
 another way. When plans are drawn differently it is another one: `make simulate PLANT=name` says which."""
@@ -96,6 +98,8 @@ QUICK = (
     "put_back_past_deadline",
     "bytes_kept_beyond_share",
     "grown_beyond_device",
+    "starts_before_its_time",
+    "holds_back_its_partition",
 )
 """Planted defects that show within a few seeds; `make simulate PLANT=name` tries all of them."""
 

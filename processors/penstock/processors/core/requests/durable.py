@@ -12,7 +12,7 @@ from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.statuses import status_event
-from penstock.processors.core.requests.work import Subject, Work, WorkKey
+from penstock.processors.core.requests.work import Subject, WorkKey
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError
 
 
@@ -37,7 +37,7 @@ class Durable:
         if (work := self._registry.in_stage(subject, Stage.LOOKING)) is None:
             return
         if finished is not None:
-            _tell_apart(work)
+            work.tell_apart()
             self._endings.completed(
                 work, "looked_up", finished, now, append=False, large=large, output_bytes=output_bytes
             )
@@ -65,7 +65,7 @@ class Durable:
             if output_bytes is not None:
                 self._registry.hold_output(work, output_bytes)
             if another:
-                _tell_apart(work)
+                work.tell_apart()
             self._endings.settle(work, "kept", now, finished=finished, artifact=artifact)
 
     def keep_failed(self, keep: Keep, error: PenstockError, now: float) -> None:
@@ -128,10 +128,3 @@ class Durable:
             self._holdings.stop_run(work)
             error = InternalError("a piece of the output cannot be published")
             self._endings.settle(work, "failed", now, error=error)
-
-
-def _tell_apart(work: Work) -> None:
-    """Readers must be able to tell an answer that another run may have given from the words that were published."""
-    if work.run is not None and work.run.sent_pieces:
-        work.attempt += 1
-        work.run.since = None

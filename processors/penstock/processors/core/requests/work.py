@@ -326,6 +326,15 @@ class Work:
             )
         return known
 
+    def tell_apart(self) -> None:
+        """Its outcome is an answer that another run may have given. Readers of its stream must be able to tell that
+        from the words that were published under its attempt, and from those that a claim of the attempt left standing.
+        """
+        if self.stream:
+            self.attempt += 1
+            if self.run is not None:
+                self.run.since = None
+
     @property
     def live(self) -> bool:
         """Whether anything else than its end may still be published for it."""
