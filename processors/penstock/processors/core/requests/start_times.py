@@ -73,7 +73,10 @@ class StartTimes:
                 self._endings.fetch(work)
 
     def _due(self, work: Work, now: float, wall_ms: int) -> None:
-        """It takes its place as if it came now; past its deadline the scheduler names it at once."""
+        """It takes its place as if it came now, or expires."""
+        if work.start_after_ms is not None and wall_ms < work.start_after_ms:
+            self._endings.expire_waiting(work, now)
+            return
         work.arrived_at, work.seq = now, self._registry.next_seq()
         work.pending_status = work.published_status = work.published_waiting = work.published_start_at = None
         self._unserved.judge_anew(work, wall_ms)

@@ -112,6 +112,13 @@ def test_it_expires_before_its_time() -> None:
     assert (world.ended, world.started) == ([("r", "expired")], [])
 
 
+def test_it_does_not_start_at_its_deadline_where_the_clocks_differ_by_a_part_of_a_millisecond() -> None:
+    world = ready()
+    submit_later(world, "r", 10, ttl_ms=3_000)
+    world.pass_time(2.9996)
+    assert (world.ended, world.started) == ([("r", "expired")], [])
+
+
 def test_its_conversation_is_deleted_before_its_time() -> None:
     world = ready()
     submit_later(world, "r", 10, line="c")
