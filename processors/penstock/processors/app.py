@@ -400,7 +400,7 @@ class WorkerApp:
             depth = sum(parts.flow.scheduler.fronts.depth(lane.name, klass) for klass in CLASSES)
             metrics.model_depth.labels(metrics.model_label.of(lane.name), self.settings.worker.pool or "").set(depth)
             metrics.utilisation.labels(lane.name).set(parts.flow.scheduler.slack.of(lane.name).utilisation)
-        reasons = parts.flow.explainer.reasons()
+        reasons = {**parts.flow.explainer.reasons(), "scheduled": len(parts.flow.registry.scheduled)}
         for reason in WAITING_REASONS:
             metrics.waiting.labels(reason).set(reasons.get(reason, 0))
         for klass in CLASSES:

@@ -411,7 +411,7 @@ class ViewMachine(RuleBasedStateMachine):
         assert known.live_count == len(live)
         waiting = [(entry.task, entry.model, entry.pool) for entry in live if entry.waits and entry.counted]
         asides = [(one.task, one.model, one.pool) for one in live if one.waits and known.in_memory(one.key) is None]
-        kinds = {one.kind: one.requests for one in self.view.census.waiting()}
+        kinds = {one.kind: one.requests for one in self.view.census.waiting(0)}
         assert kinds == Counter(waiting + asides)
 
     @invariant()

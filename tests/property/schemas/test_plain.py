@@ -26,6 +26,7 @@ ODD: dict[str, tuple[Any, ...]] = {
     "user_id": ("", "\ud800"),
     "session_id": ("", 1),
     "ttl_ms": (0, 1, 86_400_000, 86_400_001, True),
+    "start_after": (-1, 0, 1_800_000_000_000),
     "execution_timeout_ms": (0, 86_400_001),
     "max_attempts": (-1, 0, 1, 10, 11, True),
     "stream": (True, None, 1),

@@ -68,6 +68,7 @@ COMMON: dict[str, st.SearchStrategy[Any]] = {
     "metadata": st.dictionaries(TEXT, TEXT, max_size=2),
     "stream": st.booleans(),
     "ttl_ms": st.integers(1, 86_400_000),
+    "start_after": st.integers(NOW_MS // 1000 - 10, NOW_MS // 1000 + 1000) | st.just("2025-10-09T09:00:00Z"),
     "execution_timeout_ms": st.integers(1, 86_400_000),
     "max_attempts": st.integers(0, 10),
     "requirements": st.fixed_dictionaries(

@@ -79,16 +79,19 @@ class _Waiting:
     """A heap of the keys of `ages`."""
     empty: int = 0
     """Ages of which none waits any more."""
-    latest: int = 0
-    """The highest key of `ages` so far."""
+    later: Counter[int] = field(default_factory=Counter[int])
+    """By second since the epoch, those that may not start before."""
 
-    def add(self, since_ms: int, count: int) -> None:
-        """More of them, or less, that wait since then, which may lie ahead; the time is 0 if it is not known."""
+    def add(self, since_ms: int, count: int, *, later: bool) -> None:
+        """More of them, or less, that wait since then; the time is 0 if it is not known. `later`: they named it."""
         self.requests += count
         if not since_ms:
             return
         number = since_ms // AGES_MS
-        self.latest = max(self.latest, number)
+        if later:
+            self.later[number] += count
+            if not self.later[number]:
+                del self.later[number]
         age = self.ages.get(number)
         if age is None:
             age = self.ages[number] = _Age(since_ms)
@@ -107,10 +110,7 @@ class _Waiting:
 
     def due(self, now_ms: int) -> int:
         """Those that might have started by now."""
-        now = now_ms // AGES_MS
-        if self.latest <= now:
-            return self.requests
-        return self.requests - sum(age.requests for number, age in self.ages.items() if number > now)
+        return self.requests - sum(count for number, count in self.later.items() if number > now_ms // AGES_MS)
 
     @property
     def since_ms(self) -> int | None:
@@ -200,7 +200,7 @@ class Census:
         if kind is not None:
             if (waiting := self._kinds.get((klass, kind))) is None:
                 waiting = self._kinds[klass, kind] = _Waiting()
-            waiting.add(from_ms or accepted_ms, count)
+            waiting.add(from_ms or accepted_ms, count, later=from_ms is not None)
             if not waiting.requests:
                 del self._kinds[klass, kind]
         elif model is not None:

@@ -31,6 +31,9 @@ class Scheduled:
         if not held:
             del self._by_partition[work.tp]
 
+    def __len__(self) -> int:
+        return sum(map(len, self._by_partition.values()))
+
     def first(self) -> tuple[int, Work | None]:
         """The next one, and when its wait ends, wall-clock milliseconds; NEVER_MS if there is none."""
         entry = self._by_time.first()
