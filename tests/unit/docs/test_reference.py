@@ -12,16 +12,20 @@ import pytest
 
 from penstock.common.engine_kinds import KINDS, PROCESS_OPTIONS, REMOTE_OPTIONS
 from penstock.common.model_entry import ModelEntry
+from penstock.gateway.bridge import known
 from penstock.gateway.bridge.metrics import BridgeMetrics
+from penstock.gateway.dead_letters import letters
 from penstock.gateway.metrics import GatewayMetrics
 from penstock.gateway.summarizer.desk import Desk
 from penstock.gateway.summarizer.metrics import SummarizerMetrics
 from penstock.gateway.view.frames import Frame
 from penstock.gateway.webhooks.metrics import WebhookMetrics
 from penstock.processors.metrics import Metrics
+from penstock.schemas import topics
 from penstock.schemas.errors import PenstockError
-from penstock.schemas.records import SummarizePolicy
-from penstock.schemas.topics import TopicNames, topic_specs
+from penstock.schemas.records import InferenceRequest, SummarizePolicy
+from penstock.schemas.tasks import BUILT_TASKS
+from penstock.schemas.topics import TopicNames, request_key, topic_specs
 
 if TYPE_CHECKING:
     from conftest import Page
@@ -84,6 +88,12 @@ def test_metrics(reference: dict[str, Page]) -> None:
     assert documented == {family.name + ("_total" if family.type == "counter" else "") for family in families}
 
 
+def test_settings_name_every_engine(reference: dict[str, Page]) -> None:
+    row = next(row for row in reference["settings.md"].text.splitlines() if row.startswith("| `engine` |"))
+    kinds = {name for name, kind in KINDS.items() if not kind.built_in}
+    assert set(re.findall(r"`(\w+)`", row)) - {"engine"} == kinds
+
+
 def test_engine_options(reference: dict[str, Page]) -> None:
     sources = [*(ROOT / "processors/penstock/processors/engines").rglob("*.py")]
     sources += [ROOT / "processors/penstock/processors" / name for name in ("models/manager.py", "models/serving.py")]
@@ -124,6 +134,29 @@ def test_topics(reference: dict[str, Page]) -> None:
         days = int(spec.config.get("retention.ms", 0)) // 86_400_000
         assert (spec.partitions, spec.config["cleanup.policy"]) == (64 if partitions == "N" else 1, cleanup)
         assert kept == (f"{days} day{'s' if days > 1 else ''}" if days else "for good")
+
+
+def test_keys_of_request_topics(reference: dict[str, Page]) -> None:
+    cells = {
+        re.split(r"\| ", row)[1]: re.split(r"\| ", row)[2]
+        for row in reference["topics.md"].text.splitlines()
+        if row.startswith("| `inference.")
+    }
+    keys = {name: key.strip() for names, key in cells.items() for name in re.findall(r"`(inference[\w.]+)`", names)}
+    names = {b"talk": "conversation key, else request id", b"one": "request id"}
+    for task in BUILT_TASKS:
+        turn = InferenceRequest(request_id="one", task=task, conversation_id="talk", created_at=1)
+        assert keys[TopicNames().request(task, 5)] == names[request_key(turn)]
+
+
+def test_headers(reference: dict[str, Page]) -> None:
+    table = reference["topics.md"].text.partition("## Headers")[2].partition("## Requests as JSON")[0]
+    documented = {
+        name for row in re.findall(r"^\| (`[^|]*`) \|", table, re.M) for name in re.findall(r"`([\w-]+)`", row)
+    }
+    events = {"ce_specversion", "ce_id", "ce_source", "ce_type"}
+    ours = {value for room in (topics, letters, known) for name, value in vars(room).items() if name[:7] == "HEADER_"}
+    assert documented == ours | events | {"penstock-not-before"}
 
 
 def test_frames(reference: dict[str, Page]) -> None:
