@@ -188,7 +188,8 @@ def keys_table(name: str, keys: list[Key]) -> str:
     rows: list[list[str]] = []
     for key in keys:
         variable = f"PENSTOCK_{name.replace('.', '__')}__{key.name}".upper()
-        row = [code(key.name), code(variable), type_text(key.info), "", key.meaning + FROM_CODE.get((name, key.name), "")]
+        meaning = key.meaning + FROM_CODE.get((name, key.name), "")
+        row = [code(key.name), code(variable), type_text(key.info), "", meaning]
         defaults = set(key.defaults.values())
         row[3] = defaults.pop() if len(defaults) == 1 else ", ".join(f"{v} ({r})" for r, v in key.defaults.items())
         if name in LISTS:

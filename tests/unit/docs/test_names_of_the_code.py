@@ -44,8 +44,13 @@ def test_named_tests_exist(pages: list[Page]) -> None:
 
 
 def sources() -> list[Path]:
-    rooms = ("schemas", "common", "producers", "processors", "gateway", "cli", "benchmarks", "tests", "docs", "examples")
-    return [path for room in rooms for path in (ROOT / room).rglob("*") if path.is_file()]
+    product = ("schemas", "common", "producers", "processors", "gateway", "cli")
+    return [
+        path
+        for room in (*product, "benchmarks", "tests", "docs", "examples")
+        for path in (ROOT / room).rglob("*")
+        if path.is_file()
+    ]
 
 
 def test_named_files_exist(pages: list[Page]) -> None:
