@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 DOCS = Path(__file__).parents[3] / "docs"
 ELSEWHERE = {
+    "Talk to Penstock from a web page": "tests/integration/gateway/test_browser.py opens it in a browser",
     "Use another chat model": "it takes a model of the reader's",
     "Models for every task": "no model hub is reachable",
     "Make a real picture": "no model hub is reachable",
