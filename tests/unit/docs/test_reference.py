@@ -16,6 +16,7 @@ from penstock.gateway.bridge import known
 from penstock.gateway.bridge.metrics import BridgeMetrics
 from penstock.gateway.dead_letters import letters
 from penstock.gateway.metrics import GatewayMetrics
+from penstock.gateway.openai.chat_bodies import PenstockOptions
 from penstock.gateway.summarizer.desk import Desk
 from penstock.gateway.summarizer.metrics import SummarizerMetrics
 from penstock.gateway.view.frames import Frame
@@ -23,7 +24,7 @@ from penstock.gateway.webhooks.metrics import WebhookMetrics
 from penstock.processors.metrics import Metrics
 from penstock.schemas import topics
 from penstock.schemas.errors import PenstockError
-from penstock.schemas.records import InferenceRequest, SummarizePolicy
+from penstock.schemas.records import WAITING_REASONS, InferenceRequest, SummarizePolicy
 from penstock.schemas.tasks import BUILT_TASKS
 from penstock.schemas.topics import TopicNames, request_key, topic_specs
 
@@ -157,6 +158,18 @@ def test_headers(reference: dict[str, Page]) -> None:
     events = {"ce_specversion", "ce_id", "ce_source", "ce_type"}
     ours = {value for room in (topics, letters, known) for name, value in vars(room).items() if name[:7] == "HEADER_"}
     assert documented == ours | events | {"penstock-not-before"}
+
+
+def test_reasons_to_wait(reference: dict[str, Page], pages: list[Page]) -> None:
+    how_to = next(page for page in pages if page.path.name == "how-to.md")
+    for page, begins in ((reference["http.md"], "| `reason` |"), (how_to, "| reason | what helps |")):
+        table = page.text.partition(begins)[2].partition("\n\n")[0]
+        assert set(re.findall(r"^\| `(\w+)` \|", table, re.M)) == set(WAITING_REASONS)
+
+
+def test_fields_that_openai_routes_take_beside(reference: dict[str, Page]) -> None:
+    sentence = reference["http.md"].text.partition('`extra_body={"penstock": {…}}` takes')[2].partition("\n\n")[0]
+    assert set(re.findall(r"`(\w+)`", sentence)) == set(PenstockOptions.model_fields)
 
 
 def test_frames(reference: dict[str, Page]) -> None:
