@@ -2,11 +2,15 @@
 
     make bench BENCHMARKS=gateway_many ARGS="--requests 500000"
     make bench BENCHMARKS=gateway_many ARGS="--requests 50000 --chunks 20"
+    make bench BENCHMARKS=gateway_many ARGS="--requests 50000 --chunks 0"
+    make bench BENCHMARKS=gateway_many ARGS="--requests 50000 --waiting"
 
-The requests and outcomes are written straight onto the topics; with `--chunks` every request is a stream of so many
-pieces with two statuses. Then a new gateway reads them all, and a client asks for pages, filtered pages and single
-requests, while a watchdog on the gateway's own loop notes its longest pauses. The floor is a consumer that reads the
-same topics and does nothing with the records. At last the gateway is started again with the view that it has.
+The requests and outcomes are written straight onto the topics. With `--chunks` every request is a text with two
+statuses, streamed in so many pieces, or not at all with 0. With `--waiting` no request has begun, and only the reading
+is measured. Then a new gateway reads them all, `--readings` times with an empty view, and a client asks for pages,
+filtered pages and single requests, while a watchdog on the gateway's own loop notes its longest pauses. The floor is a
+consumer that reads the same topics before each reading and does nothing with the records. At last the gateway is
+started again with the view that it has.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import json
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -81,15 +86,15 @@ def serve(port: int) -> None:
         runner.run(run())
 
 
-def records(count: int, *, streams: bool) -> Iterator[tuple[Any, Any, Any]]:
-    """(request, its outcome, its id as a key), every tenth an embedding of 2 × 1,024 floats unless all are streams."""
+def records(count: int, chunks: int | None) -> Iterator[tuple[Any, Any, Any]]:
+    """(request, its outcome, its id as a key), every tenth an embedding of 2 × 1,024 floats unless all are texts."""
     for number in range(count):
-        embedding = number % 10 == 0 and not streams
+        embedding = number % 10 == 0 and chunks is None
         body: dict[str, Any] = {"task": "embedding", "payload": {"input": ["a", "b"]}}
         if not embedding:
             messages = [{"role": "user", "content": f"question {number}"}]
             body = {"task": "text_generation", "payload": {"messages": messages}, "priority": number % 10}
-            body["stream"] = streams
+            body["stream"] = bool(chunks)
             if number % 7 == 0:
                 body["conversation_id"] = f"c{number % 500}"
         request = parse_request(body, request_id=new_request_id(), now_ms=time.time_ns() // 10**6)
@@ -98,7 +103,7 @@ def records(count: int, *, streams: bool) -> Iterator[tuple[Any, Any, Any]]:
         yield request, outcome, request.request_id.encode()
 
 
-def events_of(request: InferenceRequest, topic: str, number: int, outcome: Any, chunks: int) -> Iterator[Any]:
+def events_of(request: InferenceRequest, topic: str, number: int, outcome: Any, chunks: int | None) -> Iterator[Any]:
     """What a worker says of a request, in its order."""
     common: dict[str, Any] = {
         "request_id": request.request_id,
@@ -110,8 +115,9 @@ def events_of(request: InferenceRequest, topic: str, number: int, outcome: Any, 
         "worker_id": "fill",
     }
     event = ResultEvent(kind="terminal", status="completed", task=request.task, model="m", **outcome, **common)
-    if chunks:
+    if chunks is not None:
         yield StatusEvent(status="running", done=False, rank=STATUS_RANKS["running"], model="m", **common)
+    if chunks:
         whole = outcome["text_generation"]["text"]
         size = max(1, len(whole) // chunks)
         for at in range(chunks):
@@ -128,22 +134,22 @@ def events_of(request: InferenceRequest, topic: str, number: int, outcome: Any, 
                 first_token_index=at,
             )
     yield event
-    if chunks:
+    if chunks is not None:
         yield StatusEvent(status="completed", done=True, rank=STATUS_RANKS["completed"], model="m", **common)
 
 
-def fill(whole: System, count: int, chunks: int = 0) -> list[str]:
-    """Write the requests, and beside them what a worker that runs `TOGETHER` at a time says of them; the ids."""
+def fill(whole: System, count: int, chunks: int | None = None, *, waiting: bool = False) -> list[str]:
+    """Write the requests, and what a worker that runs `TOGETHER` at a time says of them unless they wait; the ids."""
     codec, names = default_codec(), whole.names
     producer = Producer({"bootstrap.servers": whole.bootstrap, "linger.ms": 20, "compression.type": "lz4"})
     ids: list[str] = []
-    found = enumerate(records(count, streams=chunks > 0))
+    found = enumerate(records(count, chunks))
     while some := list(itertools.islice(found, TOGETHER)):
         told: list[Iterator[Any]] = []
         for number, (request, outcome, key) in some:
             topic = names.request(request.task, request.priority)
             producer.produce(topic, codec.encode(request), key=key)
-            told.append(events_of(request, topic, number, outcome, chunks))
+            told.append(iter(()) if waiting else events_of(request, topic, number, outcome, chunks))
             ids.append(request.request_id)
         for event in (one for turn in itertools.zip_longest(*told) for one in turn if one is not None):
             topic = names.result if isinstance(event, ResultEvent) else names.status
@@ -172,6 +178,37 @@ def bare(whole: System) -> tuple[int, float]:
     took = time.monotonic() - began
     consumer.close()
     return total, took
+
+
+def read_all(whole: System, port: int) -> tuple[subprocess.Popen[bytes], dict[str, float]]:
+    """A gateway that has read all into an empty view, and its figures beside those of the floor a moment before."""
+    for path in whole.folder.glob("many.sqlite*"):
+        path.unlink()
+    total, bare_s = bare(whole)
+    process = start(whole, port)
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
+        read_s = until_ready(http, whole)
+    cpu = psutil.Process(process.pid).cpu_times()
+    return process, {
+        "read_s": round(read_s, 1),
+        "records_per_s": round(total / read_s),
+        "bare_records_per_s": round(total / bare_s),
+        "ratio": round(bare_s / read_s, 3),
+        "cpu_us_per_record": round(1e6 * (cpu.user + cpu.system) / total, 1),
+    }
+
+
+def read_again(whole: System, port: int, readings: int) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
+    """The same several times: the last gateway, the medians, and all ratios."""
+    found: list[dict[str, float]] = []
+    while True:
+        process, figures = read_all(whole, port)
+        found.append(figures)
+        if len(found) == readings:
+            medians = {name: statistics.median(one[name] for one in found) for name in figures}
+            return process, {**medians, "ratios": [one["ratio"] for one in found]}
+        process.kill()
+        process.wait(30)
 
 
 def start(whole: System, port: int) -> subprocess.Popen[bytes]:
@@ -237,7 +274,9 @@ def measure(http: httpx.Client, ids: list[str], rounds: int) -> dict[str, dict[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=500_000)
-    parser.add_argument("--chunks", type=int, default=0, help="pieces of each request's text")
+    parser.add_argument("--chunks", type=int, help="texts alone, each in so many pieces; 0: texts that do not stream")
+    parser.add_argument("--waiting", action="store_true", help="texts that no worker has begun")
+    parser.add_argument("--readings", type=int, default=3, help="how often an empty view reads all")
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--quick", action="store_true", help="20,000 requests")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
@@ -248,15 +287,17 @@ def main() -> None:
     count = 20_000 if arguments.quick else arguments.requests
     with broker() as bootstrap, system(bootstrap) as whole:
         began = time.monotonic()
-        ids = fill(whole, count, arguments.chunks)
+        ids = fill(whole, count, 0 if arguments.waiting else arguments.chunks, waiting=arguments.waiting)
         filled_s = time.monotonic() - began
-        total, bare_s = bare(whole)
         port = free_port()
-        process = start(whole, port)
+        process, read = read_again(whole, port, arguments.readings)
+        if arguments.waiting:
+            process.kill()
+            process.wait(30)
+            print(json.dumps({"gateway_many": {"requests": count, **read}}, indent=1))
+            return
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
-                read_s = until_ready(http, whole)
-                cpu = psutil.Process(process.pid).cpu_times()
                 reading = pauses(process, whole)
                 eventually(lambda: http.get(f"/v1/requests/{ids[-1]}").json()["done"], 60, lambda: "not written")
                 pauses(process, whole)
@@ -278,11 +319,7 @@ def main() -> None:
     result = {
         "requests": count,
         "filled_s": round(filled_s, 1),
-        "read_s": round(read_s, 1),
-        "records_per_s": round(total / read_s),
-        "bare_records_per_s": round(total / bare_s),
-        "ratio": round(bare_s / read_s, 3),
-        "cpu_us_per_record": round(1e6 * (cpu.user + cpu.system) / total, 1),
+        **read,
         "started_again_s": round(again_s, 1),
         "file_mib": file_mib,
         "loop_while_reading": reading,

@@ -1,4 +1,4 @@
-"""Write the pages of docs/reference that are made from the code, or check that they are up to date.
+"""Write the pages of docs that are made from the code, or check that they are up to date.
 
 .venv/bin/python docs/generate.py           writes them
 .venv/bin/python docs/generate.py --check   exits 1 and names the pages that are stale
@@ -10,15 +10,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from generator import commands, errors, records, settings
+from generator import commands, errors, proofs, records, settings
 
-FOLDER = Path(__file__).with_name("reference")
+FOLDER = Path(__file__).parent
 COMMAND = ".venv/bin/python docs/generate.py"
 PAGES: dict[str, Callable[[], str]] = {
-    "records.md": records.page,
-    "settings.md": settings.page,
-    "errors.md": errors.page,
-    "cli.md": commands.page,
+    "reference/records.md": records.page,
+    "reference/settings.md": settings.page,
+    "reference/errors.md": errors.page,
+    "reference/cli.md": commands.page,
+    "what-is-proven.md": proofs.page,
 }
 
 
@@ -46,10 +47,10 @@ def main(arguments: list[str]) -> int:
     if arguments:
         names = stale()
         for name in names:
-            print(f"docs/reference/{name} is stale: run `{COMMAND}`", file=sys.stderr)
+            print(f"docs/{name} is stale: run `{COMMAND}`", file=sys.stderr)
         return 1 if names else 0
     for name in write():
-        print(f"docs/reference/{name} written")
+        print(f"docs/{name} written")
     return 0
 
 

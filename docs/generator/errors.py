@@ -68,7 +68,10 @@ WHEN: dict[str, str] = {
         " `capacity`."
     ),
     "idempotency_key_reused": "This Idempotency-Key was used with another body.",
-    "tenant_limit": "The key submits faster than its rate.",
+    "tenant_limit": (
+        "A [limit](http.md#limits) of the tenant, the key or the caller's address is reached: a rate, or a number of"
+        " things at once. The message names it."
+    ),
     "overloaded": "A limit of the gateway, the client library or a remote server is reached.",
     "broker_unavailable": "Kafka does not answer or did not acknowledge in time.",
     "registry_unavailable": "The schema registry does not answer.",

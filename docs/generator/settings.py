@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings
 
 from generator.markdown import code, document, literal, table
 from penstock.cli.config import ClusterSettings
+from penstock.common.engine_kinds import KINDS
 from penstock.gateway.bridge.settings import BridgeSettings
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.summarizer.settings import SummarizerSettings
@@ -107,6 +108,10 @@ One table for each topic of another system that bridges read. Beside the tables,
 `queue_policy`, which says who is next: `strict` (in their order), `weighted` (the default), `round_robin` or `random`.
 In the environment: `PENSTOCK_QUEUE_POLICY`, and `PENSTOCK_QUEUES` as a JSON list."""
 
+ENGINES = "; ".join(f"{code(name)} ({', '.join(kind.tasks)})" for name, kind in KINDS.items() if not kind.built_in)
+FROM_CODE = {("models", "engine"): f" One of, with its tasks: {ENGINES}."}
+"""What is said of a key behind its docstring."""
+
 NOTES = {"devices": DEVICES, "models": MODELS, "gateway.limits": LIMITS, "queues": QUEUES}
 
 OTHERS = [
@@ -183,7 +188,8 @@ def keys_table(name: str, keys: list[Key]) -> str:
     rows: list[list[str]] = []
     for key in keys:
         variable = f"PENSTOCK_{name.replace('.', '__')}__{key.name}".upper()
-        row = [code(key.name), code(variable), type_text(key.info), "", key.meaning]
+        meaning = key.meaning + FROM_CODE.get((name, key.name), "")
+        row = [code(key.name), code(variable), type_text(key.info), "", meaning]
         defaults = set(key.defaults.values())
         row[3] = defaults.pop() if len(defaults) == 1 else ", ".join(f"{v} ({r})" for r, v in key.defaults.items())
         if name in LISTS:

@@ -71,8 +71,8 @@ class Grants:
                 continue
             if _under_way(other):
                 raise Violation(f"line: {work} is granted while {other} is under way")
-            if other.end_with is not None:
-                continue  # it waits for its bytes, to end with them
+            if other.end_with is not None or other.pass_to is not None:
+                continue  # it waits for its bytes, to end with them or to be written again
             earlier = other.seq < work.seq and other.klass == work.klass and other.key[:2] == work.key[:2]
             if earlier and not work.holds_line and (other.stage in IN_SCHEDULER or other.stage is Stage.RETRYING):
                 raise Violation(f"line: {work} is granted before {other}")

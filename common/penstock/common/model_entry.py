@@ -76,10 +76,9 @@ class ModelEntry(Section):
     """A folder, a .gguf file or a hub id (owner/name); for `remote` the server's URL; for `managed` its command; for
     `noop` anything."""
     engine: str
-    """What runs it: text, embedding, diffusers, remote, managed or noop."""
+    """What runs it."""
     tasks: list[str] = Field(default_factory=list[str])
-    """The tasks that it serves, of those that its engine can; none: the first of them, and of `text` summarization
-    too. text_generation, summarization, embedding, image_generation, image_editing, image_to_text, image_processing."""
+    """The tasks that it serves, of those of its engine; none: the first of these, and of `text` both."""
     aliases: list[str] = Field(default_factory=list[str])
     """Other names for it."""
     pool: str | None = Field(default=None, pattern="^[A-Za-z0-9_-]{1,63}$")

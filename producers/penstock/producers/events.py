@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock.common.reader import RawMessage
 from penstock.schemas.codec import Codec
@@ -24,13 +24,35 @@ from penstock.schemas.errors import (
 from penstock.schemas.fold import Chunk as FoldedChunk
 from penstock.schemas.fold import Ignored, Previewed, ResultFold, StatusFold, Terminal
 from penstock.schemas.records import ArtifactRef, ErrorInfo, ResultEvent, StatusEvent
+from penstock.schemas.texts import shortened
 from penstock.schemas.topics import TopicNames
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Status:
+SHOWN_CHARS = 200
+"""What `repr` shows of an output that is no text."""
+
+
+class _Shown:
+    """An event whose `repr` has the fields that differ from their defaults."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        all_of = fields(cast("DataclassInstance", self))
+        return _call(self, {one.name: value for one in all_of if (value := getattr(self, one.name)) != one.default})
+
+
+def _call(event: object, shown: Mapping[str, object]) -> str:
+    return f"{type(event).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Status(_Shown):
     """The request's state changed. `position` is its place in its worker's queue, when it waits."""
 
     status: str
@@ -44,8 +66,8 @@ class Status:
     """The time to live, when a worker chose it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Progress(_Shown):
     """So many steps of a run are done."""
 
     step: int
@@ -53,8 +75,8 @@ class Progress:
     attempt: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Preview:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Preview(_Shown):
     """A small image of what there is so far: artifact_id, url, media_type, width, height, sha256."""
 
     step: int
@@ -63,8 +85,8 @@ class Preview:
     attempt: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Chunk:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Chunk(_Shown):
     """New text; `text_offset` characters came before it in this attempt.
 
     `tool_calls`: pieces of calls of tools, {index, id, name, arguments, offset} each; id and name with the first piece.
@@ -78,18 +100,31 @@ class Chunk:
     logprobs: Sequence[Mapping[str, Any]] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Restarted:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Restarted(_Shown):
     """The text begins anew: what was seen before is void."""
 
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Result:
-    """The one outcome, always the last event."""
+    """The one outcome, always the last event. `event` is its whole record, of which `repr` shows the main fields."""
 
     event: ResultEvent
+
+    def __repr__(self) -> str:
+        other = None if self.text is not None or not self.event.output else str(self.event.output)
+        shown: dict[str, object] = {
+            "status": self.status,
+            "text": self.text,
+            "artifact": self.artifact and self.artifact.artifact_id,
+            "output": other and shortened(other, SHOWN_CHARS),
+            "error": self.error and f"{self.error.code}: {self.error.message}",
+            "finish_reason": self.event.finish_reason,
+            "model": self.event.model,
+        }
+        return _call(self, {name: value for name, value in shown.items() if value is not None})
 
     @property
     def status(self) -> str:

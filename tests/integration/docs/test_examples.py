@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from PIL import Image
 
@@ -29,6 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 DOCS = Path(__file__).parents[3] / "docs"
 ELSEWHERE = {
+    "Talk to Penstock from a web page": "tests/integration/gateway/test_browser.py opens it in a browser",
     "Use another chat model": "it takes a model of the reader's",
     "Models for every task": "no model hub is reachable",
     "Make a real picture": "no model hub is reachable",
@@ -43,6 +45,8 @@ ELSEWHERE = {
 DRAWING = {"Work with images", "In a conversation", "Submit from the command line"}
 """Without `--tiny-models` nothing draws, edits or describes images."""
 VARIANTS = [["--tiny-models"], []] if os.environ.get("PENSTOCK_TEST_LONG") else [["--tiny-models"]]
+LONGEST = 100
+"""Tokens of an answer in the tutorial: SmolLM2 writes some twenty a second on two cores."""
 LACKING = ("standardwebhooks import",)
 """Blocks with these words need what only a receiver has: tests/integration/gateway/test_webhooks.py is one."""
 
@@ -111,7 +115,7 @@ class Up:
             text = text.replace(shown, here)
         script = folder / "script.sh"
         script.write_text('set -eu\ncurl() { command curl --fail-with-body "$@"; }\n' + text)
-        (folder / "typed").write_text("What is a dam?\n")
+        (folder / "typed").write_text("What is the capital of France?\n")
         with (folder / "typed").open() as typed, (folder / "said").open("w") as said:
             done = subprocess.run(
                 ["timeout", "300", "bash", "-x", script.name],
@@ -222,8 +226,10 @@ def sections(page: str) -> dict[str, list[Block]]:
 
 
 def test_the_tutorial(up: Up) -> None:
-    """From its first line to its last, in one shell."""
+    """From its first line to its last, in one shell. No answer is so long that its reader would wait for it."""
     up.run("tutorial", list(blocks(DOCS / "tutorial.md")))
+    requests = httpx.get(f"{up.environment['PENSTOCK_URL']}/v1/requests?limit=100&task=text_generation").json()["data"]
+    assert max(one["result"]["usage"]["completion_tokens"] for one in requests if one["result"]) <= LONGEST
 
 
 RUNNABLE = {name: found for name, found in sections("how-to.md").items() if any(map(script_of, found))}

@@ -1,11 +1,15 @@
-"""A page of another origin follows a request in a real browser, by the script of docs/how-to.md."""
+"""Pages of another origin in a real browser: the example of docs/how-to.md, and its function that follows a request."""
 
 from __future__ import annotations
 
+import os
 import re
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,19 +17,24 @@ from socketserver import BaseRequestHandler, ThreadingTCPServer
 from threading import Thread
 from typing import Any
 
+import httpx
 import pytest
 
+from penstock.cli.paths import free_port, port_in_use
 from penstock.gateway.edge.keys import create_key, revoke_key
 from stock_clients import tool
 from support import in_background, wait_until
+from system import Process, System, running
+from worker_requests import engine
 
-HOW_TO = Path(__file__).parents[3] / "docs" / "how-to.md"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "browser"
 STARTS = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 PAGE = """<script>
 let text = "", tickets = [], closed = false
 const close = EventSource.prototype.close
 EventSource.prototype.close = function () { closed = true; close.call(this) }
-const show = (piece) => text += piece, newTicket = async () => tickets.pop()
+const show = (piece) => text += piece, begin = (all = "") => text = all, say = () => {}
+const newTicket = async () => tickets.pop()
 %s
 let state
 // Its state: open, and once the browser has given it up, what the answer to the same call says to this page.
@@ -85,7 +94,7 @@ class Passing(BaseRequestHandler):
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The application's own server, at a port."""
     folder = tmp_path_factory.mktemp("site")
-    (script,) = re.findall(r"```js\n(function follow.*?)```", HOW_TO.read_text(), re.S)
+    (script,) = re.findall(r"^function follow.*?^}", (EXAMPLE / "page.js").read_text(), re.S | re.M)
     (folder / "index.html").write_text(PAGE % script)
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(folder)))
     with in_background(server):
@@ -178,3 +187,55 @@ def test_a_page_reads_nothing_else_and_nothing_after_the_tickets_end(
     page.wait_for_function("state === 'unauthenticated'")  # the ticket ends with its key: the stream, and a reconnect
     page.goto(f"http://localhost:{site}/")
     tries(mine, "forbidden")  # auth.allowed_origins does not list this page
+
+
+@dataclass
+class Example:
+    """The example's site, with a relay between its page and the gateway."""
+
+    url: str
+    relay: Relay
+    gateway: Process
+    key: str
+
+    def newest(self) -> dict[str, Any]:
+        headers = {"x-api-key": self.key}
+        found = httpx.get(f"{self.gateway.url}/v1/requests?limit=1", headers=headers, timeout=30).json()["data"]
+        return found[0]
+
+
+@pytest.fixture(scope="module")
+def example(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Example]:
+    folder, port = tmp_path_factory.mktemp("example"), free_port()
+    url, keys = f"http://127.0.0.1:{port}", folder / "keys.json"
+    key = create_key(keys, tenant="app", scopes=["read", "submit"])
+    auth = {"keys_file": str(keys), "allowed_origins": [url]}
+    models = [engine(tokens=40, delay_ms=50)]
+    with running(System(kafka.bootstrap_servers, "example-", folder, models=models, auth=auth)) as system:
+        gateway = system.start_all(["w1", "g1"]).process("g")
+        with Relay(gateway.port) as relay, in_background(relay):
+            env = {"PENSTOCK_URL": f"http://127.0.0.1:{relay.server_address[1]}", "PENSTOCK_API_KEY": key}
+            server = subprocess.Popen([sys.executable, EXAMPLE / "server.py", str(port)], env={**os.environ, **env})
+            try:
+                wait_until(lambda: port_in_use(port), 20, "the site listens")
+                yield Example(url, relay, gateway, key)
+            finally:
+                server.terminate()
+                server.wait(10)
+
+
+@pytest.mark.parametrize(("way", "path"), [("EventSource", "/events?"), ("WebSocket", "/v1/ws?")])
+def test_the_example_shows_the_whole_answer_over_a_cut_connection(
+    example: Example, browser: Any, way: str, path: str
+) -> None:
+    with browser.new_page() as page:
+        page.goto(example.url)
+        page.get_by_role("button", name=way).click()
+        page.wait_for_function("document.getElementById('answer').textContent.length > 20")
+        assert not example.newest()["done"]
+        example.relay.cut()
+        page.wait_for_function("document.getElementById('state').textContent === 'completed'")
+        made = example.newest()
+        assert page.locator("#answer").text_content() == made["result"]["text"]
+        assert made["user_id"] == "ann"
+        assert len([head for head in example.relay.heads if path in head.splitlines()[0]]) == 2, "it came again"

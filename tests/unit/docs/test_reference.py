@@ -12,16 +12,21 @@ import pytest
 
 from penstock.common.engine_kinds import KINDS, PROCESS_OPTIONS, REMOTE_OPTIONS
 from penstock.common.model_entry import ModelEntry
+from penstock.gateway.bridge import known
 from penstock.gateway.bridge.metrics import BridgeMetrics
+from penstock.gateway.dead_letters import letters
 from penstock.gateway.metrics import GatewayMetrics
+from penstock.gateway.openai.chat_bodies import PenstockOptions
 from penstock.gateway.summarizer.desk import Desk
 from penstock.gateway.summarizer.metrics import SummarizerMetrics
 from penstock.gateway.view.frames import Frame
 from penstock.gateway.webhooks.metrics import WebhookMetrics
 from penstock.processors.metrics import Metrics
+from penstock.schemas import topics
 from penstock.schemas.errors import PenstockError
-from penstock.schemas.records import SummarizePolicy
-from penstock.schemas.topics import TopicNames, topic_specs
+from penstock.schemas.records import WAITING_REASONS, InferenceRequest, SummarizePolicy
+from penstock.schemas.tasks import BUILT_TASKS
+from penstock.schemas.topics import TopicNames, request_key, topic_specs
 
 if TYPE_CHECKING:
     from conftest import Page
@@ -35,14 +40,15 @@ def generate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return import_module("generate")
 
 
-GENERATED = ["records.md", "settings.md", "errors.md", "cli.md"]
+REFERENCE = ["records.md", "settings.md", "errors.md", "cli.md"]
+GENERATED = [*(f"reference/{name}" for name in REFERENCE), "what-is-proven.md"]
 
 
 @pytest.mark.parametrize("name", GENERATED)
 def test_generated_pages_are_up_to_date(generate: ModuleType, name: str) -> None:
     assert set(generate.PAGES) == {*GENERATED}
-    text = (ROOT / "docs/reference" / name).read_text(encoding="utf-8")
-    assert text == generate.PAGES[name](), f"docs/reference/{name} is stale: run `{generate.COMMAND}`"
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    assert text == generate.PAGES[name](), f"docs/{name} is stale: run `{generate.COMMAND}`"
 
 
 def test_check_names_the_stale_page_and_writing_mends_it(
@@ -52,7 +58,7 @@ def test_check_names_the_stale_page_and_writing_mends_it(
     monkeypatch.setattr(generate, "PAGES", {"one.md": lambda: "one\n", "two.md": lambda: "two\n"})
     (tmp_path / "one.md").write_text("one\n")
     assert generate.main(["--check"]) == 1
-    assert capsys.readouterr().err == f"docs/reference/two.md is stale: run `{generate.COMMAND}`\n"
+    assert capsys.readouterr().err == f"docs/two.md is stale: run `{generate.COMMAND}`\n"
     assert generate.main([]) == 0
     assert generate.main(["--check"]) == 0
     assert generate.main(["--nothing-of-ours"]) == 2
@@ -66,7 +72,7 @@ def test_generated_pages_do_not_depend_on_the_terminal_or_the_place(
     for name, page in generate.PAGES.items():
         text = page()
         assert str(ROOT) not in text
-        assert text == (ROOT / "docs/reference" / name).read_text(encoding="utf-8")
+        assert text == (ROOT / "docs" / name).read_text(encoding="utf-8")
 
 
 def test_every_error_code_says_when(generate: ModuleType) -> None:
@@ -81,6 +87,12 @@ def test_metrics(reference: dict[str, Page]) -> None:
     rooms = [Metrics(), GatewayMetrics(), BridgeMetrics(), WebhookMetrics(), summarizer]
     families = [family for room in rooms for family in room.registry.collect()]
     assert documented == {family.name + ("_total" if family.type == "counter" else "") for family in families}
+
+
+def test_settings_name_every_engine(reference: dict[str, Page]) -> None:
+    row = next(row for row in reference["settings.md"].text.splitlines() if row.startswith("| `engine` |"))
+    kinds = {name for name, kind in KINDS.items() if not kind.built_in}
+    assert set(re.findall(r"`(\w+)`", row)) - {"engine"} == kinds
 
 
 def test_engine_options(reference: dict[str, Page]) -> None:
@@ -123,6 +135,41 @@ def test_topics(reference: dict[str, Page]) -> None:
         days = int(spec.config.get("retention.ms", 0)) // 86_400_000
         assert (spec.partitions, spec.config["cleanup.policy"]) == (64 if partitions == "N" else 1, cleanup)
         assert kept == (f"{days} day{'s' if days > 1 else ''}" if days else "for good")
+
+
+def test_keys_of_request_topics(reference: dict[str, Page]) -> None:
+    cells = {
+        re.split(r"\| ", row)[1]: re.split(r"\| ", row)[2]
+        for row in reference["topics.md"].text.splitlines()
+        if row.startswith("| `inference.")
+    }
+    keys = {name: key.strip() for names, key in cells.items() for name in re.findall(r"`(inference[\w.]+)`", names)}
+    names = {b"talk": "conversation key, else request id", b"one": "request id"}
+    for task in BUILT_TASKS:
+        turn = InferenceRequest(request_id="one", task=task, conversation_id="talk", created_at=1)
+        assert keys[TopicNames().request(task, 5)] == names[request_key(turn)]
+
+
+def test_headers(reference: dict[str, Page]) -> None:
+    table = reference["topics.md"].text.partition("## Headers")[2].partition("## Requests as JSON")[0]
+    documented = {
+        name for row in re.findall(r"^\| (`[^|]*`) \|", table, re.M) for name in re.findall(r"`([\w-]+)`", row)
+    }
+    events = {"ce_specversion", "ce_id", "ce_source", "ce_type"}
+    ours = {value for room in (topics, letters, known) for name, value in vars(room).items() if name[:7] == "HEADER_"}
+    assert documented == ours | events | {"penstock-not-before"}
+
+
+def test_reasons_to_wait(reference: dict[str, Page], pages: list[Page]) -> None:
+    how_to = next(page for page in pages if page.path.name == "how-to.md")
+    for page, begins in ((reference["http.md"], "| `reason` |"), (how_to, "| reason | what helps |")):
+        table = page.text.partition(begins)[2].partition("\n\n")[0]
+        assert set(re.findall(r"^\| `(\w+)` \|", table, re.M)) == set(WAITING_REASONS)
+
+
+def test_fields_that_openai_routes_take_beside(reference: dict[str, Page]) -> None:
+    sentence = reference["http.md"].text.partition('`extra_body={"penstock": {…}}` takes')[2].partition("\n\n")[0]
+    assert set(re.findall(r"`(\w+)`", sentence)) == set(PenstockOptions.model_fields)
 
 
 def test_frames(reference: dict[str, Page]) -> None:

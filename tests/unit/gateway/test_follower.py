@@ -19,6 +19,8 @@ from penstock.gateway.view import ends as ends_module
 from penstock.gateway.view.ends import Ends
 from penstock.gateway.view.follower import _public_reason
 from penstock.gateway.view.pieces import BYTES_AT_ONCE, FOLDED_AT_ONCE, folds
+from penstock.gateway.view.progress import Progress
+from penstock.gateway.view.store import TP
 from penstock.gateway.view.topics_read import MissingTopics
 from penstock.schemas.errors import BrokerUnavailable, Forbidden, PenstockError
 
@@ -58,6 +60,25 @@ def test_a_probe_reads_why_the_topics_could_not_be_looked_up(error: PenstockErro
 
 
 RESULT, REQUEST = ("inference.result", 0), ("inference.request.low", 0)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "now_s", "text"),
+    [
+        ({}, 100.5, "0 of 1,000 records"),
+        ({RESULT: 150}, 100.5, "50 of 1,000 records"),
+        ({RESULT: 150}, 110, "50 of 1,000 records, about 3 min left"),
+        ({RESULT: 300, REQUEST: 300}, 110, "500 of 1,000 records, about 10 s left"),
+        ({RESULT: 9_999, REQUEST: 9_999}, 120, "1,000 of 1,000 records, about 0 s left"),
+    ],
+)
+def test_a_view_that_catches_up_says_how_long_it_will_take(offsets: dict[TP, int], now_s: float, text: str) -> None:
+    progress = Progress(begin={RESULT: 100}, goal={RESULT: 300, REQUEST: 800}, began_s=100)
+    assert progress.text({RESULT: 100, REQUEST: 0, **offsets}, now_s) == text
+
+
+def test_nothing_to_read_says_nothing() -> None:
+    assert Progress().text({}, 10) == Progress(begin={RESULT: 5}, goal={RESULT: 5}).text({RESULT: 5}, 10) == ""
 
 
 async def test_ends_that_were_read_beyond_are_not_believed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,3 +126,15 @@ def test_a_failed_outcome_raises_its_error(ended: str, error: str | None, expect
     with pytest.raises(expected):
         completed(outcome(None, status=ended, error=info))
     assert completed(outcome("a")).output_text == "a"
+
+
+def test_an_event_shows_in_one_line_what_it_says() -> None:
+    assert repr(Status(status="running", attempt=1, model="m")) == "Status(status='running', attempt=1, model='m')"
+    assert repr(Chunk(text="He", text_offset=0, attempt=1)) == "Chunk(text='He', text_offset=0, attempt=1)"
+    said = Result(outcome("Hello", finish_reason="stop", model="m"))
+    assert repr(said) == "Result(status='completed', text='Hello', finish_reason='stop', model='m')"
+    vectors = Result(result_event(task="embedding", embedding={"embeddings": [[0.5] * 1_024]}))
+    assert "embeddings" in repr(vectors)
+    assert len(repr(vectors)) < 300
+    failed = Result(outcome(None, status="expired", error=ErrorInfo(code="expired", message="too late", type="x")))
+    assert repr(failed) == "Result(status='expired', error='expired: too late')"

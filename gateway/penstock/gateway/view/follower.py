@@ -20,6 +20,7 @@ from penstock.gateway.view.ends import Ends
 from penstock.gateway.view.ordered_reading import OrderedReading
 from penstock.gateway.view.piece_reader import PieceReader
 from penstock.gateway.view.pieces import FOLDED_AT_ONCE, folds
+from penstock.gateway.view.progress import Progress
 from penstock.gateway.view.selecting import Selection
 from penstock.gateway.view.shared_calls import SharedCalls
 from penstock.gateway.view.store import TP, Store
@@ -31,6 +32,7 @@ from penstock.schemas.errors import BrokerUnavailable, Forbidden, NotFound, Pens
 logger = logging.getLogger(__name__)
 
 FLUSH_S, CATCHING_UP_FLUSH_S = 0.2, 2.0
+LOG_PROGRESS_S = 10.0
 CROWDED = 50_000
 """While so many requests are live and outcomes are behind, a view that catches up reads outcomes alone."""
 FOLDED_WITH_LOOKS = 25
@@ -92,14 +94,12 @@ class Follower:
         self._ends = Ends(settings, view, self._threads)
         self._tasks: list[asyncio.Task[None]] = []
         self._began_ms = now_ms()
-        self._begin: dict[TP, int] = {}
-        self._goal: Mapping[TP, int] = {}
-        """From where to where the first catching up goes."""
+        self._progress = Progress()
         self._caught_up = False
         self._lookup_failure: str | None = None
+        """Why the last lookup of the topics failed."""
         self._registry_failure: str | None = None
         """Why the batch that is due cannot be decoded yet."""
-        """Why the last lookup of the topics failed."""
         self._failed: str | None = None
         self._catching = SharedCalls(lambda: self._catch_up(CATCH_UP_S))
         self._reading_commands = SharedCalls(self._read_commands)
@@ -136,7 +136,7 @@ class Follower:
         await asyncio.to_thread(self._reader.start)
         self._view.known.catching_up = True
         self._watch.begin(topics, self._reader)
-        self._begin = dict(begin)
+        self._progress = Progress(begin=dict(begin), began_s=time.monotonic())
         self._view.offsets().update(begin)
         self._tasks = [
             self._loop.create_task(self._guard(name, work))
@@ -191,8 +191,12 @@ class Follower:
                 self._ends.wake()
 
     async def _flush_forever(self) -> None:
+        log_at_s = time.monotonic() + LOG_PROGRESS_S
         while True:
             await asyncio.sleep(FLUSH_S if self._caught_up else CATCHING_UP_FLUSH_S)
+            if time.monotonic() >= log_at_s and (text := self.catching_up()) is not None:
+                logger.info("follower.catching_up state=%r", text)
+                log_at_s = time.monotonic() + LOG_PROGRESS_S
             self._view.flush()
             self._view.put_aside(PUT_ASIDE)
             if self._reader is not None and self._reader.failure is not None:
@@ -300,7 +304,8 @@ class Follower:
         if self._caught_up:
             return None
         waits = "" if self._registry_failure is None else f"; {self._registry_failure}"
-        return f"catching up with the topics{self._progress()}{waits}"
+        progress = self._progress.text(self._view.offsets(), time.monotonic())
+        return f"catching up with the topics{progress and f': {progress}'}{waits}"
 
     def readiness(self) -> Readiness:
         if (reason := self.cannot_keep()) is not None:
@@ -318,15 +323,6 @@ class Follower:
                 return Readiness(False, self._registry_failure)
             return Readiness(False, "behind the topics and not moving")
         return Readiness(True)
-
-    def _progress(self) -> str:
-        """How much of what stood there at the start is read."""
-        if not self._goal:
-            return ""
-        offsets, begin = self._view.offsets(), self._begin
-        ranges = [(begin.get(tp, end), min(offsets.get(tp, 0), end), end) for tp, end in self._goal.items()]
-        done, whole = sum(at - first for first, at, _ in ranges), sum(end - first for first, _, end in ranges)
-        return f": {done:,} of {whole:,} records" if whole > 0 else ""
 
     async def catch_up(self) -> None:
         """Wait (2 s at most) until the view holds all that stood in the log at this call. Raises BrokerUnavailable.
@@ -362,7 +358,7 @@ class Follower:
                 raise BrokerUnavailable("the broker does not answer; try again", retry_after_s=1) from error
         ends = await self._ends.of_now(deadline_s)
         if not self._caught_up:
-            self._goal = ends
+            self._progress.goal = ends
         await self._ends.reach(ends, deadline_s)
 
 

@@ -1,4 +1,4 @@
-"""The pages name the worker's states and log events as the code does, and the tests that they point at exist."""
+"""The pages name states, log events, methods and files as the code does, and the tests that they point at exist."""
 
 from __future__ import annotations
 
@@ -41,3 +41,36 @@ def test_named_tests_exist(pages: list[Page]) -> None:
     named = {(page.name, span) for page in pages for span in page.spans if re.match(r"tests/[\w/.]+$", span)}
     assert len(named) > 40
     assert {(name, path) for name, path in named if not (ROOT / path).exists()} == set()
+
+
+def sources() -> list[Path]:
+    product = ("schemas", "common", "producers", "processors", "gateway", "cli")
+    return [
+        path
+        for room in (*product, "benchmarks", "tests", "docs", "examples")
+        for path in (ROOT / room).rglob("*")
+        if path.is_file()
+    ]
+
+
+def test_named_files_exist(pages: list[Page]) -> None:
+    """A page may leave out the beginning of a path, as in `core/flow.py`."""
+    named = {(page.name, span) for page in pages for span in page.spans if re.fullmatch(r"[\w./]+\.(py|avsc)", span)}
+    files = [f"/{path.relative_to(ROOT)}" for path in sources()]
+    assert len(named) > 40
+    absent = {(name, span) for name, span in named if not any(file.endswith(f"/{span}") for file in files)}
+    assert absent == {("docs/fault-table.md", "kombu/transport/redis.py")}, "that one is another project's"
+
+
+def test_names_in_how_it_works_exist(pages: list[Page]) -> None:
+    """`Class.method` of the steps of a request."""
+    code = {path: path.read_text() for path in sources() if path.suffix == ".py" and "processors" in path.parts}
+    named = [re.fullmatch(r"([A-Z]\w+)\.(\w+)", span) for span in page_of(pages, "docs/how-it-works.md").spans]
+    steps = {(found[1], found[2]) for found in named if found}
+    assert len(steps) > 20
+    missing = {
+        step
+        for step in steps
+        if not any(f"class {step[0]}" in text and re.search(rf"\b(def )?{step[1]}\b", text) for text in code.values())
+    }
+    assert missing == set()

@@ -1,0 +1,60 @@
+"""A site of your own whose page talks to Penstock. The server keeps the key; the page gets tickets.
+
+PENSTOCK_URL=http://127.0.0.1:8000 PENSTOCK_API_KEY=pk_… python examples/browser/server.py 9000
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+GATEWAY = os.environ.get("PENSTOCK_URL", "http://127.0.0.1:8000")
+KEY = os.environ["PENSTOCK_API_KEY"]
+USER = "ann"
+"""A real site takes the user from its login."""
+
+
+def penstock(path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The gateway's answer to a POST with the key."""
+    headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
+    with urlopen(Request(GATEWAY + path, json.dumps(body).encode(), headers), timeout=30) as answer:
+        return json.load(answer)
+
+
+def request(prompt: str) -> dict[str, Any]:
+    payload = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 100}
+    return {"task": "text_generation", "stream": True, "user_id": USER, "payload": payload}
+
+
+class Site(SimpleHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if self.path == "/questions":
+            answer = penstock("/v1/requests", request(body["prompt"]))
+        elif self.path == "/tickets/read":  # for an EventSource: one request of this user
+            asked = {"use": "read", "request_id": body["request_id"], "user_id": USER, "ttl_s": 600}
+            answer = penstock("/v1/tickets", asked)
+        elif self.path == "/tickets/socket":  # for a WebSocket: requests of this user, once
+            answer = penstock("/v1/tickets", {"use": "socket", "scopes": ["read", "submit"], "user_id": USER})
+        else:
+            self.send_error(404)
+            return
+        content = json.dumps({**answer, "gateway": GATEWAY}).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+if __name__ == "__main__":
+    port = int(sys.argv[1])
+    print(f"http://127.0.0.1:{port}", flush=True)
+    site = partial(Site, directory=str(Path(__file__).parent))
+    ThreadingHTTPServer(("127.0.0.1", port), site).serve_forever()
