@@ -7,11 +7,11 @@ import tomllib
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, cast
-from urllib.parse import quote
+from typing import Annotated, Any, Final, cast
 
 import typer
 
+from penstock.cli.commands.api_paths import ApiPath, api_path
 from penstock.cli.commands.common import AsJson, Gateway, errors, print_json, print_list, print_table
 from penstock.cli.commands.order_waits import ROOT, WAIT_S, OrderWait, Reached, path_of, reason_text, state_text
 from penstock.cli.config import find_config, read_toml
@@ -27,7 +27,7 @@ app = App(
 )
 
 Json = dict[str, Any]
-ORDERS = "/v1/admin/orders"
+ORDERS: Final = "/v1/admin/orders"
 Name = Annotated[str, typer.Argument(help="The model's id, or an alias.")]
 Pool = Annotated[str | None, typer.Option("--pool", help="Its pool, when several have a model of that name.")]
 
@@ -290,12 +290,12 @@ class Paused:
     one_class: Annotated[str | None, typer.Option("--class", help="In place of a model: high, medium or low.")] = None
     pool: Pool = None
 
-    def path(self, action: str) -> str:
+    def path(self, action: str) -> ApiPath:
         if (self.name is None) == (self.one_class is None):
             raise CliFailure(f"name a model or a --class to {action}, one of the two", exit_code=ExitCode.USAGE)
         if self.name is not None:
             return path_of(self.name, action)
-        return f"/v1/admin/classes/{quote(self.one_class or '')}/{action}"
+        return api_path("/v1/admin/classes", self.one_class or "", action)
 
 
 @app.command()

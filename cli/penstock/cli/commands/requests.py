@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.commands.api_paths import api_path
 from penstock.cli.commands.bulk_requests import Chosen, command
 from penstock.cli.commands.common import AsJson, Gateway, print_json, print_list
 from penstock.cli.option_groups import App
@@ -49,7 +50,7 @@ def list_requests(
 @app.command()
 def show(request_id: RequestId, gateway: Gateway, as_json: AsJson = False) -> None:
     """One request, with its result when it has one; --json prints one line. Example: penstock requests show 3f0c…"""
-    print_json(gateway.call("GET", f"/v1/requests/{request_id}"), indented=not as_json)
+    print_json(gateway.call("GET", api_path("/v1/requests", request_id)), indented=not as_json)
 
 
 @app.command()
@@ -87,5 +88,5 @@ def reprioritize(
 @app.command()
 def delete(request_id: RequestId, gateway: Gateway) -> None:
     """Erase an ended request from every gateway's view; its copies in the log go with retention."""
-    gateway.call("DELETE", f"/v1/requests/{request_id}")
+    gateway.call("DELETE", api_path("/v1/requests", request_id))
     typer.echo(f"{request_id} erased")
