@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.hub_models import HubModel
 from penstock.cli.kafka_jars import KAFKA_VERSION
 from penstock.cli.ordered import read_orders
-from penstock.cli.paths import Progress, free_port, port_in_use
+from penstock.cli.paths import Progress, free_port, local_url, port_in_use
 from penstock.cli.reaching import why_unreachable
 from penstock.cli.readiness import ReadinessWatch, ask
 from penstock.cli.state import Home, PartState, SystemState
@@ -356,15 +357,15 @@ class LocalSystem:
         return f"http://127.0.0.1:{self.ports['worker']}"
 
     @property
-    def wants_keys(self) -> bool:
-        """Whether the gateway asks for a key."""
-        return bool(os.environ.get(KEYS_FILE) or self._configured().get("auth", {}).get("keys_file"))
+    def keys_file(self) -> str | None:
+        """That of the gateway; None if it asks for no key."""
+        named = os.environ.get(KEYS_FILE) or self._configured().get("auth", {}).get("keys_file")
+        return str(Path(named).absolute()) if named else None
 
     @property
     def local_url(self) -> str:
         """The gateway as this machine reaches it."""
-        host = "127.0.0.1" if self.options.host in ("0.0.0.0", "::") else self.options.host
-        return f"http://{host}:{self.options.port}"
+        return local_url(self.options.host, self.options.port)
 
     def _worker(self, environment: Mapping[str, str]) -> Part:
         grace_s = load(DrainSettings).worker.drain_s + 40
@@ -423,11 +424,12 @@ class LocalSystem:
             SystemState(
                 pid=os.getpid(),
                 phase=self.phase,
-                url=self.url,
+                url=self.local_url,
                 bootstrap_servers=self.bootstrap_servers,
                 models=[str(model["id"]) for model in self.models],
                 started_at=self._started_at,
                 failed=self.failed,
+                keys_file=self.keys_file,
                 parts=parts,
             )
         )
@@ -488,18 +490,19 @@ def card(system: LocalSystem) -> str:
     chat = next((model for model in models if model not in system.failed), None)
     without = "".join(f" without the model {model}" for model in system.failed)
     body = f'{{"model":"{chat}","messages":[{{"role":"user","content":"What is the capital of France?"}}]}}'
-    headers, key, named = "-H 'content-type: application/json'", "none", ""
-    if system.wants_keys:
-        headers, key, named = f"-H 'authorization: Bearer KEY' {headers}", "KEY", " --key KEY"
-    named += f" --model {chat}" if system.failed else ""
+    headers, key, export = "-H 'content-type: application/json'", "none", f"export PENSTOCK_URL={url}"
+    if system.keys_file is not None:
+        headers, key = f"-H 'authorization: Bearer KEY' {headers}", "KEY"
+        export += f" PENSTOCK_API_KEY=KEY   (penstock keys create --file {shlex.quote(system.keys_file)})"
     first = f"""
-    penstock chat{"" if url == "http://127.0.0.1:8000" else f" --url {url}"}{named}
+    penstock chat{f" --model {chat}" if system.failed else ""}
     curl {url}/v1/chat/completions {headers} -d '{body}'
     OpenAI(base_url="{url}/v1", api_key="{key}").chat.completions.create(model="{chat}", messages=[…])
 """
     return f"""
   Penstock is up{without}: {url}   (docs: {url}/docs)
-{"" if chat is None else first}
+
+    {export}{"" if chat is None else first}
   Kafka {system.bootstrap_servers}
   models  {where_models_are(system.worker_url, [entry.id for entry in entries])}{_without_model(system, entries)}
   worker  {system.worker_url}/readyz   data  {data}{_webhooks_line(system)}

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli import instances
 from penstock.cli.config import ClusterSettings, ConfigFile, load, use_config
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.option_groups import App
-from penstock.cli.paths import Progress, default_data_dir, silent
+from penstock.cli.paths import Progress, silent
 from penstock.cli.reaching import require_kafka
-from penstock.cli.state import Home
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.errors import Forbidden
 from penstock.schemas.topics import HORIZON_MS, TopicNames, TopicSpec, topic_specs
@@ -166,7 +166,7 @@ def check(cluster: Cluster, as_json: AsJson = False) -> None:
 
 
 def kafka_settings(settings: ClusterSettings, bootstrap_servers: str | None, prefix: str | None) -> KafkaSettings:
-    """The cluster of the options, else of the settings, else of the `penstock up` that runs on the data folder.
+    """The cluster of the options, else of the settings, else of the `penstock up` that runs here.
 
     Raises CliFailure for a prefix Kafka refuses.
     """
@@ -176,13 +176,10 @@ def kafka_settings(settings: ClusterSettings, bootstrap_servers: str | None, pre
             f"kafka.topic_prefix {chosen!r}: use at most {MAX_PREFIX} letters, digits, dots, underscores and dashes",
             exit_code=ExitCode.USAGE,
         )
-    return settings.kafka_settings(bootstrap_servers or running_bootstrap(settings, Home(default_data_dir())), chosen)
-
-
-def running_bootstrap(settings: ClusterSettings, home: Home) -> str | None:
-    """The broker of the `penstock up` that runs on this folder; None without one, or when the settings name another."""
-    running = None if "bootstrap_servers" in settings.kafka.model_fields_set else home.running()
-    return None if running is None else running.bootstrap_servers
+    if bootstrap_servers is None and "bootstrap_servers" not in settings.kafka.model_fields_set:
+        running = instances.found()
+        bootstrap_servers = None if running is None else running.bootstrap_servers
+    return settings.kafka_settings(bootstrap_servers, chosen)
 
 
 def create_topics(

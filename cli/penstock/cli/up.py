@@ -24,6 +24,7 @@ from penstock.cli.config import ClusterSettings, load, read_toml, use_config
 from penstock.cli.config_commands import checked
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.hub_models import agree, chosen
+from penstock.cli.instances import elsewhere_text
 from penstock.cli.local_system import LocalSystem, Options, card, where_models_are
 from penstock.cli.ordered import read_orders
 from penstock.cli.paths import default_data_dir
@@ -319,7 +320,7 @@ def down(data_dir: DataDir = None) -> None:
     """
     home = Home(data_dir or default_data_dir())
     if not home.held():
-        typer.echo("Penstock is not running")
+        typer.echo(f"Penstock is not running{elsewhere_text()}")
         return
     state = home.read()
     if state is None:
@@ -386,7 +387,7 @@ def running(home: Home) -> SystemState:
     state = home.running()
     if state is None:
         raise CliFailure(
-            f"Penstock is not running on {home.data_dir}: start it with `penstock up{home.option}`",
+            f"Penstock is not running on {home.data_dir}: start it with `penstock up{home.option}`{elsewhere_text()}",
             exit_code=ExitCode.UNREACHABLE,
         )
     return state

@@ -166,7 +166,7 @@ def test_the_card_names_the_key_that_the_gateway_asks_for(
     if by_variable:
         monkeypatch.setenv("PENSTOCK_AUTH__KEYS_FILE", "keys.json")
     text = card(make("m", config="" if by_variable else '[auth]\nkeys_file = "keys.json"\n'))
-    assert all(part in text for part in ("authorization: Bearer KEY", 'api_key="KEY"', "--key KEY"))
+    assert all(part in text for part in ("authorization: Bearer KEY", 'api_key="KEY"', " PENSTOCK_API_KEY=KEY "))
 
 
 def test_the_card_is_short_and_its_commands_name_their_instance(
@@ -175,9 +175,15 @@ def test_the_card_is_short_and_its_commands_name_their_instance(
     folder = tmp_path / "my data"
     system = make("smollm2-135m", data_dir=folder, port=8123)
     text = card(system)
-    for word in ("http://127.0.0.1:8123", "curl ", "OpenAI(base_url=", "smollm2-135m", str(tmp_path)):
+    for word in (
+        "export PENSTOCK_URL=http://127.0.0.1:8123\n",
+        "curl ",
+        "OpenAI(base_url=",
+        "smollm2-135m",
+        str(tmp_path),
+    ):
         assert word in text
-    assert len(text.splitlines()) < 14
+    assert len(text.splitlines()) < 15
     assert all(f"penstock {command} --data-dir '{folder}'" in text for command in ("logs -f", "status"))
     monkeypatch.setenv("PENSTOCK_DATA", str(folder))
     assert "--data-dir" not in card(system)

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from penstock.cli import instances
 from penstock.cli.commands.api_paths import Route
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.schemas.sse import DONE, SseLines, field_value
@@ -24,7 +25,14 @@ from penstock.schemas.texts import shortened
 DEFAULT_URL = "http://127.0.0.1:8000"
 ARTIFACTS: Final = "/v1/artifacts"
 
-Url = Annotated[str, typer.Option("--url", envvar="PENSTOCK_URL", help="The gateway.")]
+Url = Annotated[
+    str,
+    typer.Option(
+        "--url",
+        envvar="PENSTOCK_URL",
+        help="The gateway (default: that of the running `penstock up`, else http://127.0.0.1:8000).",
+    ),
+]
 Key = Annotated[
     str | None, typer.Option("--key", envvar="PENSTOCK_API_KEY", help="An API key, when the gateway asks for one.")
 ]
@@ -53,11 +61,13 @@ class Gateway:
     As a parameter of a command it is the options --url and --key.
     """
 
-    url: Url = DEFAULT_URL
+    url: Url = ""
     key: Key = None
 
     def __post_init__(self) -> None:
-        self.url = checked_url(self.url)
+        instance = None if self.url else instances.found()
+        self._keys_file = None if instance is None else instance.keys_file
+        self.url = checked_url(self.url or (DEFAULT_URL if instance is None else instance.url))
         # A proxy of the environment is for the outside; what it would do to streams on loopback is not wanted.
         self._http = httpx.Client(base_url=self.url, headers=auth_headers(self.key), timeout=30, trust_env=False)
 
@@ -90,7 +100,7 @@ class Gateway:
 
     def _request(self, method: str, path: Route, query: Mapping[str, Any], **options: Any) -> Any:
         answer = self.answer(method, path, params=given(query), **options)
-        raise_for_error(answer)
+        raise_for_error(answer, self._keys_file)
         try:
             return answer.json() if answer.content else None
         except ValueError as error:
@@ -113,7 +123,7 @@ class Gateway:
             ) as answer:
                 if answer.is_error:
                     answer.read()
-                raise_for_error(answer)
+                raise_for_error(answer, self._keys_file)
                 yield answer
         except httpx.HTTPError as error:
             raise unreachable(self.url, error) from error
@@ -175,7 +185,8 @@ def no_gateway(url: str, error: Exception) -> CliFailure:
     )
 
 
-def raise_for_error(answer: httpx.Response) -> None:
+def raise_for_error(answer: httpx.Response, keys_file: str | None = None) -> None:
+    """Raises CliFailure. `keys_file`: that of the gateway, if it is known."""
     if not answer.is_error:
         return
     try:
@@ -183,6 +194,8 @@ def raise_for_error(answer: httpx.Response) -> None:
         text = f"{error['message']} ({error['code']}{', ' + error['param'] if error.get('param') else ''})"
     except (ValueError, KeyError, TypeError):
         text = f"HTTP {answer.status_code}: {shortened(answer.text, 200)}"
+    if answer.status_code == 401 and keys_file is not None:
+        text += f": give it by --key or PENSTOCK_API_KEY; `penstock keys create --file {keys_file}` creates one"
     code = ExitCode.UNREACHABLE if answer.status_code == 503 else ExitCode.FAILED
     raise CliFailure(text, exit_code=ExitCode.TIMED_OUT if answer.status_code == 504 else code)
 
