@@ -19,7 +19,7 @@ from penstock.cli import instances, live_checks
 from penstock.cli.assets import ASSETS, looks_whole
 from penstock.cli.checks import Check
 from penstock.cli.commands.common import auth_headers
-from penstock.cli.config import ClusterSettings, load, use_config
+from penstock.cli.config import ClusterSettings, QueueSettings, load, use_config
 from penstock.cli.config_commands import checked
 from penstock.cli.embedded_kafka import java
 from penstock.cli.failures import CliFailure, ExitCode
@@ -115,7 +115,7 @@ def all_checks(home: Home, bootstrap_servers: str | None) -> Iterator[Check]:
     configured = "bootstrap_servers" in settings.kafka.model_fields_set
     known = bootstrap_servers or (None if configured or running is None else running.bootstrap_servers)
     kafka, is_named = settings.kafka_settings(known), configured or known is not None
-    yield from kafka_checks(kafka, named=is_named, queues=merged.get("queues", []))
+    yield from kafka_checks(kafka, named=is_named, queues=load(QueueSettings).topics)
 
 
 def configuration() -> tuple[dict[str, Any], CliFailure | None]:
@@ -298,7 +298,7 @@ def gpu_check() -> Check:
     return Check.ok("gpu", ", ".join(names) or "none: models run on the processor")
 
 
-def kafka_checks(settings: KafkaSettings, *, named: bool, queues: Sequence[Mapping[str, Any]]) -> Iterator[Check]:
+def kafka_checks(settings: KafkaSettings, *, named: bool, queues: Sequence[str]) -> Iterator[Check]:
     """The broker's own settings, then the topics. One that was `named` must answer."""
     found = live_checks.within("kafka", lambda: list(reach_checks(settings)))
     reached = all(one.state == "ok" for one in found)
@@ -417,7 +417,7 @@ def conversation_check(own_topics: int | None, brokers: int) -> Check:
 
 
 def topic_checks(settings: KafkaSettings) -> Iterator[Check]:
-    problems = findings(settings, load(ClusterSettings).topics.durability)
+    problems = findings(settings, load(ClusterSettings).topics)
     if not problems:
         yield Check.ok("topics", "all there, as the invariants need them")
     for problem in problems:
