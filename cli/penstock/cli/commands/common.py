@@ -196,8 +196,8 @@ def raise_for_error(answer: httpx.Response, keys_file: str | None = None) -> Non
         text = f"HTTP {answer.status_code}: {shortened(answer.text, 200)}"
     if answer.status_code == 401 and keys_file is not None:
         text += f": give it by --key or PENSTOCK_API_KEY; `penstock keys create --file {keys_file}` creates one"
-    code = ExitCode.UNREACHABLE if answer.status_code == 503 else ExitCode.FAILED
-    raise CliFailure(text, exit_code=ExitCode.TIMED_OUT if answer.status_code == 504 else code)
+    code = {503: ExitCode.UNREACHABLE, 504: ExitCode.TIMED_OUT}.get(answer.status_code, ExitCode.FAILED)
+    raise CliFailure(text, exit_code=code, forbidden=answer.status_code == 403)
 
 
 def sse_frames(answer: httpx.Response) -> Iterator[dict[str, Any]]:

@@ -48,8 +48,14 @@ def size_text(size_bytes: int | None) -> str | None:
 
 @app.command("list")
 def list_models(gateway: Gateway, as_json: AsJson = False) -> None:
-    """Each engine of each model, on each worker. Example: penstock models list --json"""
-    models = gateway.call("GET", ROOT)["data"]
+    """Each engine of each model, on each worker; without the scope admin each model. Example: penstock models list"""
+    try:
+        models = gateway.call("GET", ROOT)["data"]
+    except CliFailure as failure:
+        if not failure.forbidden:
+            raise
+        _list_public(gateway.call("GET", "/v1/models", task="all")["data"], as_json=as_json)
+        return
     told = all(model["paused"] is not None for model in models)
     orders = gateway.call("GET", ORDERS)["data"] if told else []
     if as_json:
@@ -68,6 +74,16 @@ def list_models(gateway: Gateway, as_json: AsJson = False) -> None:
         errors.print("the topic of orders is missing: create it with `penstock topics create`", highlight=False)
     columns = ["model", "pool", "state", "worker", "replica", "device", "memory", "queued", "running", "why"]
     print_table(columns, rows, "no models; `penstock models add` adds one")
+
+
+def _list_public(models: list[Json], *, as_json: bool) -> None:
+    """As every key may see them."""
+
+    def row(model: Json) -> list[Any]:
+        return [model["id"], model["pool"], model["state"], ", ".join(model["tasks"]), model["reason"]]
+
+    columns = ["model", "pool", "state", "tasks", "why"]
+    print_list(models, as_json=as_json, columns=columns, row=row, empty="no models")
 
 
 def _paused_classes(orders: list[Json]) -> list[str]:
