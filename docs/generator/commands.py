@@ -99,7 +99,8 @@ def value_text(param: Any) -> str:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return " or ".join(code(choice.value) for choice in kind) + repeatable
     least = "" if param.min is None else f", at least {param.min:g}"
-    return words[kind] + least + repeatable
+    most = "" if param.max is None else f", at most {param.max}"
+    return words[kind] + least + most + repeatable
 
 
 def option_meaning(param: Any) -> str:

@@ -19,6 +19,7 @@ from penstock.common.settings import KafkaSettings
 from penstock.schemas.texts import shortened
 
 DEFAULT_NAME = "penstock.toml"
+USUAL_PARTITIONS = 64
 PLAIN_WORDS = {"extra_forbidden": "there is no such setting", "missing": "is missing"}
 """By the type of pydantic's error, whose own words speak of inputs and fields."""
 SECRET_WORDS = ("password", "secret", "ticket_key", "token", "api_key", "access_key", "account_key", "sas_")
@@ -33,7 +34,7 @@ S = TypeVar("S", bound=BaseSettings)
 class TopicsSection(Section):
     """How `penstock topics create` makes topics."""
 
-    partitions: int = Field(default=64, ge=1)
+    partitions: int = Field(default=USUAL_PARTITIONS, ge=1)
     """Partitions of each request, retry, result, status and dead-letter topic."""
     durability: Literal["replicas", "fsync"] = "replicas"
     """replicas: what all in-sync replicas hold is durable; fsync: every record is flushed too, against power loss."""
@@ -41,6 +42,10 @@ class TopicsSection(Section):
     """topics: each conversation has a topic, which suits thousands; sharded: all are in one topic. Chosen once."""
     pools: list[str] = Field(default_factory=list[str])
     """Pools whose request topics are made too."""
+
+    def named(self, field: str) -> Any:
+        """None if nobody has set it."""
+        return getattr(self, field) if field in self.model_fields_set else None
 
 
 class ClusterSettings(ProcessSettings):
@@ -53,6 +58,21 @@ class ClusterSettings(ProcessSettings):
     def kafka_settings(self, bootstrap_servers: str | None = None, topic_prefix: str | None = None) -> KafkaSettings:
         """The cluster for librdkafka's clients; the arguments go before the settings."""
         return self.kafka.clients("cli", bootstrap_servers, topic_prefix)
+
+
+class QueueTopics(BaseModel, extra="ignore"):
+    topic: str
+    result_topic: str | None = None
+
+
+class QueueSettings(ProcessSettings):
+    """The topics of other systems that the bridge reads and writes; it checks the other fields of `[[queues]]`."""
+
+    queues: list[QueueTopics] = Field(default_factory=list[QueueTopics])
+
+    @property
+    def topics(self) -> list[str]:
+        return list(dict.fromkeys(name for one in self.queues for name in (one.topic, one.result_topic) if name))
 
 
 class WorkerDrain(BaseModel, extra="ignore"):

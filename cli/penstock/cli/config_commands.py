@@ -15,11 +15,10 @@ from pydantic_settings import BaseSettings
 from penstock.cli.config import ENV_CONFIG, ClusterSettings, ConfigFile, load, masked, read_toml, to_toml, use_config
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.imported_models import imported
+from penstock.cli.option_groups import App
 from penstock.schemas.finite_json import loads_finite
 
-app = typer.Typer(
-    no_args_is_help=True, help="Show, check and import the configuration (penstock.toml, then PENSTOCK_*)."
-)
+app = App(no_args_is_help=True, help="Show, check and import the configuration (penstock.toml, then PENSTOCK_*).")
 
 
 def settings_types() -> list[type[BaseSettings]]:

@@ -15,22 +15,22 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import live_checks
+from penstock.cli import instances, live_checks
 from penstock.cli.assets import ASSETS, looks_whole
 from penstock.cli.checks import Check
 from penstock.cli.commands.common import auth_headers
-from penstock.cli.config import ClusterSettings, load, use_config
+from penstock.cli.config import ClusterSettings, QueueSettings, load, use_config
 from penstock.cli.config_commands import checked
 from penstock.cli.embedded_kafka import java
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.installs import install_command
 from penstock.cli.kafka_jars import KAFKA_VERSION, wrong_jars
 from penstock.cli.ordered import read_orders
-from penstock.cli.paths import cache_dir, default_data_dir, port_in_use
+from penstock.cli.paths import cache_dir, default_data_dir, local_url, port_in_use
 from penstock.cli.reaching import why_unreachable
 from penstock.cli.readiness import Readiness, ask
 from penstock.cli.state import Home
-from penstock.cli.topics import findings, running_bootstrap
+from penstock.cli.topics import findings
 from penstock.common.admin_clients import admin_client
 from penstock.common.artifacts.configured import ArtifactSettings
 from penstock.common.desired import Desired
@@ -68,7 +68,7 @@ def doctor(
     Example:  penstock doctor --bootstrap-servers kafka:9092
     """
     use_config(config)
-    home = Home(data_dir or default_data_dir())
+    home = (instances.found_home() if data_dir is None else None) or Home(data_dir or default_data_dir())
     findings: list[Check] = []
     for check in all_checks(home, bootstrap_servers):
         findings.append(check)
@@ -98,27 +98,49 @@ def all_checks(home: Home, bootstrap_servers: str | None) -> Iterator[Check]:
     yield from disk_checks(home.data_dir)
     running = home.running()
     yield from port_checks(None if running is None else running.url)
-    url = os.environ.get("PENSTOCK_URL") or (None if running is None else running.url)
-    if url is not None:
-        found = ask(url, headers=auth_headers(os.environ.get("PENSTOCK_API_KEY")))
-        yield readiness_check(url, found, home.logs / "worker.log" if running is not None else None)
-        yield from waiting_checks(found)
+    merged, failure = configuration()
+    named = os.environ.get("PENSTOCK_URL") or (None if running is None else running.url)
+    yield from gateway_checks(named, merged.get("gateway"), home.logs / "worker.log" if running is not None else None)
     yield gpu_check()
-    try:
-        merged = checked()
-        settings = load(ClusterSettings)
-    except CliFailure as failure:
+    if failure is not None:
         yield Check.fail("configuration", str(failure), "mend that field")
         return
+    settings = load(ClusterSettings)
     if (keys_file := merged.get("auth", {}).get("keys_file")) is not None:
         yield keys_check(keys_file)
     artifacts = load(ArtifactSettings).artifacts
     if (where := live_checks.artifacts_location(artifacts, home.data_dir if running else None)) is not None:
         yield from live_checks.within("artifacts", lambda: live_checks.artifact_checks(artifacts, where))
     yield Check.ok("configuration", os.environ.get("PENSTOCK_CONFIG", "defaults and environment"))
-    known = bootstrap_servers or running_bootstrap(settings, home)
-    named = known is not None or "bootstrap_servers" in settings.kafka.model_fields_set
-    yield from kafka_checks(settings.kafka_settings(known), named=named, queues=merged.get("queues", []))
+    configured = "bootstrap_servers" in settings.kafka.model_fields_set
+    known = bootstrap_servers or (None if configured or running is None else running.bootstrap_servers)
+    kafka, is_named = settings.kafka_settings(known), configured or known is not None
+    yield from kafka_checks(kafka, named=is_named, queues=load(QueueSettings).topics)
+
+
+def configuration() -> tuple[dict[str, Any], CliFailure | None]:
+    """The effective settings, or what is wrong with them."""
+    try:
+        return checked(), None
+    except CliFailure as failure:
+        return {}, failure
+
+
+def gateway_checks(named: str | None, section: Mapping[str, Any] | None, worker_log: Path | None) -> Iterator[Check]:
+    """What the gateway says of itself: the one that was named or runs here, else that of the settings."""
+    url = named or (None if section is None else local_url(section["host"], section["port"]))
+    if url is None:
+        yield Check.warn("readiness", "no gateway was asked: none is known", "name it by PENSTOCK_URL")
+        return
+    found = ask(url, headers=auth_headers(os.environ.get("PENSTOCK_API_KEY")))
+    if named is None and found.status == "unreachable":
+        detail = f"no gateway was asked: none answers at {url}, the address of [gateway]"
+        yield Check.warn(
+            "readiness", detail, "start it with `penstock up` or `penstock gateway`, or name it by PENSTOCK_URL"
+        )
+        return
+    yield readiness_check(url, found, worker_log)
+    yield from waiting_checks(found)
 
 
 def python_check() -> Check:
@@ -276,7 +298,7 @@ def gpu_check() -> Check:
     return Check.ok("gpu", ", ".join(names) or "none: models run on the processor")
 
 
-def kafka_checks(settings: KafkaSettings, *, named: bool, queues: Sequence[Mapping[str, Any]]) -> Iterator[Check]:
+def kafka_checks(settings: KafkaSettings, *, named: bool, queues: Sequence[str]) -> Iterator[Check]:
     """The broker's own settings, then the topics. One that was `named` must answer."""
     found = live_checks.within("kafka", lambda: list(reach_checks(settings)))
     reached = all(one.state == "ok" for one in found)
@@ -395,7 +417,7 @@ def conversation_check(own_topics: int | None, brokers: int) -> Check:
 
 
 def topic_checks(settings: KafkaSettings) -> Iterator[Check]:
-    problems = findings(settings, load(ClusterSettings).topics.durability)
+    problems = findings(settings, load(ClusterSettings).topics)
     if not problems:
         yield Check.ok("topics", "all there, as the invariants need them")
     for problem in problems:

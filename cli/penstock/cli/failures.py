@@ -20,9 +20,11 @@ class ExitCode(IntEnum):
 class CliFailure(Exception):
     """Printed as one line on stderr, without a traceback; the process then ends with `exit_code`."""
 
-    def __init__(self, message: str, *, exit_code: ExitCode = ExitCode.FAILED) -> None:
+    def __init__(self, message: str, *, exit_code: ExitCode = ExitCode.FAILED, forbidden: bool = False) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+        self.forbidden = forbidden
+        """Whether a gateway refused it for want of a scope."""
 
     @property
     def unreachable(self) -> bool:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from penstock.cli.checks import Check
 from penstock.common import admin
@@ -100,9 +99,8 @@ def right_checks(kafka: KafkaSettings) -> list[Check]:
     return lacking or [Check.ok("rights", "the topics may be read and written")]
 
 
-def queue_checks(kafka: KafkaSettings, queues: Sequence[Mapping[str, Any]]) -> list[Check]:
+def queue_checks(kafka: KafkaSettings, wanted: Sequence[str]) -> list[Check]:
     """Whether the topics of `[[queues]]` are there: while one is missing no queue is read."""
-    wanted = [topic for queue in queues for topic in (queue["topic"], queue["result_topic"]) if topic]
     if not wanted:
         return []
     return list(missing_queue_topics(wanted, admin.partition_counts(kafka, wanted, PROBE_S)))
@@ -112,7 +110,7 @@ def missing_queue_topics(wanted: Sequence[str], there: Collection[str]) -> Itera
     """Pure."""
     missing = [topic for topic in wanted if topic not in there]
     for topic in missing:
-        cure = "create it, or take it out of [[queues]]: until then no queue is read"
+        cure = "`penstock topics create` creates it; or take it out of [[queues]]: until then no queue is read"
         yield Check.fail("queues", f"the topic {topic} does not exist", cure)
     if not missing:
         yield Check.ok("queues", f"{len(wanted)} topic(s) are there")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,16 +17,25 @@ import httpx
 from penstock.cli.assets import ASSETS, prepare_model
 from penstock.cli.chosen_models import chat_model, check_chat_model, check_source, remote_model
 from penstock.cli.commands.order_waits import FAILED_S
-from penstock.cli.config import ENV_CONFIG, ClusterSettings, DrainSettings, load, read_toml, to_toml
+from penstock.cli.config import (
+    ENV_CONFIG,
+    USUAL_PARTITIONS,
+    ClusterSettings,
+    DrainSettings,
+    QueueSettings,
+    load,
+    to_toml,
+)
 from penstock.cli.config_commands import checked
 from penstock.cli.embedded_kafka import EmbeddedKafka, answers
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.hub_models import HubModel
 from penstock.cli.kafka_jars import KAFKA_VERSION
 from penstock.cli.ordered import read_orders
-from penstock.cli.paths import Progress, free_port, port_in_use
+from penstock.cli.paths import Progress, free_port, local_url, port_in_use
 from penstock.cli.reaching import why_unreachable
 from penstock.cli.readiness import ReadinessWatch, ask
+from penstock.cli.run_config import MODELS, RunConfig, variable
 from penstock.cli.state import Home, PartState, SystemState
 from penstock.cli.supervisor import Part, Supervisor, command_part
 from penstock.common.desired import Desired
@@ -48,12 +58,12 @@ IMAGING: Mapping[str, Any] = {
 TINY_MODELS = ("tiny-image-generation", "tiny-image-editing", "tiny-image-to-text")
 """Made in code for tasks that no package carries a model for, so that every route can be tried."""
 EMBEDDED_PARTITIONS = 4
+KAFKA_PORT = 9092
 HEALTH_PORTS = {"worker": 8001, "bridge": 8002, "webhooks": 8003, "summarizer": 8004}
-KEYS_FILE = "PENSTOCK_AUTH__KEYS_FILE"
-ARTIFACTS = "PENSTOCK_ARTIFACTS__LOCATION"
-WEBHOOK_SECRET = "PENSTOCK_WEBHOOKS__SECRET"
 WORKER_READY_S = 300.0
 GATEWAY_READY_S = 90.0
+BESIDE_READY_S = 60.0
+"""Of the bridge, the sender of webhooks and the summarizer."""
 MODEL_LOADED_S = 600.0
 ORDERS_S = 5.0
 """So often orders are looked at while a model is waited for."""
@@ -61,12 +71,12 @@ ORDERS_S = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """What the person asked for. `bootstrap_servers` None: run the embedded broker on `kafka_port`."""
+    """What the person asked for. `bootstrap_servers` None: run the embedded broker on `kafka_port`, else 9092."""
 
     data_dir: Path
     host: str = "127.0.0.1"
     port: int = 8000
-    kafka_port: int = 9092
+    kafka_port: int | None = None
     worker_port: int | None = None
     """Of the worker's health and metrics; None: as configured, else 8001 or a free one."""
     bootstrap_servers: str | None = None
@@ -84,6 +94,7 @@ class LocalSystem:
 
     def __init__(self, options: Options, progress: Progress) -> None:
         self.options = options
+        self.config = RunConfig(options.config)
         self.home = Home(options.data_dir)
         self.phase = "starting"
         self.ports = dict(HEALTH_PORTS)
@@ -111,7 +122,12 @@ class LocalSystem:
 
     @property
     def bootstrap_servers(self) -> str:
-        return self.options.bootstrap_servers or f"127.0.0.1:{self.options.kafka_port}"
+        return self.options.bootstrap_servers or f"127.0.0.1:{self.kafka_port}"
+
+    @property
+    def kafka_port(self) -> int:
+        """Of the embedded broker."""
+        return self.options.kafka_port or KAFKA_PORT
 
     def start(self) -> None:
         """Bring everything up and return when it could serve. Raises CliFailure naming the cure."""
@@ -119,6 +135,7 @@ class LocalSystem:
         # The broker boots while the models are prepared; both are long only the first time.
         broker = self._start_broker()
         self.models = [*(self.models or self._models()), *self.hub_entries(), *self.tiny_entries()]
+        self._say_models()
         environment = self.write_settings()
         if broker is not None:
             self.supervisor.wait_ready(broker, 90.0)
@@ -128,15 +145,19 @@ class LocalSystem:
         self.supervisor.start(worker)
         self.supervisor.start(gateway)
         self._progress("starting the gateway and the worker (loading models)")
-        self.supervisor.wait_ready(gateway, GATEWAY_READY_S)
-        self.supervisor.wait_ready(worker, WORKER_READY_S)
-        if self.has_queues:
-            # It is not waited for: topics of other systems may be made later, on the broker that has just started.
-            self.supervisor.start(self._beside("bridge", 40.0, environment))
-        self.supervisor.start(self._beside("webhooks", 20.0, environment))
-        own = {"PENSTOCK_SUMMARIZER__DATA_DIR": str(self.home.data_dir / "summarizer")}
-        self.supervisor.start(self._beside("summarizer", 20.0, {**environment, **own}))
+        self._wait_ready(gateway, GATEWAY_READY_S)
+        self._wait_ready(worker, WORKER_READY_S)
+        graces_s = {**({"bridge": 40.0} if self.has_queues else {}), "webhooks": 20.0, "summarizer": 20.0}
+        beside = [self._beside(name, grace_s, environment) for name, grace_s in graces_s.items()]
+        for part in beside:
+            self.supervisor.start(part)
         self.await_model()
+        for part in beside:
+            self._wait_ready(part, BESIDE_READY_S)
+
+    def _wait_ready(self, part: Part, deadline_s: float) -> None:
+        self.supervisor.wait_ready(part, deadline_s)
+        self._progress(f"the {part.name} is ready")
 
     def serves(self) -> None:
         """It says so from now on, and is stopped in order when it is asked to."""
@@ -161,6 +182,11 @@ class LocalSystem:
                 f"port {options.port} is in use: stop what listens there, or choose another one with --port"
             )
         load(ClusterSettings)
+        if options.bootstrap_servers is None:
+            self.config.refuse_for_own_kafka()
+        elif options.kafka_port is not None:
+            text = f"--kafka-port is for the Kafka that `penstock up` runs: {options.bootstrap_servers} is used here"
+            raise CliFailure(text, exit_code=ExitCode.USAGE)
         for part, usual in HEALTH_PORTS.items():
             if part != "bridge" or self.has_queues:
                 self.ports[part] = self._health_port(part, usual)
@@ -168,15 +194,16 @@ class LocalSystem:
 
     def _health_port(self, part: str, usual: int) -> int:
         """The port that was named, or else the usual one; only that one may be given up for another."""
-        variable = _health_variable(part)
         asked = self.options.worker_port if part == "worker" else None
-        named = asked or os.environ.get(variable) or self._configured().get(part, {}).get("health_port")
+        named = asked if asked is not None else self.config.value(part, "health_port")
         if named is None:
             return free_port() if port_in_use(usual) else usual
+        if int(named) == 0:
+            return free_port()
         if port_in_use(int(named)):
             raise CliFailure(
                 f"port {named} for the {part}'s health is in use: stop what listens there, or name another one"
-                f" ({'--worker-port, ' if part == 'worker' else ''}{part}.health_port, {variable})"
+                f" ({'--worker-port, ' if part == 'worker' else ''}{part}.health_port, {variable(part, 'health_port')})"
             )
         return int(named)
 
@@ -187,9 +214,9 @@ class LocalSystem:
         elif options.model is not None:
             check_chat_model(options.model)
         else:
-            for model in self._configured().get("models", []):
+            for model in self.config.models:
                 check_source(model)
-        taken = {model.get("id") for model in self.models or self._configured().get("models", [])}
+        taken = {model.get("id") for model in self.models or self.config.models}
         for model in options.hub_models:
             if model.id in taken:
                 raise CliFailure(f"--with: {model.id} is the name of another model here", exit_code=ExitCode.USAGE)
@@ -198,7 +225,7 @@ class LocalSystem:
         if self.options.bootstrap_servers is not None:
             self._require_kafka(self.options.bootstrap_servers)
             return None
-        kafka = EmbeddedKafka(self.home.data_dir / "kafka", self.options.kafka_port, progress=self._progress)
+        kafka = EmbeddedKafka(self.home.data_dir / "kafka", self.kafka_port, progress=self._progress)
         kafka.log = self.home.logs / "broker.log"
         part = Part(
             name="broker",
@@ -227,17 +254,19 @@ class LocalSystem:
         embedded = self.options.bootstrap_servers is None
         create_topics(
             settings.kafka_settings(self.bootstrap_servers),
-            partitions=EMBEDDED_PARTITIONS if embedded else settings.topics.partitions,
+            partitions=settings.topics.named("partitions"),
+            usual_partitions=EMBEDDED_PARTITIONS if embedded else USUAL_PARTITIONS,
             durability=settings.topics.durability,
-            conversation_layout=settings.topics.conversation_layout,
+            conversation_layout=settings.topics.named("conversation_layout"),
+            pools=list(dict.fromkeys([*settings.topics.pools, *filter(None, (self.config.pool,))])),
+            queues=load(QueueSettings).topics,
             alter=embedded,
             progress=self._progress,
         )
 
     def _models(self) -> list[dict[str, Any]]:
         """The `[[models]]` of this run: the config's own, unless --model or --remote say otherwise."""
-        options = self.options
-        configured: list[dict[str, Any]] = self._configured().get("models", [])
+        options, configured = self.options, self.config.models
         if configured and options.model is None:
             return configured
         embedding = ASSETS[DEFAULT_EMBEDDING]
@@ -266,58 +295,59 @@ class LocalSystem:
         last = {"preload": False, "priority": PRIORITY + 1}
         return [{**ASSETS[name].model_table(prepare_model(name, self._progress)), **last} for name in wanted]
 
-    def _configured(self) -> dict[str, Any]:
-        return read_toml(self.options.config) if self.options.config is not None else {}
+    def _say_models(self) -> None:
+        """Which configured models this run does not serve."""
+        chosen = {model["id"] for model in self.models}
+        if replaced := [str(model.get("id")) for model in self.config.models if model.get("id") not in chosen]:
+            option = "--model" if self.options.remote is None else "--remote"
+            self._progress(f"{option} takes the place of the configured model(s) {', '.join(replaced)}")
+        served = {one.id for one in self._own_entries()}
+        if others := [f"{model['id']} ({model.get('pool')})" for model in self.models if model["id"] not in served]:
+            self._progress(f"models of other pools than the worker's are not served here: {', '.join(others)}")
 
     def write_settings(self) -> dict[str, str]:
         """The children's environment: their TOML is the person's with this run's models; the rest are variables."""
         path = self.home.data_dir / "run.toml"
         path.write_text(
             "# Written by `penstock up` at every start; changes are lost. Yours goes to --config.\n"
-            + to_toml({**self._configured(), "models": self.models})
+            + to_toml({**self.config.tables, "models": self.models})
         )
         data_dir = self.home.data_dir
+        own: dict[tuple[str, str], Path | str] = {
+            ("worker", "data_dir"): data_dir / "worker",
+            ("gateway", "view_path"): data_dir / "gateway" / "view.sqlite",
+            ("summarizer", "data_dir"): data_dir / "summarizer",
+            ("artifacts", "location"): data_dir / "artifacts",
+        }
         return {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if name != MODELS},
+            **self.config.unset(own),
             ENV_CONFIG: str(path),
             "PYTHONUNBUFFERED": "1",
             "PENSTOCK_KAFKA__BOOTSTRAP_SERVERS": self.bootstrap_servers,
-            "PENSTOCK_WORKER__DATA_DIR": str(data_dir / "worker"),
-            ARTIFACTS: self._artifacts_location(),
-            **{_health_variable(part): str(port) for part, port in self.ports.items()},
+            **{variable(part, "health_port"): str(port) for part, port in self.ports.items()},
             **self._webhook_secret(),
             "PENSTOCK_GATEWAY__HOST": self.options.host,
             "PENSTOCK_GATEWAY__PORT": str(self.options.port),
-            "PENSTOCK_GATEWAY__VIEW_PATH": str(data_dir / "gateway" / "view.sqlite"),
         }
-
-    def _artifacts_location(self) -> str:
-        named = os.environ.get("PENSTOCK_ARTIFACTS__LOCATION") or self._configured().get("artifacts", {}).get(
-            "location"
-        )
-        return str(named or self.home.data_dir / "artifacts")
 
     def entries(self) -> list[ModelEntry]:
         """The models that the worker serves: those of this run, and what operators ordered since and before."""
         return effective_entries(self._own_entries(), {key: one.state for key, one in self._orders().items()})
 
     def _own_entries(self) -> list[ModelEntry]:
-        return served_by([parse_entry(model) for model in self.models], self._pool)
+        return served_by([parse_entry(model) for model in self.models], self.config.pool)
 
     def _orders(self) -> dict[str, Desired]:
         """Of the worker's pool."""
         found = read_orders(load(ClusterSettings).kafka_settings(self.bootstrap_servers)) or {}
-        return {key: one for key, one in found.items() if one.state.pool == self._pool}
-
-    @property
-    def _pool(self) -> str | None:
-        return os.environ.get("PENSTOCK_WORKER__POOL") or self._configured().get("worker", {}).get("pool")
+        return {key: one for key, one in found.items() if one.state.pool == self.config.pool}
 
     def wanted_model(self) -> str | None:
         """The first model that is to be loaded by itself, as it is ordered now."""
         orders = self._orders()
         for entry in effective_entries(self._own_entries(), {key: one.state for key, one in orders.items()}):
-            ordered = orders.get(desired_key(MODEL, entry.id, self._pool))
+            ordered = orders.get(desired_key(MODEL, entry.id, self.config.pool))
             state = None if ordered is None else ordered.state
             if entry.preload and (state is None or not (state.paused or state.loaded is False)):
                 return entry.id
@@ -353,18 +383,12 @@ class LocalSystem:
 
     @property
     def worker_url(self) -> str:
-        return f"http://127.0.0.1:{self.ports['worker']}"
-
-    @property
-    def wants_keys(self) -> bool:
-        """Whether the gateway asks for a key."""
-        return bool(os.environ.get(KEYS_FILE) or self._configured().get("auth", {}).get("keys_file"))
+        return self.config.health_url("worker", self.ports["worker"])
 
     @property
     def local_url(self) -> str:
         """The gateway as this machine reaches it."""
-        host = "127.0.0.1" if self.options.host in ("0.0.0.0", "::") else self.options.host
-        return f"http://{host}:{self.options.port}"
+        return local_url(self.options.host, self.options.port)
 
     def _worker(self, environment: Mapping[str, str]) -> Part:
         grace_s = load(DrainSettings).worker.drain_s + 40
@@ -378,9 +402,7 @@ class LocalSystem:
     @property
     def own_webhook_secret(self) -> Path | None:
         """The file of the secret that was made here; None where one is configured."""
-        configured = self._configured().get("webhooks", {})
-        named = os.environ.get(WEBHOOK_SECRET) or configured.get("secret") or configured.get("secrets")
-        return None if named else self.home.data_dir / "webhook-secret"
+        return None if self.config.signs_webhooks else self.home.data_dir / "webhook-secret"
 
     def _webhook_secret(self) -> dict[str, str]:
         """For the children's environment: the secret that signs webhooks, made at the first start."""
@@ -392,10 +414,10 @@ class LocalSystem:
             fresh.touch(mode=0o600)
             fresh.write_text("whsec_" + base64.b64encode(os.urandom(32)).decode() + "\n")
             fresh.replace(path)
-        return {WEBHOOK_SECRET: path.read_text().strip()}
+        return {variable("webhooks", "secret"): path.read_text().strip()}
 
     def _beside(self, name: str, grace_s: float, environment: Mapping[str, str]) -> Part:
-        return self._command(name, f"http://127.0.0.1:{self.ports[name]}", grace_s, environment)
+        return self._command(name, self.config.health_url(name, self.ports[name]), grace_s, environment)
 
     def _command(self, name: str, url: str, grace_s: float, environment: Mapping[str, str]) -> Part:
         self._ready_urls[name] = f"{url}/readyz"
@@ -404,6 +426,7 @@ class LocalSystem:
             penstock_command(name),
             log=self.home.logs / f"{name}.log",
             ready=lambda: ask(url).serves,
+            said=lambda: ask(url).text(),
             grace_s=grace_s,
             env=environment,
         )
@@ -423,18 +446,15 @@ class LocalSystem:
             SystemState(
                 pid=os.getpid(),
                 phase=self.phase,
-                url=self.url,
+                url=self.local_url,
                 bootstrap_servers=self.bootstrap_servers,
                 models=[str(model["id"]) for model in self.models],
                 started_at=self._started_at,
                 failed=self.failed,
+                keys_file=self.config.keys_file,
                 parts=parts,
             )
         )
-
-
-def _health_variable(part: str) -> str:
-    return f"PENSTOCK_{part.upper()}__HEALTH_PORT"
 
 
 def model_state(url: str, model: str, since: float) -> str | None:
@@ -488,23 +508,31 @@ def card(system: LocalSystem) -> str:
     chat = next((model for model in models if model not in system.failed), None)
     without = "".join(f" without the model {model}" for model in system.failed)
     body = f'{{"model":"{chat}","messages":[{{"role":"user","content":"What is the capital of France?"}}]}}'
-    headers, key, named = "-H 'content-type: application/json'", "none", ""
-    if system.wants_keys:
-        headers, key, named = f"-H 'authorization: Bearer KEY' {headers}", "KEY", " --key KEY"
-    named += f" --model {chat}" if system.failed else ""
+    headers, key, export = "-H 'content-type: application/json'", "none", f"export PENSTOCK_URL={url}"
+    if system.config.keys_file is not None:
+        headers, key = f"-H 'authorization: Bearer KEY' {headers}", "KEY"
+        export += f" PENSTOCK_API_KEY=KEY   (penstock keys create --file {shlex.quote(system.config.keys_file)})"
     first = f"""
-    penstock chat{"" if url == "http://127.0.0.1:8000" else f" --url {url}"}{named}
+    penstock chat{f" --model {chat}" if system.failed else ""}
     curl {url}/v1/chat/completions {headers} -d '{body}'
     OpenAI(base_url="{url}/v1", api_key="{key}").chat.completions.create(model="{chat}", messages=[…])
 """
     return f"""
   Penstock is up{without}: {url}   (docs: {url}/docs)
-{"" if chat is None else first}
-  Kafka {system.bootstrap_servers}
+
+    {export}{"" if chat is None else first}
+  Kafka {system.bootstrap_servers}   parts  {_parts_line(system)}
   models  {where_models_are(system.worker_url, [entry.id for entry in entries])}{_without_model(system, entries)}
   worker  {system.worker_url}/readyz   data  {data}{_webhooks_line(system)}
   logs  penstock logs -f{option}   status  penstock status{option}
 """
+
+
+def _parts_line(system: LocalSystem) -> str:
+    """`broker, worker, gateway: ready`, and what any other says of itself."""
+    said = {part.name: part.status() for part in system.supervisor.parts}
+    others = [f"{name}: {text}" for name, text in said.items() if text != "ready"]
+    return "; ".join([f"{', '.join(name for name, text in said.items() if text == 'ready')}: ready", *others])
 
 
 def _webhooks_line(system: LocalSystem) -> str:

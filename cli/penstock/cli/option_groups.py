@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
+from math import isfinite
 from typing import Any, TypeVar, get_type_hints
 
 import typer
@@ -50,6 +51,9 @@ def with_fields(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def command(**given: Any) -> Any:
+        for name, value in given.items():
+            if isinstance(value, float) and not isfinite(value):
+                raise typer.BadParameter(f"--{name.replace('_', '-')}: {value} is not a finite number")
         with ExitStack() as opened:
             for name, group in groups.items():
                 made = group(**{field.name: given.pop(field.name) for field in fields(group) if field.init})

@@ -99,6 +99,12 @@ def _reserve(port: int) -> bool:
     return True
 
 
+def local_url(host: str, port: int) -> str:
+    """The URL at which this machine reaches a server that is bound to `host`."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def port_in_use(port: int, host: str = "127.0.0.1") -> bool:
     """Whether something else holds this port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

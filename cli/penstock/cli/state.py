@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from penstock.cli.failures import CliFailure
-from penstock.cli.paths import default_data_dir
+from penstock.cli.paths import cache_dir, default_data_dir
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +43,8 @@ class SystemState:
     parts: list[PartState] = field(default_factory=list[PartState])
     failed: Mapping[str, str] = field(default_factory=dict[str, str])
     """Models that could not be loaded at the start, with the reason."""
+    keys_file: str | None = None
+    """The keys file of the gateway; None: it asks for no key."""
 
 
 class Home:
@@ -52,6 +56,11 @@ class Home:
         self._state = self.data_dir / "state.json"
         self._lock_path = self.data_dir / "up.lock"
         self._lock: IO[str] | None = None
+
+    @property
+    def _entry(self) -> Path:
+        """By this file in the user's cache commands find a folder that they do not know."""
+        return _entries() / hashlib.sha256(str(self.data_dir).encode()).hexdigest()[:16]
 
     @property
     def option(self) -> str:
@@ -76,9 +85,14 @@ class Home:
                 " --data-dir names another folder"
             )
         self._lock = file
+        with suppress(OSError):  # commands then need --url
+            self._entry.parent.mkdir(parents=True, exist_ok=True)
+            self._entry.write_text(str(self.data_dir))
 
     def release(self) -> None:
         self._state.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._entry.unlink(missing_ok=True)
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -116,6 +130,21 @@ class Home:
                 return False
             time.sleep(0.1)
         return True
+
+
+def running_homes() -> Iterator[Home]:
+    """The folders on which a `penstock up` of this user runs. Entries of killed ones are removed."""
+    for entry in sorted(_entries().glob("*")):
+        with suppress(OSError):
+            home = Home(Path(entry.read_text()))
+            if home.held():
+                yield home
+            else:
+                entry.unlink()
+
+
+def _entries() -> Path:
+    return cache_dir() / "running"
 
 
 def _lock(file: IO[str], tries: int = 5) -> bool:

@@ -47,6 +47,8 @@ class Part:
     ready: Callable[[], bool]
     grace_s: float
     """How long it may take to stop after SIGTERM before it is killed."""
+    said: Callable[[], str] | None = None
+    """What it says of itself: its status, with the reason if it is not ready."""
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
     due_at: float | None = None
@@ -57,6 +59,11 @@ class Part:
     @property
     def running(self) -> bool:
         return self.process is not None and self.process.poll() is None
+
+    def status(self) -> str:
+        if self.said is not None:
+            return self.said()
+        return "ready" if self.running and self.ready() else "it does not answer"
 
     def last_words(self) -> str:
         """The last line of its log that says something, short."""
@@ -72,6 +79,7 @@ def command_part(
     ready: Callable[[], bool],
     grace_s: float,
     env: Mapping[str, str],
+    said: Callable[[], str] | None = None,
 ) -> Part:
     """A part that is a plain command."""
     return Part(
@@ -80,6 +88,7 @@ def command_part(
         log=log,
         ready=ready,
         grace_s=grace_s,
+        said=said,
     )
 
 
@@ -130,7 +139,7 @@ class Supervisor:
                 raise CliFailure(f"the {part.name} keeps ending while it starts: {part.last_words()} (log: {part.log})")
             if time.monotonic() > give_up:
                 raise CliFailure(
-                    f"the {part.name} was not ready within {deadline_s:.0f} s; its log is {part.log}",
+                    f"the {part.name} was not ready within {deadline_s:.0f} s: {part.status()} (log: {part.log})",
                     exit_code=ExitCode.TIMED_OUT,
                 )
             time.sleep(POLL_S)

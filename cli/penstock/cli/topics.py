@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.config import ClusterSettings, ConfigFile, load, use_config
+from penstock.cli import instances
+from penstock.cli.config import (
+    USUAL_PARTITIONS,
+    ClusterSettings,
+    ConfigFile,
+    QueueSettings,
+    TopicsSection,
+    load,
+    use_config,
+)
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.option_groups import App
-from penstock.cli.paths import Progress, default_data_dir, silent
+from penstock.cli.paths import Progress, silent
 from penstock.cli.reaching import require_kafka
-from penstock.cli.state import Home
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.errors import Forbidden
 from penstock.schemas.topics import HORIZON_MS, TopicNames, TopicSpec, topic_specs
@@ -72,7 +81,10 @@ def create(
     cluster: Cluster,
     partitions: Annotated[
         int | None,
-        typer.Option(min=1, help="Partitions of each request and result topic (default: [topics], else 64)."),
+        typer.Option(
+            min=1,
+            help="Partitions of each request and result topic (default: [topics], else as those that exist, else 64).",
+        ),
     ] = None,
     durability: Annotated[str | None, typer.Option(help="replicas, or fsync against power loss.")] = None,
     conversation_layout: Annotated[
@@ -91,6 +103,8 @@ def create(
 ) -> None:
     """Create what is missing and say what differs. Without --alter nothing that exists is changed.
 
+    Missing topics of [[queues]] are created too; existing ones are never changed.
+
     Examples:
 
       penstock topics create --bootstrap-servers kafka:9092 --partitions 64
@@ -102,10 +116,11 @@ def create(
     settings, kafka = cluster.load()
     reports = create_topics(
         kafka,
-        partitions=partitions or settings.topics.partitions,
+        partitions=partitions or settings.topics.named("partitions"),
         durability=durability or settings.topics.durability,
-        conversation_layout=conversation_layout or settings.topics.conversation_layout,
+        conversation_layout=conversation_layout or settings.topics.named("conversation_layout"),
         pools=pool or settings.topics.pools,
+        queues=load(QueueSettings).topics,
         alter=alter,
         progress=_tell,
     )
@@ -154,7 +169,8 @@ def check(cluster: Cluster, as_json: AsJson = False) -> None:
     Example:  penstock topics check --bootstrap-servers kafka:9092
     """
     settings, kafka = cluster.load()
-    problems = findings(kafka, settings.topics.durability)
+    queues = load(QueueSettings).topics
+    problems = [*findings(kafka, settings.topics), *missing_queue_topics(kafka, queues)]
     if as_json:
         typer.echo(json.dumps({"ok": not problems, "problems": problems}))
     else:
@@ -166,7 +182,7 @@ def check(cluster: Cluster, as_json: AsJson = False) -> None:
 
 
 def kafka_settings(settings: ClusterSettings, bootstrap_servers: str | None, prefix: str | None) -> KafkaSettings:
-    """The cluster of the options, else of the settings, else of the `penstock up` that runs on the data folder.
+    """The cluster of the options, else of the settings, else of the `penstock up` that runs here.
 
     Raises CliFailure for a prefix Kafka refuses.
     """
@@ -176,26 +192,28 @@ def kafka_settings(settings: ClusterSettings, bootstrap_servers: str | None, pre
             f"kafka.topic_prefix {chosen!r}: use at most {MAX_PREFIX} letters, digits, dots, underscores and dashes",
             exit_code=ExitCode.USAGE,
         )
-    return settings.kafka_settings(bootstrap_servers or running_bootstrap(settings, Home(default_data_dir())), chosen)
-
-
-def running_bootstrap(settings: ClusterSettings, home: Home) -> str | None:
-    """The broker of the `penstock up` that runs on this folder; None without one, or when the settings name another."""
-    running = None if "bootstrap_servers" in settings.kafka.model_fields_set else home.running()
-    return None if running is None else running.bootstrap_servers
+    if bootstrap_servers is None and "bootstrap_servers" not in settings.kafka.model_fields_set:
+        running = instances.found()
+        bootstrap_servers = None if running is None else running.bootstrap_servers
+    return settings.kafka_settings(bootstrap_servers, chosen)
 
 
 def create_topics(
     settings: KafkaSettings,
     *,
-    partitions: int,
+    partitions: int | None,
+    usual_partitions: int = USUAL_PARTITIONS,
     durability: str,
-    conversation_layout: str = "topics",
+    conversation_layout: str | None = None,
     pools: Sequence[str] = (),
+    queues: Sequence[str] = (),
     alter: bool = False,
     progress: Progress = silent,
 ) -> list[TopicReport]:
-    """Make what is missing; with `alter` also set what an invariant or fsync needs on topics that exist.
+    """Create what is missing; with `alter` also set what an invariant or fsync needs on topics that exist.
+
+    `partitions`: None: as many as the topics have that exist, else `usual_partitions`. `queues`: topics of other
+    systems, of which nothing is changed.
 
     Raises CliFailure when what is there then breaks an invariant; Forbidden, BrokerUnavailable.
     """
@@ -205,27 +223,54 @@ def create_topics(
         raise CliFailure(f"durability {durability!r}: use replicas or fsync", exit_code=ExitCode.USAGE)
     brokers = broker_count(settings)
     existing = partition_counts(settings)
-    shared = _is_sharded(settings.names, existing, conversation_layout)
-    specs = topic_specs(
-        settings.names, partitions=partitions, brokers=brokers, durability=durability, shared_conversations=shared
-    )
-    for pool in pools:
-        specs += topic_specs(settings.names, partitions=partitions, brokers=brokers, durability=durability, pool=pool)
+    shared = _is_sharded(settings.names, existing, conversation_layout or "topics")
+    if shared and conversation_layout == "topics":
+        progress(f"conversations share {settings.names.conversation_log} already: the layout topics does not hold")
+    count = partitions or existing.get(settings.names.result, usual_partitions)
+    specs = _specs(settings.names, pools, shared, partitions=count, brokers=brokers, durability=durability)
     planned = {spec.name: spec.partitions for spec in specs} | existing
     if problems := unequal_topics(settings.names, planned, pools):
         raise CliFailure(f"nothing was made: {problems[0]}")
-    reports = ensure_topics(settings, specs)
+    reports = ensure_topics(settings, [*specs, *_queue_specs(queues, existing, count, brokers)])
     if alter:
         reports = _alter(settings, reports, specs, progress)
+    _say_partitions(reports, progress)
     if durability == "fsync":
         _flush_groups(settings, progress, alter=alter)
     created = sum(report.created for report in reports)
     if created:
-        progress(f"created {created} topics with {partitions} partitions")
+        progress(f"created {created} topics with {count} partitions")
     # An existing topic of another size is no mistake by itself, but those that turns come on must agree.
     if problems := unequal_topics(settings.names, partition_counts(settings), pools):
         raise CliFailure(problems[0])
     return reports
+
+
+def _specs(
+    names: TopicNames, pools: Sequence[str], shared: bool, *, partitions: int, brokers: int, durability: str
+) -> list[TopicSpec]:
+    """The topics of an installation and of these pools. `shared`: with the one of all conversations."""
+    specs = partial(topic_specs, names, partitions=partitions, brokers=brokers, durability=durability)
+    return [*specs(shared_conversations=shared), *(spec for pool in pools for spec in specs(pool=pool))]
+
+
+def _queue_specs(queues: Sequence[str], existing: Container[str], partitions: int, brokers: int) -> list[TopicSpec]:
+    """Those that are missing. The broker's defaults hold for all else: the topics are another system's."""
+    replication = 3 if brokers >= 3 else 1
+    return [
+        TopicSpec(name=name, partitions=partitions, replication=replication) for name in queues if name not in existing
+    ]
+
+
+def _say_partitions(reports: Sequence[TopicReport], progress: Progress) -> None:
+    """The setting does not hold for topics that exist: Kafka changes their partitions only where a person asks it."""
+    differing = [report.drift["partitions"] for report in reports if "partitions" in report.drift]
+    if differing:
+        wanted, found = differing[0]
+        progress(
+            f"{len(differing)} topics exist with other partitions ({found}) than asked for ({wanted}) and keep them:"
+            f" raise them with `kafka-topics.sh --alter --partitions {wanted}` while no worker runs"
+        )
 
 
 def _is_sharded(names: TopicNames, existing: Mapping[str, int], layout: str) -> bool:
@@ -288,22 +333,27 @@ def _tell(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def findings(settings: KafkaSettings, durability: str) -> list[str]:
+def missing_queue_topics(settings: KafkaSettings, queues: Sequence[str]) -> list[str]:
+    """A line for each topic of `[[queues]]` that is missing. Raises BrokerUnavailable."""
+    from penstock.common.admin import partition_counts
+
+    there = partition_counts(settings, queues) if queues else {}
+    return [
+        f"{name} of [[queues]] does not exist: run `penstock topics create`" for name in queues if name not in there
+    ]
+
+
+def findings(settings: KafkaSettings, topics: TopicsSection) -> list[str]:
     """What is missing or breaks an invariant, one line each. Raises BrokerUnavailable."""
     from penstock.common.admin import broker_count, ensure_topics, partition_counts
 
     counts = partition_counts(settings)
     shared = settings.names.conversation_log in counts
-    specs = topic_specs(
-        settings.names,
-        partitions=4,
-        brokers=broker_count(settings),
-        durability=durability,
-        shared_conversations=shared,
-    )
+    brokers, durability = broker_count(settings), topics.durability
+    specs = _specs(settings.names, topics.pools, shared, partitions=4, brokers=brokers, durability=durability)
     missing = [f"{spec.name} does not exist: run `penstock topics create`" for spec in specs if spec.name not in counts]
     reports = ensure_topics(settings, [spec for spec in specs if spec.name in counts])
-    return [*missing, *broken(reports, specs), *unequal_topics(settings.names, counts)]
+    return [*missing, *broken(reports, specs), *unequal_topics(settings.names, counts, topics.pools)]
 
 
 def broken(reports: Sequence[TopicReport], specs: Sequence[TopicSpec]) -> list[str]:

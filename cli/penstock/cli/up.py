@@ -24,9 +24,10 @@ from penstock.cli.config import ClusterSettings, load, read_toml, use_config
 from penstock.cli.config_commands import checked
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.hub_models import agree, chosen
+from penstock.cli.instances import elsewhere_text
 from penstock.cli.local_system import LocalSystem, Options, card, where_models_are
 from penstock.cli.ordered import read_orders
-from penstock.cli.paths import default_data_dir
+from penstock.cli.paths import default_data_dir, free_port
 from penstock.cli.readiness import Readiness, ask
 from penstock.cli.state import Home, PartState, SystemState
 from penstock.common.orders import in_force, order_lines
@@ -80,7 +81,7 @@ def up(
             envvar="PENSTOCK_GATEWAY__HOST", help="The gateway's address (default: [gateway], else 127.0.0.1)."
         ),
     ] = None,
-    kafka_port: Annotated[int, typer.Option(help="The embedded broker's port.")] = 9092,
+    kafka_port: Annotated[int | None, typer.Option(help="The embedded broker's port (default: 9092).")] = None,
     worker_port: Annotated[
         int | None,
         typer.Option(help="The port of the worker's health and metrics (default: [worker] health_port, else 8001)."),
@@ -89,7 +90,8 @@ def up(
 ) -> None:
     """Run everything on this machine: a real Kafka, a worker with small real models, the gateway. Ctrl-C stops it.
 
-    With [[queues]] in the configuration also a bridge, which reads those topics of other systems. Webhooks are signed
+    With [[queues]] in the configuration also a bridge, which reads those topics of other systems; missing ones are
+    created. It is up once every part is ready, and ends with the reason if one does not become so. Webhooks are signed
     by webhooks.secret, else by a secret that is made in the data folder.
 
     A model that cannot be loaded does not stop the others. With --detach the command then names it with the reason
@@ -124,7 +126,7 @@ def up(
     options = Options(
         data_dir=home.data_dir,
         host=host or gateway.get("host", "127.0.0.1"),
-        port=port or gateway.get("port", 8000),
+        port=(gateway.get("port", 8000) if port is None else port) or free_port(),
         kafka_port=kafka_port,
         worker_port=worker_port,
         bootstrap_servers=bootstrap_servers or configured_bootstrap(found),
@@ -319,7 +321,7 @@ def down(data_dir: DataDir = None) -> None:
     """
     home = Home(data_dir or default_data_dir())
     if not home.held():
-        typer.echo("Penstock is not running")
+        typer.echo(f"Penstock is not running{elsewhere_text()}")
         return
     state = home.read()
     if state is None:
@@ -386,7 +388,7 @@ def running(home: Home) -> SystemState:
     state = home.running()
     if state is None:
         raise CliFailure(
-            f"Penstock is not running on {home.data_dir}: start it with `penstock up{home.option}`",
+            f"Penstock is not running on {home.data_dir}: start it with `penstock up{home.option}`{elsewhere_text()}",
             exit_code=ExitCode.UNREACHABLE,
         )
     return state

@@ -38,6 +38,7 @@ from penstock.gateway.process import keep_what_is_there
 from penstock.gateway.routes import admin as admin_routes
 from penstock.gateway.routes import (
     admin_models,
+    admin_requests,
     artifacts,
     bulk,
     commands,
@@ -92,6 +93,7 @@ ROUTERS = tuple(
         ticket_routes,
         admin_routes,
         admin_models,
+        admin_requests,
         dead_letters,
         health,
         sockets,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from typer.testing import CliRunner, Result
 
 from penstock.cli.main import app
-from penstock.common.admin import topic_config
+from penstock.common.admin import partition_counts, topic_config
 from penstock.common.altering import alter_topics, flush_conversations, flushes_groups
 from penstock.common.settings import KafkaSettings
 from support import wait_until
@@ -55,6 +56,31 @@ def test_create_twice_then_check_and_list(topics: Topics) -> None:
     assert listed[f"{topics.prefix}inference.control"] == 1
 
 
+def test_the_configuration_holds_for_queues_pools_and_partitions(topics: Topics, tmp_path: Path) -> None:
+    """Topics of queues could not be created, nobody missed those of a pool, and a second call made 64 beside 3."""
+    jobs, answers = f"{topics.prefix}jobs", f"{topics.prefix}answers"
+    Path("penstock.toml").write_text(
+        f'[topics]\npartitions = 3\npools = ["gpu"]\n[[queues]]\ntopic = "{jobs}"\nresult_topic = "{answers}"\n'
+    )
+    topics.make("jobs", 2, {"retention.ms": "60000"})
+    assert f"{answers} of [[queues]] does not exist" in topics.run("check").output
+    done = topics.run("create")
+    assert (done.exit_code, f"created  {answers}" in done.stdout) == (0, True), done.output
+    assert topics.run("check").output == "all topics are there, as the invariants need them\n"
+    counts = partition_counts(topics.settings, [jobs, answers, topics.settings.names.result])
+    assert counts == {jobs: 2, answers: 3, topics.settings.names.result: 3}
+    assert topic_config(topics.settings, jobs)["retention.ms"] == "60000"
+
+    gpu = "inference.request.high.gpu"
+    topics.admin.delete_topics([topics.prefix + gpu])[topics.prefix + gpu].result(20)
+    wait_until(lambda: f"{gpu} does not exist" in topics.run("check").output, 20)
+    Path("penstock.toml").write_text('[topics]\npools = ["gpu"]\n')
+    assert topics.run("create").exit_code == 0
+    assert partition_counts(topics.settings, [topics.prefix + gpu]) == {topics.prefix + gpu: 3}, "as the others"
+    done = topics.run("create", "--partitions", "5")
+    assert "topics exist with other partitions (3) than asked for (5) and keep them" in done.stderr
+
+
 def test_conversations_are_counted_by_their_topics_unless_they_share_one(topics: Topics) -> None:
     assert topics.run("create", "--partitions", "3").exit_code == 0
     topics.make("conversation.c1", 1)
@@ -67,6 +93,8 @@ def test_conversations_are_counted_by_their_topics_unless_they_share_one(topics:
     listed = json.loads(topics.run("list", "--json").output)
     assert (listed["conversations"], listed["conversation_layout"]) == (None, "sharded")
     assert listed["topics"][f"{topics.prefix}inference.conversation.log"] == 3
+    again = topics.run("create", "--conversation-layout", "topics")
+    assert "the layout topics does not hold" in again.stderr
     shared = f"conversations share {topics.prefix}inference.conversation.log"
     assert topics.run("list").output.endswith(f"topics; {shared}\n")
 

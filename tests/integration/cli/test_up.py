@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from penstock.cli.paths import free_port, port_in_use
+from penstock.common.admin import partition_counts
 from penstock.common.reader import read_to_end
 from penstock.common.settings import KafkaSettings
 from support import wait_until
@@ -124,10 +124,16 @@ def members(pids: list[int]) -> list[int]:
 
 @pytest.mark.slow
 def test_up_serves_mends_itself_and_stops_in_order(up: Up) -> None:
-    """With a queue, and so with a bridge."""
-    up.config.write_text(CONFIG + '[[queues]]\ntopic = "jobs"\nresult_topic = "answers"\n')
+    """With a queue, and so with a bridge. `[topics]` was not followed, and it was up while the bridge was not."""
+    up.config.write_text(
+        '[topics]\npartitions = 3\npools = ["gpu"]\n'
+        + CONFIG
+        + '[[queues]]\ntopic = "jobs"\nresult_topic = "answers"\n'
+    )
     up.start()
     wait_until(lambda: up.says("Penstock is up"), 120, lambda: up.log.read_text())
+    assert all(part["readiness"]["status"] == "ready" for part in up.status()["parts"]), up.status()
+    assert "parts  broker, worker, gateway, bridge, webhooks, summarizer: ready" in up.log.read_text()
     assert up.ask()["status"] == "completed"
     pids = up.pids()
     assert set(pids) == {"broker", "worker", "gateway", "bridge", "webhooks", "summarizer"}
@@ -165,17 +171,11 @@ def test_up_serves_mends_itself_and_stops_in_order(up: Up) -> None:
 
 
 def serve_queue(up: Up) -> None:
-    """The bridge says what it waits for while the topics of the other system are missing."""
-
-    def bridge() -> dict[str, Any]:
-        return next(part for part in up.status()["parts"] if part["name"] == "bridge")
-
-    wait_until(lambda: bridge()["readiness"]["reason"] == "missing topics: answers, jobs", 30, bridge)
+    """The topics were created with the others, as the configuration says."""
     kafka = f"127.0.0.1:{up.kafka_port}"
-    admin = AdminClient({"bootstrap.servers": kafka})
-    for topic in admin.create_topics([NewTopic("jobs", 1), NewTopic("answers", 1)]).values():
-        topic.result(20)
-    wait_until(lambda: bridge()["ready"], 30, lambda: (bridge(), up.logs()))
+    counts = partition_counts(KafkaSettings(bootstrap_servers=kafka))
+    wanted = ("jobs", "answers", "inference.request.high", "inference.request.high.gpu")
+    assert [counts.get(topic) for topic in wanted] == [3, 3, 3, 3]
     producer = Producer({"bootstrap.servers": kafka})
     producer.produce("jobs", json.dumps({"id": "1", "payload": {"prompt": "hello"}}).encode())
     producer.flush(20)

@@ -186,3 +186,40 @@ def test_the_command_line_chooses_by_user_session_and_correlation(own_place: Any
     assert requests("cancel", "--user-id", "u", "--class", "low") == "1 requests: cancel requested\n"
     assert [(one.request_id, one.priority) for one in commands(scribe)] == [(in_session, 2)]
     assert [one.request_id for one in commands(scribe, "cancel")] == ours
+
+
+def test_an_operator_sees_why_requests_of_any_tenant_wait_and_not_what_is_in_them(own_place: Any) -> None:
+    """ "There is no such request", said the gateway to the operator who was asked why a tenant waits."""
+    keys_file = own_place.folder / "keys.json"
+    keys = [create_key(keys_file, tenant="shop"), create_key(keys_file, tenant="ops", scopes=("admin",))]
+    gateway = own_place.gateway(auth={"keys_file": keys_file}, ready=False)
+    wait_until(lambda: httpx.get(gateway.url + "/readyz").status_code == 200, describe="ready")
+    shop, operator = ({"authorization": f"Bearer {key}"} for key in keys)
+    ids = [gateway.submit(headers=shop, metadata={"secret": "s"}, user_id="u", priority=9) for _ in range(3)]
+
+    def asked(path: str, headers: dict[str, str] = operator) -> tuple[int, Any]:
+        answer = gateway.http.get(f"/v1/admin/requests{path}", headers=headers)
+        return answer.status_code, answer.json()
+
+    status, page = asked("?tenant=shop&limit=2")
+    assert (status, [one["request_id"] for one in page["data"]], page["has_more"]) == (200, ids[:0:-1], True)
+    rest = asked(f"?tenant=shop&limit=2&after={page['last_id']}")[1]["data"]
+    assert [one["request_id"] for one in rest] == ids[:1]
+    for one in (*rest, asked(f"/{ids[0]}?tenant=shop")[1], asked(f"/{ids[0]}?tenant=*")[1]):
+        assert (one["tenant"], one["request_id"], one["user_id"]) == ("shop", ids[0], "u")
+        assert (one["status"], one["waiting_for"]["reason"]) == ("accepted", "no_worker")
+        assert not {"result", "metadata", "progress"} & one.keys()
+    assert asked("?tenant=shop&status=running")[1]["data"] == asked("")[1]["data"] == []
+    assert asked(f"/{ids[0]}")[0] == asked(f"/{ids[0]}?tenant=other")[0] == asked("/unknown?tenant=*")[0] == 404
+    assert asked("?tenant=shop", shop)[0] == asked(f"/{ids[0]}?tenant=shop", shop)[0] == 403
+    assert asked("?tenant=No!")[0] == asked("?tenant=*")[0] == 400
+
+    where = ["--url", gateway.url, "--key", keys[1]]
+    done = CliRunner().invoke(app, ["requests", "list", "--tenant", "shop", "--status", "waiting", *where])
+    assert done.exit_code == 0, done.output
+    assert all(f"{one} " in done.stdout for one in ids)
+    assert done.stdout.count("no worker is alive") == 3, done.stdout
+    shown = CliRunner().invoke(app, ["requests", "show", ids[0], "--tenant", "shop", "--json", *where])
+    assert '"no_worker"' in shown.stdout
+    listed = CliRunner().invoke(app, ["models", "list", "--url", gateway.url, "--key", keys[0]])
+    assert listed.exit_code == 0, "the scopes of a new key are enough"

@@ -9,8 +9,11 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from penstock.cli.assets import ASSETS
+from penstock.cli.config import load
+from penstock.cli.config_commands import settings_types
 from penstock.cli.kafka_jars import KAFKA_VERSION
 from penstock.cli.local_system import DEFAULT_CHAT, DEFAULT_EMBEDDING, DEFAULT_UPSCALER, IMAGING
 from penstock.gateway.bridge.settings import BridgeSettings
@@ -122,6 +125,22 @@ def test_worker_and_gateway_find_the_same_artifacts_on_a_volume_that_both_mount(
     for service in ("worker", "gateway", "bridge"):
         mounts = [volume.partition(":")[2] for volume in compose["services"][service]["volumes"]]
         assert any(Path(location).is_relative_to(mount) for mount in mounts)
+
+
+def test_every_process_writes_on_volumes_that_its_service_mounts(
+    compose: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CONFIG", str(ROOT / "deploy/penstock.toml"))
+    mounts = {
+        name: [volume.partition(":")[2] for volume in service.get("volumes", [])]
+        for name, service in compose["services"].items()
+    }
+    for settings_type in settings_types():
+        for section, value in load(settings_type):
+            paths = [found for _, found in value if isinstance(found, Path)] if isinstance(value, BaseModel) else []
+            for path in paths:
+                on = mounts.get(section, mounts["gateway"])
+                assert any(path.is_relative_to(mount) for mount in on), f"[{section}]: {path} is not on a volume"
 
 
 @pytest.mark.parametrize("location", ["/srv/artifacts", "s3://bucket/some/prefix"])

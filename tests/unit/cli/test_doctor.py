@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from kit.cli import ScriptedGateway
 from penstock.cli.doctor import (
     broker_setting_checks,
     conversation_check,
+    gateway_checks,
     kafka_checks,
     order_checks,
     readiness_check,
     waiting_checks,
 )  # fmt: skip
+from penstock.cli.paths import free_port
 from penstock.cli.readiness import Readiness, ReadinessWatch, readiness_of
 from penstock.cli.topics import broken, to_alter, unequal_topics
 from penstock.common.admin import TopicReport
@@ -204,3 +207,26 @@ def test_orders_are_listed_and_a_paused_class_is_a_warning() -> None:
     assert "by the key 3f9c" in said[0].detail
     assert said[0].cure is not None
     assert "--class low --pool b" in said[0].cure
+
+
+@pytest.mark.parametrize(
+    ("named", "configured", "state", "detail"),
+    [
+        (False, True, "warn", "no gateway was asked: none answers at {nobody}, the address of [gateway]"),
+        (True, True, "fail", "{nobody} is unreachable"),
+        (False, False, "warn", "no gateway was asked: none is known"),
+    ],
+)
+def test_doctor_says_which_gateway_it_asked(named: bool, configured: bool, state: str, detail: str) -> None:
+    """With --config and without PENSTOCK_URL it asked none and said nothing."""
+    port = free_port()
+    nobody = f"http://127.0.0.1:{port}"
+    section = {"host": "0.0.0.0", "port": port} if configured else None
+    (check,) = gateway_checks(nobody if named else None, section, None)
+    assert (check.state, detail.format(nobody=nobody) in check.detail) == (state, True), check
+
+
+def test_doctor_asks_the_gateway_of_the_configuration(gateway: ScriptedGateway) -> None:
+    gateway.play({"GET /readyz": {"status": "ready"}})
+    (check,) = gateway_checks(None, {"host": "127.0.0.1", "port": gateway.server_port}, None)
+    assert (check.state, check.detail) == ("ok", f"{gateway.url} is ready")

@@ -21,6 +21,7 @@ from penstock.cli.chosen_models import chat_model, remote_model
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.local_system import LocalSystem, Options, card
 from penstock.cli.paths import free_port
+from penstock.cli.run_config import variable
 from penstock.cli.state import Home, PartState, SystemState
 from penstock.cli.up import noted
 from penstock.common.desired import Desired
@@ -166,7 +167,7 @@ def test_the_card_names_the_key_that_the_gateway_asks_for(
     if by_variable:
         monkeypatch.setenv("PENSTOCK_AUTH__KEYS_FILE", "keys.json")
     text = card(make("m", config="" if by_variable else '[auth]\nkeys_file = "keys.json"\n'))
-    assert all(part in text for part in ("authorization: Bearer KEY", 'api_key="KEY"', "--key KEY"))
+    assert all(part in text for part in ("authorization: Bearer KEY", 'api_key="KEY"', " PENSTOCK_API_KEY=KEY "))
 
 
 def test_the_card_is_short_and_its_commands_name_their_instance(
@@ -175,9 +176,15 @@ def test_the_card_is_short_and_its_commands_name_their_instance(
     folder = tmp_path / "my data"
     system = make("smollm2-135m", data_dir=folder, port=8123)
     text = card(system)
-    for word in ("http://127.0.0.1:8123", "curl ", "OpenAI(base_url=", "smollm2-135m", str(tmp_path)):
+    for word in (
+        "export PENSTOCK_URL=http://127.0.0.1:8123\n",
+        "curl ",
+        "OpenAI(base_url=",
+        "smollm2-135m",
+        str(tmp_path),
+    ):
         assert word in text
-    assert len(text.splitlines()) < 14
+    assert len(text.splitlines()) < 15
     assert all(f"penstock {command} --data-dir '{folder}'" in text for command in ("logs -f", "status"))
     monkeypatch.setenv("PENSTOCK_DATA", str(folder))
     assert "--data-dir" not in card(system)
@@ -255,10 +262,55 @@ def test_the_port_of_the_worker_is_the_named_one_or_else_a_free_one(
         assert system.ports["worker"] == port
 
 
-def test_a_configured_place_for_artifacts_is_kept(make: Make, tmp_path: Path) -> None:
-    config = '[artifacts]\nlocation = "s3://bucket/mine"\n'
-    for text, location in ((config, "s3://bucket/mine"), (None, str(tmp_path / "artifacts"))):
-        assert make(config=text).write_settings()["PENSTOCK_ARTIFACTS__LOCATION"] == location
+def test_configured_places_hold_and_the_others_are_in_the_data_folder(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folders of worker, view and summarizer were set in any case, whatever the configuration said."""
+    places = {
+        ("artifacts", "location"): "artifacts", ("worker", "data_dir"): "worker",
+        ("gateway", "view_path"): "gateway/view.sqlite", ("summarizer", "data_dir"): "summarizer",
+    }  # fmt: skip
+    for (section, name), own in places.items():
+        found = make(config=f'[{section}]\n{name} = "/mine"\n').write_settings()
+        assert variable(section, name) not in found
+        assert make().write_settings()[variable(section, name)] == str(tmp_path / own)
+        monkeypatch.setenv(variable(section, name), "/of-mine")
+        assert make().write_settings()[variable(section, name)] == "/of-mine"
+
+
+def test_models_by_a_variable_are_those_of_the_run(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_MODELS", json.dumps([entry("mine")]))
+    system = make()
+    assert system.config.models == [entry("mine")]
+    assert "PENSTOCK_MODELS" not in system.write_settings(), "the file has them, with those of this run"
+
+
+def test_configured_models_that_are_not_served_are_named(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = "".join(f'[[models]]\nid = "{name}"\nsource = "s"\nengine = "noop"\n' for name in ("a", "b"))
+    said: list[str] = []
+    make("other", "a", config=two, say=said.append)._say_models()
+    assert said == ["--model takes the place of the configured model(s) b"]
+    said.clear()
+    make("a", "b", {**entry("far"), "pool": "gpu"}, config=two, say=said.append)._say_models()
+    assert said == ["models of other pools than the worker's are not served here: far (gpu)"]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"config": '[kafka.security]\n"security.protocol" = "SASL_SSL"\n'}, "security is for a Kafka of yours"),
+        ({"bootstrap_servers": "127.0.0.1:1"}, "--kafka-port is for the Kafka that `penstock up` runs"),
+    ],
+)
+def test_settings_that_cannot_hold_are_refused(make: Make, options: Any, reason: str) -> None:
+    starts_nothing(make(**options), reason)
+
+
+def test_the_health_of_a_part_is_asked_where_it_is_bound(make: Make) -> None:
+    """It was asked on loopback in any case, and `up` gave up after five minutes."""
+    system = make(config='[worker]\nhealth_host = "127.0.0.2"\nhealth_port = 0\n')
+    system.check()
+    assert re.fullmatch(r"http://127\.0\.0\.2:[1-9]\d*", system.worker_url)
 
 
 def test_tiny_models_answer_only_where_no_other_does(

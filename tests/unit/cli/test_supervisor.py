@@ -123,6 +123,16 @@ def test_a_part_that_a_full_disk_keeps_from_starting_is_retried(world: World) ->
     assert "the broker cannot start: [Errno 28] No space left on device" in world.lines[1]
 
 
+def test_a_part_that_does_not_become_ready_is_named_with_its_reason(world: World) -> None:
+    bridge = world.part("bridge", ready=False)
+    bridge.ready, bridge.said = lambda: False, lambda: "unavailable: missing topics: jobs"
+    with pytest.raises(
+        CliFailure, match="the bridge was not ready within 0 s: unavailable: missing topics: jobs"
+    ) as end:
+        world.supervisor.wait_ready(bridge, 0.2)
+    assert end.value.exit_code is ExitCode.TIMED_OUT
+
+
 def test_parts_stop_in_reverse_order_and_stubborn_ones_are_killed(world: World) -> None:
     parts = [world.part("broker"), world.part("gateway", STUBBORN, grace_s=0.3)]
     pids = [part.process.pid for part in parts if part.process is not None]

@@ -19,7 +19,15 @@ from penstock.schemas.errors import InvalidRequest
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "deep" / "keys.json"
+    return tmp_path / "keys.json"
+
+
+def test_no_folder_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "mistyped" / "keys.json"
+    for change in (lambda: create_key(path), lambda: revoke_key(path, "a")):
+        with pytest.raises(KeysFileError, match=rf"the folder {path.parent} does not exist"):
+            change()
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_the_file_holds_rights_and_no_secret_and_only_its_owner_reads_it(path: Path) -> None:

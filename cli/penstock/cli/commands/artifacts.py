@@ -15,6 +15,7 @@ import httpx
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from penstock.cli.commands.api_paths import api_path
 from penstock.cli.commands.common import ARTIFACTS, AsJson, Gateway, errors, print_json, print_list, print_table
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.option_groups import App
@@ -48,7 +49,7 @@ def show(artifact: ArtifactId, gateway: Gateway, as_json: AsJson = False) -> Non
 
     Example:  penstock artifacts show 0b7e8f6c-0f43-4d6e-9c35-1c6bb2d8f7a1
     """
-    found = gateway.call("GET", f"{ARTIFACTS}/{artifact}")
+    found = gateway.call("GET", api_path(ARTIFACTS, artifact))
     if as_json:
         print_json(found)
         return
@@ -68,10 +69,10 @@ def get(
 
     Example:  penstock artifacts get 0b7e8f6c-0f43-4d6e-9c35-1c6bb2d8f7a1 -o cat.png
     """
-    facts = gateway.call("GET", f"{ARTIFACTS}/{artifact}")
+    facts = gateway.call("GET", api_path(ARTIFACTS, artifact))
     suffix = mimetypes.guess_extension(facts["media_type"]) or ".bin"
     file = output or Path(f"{facts['id']}{suffix}")
-    with gateway.stream("GET", f"{ARTIFACTS}/{artifact}/content", timeout=TRANSFER) as answer:
+    with gateway.stream("GET", api_path(ARTIFACTS, artifact, "content"), timeout=TRANSFER) as answer:
         _save(answer.iter_bytes(PIECE_BYTES), file, facts["bytes"])
     if str(file) != "-":
         typer.echo(str(file))
@@ -101,7 +102,7 @@ def put(
     gateway: Gateway,
     file: Annotated[Path, typer.Argument(help="The file to upload.")],
     media_type: Annotated[str | None, typer.Option(help="Its type; by default guessed from its name.")] = None,
-    ttl_s: Annotated[float | None, typer.Option("--ttl", min=1, help="Seconds for which it is kept.")] = None,
+    ttl_s: Annotated[float | None, typer.Option("--ttl", help="Seconds for which it is kept.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Upload a file; prints the id by which requests refer to it.
@@ -136,7 +137,7 @@ def delete(
     if not yes:
         typer.confirm(f"Delete {len(artifacts)} artifact{'s' * (len(artifacts) > 1)}?", abort=True)
     for artifact in artifacts:
-        gateway.call("DELETE", f"{ARTIFACTS}/{artifact}")
+        gateway.call("DELETE", api_path(ARTIFACTS, artifact))
         typer.echo(f"{artifact} deleted")
 
 

@@ -28,6 +28,7 @@ from penstock.cli.commands.common import (
 )
 from penstock.cli.commands.fault_table import faults
 from penstock.cli.commands.schedule import schedule
+from penstock.cli.commands.submitting import MaxTokens
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.option_groups import with_fields
 from penstock.schemas.topics import priority_class
@@ -59,9 +60,9 @@ class Load:
     task: Annotated[BuiltTask, typer.Option(help="What to ask for.")] = BuiltTask.TEXT_GENERATION
     model: Annotated[str | None, typer.Option(help="Model id or alias; without it the best for the task.")] = None
     prompt: Annotated[str, typer.Option(help="What each request says.")] = "Say a word about rivers."
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 16
+    max_tokens: MaxTokens = 16
     priorities: Annotated[str, typer.Option(help="Mix of priorities with shares.")] = "1:1,5:1,9:1"
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for each outcome.")] = 300
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for each outcome.")] = 300
 
     def __post_init__(self) -> None:
         self.mix = parse_priorities(self.priorities)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.commands.api_paths import Route, api_path
 from penstock.cli.commands.common import Gateway, print_json
 from penstock.cli.commands.long_calls import interrupted_between_calls, reporting
 from penstock.cli.failures import CliFailure, ExitCode
@@ -90,17 +91,19 @@ def command(
     fields = chosen.fields()
     if fields or chosen.dry_run:
         body = {**(fields or {"ids": chosen.request_ids}), **more}
-        command_all(gateway, f"/v1/requests/{action}", body, done, dry_run=chosen.dry_run, as_json=as_json)
+        command_all(gateway, api_path("/v1/requests", action), body, done, dry_run=chosen.dry_run, as_json=as_json)
         return
     for request_id in chosen.request_ids or ():
-        found = gateway.call("POST", f"/v1/requests/{request_id}/{action}", body=more or None)
+        found = gateway.call("POST", api_path("/v1/requests", request_id, action), body=more or None)
         if as_json:
             print_json(found)
         else:
             typer.echo(f"{request_id} {text(found)}")
 
 
-def command_all(gateway: Gateway, path: str, body: dict[str, Any], done: str, *, dry_run: bool, as_json: bool) -> None:
+def command_all(
+    gateway: Gateway, path: Route, body: dict[str, Any], done: str, *, dry_run: bool, as_json: bool
+) -> None:
     """Command those that match now, in calls of `AT_ONCE`, and report progress. Requests that are accepted later are
     left out, so that the calls end.
 

@@ -13,8 +13,10 @@ from rich.prompt import Prompt
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 from websockets.sync.client import ClientConnection, connect
 
+from penstock.cli.commands.api_paths import api_path
 from penstock.cli.commands.common import Gateway, auth_headers, console, errors, no_gateway, waiting_text
 from penstock.cli.commands.item_words import item_role, item_text
+from penstock.cli.commands.submitting import MaxTokens
 from penstock.cli.failures import CliFailure, ExitCode
 
 HELP = (
@@ -213,7 +215,7 @@ def show(frame: dict[str, Any], waiting: Any) -> bool:
 
 
 def print_history(gateway: Gateway, conversation: str) -> None:
-    for item in gateway.pages(f"/v1/conversations/{conversation}/items", 1000, order="asc"):
+    for item in gateway.pages(api_path("/v1/conversations", conversation, "items"), 1000, order="asc"):
         console.print(f"[bold]{item_role(item)}[/bold]: ", end="")
         console.print(item_text(item), markup=False, highlight=False)
 
@@ -223,7 +225,7 @@ def chat(
     conversation: Annotated[str | None, typer.Option("--conversation", "-c", help="Go on with this one.")] = None,
     model: Annotated[str | None, typer.Option(help="Default: the best for text.")] = None,
     system: Annotated[str | None, typer.Option(help="A system prompt for a new conversation.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 256,
+    max_tokens: MaxTokens = 256,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
 ) -> None:
     """Chat with a model; the conversation is kept on its topic and can be resumed by its id.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
 import httpx
@@ -16,14 +16,23 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from penstock.cli import instances
+from penstock.cli.commands.api_paths import Route
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.schemas.sse import DONE, SseLines, field_value
 from penstock.schemas.texts import shortened
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-ARTIFACTS = "/v1/artifacts"
+ARTIFACTS: Final = "/v1/artifacts"
 
-Url = Annotated[str, typer.Option("--url", envvar="PENSTOCK_URL", help="The gateway.")]
+Url = Annotated[
+    str,
+    typer.Option(
+        "--url",
+        envvar="PENSTOCK_URL",
+        help="The gateway (default: that of the running `penstock up`, else http://127.0.0.1:8000).",
+    ),
+]
 Key = Annotated[
     str | None, typer.Option("--key", envvar="PENSTOCK_API_KEY", help="An API key, when the gateway asks for one.")
 ]
@@ -52,21 +61,27 @@ class Gateway:
     As a parameter of a command it is the options --url and --key.
     """
 
-    url: Url = DEFAULT_URL
+    url: Url = ""
     key: Key = None
 
     def __post_init__(self) -> None:
-        self.url = checked_url(self.url)
+        instance = None if self.url else instances.found()
+        self._keys_file = None if instance is None else instance.keys_file
+        self.url = checked_url(self.url or (DEFAULT_URL if instance is None else instance.url))
         # A proxy of the environment is for the outside; what it would do to streams on loopback is not wanted.
-        self.http = httpx.Client(base_url=self.url, headers=auth_headers(self.key), timeout=30, trust_env=False)
+        self._http = httpx.Client(base_url=self.url, headers=auth_headers(self.key), timeout=30, trust_env=False)
 
     def __enter__(self) -> Gateway:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.http.close()
+        self._http.close()
 
-    def call(self, method: str, path: str, *, body: Any = None, timeout_s: float | None = None, **query: Any) -> Any:
+    def send_always(self, name: str, value: str) -> None:
+        """Sends this header with every call from here on."""
+        self._http.headers[name] = value
+
+    def call(self, method: str, path: Route, *, body: Any = None, timeout_s: float | None = None, **query: Any) -> Any:
         """The decoded answer, or None for an empty one. Raises CliFailure."""
         return self._request(method, path, query, json=body, timeout=timeout_s or httpx.USE_CLIENT_DEFAULT)
 
@@ -76,13 +91,16 @@ class Gateway:
         """The artifact that is made of the content. Raises CliFailure."""
         return self._request("POST", ARTIFACTS, query, content=content, headers=headers, timeout=timeout)
 
-    def _request(self, method: str, path: str, query: Mapping[str, Any], **options: Any) -> Any:
-        params = {name: value for name, value in query.items() if value is not None}
+    def answer(self, method: str, path: Route, **options: Any) -> httpx.Response:
+        """The answer, of any status. Raises CliFailure (unreachable, timed out)."""
         try:
-            answer = self.http.request(method, path, params=params, **options)
+            return self._http.request(method, path, **options)
         except httpx.HTTPError as error:
             raise unreachable(self.url, error) from error
-        raise_for_error(answer)
+
+    def _request(self, method: str, path: Route, query: Mapping[str, Any], **options: Any) -> Any:
+        answer = self.answer(method, path, params=given(query), **options)
+        raise_for_error(answer, self._keys_file)
         try:
             return answer.json() if answer.content else None
         except ValueError as error:
@@ -90,19 +108,27 @@ class Gateway:
 
     @contextmanager
     def stream(
-        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, timeout: httpx.Timeout | None = None
+        self,
+        method: str,
+        path: Route,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout: httpx.Timeout | None = None,
+        **query: str | None,
     ) -> Generator[httpx.Response]:
         """An open answer whose lines come as they are sent. Raises CliFailure."""
         try:
-            with self.http.stream(method, path, headers=dict(headers or {}), timeout=timeout) as answer:
+            with self._http.stream(
+                method, path, params=given(query), headers=dict(headers or {}), timeout=timeout
+            ) as answer:
                 if answer.is_error:
                     answer.read()
-                raise_for_error(answer)
+                raise_for_error(answer, self._keys_file)
                 yield answer
         except httpx.HTTPError as error:
             raise unreachable(self.url, error) from error
 
-    def pages(self, path: str, limit: int, **query: Any) -> list[dict[str, Any]]:
+    def pages(self, path: Route, limit: int, **query: Any) -> list[dict[str, Any]]:
         """Items of a list over all its pages, at most `limit`.
 
         All are read before the first is returned: what reads the output may write to the list.
@@ -116,6 +142,11 @@ class Gateway:
                 break
             after = page["last_id"]
         return found[:limit]
+
+
+def given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def checked_url(url: str) -> str:
@@ -154,7 +185,8 @@ def no_gateway(url: str, error: Exception) -> CliFailure:
     )
 
 
-def raise_for_error(answer: httpx.Response) -> None:
+def raise_for_error(answer: httpx.Response, keys_file: str | None = None) -> None:
+    """Raises CliFailure. `keys_file`: that of the gateway, if it is known."""
     if not answer.is_error:
         return
     try:
@@ -162,8 +194,10 @@ def raise_for_error(answer: httpx.Response) -> None:
         text = f"{error['message']} ({error['code']}{', ' + error['param'] if error.get('param') else ''})"
     except (ValueError, KeyError, TypeError):
         text = f"HTTP {answer.status_code}: {shortened(answer.text, 200)}"
-    code = ExitCode.UNREACHABLE if answer.status_code == 503 else ExitCode.FAILED
-    raise CliFailure(text, exit_code=ExitCode.TIMED_OUT if answer.status_code == 504 else code)
+    if answer.status_code == 401 and keys_file is not None:
+        text += f": give it by --key or PENSTOCK_API_KEY; `penstock keys create --file {keys_file}` creates one"
+    code = {503: ExitCode.UNREACHABLE, 504: ExitCode.TIMED_OUT}.get(answer.status_code, ExitCode.FAILED)
+    raise CliFailure(text, exit_code=code, forbidden=answer.status_code == 403)
 
 
 def sse_frames(answer: httpx.Response) -> Iterator[dict[str, Any]]:

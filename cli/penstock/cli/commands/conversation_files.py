@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
+from penstock.cli.commands.api_paths import api_path
 from penstock.cli.commands.common import ARTIFACTS, AsJson, Gateway, print_json
 from penstock.cli.commands.conversation_appending import Appending
 from penstock.cli.commands.conversation_trees import CONVERSATIONS, TreeImport
@@ -69,14 +70,14 @@ def export(
 def exported(gateway: Gateway, conversation: str, *, tree: bool = False) -> Generator[Iterator[str]]:
     """The lines of a conversation, or of its tree, as the gateway sends them. Raises CliFailure."""
     timeout = httpx.Timeout(30, read=SILENCE_S)
-    path = f"{CONVERSATIONS}/{conversation}/export{'?tree=true' if tree else ''}"
-    with gateway.stream("GET", path, timeout=timeout) as answer:
+    path = api_path(CONVERSATIONS, conversation, "export")
+    with gateway.stream("GET", path, timeout=timeout, tree="true" if tree else None) as answer:
         yield answer.iter_lines()
 
 
 def _with_bytes(gateway: Gateway, image: Line) -> Line:
     artifact_id = image["artifact_id"]
-    with gateway.stream("GET", f"{ARTIFACTS}/{artifact_id}/content", timeout=httpx.Timeout(SILENCE_S)) as answer:
+    with gateway.stream("GET", api_path(ARTIFACTS, artifact_id, "content"), timeout=httpx.Timeout(SILENCE_S)) as answer:
         data = answer.read()
     if hashlib.sha256(data).hexdigest() != image["sha256"]:
         raise CliFailure(f"the image {artifact_id} is not what its message refers to: export without --images")
@@ -132,7 +133,7 @@ def _require_images(gateway: Gateway, section: Section) -> None:
     """Raises CliFailure when an image is neither in the file nor among the artifacts."""
     for artifact_id, digest in section.images.items():
         try:
-            found = gateway.call("GET", f"{ARTIFACTS}/{artifact_id}")
+            found = gateway.call("GET", api_path(ARTIFACTS, artifact_id))
         except CliFailure as error:
             if error.unreachable:
                 raise

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
+from penstock.cli.commands.api_paths import api_path
 from penstock.cli.commands.common import AsJson, Gateway, console, print_json, sse_frames
 from penstock.cli.commands.following import AGAIN_S, SILENCE_S, Patience
 from penstock.cli.commands.item_words import item_role, item_text
@@ -45,7 +46,7 @@ def item_frames(gateway: Gateway, conversation: str, after: str | None) -> Itera
     patience, cursor, began = Patience(answered=False), after, False
     while True:
         headers = {} if cursor is None else {"last-event-id": cursor}
-        path, timeout = f"/v1/conversations/{conversation}/events", httpx.Timeout(10.0, read=SILENCE_S)
+        path, timeout = api_path("/v1/conversations", conversation, "events"), httpx.Timeout(10.0, read=SILENCE_S)
         try:
             with gateway.stream("GET", path, headers=headers, timeout=timeout) as answer:
                 for event in sse_frames(answer):

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.commands.api_paths import api_path
 from penstock.cli.commands.common import AsJson, Gateway, print_json
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.topics import Cluster
@@ -66,7 +67,7 @@ def replay(
         _replay_many(many, cluster, from_offset)
         return
     many.check_unused()
-    path, after = f"/v1/conversations/{conversation}/replay", None
+    path, after = api_path("/v1/conversations", conversation, "replay"), None
     while True:
         page = gateway.call("GET", path, from_offset=from_offset, after=after)
         for record in page["data"]:

@@ -12,14 +12,24 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from penstock.cli.commands.api_paths import api_path
 from penstock.cli.commands.common import AsJson, Gateway, print_json
 from penstock.cli.commands.conversation_files import CONVERSATIONS, EVERY, exported
 from penstock.cli.commands.following import AGAIN_S, Deadline, Patience, command_at, wait_for
 from penstock.cli.commands.long_calls import reporting
-from penstock.cli.commands.submitting import MOST_ATTEMPTS, Timeout, erase, given, require_completed, submit_once
+from penstock.cli.commands.submitting import (
+    MOST_ATTEMPTS,
+    MaxTokens,
+    Timeout,
+    erase,
+    given,
+    require_completed,
+    submit_once,
+)
 from penstock.cli.exported import Line, parsed
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.reruns import Plan, Progress, Step, default_fork_id, idempotency_key, offset_of, plan_of, progress_of
+from penstock.schemas.topics import MOST_PRIORITY
 
 LOW = 8
 SAME = "the same command goes on"
@@ -31,8 +41,8 @@ T = TypeVar("T")
 class Sampling:
     """How the other model answers. What the original's requests said is not kept in a conversation."""
 
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.")] = None
-    temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy.")] = None
+    max_tokens: MaxTokens = None
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None
     seed: Annotated[int | None, typer.Option(help="Of the sampling.")] = None
 
     def payload(self) -> dict[str, Any]:
@@ -51,7 +61,7 @@ def rerun(
         str | None, typer.Option(help="The last item that both have. Default: the one before the first turn.")
     ] = None,
     through: Annotated[str | None, typer.Option(help="Leave out what begins behind this item.")] = None,
-    priority: Annotated[int, typer.Option(min=0, help="0 the most urgent; 8 and up low.")] = LOW,
+    priority: Annotated[int, typer.Option(min=0, max=MOST_PRIORITY, help="0 the most urgent; 8 and up low.")] = LOW,
     timeout: Timeout = 900,
     as_json: AsJson = False,
 ) -> None:
@@ -147,7 +157,7 @@ class Rerun:
             self.gateway.call("POST", CONVERSATIONS, body={"id": self.fork_id})
         else:
             body = {"through": self.plan.through, "id": self.fork_id}
-            self.gateway.call("POST", f"{CONVERSATIONS}/{self.plan.source}/fork", body=body)
+            self.gateway.call("POST", api_path(CONVERSATIONS, self.plan.source, "fork"), body=body)
 
     # -- what an earlier re-run left
 
@@ -184,7 +194,8 @@ class Rerun:
         name = self._name(number)
         for attempt in range(MOST_ATTEMPTS):
             key = idempotency_key(log_id, body, attempt)
-            self._patiently(lambda: self.gateway.call("GET", f"{CONVERSATIONS}/{self.fork_id}"))  # not to begin it anew
+            # Not to create it again if it was deleted meanwhile.
+            self._patiently(lambda: self.gateway.call("GET", api_path(CONVERSATIONS, self.fork_id)))
             sent = self._patiently(lambda key=key: submit_once(self.gateway, body, key))
             if sent is None:
                 continue

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 
-from penstock.cli.commands.common import Gateway, raise_for_error, unreachable
+from penstock.cli.commands.api_paths import api_path
+from penstock.cli.commands.common import Gateway, raise_for_error
 from penstock.cli.commands.conversation_appending import Appending
 from penstock.cli.commands.long_calls import reporting
 from penstock.cli.commands.submitting import SILENCE_S
@@ -19,7 +20,7 @@ from penstock.cli.exported import Line, Section, parsed, says_the_same
 from penstock.cli.exported_trees import Append, Delete, Found, Make, Step, Tree, steps
 from penstock.cli.failures import CliFailure
 
-CONVERSATIONS = "/v1/conversations"
+CONVERSATIONS: Final = "/v1/conversations"
 AT_ONCE = 8
 """Steps at a time: a fork waits for its topic most of its time."""
 
@@ -59,14 +60,14 @@ class TreeImport:
             case Make(parent_id=None):
                 self.gateway.call("POST", CONVERSATIONS, body={"id": target})
             case Make(parent_id=str(parent), through=through):
-                path = f"{CONVERSATIONS}/{self._target(parent)}/fork"
+                path = api_path(CONVERSATIONS, self._target(parent), "fork")
                 self.gateway.call("POST", path, body={"through": through, "id": target}, timeout_s=SILENCE_S)
             case Append(section=section, found=found):
                 appending = Appending(self.gateway, self.file, self.timeout_s)
                 for done in appending.append(section, target, found.log_id, found.done):
                     self.appended[section.id] = done - found.done
             case Delete():
-                self.gateway.call("DELETE", f"{CONVERSATIONS}/{target}", timeout_s=SILENCE_S)
+                self.gateway.call("DELETE", api_path(CONVERSATIONS, target), timeout_s=SILENCE_S)
             case _:
                 raise AssertionError(step)
 
@@ -83,16 +84,13 @@ class TreeImport:
             target = self._target(one.id)
             if self._exists(target):
                 timeout = httpx.Timeout(30, read=SILENCE_S)
-                path = f"{CONVERSATIONS}/{target}/export?tree=true"
-                with self.gateway.stream("GET", path, timeout=timeout) as answer:
+                path = api_path(CONVERSATIONS, target, "export")
+                with self.gateway.stream("GET", path, timeout=timeout, tree="true") as answer:
                     return self._compare(answer.iter_lines())
         return {}
 
     def _exists(self, target: str) -> bool:
-        try:
-            answer = self.gateway.http.get(f"{CONVERSATIONS}/{target}")
-        except httpx.HTTPError as error:
-            raise unreachable(self.gateway.url, error) from error
+        answer = self.gateway.answer("GET", api_path(CONVERSATIONS, target))
         if answer.status_code == 404:
             return False
         raise_for_error(answer)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.commands.api_paths import api_path
 from penstock.cli.commands.common import AsJson, Gateway, console, print_json, print_list, print_table
 from penstock.cli.commands.conversation_compare import compare
 from penstock.cli.commands.conversation_facts import Facts, facts_text, when
@@ -14,7 +15,7 @@ from penstock.cli.commands.conversation_following import follow
 from penstock.cli.commands.conversation_replay import replay
 from penstock.cli.commands.conversation_rerun import rerun
 from penstock.cli.commands.item_words import item_role, item_text
-from penstock.cli.commands.submitting import Sent, Timeout, Wait, given, run
+from penstock.cli.commands.submitting import MaxTokens, Sent, Timeout, Wait, given, run
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.option_groups import App
 from penstock.common.durations import seconds
@@ -71,7 +72,7 @@ def change(gateway: Gateway, facts: Facts, conversation: Conversation, as_json: 
 
     Example: penstock conversations set trip --every-tokens 4000 --summary-model small
     """
-    body, path = facts.body(), f"/v1/conversations/{conversation}"
+    body, path = facts.body(), api_path("/v1/conversations", conversation)
     _print(gateway.call("POST", path, body=body) if body else gateway.call("GET", path), as_json=as_json)
 
 
@@ -90,7 +91,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """The turns, oldest first. Example: penstock conversations show trip"""
-    for item in gateway.pages(f"/v1/conversations/{conversation}/items", limit, order="asc"):
+    for item in gateway.pages(api_path("/v1/conversations", conversation, "items"), limit, order="asc"):
         if as_json:
             print_json(item)
         else:
@@ -117,7 +118,7 @@ def fork(
     Example: penstock conversations fork trip --through msg_3 --id trip-by-train
     """
     body = given({"through": int(through) if through.isdecimal() else through, "id": fork_id})
-    made = gateway.call("POST", f"/v1/conversations/{conversation}/fork", body=body)
+    made = gateway.call("POST", api_path("/v1/conversations", conversation, "fork"), body=body)
     if as_json:
         print_json(made)
     else:
@@ -135,8 +136,8 @@ def forks(
     as_json: AsJson = False,
 ) -> None:
     """The conversations that go on from messages of another. Example: penstock conversations forks trip --tree"""
-    path = f"/v1/conversations/{conversation}"
-    found = gateway.call("GET", f"{path}/tree")["data"] if tree else gateway.pages(f"{path}/forks", limit)
+    path = api_path("/v1/conversations", conversation, "tree" if tree else "forks")
+    found = gateway.call("GET", path)["data"] if tree else gateway.pages(path, limit)
 
     def row(item: dict[str, Any]) -> list[str]:
         name = "  " * item.get("depth", 0) + item["id"] + (" (deleted)" if item.get("deleted") else "")
@@ -157,7 +158,7 @@ def summarize(
     through_offset: Annotated[
         int | None, typer.Option(min=0, help="Up to this offset of the conversation. Default: its end.")
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest summary.")] = None,
+    max_tokens: MaxTokens = None,
     wait: Wait = True,
     timeout: Timeout = 900,
     as_json: AsJson = False,
@@ -168,7 +169,7 @@ def summarize(
     """
     asked = {"model": sent.model, "priority": sent.priority}
     body = given({**asked, "through_offset": through_offset, "max_tokens": max_tokens})
-    path = f"/v1/conversations/{conversation}/summarize"
+    path = api_path("/v1/conversations", conversation, "summarize")
     run(gateway, body, timeout_s=timeout, wait=wait, as_json=as_json, path=path)
 
 
@@ -181,7 +182,7 @@ def delete(
     """Delete a conversation and all its turns. There is no way back."""
     if not yes:
         typer.confirm(f"Delete conversation {conversation} and all its turns?", abort=True)
-    gateway.call("DELETE", f"/v1/conversations/{conversation}")
+    gateway.call("DELETE", api_path("/v1/conversations", conversation))
     typer.echo(f"{conversation} deleted")
 
 

@@ -14,10 +14,11 @@ import typer
 from penstock.cli.commands.common import Gateway, Key
 from penstock.cli.commands.following import follow
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.option_groups import App
 from penstock.cli.paths import default_data_dir
 from penstock.cli.state import Home, SystemState
 
-app = typer.Typer(no_args_is_help=True, help="Show what Penstock does, on the system that `penstock up` runs here.")
+app = App(no_args_is_help=True, help="Show what Penstock does, on the system that `penstock up` runs here.")
 
 PROMPT = "Write a long story about the keeper of a dam."
 GONE_S = 10.0

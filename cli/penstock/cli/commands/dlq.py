@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.commands.api_paths import Route, api_path
 from penstock.cli.commands.common import AsJson, Gateway, print_json, print_list
 from penstock.cli.commands.long_calls import interrupted_between_calls, reporting, same_command
 from penstock.cli.failures import CliFailure, ExitCode
@@ -143,7 +144,7 @@ class Letters(Filter):
 
 
 def call_until_done(
-    context: typer.Context, gateway: Gateway, path: str, body: dict[str, Any], count: str
+    context: typer.Context, gateway: Gateway, path: Route, body: dict[str, Any], count: str
 ) -> Iterator[dict[str, Any]]:
     """The answers of all calls that it takes: the first one fixes the letters, and each of the others handles some.
 
@@ -205,7 +206,7 @@ def show(
     """One dead letter, with its original if the key may read it. Example: penstock dlq show 2/17 --raw > record.bin"""
     partition, offset = place_of(letter_id)
     if not cluster.is_given:
-        letter = gateway.call("GET", f"/v1/admin/dlq/{partition}/{offset}")
+        letter = gateway.call("GET", api_path("/v1/admin/dlq", partition, offset))
     else:
         settings, codec = read_from(cluster)
         letter = as_json(*read_one(settings, codec, partition, offset), codec)
@@ -224,7 +225,7 @@ def redrive(
     context: typer.Context,
     gateway: Gateway,
     letters: Letters,
-    rate: Annotated[float | None, typer.Option(min=0.1, help="Letters a second, at most.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Letters a second, at most.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Those too that were run again before.")] = False,
     json_lines: AsJson = False,
 ) -> None:

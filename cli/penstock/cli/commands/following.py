@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import typer
 
+from penstock.cli.commands.api_paths import api_path
 from penstock.cli.commands.common import DEFAULT_URL, Gateway, sse_frames, waiting_text
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.paths import Progress
@@ -102,7 +103,7 @@ def follow(
                     return
             patience.answered()
             if not anything:  # nothing is left behind this cursor
-                request = gateway.call("GET", f"/v1/requests/{request_id}")
+                request = gateway.call("GET", api_path("/v1/requests", request_id))
                 status = request["status"]
                 if request["done"]:
                     yield {**request, "type": "result"}
@@ -124,7 +125,7 @@ def wait_for(gateway: Gateway, request_id: str, timeout_s: float, say: Progress)
         deadline.check(request_id, request["status"])
         wait_s = min(wait_s, deadline.left_s)
         try:
-            path = f"/v1/requests/{request_id}"
+            path = api_path("/v1/requests", request_id)
             request = gateway.call("GET", path, wait=round(wait_s, 1), timeout_s=wait_s + 15)
         except CliFailure as failure:
             deadline.check(request_id, request["status"])
@@ -144,7 +145,7 @@ def _says_nothing(frame: dict[str, Any]) -> bool:
 
 
 def _why_it_waits(gateway: Gateway, request_id: str) -> dict[str, Any]:
-    request = gateway.call("GET", f"/v1/requests/{request_id}")
+    request = gateway.call("GET", api_path("/v1/requests", request_id))
     return {} if request["done"] else {name: request.get(name) for name in ("detail", "waiting_for")}
 
 
@@ -156,7 +157,9 @@ def _connection(
     headers = {"last-event-id": after} if after else {}
     timeout = httpx.Timeout(min(10.0, left_s), read=min(SILENCE_S, left_s))
     with (
-        gateway.stream("GET", f"/v1/requests/{request_id}/events", headers=headers, timeout=timeout) as answer,
+        gateway.stream(
+            "GET", api_path("/v1/requests", request_id, "events"), headers=headers, timeout=timeout
+        ) as answer,
         _cut_when_over(answer, deadline),
     ):
         yield from sse_frames(answer)

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from penstock.cli.commands.api_paths import ApiPath
 from penstock.cli.commands.common import Gateway
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.schemas.image_formats import MEDIA_TYPES, sniff
@@ -40,7 +41,7 @@ def save_images(gateway: Gateway, request_id: str, images: Sequence[dict[str, An
         suffix = SUFFIXES.get(image.get("media_type") or "", ".bin")
         path = out if one_file else out / f"{request_id[:8]}-{number}{suffix}"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with gateway.stream("GET", image["url"], timeout=httpx.Timeout(UPLOAD_S)) as answer:
+        with gateway.stream("GET", ApiPath(image["url"]), timeout=httpx.Timeout(UPLOAD_S)) as answer:
             part = path.with_name(f".{path.name}.part")
             with part.open("wb") as file:
                 for piece in answer.iter_bytes():

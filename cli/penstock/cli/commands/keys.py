@@ -10,8 +10,10 @@ import typer
 
 from penstock.cli.commands.common import AsJson, print_json, print_table
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.option_groups import App
+from penstock.schemas.topics import MOST_PRIORITY
 
-app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys.")
+app = App(no_args_is_help=True, help="Create, list and revoke API keys.")
 File = Annotated[
     Path, typer.Option("--file", "-f", envvar="PENSTOCK_AUTH__KEYS_FILE", help="The gateway's auth.keys_file.")
 ]
@@ -22,7 +24,9 @@ DEFAULT_FILE = Path("penstock-keys.json")
 def create(
     tenant: Annotated[str, typer.Option(help="Whose key it is: [a-z0-9-]{1,63}.")] = "default",
     scopes: Annotated[str, typer.Option(help="Of submit, read, cancel, admin.")] = "submit,read,cancel",
-    max_priority: Annotated[int, typer.Option(min=0, help="The most urgent priority allowed; 0 is all.")] = 0,
+    max_priority: Annotated[
+        int, typer.Option(min=0, max=MOST_PRIORITY, help="The most urgent priority allowed; 0 is all.")
+    ] = 0,
     rate: Annotated[float | None, typer.Option(help="Submissions per second; none is without limit.")] = None,
     limit: Annotated[
         list[str] | None,

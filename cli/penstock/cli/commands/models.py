@@ -7,11 +7,11 @@ import tomllib
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, cast
-from urllib.parse import quote
+from typing import Annotated, Any, Final, cast
 
 import typer
 
+from penstock.cli.commands.api_paths import ApiPath, api_path
 from penstock.cli.commands.common import AsJson, Gateway, errors, print_json, print_list, print_table
 from penstock.cli.commands.order_waits import ROOT, WAIT_S, OrderWait, Reached, path_of, reason_text, state_text
 from penstock.cli.config import find_config, read_toml
@@ -27,7 +27,7 @@ app = App(
 )
 
 Json = dict[str, Any]
-ORDERS = "/v1/admin/orders"
+ORDERS: Final = "/v1/admin/orders"
 Name = Annotated[str, typer.Argument(help="The model's id, or an alias.")]
 Pool = Annotated[str | None, typer.Option("--pool", help="Its pool, when several have a model of that name.")]
 
@@ -48,8 +48,14 @@ def size_text(size_bytes: int | None) -> str | None:
 
 @app.command("list")
 def list_models(gateway: Gateway, as_json: AsJson = False) -> None:
-    """Each engine of each model, on each worker. Example: penstock models list --json"""
-    models = gateway.call("GET", ROOT)["data"]
+    """Each engine of each model, on each worker; without the scope admin each model. Example: penstock models list"""
+    try:
+        models = gateway.call("GET", ROOT)["data"]
+    except CliFailure as failure:
+        if not failure.forbidden:
+            raise
+        _list_public(gateway.call("GET", "/v1/models", task="all")["data"], as_json=as_json)
+        return
     told = all(model["paused"] is not None for model in models)
     orders = gateway.call("GET", ORDERS)["data"] if told else []
     if as_json:
@@ -68,6 +74,16 @@ def list_models(gateway: Gateway, as_json: AsJson = False) -> None:
         errors.print("the topic of orders is missing: create it with `penstock topics create`", highlight=False)
     columns = ["model", "pool", "state", "worker", "replica", "device", "memory", "queued", "running", "why"]
     print_table(columns, rows, "no models; `penstock models add` adds one")
+
+
+def _list_public(models: list[Json], *, as_json: bool) -> None:
+    """As every key may see them."""
+
+    def row(model: Json) -> list[Any]:
+        return [model["id"], model["pool"], model["state"], ", ".join(model["tasks"]), model["reason"]]
+
+    columns = ["model", "pool", "state", "tasks", "why"]
+    print_list(models, as_json=as_json, columns=columns, row=row, empty="no models")
 
 
 def _paused_classes(orders: list[Json]) -> list[str]:
@@ -290,12 +306,12 @@ class Paused:
     one_class: Annotated[str | None, typer.Option("--class", help="In place of a model: high, medium or low.")] = None
     pool: Pool = None
 
-    def path(self, action: str) -> str:
+    def path(self, action: str) -> ApiPath:
         if (self.name is None) == (self.one_class is None):
             raise CliFailure(f"name a model or a --class to {action}, one of the two", exit_code=ExitCode.USAGE)
         if self.name is not None:
             return path_of(self.name, action)
-        return f"/v1/admin/classes/{quote(self.one_class or '')}/{action}"
+        return api_path("/v1/admin/classes", self.one_class or "", action)
 
 
 @app.command()

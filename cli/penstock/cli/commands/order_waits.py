@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
-from urllib.parse import quote
+from typing import Any, Final
 
+from penstock.cli.commands.api_paths import ApiPath, api_path, named_path
 from penstock.cli.commands.common import Gateway, errors
 from penstock.cli.failures import CliFailure, ExitCode
 
 Json = dict[str, Any]
 Reached = Callable[[Json], bool]
 """Whether a model, as the gateway shows it, stands as the order asks."""
-ROOT = "/v1/admin/models"
+ROOT: Final = "/v1/admin/models"
 WAIT_S = 600.0
 POLL_S = 0.5
 FAILED_S = 10.0
 """A model that is failed for so long is not waited for: a load is tried again a few times."""
 
 
-def path_of(name: str, action: str = "") -> str:
-    return f"{ROOT}/{quote(name, safe='/')}" + (f"/{action}" if action else "")
+def path_of(name: str, action: str = "") -> ApiPath:
+    return named_path(ROOT, name, *filter(None, (action,)))
 
 
 def state_text(facts: Mapping[str, Any]) -> str:
@@ -52,7 +52,7 @@ class OrderWait:
 
         Raises CliFailure (4) when that takes too long.
         """
-        path = f"/v1/admin/orders/{self._order['revision']}"
+        path = api_path("/v1/admin/orders", self._order["revision"])
         while not (facts := self._gateway.call("GET", path, pool=self._order["pool"]))["observed"]:
             waiting = ", ".join(facts["waiting_workers"])
             missing = f"not observed yet by {waiting}" if waiting else "no live worker is in its pool"

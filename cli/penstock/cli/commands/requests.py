@@ -6,10 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.commands.api_paths import api_path
 from penstock.cli.commands.bulk_requests import Chosen, command
-from penstock.cli.commands.common import AsJson, Gateway, print_json, print_list
+from penstock.cli.commands.common import AsJson, Gateway, print_json, print_list, waiting_text
 from penstock.cli.option_groups import App
+from penstock.schemas.records import STATUS_RANKS
 
+WAITING = tuple(name for name, rank in STATUS_RANKS.items() if rank < STATUS_RANKS["completed"] and name != "running")
+Tenant = Annotated[str | None, typer.Option(help="Those of this tenant.")]
 RequestId = Annotated[str, typer.Argument(help="The request's id, as `penstock submit` printed it.")]
 
 app = App(no_args_is_help=True, help="List, show, cancel, reprioritize and delete requests.")
@@ -18,7 +22,7 @@ app = App(no_args_is_help=True, help="List, show, cancel, reprioritize and delet
 @app.command("list")
 def list_requests(
     gateway: Gateway,
-    status: Annotated[str | None, typer.Option(help="Only these, e.g. running.")] = None,
+    status: Annotated[str | None, typer.Option(help="Only these, e.g. running; waiting: all that wait.")] = None,
     conversation_id: Annotated[str | None, typer.Option(help="Only those of this conversation.")] = None,
     user_id: Annotated[str | None, typer.Option(help="Only this user's.")] = None,
     session_id: Annotated[str | None, typer.Option(help="Only this session's.")] = None,
@@ -26,12 +30,20 @@ def list_requests(
     task: Annotated[str | None, typer.Option(help="Only these, e.g. embedding.")] = None,
     model: Annotated[str | None, typer.Option(help="Only those of this model.")] = None,
     klass: Annotated[str | None, typer.Option("--class", help="Only these: high, medium or low.")] = None,
+    tenant: Tenant = None,
     limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """The caller's requests, newest first. Example: penstock requests list --status running"""
+    """The caller's requests, newest first; those that wait with the reason. `--tenant` needs the scope admin.
+
+    Examples:
+
+      penstock requests list --status running
+
+      penstock requests list --tenant shop --status waiting
+    """
     wanted = {
-        "status": status,
+        "tenant": tenant,
         "conversation_id": conversation_id,
         "user_id": user_id,
         "session_id": session_id,
@@ -40,16 +52,39 @@ def list_requests(
         "model": model,
         "class": klass,
     }
-    found = gateway.pages("/v1/requests", limit, **wanted, order="desc")
-    columns = ["request", "task", "status", "priority", "model", "created"]
+    root = "/v1/requests" if tenant is None else "/v1/admin/requests"
+    statuses = WAITING if status == "waiting" else (status,)
+    found = [one for each in statuses for one in gateway.pages(root, limit, **wanted, status=each, order="desc")]
+    found = sorted(found, key=lambda one: one["created_at"], reverse=True)[:limit]
+    columns = ["request", "task", "status", "priority", "model", "created", "why"]
     names = ("request_id", "task", "status", "priority", "model", "created_at")
-    print_list(found, as_json=as_json, columns=columns, row=lambda one: [*map(one.get, names)], empty="no requests")
+
+    def row(one: dict[str, Any]) -> list[Any]:
+        return [*map(one.get, names), why(one)]
+
+    print_list(found, as_json=as_json, columns=columns, row=row, empty="no requests")
+
+
+def why(request: dict[str, Any]) -> str | None:
+    """Why it waits, with its place in the queue, or why it failed."""
+    if request["done"]:
+        return (request.get("error") or {}).get("message")
+    return waiting_text({**request, "status": ""}).strip(" :") or None
 
 
 @app.command()
-def show(request_id: RequestId, gateway: Gateway, as_json: AsJson = False) -> None:
-    """One request, with its result when it has one; --json prints one line. Example: penstock requests show 3f0c…"""
-    print_json(gateway.call("GET", f"/v1/requests/{request_id}"), indented=not as_json)
+def show(
+    request_id: RequestId,
+    gateway: Gateway,
+    tenant: Annotated[str | None, typer.Option(help="Whose it is, * for any; needs the scope admin.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """One request, with its result when it has one; --json prints one line. Example: penstock requests show 3f0c…
+
+    With --tenant it is shown without its result and metadata.
+    """
+    path = api_path("/v1/requests" if tenant is None else "/v1/admin/requests", request_id)
+    print_json(gateway.call("GET", path, tenant=tenant), indented=not as_json)
 
 
 @app.command()
@@ -87,5 +122,5 @@ def reprioritize(
 @app.command()
 def delete(request_id: RequestId, gateway: Gateway) -> None:
     """Erase an ended request from every gateway's view; its copies in the log go with retention."""
-    gateway.call("DELETE", f"/v1/requests/{request_id}")
+    gateway.call("DELETE", api_path("/v1/requests", request_id))
     typer.echo(f"{request_id} erased")

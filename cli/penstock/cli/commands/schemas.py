@@ -9,9 +9,10 @@ import typer
 
 from penstock.cli.commands.common import AsJson, print_json, print_list
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.option_groups import App
 from penstock.schemas.codec import SCHEMA_IDS, schema_text
 
-app = typer.Typer(no_args_is_help=True, help="List, show, check and register the Avro schemas.")
+app = App(no_args_is_help=True, help="List, show, check and register the Avro schemas.")
 
 
 @app.command("list")

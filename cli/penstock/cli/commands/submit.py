@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from penstock.cli.commands import submit_image, submit_texts
 from penstock.cli.commands.common import AsJson, BuiltTask, Gateway
 from penstock.cli.commands.submit_words import DEFAULT, with_command
-from penstock.cli.commands.submitting import Sent, Timeout, Wait, given, run, text_of
+from penstock.cli.commands.submitting import MaxTokens, Sent, Timeout, Wait, given, run, text_of
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.option_groups import App
 
@@ -86,7 +86,7 @@ def submit(
     file: Annotated[Path | None, typer.Option("--file", "-f", help="A request in its JSON form; - for stdin.")] = None,
     task: Annotated[BuiltTask, typer.Option(help="What to do with the prompt.")] = BuiltTask.TEXT_GENERATION,
     conversation: Annotated[str | None, typer.Option("--conversation", "-c", help="The conversation's id.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
+    max_tokens: MaxTokens = None,
     idempotency_key: Annotated[str | None, typer.Option(help="A repeat with this key is the same request.")] = None,
     stream: Annotated[bool, typer.Option("--stream", help="Print the text as it comes.")] = False,
     wait: Wait = True,
@@ -111,5 +111,5 @@ def submit(
     if max_tokens is not None:
         body.setdefault("payload", {})["max_tokens"] = max_tokens
     if idempotency_key:
-        gateway.http.headers["idempotency-key"] = idempotency_key
+        gateway.send_always("idempotency-key", idempotency_key)
     run(gateway, body, timeout_s=timeout, wait=wait, stream=stream, as_json=as_json)

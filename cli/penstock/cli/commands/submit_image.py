@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from penstock.cli.commands.common import AsJson, Gateway, errors, print_json, waiting_text
 from penstock.cli.commands.following import follow
 from penstock.cli.commands.image_files import image_input, save_images
-from penstock.cli.commands.submitting import Sent, Timeout, left_running, require_completed
+from penstock.cli.commands.submitting import MaxTokens, Sent, Timeout, left_running, require_completed
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.option_groups import App
 
@@ -128,7 +128,7 @@ def caption(
     sent: Sent,
     source: Shown,
     question: Annotated[str | None, typer.Argument(help="What to ask of it; without one it is described.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
+    max_tokens: MaxTokens = None,
     conversation: Conversation = None,
     timeout: Timeout = 300,
     as_json: AsJson = False,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.commands.common import AsJson, Gateway
-from penstock.cli.commands.submitting import Sent, Timeout, Wait, run, text_of
+from penstock.cli.commands.submitting import MaxTokens, Sent, Timeout, Wait, run, text_of
 from penstock.cli.failures import CliFailure, ExitCode
 
 
@@ -20,7 +20,7 @@ def summarize(
     conversation: Annotated[
         str | None, typer.Option("--conversation", "-c", help="Sum up this conversation. It is only read.")
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest summary.")] = None,
+    max_tokens: MaxTokens = None,
     wait: Wait = True,
     timeout: Timeout = 900,
     as_json: AsJson = False,

@@ -11,15 +11,27 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from penstock.cli.commands.common import Gateway, outcome_text, print_json, raise_for_error, unreachable, waiting_text
+from penstock.cli.commands.api_paths import Route, api_path
+from penstock.cli.commands.common import (
+    Gateway,
+    given,
+    outcome_text,
+    print_json,
+    raise_for_error,
+    waiting_text,
+)
 from penstock.cli.commands.following import command_at, follow, wait_for
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.schemas.limits import DEFAULT_LIMITS
+from penstock.schemas.topics import MOST_PRIORITY
 
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the outcome.")]
-Timeout = Annotated[float, typer.Option(help="Seconds to wait for the outcome.")]
+Timeout = Annotated[float, typer.Option(min=0, help="Seconds to wait for the outcome.")]
+
+MaxTokens = Annotated[int | None, typer.Option(min=1, max=DEFAULT_LIMITS.max_tokens, help="Longest answer, in tokens.")]
 
 SILENCE_S = 60.0
-MOST_ATTEMPTS = 10
+MOST_ATTEMPTS = DEFAULT_LIMITS.max_attempts
 GONE = 410
 
 
@@ -29,18 +41,14 @@ class Sent:
 
     model: Annotated[str | None, typer.Option(help="Default: the best for the task.")] = None
     priority: Annotated[
-        int | None, typer.Option(min=0, help="0 the most urgent; 0-3 high, 4-7 medium, 8 and up low.")
+        int | None,
+        typer.Option(min=0, max=MOST_PRIORITY, help="0 the most urgent; 0-3 high, 4-7 medium, 8 and up low."),
     ] = None
 
     def body(self, task: str, payload: Mapping[str, Any], **more: Any) -> dict[str, Any]:
         """A request of what was given: the gateway fills in the rest."""
         fields = {"task": task, "model": self.model, "priority": self.priority, **more}
         return {**given(fields), "payload": given(payload)}
-
-
-def given(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that are not None."""
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def text_of(argument: str) -> str:
@@ -65,7 +73,7 @@ def run(
     stream: bool = False,
     as_json: bool = False,
     text: Callable[[Mapping[str, Any]], str] = outcome_text,
-    path: str = "/v1/requests",
+    path: Route = "/v1/requests",
 ) -> None:
     """Submit, wait, print the output as `text` makes it of the outcome. Raises CliFailure unless it completed."""
     accepted = gateway.call("POST", path, body=body)
@@ -103,15 +111,12 @@ def submit_once(gateway: Gateway, body: Mapping[str, Any], key: str) -> Submitte
 
 def erase(gateway: Gateway, request_id: str) -> None:
     """Ask for the erasure of a request that has ended, once or again. Raises CliFailure."""
-    unless_gone(gateway, "DELETE", f"/v1/requests/{request_id}")
+    unless_gone(gateway, "DELETE", api_path("/v1/requests", request_id))
 
 
-def unless_gone(gateway: Gateway, method: str, path: str, **options: Any) -> httpx.Response | None:
+def unless_gone(gateway: Gateway, method: str, path: Route, **options: Any) -> httpx.Response | None:
     """The answer; None if what is asked for was erased. Raises CliFailure."""
-    try:
-        answer = gateway.http.request(method, path, timeout=SILENCE_S, **options)
-    except httpx.HTTPError as error:
-        raise unreachable(gateway.url, error) from error
+    answer = gateway.answer(method, path, timeout=SILENCE_S, **options)
     if answer.status_code == GONE:
         return None
     raise_for_error(answer)

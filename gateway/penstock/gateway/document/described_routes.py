@@ -235,6 +235,8 @@ ROUTES: dict[RouteKey, Declared] = {
         body=commands.ReprioritizeManyBody,
     ),
     ("GET", "/v1/stats"): _route(READ, answers.Stats),
+    ("GET", "/v1/admin/requests"): _route(ADMIN, Page[answers.RequestOfTenant]),
+    ("GET", "/v1/admin/requests/{request_id}"): _route(ADMIN, answers.RequestOfTenant, errors=(*OF_ONE, 410)),
     ("GET", "/v1/admin/stats"): _route(ADMIN, operator_answers.AdminStats),
     ("GET", "/v1/admin/devices"): _route(ADMIN, Page[operator_answers.Device]),
     ("GET", "/v1/admin/models"): _route(ADMIN, Page[operator_answers.AdminModel]),

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from penstock.gateway.limits.limits import NO_LIMITS, Limits
 from penstock.schemas.ids import check_tenant
+from penstock.schemas.topics import MOST_PRIORITY
 
 logger = logging.getLogger(__name__)
 
@@ -96,8 +97,8 @@ def create_key(
     Raises InvalidRequest for a bad tenant, ValueError for a bad scope, priority or rate, KeysFileError for a file
     that is something else.
     """
-    if max_priority < 0 or (rate is not None and rate <= 0):
-        raise ValueError("max_priority must be at least 0 and rate above 0")
+    if not 0 <= max_priority <= MOST_PRIORITY or (rate is not None and rate <= 0):
+        raise ValueError(f"max_priority must be 0 to {MOST_PRIORITY} and rate above 0")
     key_id = secrets.token_hex(6)
     secret = f"{_PREFIX}_{key_id}_{secrets.token_urlsafe(32)}"
     record = KeyRecord(
@@ -253,8 +254,9 @@ def _write(path: Path, records: Sequence[KeyRecord]) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Generator[None]:
-    """One writer at a time: two `penstock keys create` must not lose each other's key."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """One writer at a time: two `penstock keys create` must not lose each other's key. Raises KeysFileError."""
+    if not path.parent.is_dir():
+        raise KeysFileError(f"the folder {path.parent} does not exist: create it, or name another --file")
     with open(path.with_name(path.name + ".lock"), "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -20,7 +20,8 @@ class QueueSection(Section):
     """One topic of another system whose messages become requests."""
 
     topic: str
-    """The whole name of the topic to read, without Penstock's prefix. It must exist."""
+    """The whole name of the topic to read, without Penstock's prefix. `penstock topics create` creates it if it is
+    missing, and the `result_topic`."""
     format: QueueFormat = "llm-d"
     """llm-d: `{"id", "deadline", "payload"}` with an OpenAI body as payload; penstock: requests as Avro or JSON."""
     tenant: str = DEFAULT_TENANT

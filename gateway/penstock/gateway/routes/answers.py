@@ -238,8 +238,8 @@ class Attempt(Answer):
     memory: MemoryOfAttempt | None
 
 
-class RequestObject(Answer):
-    """A request and where it stands. A status that you do not know is one that is not done."""
+class RequestFacts(Answer):
+    """Where a request stands. A status that you do not know is one that is not done."""
 
     object: Literal["request"]
     request_id: str
@@ -266,9 +266,7 @@ class RequestObject(Answer):
     ] = None
     finished_at: Time | None
     timings: Timings | None
-    result: Result | None
     error: ErrorFacts | None
-    metadata: Metadata
     user_id: str | None
     session_id: str | None
     correlation_id: Annotated[str | None, Field(description="That of its metadata.")]
@@ -277,6 +275,19 @@ class RequestObject(Answer):
         list[Attempt] | None, Field(description="The newest attempts, where there was more than one that completed.")
     ] = None
     history_dropped: Annotated[int | None, Field(description="Older attempts that are left out.")] = None
+
+
+class RequestObject(RequestFacts):
+    """A request and where it stands. A status that you do not know is one that is not done."""
+
+    result: Result | None
+    metadata: Metadata
+
+
+class RequestOfTenant(RequestFacts):
+    """Where a request of any tenant stands, without its result and metadata."""
+
+    tenant: str
 
 
 AcceptedBefore = Annotated[

@@ -14,7 +14,7 @@ from penstock.gateway.context import context_of, service_of
 from penstock.gateway.edge.disconnects import unless_gone
 from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.routes.multipart import submitted_body
-from penstock.gateway.routes.paging import After, Limit, Order, number, page, read_part
+from penstock.gateway.routes.paging import After, Limit, Order, Part, number, page, read_part
 from penstock.gateway.routes.request_filters import queried
 from penstock.gateway.routes.sse import events
 from penstock.gateway.service.brought_images import BroughtImage, take_images, with_inputs
@@ -158,14 +158,20 @@ async def list_requests(
     limit: Limit = 20,
     order: Order = "desc",
 ) -> dict[str, Any]:
-    caller, lookups = caller_of(request), service_of(request).lookups
-    within = _within(caller, where)
+    caller, service = caller_of(request), service_of(request)
+    part = await requests_part(service, caller.tenant, _within(caller, where), after, limit, order)
+    return part.page(service.facts.requests(part.items), "request_id")
+
+
+async def requests_part(
+    service: GatewayService, tenant: str, where: RequestFilter, after: str | None, limit: int, order: Order
+) -> Part[Entry]:
+    """One page of a tenant's requests. Raises as `Lookups.page`."""
 
     async def read(after: str | None, limit: int, newest_first: bool) -> list[Entry]:
-        return await lookups.page(caller.tenant, limit=limit, after=after, newest_first=newest_first, where=within)
+        return await service.lookups.page(tenant, limit=limit, after=after, newest_first=newest_first, where=where)
 
-    part = await read_part(read, lambda entry: number(entry.accepted_ms), after, limit, order)
-    return part.page(service_of(request).facts.requests(part.items), "request_id")
+    return await read_part(read, lambda entry: number(entry.accepted_ms), after, limit, order)
 
 
 @router.get("/requests/{request_id}", summary="One request; with `wait` until it is done")

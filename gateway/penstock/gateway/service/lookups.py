@@ -77,6 +77,19 @@ class Lookups:
             raise Overloaded(f"this gateway does not follow the topics now: {reason}", retry_after_s=1)
         return entry
 
+    async def tenant_of(self, request_id: str, first: str) -> str:
+        """Whose request it is, for operators alone; `first` is looked at first, and is the answer for an unknown one.
+
+        Raises BrokerUnavailable.
+        """
+        await self._follower.catch_up()
+        for count, tenant in enumerate(dict.fromkeys((first, *self._view.tenants.known())), start=1):
+            if self.peek(tenant, request_id) is not None:
+                return tenant
+            if count % PEEKED_AT_ONCE == 0:
+                await asyncio.sleep(0)  # others have their turn on the loop
+        return first
+
     async def find_whole(self, tenant: str, request_id: str) -> Entry:
         """As `find`, with its outcome if it has ended. Raises also as `Outcomes.whole`."""
         return await self._outcomes.whole(await self.find(tenant, request_id))
