@@ -41,6 +41,8 @@ class PrefixServer:
     kind: str = "continues"
     delay_s: float = 0.0
     asked: list[Json] = field(default_factory=list[Json])
+    headers: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+    """Of each of `asked`, by lower-case names."""
     made: list[int] = field(default_factory=list[int])
     """Tokens made for each of `asked`."""
     away: bool = False
@@ -135,6 +137,7 @@ def _handler(made: PrefixServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            made.headers.append({name.lower(): value for name, value in self.headers.items()})
             status, events = made.answer(body)
             self.send_response(status)
             self.send_header("content-type", "text/event-stream" if status == 200 else "application/json")

@@ -14,7 +14,7 @@ from penstock.common.outgoing import request_record
 from penstock.common.reader import RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.bridge import known as known_module
-from penstock.gateway.bridge.known import Known, content_header
+from penstock.gateway.bridge.known import Known, content_header, content_of
 from penstock.gateway.bridge.requests import Requests
 from penstock.gateway.limits.allowances import Allowances
 from penstock.producers import AsyncClient, Event, Result, Status, Submitted
@@ -56,7 +56,7 @@ class KnownTopics:
     def read(self, request: InferenceRequest, *, by_bridge: bool = True) -> None:
         """A record of the request is read, which a bridge has sent or another producer."""
         out = request_record(request, NAMES, CODEC, source="test")
-        headers = [*out.headers, *([content_header(request)] if by_bridge else [])]
+        headers = [*out.headers, *([content_header(request.tenant, content_of(request))] if by_bridge else [])]
         self.reader.read([RawMessage(out.topic, 0, 0, 77, out.key, out.value, tuple(headers))])
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
-from penstock.common.engine_kinds import KINDS
+from penstock.common.engine_kinds import IMAGE_FIELDS, KINDS
 from penstock.common.model_entry import ModelEntry, check_names, parse_entry
 from penstock.schemas.aliases import TASK_NAMES, folded, translate
 from penstock.schemas.errors import PenstockError
+from penstock.schemas.tasks import TASKS
 
 Json = dict[str, Any]
 MIB = 2**20
@@ -67,6 +68,8 @@ def _entry(fields: Json) -> tuple[Json, list[str]]:
             notes.append(f"{name} has no counterpart: {value}")
             continue
         whole = {**entry, field: {**entry.get(field, {}), **value} if isinstance(value, dict) else value}
+        if field == "defaults" and entry["engine"] == "remote" and TASKS[task].output == "images":
+            _name_at_server(whole, name.removeprefix("parameters."), value)
         try:
             parse_entry(whole)
         except PenstockError as error:
@@ -74,6 +77,13 @@ def _entry(fields: Json) -> tuple[Json, list[str]]:
         else:
             entry = whole
     return entry, notes
+
+
+def _name_at_server(entry: Json, name: str, defaults: Json) -> None:
+    """Add that the server calls these defaults by the name that they have in the list."""
+    if names := {field: name for field in defaults if field in IMAGE_FIELDS}:
+        options = entry.get("options", {})
+        entry["options"] = {**options, "image_fields": {**options.get("image_fields", {}), **names}}
 
 
 def _engine(fields: Mapping[str, Any], task: str) -> Json:

@@ -14,11 +14,13 @@ from penstock.common.engine_options import (
     ABOVE_ZERO,
     COMMAND,
     FLAG,
+    HEADER_NAMES,
     HEADERS,
     NUMBER,
     TEXT,
     VARIABLES,
     Options,
+    names_for,
     one_of,
     whole,
 )
@@ -29,16 +31,24 @@ _FACTORY = "penstock.processors.models.factory"
 
 PROCESS_OPTIONS: Options = {"load_timeout_s": ABOVE_ZERO, "silent_s": ABOVE_ZERO, "threads": whole(1)}
 """Options of every engine in processes of its own."""
+IMAGE_FIELDS = ("negative_prompt", "inference_steps", "guidance_scale", "seed", "sampler", "strength")
+"""Fields of the payload of an image that OpenAI's API does not have."""
 REMOTE_OPTIONS: Options = {
     "tokens_per_minute": ABOVE_ZERO,
     "headers": HEADERS,
+    "caller_headers": HEADER_NAMES,
     "remote_model": TEXT,
     "api_key_env": TEXT,
     "timeout_s": ABOVE_ZERO,
     "patience_s": NUMBER,
     "continue": one_of("none", "prefix"),
+    "caption_prompt": TEXT,
+    "image_fields": names_for(*IMAGE_FIELDS),
 }
 """Options of every engine that speaks to an OpenAI-compatible server."""
+REMOTE_TASKS = (
+    "text_generation", "embedding", "summarization", "image_generation", "image_editing", "image_to_text",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,7 +173,7 @@ KINDS: dict[str, EngineKind] = {
         ),
         EngineKind(
             name="remote",
-            tasks=("text_generation", "embedding", "summarization"),
+            tasks=REMOTE_TASKS,
             slots=8,
             local=False,
             maker=f"{_FACTORY}:make_remote",
@@ -172,7 +182,7 @@ KINDS: dict[str, EngineKind] = {
         ),
         EngineKind(
             name="managed",
-            tasks=("text_generation", "embedding", "summarization"),
+            tasks=REMOTE_TASKS,
             slots=8,
             maker=f"{_FACTORY}:make_managed",
             sizer=f"{_SIZING}:managed_size",

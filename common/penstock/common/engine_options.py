@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -21,6 +22,15 @@ class Option:
 
 Options = Mapping[str, Option]
 """By name."""
+
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~A-Za-z0-9-]{1,100}")
+_NEVER_CALLERS = frozenset(
+    {
+        "authorization", "connection", "content-encoding", "content-length", "content-type", "cookie", "expect", "host",
+        "keep-alive", "proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
+    }
+)  # fmt: skip
+"""Headers that no caller may set, whatever an entry says."""
 
 
 def whole(least: int, most: int | None = None) -> Option:
@@ -48,6 +58,13 @@ def _is_header(value: Any) -> bool:
     return set(secret) == {"env"} and isinstance(secret["env"], str)
 
 
+def _is_header_names(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(name, str) and _HEADER.fullmatch(name) and name.lower() not in _NEVER_CALLERS
+        for name in cast("list[Any]", value)
+    )
+
+
 def _is_command(value: Any) -> bool:
     return isinstance(value, str) or (isinstance(value, list) and all(map(_is_argument, cast("list[Any]", value))))
 
@@ -60,12 +77,25 @@ def one_of(*texts: str) -> Option:
     return Option(" or ".join(f"`{text}`" for text in texts), lambda value: value in texts)
 
 
+def names_for(*fields: str) -> Option:
+    """A table with the server's names for some of these fields."""
+
+    def is_name(value: Any) -> bool:
+        return isinstance(value, str) and bool(value)
+
+    def accepts(value: Any) -> bool:
+        return _table_of(is_name)(value) and cast("Mapping[str, Any]", value).keys() <= set(fields)
+
+    return Option(f"a table of the server's names for {', '.join(fields)}", accepts)
+
+
 FLAG = Option("true or false", lambda value: isinstance(value, bool))
 TEXT = Option("a text", lambda value: isinstance(value, str))
 NUMBER = Option("a number of at least 0", lambda value: _is_number(value) and value >= 0)
 ABOVE_ZERO = Option("a number above 0", lambda value: _is_number(value) and value > 0)
 COMMAND = Option("a list of texts, or one line", _is_command)
 VARIABLES = Option("a table of names and texts", _table_of(_is_argument))
+HEADER_NAMES = Option("a list of names of headers; not those of credentials or of the connection", _is_header_names)
 HEADERS = Option('a table of names, each with a text or {env = "NAME"}', _table_of(_is_header))
 
 

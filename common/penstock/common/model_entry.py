@@ -6,14 +6,14 @@ Here is what can be said of an entry without its files. Worker, gateway and comm
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from penstock.common.configuration import Section
 from penstock.common.durations import seconds
-from penstock.common.engine_kinds import KINDS
+from penstock.common.engine_kinds import IMAGE_FIELDS, KINDS
 from penstock.common.engine_options import wrong_option
 from penstock.schemas.errors import InvalidRequest, PenstockError
 from penstock.schemas.payloads import only_remote
@@ -32,6 +32,8 @@ _MOVED_DEFAULTS = {
     "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "default_max_tokens": "max_tokens",
 }  # fmt: skip
 """Options of text models that are defaults now."""
+NOT_OF_OPENAI = frozenset({*IMAGE_FIELDS, "previews"})
+"""Fields of images that a remote server takes only if its entry says so. Previews it gives none."""
 
 
 class RetriesSection(Section):
@@ -213,6 +215,11 @@ class ModelEntry(Section):
         except PenstockError as error:
             raise ValueError(str(error).replace("payload.", "defaults.")) from error
         passes_on = KINDS[self.engine].openai
+        if passes_on and TASKS[task].output == "images":
+            taken: Mapping[str, str] = self.options.get("image_fields", {})
+            for name in mine:
+                if name in NOT_OF_OPENAI and name not in taken:
+                    raise ValueError(f"defaults.{name}: the server is not known to take it (options.image_fields)")
         unknown = None if passes_on else next(only_remote(task, request.payload, {}, self.engine), None)
         if unknown is not None:
             raise ValueError(f"{unknown.replace('payload.', 'defaults.')} is known only to remote and managed models")

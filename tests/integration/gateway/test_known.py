@@ -38,7 +38,7 @@ async def test_pools_that_come_are_read_and_those_that_go_are_not_waited_for(own
         body = {"task": "text_generation", "pool": "big", "payload": {"prompt": "p"}}
         request = parse_request(body, tenant="team", request_id="r1", now_ms=1)
         names = own_place.scribe.names
-        headers = [("ce_id", b"r1"), content_header(request)]
+        headers = [("ce_id", b"r1"), content_header(request.tenant, content_of(request))]
         topic = names.request(request.task, request.priority, "big")
         await asyncio.to_thread(own_place.scribe.put, topic, request, request_key(request), headers=headers)
         await up_to_date(known)

@@ -20,6 +20,7 @@ from penstock.common.reader import read_to_end
 from penstock.gateway.edge.keys import create_key
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import DeadLetter, InferenceRequest
+from prefix_server import PrefixServer
 from support import committed_offsets, wait_until
 from system import NOOP, RUNNING, Process, System
 
@@ -333,3 +334,51 @@ def assert_ran_once(merged: Merged, count: int) -> None:
     assert ends == sent
     assert all("error" not in answer for answer in merged.answers("batch"))
     assert {answer["status"] for answer in merged.answers("own")} <= {"completed"}
+
+
+OBJECTIVE, FAIRNESS = "x-gateway-inference-objective", "x-llm-d-inference-fairness-id"
+
+
+def test_headers_of_request_queue_and_model_reach_a_remote_server_in_this_order(merged: Merged) -> None:
+    """The request's before the queue's before the model's; a name that the model does not list is no header."""
+    with PrefixServer().listening() as server:
+        listed = {"headers": {OBJECTIVE: "of-model", FAIRNESS: "of-model"}, "caller_headers": [OBJECTIVE, FAIRNESS]}
+        far = {"id": "far", "source": server.url, "engine": "remote", "tasks": ["text_generation"]}
+        unlisted = {**far, "id": "unlisted", "options": {"headers": {OBJECTIVE: "of-model"}}}
+        merged.system.models = [{**far, "options": listed}, unlisted]
+        batch, own = merged.system.queues
+        merged.system.queues = [{**batch, "extra": {OBJECTIVE: "of-queue", "note": "q"}}, own]
+        merged.system.worker().wait_ready()
+        merged.bridge()
+        body = {"prompt": "Count", "model": "far", "max_tokens": 2}
+        asked = {"X-Gateway-Inference-Objective": "of-request", FAIRNESS: "me"}
+        smuggled = {"authorization": "Bearer stolen", FAIRNESS: "me"}
+        merged.put(
+            "batch",
+            merged.llmd("queue", payload=body),
+            merged.llmd("request", payload={**body, "penstock": {"extra": asked}}),
+            merged.llmd("unlisted", payload={**body, "model": "unlisted", "penstock": {"extra": smuggled}}),
+            merged.llmd("odd", payload={**body, "penstock": {"extra": {OBJECTIVE: "a\r\nauthorization: b"}}}),
+        )
+        plain = {"task": "text_generation", "model": "far", "payload": {"prompt": "Count", "max_tokens": 2}}
+        merged.put(
+            "own",
+            json.dumps({**plain, "request_id": "model"}).encode(),
+            json.dumps({**plain, "request_id": "own", "extra": {FAIRNESS: "me"}}).encode(),
+        )
+        wait_until(lambda: len(merged.answered()) == 6, DEADLINE_S, lambda: merged.system.logs(20))
+        found = {answer["id"]: answer.get("error") for answer in merged.answers("batch")}
+        assert {one for one, error in found.items() if error} == {"odd"}
+        assert f"{OBJECTIVE} is sent as a header" in str(found["odd"])
+        names = (OBJECTIVE, FAIRNESS, "authorization")
+        seen = sorted(tuple(one.get(name, "") for name in names) for one in server.headers)
+        assert seen == [
+            ("of-model", "", ""),  # unlisted
+            ("of-model", "me", ""),
+            ("of-model", "of-model", ""),
+            ("of-queue", "of-model", ""),
+            ("of-request", "me", ""),
+        ]
+        bodies = [body for body in server.asked if body["model"] == "far"]
+        assert not any(name in body for body in bodies for name in (OBJECTIVE, FAIRNESS, *asked))
+        assert sorted(body.get("note", "") for body in bodies) == ["", "", "q", "q"], "what is no header is a field"

@@ -15,7 +15,6 @@ from penstock.cli.config import ClusterSettings, find_config, load, masked, to_t
 from penstock.cli.config_commands import checked, import_models
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.imported_models import imported
-from penstock.common.engine_kinds import KINDS
 from penstock.common.model_entry import ModelEntry
 from penstock.processors.settings import WorkerSettings
 
@@ -174,10 +173,10 @@ def test_a_list_of_models_becomes_a_configuration_that_workers_load(
     assert chat.defaults == {"temperature": 0.7}
     said = capsys.readouterr().err
     assert "chat: loading_time_sec has no counterpart: workers measure how long a load takes" in said
-    if "image_generation" in KINDS["remote"].tasks:
-        assert (others[0].source, others[0].defaults) == ("http://127.0.0.1:9000/v1", {"inference_steps": 30})
-    else:
-        assert "painter: left out: api_endpoint: the engine remote does not do image_generation" in said
+    assert [one.id for one in others] == ["painter"]
+    assert (others[0].source, others[0].defaults) == ("http://127.0.0.1:9000/v1", {"inference_steps": 30})
+    assert others[0].options == {"image_fields": {"inference_steps": "steps"}}
+    assert "painter:" not in said
     with pytest.raises(CliFailure, match="--force replaces it"):
         import_models(MODELS, output)
     import_models(MODELS, output, force=True)
@@ -188,6 +187,11 @@ IMPORTED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"modelId": "m", "modelType": "text2text", "modelPath": "/m", "maxBatchSize": 2}, {"max_batch_size": 2}, ""),
     ({**GOOD, "model_path": None, "api_endpoint": "http://x/v1"}, {"engine": "remote", "source": "http://x/v1"}, ""),
     ({**GOOD, "model_type": "image_processing", "model_path": None}, {"engine": "imaging"}, ""),
+    (
+        {**GOOD, "model_type": "image_processing", "api_endpoint": "http://x/v1"},
+        {},
+        "left out: api_endpoint: the engine remote does not do image_processing",
+    ),
     ({**GOOD, "model_type": "image2text"}, {"engine": "vision", "tasks": ["image_to_text"]}, ""),
     ({**GOOD, "model_type": "text2image", "parameters": {"steps": 4}}, {"defaults": {"inference_steps": 4}}, ""),
     ({**GOOD, "parameters": {"temperature": 9}}, {}, "parameters.temperature has no counterpart: defaults.temperature"),

@@ -128,7 +128,7 @@ def test_valid_options_are_kept(fields: Any, given: dict[str, Any], kept: dict[s
 
 
 def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InvalidRequest, match="the options are api_key_env, continue, headers") as caught:
+    with pytest.raises(InvalidRequest, match="the options are api_key_env, caller_headers") as caught:
         entry(**REMOTE, options={"api_key": "x"})
     assert caught.value.param == "options.api_key"
 
@@ -165,3 +165,28 @@ def test_a_worker_serves_the_entries_of_its_pool_and_of_none() -> None:
     every, mine, other = entry(id="every"), entry(id="mine", pool="a"), entry(id="other", pool="b")
     assert served_by([every, mine, other], "a") == [every, mine]
     assert served_by([every, mine, other], None) == [every]
+
+
+@pytest.mark.parametrize(
+    ("defaults", "options", "param"),
+    [
+        ({"inference_steps": 30}, {}, "defaults.inference_steps"),
+        ({"seed": 1}, {"image_fields": {"sampler": "sampler"}}, "defaults.seed"),
+        ({"previews": 2}, {"image_fields": {"seed": "seed"}}, "defaults.previews"),
+        ({}, {"image_fields": {"size": "size"}}, "options.image_fields"),
+        ({}, {"image_fields": {"seed": ""}}, "options.image_fields"),
+        ({}, {"image_fields": ["seed"]}, "options.image_fields"),
+        ({}, {"caller_headers": "x-a"}, "options.caller_headers"),
+        ({}, {"caller_headers": ["Authorization"]}, "options.caller_headers"),
+        ({}, {"caller_headers": ["x a"]}, "options.caller_headers"),
+    ],
+)
+def test_what_a_remote_entry_may_not_say_of_images_and_headers(
+    defaults: dict[str, Any], options: dict[str, Any], param: str
+) -> None:
+    fields = {"id": "m", "source": "http://x", "engine": "remote", "tasks": ["image_generation", "text_generation"]}
+    with pytest.raises(InvalidRequest) as caught:
+        parse_entry({**fields, "defaults": defaults, "options": options})
+    assert caught.value.param == param
+    taken = {"image_fields": {"inference_steps": "steps", "seed": "penstock.seed"}, "caller_headers": ["X-Objective"]}
+    parse_entry({**fields, "defaults": {"inference_steps": 30, "n": 2, "seed": 1}, "options": taken})

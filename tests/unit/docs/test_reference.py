@@ -110,9 +110,8 @@ def test_engine_options(reference: dict[str, Page]) -> None:
 def test_engine_options_are_those_of_the_kinds(reference: dict[str, Page]) -> None:
     """Each section has the options of its engine, with what they take; those that several share stand once."""
     sections = dict(section.split("\n", 1) for section in reference["engine-options.md"].text.split("\n## ")[1:])
-    shared = {**PROCESS_OPTIONS, **REMOTE_OPTIONS}
     own = {
-        name: {option: kind.options[option] for option in kind.options if option not in shared}
+        name: {one: takes for one, takes in kind.options.items() if not (kind.openai and one in REMOTE_OPTIONS)}
         for name, kind in KINDS.items()
         if not kind.built_in
     }

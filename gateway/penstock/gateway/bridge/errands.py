@@ -122,7 +122,7 @@ class Errands:
         try:
             request = self._request_of(queue, message, was_sent=self._was_sent(queue, message, tries))
             request_id = _request_id(queue, message, tries)
-            accepted = await self._requests.accepted(dataclasses.replace(request, request_id=request_id))
+            accepted = await self._requests.accepted(dataclasses.replace(request, request_id=request_id), queue.extra)
             event = (await self._outcome(accepted)).event
             result = await whole_result(self._reads, queue.tenant, _completed(event))
             answer = await self._shaped(message, request, request_id, result)
@@ -212,7 +212,7 @@ class Errands:
         request = _older(dataclasses.replace(request, pool=request.pool or queue.pool), read.timestamp_ms)
         request_id = request.request_id
         try:
-            accepted = await self._requests.accepted(request)
+            accepted = await self._requests.accepted(request, queue.extra)
         except PenstockError as error:
             if error.retryable:
                 raise TryAgain(error, False) from None

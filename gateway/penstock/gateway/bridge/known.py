@@ -263,9 +263,9 @@ class Known:
         self.sent.on_record((tenant, request_id.decode(errors="replace")), sent)
 
 
-def content_header(request: InferenceRequest) -> tuple[str, bytes]:
-    """What marks the record of a bridge's request."""
-    return HEADER_CONTENT, f"{request.tenant}/{content_of(request)}".encode()
+def content_header(tenant: str, content: str) -> tuple[str, bytes]:
+    """What marks the record of a bridge's request, by `content_of` its message."""
+    return HEADER_CONTENT, f"{tenant}/{content}".encode()
 
 
 def pools_of(names: TopicNames, topics: Mapping[str, int]) -> dict[str, str | None]:

@@ -25,6 +25,7 @@ from penstock.schemas.errors import (
     NotFound,
 )
 from penstock.schemas.records import InferenceRequest, ResultEvent
+from penstock.schemas.requests import validate_request
 
 CLOCKS_MS = 600_000
 """So far the clocks of workers, whose times results have, may be behind that of the broker."""
@@ -64,8 +65,11 @@ class Requests:
         """Whether it was sent, by whoever had its message, as far as is known since `up_to_date`."""
         return self._known.sent.find((tenant, request_id)) is not None
 
-    async def accepted(self, request: InferenceRequest) -> Accepted:
+    async def accepted(self, request: InferenceRequest, extra: Mapping[str, str] | None = None) -> Accepted:
         """The request as it stands on its topic: sent now, or before by whoever had the message.
+
+        `extra`: of its queue, for what the request's own does not have. No part of what identifies its content, so that
+        a queue's setting may change between two tries.
 
         Raises IdempotencyKeyReused when its id was sent with another content, ModelNotFound, InvalidRequest, Forbidden,
         TenantLimit, TooLarge, and Overloaded or BrokerUnavailable when it can be tried again.
@@ -82,12 +86,12 @@ class Requests:
             if found.content != content:
                 raise IdempotencyKeyReused("this id was used with another payload", param="id")
             return Accepted(request=replace(request, pool=found.pool), at_ms=found.at_ms)
-        request = self._checked(request)
+        request = self._checked(_with_extra(request, extra or {}))
         with self._allowances.outstanding(Caller(tenant=request.tenant)):
             claim = Sent(content=content, pool=request.pool, at_ms=now_ms(), on_topic=False)
             self._known.sent.claim(key, claim)
             try:
-                submitted = await self._send(request)
+                submitted = await self._send(request, content)
             except BrokerUnavailable:
                 self._known.look_again()  # it may stand on its topic all the same
                 raise
@@ -135,10 +139,11 @@ class Requests:
         check_abilities(models, request)
         return request
 
-    async def _send(self, request: InferenceRequest) -> Submitted:
+    async def _send(self, request: InferenceRequest, content: str) -> Submitted:
+        headers = [content_header(request.tenant, content)]
         try:
             return await self._clients[request.tenant].send(
-                request, traceparent=valid_traceparent(None), headers=[content_header(request)]
+                request, traceparent=valid_traceparent(None), headers=headers
             )
         except Forbidden as error:  # of Kafka
             raise unavailable(error) from error
@@ -150,3 +155,14 @@ class Requests:
     def _count(self, event: ResultEvent) -> None:
         used = 0 if event.usage is None else event.usage.prompt_tokens + event.usage.completion_tokens
         self._allowances.tenants.on_outcome(event.tenant, event.status or "unknown", used, now_ms())
+
+
+def _with_extra(request: InferenceRequest, extra: Mapping[str, str]) -> InferenceRequest:
+    """Raises TooLarge, and others for entries that no request may have."""
+    own = {name.lower() for name in request.extra}
+    more = {name: value for name, value in extra.items() if name.lower() not in own}
+    if not more:
+        return request
+    request = replace(request, extra={**more, **request.extra})
+    validate_request(request)
+    return request

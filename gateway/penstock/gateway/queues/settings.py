@@ -32,6 +32,9 @@ class QueueSection(Section):
     """Its share under the policies weighted and random."""
     priority: int = Field(default=8, ge=0, le=100)
     """Of requests in the format llm-d, which has none: 0 is the most urgent, 8 and up are low."""
+    extra: dict[str, str] = Field(default_factory=dict[str, str])
+    """Entries of `extra` for requests that do not have them, as headers for a remote server
+    (`caller_headers` of its model): `{x-gateway-inference-objective = "batch"}`."""
     result_topic: str | None = None
     """Where outcomes go, in the queue's format; null: only on inference.result, as all outcomes."""
 

@@ -15,6 +15,7 @@ from penstock.processors.guarded.process import Ended, GuardedPool, Refusal, Sto
 from penstock.processors.guarded.wire import answered, read_body
 from penstock.processors.images.decoded import CHANNELS, DecodedImage
 from penstock.processors.images.encoded import EncodedImage
+from penstock.processors.settings import ImagesSection
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError, TooLarge
 from penstock.schemas.image_formats import sniff
 
@@ -144,3 +145,14 @@ class Decoders:
         if format_name not in self.limits.formats:
             raise InvalidRequest(f"{param} is a {format_name} image; accepted are {accepted}", param=param)
         return format_name
+
+
+def decoders_of(settings: ImagesSection) -> Decoders:
+    """As a worker's settings say."""
+    limits = DecodeLimits(
+        formats=tuple(settings.formats),
+        max_pixels=settings.max_pixels,
+        max_side=settings.max_side,
+        cpu_s=settings.decode_cpu_s,
+    )
+    return Decoders(limits, processes=settings.decoders)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -16,6 +17,7 @@ import httpcore
 
 from penstock.common.urls.connections import CheckedBackend, Refused, Resolve, resolve
 from penstock.common.urls.rules import Target, UrlRules
+from penstock.processors.settings import ImagesSection
 from penstock.schemas.errors import InvalidRequest, SourceUnavailable, TooLarge
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -123,3 +125,13 @@ class ImageFetcher:
         return TooLarge(
             f"{param} has more than {self._max_bytes} bytes", param=param, details={"limit_bytes": self._max_bytes}
         )
+
+
+def fetcher_of(settings: ImagesSection, also: Sequence[str] = ()) -> ImageFetcher:
+    """As a worker's settings say. `also`: further hosts, which may have private addresses."""
+    return ImageFetcher(
+        UrlRules(tuple(settings.allow_hosts), (*settings.internal_hosts, *also)),
+        max_bytes=settings.max_bytes,
+        timeout_s=settings.timeout_s,
+        max_redirects=settings.max_redirects,
+    )

@@ -10,11 +10,10 @@ from typing import Any
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.facts import Artifact
 from penstock.common.artifacts.inputs import keep_input
-from penstock.common.urls.rules import UrlRules
 from penstock.processors.images.decoded import DecodedImage
-from penstock.processors.images.decoders import DecodeLimits, Decoders
+from penstock.processors.images.decoders import Decoders, decoders_of
 from penstock.processors.images.encoded import EncodedImage
-from penstock.processors.images.fetching import ImageFetcher
+from penstock.processors.images.fetching import ImageFetcher, fetcher_of
 from penstock.processors.images.folders import ImageFolders
 from penstock.processors.outputs import reference_to
 from penstock.processors.settings import ImagesSection
@@ -117,19 +116,11 @@ def image_inputs(
     settings: ImagesSection, store: Callable[[], ArtifactStore], threads: StoreThreads | None = None
 ) -> ImageInputs:
     """As a worker's settings say. Starts no process: the first image does."""
-    limits = DecodeLimits(
-        formats=tuple(settings.formats),
-        max_pixels=settings.max_pixels,
-        max_side=settings.max_side,
-        cpu_s=settings.decode_cpu_s,
-    )
-    fetcher = ImageFetcher(
-        UrlRules(tuple(settings.allow_hosts), tuple(settings.internal_hosts)),
-        max_bytes=settings.max_bytes,
-        timeout_s=settings.timeout_s,
-        max_redirects=settings.max_redirects,
-    )
-    decoders = Decoders(limits, processes=settings.decoders)
     return ImageInputs(
-        store, decoders, fetcher, max_bytes=settings.max_bytes, threads=threads, folders=settings.folders
+        store,
+        decoders_of(settings),
+        fetcher_of(settings),
+        max_bytes=settings.max_bytes,
+        threads=threads,
+        folders=settings.folders,
     )

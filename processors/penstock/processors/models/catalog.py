@@ -11,7 +11,7 @@ from typing import Any
 from penstock.common.engine_kinds import KINDS, EngineKind
 from penstock.common.model_entry import PRIORITY, ModelEntry, RetriesSection
 from penstock.processors.core.requests.retries import RetrySettings
-from penstock.schemas.abilities import WORDS, Need
+from penstock.schemas.abilities import READ_IMAGES, WORDS, Need
 from penstock.schemas.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
 
 
@@ -107,8 +107,14 @@ class ModelConfig:
         return KINDS[self.engine]
 
     def can(self, need: Need) -> bool:
-        """Whether its kind of engine does what a request needs beyond the task."""
-        return need.ability in self.kind.abilities
+        """Whether it does what a request needs beyond the task."""
+        return need.ability in self.abilities
+
+    @property
+    def abilities(self) -> frozenset[str]:
+        """What it does beyond its tasks. A server that describes images reads those among messages too."""
+        kind = self.kind
+        return kind.abilities | {READ_IMAGES} if kind.openai and "image_to_text" in self.tasks else kind.abilities
 
     @property
     def local(self) -> bool:

@@ -19,6 +19,7 @@ from penstock.processors.hardware.nvml import NvmlProbe
 from penstock.processors.hardware.probe import DeviceFacts
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.sizing import ModelSize, limits_of, silent_s_of
+from penstock.processors.settings import ImagesSection
 
 Facts = Callable[[str], DeviceFacts | None]
 """What is known of a device by its name."""
@@ -40,6 +41,7 @@ class Making:
     granted_bytes: int
     facts: Facts
     logs: Path
+    images: ImagesSection | None
 
 
 def make_engine(
@@ -50,12 +52,13 @@ def make_engine(
     *,
     facts: Facts = this_machine,
     logs: Path = Path("logs"),
+    images: ImagesSection | None = None,
 ) -> Engine:
     """The engine, not started, for devices (none: the one that its options name) and so many granted bytes of each.
 
     Those in processes take the options load_timeout_s (300) and silent_s (60).
 
-    `logs` is the folder for what managed servers say. Raises InvalidRequest.
+    `logs` is the folder for what managed servers say; `images` as the worker's settings say. Raises InvalidRequest.
     """
     making = Making(
         config=config,
@@ -65,6 +68,7 @@ def make_engine(
         granted_bytes=size.need_bytes if granted_bytes is None else granted_bytes,
         facts=facts,
         logs=logs,
+        images=images,
     )
     engine: Engine = load(config.kind.maker)(making)
     return SummarizingEngine(engine) if SUMMARIZATION in config.tasks else engine
@@ -81,7 +85,7 @@ def make_items(making: Making) -> Engine:
 def make_remote(making: Making) -> Engine:
     from penstock.processors.engines.remote.engine import RemoteEngine
 
-    return RemoteEngine(making.config.id, making.config.source, making.options)
+    return RemoteEngine(making.config.id, making.config.source, making.options, images=making.images)
 
 
 def make_managed(making: Making) -> Engine:
@@ -98,6 +102,7 @@ def make_managed(making: Making) -> Engine:
         total_bytes=min(0 if one is None else one.total_bytes for one in known),
         addresses=_addresses(known),
         logs=making.logs,
+        images=making.images,
     )
 
 

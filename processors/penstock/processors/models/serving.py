@@ -81,7 +81,8 @@ class Serving:
         self._configured = [*map(ModelConfig.of, entries), ITEMS]
         """As their entries have them; the catalog has them with the devices that were chosen."""
         self.catalog = Catalog(self._auto_device.place(config) for config in self._configured)
-        make = partial(make_engine, facts=self.machine.facts, logs=settings.worker.data_dir / "logs")
+        logs = settings.worker.data_dir / "logs"
+        make = partial(make_engine, facts=self.machine.facts, logs=logs, images=settings.images)
         size = partial(size_model, process_bytes=Calibration().process_bytes)
         self.manager = ModelManager(self.catalog, reports, make=make, size=size)
         self.remembered = remembered or open_estimates(settings.worker.data_dir)
@@ -206,7 +207,7 @@ class Serving:
 
     def sees(self, model: str) -> bool:
         """Whether it reads images among messages."""
-        return READ_IMAGES in self.catalog.get(model).kind.abilities
+        return READ_IMAGES in self.catalog.get(model).abilities
 
     def opens(self, model: str) -> bool:
         """Whether it opens images itself, under guard: it is given files rather than pixels."""
@@ -294,7 +295,7 @@ class Serving:
                         cause=_cause(lane, state),
                         tasks=list(config.tasks),
                         aliases=list(config.aliases),
-                        abilities=sorted(config.kind.abilities),
+                        abilities=sorted(config.abilities),
                         entry=entry_digest(config),
                     )
                 )

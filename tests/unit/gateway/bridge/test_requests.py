@@ -23,6 +23,7 @@ from penstock.schemas.errors import (
     ModelNotFound,
     NotFound,
     TenantLimit,
+    TooLarge,
 )
 from penstock.schemas.records import Usage
 
@@ -62,6 +63,15 @@ async def test_a_request_is_sent_once_and_followed_from_where_it_was_sent(world:
     assert world.client.followed == [(first.submitted, None), ("r1", SENT_MS - CLOCKS_MS)]
     with pytest.raises(IdempotencyKeyReused):
         await world.accepted(made(payload={"prompt": "another"}))
+
+
+async def test_a_queue_s_entries_of_extra_fill_a_request_s_and_may_change_between_two_tries(world: World) -> None:
+    first = await world.accepted(made(extra={"X-A": "own"}), {"x-a": "queue", "x-b": "queue"})
+    assert first.request.extra == {"X-A": "own", "x-b": "queue"}
+    assert (await world.accepted(made(extra={"X-A": "own"}), {"x-c": "another"})).submitted is None
+    assert world.client.sent == ["r1"]
+    with pytest.raises(TooLarge):
+        await world.accepted(made("r2"), {f"x-{number}": "x" for number in range(10_000)})
 
 
 async def test_an_unacknowledged_request_is_looked_for_before_it_is_sent_again(

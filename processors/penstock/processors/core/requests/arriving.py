@@ -24,6 +24,7 @@ from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.unserved import UnservedRequests
 from penstock.processors.core.requests.work import Body, Work, WorkKey, moved_name
 from penstock.schemas.errors import EngineFailed, InsufficientCapacity, InternalError
+from penstock.schemas.image_payloads import image_references
 from penstock.schemas.labels import labels_of
 from penstock.schemas.topics import TP
 
@@ -165,7 +166,8 @@ class Arrivals:
         )
         work.ttl_ms = ttl_ms
         work.looks = request.stream and read.origin.append_time_ms < self._registry.owned_since_ms < float("inf")
-        work.stored_text = request.input_artifact is not None
+        images = next(image_references(request.payload), None)
+        work.stored_input = request.input_artifact is not None or images is not None
         self._histories.begin(work, request.history)
         self._registry.hold(work)
         return work

@@ -211,8 +211,8 @@ class Work:
     """What an earlier run has published of its stream."""
     looks: bool = False
     """Whether another worker may have published a part of its stream: that is looked for before it runs here."""
-    stored_text: bool = False
-    """Whether its text lies in the store of artifacts: it is read before the run."""
+    stored_input: bool = False
+    """Whether its text or its images are read from elsewhere before the run."""
     _subject: Subject | None = None
     alone: bool = False
     """Two workers died while it ran: it may run only when nothing else does on this worker."""
@@ -277,7 +277,7 @@ class Work:
     @property
     def starts_unprepared(self) -> bool:
         """Whether nothing has to be read for it before it starts, on an engine that counts no prompts."""
-        return self.line is None and not self.looks and not self.stored_text
+        return self.line is None and not self.looks and not self.stored_input
 
     @property
     def goes_on_from(self) -> Told | None:

@@ -25,9 +25,9 @@ from penstock.processors.engines.images.diffusion_batch import Batch
 from penstock.processors.engines.images.diffusion_jobs import MAX_PIXELS, Job, Part, make_job
 from penstock.processors.engines.images.diffusion_memory import run_need
 from penstock.processors.engines.images.diffusion_pipelines import Pipelines
-from penstock.processors.engines.images.files import encode
 from penstock.processors.engines.process.loading import device_name, dtype_name, set_up_torch
 from penstock.processors.engines.process.measuring import Meter
+from penstock.processors.images.files import encode
 from penstock.schemas.errors import EngineFailed
 
 logger = logging.getLogger(__name__)

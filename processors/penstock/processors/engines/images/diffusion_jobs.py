@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from PIL import ImageChops
-
 from penstock.processors.engines.base import RunSpec
 from penstock.processors.engines.images.diffusion_pipelines import INPAINT, INSTRUCT, TEXT, Pipelines
-from penstock.processors.images.pictures import in_colours, opened
+from penstock.processors.images.pictures import in_colours, mask_in_grey, opened
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
 from penstock.schemas.records import OutputSpec
 
@@ -105,30 +103,6 @@ def make_job(spec: RunSpec, pipelines: Pipelines, model: str, max_pixels: int) -
         output=spec.output,
         facts=facts,
     )
-
-
-def mask_in_grey(mask: Any, image: Any) -> Any:
-    """In grey, white where the image may change. Raises InvalidRequest.
-
-    As OpenAI's API has it, the transparent parts of a mask with an alpha channel may change; one without an alpha
-    channel is white there.
-    """
-    if image is not None and mask.size != image.size:
-        sizes = [f"{one.width} × {one.height}" for one in (mask, image)]
-        raise InvalidRequest(
-            f"payload.mask is {sizes[0]} pixels and the image is {sizes[1]}: both must have one size",
-            param="payload.mask",
-        )
-    if mask.mode != "RGBA":
-        return mask.convert("L")
-    alpha = mask.getchannel("A")
-    if alpha.getextrema() == (255, 255):
-        raise InvalidRequest(
-            "payload.mask has an alpha channel and is opaque everywhere, so that nothing may change: make it"
-            " transparent where the image may change, or send it without alpha, white where the image may change",
-            param="payload.mask",
-        )
-    return ImageChops.invert(alpha)
 
 
 def _only_what_it_takes(payload: Mapping[str, Any], kind: str, pipelines: Pipelines) -> None:

@@ -22,12 +22,13 @@ from penstock.processors.engines.batching.limit import BatchLimit
 from penstock.processors.engines.batching.sampling import GREEDY, sampling_of
 from penstock.processors.engines.batching.turns import turn_of
 from penstock.processors.engines.context import build_context, identity
+from penstock.processors.engines.image_messages import with_images
 from penstock.processors.engines.process.loading import device_name, dtype_name, end_ids_of, set_up_torch
 from penstock.processors.engines.process.measuring import Meter
 from penstock.processors.engines.process.weights import load_weights
 from penstock.processors.engines.text.detokenise import Detokeniser
 from penstock.processors.engines.text.run import TextRun
-from penstock.processors.images.pictures import in_colours, opened
+from penstock.processors.images.pictures import as_seen
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest
 from penstock.schemas.records import ContextHeld
 
@@ -131,12 +132,10 @@ class VisionBackend:
 
     def _inputs(self, spec: RunSpec, reserve: int) -> tuple[Inputs, ContextHeld | None]:
         """(the prompt as tensors, what it holds of its conversation)"""
-        from penstock.processors.engines.images.vision_prompts import with_images
-
         if spec.task == "image_to_text":
             if "image" not in spec.images:
                 raise InvalidRequest("payload.image is missing", param="payload.image")
-            image = in_colours(opened(spec.images["image"]))
+            image = as_seen(spec.images["image"])
             return self._prompts.caption(image, spec.payload.get("prompt")), None
         if spec.messages is None:
             return self._prompts.chat([{"role": "user", "content": spec.prompt or ""}]), None
@@ -148,10 +147,10 @@ class VisionBackend:
 
         past = spec.history
         if past is not None:
-            past = replace(past, messages=with_images(past.messages, spec))
+            past = replace(past, messages=with_images(past.messages, spec, as_seen))
         context = build_context(
             past,
-            with_images(spec.messages, spec),
+            with_images(spec.messages, spec, as_seen),
             window_tokens=self._window,
             max_output_tokens=reserve,
             limits=spec.context,

@@ -12,15 +12,12 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from penstock.processors.engines.base import Message, RunSpec
+from penstock.processors.engines.base import Message
 from penstock.processors.engines.guidance.control_strings import PARSED_OPTION, ControlStrings, HidingTokenizer
+from penstock.processors.engines.image_messages import CAPTION_PROMPT
 from penstock.processors.engines.process.weights import code_option
-from penstock.processors.images.pictures import in_colours, opened
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
 from penstock.schemas.texts import shortened
-
-CAPTION_PROMPT = "Describe this image."
-"""What a chat model is asked when the request asks nothing: the option `caption_prompt` says otherwise."""
 
 Inputs = dict[str, Any]
 """Tensors by name, of one prompt: what the model's `generate` takes."""
@@ -76,30 +73,6 @@ class Prompts:
             raise InvalidRequest(
                 shortened(f"the model's chat template refuses these messages: {error}", 300), param="payload.messages"
             ) from error
-
-
-def with_images(messages: Sequence[Message] | None, spec: RunSpec) -> list[Message]:
-    """Messages with the images of their parts, opened. Raises InvalidRequest for one that is not there.
-
-    A part of the history names its image's place itself; of the run's own messages it follows from where they stand.
-    """
-    found: list[Message] = []
-    for number, message in enumerate(messages or ()):
-        parts = message.get("parts")
-        if parts:
-            place = f"messages[{number}].parts"
-            message = {**message, "parts": [_part(part, spec, f"{place}[{n}].image") for n, part in enumerate(parts)]}
-        found.append(message)
-    return found
-
-
-def _part(part: Mapping[str, Any], spec: RunSpec, place: str) -> dict[str, Any]:
-    if part["type"] != "image":
-        return {"type": "text", "text": part.get("text") or ""}
-    image = spec.images.get(part.get("place") or place)
-    if image is None:
-        raise InvalidRequest(f"payload.{place} is missing", param=f"payload.{place}")
-    return {"type": "image", "image": in_colours(opened(image))}
 
 
 def _content(message: Message) -> list[dict[str, Any]]:

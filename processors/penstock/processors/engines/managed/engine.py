@@ -47,6 +47,7 @@ from penstock.processors.engines.managed.options import (
 )
 from penstock.processors.engines.managed.server_process import ServerProcess, free_port
 from penstock.processors.engines.remote.engine import RemoteEngine
+from penstock.processors.settings import ImagesSection
 from penstock.schemas.errors import EngineFailed, InvalidRequest
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ class ManagedEngine(Engine):
         total_bytes: int = 0,
         addresses: Sequence[str] | None = None,
         logs: Path = Path("logs"),
+        images: ImagesSection | None = None,
     ) -> None:
         """`granted_bytes` is the grant on each of `devices`, `total_bytes` what the smallest of them has.
 
@@ -96,6 +98,7 @@ class ManagedEngine(Engine):
         self._options = dict(options)
         self._devices, self._granted_bytes, self._total_bytes = tuple(devices), granted_bytes, total_bytes
         self._addresses = addresses
+        self._images = images
         self._on_card = devices[0].startswith("cuda") if addresses is None else bool(addresses)
         self._log = logs / f"{_file_name(model)}.log"
         self._process: ServerProcess | None = None
@@ -227,7 +230,7 @@ class ManagedEngine(Engine):
             names = await self._served_names()
             if len(names) == 1 and self.model not in names:
                 options["remote_model"] = names[0]
-        remote = RemoteEngine(self.model, self._url, options)
+        remote = RemoteEngine(self.model, self._url, options, images=self._images)
         remote.on_busy = lambda seconds: self.on_busy(seconds)
         remote.on_limits = lambda limits: self.on_limits(limits)
         await remote.start()

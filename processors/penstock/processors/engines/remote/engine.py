@@ -2,7 +2,8 @@
 
 Options: slots (8), tokens_per_minute (no limit), headers (names and texts, or `{env = "NAME"}`), api_key_env (name of
 the variable that holds the key), remote_model (its name there; default: our id), timeout_s (600), window, patience_s
-(60), continue ("none"; "prefix": a stream goes on behind what was delivered, prefix.py). It needs no torch.
+(60), continue ("none"; "prefix": a stream goes on behind what was delivered, prefix.py), caller_headers (none),
+caption_prompt, image_fields (images.py). It needs no torch.
 
 How many requests the server gets at once follows what it answers, up to `slots` (concurrency.py). What it turns
 away (429, 503) or what cannot reach it has not begun: it goes back to the queue as `TurnedAway`, and `on_busy` says for
@@ -19,6 +20,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -37,13 +39,15 @@ from penstock.processors.engines.base import (
     RunSpec,
     Sink,
     TurnedAway,
-    refuse_images,
     usage_of,
 )
 from penstock.processors.engines.context import build_context
+from penstock.processors.engines.image_messages import CAPTION_PROMPT, with_images
 from penstock.processors.engines.remote.concurrency import RemoteGate
 from penstock.processors.engines.remote.echoed import without_prompt
-from penstock.processors.engines.remote.http import lines_of, message_of, request_headers, typed
+from penstock.processors.engines.remote.http import lines_of, message_of, request_headers, take_headers, typed
+from penstock.processors.engines.remote.images import TASKS as IMAGE_TASKS
+from penstock.processors.engines.remote.images import ImageRuns
 from penstock.processors.engines.remote.prefix import (
     PREFIX,
     Delivered,
@@ -55,14 +59,25 @@ from penstock.processors.engines.remote.prefix import (
 )
 from penstock.processors.engines.remote.shown import Shown
 from penstock.processors.engines.remote.trial import PrefixTrial
-from penstock.processors.engines.remote.wire import Answer, as_event, check_passable, counts, embedding_body, text_body
+from penstock.processors.engines.remote.wire import (
+    Answer,
+    as_event,
+    check_passable,
+    counts,
+    embedding_body,
+    text_body,
+    with_data_urls,
+)
 from penstock.processors.engines.sinks import GuardedSink
-from penstock.schemas.errors import EngineFailed, InvalidRequest, Overloaded, PenstockError
+from penstock.processors.images.decoded import DecodedImage
+from penstock.processors.settings import ImagesSection
+from penstock.schemas.errors import EngineFailed, InvalidRequest, Overloaded, PenstockError, RetryKind
 from penstock.schemas.sse import DONE, field_value
 from penstock.schemas.texts import shortened
 
 logger = logging.getLogger(__name__)
 
+CAPTION = "image_to_text"
 DEFAULT_WINDOW = 1_000_000
 CHARS_PER_TOKEN = 4
 """Only for fitting a conversation and for the budget, the server's tokenizer being unknown; `window` should leave room
@@ -74,7 +89,7 @@ ANSWER_TOKENS = 256
 
 
 class RemoteEngine(Engine):
-    """Chat, completions and embeddings over HTTP, streamed; a cancelled run closes its connection."""
+    """Chat, completions, embeddings and images over HTTP, text streamed; a cancelled run closes its connection."""
 
     prepares_inline = True
 
@@ -85,7 +100,9 @@ class RemoteEngine(Engine):
         options: Mapping[str, Any],
         *,
         transport: httpx.AsyncBaseTransport | None = None,
+        images: ImagesSection | None = None,
     ) -> None:
+        """`images`: as the worker's settings say, for the images that the server answers with."""
         self.model = model
         self._url = url.rstrip("/")
         if not self._url.endswith("/v1"):
@@ -100,6 +117,8 @@ class RemoteEngine(Engine):
             patience_s=float(options.get("patience_s", 60)),
             tokens_per_minute=None if budget is None else float(budget),
         )
+        self._images = ImageRuns(model, self._name, self._url, options, images or ImagesSection())
+        self._caller_headers = frozenset(str(name).lower() for name in options.get("caller_headers", ()))
         self._told_limit = self._slots
         self._options = options
         self._transport = transport
@@ -131,15 +150,20 @@ class RemoteEngine(Engine):
 
     async def prepare(self, spec: RunSpec) -> Prepared:
         # Never awaits: the worker relies on `prepares_inline`.
-        refuse_images(spec)
+        spec, _ = self._with_headers(spec)
         check_passable(spec)
-        if spec.messages is None:
+        if spec.task in IMAGE_TASKS:
+            self._images.check(spec)
+            return Prepared(run_id=spec.run_id, prompt_tokens=0, need_tokens=0)
+        messages = self._messages(spec)
+        if messages is None:
             goes_on = self._goes_on(spec, None)
             return Prepared(run_id=spec.run_id, prompt_tokens=0, need_tokens=0, goes_on=goes_on)
+        past = spec.history
         wanted = int(spec.params.get("max_tokens", 0))
         context = build_context(
-            spec.history,
-            spec.messages,
+            None if past is None else replace(past, messages=with_images(past.messages, spec, _as_it_is)),
+            messages,
             window_tokens=self._window,
             # Of a window that nobody told the server itself says what is too long.
             max_output_tokens=0 if self._window == DEFAULT_WINDOW else wanted,
@@ -154,6 +178,20 @@ class RemoteEngine(Engine):
             messages=context.messages,
             goes_on=self._goes_on(spec, context.messages),
         )
+
+    def _messages(self, spec: RunSpec) -> list[Message] | None:
+        """The run's own messages with their images; None for a prompt. Raises InvalidRequest."""
+        messages = spec.messages
+        if spec.task == CAPTION:
+            text = spec.prompt or str(self._options.get("caption_prompt") or CAPTION_PROMPT)
+            parts = [{"type": "image", "place": "image"}, {"type": "text", "text": text}]
+            messages = [{"role": "user", "content": text, "parts": parts}]
+        return None if messages is None else with_images(messages, spec, _as_it_is)
+
+    def _with_headers(self, spec: RunSpec) -> tuple[RunSpec, dict[str, str]]:
+        """The run without those of `extra` that are headers, and these. Raises InvalidRequest."""
+        headers, extra = take_headers(spec.extra, self._caller_headers)
+        return (replace(spec, extra=extra) if headers else spec), headers
 
     def _goes_on(self, spec: RunSpec, messages: list[Message] | None) -> bool:
         works = self._trial is not None and self._trial.works
@@ -184,7 +222,7 @@ class RemoteEngine(Engine):
             finished = await self._ask(spec, prepared, sink)
             used = (finished.usage or {}).get("total_tokens", 0) or tokens
         except PenstockError as error:
-            again = error.retryable or isinstance(error, EngineFailed)
+            again = error.retry_kind is not RetryKind.FINAL
             sink.failed(RunFailed(run_id=spec.run_id, error=error, retryable_here=again))
         except UnicodeEncodeError:
             error = InvalidRequest("the text holds half of a surrogate pair, which is no character", param="payload")
@@ -207,11 +245,15 @@ class RemoteEngine(Engine):
         """One try, and what it says of the server. Raises TurnedAway for what the server has not begun."""
         loop = asyncio.get_running_loop()
         sent_at = loop.time()
+        assert self._http is not None
+        spec, headers = self._with_headers(spec)
         try:
             if spec.task == "embedding":
-                finished = await self._embed(spec)
+                finished = await self._embed(spec, headers)
+            elif spec.task in IMAGE_TASKS:
+                finished = await self._images.run(self._http, spec, headers)
             else:
-                finished = await self._generate(spec, prepared, sink)
+                finished = await self._generate(spec, prepared, sink, headers)
         except Overloaded as error:
             raise self._turned_away(sent_at, error) from error
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
@@ -253,10 +295,14 @@ class RemoteEngine(Engine):
             self._told_limit = limit
             self.on_limits(self.limits())
 
-    async def _generate(self, spec: RunSpec, prepared: Prepared, sink: GuardedSink) -> Finished:
+    async def _generate(
+        self, spec: RunSpec, prepared: Prepared, sink: GuardedSink, headers: Mapping[str, str]
+    ) -> Finished:
+        if spec.images and prepared.messages is not None:
+            prepared = replace(prepared, messages=await asyncio.to_thread(with_data_urls, prepared.messages))
         path, body = text_body(spec, prepared, self._name)
         if prepared.goes_on and spec.told is not None:
-            before, rest = await self._behind(path, body, spec.told.text)
+            before, rest = await self._behind(path, body, spec.told.text, headers)
             if rest is None:
                 return Finished(
                     run_id=spec.run_id,
@@ -270,7 +316,7 @@ class RemoteEngine(Engine):
         of_prompt = spec.params.get("prompt_logprobs") is not None
         answer = Answer(chat=prepared.messages is not None, echoes=of_prompt)
         shown = Shown(spec.run_id, sink, holds_space=self._trial is not None)
-        async for event in self._events(path, body):
+        async for event in self._events(path, body, headers):
             shown.show(answer.feed(event), answer.take_pieces(), answer.take_logprobs())
         if answer.reason is None:  # the connection ended without saying so; what came is no answer
             raise EngineFailed(f"the server of {self.model} ended its stream without a finish_reason")
@@ -284,30 +330,35 @@ class RemoteEngine(Engine):
             usage, output["text"] = before.usage(usage), before.text + output["text"]
         return Finished(run_id=spec.run_id, output=output, finish_reason=answer.reason, usage=usage)
 
-    async def _behind(self, path: str, body: dict[str, Any], text: str) -> tuple[Delivered, dict[str, Any] | None]:
+    async def _behind(
+        self, path: str, body: dict[str, Any], text: str, headers: Mapping[str, str]
+    ) -> tuple[Delivered, dict[str, Any] | None]:
         """What was delivered, as the server counts it, and the body that asks for the rest; None if nothing is left.
 
         The log has no tokens of remote models, so the server is asked twice for one token: its prompts are counted.
         """
         longer = behind(body, text)
-        alone, with_text = [(await self._said(path, counting(one))).prompt_tokens for one in (body, longer)]
+        said = [await self._said(path, counting(one), headers) for one in (body, longer)]
+        alone, with_text = (one.prompt_tokens for one in said)
         before = delivered(text, alone, with_text)
         return before, before.left(longer)
 
     async def _ask_trial(self, body: dict[str, Any]) -> Said:
-        return await self._said("/chat/completions", body)
+        return await self._said("/chat/completions", body, {})
 
-    async def _said(self, path: str, body: dict[str, Any]) -> Said:
+    async def _said(self, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> Said:
         """A short answer that nobody sees."""
         answer = Answer(chat="messages" in body)
-        async for event in self._events(path, body):
+        async for event in self._events(path, body, headers):
             answer.feed(event)
         text = answer.output()["text"]
         return Said(text=text, prompt_tokens=answer.usage.get("prompt_tokens"), thinks=answer.thinks)
 
-    async def _events(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def _events(
+        self, path: str, body: dict[str, Any], headers: Mapping[str, str]
+    ) -> AsyncIterator[dict[str, Any]]:
         assert self._http is not None
-        async with self._http.stream("POST", self._url + path, json=body) as answer:
+        async with self._http.stream("POST", self._url + path, json=body, headers=dict(headers)) as answer:
             if answer.is_error:
                 await answer.aread()
                 raise typed(answer)
@@ -326,9 +377,10 @@ class RemoteEngine(Engine):
                     raise EngineFailed(f"the server of {self.model} broke off: {message_of(event)}")
                 yield event
 
-    async def _embed(self, spec: RunSpec) -> Finished:
+    async def _embed(self, spec: RunSpec, headers: Mapping[str, str]) -> Finished:
         assert self._http is not None
-        answer = await self._http.post(self._url + "/embeddings", json=embedding_body(spec, self._name))
+        body = embedding_body(spec, self._name)
+        answer = await self._http.post(self._url + "/embeddings", json=body, headers=dict(headers))
         if answer.is_error:
             raise typed(answer)
         found = answer.json()
@@ -358,6 +410,7 @@ class RemoteEngine(Engine):
             self.cancel(run_id)
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._background.cancel()
+        self._images.close()
         if self._http is not None:
             await self._http.aclose()
 
@@ -366,6 +419,10 @@ class RemoteEngine(Engine):
         return EngineInfo(
             context_window=window, device="remote", note=None if self._trial is None else self._trial.note
         )
+
+
+def _as_it_is(image: DecodedImage) -> DecodedImage:
+    return image
 
 
 def _estimated_tokens(spec: RunSpec, prepared: Prepared) -> int:

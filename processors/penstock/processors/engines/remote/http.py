@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, cast
 
@@ -20,6 +21,8 @@ from penstock.schemas.errors import (
 )
 from penstock.schemas.sse import SseLines
 from penstock.schemas.texts import encodable, shortened
+
+_HEADER_VALUE = re.compile(r"[!-~]([ -~]*[!-~])?")
 
 
 def request_headers(model: str, options: Mapping[str, Any], env: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -40,10 +43,39 @@ def request_headers(model: str, options: Mapping[str, Any], env: Mapping[str, st
     return headers
 
 
+def take_headers(extra: Mapping[str, str], names: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """(the entries of `extra` that are headers of these names in lower case, the others).
+
+    Raises InvalidRequest for a value that no header can have.
+    """
+    headers: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for name, value in extra.items():
+        if name.lower() not in names:
+            others[name] = value
+        elif _HEADER_VALUE.fullmatch(value):
+            headers[name.lower()] = value
+        else:
+            raise InvalidRequest(
+                f"extra.{name} is sent as a header: its value must be printable ASCII", param=f"extra.{name}"
+            )
+    return headers, others
+
+
 def _secret(model: str, variable: str, what: str, env: Mapping[str, str]) -> str:
     if not (value := env.get(variable, "")):
         raise InvalidRequest(f"{model}: the variable {variable}, which should hold {what}, is not set")
     return value
+
+
+async def read_within(answer: httpx.Response, most_bytes: int) -> bytes:
+    """The whole body. Raises EngineFailed for one that has more bytes."""
+    body = bytearray()
+    async for piece in answer.aiter_bytes():
+        body += piece
+        if len(body) > most_bytes:
+            raise EngineFailed(f"the remote server answered with more than {most_bytes} bytes")
+    return bytes(body)
 
 
 async def lines_of(answer: httpx.Response) -> AsyncIterator[bytes]:

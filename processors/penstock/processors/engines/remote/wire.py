@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import uuid
 from collections.abc import Mapping, Sequence
@@ -11,10 +12,13 @@ from typing import Any
 from penstock.processors.engines.base import Message, Prepared, RunSpec
 from penstock.processors.engines.encodable import EncodableStream
 from penstock.processors.engines.remote.echoed import finite_logprob, tokens_of, with_logprobs
+from penstock.processors.images.files import as_sent
 from penstock.schemas.bodies import EmbeddingPayload, TextPayload
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
 from penstock.schemas.finite_json import loads_finite, object_of
+from penstock.schemas.image_bodies import ImageEditingPayload
 from penstock.schemas.payloads import OF_OTHER_SERVERS
+from penstock.schemas.tasks import TASKS
 from penstock.schemas.texts import encodable
 
 Json = dict[str, Any]
@@ -33,12 +37,17 @@ RESERVED = frozenset(
     - OF_OTHER_SERVERS
 )
 """What `extra` may not set: the request has fields for it, or it is not the caller's to say."""
+RESERVED_OF_IMAGES = frozenset(
+    {"model", "stream", "partial_images", "size", "image[]", *ImageEditingPayload.__annotations__}
+)
+"""The same for tasks that make images."""
 
 
 def check_passable(spec: RunSpec) -> None:
     """Raises InvalidRequest, UnsupportedParameter."""
+    reserved = RESERVED_OF_IMAGES if TASKS[spec.task].output == "images" else RESERVED
     for name in spec.extra:
-        if name in RESERVED:
+        if name in reserved:
             raise InvalidRequest(f"extra.{name} cannot be passed on", param=f"extra.{name}")
     if spec.messages is None:
         for name in ("tools", "response_format"):
@@ -98,6 +107,8 @@ def _tool(tool: Json) -> Json:
 def _message(message: Message) -> Message:
     """As OpenAI has it: without nulls, and a message that only asks for tools has no content."""
     passed = {name: value for name, value in message.items() if value is not None and value != []}
+    if "parts" in passed:
+        passed["content"] = passed.pop("parts")
     if "tool_calls" in passed:
         passed["content"] = passed.get("content") or None
         passed["tool_calls"] = [_said_call(call) for call in passed["tool_calls"]]
@@ -110,6 +121,18 @@ def _said_call(call: Json) -> Json:
     if isinstance(json_or_text(text), dict):
         return call
     return {**call, "function": {**call["function"], "arguments": json.dumps(object_of(text), ensure_ascii=False)}}
+
+
+def with_data_urls(messages: Sequence[Message]) -> list[Message]:
+    """Messages whose images are parts as OpenAI has them. Takes the time of encoding: runs in a thread."""
+    return [{**one, "parts": [_part(part) for part in one["parts"]]} if one.get("parts") else one for one in messages]
+
+
+def _part(part: Json) -> Json:
+    if part["type"] != "image":
+        return part
+    data, media_type = as_sent(part["image"])
+    return {"type": "image_url", "image_url": {"url": f"data:{media_type};base64,{base64.b64encode(data).decode()}"}}
 
 
 @dataclass(slots=True)

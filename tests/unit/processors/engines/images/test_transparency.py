@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 
 from penstock.processors.engines.base import RunSpec
-from penstock.processors.engines.images.diffusion_jobs import mask_in_grey
-from penstock.processors.engines.images.files import encode
-from penstock.processors.engines.images.vision_prompts import with_images
+from penstock.processors.engines.image_messages import with_images
 from penstock.processors.images.decoded import DecodedImage
+from penstock.processors.images.files import encode
+from penstock.processors.images.pictures import as_seen, mask_in_grey
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.records import OutputSpec
 
@@ -58,7 +58,7 @@ def test_a_model_sees_transparent_pixels_white() -> None:
     spec = RunSpec(
         run_id="r", model="m", task="text_generation", payload={}, images={"messages[0].parts[0].image": hidden}
     )
-    (message,) = with_images([{"role": "user", "content": "", "parts": [{"type": "image"}]}], spec)
+    (message,) = with_images([{"role": "user", "content": "", "parts": [{"type": "image"}]}], spec, as_seen)
     seen = message["parts"][0]["image"]
     assert (seen.mode, list(seen.get_flattened_data())) == ("RGB", [(255, 255, 255), (255, 0, 0)])
     data, _ = encode(Image.new("RGBA", (8, 8), (255, 0, 0, 0)), OutputSpec(format="jpeg"), {})

@@ -631,3 +631,25 @@ async def test_after_stop_a_run_is_refused() -> None:
     engine.run(asked, prepared, sink)
     found = sink.done.result()
     assert found.retryable_here
+
+
+@pytest.mark.parametrize("task", ["text_generation", "embedding"])
+async def test_entries_of_extra_that_the_model_lists_are_headers_and_the_others_stay_fields(task: str) -> None:
+    vectors = {"data": [{"index": 0, "embedding": [1.0]}]}
+    server = Server(chat_answer("x") if task == "text_generation" else httpx.Response(200, json=vectors))
+    options = {"headers": {"x-a": "model", "x-b": "model"}, "caller_headers": ["X-A", "x-c"]}
+    asked = spec(task=task, inputs=["t"], extra={"x-A": "caller", "x-b": "caller", "x-c": "c d"})
+    _, found = await served(server, asked, **options)
+    assert isinstance(found, Finished), found
+    headers = server.requests[0].headers
+    assert (headers["x-a"], headers["x-b"], headers["x-c"]) == ("caller", "model", "c d")
+    body = server.bodies()[0]
+    assert (body.get("x-A"), body.get("x-c"), body["x-b"]) == (None, None, "caller")
+
+
+@pytest.mark.parametrize("value", ["", " a", "a ", "a\nb", "a\r\nx: y", "é", "\x7f"])
+async def test_no_value_of_a_caller_ends_a_header(value: str) -> None:
+    async with serving(lambda _: chat_answer("x"), caller_headers=["x-a"]) as engine:
+        with pytest.raises(InvalidRequest, match="extra.x-a is sent as a header") as caught:
+            await engine.prepare(spec(extra={"x-a": value}))
+    assert caught.value.param == "extra.x-a"

@@ -7,11 +7,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.processors.images.pictures import in_colours
+from penstock.processors.images.decoded import DecodedImage
+from penstock.processors.images.pictures import in_colours, opened
 from penstock.schemas.image_operations import FORMATS
 from penstock.schemas.records import OutputSpec
 
 QUALITY = 90
+SENT_QUALITY = 95
+"""Of images on their way to a server."""
 _DESCRIPTION, _SOFTWARE = 0x010E, 0x0131
 """EXIF tags."""
 
@@ -42,3 +45,10 @@ def encode(image: Any, output: OutputSpec | None, facts: Mapping[str, Any]) -> t
     file = io.BytesIO()
     image.save(file, format=format, **form)
     return file.getvalue(), FORMATS[format]
+
+
+def as_sent(image: DecodedImage, *, lossless: bool = False) -> tuple[bytes, str]:
+    """(a file for a server, its media type): a JPEG of what came as one, unless it must be lossless; else a PNG."""
+    lossy = image.source_format == "JPEG" and not lossless
+    form = OutputSpec(format="jpeg", quality=SENT_QUALITY) if lossy else OutputSpec(format="png")
+    return encode(opened(image), form, {})

@@ -1,0 +1,185 @@
+"""Images of a remote server: POST /images/generations and /images/edits of OpenAI's API, and answers as outputs.
+
+The images of an answer are decoded under guard and written again in the form that the request asks for, so whatever
+else a server's file holds reaches nobody. Fields that OpenAI's API does not have go under the names that the option
+`image_fields` gives them; others are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import httpx
+from PIL import Image, ImageChops
+
+from penstock.common.engine_kinds import IMAGE_FIELDS
+from penstock.processors.engines.base import Finished, RunSpec, usage_of
+from penstock.processors.engines.remote.http import read_within, typed
+from penstock.processors.engines.remote.wire import Json, counts, json_or_text
+from penstock.processors.images.answered import AnsweredImages
+from penstock.processors.images.decoded import DecodedImage
+from penstock.processors.images.files import as_sent, encode
+from penstock.processors.images.pictures import mask_in_grey, opened
+from penstock.processors.settings import ImagesSection
+from penstock.schemas.errors import (
+    EngineFailed,
+    InvalidRequest,
+    RetryKind,
+    SourceUnavailable,
+    TooLarge,
+    UnsupportedParameter,
+)
+from penstock.schemas.records import OutputSpec
+
+TASKS = frozenset({"image_generation", "image_editing"})
+_FACTS = {"inference_steps": "steps"}
+"""Names of fields in the metadata of files, where they differ."""
+
+
+class UnusableAnswer(EngineFailed):
+    """The server made something that cannot be taken. It is not asked again: each drawing may cost money."""
+
+    retry_kind = RetryKind.FINAL
+
+
+class ImageRuns:
+    """The image tasks of one remote model. `close` ends the processes that decode."""
+
+    def __init__(self, model: str, name: str, url: str, options: Mapping[str, Any], settings: ImagesSection) -> None:
+        """`name`: the model's name at the server."""
+        self._model, self._name, self._url = model, name, url
+        self._names: Mapping[str, str] = options.get("image_fields") or {}
+        self._images = AnsweredImages(settings, url)
+
+    def check(self, spec: RunSpec) -> None:
+        """Raises InvalidRequest, UnsupportedParameter for what the server cannot be asked for."""
+        payload = spec.payload
+        for field in IMAGE_FIELDS:
+            if payload.get(field) is not None and field not in self._names:
+                raise UnsupportedParameter(
+                    f"payload.{field}: the server of {self._model} is not known to take it (options.image_fields)",
+                    param=f"payload.{field}",
+                )
+        if payload.get("previews") is not None:
+            raise UnsupportedParameter("payload.previews: this model can show none", param="payload.previews")
+        for field, other in (("width", "height"), ("height", "width")):
+            if payload.get(field) is not None and payload.get(other) is None:
+                raise InvalidRequest(
+                    f"payload.{other} is missing: a remote model takes both sides or none", param=f"payload.{other}"
+                )
+        if spec.task == "image_editing" and "image" not in spec.images:
+            raise InvalidRequest("payload.image is missing", param="payload.image")
+
+    async def run(self, http: httpx.AsyncClient, spec: RunSpec, headers: Mapping[str, str]) -> Finished:
+        """Raises PenstockError, and what httpx raises."""
+        wanted = int(spec.payload.get("n") or 1)
+        path = "/images/generations"
+        request: Json = {"json": self._body(spec)}
+        if spec.task == "image_editing":
+            path = "/images/edits"
+            request = {"data": form_of(self._body(spec)), "files": await asyncio.to_thread(_files, spec.images)}
+        async with http.stream("POST", self._url + path, headers=dict(headers), **request) as answer:
+            if answer.is_error:
+                await answer.aread()
+                raise typed(answer)
+            data = await read_within(answer, self._images.most_bytes(wanted))
+        found = await asyncio.to_thread(json.loads, data)
+        images = await self._decoded(found["data"])
+        self._check_made(spec, images, wanted)
+        files = await asyncio.to_thread(self._files, spec, images)
+        return Finished(
+            run_id=spec.run_id, output={"images": files}, finish_reason="stop", usage=_usage(found.get("usage"))
+        )
+
+    def close(self) -> None:
+        self._images.close()
+
+    def _body(self, spec: RunSpec) -> Json:
+        payload = spec.payload
+        body = {name: json_or_text(value) for name, value in spec.extra.items()}
+        for field in IMAGE_FIELDS:
+            if payload.get(field) is not None:
+                _put(body, self._names[field], payload[field])
+        if payload.get("width") is not None:
+            body["size"] = f"{payload['width']}x{payload['height']}"
+        if payload.get("n") is not None:
+            body["n"] = payload["n"]
+        return {**body, "model": self._name, "prompt": payload["prompt"]}
+
+    async def _decoded(self, items: Sequence[Mapping[str, Any]]) -> list[DecodedImage]:
+        try:
+            return [await self._images.decoded(item, place=f"data[{number}]") for number, item in enumerate(items)]
+        except SourceUnavailable as error:
+            raise EngineFailed(f"an image of the server of {self._model} was not fetched: {error}") from error
+        except (InvalidRequest, TooLarge) as error:
+            raise UnusableAnswer(f"an image of the server of {self._model} cannot be taken: {error}") from error
+
+    def _check_made(self, spec: RunSpec, images: Sequence[DecodedImage], wanted: int) -> None:
+        """Raises InvalidRequest if the server made something else than it was asked for."""
+        if len(images) != wanted:
+            raise InvalidRequest(
+                f"payload.n is {wanted}, and the server of {self._model} made {len(images)}", param="payload.n"
+            )
+        width, height = spec.payload.get("width"), spec.payload.get("height")
+        for image in images:
+            if width is not None and (image.width, image.height) != (width, height):
+                raise InvalidRequest(
+                    f"{width} × {height} was asked for, and the server of {self._model} made {image.width} ×"
+                    f" {image.height}",
+                    param="payload.width",
+                )
+
+    def _files(self, spec: RunSpec, images: Sequence[DecodedImage]) -> list[Json]:
+        """The images as an output has them. Runs in a thread."""
+        given = {_FACTS.get(field, field): spec.payload.get(field) for field in IMAGE_FIELDS}
+        facts = {"model": self._model, "prompt": spec.payload["prompt"], **given}
+        files: list[Json] = []
+        for number, image in enumerate(images):
+            seed = spec.payload.get("seed") if number == 0 else None  # of the others the server chooses it
+            data, media_type = encode(opened(image), spec.output, {**facts, "seed": seed})
+            size = {"width": image.width, "height": image.height}
+            files.append({"data": data, "media_type": media_type, **size, "seed": seed})
+        return files
+
+
+def form_of(body: Json) -> dict[str, str]:
+    """A body as the fields of a form: `{"a": {"b": 1}}` is `a[b]`."""
+    fields: dict[str, str] = {}
+    for name, value in body.items():
+        inner: Json = {name: value}
+        if isinstance(value, dict):
+            inner = {f"{name}[{key}]": one for key, one in cast("Json", value).items()}
+        fields |= {key: one if isinstance(one, str) else json.dumps(one) for key, one in inner.items()}
+    return fields
+
+
+def _put(body: Json, name: str, value: Any) -> None:
+    """`penstock.seed` is the field `seed` of the object `penstock`."""
+    holder, dot, key = name.partition(".")
+    if not dot:
+        body[name] = value
+        return
+    inner = body.get(holder)
+    body[holder] = {**(inner if isinstance(inner, dict) else {}), key: value}
+
+
+def _files(images: Mapping[str, DecodedImage]) -> dict[str, tuple[str, bytes, str]]:
+    """The files of an edit. OpenAI wants image and mask in one format. Raises InvalidRequest. Runs in a thread."""
+    mask = images.get("mask")
+    data, media_type = as_sent(images["image"], lossless=mask is not None)
+    files = {"image": (f"image.{media_type.removeprefix('image/')}", data, media_type)}
+    if mask is not None:
+        grey = mask_in_grey(opened(mask), opened(images["image"]))
+        sent = Image.new("RGBA", grey.size)
+        sent.putalpha(ImageChops.invert(grey))  # the image may change where the mask is transparent
+        files["mask"] = ("mask.png", encode(sent, OutputSpec(format="png"), {})[0], "image/png")
+    return files
+
+
+def _usage(said: Any) -> dict[str, int]:
+    """Tokens, from servers that count some for images."""
+    found = counts(said)
+    return usage_of(found.get("input_tokens", 0), found.get("output_tokens", 0))
