@@ -415,8 +415,8 @@ class Worker:
             self.changed()
 
     async def _sleep_until_due(self) -> None:
-        """At most for a tick; for longer while nothing is held, until work comes."""
-        idle = not (self._rooms.flow.works or self._inbox)
+        """At most for a tick; for longer while all that is held waits for its time to start, until work comes."""
+        idle = len(self._rooms.flow.works) == len(self._rooms.flow.registry.scheduled) and not self._inbox
         due = self._rooms.flow.next_due()
         longest_s = IDLE_TICK_S if idle else TICK_S
         seconds = longest_s if due is None else min(longest_s, max(0.001, due - self._clock()))

@@ -15,8 +15,6 @@ from penstock.schemas.records import InferenceRequest
 from penstock.schemas.times import moment_ms
 from penstock.schemas.topics import HEADER_NOT_BEFORE
 
-MAX_DIGITS = 14
-
 
 def ttl_of_deadline(value: Any, now_ms: int, limits: Limits, *, cut: bool) -> int:
     """Milliseconds from now to a time; one that has passed leaves 1 ms: it expires. `cut`: at most the horizon."""
@@ -34,20 +32,23 @@ def start_of(value: Any) -> int:
 def with_header(
     request: InferenceRequest, headers: Iterable[tuple[str, bytes | None]], appended_ms: int
 ) -> InferenceRequest:
-    """The request with the start that a header of its record names, milliseconds since the epoch, if it names none.
-
-    As with other headers, a value that cannot be is passed over.
-    """
+    """The request with the start that a header of its record names, if it names none. Raises InvalidRequest."""
     for name, value in headers if request.start_after is None else ():
-        if name == HEADER_NOT_BEFORE and value is not None and value.isdigit() and len(value) <= MAX_DIGITS:
-            named = replace(request, start_after=int(value))
-            return named if int(value) - appended_ms < DEFAULT_LIMITS.max_ttl_ms else request
+        if name == HEADER_NOT_BEFORE and value is not None:
+            named = replace(request, start_after=_moment(value.decode(errors="replace"), HEADER_NOT_BEFORE))
+            check_start(named, appended_ms)
+            return named
     return request
 
 
-def check_start(request: InferenceRequest, appended_ms: int, limits: Limits = DEFAULT_LIMITS) -> None:
-    """Raises InvalidRequest if the request may start only when the longest time to live is over."""
-    if request.start_after is not None and request.start_after - appended_ms >= limits.max_ttl_ms:
+def check_start(
+    request: InferenceRequest, appended_ms: int, limits: Limits = DEFAULT_LIMITS, *, clocks_differ_ms: int = 0
+) -> None:
+    """Raises InvalidRequest if the request may start only when the longest time to live is over.
+
+    `clocks_differ_ms`: by so much it may, where another clock has judged it already.
+    """
+    if request.start_after is not None and request.start_after - appended_ms >= limits.max_ttl_ms + clocks_differ_ms:
         raise InvalidRequest(f"start_after lies {limits.max_ttl_ms} ms ahead or more", param="start_after")
 
 

@@ -14,6 +14,7 @@ from penstock.schemas.errors import InvalidRequest, PenstockError, RegistryUnava
 from penstock.schemas.histories import history_json
 from penstock.schemas.ids import check_request_id, check_tenant
 from penstock.schemas.json_records import json_text
+from penstock.schemas.lifetimes import with_header
 from penstock.schemas.records import DeadLetter, InferenceRequest
 from penstock.schemas.requests import parse_request_bytes
 from penstock.schemas.texts import shortened
@@ -184,7 +185,7 @@ def request_of(letter: DeadLetter, codec: Codec) -> InferenceRequest:
         request = codec.decode(letter.original, InferenceRequest)
     check_request_id(request.request_id)
     check_tenant(request.tenant)
-    return request
+    return with_header(request, letter.original_headers.items(), letter.origin.append_time_ms)
 
 
 def payload_json(letter: DeadLetter) -> dict[str, Any]:

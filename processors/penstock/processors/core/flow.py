@@ -275,6 +275,7 @@ class Flow:
         for work in gone:
             self._holdings.drop(work)
         self.budget.assign(list(committed))
+        self.registry.scheduled.assign(committed)
         self._paused = frozenset()
         self._commanding.erase_again()
         self.agenda.look_at_all(self.lanes.values())

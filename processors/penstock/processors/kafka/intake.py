@@ -152,21 +152,12 @@ class Intake:
             )
         try:
             validate_request(request, self._limits)
-            check_start(request, origin.append_time_ms, self._limits)
+            check_start(request, origin.append_time_ms, self._limits, clocks_differ_ms=CLOCKS_DIFFER_MS)
         except (UnsupportedParameter, UnsupportedTask) as error:
             request = replace(request, callback_url=_callback(request.callback_url))
             return self._taken(request, place, origin, attempt, error, size)
         except PenstockError as error:
-            request_id, tenant = _checked(request.request_id, request.tenant, None)
-            return Poison(
-                reason=error,
-                request_id=request_id,
-                tenant=tenant,
-                origin=origin,
-                attempt=attempt,
-                callback_url=_callback(request.callback_url),
-                labels=labels_of(request),
-            )
+            return _refused(request, error, origin, attempt)
         return self._taken(request, place, origin, attempt, None, size)
 
     def _without_id(self, found: Poison, value: bytes) -> Poison:
@@ -211,10 +202,13 @@ class Intake:
             start_after_ms=request.start_after,
         )
 
-    def _with_start(self, found: Taken, headers: Headers) -> Taken:
+    def _with_start(self, found: Taken, headers: Headers) -> Taken | Poison:
         """The same with the start that its headers name."""
         appended_ms = found.origin.append_time_ms
-        request = with_header(found.request, headers, appended_ms)
+        try:
+            request = with_header(found.request, headers, appended_ms)
+        except InvalidRequest as error:
+            return _refused(found.request, error, found.origin, found.attempt)
         if request is found.request:
             return found
         return replace(
@@ -266,6 +260,20 @@ class Intake:
         if moved and self._counted_at_ms <= place.append_time_ms + CLOCKS_DIFFER_MS:
             return None
         return wanted
+
+
+def _refused(request: InferenceRequest, error: PenstockError, origin: Origin, attempt: int) -> Poison:
+    """What is legible of a request that cannot be taken: who waits hears of it."""
+    request_id, tenant = _checked(request.request_id, request.tenant, None)
+    return Poison(
+        reason=error,
+        request_id=request_id,
+        tenant=tenant,
+        origin=origin,
+        attempt=attempt,
+        callback_url=_callback(request.callback_url),
+        labels=labels_of(request),
+    )
 
 
 def origin_header(origin: Origin) -> tuple[str, bytes]:

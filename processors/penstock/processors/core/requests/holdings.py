@@ -105,9 +105,12 @@ class Holdings:
             self._budget.count_fact(work.tp)
 
     def park(self, work: Work) -> bool:
-        """Drop the bytes of a request that waits, unless it ends or is the one for which memory is being freed."""
+        """Drop the bytes of a request that waits, unless they are read for its end or its copy, or memory is being
+        freed for it.
+        """
         queued = work.stage in IN_SCHEDULER and work.stage is not Stage.PARKED
-        if not (queued or work.stage is Stage.RETRYING) or work.end_with is not None or work in self._runs.heads:
+        leaves = work.end_with is not None or work.pass_to is not None
+        if not (queued or work.stage is Stage.RETRYING) or leaves or work in self._runs.heads:
             return False
         if work.body is not None:
             self._budget.drop_body(work.klass, work.lane, work.size_bytes)

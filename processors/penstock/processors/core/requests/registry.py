@@ -83,6 +83,7 @@ class Registry:
 
     def forget(self, work: Work) -> None:
         """It is done, or was let go of."""
+        self.scheduled.over(work)
         if self.works.get(work.key) is work:
             del self.works[work.key]
         name = (work.tenant, work.request_id)

@@ -9,6 +9,7 @@ would hold back the commit, and after `commit_span` records the partition.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 from penstock.processors.core.commit.gate import CommitGate
 from penstock.processors.core.queue.explaining import Explainer
@@ -20,11 +21,14 @@ from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.unserved import UnservedRequests
 from penstock.processors.core.requests.work import Work
 from penstock.schemas.errors import Overloaded
+from penstock.schemas.topics import TP
 
 AT_ONCE = 256
 """So many become due, or are written again, in one tick: a flood of one time must not hold up the event loop."""
-SHARE_OF_SPAN = 16
-"""Of the offsets that deliveries may run ahead, one in so many may be scheduled."""
+SHARE_OF_SPAN, SHARE_OF_TENANT = 8, 16
+"""Of the offsets that deliveries may run ahead, one in so many may be scheduled, of all tenants and of one."""
+FARTHEST_BEHIND = 20_000
+"""One that lies farther behind is written again: a commit's map of what is done above it reaches hardly farther."""
 
 
 @dataclass(eq=False)
@@ -43,12 +47,17 @@ class StartTimes:
     def refusal(self, work: Work) -> Overloaded | None:
         """Why the partition of a new request can hold no more that are to start later; None if it can.
 
-        With more of them than this, those that are written again would come round again at once.
+        With more of them, those that are written again would come round again at once.
         """
-        held = len(self._registry.scheduled.of_partition(work.tp))
-        if held < max(1, self._commit_span // SHARE_OF_SPAN):
+        scheduled, span = self._registry.scheduled, self._commit_span
+        if scheduled.comes_again(work):
             return None
-        return Overloaded(f"{held} requests of its partition wait for their time to start already")
+        held, own = scheduled.places(work.tp), scheduled.places_of(work.tp, work.tenant)
+        if held >= max(1, span // SHARE_OF_SPAN):
+            return Overloaded(f"{held} requests of its partition wait for their time to start already")
+        if own >= max(1, span // SHARE_OF_TENANT):
+            return Overloaded(f"{own} requests of its tenant and partition wait for their time to start already")
+        return None
 
     def hold(self, work: Work, now: float) -> None:
         """A new request may not start yet."""
@@ -65,12 +74,18 @@ class StartTimes:
                 break
             self._due(work, now, wall_ms)
         for tp in scheduled.partitions():
-            behind = self._gate.reached(tp) - max(1, self._commit_span // 2)
-            for offset, work in list(scheduled.of_partition(tp).items())[:AT_ONCE]:
-                if offset > behind:
-                    break
-                work.pass_to = tp[1]
-                self._endings.fetch(work)
+            behind = self._gate.reached(tp) - max(1, min(self._commit_span // 2, FARTHEST_BEHIND))
+            if next(iter(scheduled.of_partition(tp))) <= behind:
+                self._write_again(tp, behind)
+
+    def _write_again(self, tp: TP, behind: int) -> None:
+        scheduled = self._registry.scheduled
+        for offset, work in list(islice(scheduled.of_partition(tp).items(), AT_ONCE)):
+            if offset > behind:
+                return
+            scheduled.write_again(work)
+            work.pass_to = tp[1]
+            self._endings.fetch(work)
 
     def _due(self, work: Work, now: float, wall_ms: int) -> None:
         """It takes its place as if it came now, or expires."""
@@ -78,6 +93,8 @@ class StartTimes:
             self._endings.expire_waiting(work, now)
             return
         work.arrived_at, work.seq = now, self._registry.next_seq()
+        if work.deadline_ms is not None:  # the clocks may have moved apart since it came
+            work.deadline = now + (work.deadline_ms - wall_ms) / 1000
         work.pending_status = work.published_status = work.published_waiting = work.published_start_at = None
         self._unserved.judge_anew(work, wall_ms)
         self._queueing.join(work, "due", now)

@@ -57,7 +57,7 @@ class UnservedRequests:
 
         What a request lacks here another worker may have. A parameter that no live worker supports is refused at once.
         """
-        need = needed(work.task, payload)
+        need = work.need = needed(work.task, payload)
         try:
             work.lane, work.model_reason = self._catalog.resolve(work.task, model, need)
         except (ModelNotFound, UnsupportedParameter) as error:
@@ -107,8 +107,9 @@ class UnservedRequests:
             if self._lanes[work.lane].served:
                 return
             error = ModelNotFound(f"the model {work.lane} is not served here any more", param="model")
-            wanted = Wanted(work.task, work.lane if work.model_reason is None else None)
-            work.unserved = Unserved(wanted, None, error, wall_ms, wall_ms)
+            ability = None if work.need is None else work.need.ability
+            wanted = Wanted(work.task, work.lane if work.model_reason is None else None, ability)
+            work.unserved = Unserved(wanted, work.need, error, wall_ms, wall_ms)
             work.lane = UNSERVED
         work.unserved.arrived_ms = work.unserved.absent_since_ms = wall_ms
 

@@ -206,6 +206,8 @@ class Work:
     """Known also while its bytes are not here."""
     size_bytes: int = 0
     requirements: Requirements | None = None
+    need: Need | None = None
+    """What its payload asks of a model."""
     run: Run | None = None
     told: Told | None = None
     """What an earlier run has published of its stream."""

@@ -242,17 +242,81 @@ def test_one_that_is_written_again_may_still_be_cancelled() -> None:
     assert not [effect for effect in world.seen if isinstance(effect, ask.Republish)]
 
 
-def test_a_partition_holds_a_share_of_them() -> None:
+def test_a_tenant_holds_a_share_of_a_partition_and_all_of_them_twice_as_much() -> None:
     world = ready(commit_span=32)
     for number in range(2):
-        submit_later(world, f"r{number}", 10)
-    submit_later(world, "much", 10)
-    assert world.ended == [("much", "failed")]
-    error = error_of(world, "much")
-    assert isinstance(error, Overloaded)
-    world.cancel("r0")
-    submit_later(world, "more", 10)
+        submit_later(world, f"a{number}", 10, tenant="a")
+    submit_later(world, "a", 10, tenant="a")
+    submit_later(world, "b", 10, tenant="b")
+    submit_later(world, "c", 10, tenant="c")
+    submit_later(world, "d", 10, tenant="d")
+    assert world.ended == [("a", "failed"), ("d", "failed")]
+    assert isinstance(error_of(world, "a"), Overloaded)
+    assert isinstance(error_of(world, "d"), Overloaded)
+    world.cancel("a0", "a")
+    submit_later(world, "more", 10, tenant="a")
     assert "more" not in dict(world.ended)
+
+
+def fill(world: World) -> None:
+    """So much comes behind what waits that it is written again."""
+    for number in range(16):
+        world.submit(f"r{number}")
+        world.finish(f"r{number}")
+    world.pass_time(0.01)
+
+
+def test_nobody_takes_the_place_of_one_that_is_written_again() -> None:
+    world = ready(commit_span=32)
+    later = [submit_later(world, one, 100, tenant=one[0]) for one in ("a1", "a2", "b1", "b2")]
+    world.hold_answers.add(ask.Republish)
+    fill(world)
+    submit_later(world, "c", 100, tenant="c")
+    assert world.status_of("c") == "failed"
+    for work in later:
+        copy = world.submit(
+            work.request_id,
+            tenant=work.tenant,
+            start_after_ms=work.start_after_ms,
+            ttl_ms=200_000,
+            origin=work.first_place,
+        )
+        assert copy is not None
+        assert copy.stage is Stage.SCHEDULED
+    world.release(ask.Republish)
+    assert [one for one, _ in world.ended if one in ("a1", "a2", "b1", "b2")] == []
+    world.cancel("a1", "a")
+    submit_later(world, "a3", 100, tenant="a")
+    assert world.status_of("a3") is None
+
+
+def test_another_priority_does_not_strand_one_that_is_written_again() -> None:
+    world = ready(commit_span=32, intake_bytes=200_000)
+    work = submit_later(world, "later", 100, size=9_000)
+    world.hold_answers.add(ask.Fetch)
+    fill(world)
+    for number in range(10):
+        world.submit(f"low{number}", klass="low", size=9_000)
+    assert work.stage is Stage.FETCHING
+    world.reprioritize("later", 9)
+    assert work.stage is Stage.FETCHING
+    world.release(ask.Fetch)
+    assert [one.subject.request_id for one in world.seen if isinstance(one, ask.Republish)] == ["later"]
+
+
+def test_what_was_delivered_again_at_a_lower_offset_is_written_again_too() -> None:
+    scheduled = ready(commit_span=64).flow.registry.scheduled
+    works = [
+        Work(key=("t", 0, offset), request_id="r", tenant="t", task="x", arrived_at=0.0, seq=offset, attempt=1,
+             max_attempts=None, epoch=1, first_place=Origin(topic="t", partition=0, offset=offset, append_time_ms=0))
+        for offset in (5, 3, 4, 9)
+    ]  # fmt: skip
+    for work in works:
+        scheduled.add(work)
+    assert list(scheduled.of_partition(("t", 0))) == [3, 4, 5, 9]
+    for work in works:
+        scheduled.remove(work)
+    assert (len(scheduled), scheduled.places(("t", 0)), scheduled.places_of(("t", 0), "t")) == (0, 0, 0)
 
 
 def test_many_that_are_due_at_once_do_not_come_in_one_tick() -> None:
