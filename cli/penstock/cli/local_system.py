@@ -157,7 +157,7 @@ class LocalSystem:
 
     def _wait_ready(self, part: Part, deadline_s: float) -> None:
         self.supervisor.wait_ready(part, deadline_s)
-        self._progress(f"the {part.name} is ready")
+        self._progress(f"{part.name}: ready")
 
     def serves(self) -> None:
         """It says so from now on, and is stopped in order when it is asked to."""
@@ -185,8 +185,7 @@ class LocalSystem:
         if options.bootstrap_servers is None:
             self.config.refuse_for_own_kafka()
         elif options.kafka_port is not None:
-            text = f"--kafka-port is for the Kafka that `penstock up` runs: {options.bootstrap_servers} is used here"
-            raise CliFailure(text, exit_code=ExitCode.USAGE)
+            self._progress(f"--kafka-port has no effect: the Kafka at {options.bootstrap_servers} is used, none is run")
         for part, usual in HEALTH_PORTS.items():
             if part != "bridge" or self.has_queues:
                 self.ports[part] = self._health_port(part, usual)

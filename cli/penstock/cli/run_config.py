@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.cli.config import read_toml
 from penstock.cli.failures import CliFailure, ExitCode
-from penstock.cli.paths import local_url
+from penstock.cli.paths import free_port, local_url
 
 MODELS = "PENSTOCK_MODELS"
 
@@ -27,6 +27,11 @@ class RunConfig:
     def value(self, section: str, name: str) -> Any:
         """None if nobody has set it."""
         return os.environ.get(variable(section, name)) or self.tables.get(section, {}).get(name)
+
+    def port(self, asked: int | None) -> int:
+        """That of the gateway; 0 means any that is free."""
+        named = self.value("gateway", "port") if asked is None else asked
+        return 8000 if named is None else int(named) or free_port()
 
     @property
     def models(self) -> list[dict[str, Any]]:

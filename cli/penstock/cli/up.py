@@ -20,15 +20,16 @@ import typer
 
 from penstock.cli.children import rotate_log, tail
 from penstock.cli.commands.common import Key, auth_headers, checked_url
-from penstock.cli.config import ClusterSettings, load, read_toml, use_config
+from penstock.cli.config import ClusterSettings, load, use_config
 from penstock.cli.config_commands import checked
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.hub_models import agree, chosen
 from penstock.cli.instances import elsewhere_text
 from penstock.cli.local_system import LocalSystem, Options, card, where_models_are
 from penstock.cli.ordered import read_orders
-from penstock.cli.paths import default_data_dir, free_port
+from penstock.cli.paths import default_data_dir
 from penstock.cli.readiness import Readiness, ask
+from penstock.cli.run_config import RunConfig
 from penstock.cli.state import Home, PartState, SystemState
 from penstock.common.orders import in_force, order_lines
 
@@ -122,14 +123,14 @@ def up(
         return
     found = use_config(config)
     checked()
-    gateway = {} if found is None else read_toml(found).get("gateway", {})
+    configured = RunConfig(found)
     options = Options(
         data_dir=home.data_dir,
-        host=host or gateway.get("host", "127.0.0.1"),
-        port=(gateway.get("port", 8000) if port is None else port) or free_port(),
+        host=host or configured.value("gateway", "host") or "127.0.0.1",
+        port=configured.port(port),
         kafka_port=kafka_port,
         worker_port=worker_port,
-        bootstrap_servers=bootstrap_servers or configured_bootstrap(found),
+        bootstrap_servers=bootstrap_servers or configured.value("kafka", "bootstrap_servers"),
         model=model,
         remote=remote,
         tiny_models=tiny_models,
@@ -187,12 +188,6 @@ class StopAsked(BaseException):
 
 def is_detached() -> bool:
     return os.environ.get("PENSTOCK_DETACHED") == "1"
-
-
-def configured_bootstrap(config: Path | None) -> str | None:
-    """The cluster that the config names, if it names one."""
-    kafka = read_toml(config).get("kafka", {}) if config is not None else {}
-    return kafka.get("bootstrap_servers")
 
 
 def start_detached(home: Home) -> None:

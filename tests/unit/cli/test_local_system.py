@@ -295,15 +295,12 @@ def test_configured_models_that_are_not_served_are_named(make: Make, monkeypatch
     assert said == ["models of other pools than the worker's are not served here: far (gpu)"]
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"config": '[kafka.security]\n"security.protocol" = "SASL_SSL"\n'}, "security is for a Kafka of yours"),
-        ({"bootstrap_servers": "127.0.0.1:1"}, "--kafka-port is for the Kafka that `penstock up` runs"),
-    ],
-)
-def test_settings_that_cannot_hold_are_refused(make: Make, options: Any, reason: str) -> None:
-    starts_nothing(make(**options), reason)
+def test_settings_that_cannot_hold_are_refused_or_named(make: Make) -> None:
+    security = '[kafka.security]\n"security.protocol" = "SASL_SSL"\n'
+    starts_nothing(make(config=security), "security is for a Kafka of yours")
+    said: list[str] = []
+    starts_nothing(make(bootstrap_servers="127.0.0.1:1", model="/nope", say=said.append), NOT_THERE)
+    assert said == ["--kafka-port has no effect: the Kafka at 127.0.0.1:1 is used, none is run"]
 
 
 def test_the_health_of_a_part_is_asked_where_it_is_bound(make: Make) -> None:
