@@ -154,8 +154,7 @@ def fill(whole: System, count: int, chunks: int | None = None, *, waiting: bool 
         for event in (one for turn in itertools.zip_longest(*told) for one in turn if one is not None):
             topic = names.result if isinstance(event, ResultEvent) else names.status
             key = event.request_id.encode()
-            headers = {"penstock-kind": event.kind} if isinstance(event, ResultEvent) else None
-            producer.produce(topic, codec.encode(event), key=key, partition=partition_for(key, 4), headers=headers)
+            producer.produce(topic, codec.encode(event), key=key, partition=partition_for(key, 4))
             while len(producer) > 50_000:
                 producer.poll(0.05)
         producer.poll(0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -69,8 +70,11 @@ A_REQUEST = f"""
 echo '{{"task": "text_generation", "stream": true, "payload": {{"prompt": "A", "max_tokens": 4}}}}' > request.json
 id=$(curl -s http://127.0.0.1:8000/v1/requests -d @request.json | {FIRST.format('one["request_id"]')})
 """
+RECIPE = "Interactive work beside a flood"
+"""Its settings hold for the whole `penstock up`."""
 BEFORE = {
     "Cancel": A_REQUEST,
+    RECIPE: A_REQUEST,
     "Why does my request wait": A_REQUEST,
     "Stream over WebSocket, and resume": A_REQUEST
     + "cursor=$(curl -sN http://127.0.0.1:8000/v1/requests/$id/events | sed -n 's/^id: //p' | head -1)\n",
@@ -90,7 +94,14 @@ penstock submit -c trip "Hello"
 """,
 }
 RESUME = "penstock models resume --class low --wait"
-AFTER = {"Change models while they run": RESUME, "Set priorities": RESUME}
+CHOSEN = f"""
+penstock models pause --class low --wait
+id=$(penstock submit --no-wait --priority 9 "Later")
+until curl -s http://127.0.0.1:8000/v1/requests/$id | grep -E '"ttl_ms": ?60000'; do sleep 0.2; done
+{RESUME}
+"""
+"""A low request that waits gets the least time to live: those before it have hardly waited."""
+AFTER = {"Change models while they run": RESUME, "Set priorities": RESUME, RECIPE: CHOSEN}
 
 
 @dataclass
@@ -158,7 +169,12 @@ def up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
     folder = tmp_path_factory.mktemp("examples")
     data, config, log = folder / "data", folder / "penstock.toml", folder / "up.log"
     port, kafka, worker, hook = free_port(), free_port(), free_port(), free_port()
-    lines = ["[worker]", f"health_port = {worker}", "[webhooks]", f'internal_hosts = ["127.0.0.1:{hook}"]']
+    (recipe,) = [tomllib.loads(block.text) for block in sections("how-to.md")[RECIPE] if block.language == "toml"]
+    recipe["worker"] |= {"health_port": worker}
+    recipe["webhooks"] = {"internal_hosts": [f"127.0.0.1:{hook}"]}
+    lines: list[str] = []
+    for section, values in recipe.items():
+        lines += [f"[{section}]", *(f"{name} = {toml_value(value)}" for name, value in values.items())]
     for table in models() if options else []:
         lines += ["[[models]]", *(f"{name} = {toml_value(value)}" for name, value in table.items())]
     config.write_text("\n".join(lines))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from PIL import Image
 
 from penstock.common.artifacts import ArtifactStore
-from support import engine_processes
+from support import engine_processes, in_background
 from system import System, eventually
 from worker_requests import outcome, records, send, statuses, turn
 
@@ -141,3 +144,65 @@ def test_a_killed_engine_of_images_gives_one_outcome_each(make_system: Callable[
     assert again, "all runs were over before the engine was killed"
     assert "retrying" in statuses(system, again[0])
     assert worker.stop() == 0, worker.tail()
+
+
+def test_an_image_that_came_as_a_file_goes_to_the_store_that_the_request_names(
+    make_system: Callable[..., System], tmp_path: Path
+) -> None:
+    """Multipart in, from an allowed host, and from one that is not; the bytes lie in `output.store`."""
+    data = io.BytesIO()
+    Image.new("RGB", (60, 40), COLOURS["green"]).save(data, "PNG")
+    renders, hosts = tmp_path / "renders", ThreadingHTTPServer(("127.0.0.1", 0), _serving(data.getvalue()))
+    settings = {
+        "PENSTOCK_ARTIFACTS__STORES": json.dumps({"renders": {"location": str(renders)}}),
+        "PENSTOCK_IMAGES__INTERNAL_HOSTS": json.dumps([f"127.0.0.1:{hosts.server_port}"]),
+    }
+    system = make_system(models=[{"id": "images", "source": "pillow", "engine": "imaging"}])
+    with in_background(hosts):
+        worker, gateway = system.worker(env=settings), system.gateway(env=settings)
+        worker.wait_ready()
+        gateway.wait_ready()
+        output = {"store": "renders", "prefix": "2026/11", "format": "webp"}
+        thumbnail = {"op": "thumbnail", "width": 30, "height": 30}
+
+        def asked(image: dict[str, str], **files: bytes) -> dict[str, Any]:
+            body = {
+                "task": "image_processing",
+                "payload": {"image": image, "operations": [thumbnail]},
+                "output": output,
+            }
+            parts = {"request": (None, json.dumps(body), "application/json"), **files}
+            answer = httpx.post(f"{gateway.url}/v1/requests", files=parts, timeout=30)
+            assert answer.status_code == 202, answer.text
+            return gateway.request(answer.json()["request_id"], wait=60)
+
+        port = hosts.server_port
+        found = [asked({"file": "photo"}, photo=data.getvalue()), asked({"url": f"http://127.0.0.1:{port}/a.png"})]
+        for done in found:
+            assert done["status"] == "completed", (done, worker.tail())
+            (image,) = done["result"]["images"]
+            fetched = httpx.get(gateway.url + image["url"], timeout=30)
+            assert (fetched.headers["content-type"], Image.open(io.BytesIO(fetched.content)).size) == (
+                "image/webp",
+                (30, 20),
+            )
+            (file,) = [one for one in renders.rglob("*") if one.is_file() and one.read_bytes() == fetched.content][:1]
+            assert "2026/11" in file.as_posix()
+        elsewhere = asked({"url": f"http://127.0.0.1:{port + 1}/a.png"})
+        assert (elsewhere["error"]["code"], elsewhere["error"]["param"]) == ("invalid", "payload.image.url")
+        assert "is not among the hosts that images may come from" in elsewhere["error"]["message"]
+    assert worker.stop() == 0, worker.tail()
+
+
+def _serving(data: bytes) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    return Handler

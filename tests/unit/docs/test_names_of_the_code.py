@@ -12,6 +12,22 @@ if TYPE_CHECKING:
     from conftest import Page
 
 ROOT = Path(__file__).parents[3]
+METHOD = re.compile(r"^([A-Z]\w+)\.(\w+)(?:\(\))?$", re.MULTILINE)
+NAME = re.compile(r"[A-Za-z_][\w.]*(\(\))?")
+UNREAD = ("CHANGELOG.md", "benchmarks.md", "settings.md", "cli.md", "records.md", "errors.md")
+"""History, and what is generated."""
+OF_OTHERS = {
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "_bulk",
+    "acks_late",
+    "final_answer",
+    "pause_partitions()",
+    "read_committed",
+    "request_format",
+    "retain",
+}
+"""Names of other software, and of what was decided against."""
 EVENT = re.compile(r"^([a-z]+\.[a-z_]+)(?: .*)?$")
 
 
@@ -62,15 +78,24 @@ def test_named_files_exist(pages: list[Page]) -> None:
     assert absent == {("docs/fault-table.md", "kombu/transport/redis.py")}, "that one is another project's"
 
 
-def test_names_in_how_it_works_exist(pages: list[Page]) -> None:
-    """`Class.method` of the steps of a request."""
-    code = {path: path.read_text() for path in sources() if path.suffix == ".py" and "processors" in path.parts}
-    named = [re.fullmatch(r"([A-Z]\w+)\.(\w+)", span) for span in page_of(pages, "docs/how-it-works.md").spans]
-    steps = {(found[1], found[2]) for found in named if found}
-    assert len(steps) > 20
+def test_named_methods_exist(pages: list[Page]) -> None:
+    """`Class.method`, both in one file."""
+    code = [path.read_text() for path in sources() if path.suffix == ".py"]
+    found = {(page.name, *name) for page in pages for name in METHOD.findall("\n".join(page.spans))}
+    assert len(found) > 20
     missing = {
-        step
-        for step in steps
-        if not any(f"class {step[0]}" in text and re.search(rf"\b(def )?{step[1]}\b", text) for text in code.values())
+        (page, kind, method)
+        for page, kind, method in found
+        if not any(f"class {kind}" in text and re.search(rf"\b{method}\b", text) for text in code)
     }
     assert missing == set()
+
+
+def test_named_identifiers_are_in_the_code(pages: list[Page]) -> None:
+    """A name that the code has lost is one that the page should lose too."""
+    files = [path for path in sources() if path.suffix in (".py", ".avsc") and path != Path(__file__)]
+    files += [ROOT / name for name in ("pyproject.toml", "constraints.txt", "docker-compose.yml")]
+    words = set(re.findall(r"\w+", "\n".join(f"{path.name}\n{path.read_text(encoding='utf-8')}" for path in files)))
+    named = {span for page in pages if page.path.name not in UNREAD for span in page.spans if NAME.fullmatch(span)}
+    absent = {span for span in named if not set(re.findall(r"\w+", span)) <= words}
+    assert absent - OF_OTHERS == set()

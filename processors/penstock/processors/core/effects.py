@@ -201,7 +201,7 @@ class Size(Effect):
 
 @fixed
 class Load(Effect):
-    """Load a replica of a model, in so many bytes of a device (None: it takes no memory). → replica_up, load_failed
+    """Load a replica of a model, in so many bytes of a device (None: it takes no memory). → up, load_failed
 
     `devices`: all of them, for an engine that takes so many bytes of each.
     """
@@ -215,7 +215,7 @@ class Load(Effect):
 
 @fixed
 class Unload(Effect):
-    """End a replica's engine, or its load; what runs on it ends silently. → replica_gone"""
+    """End a replica's engine, or its load; what runs on it ends silently. → gone"""
 
     model: str
     replica: int
