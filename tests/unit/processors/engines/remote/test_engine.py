@@ -650,6 +650,6 @@ async def test_entries_of_extra_that_the_model_lists_are_headers_and_the_others_
 @pytest.mark.parametrize("value", ["", " a", "a ", "a\nb", "a\r\nx: y", "é", "\x7f"])
 async def test_no_value_of_a_caller_ends_a_header(value: str) -> None:
     async with serving(lambda _: chat_answer("x"), caller_headers=["x-a"]) as engine:
-        with pytest.raises(InvalidRequest, match="extra.x-a is sent as a header") as caught:
+        with pytest.raises(InvalidRequest, match=r"extra\.x-a is sent as a header") as caught:
             await engine.prepare(spec(extra={"x-a": value}))
     assert caught.value.param == "extra.x-a"
