@@ -11,6 +11,7 @@ from kit.cli import Json, ScriptedGateway, invoke
 from penstock.cli.commands import image_files, submit_image
 from penstock.cli.commands.common import Gateway
 from penstock.cli.commands.submit_words import OTHER_NAMES, with_command
+from penstock.cli.commands.submitting import Sent
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.schemas.tasks import TASKS
 
@@ -67,6 +68,11 @@ PICTURE = "https://x.example/dam.png"
     [
         ("Paris? --no-wait", "", text("Paris?")),
         ("--no-wait Paris?", "", text("Paris?")),
+        (
+            "Paris? --no-wait --start-after 2027-01-15T09:00:00Z",
+            "",
+            {**text("Paris?"), "start_after": "2027-01-15T09:00:00Z"},
+        ),
         ("text Paris? --no-wait", "", text("Paris?")),
         ("- --no-wait", "a question\n", text("a question")),
         ("summarize - --no-wait", "long\n\ntext", {"task": "summarization", "payload": {"text": "long\n\ntext"}}),
@@ -147,3 +153,11 @@ def test_images_are_saved_in_a_folder_or_in_the_named_file(gateway: ScriptedGate
     (one,) = image_files.save_images(client, "0123456789", images[:1], tmp_path / "dam.png")
     assert (one, one.read_bytes()) == (tmp_path / "dam.png", saved[0].read_bytes())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dam.png", "new"], "no partial file remains"
+
+
+def test_a_start_may_be_a_length_of_time_from_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 1_000_000.0)
+    assert Sent(start_after="10m").body("text_generation", {})["start_after"] == 1_000_600.0
+    assert Sent(start_after="1000600").body("text_generation", {})["start_after"] == "1000600"
+    with pytest.raises(CliFailure, match="is no length of time"):
+        Sent(start_after="ten minutes").body("text_generation", {})

@@ -41,7 +41,7 @@ def nothing_configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("dlq show 17", "17"),
         ("submit hello --priority -4", "--priority"),
         ("requests cancel r1 --model m", "name the ids of requests, or choose them"),
-        ("requests cancel --older-than soon", "'soon' is no age"),
+        ("requests cancel --older-than soon", "'soon' is no length of time"),
         ("conversations replay", MANY),
         ("conversations replay a --pattern *", MANY),
         ("conversations replay a --group g", "--group is for --pattern"),

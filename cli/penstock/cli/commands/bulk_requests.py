@@ -30,7 +30,7 @@ def seconds_of(age: str) -> int:
     """Raises CliFailure (usage)."""
     found = re.fullmatch(r"(\d+)\s*([smhd]?)", age.strip())
     if found is None:
-        raise CliFailure(f"{age!r} is no age: write it as 30s, 10m, 2h or 1d", exit_code=ExitCode.USAGE)
+        raise CliFailure(f"{age!r} is no length of time: write it as 30s, 10m, 2h or 1d", exit_code=ExitCode.USAGE)
     return int(found[1]) * _SECONDS[found[2]]
 
 

@@ -106,8 +106,7 @@ def submit(
       penstock submit --no-wait --priority 9 -f request.json
     """
     body = request_body(prompt, file, task)
-    chosen = {"model": sent.model, "priority": sent.priority, "conversation_id": conversation}
-    body |= given({**chosen, "stream": stream or None})
+    body |= given({**sent.fields, "conversation_id": conversation, "stream": stream or None})
     if max_tokens is not None:
         body.setdefault("payload", {})["max_tokens"] = max_tokens
     if idempotency_key:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import httpx
 import typer
 
 from penstock.cli.commands.api_paths import Route, api_path
+from penstock.cli.commands.bulk_requests import seconds_of
 from penstock.cli.commands.common import (
     Gateway,
     given,
@@ -44,11 +46,21 @@ class Sent:
         int | None,
         typer.Option(min=0, max=MOST_PRIORITY, help="0 the most urgent; 0-3 high, 4-7 medium, 8 and up low."),
     ] = None
+    start_after: Annotated[
+        str | None, typer.Option(help="Not to start before: 30s, 10m or 2h from now, an RFC 3339 time or Unix seconds.")
+    ] = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Those of a request. Raises CliFailure (usage) for what is no length of time."""
+        later = self.start_after
+        if later is not None and later.strip()[-1:] in "smhd":
+            later = time.time() + seconds_of(later)
+        return {"model": self.model, "priority": self.priority, "start_after": later}
 
     def body(self, task: str, payload: Mapping[str, Any], **more: Any) -> dict[str, Any]:
         """A request of what was given: the gateway fills in the rest."""
-        fields = {"task": task, "model": self.model, "priority": self.priority, **more}
-        return {**given(fields), "payload": given(payload)}
+        return {**given({"task": task, **self.fields, **more}), "payload": given(payload)}
 
 
 def text_of(argument: str) -> str:
