@@ -167,8 +167,7 @@ def summarize(
 
     Example: penstock conversations summarize trip --max-tokens 200
     """
-    asked = {"model": sent.model, "priority": sent.priority}
-    body = given({**asked, "through_offset": through_offset, "max_tokens": max_tokens})
+    body = given({**sent.fields, "through_offset": through_offset, "max_tokens": max_tokens})
     path = api_path("/v1/conversations", conversation, "summarize")
     run(gateway, body, timeout_s=timeout, wait=wait, as_json=as_json, path=path)
 
