@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.processors.images.decoded import DecodedImage
-from penstock.processors.images.pictures import in_colours, opened
+from penstock.processors.images.pictures import flattened, in_colours, opened
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.image_operations import FORMATS
 from penstock.schemas.records import OutputSpec
@@ -71,7 +71,10 @@ def _fitting(facts: Mapping[str, Any]) -> str:
 
 
 def as_sent(image: DecodedImage, *, lossless: bool = False) -> tuple[bytes, str]:
-    """(a file for a server, its media type): a JPEG of what came as one, unless it must be lossless; else a PNG."""
+    """(a file for a server, its media type): a JPEG of what came as one, unless it must be lossless; else a PNG.
+
+    It has no alpha channel, as local models see it: a server that drops alpha would show hidden colours.
+    """
     lossy = image.source_format == "JPEG" and not lossless
     form = OutputSpec(format="jpeg", quality=SENT_QUALITY) if lossy else OutputSpec(format="png")
-    return encode(opened(image), form, {})
+    return encode(flattened(opened(image)), form, {})
