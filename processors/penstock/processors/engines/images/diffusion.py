@@ -28,7 +28,7 @@ from penstock.processors.engines.images.diffusion_pipelines import Pipelines
 from penstock.processors.engines.process.loading import device_name, dtype_name, set_up_torch
 from penstock.processors.engines.process.measuring import Meter
 from penstock.processors.images.files import encode
-from penstock.schemas.errors import EngineFailed
+from penstock.schemas.errors import EngineFailed, InvalidRequest
 
 logger = logging.getLogger(__name__)
 
@@ -147,6 +147,8 @@ class DiffusionBackend:
         """In a thread of the encoders."""
         try:
             event: tuple[Any, ...] = ("finished", self._finished(job, images))
+        except InvalidRequest as error:
+            event = ("failed", RunFailed(run_id=job.run_id, error=error, retryable_here=False))
         except Exception as error:
             logger.exception("diffusion.encode_failed")
             failure = EngineFailed(f"{type(error).__name__} while the image was written")

@@ -18,6 +18,7 @@ from penstock.schemas.errors import (
     ModelNotFound,
     Overloaded,
     PenstockError,
+    RetryKind,
 )
 from penstock.schemas.sse import SseLines
 from penstock.schemas.texts import encodable, shortened
@@ -68,14 +69,20 @@ def _secret(model: str, variable: str, what: str, env: Mapping[str, str]) -> str
     return value
 
 
-async def read_within(answer: httpx.Response, most_bytes: int) -> bytes:
-    """The whole body. Raises EngineFailed for one that has more bytes."""
+class UnusableAnswer(EngineFailed):
+    """The server made something that cannot be taken. It is not asked again: each drawing may cost money."""
+
+    retry_kind = RetryKind.FINAL
+
+
+async def read_within(answer: httpx.Response, most_bytes: int) -> bytearray:
+    """The whole body. Raises UnusableAnswer for one that has more bytes."""
     body = bytearray()
     async for piece in answer.aiter_bytes():
         body += piece
         if len(body) > most_bytes:
-            raise EngineFailed(f"the remote server answered with more than {most_bytes} bytes")
-    return bytes(body)
+            raise UnusableAnswer(f"the remote server answered with more than {most_bytes} bytes")
+    return body
 
 
 async def lines_of(answer: httpx.Response) -> AsyncIterator[bytes]:

@@ -17,17 +17,17 @@ from PIL import Image, ImageChops
 
 from penstock.common.engine_kinds import IMAGE_FIELDS
 from penstock.processors.engines.base import Finished, RunSpec, usage_of
-from penstock.processors.engines.remote.http import read_within, typed
+from penstock.processors.engines.remote.http import UnusableAnswer, read_within, typed
 from penstock.processors.engines.remote.wire import Json, counts, json_or_text
 from penstock.processors.images.answered import AnsweredImages
 from penstock.processors.images.decoded import DecodedImage
-from penstock.processors.images.files import as_sent, encode
+from penstock.processors.images.files import as_sent, check_size, encode
 from penstock.processors.images.pictures import mask_in_grey, opened
 from penstock.processors.settings import ImagesSection
 from penstock.schemas.errors import (
     EngineFailed,
     InvalidRequest,
-    RetryKind,
+    PenstockError,
     SourceUnavailable,
     TooLarge,
     UnsupportedParameter,
@@ -37,12 +37,6 @@ from penstock.schemas.records import OutputSpec
 TASKS = frozenset({"image_generation", "image_editing"})
 _FACTS = {"inference_steps": "steps"}
 """Names of fields in the metadata of files, where they differ."""
-
-
-class UnusableAnswer(EngineFailed):
-    """The server made something that cannot be taken. It is not asked again: each drawing may cost money."""
-
-    retry_kind = RetryKind.FINAL
 
 
 class ImageRuns:
@@ -70,6 +64,8 @@ class ImageRuns:
                 raise InvalidRequest(
                     f"payload.{other} is missing: a remote model takes both sides or none", param=f"payload.{other}"
                 )
+        if payload.get("width") is not None:
+            check_size(payload["width"], payload["height"], spec.output)
         if spec.task == "image_editing" and "image" not in spec.images:
             raise InvalidRequest("payload.image is missing", param="payload.image")
 
@@ -85,14 +81,13 @@ class ImageRuns:
             if answer.is_error:
                 await answer.aread()
                 raise typed(answer)
-            data = await read_within(answer, self._images.most_bytes(wanted))
-        found = await asyncio.to_thread(json.loads, data)
-        images = await self._decoded(found["data"])
-        self._check_made(spec, images, wanted)
-        files = await asyncio.to_thread(self._files, spec, images)
-        return Finished(
-            run_id=spec.run_id, output={"images": files}, finish_reason="stop", usage=_usage(found.get("usage"))
-        )
+            try:
+                return await self._finished(spec, answer, wanted)
+            except (httpx.TransportError, PenstockError):
+                raise
+            except Exception as error:  # an answer may be of any shape
+                message = f"the answer of the server of {self._model} cannot be taken: {type(error).__name__}"
+                raise UnusableAnswer(message) from error
 
     def close(self) -> None:
         self._images.close()
@@ -109,40 +104,47 @@ class ImageRuns:
             body["n"] = payload["n"]
         return {**body, "model": self._name, "prompt": payload["prompt"]}
 
-    async def _decoded(self, items: Sequence[Mapping[str, Any]]) -> list[DecodedImage]:
+    async def _finished(self, spec: RunSpec, answer: httpx.Response, wanted: int) -> Finished:
+        """The run's outcome. Decodes, checks and encodes one image at a time: the pixels of one are held at once."""
+        found = await asyncio.to_thread(json.loads, await read_within(answer, self._images.most_bytes(wanted)))
+        items: Sequence[Mapping[str, Any]] = found["data"]
+        if len(items) != wanted:
+            raise InvalidRequest(
+                f"payload.n is {wanted}, and the server of {self._model} made {len(items)}", param="payload.n"
+            )
+        files = [await self._taken(spec, item, number) for number, item in enumerate(items)]
+        return Finished(
+            run_id=spec.run_id, output={"images": files}, finish_reason="stop", usage=_usage(found.get("usage"))
+        )
+
+    async def _taken(self, spec: RunSpec, item: Mapping[str, Any], number: int) -> Json:
+        """An entry of the answer as an output has it."""
         try:
-            return [await self._images.decoded(item, place=f"data[{number}]") for number, item in enumerate(items)]
+            image = await self._images.decoded(item, place=f"data[{number}]")
         except SourceUnavailable as error:
             raise EngineFailed(f"an image of the server of {self._model} was not fetched: {error}") from error
         except (InvalidRequest, TooLarge) as error:
             raise UnusableAnswer(f"an image of the server of {self._model} cannot be taken: {error}") from error
+        self._check_made(spec, image)
+        return await asyncio.to_thread(self._file, spec, image, number)
 
-    def _check_made(self, spec: RunSpec, images: Sequence[DecodedImage], wanted: int) -> None:
-        """Raises InvalidRequest if the server made something else than it was asked for."""
-        if len(images) != wanted:
-            raise InvalidRequest(
-                f"payload.n is {wanted}, and the server of {self._model} made {len(images)}", param="payload.n"
-            )
+    def _check_made(self, spec: RunSpec, image: DecodedImage) -> None:
+        """Raises InvalidRequest if the server made an image of another size than it was asked for."""
         width, height = spec.payload.get("width"), spec.payload.get("height")
-        for image in images:
-            if width is not None and (image.width, image.height) != (width, height):
-                raise InvalidRequest(
-                    f"{width} × {height} was asked for, and the server of {self._model} made {image.width} ×"
-                    f" {image.height}",
-                    param="payload.width",
-                )
+        if width is not None and (image.width, image.height) != (width, height):
+            raise InvalidRequest(
+                f"{width} × {height} was asked for, and the server of {self._model} made {image.width} ×"
+                f" {image.height}",
+                param="payload.width",
+            )
 
-    def _files(self, spec: RunSpec, images: Sequence[DecodedImage]) -> list[Json]:
-        """The images as an output has them. Runs in a thread."""
+    def _file(self, spec: RunSpec, image: DecodedImage, number: int) -> Json:
+        """An image as an output has it. Runs in a thread."""
         given = {_FACTS.get(field, field): spec.payload.get(field) for field in IMAGE_FIELDS}
-        facts = {"model": self._model, "prompt": spec.payload["prompt"], **given}
-        files: list[Json] = []
-        for number, image in enumerate(images):
-            seed = spec.payload.get("seed") if number == 0 else None  # of the others the server chooses it
-            data, media_type = encode(opened(image), spec.output, {**facts, "seed": seed})
-            size = {"width": image.width, "height": image.height}
-            files.append({"data": data, "media_type": media_type, **size, "seed": seed})
-        return files
+        seed = spec.payload.get("seed") if number == 0 else None  # of the others the server chooses it
+        facts = {"model": self._model, "prompt": spec.payload["prompt"], **given, "seed": seed}
+        data, media_type = encode(opened(image), spec.output, facts)
+        return {"data": data, "media_type": media_type, "width": image.width, "height": image.height, "seed": seed}
 
 
 def form_of(body: Json) -> dict[str, str]:

@@ -142,7 +142,8 @@ async def test_an_edit_is_a_form_whose_mask_is_transparent_where_the_image_chang
         "input_fidelity": "high",
     }
     assert [parts[name][:2] for name in ("image", "mask")] == [("image.png", "image/png"), ("mask.png", "image/png")]
-    assert Image.open(io.BytesIO(parts["image"][2])).getpixel((0, 0)) == (*RED, 128)
+    base = Image.open(io.BytesIO(parts["image"][2]))
+    assert (base.mode, base.getpixel((0, 0))) == ("RGB", (237, 142, 142))  # on white, as local engines see it
     alpha = Image.open(io.BytesIO(parts["mask"][2])).getchannel("A")
     assert list(alpha.get_flattened_data()) == [255, 255, 0, 0] * 2
 
@@ -185,6 +186,7 @@ HUGE = {"b64_json": "A" * (40 << 20)}
         ([b64((8, 8))], InvalidRequest, "16 × 8 was asked for, and the server of m made 8 × 8"),
         ([b64(), b64()], InvalidRequest, "payload.n is 1, and the server of m made 2"),
         ([], InvalidRequest, "payload.n is 1, and the server of m made 0"),
+        ([{"b64_json": "?"}] * 40, InvalidRequest, "payload.n is 1, and the server of m made 40"),
         ([{"b64_json": "?"}], EngineFailed, r"data\[0\].b64_json is not base64"),
         ([{"b64_json": base64.b64encode(b"GIF89a").decode()}], EngineFailed, r"data\[0\]"),
         ([{}], EngineFailed, "neither b64_json nor url"),
@@ -210,6 +212,48 @@ async def test_an_answer_is_read_no_further_than_its_images_may_be_long() -> Non
         _, found = await run(engine, asked())
     assert isinstance(found, RunFailed)
     assert "answered with more than" in str(found.error)
+    assert (found.retryable_here, found.error.retry_kind) == (False, RetryKind.FINAL)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(httpx.Response(200, json=body) for body in ({}, {"data": None}, {"data": ["x"]}, ["x"])),
+        httpx.Response(200, html="<html>Sign in</html>"),
+        httpx.Response(200, text="[" * 200_000),
+        httpx.Response(200, headers={"content-encoding": "gzip"}, stream=httpx.ByteStream(b"no gzip")),
+    ],
+    ids=["no data", "null", "texts", "list", "html", "deep", "gzip"],
+)
+async def test_an_answer_of_another_shape_is_not_asked_for_again(answer: httpx.Response) -> None:
+    async with serving(lambda _: answer) as engine:
+        _, found = await run(engine, asked())
+    assert isinstance(found, RunFailed), found
+    assert (found.error.code, found.retryable_here) == ("engine_failed", False)
+    assert found.error.retry_kind is RetryKind.FINAL
+
+
+async def test_a_prompt_that_is_too_long_for_exif_costs_the_file_only_this_fact() -> None:
+    async with serving(lambda _: made(b64())) as engine:
+        _, found = await run(engine, asked(prompt="a" * 70_000, output=OutputSpec(format="jpeg")))
+    assert isinstance(found, Finished), found
+    facts = Image.open(io.BytesIO(found.output["images"][0]["data"])).getexif()[0x010E]
+    assert json.loads(facts) == {"model": "m"}
+
+
+async def test_an_image_that_is_too_wide_for_webp_is_not_asked_for_again() -> None:
+    async with serving(lambda _: made(b64((16_384, 1)))) as engine:
+        _, found = await run(engine, asked(output=OutputSpec(format="webp")))
+    assert isinstance(found, RunFailed), found
+    assert found.error.param == "output.format"
+    assert (found.error.code, found.retryable_here) == ("invalid", False)
+
+
+async def test_a_width_that_webp_cannot_have_is_refused_before_it_is_sent() -> None:
+    async with serving(lambda _: made(b64())) as engine:
+        with pytest.raises(InvalidRequest) as caught:
+            await engine.prepare(asked(width=16_384, height=16, output=OutputSpec(format="webp")))
+    assert caught.value.param == "output.format"
 
 
 @pytest.mark.parametrize(
@@ -264,6 +308,17 @@ async def test_a_caption_is_a_chat_with_the_image(prompt: str | None, options: d
     assert (server.requests[0].url.path, body["max_tokens"], len(body["messages"])) == ("/v1/chat/completions", 9, 1)
     image, words = shown(server.requests[0])
     assert (image.format, image.getpixel((0, 0)), words) == ("PNG", RED, text)
+
+
+@pytest.mark.parametrize("source_format", ["PNG", "JPEG"])
+async def test_what_transparency_hides_is_sent_to_no_server(source_format: str) -> None:
+    hidden = decoded(Image.new("RGBA", (4, 2), (*RED, 0)), source_format)
+    server = Server(lambda request: made(b64()) if "edits" in request.url.path else httpx.Response(200, json=CHAT))
+    async with serving(server) as engine:
+        await run(engine, RunSpec(run_id="r", task="image_to_text", model="m", images={"image": hidden}))
+        await run(engine, asked("image_editing", images={"image": hidden}))
+    sent = [shown(server.requests[0])[0], Image.open(io.BytesIO(form(server.requests[1])["image"][2]))]
+    assert [(image.mode, image.getpixel((0, 0))) for image in sent] == [("RGB", (255, 255, 255))] * 2
 
 
 async def test_chats_show_their_images_in_their_places() -> None:
