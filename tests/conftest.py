@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
@@ -34,6 +35,9 @@ settings.register_profile(
     "penstock", max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("penstock")
+
+# Commands find the instances of this run, and none of the person who runs the tests.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="penstock-state-")
 
 # A shell starts `command &` with Ctrl-C ignored, which all processes that tests start would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

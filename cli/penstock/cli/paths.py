@@ -41,6 +41,12 @@ def default_data_dir() -> Path:
     return Path(base).expanduser().absolute() / "penstock"
 
 
+def running_dir() -> Path:
+    """Where each `penstock up` of this user leaves its data folder, so that commands find it."""
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser().absolute() / "penstock" / "running"
+
+
 @contextmanager
 def exclusive(path: Path, progress: Progress = silent) -> Generator[None]:
     """Hold an advisory lock on `path`; a second process waits, and says so."""

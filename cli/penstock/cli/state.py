@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from penstock.cli.failures import CliFailure
-from penstock.cli.paths import cache_dir, default_data_dir
+from penstock.cli.paths import default_data_dir, running_dir
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,8 +59,8 @@ class Home:
 
     @property
     def _entry(self) -> Path:
-        """By this file in the user's cache commands find a folder that they do not know."""
-        return _entries() / hashlib.sha256(str(self.data_dir).encode()).hexdigest()[:16]
+        """By this file commands find a folder that they do not know."""
+        return running_dir() / hashlib.sha256(str(self.data_dir).encode()).hexdigest()[:16]
 
     @property
     def option(self) -> str:
@@ -134,17 +134,13 @@ class Home:
 
 def running_homes() -> Iterator[Home]:
     """The folders on which a `penstock up` of this user runs. Entries of killed ones are removed."""
-    for entry in sorted(_entries().glob("*")):
+    for entry in sorted(running_dir().glob("*")):
         with suppress(OSError):
             home = Home(Path(entry.read_text()))
             if home.held():
                 yield home
             else:
                 entry.unlink()
-
-
-def _entries() -> Path:
-    return cache_dir() / "running"
 
 
 def _lock(file: IO[str], tries: int = 5) -> bool:

@@ -21,7 +21,7 @@ STATS = {"GET /v1/requests": {"data": [], "has_more": False}}
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Runs an instance in a folder, as its state says; nothing else runs."""
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
     for name in ("PENSTOCK_DATA", "PENSTOCK_URL", "PENSTOCK_CONFIG", "PENSTOCK_KAFKA__BOOTSTRAP_SERVERS"):
         monkeypatch.delenv(name, raising=False)
@@ -93,7 +93,7 @@ def test_of_several_none_is_taken_and_all_are_named(start: Start, tmp_path: Path
 def test_one_that_was_killed_is_not_found(start: Start, tmp_path: Path) -> None:
     home = start(tmp_path / "elsewhere", "http://127.0.0.1:1")
     state = (home.data_dir / "state.json").read_text()
-    entry = next((tmp_path / "cache/running").iterdir())
+    entry = next((tmp_path / "state/penstock/running").iterdir())
     home.release()
     (home.data_dir / "state.json").write_text(state)
     entry.write_text(str(home.data_dir))
