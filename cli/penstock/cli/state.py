@@ -10,7 +10,7 @@ import shlex
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -130,7 +130,7 @@ class Home:
         try:
             found = json.loads(self._state.read_text())
             parts = [PartState(**_known(PartState, part)) for part in found["parts"]]
-            return SystemState(**{**_known(SystemState, found), "parts": parts})
+            return replace(SystemState(**_known(SystemState, found)), parts=parts)
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
 
