@@ -37,7 +37,10 @@ settings.register_profile(
 settings.load_profile("penstock")
 
 # Commands find the instances of this run, and none of the person who runs the tests.
-os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="penstock-state-")
+_OWN = tempfile.TemporaryDirectory(prefix="penstock-state-")
+os.environ.update(XDG_STATE_HOME=_OWN.name, XDG_DATA_HOME=_OWN.name)
+for _name in ("PENSTOCK_DATA", "PENSTOCK_URL", "PENSTOCK_API_KEY"):
+    os.environ.pop(_name, None)
 
 # A shell starts `command &` with Ctrl-C ignored, which all processes that tests start would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

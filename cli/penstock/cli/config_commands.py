@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path
@@ -65,7 +66,7 @@ def _check_together(merged: Mapping[str, Any]) -> None:
     _check_ports(merged)
     keys_file = merged.get("auth", {}).get("keys_file")
     if keys_file is not None and not Path(keys_file).is_file():
-        cure = f"`penstock keys create --file {keys_file}` makes it"
+        cure = f"`penstock keys create --file {shlex.quote(str(keys_file))}` makes it"
         raise CliFailure(f"configuration: auth.keys_file: {keys_file} is not there; {cure}", exit_code=ExitCode.USAGE)
 
 

@@ -19,6 +19,26 @@ def found() -> SystemState | None:
     return None if home is None else home.running()
 
 
+def serving() -> SystemState | None:
+    """As `found`; None only if no instance is meant. Raises CliFailure (unreachable) if one is that does not serve."""
+    state = found()
+    if state is not None:
+        return state
+    usual = Home(default_data_dir())
+    if usual.held():
+        raise CliFailure(
+            f"Penstock is only beginning to start on {usual.data_dir}: try again in a second",
+            exit_code=ExitCode.UNREACHABLE,
+        )
+    if os.environ.get("PENSTOCK_DATA"):
+        raise CliFailure(
+            f"Penstock is not running on {usual.data_dir}, which PENSTOCK_DATA names: start it with `penstock up`,"
+            f" or name a gateway by --url{elsewhere_text()}",
+            exit_code=ExitCode.UNREACHABLE,
+        )
+    return None
+
+
 def found_home() -> Home | None:
     """PENSTOCK_DATA, if one runs on it; without that variable the default folder, else that of the only one that runs.
 

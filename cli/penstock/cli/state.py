@@ -8,14 +8,16 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
 from penstock.cli.failures import CliFailure
 from penstock.cli.paths import default_data_dir, running_dir
+
+TEMPORARY = ".tmp"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,9 +87,10 @@ class Home:
                 " --data-dir names another folder"
             )
         self._lock = file
+        self._state.unlink(missing_ok=True)  # that of one that was killed
         with suppress(OSError):  # commands then need --url
             self._entry.parent.mkdir(parents=True, exist_ok=True)
-            self._entry.write_text(str(self.data_dir))
+            _replace(self._entry, str(self.data_dir))
 
     def release(self) -> None:
         self._state.unlink(missing_ok=True)
@@ -99,25 +102,42 @@ class Home:
 
     def held(self) -> bool:
         """Whether some process runs Penstock on this folder."""
+        with self.kept_free() as free:
+            return not free
+
+    @contextmanager
+    def kept_free(self) -> Generator[bool]:
+        """Whether no process runs Penstock on this folder; then none can begin to while this is open."""
         if not self._lock_path.exists():
-            return False
-        with self._lock_path.open("a") as file:
-            return not _lock(file, tries=1)
+            yield True
+            return
+        with self._lock_path.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
 
     def write(self, state: SystemState) -> None:
-        """Replace the state file at once."""
-        temporary = self._state.with_suffix(".tmp")
-        temporary.write_text(json.dumps(asdict(state), indent=1))
-        os.replace(temporary, self._state)
+        _replace(self._state, json.dumps(asdict(state), indent=1))
 
     def read(self) -> SystemState | None:
-        """The state of the process that holds the folder; None when it has not written one yet."""
+        """The state of the process that holds the folder; None when it has not written one yet, or not in this form.
+
+        Fields that a later release has added are ignored.
+        """
         try:
-            found: dict[str, Any] = json.loads(self._state.read_text())
-        except (OSError, ValueError):
+            found = json.loads(self._state.read_text())
+            parts = [PartState(**_known(PartState, part)) for part in found["parts"]]
+            return replace(SystemState(**_known(SystemState, found)), parts=parts)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
-        found["parts"] = [PartState(**part) for part in found["parts"]]
-        return SystemState(**found)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the state file is one of this user: any user can write one into a shared folder."""
+        return _is_ours(self._state)
 
     def running(self) -> SystemState | None:
         """The state of the `penstock up` that runs on this folder, if one does and has written it."""
@@ -136,16 +156,36 @@ def running_homes() -> Iterator[Home]:
     """The folders on which a `penstock up` of this user runs. Entries of killed ones are removed."""
     for entry in sorted(running_dir().glob("*")):
         with suppress(OSError):
+            if entry.suffix == TEMPORARY or not _is_ours(entry):
+                continue
             home = Home(Path(entry.read_text()))
-            if home.held():
+            with home.kept_free() as free:
+                if free:
+                    entry.unlink()
+            if not free and home.is_ours:
                 yield home
-            else:
-                entry.unlink()
 
 
-def _lock(file: IO[str], tries: int = 5) -> bool:
-    """Several tries, because `held` of another process takes the lock for a moment."""
-    for left in reversed(range(tries)):
+def _is_ours(path: Path) -> bool:
+    """Raises OSError."""
+    return path.stat().st_uid == os.getuid()
+
+
+def _known(kind: type, fields_of: Mapping[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in fields_of.items() if name in names}
+
+
+def _replace(path: Path, text: str) -> None:
+    """At once: a reader finds the old text or this one."""
+    temporary = path.with_suffix(TEMPORARY)
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def _lock(file: IO[str]) -> bool:
+    """Several tries, because `held` of other processes takes the lock for a moment."""
+    for left in reversed(range(5)):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

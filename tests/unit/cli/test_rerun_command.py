@@ -167,7 +167,7 @@ def again(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     monkeypatch.setattr(following, "AGAIN_S", 0)
     monkeypatch.setattr(conversation_rerun, "AGAIN_S", 0)
     with Gateway() as gateway:
-        gateway._http = httpx.Client(transport=httpx.MockTransport(memory), base_url=gateway.url)
+        gateway._http = httpx.Client(transport=httpx.MockTransport(memory), base_url=gateway.base_url)
         plan = plan_of(messages_in(gateway, "trip"), "trip", "chat")
         memory.calls = 0
         yield lambda **options: Rerun(gateway, plan, "fork", 8, options, 60).run()

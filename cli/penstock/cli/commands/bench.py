@@ -206,7 +206,7 @@ def bench(
         return
     gateway.call("GET", "/healthz")  # one clear line now rather than thousands of failed requests
     with Progress(console=errors, transient=True) as progress:
-        elapsed_s = asyncio.run(generate(load, gateway.url, auth_headers(gateway.key), progress))
+        elapsed_s = asyncio.run(generate(load, gateway.base_url, auth_headers(gateway.key), progress))
     rows = summarize(load.samples, elapsed_s)
     if as_json:
         print_json({"elapsed_s": round(elapsed_s, 2), "classes": rows})

@@ -57,7 +57,7 @@ class ChatSocket:
     """One WebSocket for a whole chat; it is dialled again, with the last cursor, when it drops in mid-answer."""
 
     def __init__(self, gateway: Gateway) -> None:
-        self.gateway = gateway.url
+        self.gateway = gateway.base_url
         self.url = self.gateway.replace("http", "ws", 1) + "/v1/ws"
         self.headers = auth_headers(gateway.key)
         self.socket: ClientConnection | None = None

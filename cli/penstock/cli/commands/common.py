@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 import textwrap
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
@@ -19,6 +21,7 @@ from rich.table import Column, Table
 from penstock.cli import instances
 from penstock.cli.commands.api_paths import Route
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.state import SystemState
 from penstock.schemas.sse import DONE, SseLines, field_value
 from penstock.schemas.texts import shortened
 
@@ -65,17 +68,34 @@ class Gateway:
     key: Key = None
 
     def __post_init__(self) -> None:
-        instance = None if self.url else instances.found()
-        self._keys_file = None if instance is None else instance.keys_file
-        self.url = checked_url(self.url or (DEFAULT_URL if instance is None else instance.url))
+        if self.url:
+            checked_url(self.url)
+
+    @cached_property
+    def _instance(self) -> SystemState | None:
+        """Looked for at the first use: some commands need no gateway."""
+        return None if self.url else instances.serving()
+
+    @cached_property
+    def base_url(self) -> str:
+        """Raises CliFailure."""
+        return checked_url(self.url or (DEFAULT_URL if self._instance is None else self._instance.url))
+
+    @cached_property
+    def _http(self) -> httpx.Client:
         # A proxy of the environment is for the outside; what it would do to streams on loopback is not wanted.
-        self._http = httpx.Client(base_url=self.url, headers=auth_headers(self.key), timeout=30, trust_env=False)
+        return httpx.Client(base_url=self.base_url, headers=auth_headers(self.key), timeout=30, trust_env=False)
+
+    @property
+    def _keys_file(self) -> str | None:
+        return None if self._instance is None else self._instance.keys_file
 
     def __enter__(self) -> Gateway:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._http.close()
+        if "_http" in vars(self):
+            self._http.close()
 
     def send_always(self, name: str, value: str) -> None:
         """Sends this header with every call from here on."""
@@ -96,7 +116,7 @@ class Gateway:
         try:
             return self._http.request(method, path, **options)
         except httpx.HTTPError as error:
-            raise unreachable(self.url, error) from error
+            raise unreachable(self.base_url, error) from error
 
     def _request(self, method: str, path: Route, query: Mapping[str, Any], **options: Any) -> Any:
         answer = self.answer(method, path, params=given(query), **options)
@@ -104,7 +124,8 @@ class Gateway:
         try:
             return answer.json() if answer.content else None
         except ValueError as error:
-            raise CliFailure(f"what answers at {self.url} is no gateway of Penstock: name it with --url") from error
+            text = f"what answers at {self.base_url} is no gateway of Penstock: name it with --url"
+            raise CliFailure(text) from error
 
     @contextmanager
     def stream(
@@ -126,7 +147,7 @@ class Gateway:
                 raise_for_error(answer, self._keys_file)
                 yield answer
         except httpx.HTTPError as error:
-            raise unreachable(self.url, error) from error
+            raise unreachable(self.base_url, error) from error
 
     def pages(self, path: Route, limit: int, **query: Any) -> list[dict[str, Any]]:
         """Items of a list over all its pages, at most `limit`.
@@ -195,7 +216,8 @@ def raise_for_error(answer: httpx.Response, keys_file: str | None = None) -> Non
     except (ValueError, KeyError, TypeError):
         text = f"HTTP {answer.status_code}: {shortened(answer.text, 200)}"
     if answer.status_code == 401 and keys_file is not None:
-        text += f": give it by --key or PENSTOCK_API_KEY; `penstock keys create --file {keys_file}` creates one"
+        creates = f"`penstock keys create --file {shlex.quote(keys_file)}` creates one"
+        text += f": give it by --key or PENSTOCK_API_KEY; {creates}"
     code = {503: ExitCode.UNREACHABLE, 504: ExitCode.TIMED_OUT}.get(answer.status_code, ExitCode.FAILED)
     raise CliFailure(text, exit_code=code, forbidden=answer.status_code == 403)
 

@@ -140,7 +140,8 @@ def _require_images(gateway: Gateway, section: Section) -> None:
             found = {}
         if found.get("sha256") != digest:
             raise CliFailure(
-                f"the image {artifact_id} of {section.id} is not at {gateway.url}: export with --images, where it is"
+                f"the image {artifact_id} of {section.id} is not at {gateway.base_url}:"
+                " export with --images, where it is"
             )
 
 

@@ -225,7 +225,7 @@ def redrive(
     context: typer.Context,
     gateway: Gateway,
     letters: Letters,
-    rate: Annotated[float | None, typer.Option(help="Letters a second, at most.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.1, help="Letters a second, at most.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Those too that were run again before.")] = False,
     json_lines: AsJson = False,
 ) -> None:

@@ -29,7 +29,7 @@ FIRST_POLL_S = 3.0
 
 def command_at(gateway: Gateway, words: str, request_id: str) -> str:
     """`penstock watch ID`, with the gateway where it is not the usual one."""
-    return f"penstock {words} {request_id}" + ("" if gateway.url == DEFAULT_URL else f" --url {gateway.url}")
+    return f"penstock {words} {request_id}" + ("" if gateway.base_url == DEFAULT_URL else f" --url {gateway.base_url}")
 
 
 class Deadline:
