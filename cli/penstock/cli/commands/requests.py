@@ -55,7 +55,9 @@ def list_requests(
     root = "/v1/requests" if tenant is None else "/v1/admin/requests"
     statuses = WAITING if status == "waiting" else (status,)
     found = [one for each in statuses for one in gateway.pages(root, limit, **wanted, status=each, order="desc")]
-    found = sorted(found, key=lambda one: one["created_at"], reverse=True)[:limit]
+    if len(statuses) > 1:  # one that moves on between two calls is in both answers: the later one counts
+        newest = {one["request_id"]: one for one in found}.values()
+        found = sorted(newest, key=lambda one: one["created_at"] or "", reverse=True)[:limit]
     columns = ["request", "task", "status", "priority", "model", "created", "why"]
     names = ("request_id", "task", "status", "priority", "model", "created_at")
 

@@ -25,7 +25,6 @@ from penstock.processors.images.files import as_sent, check_size, encode
 from penstock.processors.images.pictures import mask_in_grey, opened
 from penstock.processors.settings import ImagesSection
 from penstock.schemas.errors import (
-    EngineFailed,
     InvalidRequest,
     PenstockError,
     SourceUnavailable,
@@ -35,6 +34,8 @@ from penstock.schemas.errors import (
 from penstock.schemas.records import OutputSpec
 
 TASKS = frozenset({"image_generation", "image_editing"})
+FETCHED_AGAIN_S = (0.5, 2.0)
+"""Waits before the image that an answer names is fetched once more."""
 _FACTS = {"inference_steps": "steps"}
 """Names of fields in the metadata of files, where they differ."""
 
@@ -120,13 +121,20 @@ class ImageRuns:
     async def _taken(self, spec: RunSpec, item: Mapping[str, Any], number: int) -> Json:
         """An entry of the answer as an output has it."""
         try:
-            image = await self._images.decoded(item, place=f"data[{number}]")
-        except SourceUnavailable as error:
-            raise EngineFailed(f"an image of the server of {self._model} was not fetched: {error}") from error
-        except (InvalidRequest, TooLarge) as error:
+            image = await self._decoded(item, f"data[{number}]")
+        except (InvalidRequest, TooLarge, SourceUnavailable) as error:
             raise UnusableAnswer(f"an image of the server of {self._model} cannot be taken: {error}") from error
         self._check_made(spec, image)
         return await asyncio.to_thread(self._file, spec, image, number)
+
+    async def _decoded(self, item: Mapping[str, Any], place: str) -> DecodedImage:
+        """The image is made, and may be paid for: where it lies is asked again, not the server."""
+        for wait_s in FETCHED_AGAIN_S:
+            try:
+                return await self._images.decoded(item, place=place)
+            except SourceUnavailable:
+                await asyncio.sleep(wait_s)
+        return await self._images.decoded(item, place=place)
 
     def _check_made(self, spec: RunSpec, image: DecodedImage) -> None:
         """Raises InvalidRequest if the server made an image of another size than it was asked for."""
@@ -164,8 +172,10 @@ def _put(body: Json, name: str, value: Any) -> None:
     if not dot:
         body[name] = value
         return
-    inner = body.get(holder)
-    body[holder] = {**(inner if isinstance(inner, dict) else {}), key: value}
+    inner = body.get(holder, {})
+    if not isinstance(inner, dict):
+        raise InvalidRequest(f"extra.{holder} must be a JSON object here: {name} goes into it", param=f"extra.{holder}")
+    body[holder] = {**cast("Json", inner), key: value}
 
 
 def _files(images: Mapping[str, DecodedImage]) -> dict[str, tuple[str, bytes, str]]:

@@ -15,9 +15,11 @@ from PIL import Image
 
 from kit.engines import Server, run, serving
 from penstock.processors.engines.base import Finished, RunFailed, RunSpec
+from penstock.processors.engines.remote import images
+from penstock.processors.images.answered import AnsweredImages
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.outputs import pixels_of
-from penstock.schemas.errors import EngineFailed, InvalidRequest, RetryKind, UnsupportedParameter
+from penstock.schemas.errors import EngineFailed, InvalidRequest, RetryKind, SourceUnavailable, UnsupportedParameter
 from penstock.schemas.records import OutputSpec
 
 RED, CLEAR = (220, 30, 30), (0, 0, 0, 0)
@@ -205,6 +207,37 @@ async def test_an_answer_that_cannot_be_taken_is_no_output_and_is_not_asked_for_
     assert (found.retryable_here, found.error.retry_kind) == (False, RetryKind.FINAL)
     with pytest.raises(error, match=says):
         raise found.error
+
+
+@pytest.mark.parametrize(("fails", "posts"), [(2, 1), (3, 1)])
+async def test_an_image_that_is_not_fetched_is_fetched_again_and_not_drawn_again(
+    monkeypatch: pytest.MonkeyPatch, fails: int, posts: int
+) -> None:
+    fetches: list[str] = []
+    real = AnsweredImages.decoded
+
+    async def away(self: AnsweredImages, item: Any, *, place: str) -> DecodedImage:
+        fetches.append(place)
+        if len(fetches) <= fails:
+            raise SourceUnavailable("its host answered 502")
+        return await real(self, b64(), place=place)
+
+    monkeypatch.setattr(AnsweredImages, "decoded", away)
+    monkeypatch.setattr(images, "FETCHED_AGAIN_S", (0.0, 0.0))
+    server = Server(made({"url": "http://server/x.png"}))
+    async with serving(server) as engine:
+        _, found = await run(engine, asked())
+    assert (len(fetches), len(server.requests)) == (3, posts)
+    assert isinstance(found, Finished if fails < 3 else RunFailed)
+    if isinstance(found, RunFailed):
+        assert (found.retryable_here, found.error.retry_kind) == (False, RetryKind.FINAL)
+
+
+async def test_an_object_of_the_caller_is_not_lost_for_a_field_of_ours() -> None:
+    async with serving(lambda _: made(b64()), image_fields=TAKES) as engine:
+        _, found = await run(engine, asked(seed=1, extra={"penstock": "text"}))
+    assert isinstance(found, RunFailed)
+    assert (found.error.code, found.error.param) == ("invalid", "extra.penstock")
 
 
 async def test_an_answer_is_read_no_further_than_its_images_may_be_long() -> None:
