@@ -26,8 +26,9 @@ Options = Mapping[str, Option]
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~A-Za-z0-9-]{1,100}")
 _NEVER_CALLERS = frozenset(
     {
-        "authorization", "connection", "content-encoding", "content-length", "content-type", "cookie", "expect", "host",
-        "keep-alive", "proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
+        "accept-encoding", "api-key", "authorization", "connection", "content-encoding", "content-length",
+        "content-type", "cookie", "expect", "forwarded", "host", "keep-alive", "proxy-authorization",
+        "proxy-connection", "set-cookie", "te", "trailer", "transfer-encoding", "upgrade", "x-api-key",
     }
 )  # fmt: skip
 """Headers that no caller may set, whatever an entry says."""

@@ -47,13 +47,15 @@ def request_headers(model: str, options: Mapping[str, Any], env: Mapping[str, st
 def take_headers(extra: Mapping[str, str], names: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
     """(the entries of `extra` that are headers of these names in lower case, the others).
 
-    Raises InvalidRequest for a value that no header can have.
+    Raises InvalidRequest for a value that no header can have, and for a header that is given twice.
     """
     headers: dict[str, str] = {}
     others: dict[str, str] = {}
     for name, value in extra.items():
         if name.lower() not in names:
             others[name] = value
+        elif name.lower() in headers:
+            raise InvalidRequest(f"extra.{name} is a header that is given twice", param=f"extra.{name}")
         elif _HEADER_VALUE.fullmatch(value):
             headers[name.lower()] = value
         else:

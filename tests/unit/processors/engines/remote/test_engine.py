@@ -647,6 +647,13 @@ async def test_entries_of_extra_that_the_model_lists_are_headers_and_the_others_
     assert (body.get("x-A"), body.get("x-c"), body["x-b"]) == (None, None, "caller")
 
 
+async def test_a_header_that_is_given_twice_is_refused() -> None:
+    async with serving(lambda _: chat_answer("x"), caller_headers=["x-a"]) as engine:
+        with pytest.raises(InvalidRequest, match="given twice") as caught:
+            await engine.prepare(spec(extra={"X-A": "1", "x-a": "2"}))
+    assert caught.value.param == "extra.x-a"
+
+
 @pytest.mark.parametrize("value", ["", " a", "a ", "a\nb", "a\r\nx: y", "é", "\x7f"])
 async def test_no_value_of_a_caller_ends_a_header(value: str) -> None:
     async with serving(lambda _: chat_answer("x"), caller_headers=["x-a"]) as engine:
