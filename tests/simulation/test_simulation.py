@@ -48,7 +48,7 @@ BEGIN_AT = {
     "duplicate_not_held": 21,
     "cancel_unheard_retrying": 14,
     "continued_without_tokens": 4,
-    "put_back_past_deadline": 7,
+    "put_back_past_deadline": 241,
     "bytes_kept_beyond_share": 68,
     "grown_beyond_device": 61,
     "vanished_without_outcome": 20,
@@ -61,12 +61,12 @@ BEGIN_AT = {
     "counts_behind_a_gone_head": 331,
     "old_id_when_begun_again": 223,
     "kept_without_reopen": 147,
-    "checksum_ignored": 60,
+    "checksum_ignored": 116,
     "ends_what_others_serve": 13,
     "ends_what_others_could_load": 56,
     "copy_that_comes_back_is_a_duplicate": 17,
     "starts_before_its_time": 3,
-    "holds_back_its_partition": 20,
+    "holds_back_its_partition": 56,
 }
 """The first seed that is tried: one that finds the defect. Seeds before it cost time and find nothing, or show it in
 another way. When plans are drawn differently it is another one: `make simulate PLANT=name` says which."""
