@@ -93,6 +93,14 @@ class ExistingKafka:
     start = stop = kill = restart = _not_ours
 
 
+@pytest.fixture(autouse=True)
+def _no_configuration_of_another_test() -> Iterator[None]:
+    """A command that is run in this process names its configuration to children of the process, later tests' too."""
+    yield
+    for name in ("PENSTOCK_CONFIG", "PENSTOCK_KAFKA__BOOTSTRAP_SERVERS"):
+        os.environ.pop(name, None)
+
+
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """One real Apache Kafka for the whole session, on a free port, with its data in a temporary folder."""
