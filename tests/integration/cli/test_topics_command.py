@@ -63,10 +63,12 @@ def test_the_configuration_holds_for_queues_pools_and_partitions(topics: Topics,
         f'[topics]\npartitions = 3\npools = ["gpu"]\n[[queues]]\ntopic = "{jobs}"\nresult_topic = "{answers}"\n'
     )
     topics.make("jobs", 2, {"retention.ms": "60000"})
+    wait_until(lambda: partition_counts(topics.settings, [jobs]) == {jobs: 2}, 20)
     assert f"{answers} of [[queues]] does not exist" in topics.run("check").output
     done = topics.run("create")
     assert (done.exit_code, f"created  {answers}" in done.stdout) == (0, True), done.output
-    assert topics.run("check").output == "all topics are there, as the invariants need them\n"
+    whole = "all topics are there, as the invariants need them\n"
+    wait_until(lambda: topics.run("check").output == whole, 20, lambda: topics.run("check").output)
     counts = partition_counts(topics.settings, [jobs, answers, topics.settings.names.result])
     assert counts == {jobs: 2, answers: 3, topics.settings.names.result: 3}
     assert topic_config(topics.settings, jobs)["retention.ms"] == "60000"
@@ -76,7 +78,8 @@ def test_the_configuration_holds_for_queues_pools_and_partitions(topics: Topics,
     wait_until(lambda: f"{gpu} does not exist" in topics.run("check").output, 20)
     Path("penstock.toml").write_text('[topics]\npools = ["gpu"]\n')
     assert topics.run("create").exit_code == 0
-    assert partition_counts(topics.settings, [topics.prefix + gpu]) == {topics.prefix + gpu: 3}, "as the others"
+    as_the_others = {topics.prefix + gpu: 3}
+    wait_until(lambda: partition_counts(topics.settings, [topics.prefix + gpu]) == as_the_others, 20)
     done = topics.run("create", "--partitions", "5")
     assert "topics exist with other partitions (3) than asked for (5) and keep them" in done.stderr
 
