@@ -11,6 +11,7 @@ from penstock.processors.core.flow import Flow
 from penstock.processors.core.requests.arrivals import Poison, Taken
 from penstock.processors.core.requests.work import Body, Work
 from penstock.processors.core.settings import FlowSettings
+from penstock.processors.kafka.control import ControlBook
 from penstock.schemas.abilities import Need
 from penstock.schemas.choosing import Choice
 from penstock.schemas.errors import ModelNotFound, PenstockError
@@ -18,6 +19,11 @@ from penstock.schemas.records import ControlCommand, InferenceRequest, Origin, R
 
 HIGH, MEDIUM, LOW, EMBEDDING = "high", "medium", "low", "embedding"
 PRIORITY = {"high": 2, "medium": 5, "low": 8}
+
+
+def remembers_all() -> ControlBook:
+    """The control topic as a worker remembers it, for ever."""
+    return ControlBook(horizon_s=1e9, remembered=10_000)
 
 
 @dataclass
@@ -44,40 +50,12 @@ class Models:
         return Choice(model)
 
 
-class Book:
-    """The control topic, remembered for ever."""
-
-    def __init__(self) -> None:
-        self.cancels: dict[tuple[str, str], ControlCommand] = {}
-        self.priorities: dict[tuple[str, str], int] = {}
-        self.deleted: dict[tuple[str, str], int] = {}
-
-    def apply(self, command: ControlCommand, now_ms: int) -> bool:
-        if command.kind == "delete_conversation":
-            self.deleted[(command.tenant, command.conversation_id or "")] = command.created_at
-        if command.kind == "cancel":
-            self.cancels[(command.tenant, command.request_id)] = command
-        return True
-
-    def cancelled(self, tenant: str, request_id: str) -> ControlCommand | None:
-        return self.cancels.get((tenant, request_id))
-
-    def priority(self, tenant: str, request_id: str) -> int | None:
-        return self.priorities.get((tenant, request_id))
-
-    def deleted_at(self, tenant: str, conversation_id: str) -> int | None:
-        return self.deleted.get((tenant, conversation_id))
-
-    def erasures(self) -> list[ControlCommand]:
-        return []
-
-
 class World:
     """`auto` answers what the shells answer at once; runs end only when a test says so."""
 
     def __init__(self, *lanes: str, **settings: Any) -> None:
         self.now = 100.0
-        self.models, self.book = Models(*(lanes or ("m",))), Book()
+        self.models, self.book = Models(*(lanes or ("m",))), remembers_all()
         self.flow = self.make_flow(FlowSettings(**settings), self.models, self.book)
         self.flow.registry.transitions = set()
         self.wall_ms = 1_000_000
@@ -223,8 +201,8 @@ class World:
         self.flow.output.delta(work.subject, work.run.run_id, text, [1], self.now)
         self.settle()
 
-    def cancel(self, request_id: str, tenant: str = "default") -> None:
-        command = ControlCommand(kind="cancel", request_id=request_id, tenant=tenant, created_at=self.wall_ms)
+    def cancel(self, request_id: str, tenant: str = "default", kind: str = "cancel") -> None:
+        command = ControlCommand(kind=kind, request_id=request_id, tenant=tenant, created_at=self.wall_ms)
         self.flow.command(command, self.now, self.wall_ms)
         self.settle()
 

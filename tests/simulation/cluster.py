@@ -287,6 +287,11 @@ class Cluster:
             return None
         return conversation_key(command.tenant, command.conversation_id)
 
+    def erased(self) -> set[tuple[str, str]]:
+        """By conversation, the requests that their clients have erased."""
+        erased = [command for command in self.commands if command.kind == "erase"]
+        return {(line, one.request_id) for one in erased if (line := self.line_of(one)) is not None}
+
     # -- the whole
 
     @property

@@ -378,7 +378,7 @@ class Checks:
 
     def _questions(self) -> None:
         if "questions" in self._cluster.plan.checks:
-            self._cluster.talks.at_end()
+            self._cluster.talks.at_end(self._cluster.erased())
 
     def at_rest(self) -> None:
         """Orders stand: what they forbid says so, all else has its outcome, and nothing runs."""

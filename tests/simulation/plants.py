@@ -795,6 +795,12 @@ def cancel_unheard_at_arrival() -> list[Patch]:
 
 
 @plant
+def erasure_forgotten() -> list[Patch]:
+    """A request that is delivered again after its erasure runs."""
+    return [(ControlBook, "is_erased", lambda self, tenant, request_id: False)]
+
+
+@plant
 def cancel_of_turns_unheard() -> list[Patch]:
     """The turns of a deleted conversation run."""
     return [(Commanding, "_cancel_turns", lambda self, command, now: None)]

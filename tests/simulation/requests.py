@@ -74,7 +74,7 @@ class Requests:
 
     def hears(self, command: ControlCommand) -> None:
         """A command that the flow is about to follow."""
-        if command.kind == "cancel":
+        if command.kind in ("cancel", "erase"):
             self._cancelled.add((command.tenant, command.request_id))
         elif command.kind == "delete_conversation" and command.conversation_id is not None:
             named = command.tenant, command.conversation_id

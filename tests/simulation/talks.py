@@ -6,7 +6,7 @@ What counts in a log is the product's own `ConversationLog`; here are the log it
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.common.forks import ForkRecord, deleted_record, fork_record, forked_record
@@ -242,14 +242,16 @@ class Talks:
         if added != text:
             raise Violation(f"summary: {work} is completed with {text!r}, and its conversation has {added!r}")
 
-    def at_end(self) -> None:
-        """Each answer stands where its question does, and forks are what copies would be."""
+    def at_end(self, erased: Collection[tuple[str, str]]) -> None:
+        """Each answer stands where its question does, forks are what copies would be, nothing of `erased` stands."""
         self.layout.check()
         for line in self.copies:
             self.copies.check(line, self.log(line))
         for line in self.layout.lines():
             for message in (entry.message for entry in self.log(line).through(None)):
                 request_id = message.request_id or ""
+                if (line, request_id) in erased:
+                    raise Violation(f"erasure: {message.direction} of {request_id} stands in {line}, and it was erased")
                 if message.direction == "out" and not self._stands_asked(line, request_id):
                     raise Violation(f"question: {request_id} is answered in {line}, where its question is not")
 

@@ -92,6 +92,7 @@ QUICK = (
     "grant_before_observing",
     "plans_for_ever",
     "cancel_unheard_retrying",
+    "erasure_forgotten",
     "chunk_index_stands_still",
     "continued_without_tokens",
     "lost_ended_by_anybody",

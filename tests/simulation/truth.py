@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.processors.core.requests.arrivals import Poison
 from penstock.processors.core.requests.work import Work
-from penstock.schemas.records import DeadLetter
+from penstock.schemas.records import ControlCommand, DeadLetter
 from simulation.log import TP, Stored
 
 if TYPE_CHECKING:
@@ -84,6 +84,11 @@ class Truth:
         if subject is not None:
             self.subjects.setdefault(subject, []).append(record)
         self._copies.setdefault(record.first_place, []).append((*tp, stored.offset))
+
+    def place_of(self, command: ControlCommand) -> TP | None:
+        """The partition that a request came from."""
+        found = self.subjects.get((command.tenant, command.request_id))
+        return found[0].first_place[:2] if found else None
 
     def lose(self, record: Accepted) -> None:
         """Retention takes the record."""

@@ -130,7 +130,7 @@ class Life(Actor):
             ask.RunEnded: lambda effect: host.journal.ended(effect.key, effect.request_id),
             ask.AttemptEnded: lambda effect: host.journal.attempt_ended(effect.key, effect.request_id, effect.attempt),
             ask.ForgetDeaths: lambda effect: host.journal.forget_deaths(effect.key, effect.request_id),
-            ask.Erase: lambda effect: self._erase(effect.command),
+            ask.Erase: self._erase,
             ask.Retried: lambda effect: None,
         }
         cluster.watch(self)
@@ -743,16 +743,18 @@ class Life(Actor):
         self.flow.arrivals.gone(key, self.world.now)
         self.cluster.checks.vanished(held)
 
-    def _erase(self, command: ControlCommand) -> None:
+    def _erase(self, effect: ask.Erase) -> None:
+        command = effect.command
         line = self.cluster.line_of(command)
-        if line is not None:
+        if line is None:
+            self.commands.erasure_done(command)
+        elif effect.held or self.cluster.truth.place_of(command) in self.flow.gate.partitions():
             self.network.ask(
                 "erase",
                 f"erases {command.request_id}",
                 lambda: self.cluster.talks.erase(line, command.request_id),
-                None,
+                lambda _: self.commands.erasure_done(command),
             )
-        self.commands.erased(command)
 
     # -- the end of the process
 

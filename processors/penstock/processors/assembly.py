@@ -17,6 +17,7 @@ from penstock.processors.conversations.held import HeldImages
 from penstock.processors.conversations.kafka_log import KafkaLog
 from penstock.processors.conversations.shared_log import SharedLog
 from penstock.processors.conversations.turns import Turns
+from penstock.processors.core.effects import Erase
 from penstock.processors.core.fleet.views import PlacementSettings
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.pools import Pools
@@ -50,7 +51,6 @@ from penstock.processors.settings import WorkerSettings
 from penstock.processors.spool import Spool
 from penstock.processors.store_threads import StoreThreads
 from penstock.processors.worker import Rooms, Worker
-from penstock.schemas.records import ControlCommand
 from penstock.schemas.registry import Codecs
 from penstock.schemas.topics import CLASSES
 
@@ -173,8 +173,8 @@ def assemble(
     def hold(tps: frozenset[tuple[str, int]]) -> None:
         membership.hold(tps)
 
-    def erase(command: ControlCommand) -> None:
-        erasing.erase(command)
+    def erase(effect: Erase) -> None:
+        erasing.erase(effect.command, held=effect.held)
 
     worker = Worker(
         clock=clock,

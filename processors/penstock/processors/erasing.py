@@ -9,7 +9,7 @@ from collections.abc import Callable
 from penstock.common.background import BackgroundTasks
 from penstock.processors.conversations.turns import Turns
 from penstock.processors.kafka.control import ControlBook
-from penstock.schemas.records import ControlCommand, Origin
+from penstock.schemas.records import ControlCommand
 
 logger = logging.getLogger(__name__)
 
@@ -26,31 +26,38 @@ class Erasing:
         self._tasks = BackgroundTasks()
         self._under_way: set[tuple[str, str]] = set()
 
-    def erase(self, command: ControlCommand) -> None:
-        """Erase, if the request's first partition is ours; else its owner does. It is tried again until it succeeds."""
+    def erase(self, command: ControlCommand, *, held: bool = False) -> None:
+        """Erase what this worker held, or if the request's first partition is ours; else its owner does.
+
+        It is tried again until it succeeds.
+        """
         origin = command.origin
         if origin is None or command.conversation_id is None:
-            self._book.erased(command)
+            self._book.erasure_done(command)
             return
         subject = (command.tenant, command.request_id)
-        if subject in self._under_way or not self._owns(origin.topic, origin.partition):
+
+        def ours() -> bool:
+            return held or self._owns(origin.topic, origin.partition)
+
+        if subject in self._under_way or not ours():
             return
         self._under_way.add(subject)
-        task = self._tasks.start(self._erase(command, origin, command.conversation_id), f"erase {command.request_id}")
+        task = self._tasks.start(self._erase(command, command.conversation_id, ours), f"erase {command.request_id}")
         task.add_done_callback(lambda _: self._under_way.discard(subject))
 
     async def close(self) -> None:
         """Give up what is under way: the next owner of the partition erases."""
         await self._tasks.cancel()
 
-    async def _erase(self, command: ControlCommand, origin: Origin, conversation_id: str) -> None:
-        while self._owns(origin.topic, origin.partition):
+    async def _erase(self, command: ControlCommand, conversation_id: str, ours: Callable[[], bool]) -> None:
+        while ours():
             try:
                 count = await self._turns.erase(command.tenant, conversation_id, command.request_id)
             except Exception as error:
                 logger.warning("erase.failed request=%s error=%r: tried again", command.request_id, error)
                 await asyncio.sleep(ERASE_RETRY_S)
             else:
-                self._book.erased(command)
+                self._book.erasure_done(command)
                 logger.info("erase.done request=%s records=%d", command.request_id, count)
                 return

@@ -99,7 +99,7 @@ class Worker:
         clock: Callable[[], float] = time.monotonic,
         urgency: Callable[[str], int],
         hold: Callable[[frozenset[TP]], None],
-        on_erase: Callable[[ControlCommand], None],
+        on_erase: Callable[[ask.Erase], None],
         on_broken: Callable[[], None],
     ) -> None:
         self._clock = clock
@@ -135,7 +135,7 @@ class Worker:
             ask.RunEnded: self._run_ended,
             ask.AttemptEnded: lambda e: self._rooms.journal.attempt_ended(e.key, e.request_id, e.attempt),
             ask.ForgetDeaths: lambda e: self._rooms.journal.forget_deaths(e.key, e.request_id),
-            ask.Erase: lambda e: self._on_erase(e.command),
+            ask.Erase: self._on_erase,
             ask.Retried: lambda e: self._rooms.metrics.retries.inc(),
         }
 

@@ -14,10 +14,11 @@ from unittest.mock import Mock, call
 
 import pytest
 
-from flow_driver import Book, Models
+from flow_driver import Models, remembers_all
 from penstock.common.reader import Headers, RawMessage
 from penstock.common.transport import Delivery
 from penstock.processors import worker as worker_module
+from penstock.processors.core.effects import Erase
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.settings import FlowSettings
@@ -107,9 +108,9 @@ class Shell:
         self.engine, self.metrics = ScriptedEngine(inline=True), Metrics()
         self.journal = CrashJournal(folder / "journal")
         self.journal_writer = JournalWriter(self.journal)
-        self.flow = Flow(FlowSettings(**settings), Models("m"), Book(), deaths=self.journal.deaths)
+        self.flow = Flow(FlowSettings(**settings), Models("m"), remembers_all(), deaths=self.journal.deaths)
         self.held: list[frozenset[tuple[str, int]]] = []
-        self.erased: list[ControlCommand] = []
+        self.erased: list[Erase] = []
         self.on_broken = Mock()
         self.given_back: list[tuple[str, int]] = []
         self.ends: dict[tuple[str, int], int] = {}
@@ -705,7 +706,7 @@ async def test_commands_reach_the_flow_and_erasures_whoever_erases(shell: Shell)
     shell.worker.on_commands([command("cancel", "a"), command("erase", "a")])
     await shell.turns()
     assert shell.broker.ended() == {"a": "cancelled"}
-    assert shell.erased == [command("erase", "a")]
+    assert shell.erased == [Erase(command("erase", "a"), held=True)]
 
 
 async def test_a_chunk_that_can_never_be_published_fails_its_request(shell: Shell) -> None:

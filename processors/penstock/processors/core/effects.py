@@ -260,9 +260,13 @@ class ForgetDeaths(Effect):
 
 @fixed
 class Erase(Effect):
-    """Tombstone an erased request's turns."""
+    """Tombstone an erased request's turns.
+
+    `held`: this worker held the request, at whatever partition. Else it is for who owns the partition it came from.
+    """
 
     command: ControlCommand
+    held: bool = False
 
 
 @fixed

@@ -152,7 +152,7 @@ class Flow:
         starter = Starter(scheduler, admission, claim, grants, fetching, rooms, run_memory, preparing, suspects)
         histories = Histories(lanes, ledger, explainer, emit, settings.worker_id, earlier_attempts)
         endings = self.endings = Endings(registry, holdings, lanes, streams, histories, emit)
-        self.durable = Durable(registry, holdings, endings, emit, deaths)
+        self.durable = Durable(registry, holdings, endings, emit, deaths, commands)
         unkept = self.unkept = Unkept(registry, endings, statuses, emit)
         retries = self._retries = RetryQueue(registry, scheduler, lanes, statuses, agenda, settings.retries)
         attempts = self.attempts = Attempts(

@@ -30,6 +30,7 @@ class ControlBook:
         self._books: dict[str, OrderedDict[Subject, ControlCommand]] = {
             kind: OrderedDict() for kind in ("cancel", "reprioritize", "erase", "delete_conversation")
         }
+        self._to_erase: OrderedDict[Subject, ControlCommand] = OrderedDict()
 
     def apply(self, command: ControlCommand, now_ms: int) -> bool:
         """Remember it. False when it is older than the horizon, says nothing, or is of a kind that is not known."""
@@ -42,7 +43,10 @@ class ControlBook:
             return command.conversation_id is not None and self._delete(command, command.conversation_id)
         if command.created_at > now_ms:  # a clock that is ahead must not make it outlive the others
             command = dataclasses.replace(command, created_at=now_ms)
-        self._remember(book, (command.tenant, command.request_id), command)
+        subject = (command.tenant, command.request_id)
+        self._remember(book, subject, command)
+        if command.kind == "erase":
+            self._remember(self._to_erase, subject, command)
         return True
 
     def _delete(self, command: ControlCommand, conversation_id: str) -> bool:
@@ -71,16 +75,23 @@ class ControlBook:
         command = self._books["delete_conversation"].get((tenant, conversation_id))
         return None if command is None else command.created_at
 
+    def is_erased(self, tenant: str, request_id: str) -> bool:
+        return (tenant, request_id) in self._books["erase"]
+
     def erasures(self) -> list[ControlCommand]:
         """Erasures not yet done here, oldest first."""
-        return list(self._books["erase"].values())
+        return list(self._to_erase.values())
 
-    def erased(self, command: ControlCommand) -> None:
-        self._books["erase"].pop((command.tenant, command.request_id), None)
+    def erasure(self, tenant: str, request_id: str) -> ControlCommand | None:
+        """That of one request, if it is not yet done here."""
+        return self._to_erase.get((tenant, request_id))
+
+    def erasure_done(self, command: ControlCommand) -> None:
+        self._to_erase.pop((command.tenant, command.request_id), None)
 
     def prune(self, now_ms: int) -> None:
         """Forget what is older than the horizon. The books are in the order of arrival, so only heads are looked at."""
-        for book in self._books.values():
+        for book in (*self._books.values(), self._to_erase):
             while book:
                 subject, command = next(iter(book.items()))
                 if now_ms - command.created_at <= self._horizon_ms:

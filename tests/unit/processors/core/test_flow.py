@@ -273,8 +273,21 @@ def test_a_turn_on_a_failed_lane_ends_with_the_answer_that_stands_in_its_convers
     assert ("turn", "completed") in world.ended
 
 
+def test_an_erased_request_that_is_delivered_again_does_not_run() -> None:
+    """Its worker was killed before the commit, and its answer would come into the conversation anew."""
+    world = World()
+    world.up()
+    world.cancel("r", kind="erase")
+    (erase,) = [one for one in world.seen if isinstance(one, ask.Erase)]
+    world.book.erasure_done(erase.command)
+    world.submit("r", line="c")
+    assert (world.started, world.ended) == ([], [("r", "cancelled")])
+
+
+@pytest.mark.parametrize("kind", ["cancel", "erase"])
 @pytest.mark.parametrize("stage", ["queued", "preparing", "ready", "beginning", "running", "retrying", "keeping"])
-def test_a_cancel_ends_it_at_every_stage_but_after_its_end(stage: str) -> None:
+def test_a_cancel_ends_it_at_every_stage_but_after_its_end(stage: str, kind: str) -> None:
+    """So does an erasure: the request runs again, after a kill. What this run leaves behind is erased too."""
     world = World()
     if stage != "queued":
         world.up(slots=0 if stage == "ready" else 1)
@@ -288,12 +301,14 @@ def test_a_cancel_ends_it_at_every_stage_but_after_its_end(stage: str) -> None:
     elif stage == "keeping":
         world.finish("r")
     assert work.stage.value == stage
-    world.cancel("r")
+    world.cancel("r", kind=kind)
     if stage == "keeping":
+        assert not any(isinstance(one, ask.Erase) for one in world.seen)
         world.release(ask.Keep)
         assert world.ended == [("r", "completed")]
     else:
         assert world.ended == [("r", "cancelled")]
+    assert sum(isinstance(one, ask.Erase) for one in world.seen) == (kind == "erase")
     assert not world.flow.works
     assert world.flow.lane("m").replicas[0].free_slots == world.flow.lane("m").replicas[0].slots
     follower = world.submit("next", line="c")

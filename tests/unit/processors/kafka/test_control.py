@@ -124,9 +124,12 @@ def test_erasures_are_kept_until_done() -> None:
     control = book()
     erase = command("erase")
     control.apply(erase, now_ms=0)
-    assert control.erasures() == [erase]
-    control.erased(erase)
-    assert control.erasures() == []
+    assert (control.erasures(), control.erasure(erase.tenant, erase.request_id)) == ([erase], erase)
+    control.erasure_done(erase)
+    assert (control.erasures(), control.erasure(erase.tenant, erase.request_id)) == ([], None)
+    assert control.is_erased(erase.tenant, erase.request_id), "a repeat of the request does not run"
+    control.prune(DAY_MS + 1)
+    assert not control.is_erased(erase.tenant, erase.request_id)
 
 
 def test_a_clock_that_is_ahead_makes_no_command_live_longer_than_the_others() -> None:

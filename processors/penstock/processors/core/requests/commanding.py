@@ -19,7 +19,7 @@ from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.unkept import Unkept
 from penstock.processors.core.requests.work import Work
 from penstock.processors.core.settings import Commands
-from penstock.schemas.errors import Cancelled, Expired, conversation_deleted
+from penstock.schemas.errors import Cancelled, Expired, conversation_deleted, erased
 from penstock.schemas.records import ControlCommand
 from penstock.schemas.topics import priority_class
 
@@ -55,19 +55,21 @@ class Commanding:
             self._cancel_turns(command, now)
             return
         work = self._registry.find(command.tenant, command.request_id)
-        if command.kind == "erase":
-            self._emit(Erase(command))
-        elif work is None:
-            return
+        if work is None:
+            if command.kind == "erase":
+                self._emit(Erase(command))
+        elif command.kind == "erase":  # it runs again: what it writes is erased when it is over
+            self._cancel(work, erased(), now)
         elif command.kind == "cancel":
             self._cancel(work, Cancelled(command.reason or "cancelled by its caller"), now)
         elif command.kind == "reprioritize" and command.priority is not None and work.stage in MAY_WAIT:
             self._reprioritize(work, command.priority, now)
 
     def erase_again(self) -> None:
-        """A new owner carries out the erasures that are remembered."""
+        """A new owner carries out the erasures that are remembered; that of a request which it holds when this ends."""
         for command in self._commands.erasures():
-            self._emit(Erase(command))
+            if self._registry.find(command.tenant, command.request_id) is None:
+                self._emit(Erase(command))
 
     def _end_lost(self, command: ControlCommand, now: float) -> None:
         """A request is past its deadline or cancelled, and no delivery will bring its record: gone, or passed over.

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.processors.core.effects import Effect, ForgetDeaths, Keep, Republish
+from penstock.processors.core.effects import Effect, Erase, ForgetDeaths, Keep, Republish
 from penstock.processors.core.requests.endings import Endings, status_of
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.statuses import status_event
-from penstock.processors.core.requests.work import Subject, WorkKey
+from penstock.processors.core.requests.work import Subject, Work, WorkKey
+from penstock.processors.core.settings import Commands
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError
 
 
@@ -25,6 +26,7 @@ class Durable:
     _endings: Endings
     _emit: Callable[[Effect], None]
     _deaths: Callable[[WorkKey, str], int]
+    _commands: Commands
 
     def awaits(self, subject: Subject, stage: Stage) -> bool:
         """Whether the request is in this stage still, and waits for the answer that ends it."""
@@ -81,7 +83,7 @@ class Durable:
             self._emit(Republish(work.subject, work.pass_to, work.repeats.pop(0)))
         else:
             self._registry.transition(work, "moved", Stage.DONE)
-            self._holdings.complete(work)
+            self._over(work)
 
     def cannot_move(self, subject: Subject, error: PenstockError, now: float) -> None:
         """Its record cannot be written again; it fails when its caller is to blame, who named an unknown pool."""
@@ -101,7 +103,7 @@ class Durable:
             self._endings.settle(work, "lettered", now, error=work.error, status=status)
         else:
             self._registry.transition(work, "lettered", Stage.DONE)
-            self._holdings.complete(work)
+            self._over(work)
 
     def delivered(self, subject: Subject, status: str) -> bool:
         """The broker has its terminal event: its offset may be committed.
@@ -118,9 +120,15 @@ class Durable:
         known = work.history is not None or self._deaths(work.first_key, work.request_id)
         if known and (work.started_at is not None or work.run is not None):
             self._emit(ForgetDeaths(work.first_key, work.request_id))
-        self._holdings.complete(work)
+        self._over(work)
         self._emit(status_event(work, status, done=True))
         return True
+
+    def _over(self, work: Work) -> None:
+        """Its offset may be committed. What it wrote after its erasure was heard, or just before, is erased too."""
+        self._holdings.complete(work)
+        if (erasure := self._commands.erasure(work.tenant, work.request_id)) is not None:
+            self._emit(Erase(erasure, held=True))
 
     def chunk_refused(self, subject: Subject, now: float) -> None:
         """A piece of its stream can never be published: the whole could not either."""

@@ -13,7 +13,7 @@ from penstock.processors.core.requests.retry_queue import RetryQueue
 from penstock.processors.core.requests.unserved import UnservedRequests
 from penstock.processors.core.requests.work import Work, WorkKey
 from penstock.processors.core.settings import Commands
-from penstock.schemas.errors import Cancelled, EngineFailed, Expired, PenstockError, conversation_deleted
+from penstock.schemas.errors import Cancelled, EngineFailed, Expired, PenstockError, conversation_deleted, erased
 from penstock.schemas.topics import priority_class
 
 
@@ -33,6 +33,8 @@ class Screening:
         cancel = self._commands.cancelled(work.tenant, work.request_id)
         if cancel is not None:
             return Cancelled(cancel.reason or "cancelled before it ran")
+        if self._commands.is_erased(work.tenant, work.request_id):
+            return erased()
         if work.conversation_id is not None and self._conversation_was_deleted(read):
             return conversation_deleted()
         if work.deadline_ms is not None and wall_ms >= work.deadline_ms:

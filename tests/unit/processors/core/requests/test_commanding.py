@@ -142,7 +142,7 @@ def test_a_request_whose_class_is_paused_says_so_when_it_is_moved_there() -> Non
 @pytest.mark.parametrize("again", [False, True])
 def test_a_worker_that_reads_the_record_later_knows_the_new_class(again: bool) -> None:
     world = World()
-    world.book.priorities["default", "low"] = 1
+    world.reprioritize("low", PRIORITIES[HIGH])
     world.submit("medium", MEDIUM)
     work = world.submit("low", LOW)
     assert work is not None
