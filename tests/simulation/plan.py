@@ -457,4 +457,5 @@ def _settings(rng: Random) -> FlowSettings:
         chunk_linger_s=rng.choice([0.0, 0.03]),
         status_linger_s=rng.choice([0.0, 0.025]),
         max_execution_s=rng.choice([3.0, 6.0]),
+        keep_least_s=0.5,  # a store is away for two seconds at most
     )

@@ -153,7 +153,7 @@ class Flow:
         histories = Histories(lanes, ledger, explainer, emit, settings.worker_id, earlier_attempts)
         endings = self.endings = Endings(registry, holdings, lanes, streams, histories, emit)
         self.durable = Durable(registry, holdings, endings, emit, deaths, commands)
-        unkept = self.unkept = Unkept(registry, endings, statuses, emit)
+        unkept = self.unkept = Unkept(registry, endings, statuses, emit, settings.keep_least_s)
         retries = self._retries = RetryQueue(registry, scheduler, lanes, statuses, agenda, settings.retries)
         attempts = self.attempts = Attempts(
             registry,

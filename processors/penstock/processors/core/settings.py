@@ -57,6 +57,8 @@ class FlowSettings:
     status_linger_s: float = 0.025
     max_execution_s: float = 900.0
     retries: RetrySettings = field(default_factory=RetrySettings)
+    keep_least_s: float = 60.0
+    """So long at least a store is asked to keep an output, also if the deadline is near or has passed."""
     affinity_s: float = 0.5
     """So long a conversation waits for the replica that has its beginning."""
     longest_reservation_s: float = 30.0

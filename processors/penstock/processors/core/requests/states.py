@@ -120,7 +120,8 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
         "due": (_S.QUEUED, _S.PARKED),
         "fetch": (_S.FETCHING,),  # it ends, and its bytes are not here
         "lane_failed": (_S.SETTLING, _S.LOOKING),
-        **_END_WAITING,
+        "cancel": (_S.SETTLING, _S.LOOKING),
+        "drop": (_S.DROPPED,),
     },
     _S.KEEPING: {
         "kept": (_S.SETTLING,),

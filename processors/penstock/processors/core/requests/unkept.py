@@ -16,8 +16,6 @@ from penstock.schemas.errors import Cancelled, Expired, PenstockError
 
 FIRST_DELAY_S = 0.5
 MAX_DELAY_S = 10.0
-LEAST_S = 60.0
-"""So long at least a store is asked, also for a request whose deadline is near or has passed."""
 AT_ONCE = 64
 """So many are asked for in one tick."""
 
@@ -40,6 +38,7 @@ class Unkept:
     _endings: Endings
     _statuses: Statuses
     _emit: Callable[[Effect], None]
+    _least_s: float
     _queue: list[tuple[float, int, Work]] = field(init=False, default_factory=list[tuple[float, int, Work]])
 
     def not_kept(self, keep: Keep, error: PenstockError, now: float, *, output_bytes: int) -> None:
@@ -51,7 +50,7 @@ class Unkept:
             return
         tries: _Tries | None = work.unkept
         if tries is None:
-            latest = float("inf") if work.deadline is None else max(work.deadline, now + LEAST_S)
+            latest = float("inf") if work.deadline is None else max(work.deadline, now + self._least_s)
             tries = work.unkept = _Tries(keep, error, latest)
             self._statuses.say_at_once(work, "running", now, f"its output waits to be stored: {error}")
         else:
