@@ -107,6 +107,11 @@ def wrong_option(known: Options, options: Mapping[str, Any]) -> str | None:
             return f"options.{name}: there is no such option; the options are {', '.join(sorted(known))}"
         if not known[name].accepts(value):
             return f"options.{name} takes {known[name].takes}{_shown(known[name], value)}"
+    headers: Mapping[str, Any] = options.get("headers", {})
+    secrets = {name.lower() for name, value in headers.items() if isinstance(value, Mapping)}
+    for name in options.get("caller_headers", ()):
+        if name.lower() in secrets:
+            return f"options.caller_headers: {name} is a secret of options.headers, and callers may not send it"
     return None
 
 

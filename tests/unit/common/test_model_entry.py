@@ -180,6 +180,7 @@ def test_a_worker_serves_the_entries_of_its_pool_and_of_none() -> None:
         ({}, {"caller_headers": ["Authorization"]}, "options.caller_headers"),
         ({}, {"caller_headers": ["x a"]}, "options.caller_headers"),
         ({}, {"caller_headers": ["X-API-Key"]}, "options.caller_headers"),
+        ({}, {"caller_headers": ["X-A"], "headers": {"x-a": {"env": "A"}}}, "options.caller_headers"),
     ],
 )
 def test_what_a_remote_entry_may_not_say_of_images_and_headers(

@@ -45,7 +45,14 @@ from penstock.processors.engines.context import build_context
 from penstock.processors.engines.image_messages import CAPTION_PROMPT, with_images
 from penstock.processors.engines.remote.concurrency import RemoteGate
 from penstock.processors.engines.remote.echoed import without_prompt
-from penstock.processors.engines.remote.http import lines_of, message_of, request_headers, take_headers, typed
+from penstock.processors.engines.remote.http import (
+    json_within,
+    lines_of,
+    message_of,
+    refusal,
+    request_headers,
+    take_headers,
+)
 from penstock.processors.engines.remote.images import TASKS as IMAGE_TASKS
 from penstock.processors.engines.remote.images import ImageRuns
 from penstock.processors.engines.remote.prefix import (
@@ -360,11 +367,9 @@ class RemoteEngine(Engine):
         assert self._http is not None
         async with self._http.stream("POST", self._url + path, json=body, headers=dict(headers)) as answer:
             if answer.is_error:
-                await answer.aread()
-                raise typed(answer)
+                raise await refusal(answer)
             if answer.headers.get("content-type", "").startswith("application/json"):
-                await answer.aread()  # a server that does not stream
-                yield as_event(answer.json())
+                yield as_event(await json_within(answer))  # a server that does not stream
                 return
             async for line in lines_of(answer):
                 data = field_value(line, b"data")
@@ -380,10 +385,10 @@ class RemoteEngine(Engine):
     async def _embed(self, spec: RunSpec, headers: Mapping[str, str]) -> Finished:
         assert self._http is not None
         body = embedding_body(spec, self._name)
-        answer = await self._http.post(self._url + "/embeddings", json=body, headers=dict(headers))
-        if answer.is_error:
-            raise typed(answer)
-        found = answer.json()
+        async with self._http.stream("POST", self._url + "/embeddings", json=body, headers=dict(headers)) as answer:
+            if answer.is_error:
+                raise await refusal(answer)
+            found = await json_within(answer)
         items = sorted(found["data"], key=lambda item: item["index"])
         vectors = [[float(value) for value in item["embedding"]] for item in items]
         return Finished(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import re
 import time
@@ -23,6 +25,9 @@ from penstock.schemas.errors import (
 from penstock.schemas.sse import SseLines
 from penstock.schemas.texts import encodable, shortened
 
+MOST_BYTES = 256 << 20
+"""Of an answer that comes whole: the vectors of a long list of texts."""
+_MOST_OF_REFUSAL = 64 << 10
 _HEADER_VALUE = re.compile(r"[!-~]([ -~]*[!-~])?")
 
 
@@ -77,14 +82,14 @@ class UnusableAnswer(EngineFailed):
     retry_kind = RetryKind.FINAL
 
 
-async def read_within(answer: httpx.Response, most_bytes: int) -> bytearray:
-    """The whole body. Raises UnusableAnswer for one that has more bytes."""
-    body = bytearray()
+async def json_within(answer: httpx.Response, most_bytes: int | None = None) -> Any:
+    """The whole body, MOST_BYTES at most. Raises UnusableAnswer for one that has more bytes, ValueError for no JSON."""
+    body, most_bytes = bytearray(), most_bytes or MOST_BYTES
     async for piece in answer.aiter_bytes():
         body += piece
         if len(body) > most_bytes:
             raise UnusableAnswer(f"the remote server answered with more than {most_bytes} bytes")
-    return body
+    return await asyncio.to_thread(json.loads, body)
 
 
 async def lines_of(answer: httpx.Response) -> AsyncIterator[bytes]:
@@ -101,11 +106,11 @@ def message_of(body: Any) -> str:
     return encodable(shortened(str(text or "no reason given"), 300))
 
 
-def typed(answer: httpx.Response) -> PenstockError:
-    """The typed error of a refusal."""
+async def refusal(answer: httpx.Response) -> PenstockError:
+    """The typed error of a refusal, whose body has not been read."""
     try:
-        body: Any = answer.json()
-    except ValueError:
+        body = await json_within(answer, _MOST_OF_REFUSAL)
+    except (ValueError, UnusableAnswer):
         body = {}
     if answer.status_code in (401, 403):  # some servers quote a part of the key
         return EngineFailed(f"the remote server refused our credentials ({answer.status_code})")

@@ -17,7 +17,7 @@ from PIL import Image, ImageChops
 
 from penstock.common.engine_kinds import IMAGE_FIELDS
 from penstock.processors.engines.base import Finished, RunSpec, usage_of
-from penstock.processors.engines.remote.http import UnusableAnswer, read_within, typed
+from penstock.processors.engines.remote.http import UnusableAnswer, json_within, refusal
 from penstock.processors.engines.remote.wire import Json, counts, json_or_text
 from penstock.processors.images.answered import AnsweredImages
 from penstock.processors.images.decoded import DecodedImage
@@ -80,8 +80,7 @@ class ImageRuns:
             request = {"data": form_of(self._body(spec)), "files": await asyncio.to_thread(_files, spec.images)}
         async with http.stream("POST", self._url + path, headers=dict(headers), **request) as answer:
             if answer.is_error:
-                await answer.aread()
-                raise typed(answer)
+                raise await refusal(answer)
             try:
                 return await self._finished(spec, answer, wanted)
             except (httpx.TransportError, PenstockError):
@@ -107,7 +106,7 @@ class ImageRuns:
 
     async def _finished(self, spec: RunSpec, answer: httpx.Response, wanted: int) -> Finished:
         """The run's outcome. Decodes, checks and encodes one image at a time: the pixels of one are held at once."""
-        found = await asyncio.to_thread(json.loads, await read_within(answer, self._images.most_bytes(wanted)))
+        found = await json_within(answer, self._images.most_bytes(wanted))
         items: Sequence[Mapping[str, Any]] = found["data"]
         if len(items) != wanted:
             raise InvalidRequest(

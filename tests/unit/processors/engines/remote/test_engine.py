@@ -492,6 +492,27 @@ class Endless(httpx.AsyncByteStream):
         self.closed.set()
 
 
+class Blanks(Endless):
+    """A body without an end."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            yield b" " * 65_536
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("status", [500, 200])
+@pytest.mark.parametrize("task", ["text_generation", "embedding", "image_generation"])
+async def test_an_answer_is_not_read_beyond_its_limit(monkeypatch: pytest.MonkeyPatch, task: str, status: int) -> None:
+    monkeypatch.setattr("penstock.processors.engines.remote.http.MOST_BYTES", 1 << 20)
+    stream = Blanks()
+    answer = httpx.Response(status, headers={"content-type": "application/json"}, stream=stream)
+    payload = {"prompt": "a fox"} if task == "image_generation" else {"input": ["a fox"]}
+    _, found = await asyncio.wait_for(served(answer, spec(task=task, payload=payload)), 10)
+    assert found.error.code == "engine_failed"
+    assert stream.closed.is_set()
+
+
 async def test_cancel_closes_the_stream_and_tells_nothing_more() -> None:
     stream = Endless()
     async with serving(lambda _: httpx.Response(200, stream=stream), slots=1) as engine:
