@@ -25,8 +25,12 @@ class RunConfig:
         self.tables = {} if path is None else read_toml(path)
 
     def value(self, section: str, name: str) -> Any:
-        """None if nobody has set it."""
-        return os.environ.get(variable(section, name)) or self.tables.get(section, {}).get(name)
+        """None if nobody has set it. Its variable goes before one of the whole section, and both before the file."""
+        given: dict[str, Any] = json.loads(os.environ.get(f"PENSTOCK_{section}".upper()) or "{}")
+        for value in (os.environ.get(variable(section, name)), given.get(name)):
+            if value:
+                return value
+        return self.tables.get(section, {}).get(name)
 
     def port(self, asked: int | None) -> int:
         """That of the gateway; 0 means any that is free."""

@@ -205,7 +205,7 @@ def _checked(task: str, fields: dict[str, Any], limits: Limits) -> dict[str, Any
     if "conversation_id" in values:
         values["conversation_id"] = check_conversation_id(values["conversation_id"])
     for name in values.keys() & _MAPS:
-        _map_within(values[name], name, limits)
+        map_within(values[name], name, limits)
     for name in values.keys() & _RECORDS.keys():
         given = {key: item for key, item in values[name].items() if item is not None}
         if isinstance(use := given.get("summary"), str):
@@ -221,7 +221,8 @@ def _validator() -> Callable[[str, Mapping[str, Any]], dict[str, Any]]:
     return validated_request
 
 
-def _map_within(texts: Mapping[str, str], param: str, limits: Limits) -> None:
+def map_within(texts: Mapping[str, str], param: str, limits: Limits) -> None:
+    """Check a request's `extra` or `metadata`. Raises TooLarge, InvalidRequest."""
     passed_on = texts.keys() & PASSED_ON if param == "extra" else frozenset[str]()
     for name in passed_on:  # fields of OpenAI's, as long as any text
         size_within(texts[name], f"{param}.{name}", limits)

@@ -276,6 +276,9 @@ def test_configured_places_hold_and_the_others_are_in_the_data_folder(
         assert make().write_settings()[variable(section, name)] == str(tmp_path / own)
         monkeypatch.setenv(variable(section, name), "/of-mine")
         assert make().write_settings()[variable(section, name)] == "/of-mine"
+        monkeypatch.delenv(variable(section, name))
+        monkeypatch.setenv(f"PENSTOCK_{section.upper()}", json.dumps({name: "/of-mine"}))
+        assert variable(section, name) not in make().write_settings()
 
 
 def test_models_by_a_variable_are_those_of_the_run(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

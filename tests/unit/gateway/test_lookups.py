@@ -154,3 +154,12 @@ async def test_what_another_gateway_has_erased_is_not_shown(gateway: Gateway) ->
     assert await gateway.lookups.page("default", **page) == []
     with pytest.raises(GoneError):
         await gateway.lookups.find("default", "r")
+
+
+async def test_an_operator_names_the_tenant_of_an_id_that_several_have(gateway: Gateway) -> None:
+    gateway.view.accepted(request("shared", tenant="a"))
+    assert await gateway.lookups.tenant_of("shared", "operators") == "a"
+    gateway.view.accepted(request("shared", tenant="b"))
+    with pytest.raises(InvalidRequest, match="2 tenants have a request of this id: a, b; name one"):
+        await gateway.lookups.tenant_of("shared", "a")
+    assert await gateway.lookups.tenant_of("unknown", "operators") == "operators"

@@ -8,8 +8,10 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from penstock.common.configuration import Section
-from penstock.schemas.errors import InvalidRequest
+from penstock.schemas.errors import InvalidRequest, PenstockError
 from penstock.schemas.ids import DEFAULT_TENANT, check_tenant
+from penstock.schemas.limits import Limits
+from penstock.schemas.requests import map_within
 
 QueuePolicy = Literal["strict", "weighted", "round_robin", "random"]
 QueueFormat = Literal["penstock", "llm-d"]
@@ -43,6 +45,15 @@ class QueueSection(Section):
     def _is_topic(cls, value: str | None) -> str | None:
         if value is not None and (not _TOPIC.fullmatch(value) or value in (".", "..")):
             raise ValueError("must be a name of a topic: letters, digits, dots, underscores and hyphens")
+        return value
+
+    @field_validator("extra")
+    @classmethod
+    def _is_extra(cls, value: dict[str, str]) -> dict[str, str]:
+        try:
+            map_within(value, "extra", Limits())
+        except PenstockError as error:
+            raise ValueError(error.message) from error
         return value
 
     @field_validator("tenant")

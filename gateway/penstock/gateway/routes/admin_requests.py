@@ -16,15 +16,20 @@ from penstock.gateway.service.selection import ALL_TENANTS
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.filters import RequestFilter
 from penstock.schemas.ids import check_tenant
+from penstock.schemas.labels import Labels
 
 router = APIRouter(prefix="/v1/admin/requests", tags=["operations"])
 
-CONTENT = frozenset({"result", "result_omitted", "metadata", "progress"})
+SHOWN = {
+    "object", "request_id", "task", "status", "done", "attempt", "priority", "model", "pool", "conversation_id",
+    "position", "detail", "waiting_for", "model_reason", "ttl_ms", "created_at", "start_after", "finished_at",
+    "timings", "error", "redriven_from", "history", "history_dropped", *Labels._fields,
+}  # fmt: skip
 """An operator sees where a request stands and why it failed, not what is in it."""
 
 
 def _shown(entry: Entry, public: Mapping[str, Any]) -> dict[str, Any]:
-    return {"tenant": entry.tenant, **{name: value for name, value in public.items() if name not in CONTENT}}
+    return {"tenant": entry.tenant, **{name: value for name, value in public.items() if name in SHOWN}}
 
 
 @router.get("", summary="A tenant's requests, without their content")

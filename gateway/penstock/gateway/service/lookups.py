@@ -27,6 +27,8 @@ LOOKED_AT_ONCE, LIVE_AT_ONCE = 2_000, 500
 """Requests in memory that are looked at in one go, and rows of the view's file that are read in one go."""
 PEEKED_AT_ONCE = 50
 """Requests that are looked up in the view's file in one go, on the loop: that takes 3 ms."""
+NAMED_TENANTS = 10
+"""That a message names, of those that have a request of one id."""
 PAGE_S = 3.0
 """So long a page waits for outcomes that must be read again; those that do not come are left out."""
 
@@ -77,18 +79,22 @@ class Lookups:
             raise Overloaded(f"this gateway does not follow the topics now: {reason}", retry_after_s=1)
         return entry
 
-    async def tenant_of(self, request_id: str, first: str) -> str:
-        """Whose request it is, for operators alone; `first` is looked at first, and is the answer for an unknown one.
+    async def tenant_of(self, request_id: str, own: str) -> str:
+        """Whose request it is, for operators alone; `own` for an unknown one.
 
-        Raises BrokerUnavailable.
+        Raises InvalidRequest when several tenants have one of this id, BrokerUnavailable.
         """
         await self._follower.catch_up()
-        for count, tenant in enumerate(dict.fromkeys((first, *self._view.tenants.known())), start=1):
+        found: list[str] = []
+        for count, tenant in enumerate(dict.fromkeys((own, *self._view.tenants.known())), start=1):
             if self.peek(tenant, request_id) is not None:
-                return tenant
+                found.append(tenant)
             if count % PEEKED_AT_ONCE == 0:
                 await asyncio.sleep(0)  # others have their turn on the loop
-        return first
+        if len(found) > 1:
+            named = ", ".join(sorted(found)[:NAMED_TENANTS])
+            raise InvalidRequest(f"{len(found)} tenants have a request of this id: {named}; name one", param="tenant")
+        return found[0] if found else own
 
     async def find_whole(self, tenant: str, request_id: str) -> Entry:
         """As `find`, with its outcome if it has ended. Raises also as `Outcomes.whole`."""
