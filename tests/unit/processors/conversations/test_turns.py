@@ -161,14 +161,6 @@ async def test_the_cache_is_bounded_by_bytes(log: MemoryLog) -> None:
     assert log.reads == [0], "it is larger than the cache, so it is not kept"
 
 
-async def test_a_reused_id_starts_empty(log: MemoryLog, turns: Turns) -> None:
-    await take(turns, request("r1", "a"))
-    ahead = await turns.read(request("r2", "b"), mine)
-    log.recreate()
-    assert not await turns.begin(request("r2", "b"), 1, 0, mine, ahead.mark)
-    assert (await turns.read(request("r2", "b"), mine)).past.messages == []
-
-
 async def test_a_lost_partition_writes_nothing(log: MemoryLog, turns: Turns) -> None:
     start = await turns.read(request("r1", "a"), mine)
     with pytest.raises(LostOwnership):
@@ -327,41 +319,33 @@ async def test_commands_are_read_once_for_a_topic(turns: Turns, commands: Comman
     assert commands.looks == 2, "when there is no topic, and when there is one"
 
 
-async def test_a_turn_whose_topic_was_deleted_is_read_again(log: MemoryLog, turns: Turns) -> None:
+@pytest.mark.parametrize("exists", [False, True], ids=["deleted", "recreated"])
+async def test_a_turn_whose_topic_is_gone_is_read_again(log: MemoryLog, turns: Turns, exists: bool) -> None:
     await take(turns, request("r1", "a"))
     ahead = await turns.read(request("r2", "b"), mine)
-    log.records.clear()
-    log.topic_id, log.made = "second", False
+    log.recreate()
+    log.made = exists
     assert await turns.begin(request("r2", "b"), 1, 0, mine, ahead.mark) is None
-    assert not log.made
+    assert log.made == exists
     start = await turns.read(request("r2", "b"), mine)
     assert start.past.messages == []
     assert await turns.begin(request("r2", "b"), 1, 0, mine, start.mark) == "second"
 
 
+@pytest.mark.parametrize("seen", [False, True], ids=["", "another turn saw the deletion"])
 @pytest.mark.parametrize("exists", [False, True], ids=["deleted", "recreated"])
 async def test_an_answer_whose_topic_is_gone_is_not_written(
-    log: MemoryLog, turns: Turns, holds: Holds, exists: bool
+    log: MemoryLog, turns: Turns, holds: Holds, exists: bool, seen: bool
 ) -> None:
     asked = drawing("r1", "a cat")
     await take(turns, asked)
     log.recreate()
     log.made = exists
+    if seen:
+        assert (await turns.read(request("r2", "b"), mine)).past.messages == []
     with pytest.raises(Cancelled, match="its conversation was deleted"):
         await asyncio.wait_for(turns.finish(answer(asked, "", "cat"), mine, "first"), 10)
-    assert log.live_keys() == []
-    assert log.made == exists
-    assert holds.held == set()
-
-
-async def test_an_answer_is_not_written_after_another_turn_saw_the_deletion(log: MemoryLog, turns: Turns) -> None:
-    asked = request("r1", "a")
-    await take(turns, asked)
-    log.recreate()
-    assert (await turns.read(request("r2", "b"), mine)).past.messages == []
-    with pytest.raises(Cancelled, match="its conversation was deleted"):
-        await turns.finish(answer(asked, "A"), mine, "first")
-    assert log.records == []
+    assert (log.live_keys(), log.made, holds.held) == ([], exists, set())
 
 
 async def test_an_input_appended_to_the_next_topic_is_removed(log: MemoryLog, turns: Turns) -> None:
