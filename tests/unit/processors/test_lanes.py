@@ -259,7 +259,6 @@ async def test_models_come_and_go(shell: Shell) -> None:
 
 
 async def test_what_its_entry_says_of_its_memory_is_told_before_it_is_loaded(shell: Shell) -> None:
-    """A dry run of a model that nobody had asked for yet knew no need, and none that was too large."""
     told = ModelEntry(id="told", source="told", engine="text", vram_bytes=7, preload=False)
     unknown = ModelEntry(id="unknown", source="unknown", engine="text", preload=False)
     await shell.serving.observe()

@@ -480,7 +480,6 @@ async def test_a_full_partition_is_held_until_it_has_room(full: Shell, by: str) 
 
 
 async def test_a_pause_outlives_an_assignment_and_ends_with_the_reason_for_it(full: Shell) -> None:
-    """The consumer keeps its holds over a rebalance: what was not told to let go was held for ever, unnoticed."""
     full.assign((LOW, 0), generation=2)
     assert full.held == [HOLD], "it holds still, and is not told twice"
     full.assign((LOW, 0), generation=3, fenced=True)

@@ -125,7 +125,6 @@ async def test_an_answer_of_another_worker_is_the_outcome(log: MemoryLog, turns:
 
 
 async def test_the_lowest_offset_of_an_input_counts(log: MemoryLog) -> None:
-    """Two workers appended the same input."""
     asked, other = request("r1", "a"), request("r2", "b")
     await take(turns_of(log), asked)
     await take(turns_of(log), other)

@@ -85,13 +85,11 @@ def growth(file: Path, measure: Callable[[], int | None]) -> int:
 
 @pytest.mark.parametrize(("name", "counts"), [("lib.so", False), ("lib.so.6", False), ("lib.sorted.gguf", True)])
 def test_pages_of_libraries_belong_to_nobody_and_mapped_weights_do(tmp_path: Path, name: str, counts: bool) -> None:
-    """They are private while only one process has touched them: what an engine took depended on who else ran."""
     grown = growth(tmp_path / name, lambda: own_bytes(os.getpid()))
     assert grown > 7 << 20 if counts else grown < 1 << 20
 
 
 def test_pages_of_a_servers_libraries_belong_to_nobody(tmp_path: Path) -> None:
-    """llama.cpp's libraries counted as memory of the model while no other server ran."""
     assert growth(tmp_path / "libserver.so", lambda: server_process.own_bytes([psutil.Process()])) < 1 << 20
 
 

@@ -69,7 +69,6 @@ async def test_urls_are_off_unless_allowed(inputs: ImageInputs) -> None:
 async def test_what_lies_at_a_url_is_kept_as_an_input_of_its_request(
     store: ArtifactStore, inputs: ImageInputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stayed for three days when the request was erased."""
 
     async def fetch(self: ImageFetcher, url: str, *, param: str) -> bytes:
         return picture(Random(1))

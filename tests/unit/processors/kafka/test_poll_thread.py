@@ -125,7 +125,6 @@ async def test_a_log_that_was_refused_and_not_looked_at_since_is_not_read_on() -
 
 
 async def test_a_client_that_is_lost_in_an_assignment_is_asked_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It asked for ever what the group has committed, and nobody looked whether it has a broker."""
     broker = Broker(Extent(0, 90), (80, ""))
     thread, told = make_thread()
 

@@ -15,7 +15,6 @@ TOPIC = "inference.request.text.gpu"
 
 
 async def test_a_broker_that_knows_no_topics_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request was refused, as if there were no such pool."""
     known: dict[str, int] = {}
     answers: list[str] = []
     asked: list[Sequence[str]] = []

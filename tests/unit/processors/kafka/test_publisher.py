@@ -214,7 +214,6 @@ def test_what_the_broker_refused_is_sent_again_before_later_records_of_its_key_a
 def test_one_record_asks_again_for_a_topic_that_takes_none(
     broker: Broker, at_once: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every record of the topic was sent each second; those that the client refused stood before all other topics."""
     names = [f"{number:02}" for number in range(50)]
 
     def refused_now() -> None:
@@ -296,7 +295,6 @@ def test_a_partition_that_is_gone_holds_up_no_other_record_of_the_topic(broker: 
 
 
 def test_what_nothing_can_make_smaller_waits_and_is_named(broker: Broker) -> None:
-    """Its request waited for ever in silence: its offset was never committed, and nothing looked at it again."""
     broker.results("r1")
     broker.deliver(0, TooLarge("too large"))
     broker.deliver(1, TooLarge("the failure too"))

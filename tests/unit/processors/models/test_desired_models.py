@@ -218,7 +218,6 @@ def test_a_revision_is_observed_when_its_order_has_been_carried_out() -> None:
 
 
 def test_the_topic_made_anew_is_observed_from_its_first_offset() -> None:
-    """The old topic's offset stood until the first record of the new one: that order seemed observed before it was."""
     topic = Topic("a")
     seen: list[tuple[str | None, int | None]] = []
     topic.desired.on_observed = lambda: seen.append((topic.desired.observed_topic_id, topic.desired.observed_revision))
@@ -231,7 +230,6 @@ def test_the_topic_made_anew_is_observed_from_its_first_offset() -> None:
 
 
 def test_an_unload_in_the_topic_made_anew_is_another_order_than_one_of_the_same_offset() -> None:
-    """It was taken for the unload that had been carried out already, and the model stayed loaded."""
     topic = Topic("a")
     topic.made_anew("one")
     topic.order("b")

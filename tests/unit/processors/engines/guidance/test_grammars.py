@@ -403,7 +403,6 @@ async def test_what_is_remembered_of_patterns_is_there_until_the_plan_is_made(mo
 
 @pytest.mark.parametrize("pattern", ["^score$", "^(score|b)$", "^(?:score)$"])
 def test_patterns_that_are_names_are_properties(pattern: str) -> None:
-    """llguidance took a comma for the beginning of a further property, and then none could come."""
     schema = {"type": "object", "properties": {"score": {"multipleOf": 5}}, "patternProperties": {pattern: INTEGER}}
     matcher = grammars().matcher(rule({**schema, "required": ["score"], "additionalProperties": False}), PARAM)
     assert accepts(matcher.deep_copy(), '{"score": 15}')
@@ -414,5 +413,3 @@ def test_patterns_that_are_names_are_properties(pattern: str) -> None:
 
 
 INTEGER = {"type": "integer"}
-
-

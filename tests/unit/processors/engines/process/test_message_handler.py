@@ -33,7 +33,6 @@ async def answer(handler: MessageHandler, told: list[Any], prompt: str) -> Any:
 async def test_a_thread_that_the_system_refuses_fails_the_prompt_and_no_later_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Found where the kernel gave an engine no more memory: its requests waited for their prompts for ever."""
     told: list[Any] = []
     handler = MessageHandler(Plain("", {}, told.append), told.append)
 

@@ -169,7 +169,6 @@ NAMED_B = {"id": "b", "function": {"name": "g", "arguments": ""}}
     ids=["one by one", "null", "id repeated", "side by side"],
 )
 async def test_calls_without_an_index_are_told_apart_by_their_ids(pieces: list[list[dict[str, Any]]]) -> None:
-    """Some servers send none: two calls became one, with the arguments of both."""
     said = [{"choices": [{"delta": {"tool_calls": piece}, "finish_reason": None}]} for piece in pieces]
     _, finished = await served(sse(*said, ending("tool_calls")))
     assert finished.output["tool_calls"] == [

@@ -105,7 +105,6 @@ async def test_a_text_that_was_cut_anywhere_is_the_whole_text(form: str) -> None
 
 
 async def test_nothing_is_asked_for_when_all_was_delivered() -> None:
-    """The worker died between the last token and the outcome."""
     server = PrefixServer()
     text = "".join(tokens_of(STORY)[:20])
     async with serving(server) as engine:
