@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,6 +21,7 @@ from penstock.processors.kafka.pool_topics import PoolTopics
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.manager import ModelManager
 from penstock.schemas.records import ControlCommand, Origin
+from shell_fakes import ScriptedEngine
 from support import wait_until_async
 
 
@@ -33,32 +35,18 @@ async def faults() -> list[str]:
 async def test_an_engine_that_cannot_be_stopped_is_heard(faults: list[str]) -> None:
     """Else its model would be unloading for ever."""
 
-    class Unstoppable:
-        state = EngineState.READY
-
-        async def start(self) -> None:
-            pass
-
+    class Unstoppable(ScriptedEngine):
         async def stop(self) -> None:
             raise RuntimeError("as in a bug")
 
-        on_died: Any = None
-
-    class Reports:
-        def __init__(self) -> None:
-            self.told: list[str] = []
-
-        def __getattr__(self, name: str) -> Any:
-            return lambda *_: self.told.append(name)
-
-    reports = Reports()
+    reports = Mock()
     config = ModelConfig(id="m", source="noop", engine="noop", tasks=["text_generation"])
-    manager = ModelManager([config], reports, make=lambda *_: Unstoppable())  # type: ignore[arg-type]
+    manager = ModelManager([config], reports, make=lambda *_: Unstoppable())
     manager.load("m", 0, ("cpu",), 0)
-    await wait_until_async(lambda: reports.told, 10)
+    await wait_until_async(lambda: reports.up.called, 10)
     manager.unload("m", 0)
-    await wait_until_async(lambda: faults, 10, lambda: reports.told)
-    assert "gone" not in reports.told
+    await wait_until_async(lambda: faults, 10)
+    assert not reports.gone.called
 
 
 async def test_a_look_for_a_topic_that_fails_is_heard(faults: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
