@@ -289,21 +289,6 @@ async def test_a_large_batch_takes_several_turns_and_the_gate_hears_of_it_once(
     assert shell.given_back == [(LOW, 0)]
 
 
-async def test_an_urgent_record_passes_a_batch_that_is_half_taken(shell: Shell) -> None:
-    shell.deliver(LOW, *(request(f"r{n}") for n in range(2 * RECORDS_A_TURN)))
-    await asyncio.sleep(0)
-    shell.deliver(HIGH, request("urgent"))
-    await shell.turns()
-    assert shell.intake.looked_at.index((HIGH, 0)) == RECORDS_A_TURN
-
-
-async def test_poison_is_lettered_and_the_next_record_runs(shell: Shell) -> None:
-    await shell.run(b"\xff", request("r"))
-    assert [letter.original for letter in shell.broker.letters()] == [b"\xff"]
-    assert shell.running() == ["r"]
-    assert shell.flow.gate.commits() == {(LOW, 0): (1, "")}
-
-
 # -- a registry that is away
 
 
@@ -340,15 +325,6 @@ async def test_an_unreachable_registry_holds_the_batch(shell: Shell) -> None:
     assert shell.intake.looked_at[looks:] == [(LOW, offset) for offset in (1, 2, 3)], "no record twice"
     assert shell.given_back == [(LOW, 0), (LOW, 0)]
     assert shell.broker.letters() == []
-
-
-async def test_other_partitions_continue_without_the_schemas_of_one(shell: Shell) -> None:
-    shell.up()
-    shell.intake.unknown = set(range(10, 20))
-    shell.deliver(HIGH, *[request(f"odd{number}") for number in range(20)])
-    await shell.take(*[request(f"r{number}") for number in range(10)])
-    assert [offset for topic, offset in shell.intake.looked_at if topic == LOW] == list(range(10))
-    assert [offset for topic, offset in shell.intake.looked_at if topic == HIGH] == list(range(11))
 
 
 async def test_parked_records_are_fetched_again_while_the_registry_is_away(
