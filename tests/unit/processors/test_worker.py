@@ -691,15 +691,6 @@ async def test_a_chunk_that_can_never_be_published_fails_its_request(shell: Shel
     assert len(shell.engine.cancelled) == 1
 
 
-async def test_a_turn_on_the_wrong_partition_is_put_where_it_belongs(shell: Shell) -> None:
-    payload = {"messages": [{"role": "user", "content": "hi"}]}
-    turns = [request("r", conversation_id=name, payload=payload) for name in "abcdef"]
-    elsewhere = next(turn for turn in turns if shell.intake.read(LOW, 0, 0, NOW_MS, (), turn).belongs_on is not None)
-    await shell.take(elsewhere)
-    assert [topic for topic, _ in shell.broker.sent] == [LOW]
-    assert shell.flow.gate.commits() == {(LOW, 0): (1, "")}
-
-
 async def test_work_wakes_the_ticker_that_found_nothing_held(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "IDLE_TICK_S", 3_600.0)
     shell.up()
