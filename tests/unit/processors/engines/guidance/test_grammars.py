@@ -189,32 +189,6 @@ def test_a_token_that_the_grammar_forbids_fails_the_run() -> None:
     assert error.param == PARAM
 
 
-def test_a_run_that_is_set_back_goes_on_as_if_nothing_had_been() -> None:
-    made = grammars()
-    ids: list[int] = TOKENIZER('{"aa": 12}')["input_ids"]
-
-    def control() -> Control:
-        matcher = made.matcher(rule({"type": "object"}), PARAM)
-        return Control(LogitOptions(seed=5, presence_penalty=1), matcher=matcher, index=1)
-
-    def take(one: Control, tokens: list[int]) -> list[float | None]:
-        drawn = []
-        for token in tokens:
-            drawn.append(one.draw())
-            assert one.take(token) is None
-        return drawn
-
-    straight, back = control(), control()
-    drawn = take(straight, [*ids, END])
-    take(back, ids[:6])
-    back.set_back(2)
-    assert back.counts == {ids[0]: 1, ids[1]: 1}
-    assert take(back, [*ids[2:], END]) == drawn[2:]
-    assert (back.tokens, back.counts) == (straight.tokens, straight.counts)
-    assert back.matcher.is_stopped()
-    assert Control(LogitOptions(seed=5), index=0).draw() != drawn[0]
-
-
 def tool(name: str, parameters: dict[str, Any], strict: bool | None = None) -> dict[str, Any]:
     function = {"name": name, "parameters": json.dumps(parameters), "strict": strict}
     return {"type": "function", "function": function}
