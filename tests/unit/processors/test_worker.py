@@ -703,14 +703,3 @@ async def test_work_wakes_the_ticker_that_found_nothing_held(shell: Shell, monke
             shell.finish(name)
             await wait_until_async(lambda: not shell.flow.works)
             shell.broker.sent.clear()
-
-
-async def test_the_ticker_ends_slow_runs_and_reports_long_ones(shell: Shell) -> None:
-    await shell.run(request("a", execution_timeout_ms=1_000, max_attempts=1))
-    async with shell.ticking():
-        shell.now += 0.1
-        await wait_until_async(lambda: any(topic == NAMES.status for topic, _ in shell.broker.sent))
-        shell.now += 1.0
-        await wait_until_async(lambda: shell.broker.ended() == {"a": "dead_lettered"})
-    (event,) = [event for event in shell.broker.results() if event.is_terminal]
-    assert event.error.code == "execution_timeout"

@@ -143,12 +143,6 @@ async def test_the_card_with_the_most_free_memory_is_taken(
     assert shell.serving.devices("m") == ["cuda:1"]
 
 
-async def test_without_a_card_it_is_main_memory(shells: list[Shell], monkeypatch: pytest.MonkeyPatch) -> None:
-    shell = on_cards(shells, monkeypatch)
-    await shell.run()
-    assert (shell.loaded_on, shell.sized_as) == ([("cpu",)], [None])
-
-
 async def test_what_no_card_can_hold_runs_in_main_memory(shells: list[Shell], monkeypatch: pytest.MonkeyPatch) -> None:
     """It is sized for main memory, where its numbers are larger. Nobody who waits for it fails meanwhile."""
     shell = on_cards(shells, monkeypatch, FakeCard("GPU-aa", 4 * GIB))
