@@ -50,16 +50,13 @@ class Broker:
     """Takes records and acknowledges them, at once or when a test says so."""
 
     def __init__(self) -> None:
-        self.sent: list[tuple[str, bytes]] = []
-        self.headers: list[tuple[str, Any]] = []
+        self.sent: list[tuple[str, bytes, Any]] = []
+        """(topic, value, headers)."""
         self.waiting: list[tuple[str, Callable[[Delivery], None]]] = []
         self.acknowledges = True
 
-    def produce_nowait(
-        self, topic: str, value: bytes | None, *, callback: Any = None, headers: Any = None, **_: Any
-    ) -> None:
-        self.sent.append((topic, value or b""))
-        self.headers.append((topic, headers))
+    def produce_nowait(self, topic: str, value: bytes, *, callback: Any, headers: Any = None, **_: Any) -> None:
+        self.sent.append((topic, value, headers))
         self.waiting.append((topic, callback))
         if self.acknowledges:
             self.acknowledge()
@@ -69,14 +66,17 @@ class Broker:
         for topic, callback in waiting:
             callback(Delivery(topic=topic, partition=0, offset=0, timestamp_ms=0))
 
+    def read(self, topic: str, kind: type[Any]) -> list[Any]:
+        return [default_codec().decode(value, kind) for to, value, _ in self.sent if to == topic]
+
     def results(self) -> list[ResultEvent]:
-        return [default_codec().decode(value, ResultEvent) for topic, value in self.sent if topic == NAMES.result]
+        return self.read(NAMES.result, ResultEvent)
 
     def ended(self) -> dict[str, str | None]:
         return {event.request_id: event.status for event in self.results() if event.is_terminal}
 
     def letters(self) -> list[DeadLetter]:
-        return [default_codec().decode(value, DeadLetter) for topic, value in self.sent if topic == NAMES.dlq]
+        return self.read(NAMES.dlq, DeadLetter)
 
 
 class RegistryBehind(Intake):
@@ -109,7 +109,6 @@ class Shell:
         self.journal_writer = JournalWriter(self.journal)
         self.flow = Flow(FlowSettings(**settings), Models("m"), Book(), deaths=self.journal.deaths)
         self.held: list[frozenset[tuple[str, int]]] = []
-        self.erased: list[ControlCommand] = []
         self.on_broken = Mock()
         self.given_back: list[tuple[str, int]] = []
         self.ends: dict[tuple[str, int], int] = {}
@@ -117,7 +116,7 @@ class Shell:
             clock=lambda: self.now,
             urgency=lambda topic: 0 if topic == HIGH else 2,
             hold=self.held.append,
-            on_erase=self.erased.append,
+            on_erase=Mock(),
             on_broken=self.on_broken,
         )
         self.execution = Execution(
@@ -259,12 +258,12 @@ async def test_all_events_of_a_request_carry_its_trace(shell: Shell) -> None:
     trace = ("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
     await shell.run(request("r", stream=True), headers=(("other", b"x"), trace))
     await shell.end("r")
-    topics = {topic for topic, headers in shell.broker.headers if headers == [trace]}
-    assert topics == {NAMES.status, NAMES.result}
-    assert all(headers == [trace] for topic, headers in shell.broker.headers if topic in topics)
-    shell.broker.headers.clear()
+    events = [(topic, headers) for topic, _, headers in shell.broker.sent if topic in (NAMES.status, NAMES.result)]
+    assert {topic for topic, _ in events} == {NAMES.status, NAMES.result}
+    assert all(headers == [trace] for _, headers in events)
+    shell.broker.sent.clear()
     await shell.take(request("s"), headers=((trace[0], b"x" * 300),))
-    assert [headers for _, headers in shell.broker.headers if headers] == []
+    assert [headers for _, _, headers in shell.broker.sent if headers] == []
 
 
 async def test_a_large_batch_takes_several_turns_and_the_gate_hears_of_it_once(
@@ -652,18 +651,7 @@ async def test_a_request_whose_outcome_breaks_the_worker_is_to_blame(
     assert shell.deaths_next_life(1, "b") == 0
 
 
-# -- stopping, commands and time
-
-
-async def test_after_the_stop_nothing_is_taken_and_what_runs_may_end(shell: Shell) -> None:
-    await shell.run(request("a"), request("b"), slots=1)
-    shell.worker.stop_taking()
-    await shell.take(request("c"))
-    assert [work.request_id for work in shell.flow.works.values()] == ["a"]
-    assert not shell.worker.has_room
-    await shell.end("a")
-    assert shell.broker.ended() == {"a": "completed"}
-    assert shell.flow.gate.commits() == {(LOW, 0): (1, "")}, "b is handed back"
+# -- stopping and time
 
 
 async def test_a_stop_frees_the_room_of_waiting_batches(shell: Shell) -> None:
@@ -673,14 +661,6 @@ async def test_a_stop_frees_the_room_of_waiting_batches(shell: Shell) -> None:
     assert shell.given_back == [(LOW, 0)]
     shell.worker.stop_taking()
     assert shell.given_back == [(LOW, 0), (LOW, 0)], "once each"
-
-
-async def test_commands_reach_the_flow_and_erasures_whoever_erases(shell: Shell) -> None:
-    await shell.take(request("a"))
-    shell.worker.on_commands([command("cancel", "a"), command("erase", "a")])
-    await shell.turns()
-    assert shell.broker.ended() == {"a": "cancelled"}
-    assert shell.erased == [command("erase", "a")]
 
 
 async def test_a_chunk_that_can_never_be_published_fails_its_request(shell: Shell) -> None:
@@ -699,7 +679,7 @@ async def test_work_wakes_the_ticker_that_found_nothing_held(shell: Shell, monke
             await asyncio.sleep(0)
             await shell.take(request(name))
             shell.now += 1.0
-            await wait_until_async(lambda: any(topic == NAMES.status for topic, _ in shell.broker.sent))
+            await wait_until_async(lambda: any(topic == NAMES.status for topic, *_ in shell.broker.sent))
             shell.finish(name)
             await wait_until_async(lambda: not shell.flow.works)
             shell.broker.sent.clear()
