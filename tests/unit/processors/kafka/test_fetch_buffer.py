@@ -122,5 +122,5 @@ def test_batches_of_a_partition_always_join(steps: list[tuple[str, TP | frozense
             buffer.reached_end(where, ends[where])
     while take(NOBODY):
         pass
-    assert got == fed
+    assert (got, handed) == (fed, ends)
     assert buffer.empty

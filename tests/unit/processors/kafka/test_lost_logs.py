@@ -95,17 +95,10 @@ def test_a_truncated_log_gets_a_lower_commit_without_its_map(
     assert found == {A: (start, ""), B: committed[B]}
     assert kafka.commits == [{A: (start, "")}]
     assert counted == ["log_truncated"]
+    assert assigned(kafka, found, choice) == (found, []), "the next assignment does not find it again"
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [
         f"group.log_truncated topic=t partition=0 committed=100 log_end=5 begins={start} on_lost_log={choice}"
     ]
-
-
-def test_the_next_assignment_does_not_find_it_again() -> None:
-    kafka = FakeConsumer({A: Extent(0, 5)})
-    found, counted = assigned(kafka, {A: (100, "")})
-    assert counted == ["log_truncated"]
-    assert assigned(kafka, found or {}) == (found, [])
-    assert len(kafka.commits) == 1
 
 
 def test_a_map_that_reaches_beyond_the_log_speaks_of_records_that_are_gone() -> None:
