@@ -121,16 +121,6 @@ def test_done_follows_the_acknowledgement_and_a_lost_delivery_is_sent_again(brok
     broker.assert_idle()
 
 
-def test_what_the_queue_refuses_is_offered_again_in_order(broker: Broker) -> None:
-    broker.refuse = [FULL, FULL]
-    broker.results("a", "b")
-    assert broker.publisher.backlog == 2
-    broker.tick()
-    assert broker.publisher.backlog == 2
-    broker.tick()
-    assert (broker.ids(), broker.publisher.backlog) == (["a", "b"], 0)
-
-
 @pytest.mark.parametrize(
     ("text", "at_once", "later", "code"),
     [

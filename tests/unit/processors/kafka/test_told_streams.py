@@ -46,15 +46,6 @@ def test_all_that_stands_before_the_claim_is_told() -> None:
     assert told(FIRST, MORE, claim(), zombie) == told(FIRST, MORE, claim())
 
 
-def test_log_probabilities_are_told_with_their_tokens() -> None:
-    tokens = [{"token": name, "logprob": -1.0, "bytes": None, "top_logprobs": None} for name in "abc"]
-    first = replace(FIRST, token_logprobs=tokens[:2], first_logprob_index=0)
-    more = replace(MORE, token_logprobs=tokens[2:], first_logprob_index=2)
-    found = told(first, more, claim())
-    assert found.logprobs.tokens() == tokens
-    assert told(first, replace(more, first_logprob_index=3), claim()) is None, "one is missing"
-
-
 def without_tokens(event: ResultEvent) -> ResultEvent:
     return replace(event, token_ids=[], first_token_index=0)
 
