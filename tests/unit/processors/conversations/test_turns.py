@@ -135,13 +135,6 @@ async def test_the_lowest_offset_of_an_input_counts(log: MemoryLog) -> None:
     assert contents((await turns_of(log).read(request("r3", "c"), mine)).past.messages) == ["a", "b"]
 
 
-async def test_the_answer_with_the_lowest_offset_wins(log: MemoryLog, turns: Turns) -> None:
-    asked = request("r1", "a")
-    await take(turns, asked)
-    log.rivals = [answer(asked, "the rival's", epoch=2)]
-    assert (await turns.finish(answer(asked, "mine"), mine, "first")).content == "the rival's"
-
-
 async def test_a_crash_between_two_inputs_appends_the_missing_one(log: MemoryLog) -> None:
     await take(turns_of(log), request("r1", "a"))
     await take(turns_of(log), request("r1", "a", "b"), epoch=2)
