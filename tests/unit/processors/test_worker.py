@@ -269,14 +269,8 @@ async def test_all_events_of_a_request_carry_its_trace(shell: Shell) -> None:
 async def test_a_large_batch_takes_several_turns_and_the_gate_hears_of_it_once(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[int, int]] = []
-    original = shell.flow.arrivals.delivered_range
-
-    def delivered_range(tp: Any, start: int, end: int, offsets: Any) -> None:
-        told.append((start, end))
-        original(tp, start, end, offsets)
-
-    monkeypatch.setattr(shell.flow.arrivals, "delivered_range", delivered_range)
+    delivered = Mock(wraps=shell.flow.arrivals.delivered_range)
+    monkeypatch.setattr(shell.flow.arrivals, "delivered_range", delivered)
     count = 2 * RECORDS_A_TURN + 10
     shell.deliver(LOW, *(request(f"r{n}") for n in range(count)))
     await asyncio.sleep(0)
@@ -284,7 +278,7 @@ async def test_a_large_batch_takes_several_turns_and_the_gate_hears_of_it_once(
     assert shell.given_back == []
     await shell.turns()
     assert len(shell.flow.works) == count
-    assert told == [(0, count)]
+    assert [told.args[1:3] for told in delivered.mock_calls] == [(0, count)]
     assert shell.given_back == [(LOW, 0)]
 
 
@@ -401,21 +395,14 @@ async def test_effects_beyond_the_budget_of_a_turn_wait_for_the_next(
 
 
 async def test_a_turn_is_asked_for_once_however_much_happens(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = 0
-    original = shell.flow.pauses
-
-    def pauses() -> frozenset[tuple[str, int]]:
-        nonlocal steps
-        steps += 1
-        return original()
-
-    monkeypatch.setattr(shell.flow, "pauses", pauses)
+    steps = Mock(wraps=shell.flow.pauses)
+    monkeypatch.setattr(shell.flow, "pauses", steps)
     shell.deliver(LOW, request("a"))
     shell.deliver(LOW, request("b"))
     for _ in range(10):
         shell.worker.changed()
     await shell.turns()
-    assert steps == 1
+    assert steps.call_count == 1
     assert len(shell.flow.works) == 2
 
 
@@ -639,11 +626,7 @@ async def test_a_request_whose_outcome_breaks_the_worker_is_to_blame(
     """It runs no more, but without this it would break each worker that takes it."""
     await shell.run(request("a"), request("b"))
     await shell.end("b")
-
-    def terminal(*args: object) -> None:
-        raise ZeroDivisionError("a fault of ours")
-
-    monkeypatch.setattr(Outcomes, "terminal", terminal)
+    monkeypatch.setattr(Outcomes, "terminal", Mock(side_effect=ZeroDivisionError("a fault of ours")))
     await shell.end("a")
     assert shell.on_broken.call_count == 1
     shell.journal.close()
