@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,10 +23,8 @@ def test_each_takes_the_first_that_is_free(tmp_path: Path) -> None:
 
 
 def test_a_file_system_without_locks_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_locks(file: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, "no locks available")
-
-    monkeypatch.setattr(file_lock.fcntl, "flock", no_locks)
+    no_locks = OSError(errno.ENOLCK, "no locks available")
+    monkeypatch.setattr(file_lock.fcntl, "flock", Mock(side_effect=no_locks))
     assert [claim(tmp_path / "worker").path for _ in range(2)] == [tmp_path / "worker"] * 2
 
 

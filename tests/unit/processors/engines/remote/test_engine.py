@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from email.utils import formatdate
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -345,12 +346,8 @@ async def test_what_a_busy_server_turns_away_goes_back_and_nothing_is_sent_for_a
 
 
 async def test_refusals_shrink_the_limit_and_answers_let_it_grow_again() -> None:
-    answers = iter([429, *[200] * 40])
-
-    def handler(_: httpx.Request) -> httpx.Response:
-        return chat_answer("ok") if (status := next(answers)) == 200 else httpx.Response(status)
-
-    async with serving(handler, slots=2) as engine:
+    answers = [httpx.Response(429), *(chat_answer("ok") for _ in range(40))]
+    async with serving(Mock(side_effect=answers), slots=2) as engine:
         told: list[int] = []
         engine.on_limits = lambda limits: told.append(limits.slots)
         await turned_away(engine)
@@ -361,10 +358,7 @@ async def test_refusals_shrink_the_limit_and_answers_let_it_grow_again() -> None
 
 
 async def test_a_server_that_does_not_answer_in_time_gets_less() -> None:
-    def handler(request: httpx.Request) -> httpx.Response:
-        raise httpx.ReadTimeout("slow", request=request)
-
-    async with serving(handler, slots=8) as engine:
+    async with serving(Mock(side_effect=httpx.ReadTimeout("slow")), slots=8) as engine:
         _, found = await run(engine, spec())
         assert (found.error.code, found.retryable_here, engine.limits().slots) == ("engine_failed", True, 5)
 
@@ -377,9 +371,7 @@ async def test_patience_ends_with_the_server_s_own_words() -> None:
 
 
 async def test_a_server_that_is_away_has_taken_nothing() -> None:
-    def handler(request: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("refused", request=request)
-
+    handler = Mock(side_effect=httpx.ConnectError("refused"))
     async with serving(handler) as engine:
         await turned_away(engine)
     async with serving(handler, patience_s=0.1) as engine:
@@ -579,10 +571,7 @@ async def test_odd_finish_reasons_and_counts_do_not_reach_the_outcome() -> None:
 async def test_a_sink_that_raises_is_a_fault_and_ends_its_run(event: str) -> None:
     faults: list[str] = []
     on_faults(asyncio.get_running_loop(), lambda: faults.append("fault"))
-
-    def refuse(_: object) -> None:
-        raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
-
+    refuse = Mock(side_effect=UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"))
     async with serving(lambda _: chat_answer("a", "b")) as engine:
         asked, sink = spec(), Sink()
         setattr(sink, event, refuse)
