@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +11,6 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from kit.common_records import ORIGIN
-from penstock.common.background import on_faults
 from penstock.processors.engines.base import EngineState, Limits
 from penstock.processors.engines.managed.server_process import ServerProcess
 from penstock.processors.engines.process.host import ChildEngine
@@ -24,13 +22,6 @@ from penstock.processors.models.manager import ModelManager
 from penstock.schemas.records import ControlCommand
 from shell_fakes import ScriptedEngine
 from support import wait_until_async
-
-
-@pytest.fixture
-async def faults() -> list[str]:
-    told: list[str] = []
-    on_faults(asyncio.get_running_loop(), lambda: told.append("fault"))
-    return told
 
 
 def broken(*_: object) -> Any:

@@ -10,7 +10,6 @@ from unittest.mock import Mock
 import pytest
 
 from lanes_world import LanesWorld
-from penstock.common.background import on_faults
 from penstock.common.model_entry import ModelEntry
 from penstock.processors.core import effects as ask
 from penstock.processors.models.catalog import ModelConfig
@@ -278,11 +277,8 @@ async def test_who_waits_for_a_download_hears_how_far_it_is(shell: Shell) -> Non
 
 
 async def test_what_an_engine_says_of_itself_and_breaks_the_flow_is_a_fault(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, faults: list[str]
 ) -> None:
-    """An engine would take it for a failure of its server, or of its process, and go on."""
-    faults: list[str] = []
-    on_faults(asyncio.get_running_loop(), lambda: faults.append("fault"))
     await shell.until_loaded()
     broken = Mock(side_effect=ZeroDivisionError("as in a bug"))
     engine = shell.engines[0]

@@ -1,12 +1,10 @@
 """A run ends exactly once, and a sink that raises ends the worker."""
 
-import asyncio
 import itertools
 from unittest.mock import Mock
 
 import pytest
 
-from penstock.common.background import on_faults
 from penstock.processors.engines.base import Delta, Finished, RunFailed
 from penstock.processors.engines.sinks import GuardedSink
 from penstock.schemas.errors import EngineFailed
@@ -14,13 +12,6 @@ from penstock.schemas.errors import EngineFailed
 DELTA = Delta(run_id="r", text="x", token_ids=[], first_token_index=0)
 FINISHED = Finished(run_id="r", output={"text": "x"}, finish_reason="stop")
 FAILED = RunFailed(run_id="r", error=EngineFailed("no"), retryable_here=True)
-
-
-@pytest.fixture
-async def faults() -> list[str]:
-    told: list[str] = []
-    on_faults(asyncio.get_running_loop(), lambda: told.append("fault"))
-    return told
 
 
 @pytest.mark.parametrize("events", itertools.product("df!", repeat=3))

@@ -12,7 +12,6 @@ import pytest
 
 from kit.common_records import result_event
 from kit.engines import Handler, Server, Sink, run, serving, sse, start
-from penstock.common.background import on_faults
 from penstock.processors.engines.base import Finished, RunSpec, TurnedAway, refuse_unsupported
 from penstock.processors.engines.remote.engine import RemoteEngine
 from penstock.processors.engines.remote.http import retry_after
@@ -568,9 +567,7 @@ async def test_odd_finish_reasons_and_counts_do_not_reach_the_outcome() -> None:
 
 
 @pytest.mark.parametrize("event", ["on_delta", "on_finished"])
-async def test_a_sink_that_raises_is_a_fault_and_ends_its_run(event: str) -> None:
-    faults: list[str] = []
-    on_faults(asyncio.get_running_loop(), lambda: faults.append("fault"))
+async def test_a_sink_that_raises_is_a_fault_and_ends_its_run(event: str, faults: list[str]) -> None:
     refuse = Mock(side_effect=UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"))
     async with serving(lambda _: chat_answer("a", "b")) as engine:
         asked, sink = spec(), Sink()
