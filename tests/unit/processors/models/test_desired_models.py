@@ -173,14 +173,6 @@ def test_the_revision_of_an_unload_begins_anew_after_a_load_and_after_a_tombston
     assert topic.unload_revisions[-1] == 4
 
 
-def test_after_a_restart_the_one_record_that_is_left_tells_that_an_unload_is_meant() -> None:
-    topic = Topic("a")
-    for _ in range(3):
-        topic.record("model/zzz", None)
-    topic.order("a", "pause", loaded=False, paused=True)
-    assert topic.unload_revisions == [3]
-
-
 def test_a_record_that_comes_twice_means_one_unload() -> None:
     topic = Topic("a")
     state = DesiredState(kind="model", name="a", action="unload", created_at=1, loaded=False)
