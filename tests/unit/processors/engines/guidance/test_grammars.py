@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -339,14 +340,8 @@ async def test_what_is_strict_and_cannot_be_enforced_is_refused_by_its_place(
 async def test_a_refused_request_costs_few_trials_and_no_grammar_of_others(
     refused: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried: list[str] = []
-    run = trials.Trials.run
-
-    async def counted(self: trials.Trials, grammar: str) -> str | None:
-        tried.append(grammar)
-        return await run(self, grammar)
-
-    monkeypatch.setattr(trials.Trials, "run", counted)
+    run = create_autospec(trials.Trials.run, side_effect=trials.Trials.run)
+    monkeypatch.setattr(trials.Trials, "run", run)
     tools = [tool(f"t{n}", {"properties": {f"{i}": {"pattern": f"{n}a{i}"} for i in range(30)}}) for n in range(3)]
     tools.append(tool("w", {"properties": {"a": refused}, "required": ["a"]}, True))
     with contextlib.closing(grammars()) as made:
@@ -355,6 +350,7 @@ async def test_a_refused_request_costs_few_trials_and_no_grammar_of_others(
             with pytest.raises(InvalidRequest) as caught:
                 await guidance.ready(spec_of(tools=tools))
             assert caught.value.param == "payload.tools[3].function.parameters"
+        tried = [call.args[1] for call in run.mock_calls]
         assert sum(grammar.startswith('start: %json {"type": "string"') for grammar in tried) == most
         assert not made._compiled
 
