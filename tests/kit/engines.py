@@ -10,21 +10,25 @@ from typing import Any
 
 import httpx
 
-from penstock.processors.engines.base import Delta, Finished, RunFailed, RunSpec
+from penstock.processors.engines.base import Delta, Finished, Progress, RunFailed, RunSpec
 from penstock.processors.engines.remote.engine import RemoteEngine
 
 Handler = Callable[[httpx.Request], Any]
 
 
 class Sink:
-    """Keeps the deltas and the outcome of a run. A second outcome raises."""
+    """Keeps the deltas, the steps and the outcome of a run. A second outcome raises."""
 
     def __init__(self) -> None:
         self.deltas: list[Delta] = []
+        self.steps: list[tuple[int, int]] = []
         self.done: asyncio.Future[Finished | RunFailed] = asyncio.get_running_loop().create_future()
 
     def on_delta(self, delta: Delta) -> None:
         self.deltas.append(delta)
+
+    def on_progress(self, progress: Progress) -> None:
+        self.steps.append((progress.step, progress.steps))
 
     def on_finished(self, finished: Finished) -> None:
         self.done.set_result(finished)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from typing import Any
 
 from penstock.processors.conversations.messages import answer_message
@@ -30,10 +30,15 @@ class MemoryLog:
         self.rivals: list[ConversationMessage] = []
         self.away = False
         self.lost_acks = 0
+        self.before: dict[str, Callable[[], object]] = {}
+        """By `open` and `append`: what happens once, in front of the next one."""
 
     def find(self, topic: str, timeout_s: float) -> str | None:
         self.raise_if_away()
         return self.topic_id if self.made else None
+
+    def meet(self, call: str) -> object:
+        return self.before.pop(call, lambda: None)()
 
     def raise_if_away(self) -> None:
         if self.away:
@@ -41,6 +46,7 @@ class MemoryLog:
 
     def open(self, topic: str, timeout_s: float) -> str:
         self.raise_if_away()
+        self.meet("open")
         self.made = True
         return self.topic_id
 
@@ -49,6 +55,8 @@ class MemoryLog:
         return [record for record in self.records if record[0] >= from_offset]
 
     async def append(self, topic: str, records: Sequence[tuple[bytes, bytes | None]]) -> list[int]:
+        if isinstance(meanwhile := self.meet("append"), Awaitable):
+            await meanwhile
         if not self.made:
             raise NotFound(f"there is no topic {topic}")
         rivals, self.rivals = self.rivals, []

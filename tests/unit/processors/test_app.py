@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -20,11 +21,7 @@ from penstock.schemas.topics import TopicNames
 @pytest.mark.parametrize("topic", [TopicNames().control, TopicNames().desired])
 def test_a_topic_whose_order_counts_must_have_one_partition(topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: dict[str, int] = defaultdict(lambda: 4, {TopicNames().control: 1, TopicNames().desired: 1})
-
-    def partition_counts(settings: Any, topics: list[str]) -> dict[str, int]:
-        return {name: counts[name] for name in topics}
-
-    monkeypatch.setattr(admin, "partition_counts", partition_counts)
+    monkeypatch.setattr(admin, "partition_counts", lambda _, topics: {name: counts[name] for name in topics})
     assert set(verify_topics(WorkerSettings()).values()) == {4}
     counts[topic] = 2
     with pytest.raises(CannotStart, match=f"{topic} must have one partition, it has 2"):
@@ -48,14 +45,10 @@ async def test_the_consumer_has_the_time_of_a_running_process(
 
 def parts_that_ask(progress: Any) -> Any:
     """The parts of a worker whose records wait for Kafka, which answers."""
-
-    async def answers(timeout_s: float) -> bool:
-        return True
-
     return SimpleNamespace(
         membership=SimpleNamespace(crashed=False, joined=True, generation=1, progress=progress),
-        watch=SimpleNamespace(wait=answers),
-        book=SimpleNamespace(prune=lambda _: None),
+        watch=SimpleNamespace(wait=AsyncMock(return_value=True)),
+        book=Mock(),
         publisher=SimpleNamespace(
             unacknowledged=3, acknowledged=7, oldest_s=1.0, trouble="Kafka has not acknowledged 3 records"
         ),
@@ -70,11 +63,7 @@ async def test_a_worker_whose_records_are_never_acknowledged_ends(
     """Else the requests that wait for these acknowledgements would wait for ever."""
     seconds = [0.0]
     monkeypatch.setattr(app_module, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
-
-    async def progress() -> dict[Any, Any]:
-        return {}
-
-    parts = parts_that_ask(progress)
+    parts = parts_that_ask(AsyncMock(return_value={}))
     app = WorkerApp(WorkerSettings())
     trouble = None
     while trouble is None and seconds[0] < 2 * UNDELIVERED_S:

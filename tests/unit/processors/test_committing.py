@@ -53,20 +53,6 @@ def committer(gate: CommitGate, group: Group, *, interval_s: float = 0.001) -> C
     return Committer(gate, group.commit, group.joined, interval_s=interval_s)
 
 
-async def test_what_the_broker_has_is_not_committed_again() -> None:
-    gate, group = gate_of(TP), Group()
-    gate.complete(TP, 0)
-    commits = committer(gate, group)
-    await commits.commit_now()
-    await commits.commit_now()
-    assert group.asked == [{TP: (1, "")}]
-    gate.complete(TP, 2)
-    await commits.commit_now()
-    offset, done_map = group.asked[-1][TP]
-    assert offset == 1
-    assert done_map, "the same offset is committed again when only the map changed"
-
-
 async def test_one_commit_at_a_time_and_the_next_carries_what_has_gathered() -> None:
     gate, group = gate_of(TP), Group()
     group.answers.clear()

@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 import errno
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from penstock.common import file_lock
 from penstock.processors import data_folder
 from penstock.processors.data_folder import claim
-
-HOLDS = """
-import sys
-from pathlib import Path
-from penstock.processors.data_folder import claim
-folder = claim(Path(sys.argv[1]))
-print(folder.path, flush=True)
-sys.stdin.read()
-"""
-
-
-def holder(base: Path) -> tuple[subprocess.Popen[str], Path]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDS, str(base)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    return process, Path(process.stdout.readline().strip())
 
 
 def test_each_takes_the_first_that_is_free(tmp_path: Path) -> None:
@@ -41,26 +22,9 @@ def test_each_takes_the_first_that_is_free(tmp_path: Path) -> None:
     assert claim(base).path == base
 
 
-def test_a_killed_worker_holds_nothing(tmp_path: Path) -> None:
-    base = tmp_path / "worker"
-    process, path = holder(base)
-    try:
-        assert path == base
-        beside = claim(base)
-        assert beside.path == tmp_path / "worker-2"
-        os.kill(process.pid, signal.SIGKILL)
-        assert process.wait(20) == -signal.SIGKILL
-        assert claim(base).path == base
-    finally:
-        process.kill()
-        process.communicate(timeout=20)
-
-
 def test_a_file_system_without_locks_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_locks(file: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, "no locks available")
-
-    monkeypatch.setattr(file_lock.fcntl, "flock", no_locks)
+    no_locks = OSError(errno.ENOLCK, "no locks available")
+    monkeypatch.setattr(file_lock.fcntl, "flock", Mock(side_effect=no_locks))
     assert [claim(tmp_path / "worker").path for _ in range(2)] == [tmp_path / "worker"] * 2
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from penstock.common.background import on_faults
+from kit.common_records import ORIGIN
 from penstock.processors.engines.base import EngineState, Limits
 from penstock.processors.engines.managed.server_process import ServerProcess
 from penstock.processors.engines.process.host import ChildEngine
@@ -19,53 +19,31 @@ from penstock.processors.kafka import pool_topics
 from penstock.processors.kafka.pool_topics import PoolTopics
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.manager import ModelManager
-from penstock.schemas.records import ControlCommand, Origin
+from penstock.schemas.records import ControlCommand
+from shell_fakes import ScriptedEngine
 from support import wait_until_async
 
 
-@pytest.fixture
-async def faults() -> list[str]:
-    told: list[str] = []
-    on_faults(asyncio.get_running_loop(), lambda: told.append("fault"))
-    return told
+def broken(*_: object) -> Any:
+    raise RuntimeError("as in a bug")
 
 
 async def test_an_engine_that_cannot_be_stopped_is_heard(faults: list[str]) -> None:
     """Else its model would be unloading for ever."""
 
-    class Unstoppable:
-        state = EngineState.READY
-
-        async def start(self) -> None:
-            pass
-
-        async def stop(self) -> None:
-            raise RuntimeError("as in a bug")
-
-        on_died: Any = None
-
-    class Reports:
-        def __init__(self) -> None:
-            self.told: list[str] = []
-
-        def __getattr__(self, name: str) -> Any:
-            return lambda *_: self.told.append(name)
-
-    reports = Reports()
+    reports, engine = Mock(), ScriptedEngine()
+    engine.stop = broken
     config = ModelConfig(id="m", source="noop", engine="noop", tasks=["text_generation"])
-    manager = ModelManager([config], reports, make=lambda *_: Unstoppable())  # type: ignore[arg-type]
+    manager = ModelManager([config], reports, make=lambda *_: engine)
     manager.load("m", 0, ("cpu",), 0)
-    await wait_until_async(lambda: reports.told, 10)
+    await wait_until_async(lambda: reports.up.called, 10)
     manager.unload("m", 0)
-    await wait_until_async(lambda: faults, 10, lambda: reports.told)
-    assert "gone" not in reports.told
+    await wait_until_async(lambda: faults, 10)
+    assert not reports.gone.called
 
 
 async def test_a_look_for_a_topic_that_fails_is_heard(faults: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Else requests of that pool would wait for ever."""
-
-    def broken(*_: Any) -> Any:
-        raise MemoryError
 
     monkeypatch.setattr(pool_topics, "admin", SimpleNamespace(partition_counts=broken))
     topics = PoolTopics(None)  # type: ignore[arg-type]
@@ -76,19 +54,9 @@ async def test_a_look_for_a_topic_that_fails_is_heard(faults: list[str], monkeyp
 async def test_a_death_that_cannot_be_told_is_heard(faults: list[str]) -> None:
     """Else its replica would stay ready, and its runs would hang."""
 
-    class Process:
-        async def exit_code(self) -> int:
-            return -9
-
-        async def end(self, patience_s: float) -> int:
-            return -9
-
-    def broken(code: int) -> None:
-        raise RuntimeError("as in a bug")
-
     engine = ChildEngine("m", "bare", "noop", {}, limits=Limits(slots=1))
     engine.on_died = broken
-    engine._process = Process()  # type: ignore[assignment]
+    engine._process = AsyncMock(**{"exit_code.return_value": -9, "end.return_value": -9})
     engine._state = EngineState.READY
     engine._lost()
     await wait_until_async(lambda: faults, 10)
@@ -96,9 +64,6 @@ async def test_a_death_that_cannot_be_told_is_heard(faults: list[str]) -> None:
 
 
 async def test_a_server_s_end_that_cannot_be_told_is_heard(faults: list[str], tmp_path: Path) -> None:
-    def broken(code: int) -> None:
-        raise RuntimeError("as in a bug")
-
     server = ServerProcess(tmp_path / "log", broken, grace_s=0.1)
     await server.start(["true"], {"PATH": os.environ["PATH"]})
     await wait_until_async(lambda: faults, 20)
@@ -107,23 +72,10 @@ async def test_a_server_s_end_that_cannot_be_told_is_heard(faults: list[str], tm
 
 async def test_an_erasure_that_fails_by_a_fault_is_heard(faults: list[str]) -> None:
     """Else the request's words would stand in the conversation for ever."""
-    asked: list[int] = []
-
-    def owns(topic: str, partition: int) -> bool:
-        asked.append(partition)
-        if len(asked) > 1:
-            raise RuntimeError("as in a bug")
-        return True
-
-    command = ControlCommand(
-        kind="erase",
-        request_id="r",
-        tenant="default",
-        created_at=1,
-        conversation_id="c",
-        origin=Origin(topic="t", partition=0, offset=0, append_time_ms=1),
-    )
+    owns = Mock(side_effect=[True, RuntimeError("as in a bug")])
     erasing = Erasing(None, None, owns)  # type: ignore[arg-type]
-    erasing.erase(command)
+    erasing.erase(
+        ControlCommand(kind="erase", request_id="r", tenant="default", created_at=1, conversation_id="c", origin=ORIGIN)
+    )
     await wait_until_async(lambda: faults, 10)
     await erasing.close()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from lanes_world import LanesWorld
-from penstock.common.background import on_faults
 from penstock.common.model_entry import ModelEntry
 from penstock.processors.core import effects as ask
-from penstock.processors.core.fleet.ledger import CannotLoad
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.sizing import ModelSize
 from penstock.schemas.errors import ModelNotFound
@@ -109,14 +108,6 @@ async def test_every_model_is_loaded_before_anybody_asks(shell: Shell) -> None:
     assert [(holder.model, holder.bytes) for holder in device.holders] == [("m", booked), ("other", booked)]
 
 
-async def test_who_waits_for_what_never_loads_is_told(shell: Shell) -> None:
-    await shell.serving.observe()
-    shell.error = CannotLoad("a file is missing")
-    shell.submit("r")
-    await wait_until_async(lambda: shell.ended == [("r", "failed")])
-    assert shell.flow.ledger.grants() == []
-
-
 async def test_operators_see_why_a_load_failed_until_one_succeeds(shell: Shell) -> None:
     await shell.serving.observe()
     shell.error = OSError("no file named model.safetensors in /srv/secret and m")
@@ -145,15 +136,6 @@ async def test_an_engine_that_dies_gives_its_work_and_its_memory_back_and_is_loa
     assert len(shell.flow.ledger.grants()) == 1
 
 
-async def test_what_an_operator_unloads_is_loaded_again_when_somebody_asks(shell: Shell) -> None:
-    await shell.until_loaded()
-    await shell.until_unloaded("m")
-    assert [grant.owner for grant in shell.flow.ledger.grants()] == ["other"]
-    shell.pass_time(5.0)
-    assert len(shell.engines) == 2, "nobody waits for it"
-    await shell.until_running("r")
-
-
 async def test_a_busy_engine_gets_nothing_new_for_as_long_as_it_says(shell: Shell) -> None:
     await shell.until_loaded()
     next(engine for engine in shell.engines if engine.state.value == "ready").on_busy(3.0)
@@ -164,25 +146,11 @@ async def test_a_busy_engine_gets_nothing_new_for_as_long_as_it_says(shell: Shel
     assert len(shell.running) == 2
 
 
-async def test_the_catalog_is_the_models(shell: Shell) -> None:
-    first = shell.serving.resolve("text_generation", None)
-    assert (first.model, first.reason) == ("m", "none is loaded; first in the configuration")
-    assert shell.serving.resolve("text_generation", "other") == ("other", None)
-    with pytest.raises(ModelNotFound):
-        shell.serving.resolve("text_generation", "unknown")
-
-
-async def test_events_name_the_device_and_its_memory_while_there_is_an_engine(shell: Shell) -> None:
+async def test_events_name_the_device_also_when_the_model_was_given_up_before_its_output_was_kept(shell: Shell) -> None:
     await shell.serving.observe()
-    shell.submit("r")
     assert shell.lanes.engine_facts("m", 0) == (None, None)
-    await wait_until_async(lambda: "r" in shell.running)
-    assert shell.lanes.engine_facts("m", 0) == ("cpu", 42)
-
-
-async def test_events_name_the_device_when_the_model_was_given_up_before_its_output_was_kept(shell: Shell) -> None:
-    await shell.serving.observe()
     await shell.until_running("r")
+    assert shell.lanes.engine_facts("m", 0) == ("cpu", 42)
     shell.finish("r")
     await shell.until_unloaded("m")
     assert shell.lanes.engine("m", 0) is None
@@ -246,6 +214,9 @@ async def test_the_most_that_an_engine_held_is_held_against_what_was_booked(shel
 
 async def test_models_come_and_go(shell: Shell) -> None:
     await shell.serving.observe()
+    first = shell.serving.resolve("text_generation", None)
+    assert (first.model, first.reason) == ("m", "none is loaded; first in the configuration")
+    assert shell.serving.resolve("text_generation", "other") == ("other", None)
     new = ModelConfig.of(ModelEntry(id="new", source="new", engine="text", tasks=["text_generation"]))
     shell.lanes.configure([*shell.serving.catalog, new], set())
     await shell.until_ready("new")
@@ -259,7 +230,6 @@ async def test_models_come_and_go(shell: Shell) -> None:
 
 
 async def test_what_its_entry_says_of_its_memory_is_told_before_it_is_loaded(shell: Shell) -> None:
-    """A dry run of a model that nobody had asked for yet knew no need, and none that was too large."""
     told = ModelEntry(id="told", source="told", engine="text", vram_bytes=7, preload=False)
     unknown = ModelEntry(id="unknown", source="unknown", engine="text", preload=False)
     await shell.serving.observe()
@@ -307,16 +277,10 @@ async def test_who_waits_for_a_download_hears_how_far_it_is(shell: Shell) -> Non
 
 
 async def test_what_an_engine_says_of_itself_and_breaks_the_flow_is_a_fault(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, faults: list[str]
 ) -> None:
-    """An engine would take it for a failure of its server, or of its process, and go on."""
-    faults: list[str] = []
-    on_faults(asyncio.get_running_loop(), lambda: faults.append("fault"))
     await shell.until_loaded()
-
-    def broken(*args: object) -> None:
-        raise ZeroDivisionError("as in a bug")
-
+    broken = Mock(side_effect=ZeroDivisionError("as in a bug"))
     engine = shell.engines[0]
     for name in ("busy", "limits", "down"):
         monkeypatch.setattr(shell.flow.replicas, name, broken)

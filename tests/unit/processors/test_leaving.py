@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -39,8 +40,5 @@ async def test_a_stop_that_ignores_cancellations_is_left_behind(
 
 
 async def test_what_it_raises_is_told_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    async def failing() -> None:
-        raise OSError("the broker is away")
-
-    await leave(failing)
+    await leave(AsyncMock(side_effect=OSError("the broker is away")))
     assert "worker.leave_failed error=OSError('the broker is away')" in caplog.text

@@ -314,25 +314,6 @@ async def forked_after_two_turns(log: WorkerTopics, turns: Turns) -> None:
     log.fork("c", "f", 1)
 
 
-async def test_both_go_on_from_the_same_messages(log: WorkerTopics, turns: Turns) -> None:
-    await forked_after_two_turns(log, turns)
-    await turn(turns, "f", 3)
-    assert await said(turns, "c") == ["q1", "a1", "q2", "a2"]
-    assert await said(turns, "f") == ["q1", "a1", "q3", "a3"]
-    assert await places(turns, "f") == [0, 1, 3, 4], "inherited ones keep their offsets, 2 is the fork's own record"
-
-
-async def test_a_summary_of_the_parent_counts_only_in_later_forks(log: WorkerTopics, turns: Turns) -> None:
-    await turn(turns, "c", 1)
-    assert await add_summary(turns, "c", "s", "told") == 1
-    await turn(turns, "c", 2)
-    log.fork("c", "before", 1)
-    log.fork("c", "behind", 4)
-    told = (await seen(turns, "behind")).past.summary
-    assert (told.text, told.through, told.turns) == ("told", 1, 1)
-    assert (await seen(turns, "before")).past.summary is None
-
-
 async def test_a_fork_is_prepared_again_after_an_erasure_in_its_parent(log: WorkerTopics, turns: Turns) -> None:
     await forked_after_two_turns(log, turns)
     asked = request("f", "r3")
@@ -384,30 +365,6 @@ async def test_commands_are_read_again_behind_a_deletion(log: WorkerTopics, turn
     log.delete("c")
     await turn(turns, "c", 4)
     assert len(read) == before + 1
-
-
-async def test_an_erasure_in_a_deleted_conversation_reaches_its_forks(log: WorkerTopics, turns: Turns) -> None:
-    await forked_after_two_turns(log, turns)
-    await add_summary(turns, "f", "s", "told")
-    log.delete("c")
-    assert await turns.erase("default", "c", "r1") == 2
-    for one in (turns, turns_of(log)):
-        start = await seen(one, "f")
-        assert (list(start.past.messages), start.past.summary) == ([], None)
-
-
-async def test_an_erasure_of_deleted_messages_keeps_later_summaries(log: WorkerTopics, turns: Turns) -> None:
-    """It stood behind what was erased, and never told of it."""
-    await forked_after_two_turns(log, turns)
-    log.delete("c")
-    await turn(turns, "c", 3)
-    await add_summary(turns, "c", "s1", "told")
-    log.fork("c", "anew", 8)
-    await add_summary(turns, "anew", "s2", "told anew")
-    assert await turns.erase("default", "c", "r1") == 2
-    for name, text in (("c", "told"), ("anew", "told anew")):
-        told = (await seen(turns_of(log), name)).past.summary
-        assert told.text == text
 
 
 async def test_images_of_deleted_messages_are_held_until_erasure(log: WorkerTopics) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -125,20 +127,12 @@ async def test_an_answer_of_another_worker_is_the_outcome(log: MemoryLog, turns:
 
 
 async def test_the_lowest_offset_of_an_input_counts(log: MemoryLog) -> None:
-    """Two workers appended the same input."""
     asked, other = request("r1", "a"), request("r2", "b")
     await take(turns_of(log), asked)
     await take(turns_of(log), other)
     log.put(*input_messages(asked, 2, 0))
     assert (await turns_of(log).read(asked, mine)).past.messages == []
     assert contents((await turns_of(log).read(request("r3", "c"), mine)).past.messages) == ["a", "b"]
-
-
-async def test_the_answer_with_the_lowest_offset_wins(log: MemoryLog, turns: Turns) -> None:
-    asked = request("r1", "a")
-    await take(turns, asked)
-    log.rivals = [answer(asked, "the rival's", epoch=2)]
-    assert (await turns.finish(answer(asked, "mine"), mine, "first")).content == "the rival's"
 
 
 async def test_a_crash_between_two_inputs_appends_the_missing_one(log: MemoryLog) -> None:
@@ -159,14 +153,6 @@ async def test_the_cache_is_bounded_by_bytes(log: MemoryLog) -> None:
     log.reads.clear()
     await small.read(asked, mine)
     assert log.reads == [0], "it is larger than the cache, so it is not kept"
-
-
-async def test_a_reused_id_starts_empty(log: MemoryLog, turns: Turns) -> None:
-    await take(turns, request("r1", "a"))
-    ahead = await turns.read(request("r2", "b"), mine)
-    log.recreate()
-    assert not await turns.begin(request("r2", "b"), 1, 0, mine, ahead.mark)
-    assert (await turns.read(request("r2", "b"), mine)).past.messages == []
 
 
 async def test_a_lost_partition_writes_nothing(log: MemoryLog, turns: Turns) -> None:
@@ -281,16 +267,15 @@ async def test_a_slow_kafka_gets_longer_attempts(log: MemoryLog, turns: Turns) -
 # -- deleted conversations
 
 
-def hold_appends(log: MemoryLog) -> tuple[asyncio.Event, asyncio.Event]:
-    """Appends wait for the second event. The first one is set when an append waits."""
-    append, waiting, released = log.append, asyncio.Event(), asyncio.Event()
+def hold_append(log: MemoryLog) -> tuple[asyncio.Event, asyncio.Event]:
+    """The next append waits for the second event. The first one is set when it waits."""
+    waiting, released = asyncio.Event(), asyncio.Event()
 
-    async def slow(topic: str, records: Sequence[tuple[bytes, bytes | None]]) -> list[int]:
+    async def slow() -> None:
         waiting.set()
         await released.wait()
-        return await append(topic, records)
 
-    log.append = slow
+    log.before["append"] = slow
     return waiting, released
 
 
@@ -309,13 +294,7 @@ async def test_a_cancelled_turn_writes_nothing(log: MemoryLog, turns: Turns, com
 async def test_creating_a_topic_reads_the_commands_again(log: MemoryLog, turns: Turns, commands: Commands) -> None:
     """Between the first reading and the creation the turn can be cancelled and its conversation recreated."""
     start = await turns.read(request("r1", "a"), commands.mine)
-    opening = log.open
-
-    def opened_late(topic: str, timeout_s: float) -> str:
-        commands.cancelled = True
-        return opening(topic, timeout_s)
-
-    log.open = opened_late
+    log.before["open"] = lambda: setattr(commands, "cancelled", True)
     with pytest.raises(LostOwnership):
         await turns.begin(request("r1", "a"), 1, 0, commands.mine, start.mark)
     assert log.records == []
@@ -327,54 +306,39 @@ async def test_commands_are_read_once_for_a_topic(turns: Turns, commands: Comman
     assert commands.looks == 2, "when there is no topic, and when there is one"
 
 
-async def test_a_turn_whose_topic_was_deleted_is_read_again(log: MemoryLog, turns: Turns) -> None:
+@pytest.mark.parametrize("exists", [False, True], ids=["deleted", "recreated"])
+async def test_a_turn_whose_topic_is_gone_is_read_again(log: MemoryLog, turns: Turns, exists: bool) -> None:
     await take(turns, request("r1", "a"))
     ahead = await turns.read(request("r2", "b"), mine)
-    log.records.clear()
-    log.topic_id, log.made = "second", False
+    log.recreate()
+    log.made = exists
     assert await turns.begin(request("r2", "b"), 1, 0, mine, ahead.mark) is None
-    assert not log.made
+    assert log.made == exists
     start = await turns.read(request("r2", "b"), mine)
     assert start.past.messages == []
     assert await turns.begin(request("r2", "b"), 1, 0, mine, start.mark) == "second"
 
 
+@pytest.mark.parametrize("seen", [False, True], ids=["", "another turn saw the deletion"])
 @pytest.mark.parametrize("exists", [False, True], ids=["deleted", "recreated"])
 async def test_an_answer_whose_topic_is_gone_is_not_written(
-    log: MemoryLog, turns: Turns, holds: Holds, exists: bool
+    log: MemoryLog, turns: Turns, holds: Holds, exists: bool, seen: bool
 ) -> None:
     asked = drawing("r1", "a cat")
     await take(turns, asked)
     log.recreate()
     log.made = exists
+    if seen:
+        assert (await turns.read(request("r2", "b"), mine)).past.messages == []
     with pytest.raises(Cancelled, match="its conversation was deleted"):
         await asyncio.wait_for(turns.finish(answer(asked, "", "cat"), mine, "first"), 10)
-    assert log.live_keys() == []
-    assert log.made == exists
-    assert holds.held == set()
-
-
-async def test_an_answer_is_not_written_after_another_turn_saw_the_deletion(log: MemoryLog, turns: Turns) -> None:
-    asked = request("r1", "a")
-    await take(turns, asked)
-    log.recreate()
-    assert (await turns.read(request("r2", "b"), mine)).past.messages == []
-    with pytest.raises(Cancelled, match="its conversation was deleted"):
-        await turns.finish(answer(asked, "A"), mine, "first")
-    assert log.records == []
+    assert (log.live_keys(), log.made, holds.held) == ([], exists, set())
 
 
 async def test_an_input_appended_to_the_next_topic_is_removed(log: MemoryLog, turns: Turns) -> None:
     await take(turns, request("r1", "a"))
     start = await turns.read(request("r2", "b"), mine)
-    appending = log.append
-
-    async def late(topic: str, records: Sequence[tuple[bytes, bytes | None]]) -> list[int]:
-        log.append = appending
-        log.recreate()
-        return await appending(topic, records)
-
-    log.append = late
+    log.before["append"] = log.recreate
     assert await turns.begin(request("r2", "b"), 1, 0, mine, start.mark) is None
     assert log.live_keys() == []
 
@@ -383,13 +347,7 @@ async def test_a_broker_that_does_not_know_the_new_topic_yet(log: MemoryLog, tur
     """It may hear of the topic a moment after the others."""
     asked = request("r1", "a")
     await take(turns, asked)
-    finding = log.find
-
-    def not_yet(topic: str, timeout_s: float) -> str | None:
-        log.find = finding
-        return None
-
-    log.find = not_yet
+    log.find = Mock(side_effect=itertools.chain([None], itertools.repeat(log.topic_id)))
     assert (await turns.finish(answer(asked, "A"), mine, "first")).content == "A"
     assert log.keys() == log.live_keys() == ["r1/in/0/1", "r1/out/1"]
 
@@ -398,7 +356,7 @@ async def test_a_late_append_of_a_cancelled_turn_is_removed_from_the_next_topic(
     asked, ours = request("r1", "a"), True
     await take(turns, asked)
     start = await turns.read(request("r2", "b"), mine)
-    waiting, released = hold_appends(log)
+    waiting, released = hold_append(log)
     begins = asyncio.create_task(turns.begin(request("r2", "b"), 1, 0, lambda: ours, start.mark))
     await asyncio.wait_for(waiting.wait(), 10)
     ours = False
@@ -413,7 +371,7 @@ async def test_a_late_append_of_a_cancelled_turn_is_removed_from_the_next_topic(
 @pytest.mark.parametrize("cancelled", [True, False], ids=["cancelled", "waiting"])
 async def test_an_acknowledgement_after_close_is_no_fault(log: MemoryLog, turns: Turns, cancelled: bool) -> None:
     start = await turns.read(request("r1", "a"), mine)
-    waiting, released = hold_appends(log)
+    waiting, released = hold_append(log)
     unheard: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
     begins = asyncio.create_task(turns.begin(request("r1", "a"), 1, 0, mine, start.mark))
@@ -483,15 +441,13 @@ async def test_an_erasure_keeps_images_of_an_answer_in_progress(log: MemoryLog, 
     first, second = drawing("r1", "a cat"), drawing("r2", "a dog")
     await turn(turns, first, "", "cat")
     await take(turns, second)
-    appending, finishing = log.append, list[asyncio.Task[ConversationMessage]]()
+    finishing = list[asyncio.Task[ConversationMessage]]()
 
-    async def answered_meanwhile(topic: str, records: Sequence[tuple[bytes, bytes | None]]) -> list[int]:
-        log.append = appending
+    async def answered_meanwhile() -> None:
         finishing.append(asyncio.create_task(turns.finish(answer(second, "", "dog"), mine, "first")))
         await wait_until_async(lambda: "dog" in holds.held, 5)
-        return await appending(topic, records)
 
-    log.append = answered_meanwhile
+    log.before["append"] = answered_meanwhile
     assert await turns.erase("default", "c1", "r1") == 2
     await asyncio.gather(*finishing)
     assert log.live_keys()[-1] == "r2/out/1"

@@ -1,11 +1,10 @@
 """A run ends exactly once, and a sink that raises ends the worker."""
 
-import asyncio
 import itertools
+from unittest.mock import Mock
 
 import pytest
 
-from penstock.common.background import on_faults
 from penstock.processors.engines.base import Delta, Finished, RunFailed
 from penstock.processors.engines.sinks import GuardedSink
 from penstock.schemas.errors import EngineFailed
@@ -15,41 +14,9 @@ FINISHED = Finished(run_id="r", output={"text": "x"}, finish_reason="stop")
 FAILED = RunFailed(run_id="r", error=EngineFailed("no"), retryable_here=True)
 
 
-class Sink:
-    """Raises at the events it is told to."""
-
-    def __init__(self, raises: tuple[str, ...]) -> None:
-        self.raises = raises
-        self.told: list[str] = []
-        self.ends: list[Finished | RunFailed] = []
-
-    def _take(self, name: str) -> None:
-        self.told.append(name)
-        if name in self.raises:
-            raise ValueError(name)
-
-    def on_delta(self, delta: Delta) -> None:
-        self._take("delta")
-
-    def on_finished(self, finished: Finished) -> None:
-        self._take("finished")
-        self.ends.append(finished)
-
-    def on_failed(self, failed: RunFailed) -> None:
-        self._take("failed")
-        self.ends.append(failed)
-
-
-@pytest.fixture
-async def faults() -> list[str]:
-    told: list[str] = []
-    on_faults(asyncio.get_running_loop(), lambda: told.append("fault"))
-    return told
-
-
 @pytest.mark.parametrize("events", itertools.product("df!", repeat=3))
 def test_one_end(events: tuple[str, ...]) -> None:
-    sink = Sink(())
+    sink = Mock()
     guarded = GuardedSink("r", sink)
     for event in events:
         if event == "d":
@@ -59,34 +26,36 @@ def test_one_end(events: tuple[str, ...]) -> None:
         else:
             guarded.failed(FAILED)
     ended = set(events) != {"d"}
-    assert len(sink.ends) == int(ended)
+    assert sink.on_finished.call_count + sink.on_failed.call_count == int(ended)
     assert guarded.over is ended
 
 
-@pytest.mark.parametrize("event", ["delta", "finished", "failed"])
+@pytest.mark.parametrize("event", [DELTA, FINISHED, FAILED])
 async def test_a_sink_that_raises_is_a_fault_of_the_worker_and_not_of_the_request(
-    event: str, faults: list[str], caplog: pytest.LogCaptureFixture
+    event: Delta | Finished | RunFailed, faults: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    sink = Sink((event,))
+    sink = Mock(
+        **dict.fromkeys(("on_delta.side_effect", "on_finished.side_effect", "on_failed.side_effect"), ValueError)
+    )
     guarded = GuardedSink("r", sink)
-    if event == "delta":
-        assert not guarded.delta(DELTA)
-    elif event == "finished":
-        guarded.finished(FINISHED)
+    if isinstance(event, Delta):
+        assert not guarded.delta(event)
+    elif isinstance(event, Finished):
+        guarded.finished(event)
     else:
-        guarded.failed(FAILED)
+        guarded.failed(event)
     guarded.finished(FINISHED)
-    assert sink.told == [event], "nothing more is told of a run whose request the worker may hold wrongly"
+    assert len(sink.mock_calls) == 1, "nothing more is told of a run whose request the worker may hold wrongly"
     assert guarded.over
     assert faults == ["fault"]
     assert "ValueError" in caplog.text
 
 
 def test_a_closed_one_tells_nothing() -> None:
-    sink = Sink(())
+    sink = Mock()
     guarded = GuardedSink("r", sink)
     guarded.close()
     assert not guarded.delta(DELTA)
     guarded.finished(FINISHED)
     guarded.failed(FAILED)
-    assert not sink.told
+    assert not sink.mock_calls

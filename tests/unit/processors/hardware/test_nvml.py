@@ -92,17 +92,16 @@ def test_only_visible_cards_are_devices(driver: Install, monkeypatch: pytest.Mon
     assert read(probe).used_bytes == 8
 
 
-@pytest.mark.parametrize("unknown", [None, (1 << 64) - 1])  # NVML_VALUE_NOT_AVAILABLE, as wrappers give it
-def test_where_the_driver_tells_no_memory_by_process_totals_are_left(driver: Install, unknown: int | None) -> None:
-    driver(FakeCard("GPU-aa", used_bytes=5, processes={10: unknown}))
-    probe = NvmlProbe()
-    probe.devices()
-    assert read(probe) == Reading(used_bytes=5, by_pid=None)
-
-
-def test_process_ids_of_another_namespace_are_not_used(driver: Install, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver(FakeCard("GPU-aa", used_bytes=5, processes={10: 5}))
-    monkeypatch.setattr(nvml, "numbered_as_drivers_do", lambda: False)
+@pytest.mark.parametrize(
+    ("used", "ours"),
+    [(None, True), ((1 << 64) - 1, True), (5, False)],
+    ids=["unknown", "NVML_VALUE_NOT_AVAILABLE, as wrappers give it", "ids of another namespace"],
+)
+def test_where_no_memory_is_known_by_process_totals_are_left(
+    driver: Install, monkeypatch: pytest.MonkeyPatch, used: int | None, ours: bool
+) -> None:
+    driver(FakeCard("GPU-aa", used_bytes=5, processes={10: used}))
+    monkeypatch.setattr(nvml, "numbered_as_drivers_do", lambda: ours)
     probe = NvmlProbe()
     probe.devices()
     assert read(probe) == Reading(used_bytes=5, by_pid=None)

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Generator
 from pathlib import Path
 from random import Random
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -69,12 +70,7 @@ async def test_urls_are_off_unless_allowed(inputs: ImageInputs) -> None:
 async def test_what_lies_at_a_url_is_kept_as_an_input_of_its_request(
     store: ArtifactStore, inputs: ImageInputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stayed for three days when the request was erased."""
-
-    async def fetch(self: ImageFetcher, url: str, *, param: str) -> bytes:
-        return picture(Random(1))
-
-    monkeypatch.setattr(ImageFetcher, "fetch", fetch)
+    monkeypatch.setattr(ImageFetcher, "fetch", AsyncMock(return_value=picture(Random(1))))
     url = {"url": "https://example.com/a.png"}
     first, second = [await inputs.kept("acme", request_id, url, param=PARAM) for request_id in ("first", "second")]
     uploaded = await inputs.kept("acme", "third", {"artifact_id": first.artifact_id}, param=PARAM)

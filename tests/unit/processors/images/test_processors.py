@@ -103,16 +103,6 @@ def test_a_request_that_is_given_up_ends_its_process_alone(processors: ImageProc
     assert len(processors.pool.pids()) == 1, "the same process again"
 
 
-@pytest.mark.parametrize("idle", [True, False])
-def test_a_process_that_is_killed_while_idle_harms_nobody(processors: ImageProcessors, idle: bool) -> None:
-    data = picture(random.Random(3))
-    processors.process("a", job(data, FLIP))
-    (pid,) = processors.pool.pids()
-    os.kill(pid, signal.SIGKILL if idle else signal.SIGTERM)
-    wait_until(lambda: not alive(pid))
-    assert processors.process("b", job(data, FLIP)).data
-
-
 def test_operations_that_take_too_long_end_their_process(processors: ImageProcessors) -> None:
     slow = ImageProcessors(max_pixels=64_000_000, work_cpu_s=0)
     try:
@@ -129,14 +119,6 @@ def test_an_image_that_takes_too_long_is_told_from_operations_that_do(processors
     with pytest.raises(InvalidRequest, match="decoding this JPEG image takes too long") as caught:
         processors.process("a", one)
     assert caught.value.param == "payload.image"
-
-
-def test_a_process_has_nothing_of_the_environment(processors: ImageProcessors, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of the worker")
-    processors.start(1)
-    (pid,) = processors.pool.pids()
-    environ = wait_until(Path(f"/proc/{pid}/environ").read_bytes, describe="it has begun")
-    assert {entry.partition(b"=")[0] for entry in environ.split(b"\0") if entry} == {b"PYTHONPATH"}
 
 
 OPENED = {"opened": True}

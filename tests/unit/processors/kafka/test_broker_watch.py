@@ -4,41 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from unittest.mock import Mock
 
 from penstock.processors.kafka.broker_watch import BrokerWatch
 from support import wait_until_async
 
 
-class FakeKafka:
-    def __init__(self) -> None:
-        self.there = False
-        self.asked = 0
-
-    def probe(self, timeout_s: float) -> bool:
-        self.asked += 1
-        return self.there
-
-
 async def test_nobody_is_asked_while_nobody_waits() -> None:
-    kafka = FakeKafka()
-    watch = BrokerWatch(kafka.probe)
+    probe = Mock()
+    watch = BrokerWatch(probe)
     watch.answered()
     await asyncio.sleep(0.3)
-    assert kafka.asked == 0
+    assert not probe.called
 
 
 async def test_all_who_wait_are_woken_by_the_first_answer() -> None:
-    kafka = FakeKafka()
-    watch = BrokerWatch(kafka.probe)
+    probe = Mock(return_value=False)
+    watch = BrokerWatch(probe)
     waiting = [asyncio.create_task(watch.wait(30)) for _ in range(50)]
     await wait_until_async(lambda: watch.away)
     assert not any(task.done() for task in waiting)
-    kafka.there = True
+    probe.return_value = True
     assert all(await asyncio.wait_for(asyncio.gather(*waiting), 5))
     assert not watch.away
-    asked = kafka.asked
+    asked = probe.call_count
     await asyncio.sleep(0.3)
-    assert kafka.asked <= asked + 1, "nobody waits any more"
+    assert probe.call_count <= asked + 1, "nobody waits any more"
 
 
 async def test_any_client_wakes_from_any_thread() -> None:
@@ -66,13 +57,5 @@ async def test_closing_lets_all_go() -> None:
 
 
 async def test_a_probe_that_fails_oddly_does_not_end_the_watching() -> None:
-    calls = 0
-
-    def probe(_: float) -> bool:
-        nonlocal calls
-        calls += 1
-        if calls == 1:
-            raise ValueError("odd")
-        return True
-
+    probe = Mock(side_effect=[ValueError("odd"), True])
     assert await asyncio.wait_for(BrokerWatch(probe).wait(30), 5)

@@ -44,18 +44,6 @@ def test_what_comes_while_one_is_on_its_way_is_sent_together_the_newest_only() -
     assert other == [[{B: False}]][0]
 
 
-def test_lower_than_known_and_foreign_are_refused_equal_is_not_sent_again() -> None:
-    commits = begun(a=5)
-    assert ask(commits, {A: (4, "")}) == [{A: False}]
-    assert ask(commits, {("x", 0): (4, "")}) == [{("x", 0): False}]
-    assert ask(commits, {A: (5, "")}) == [{A: True}]
-    assert commits.next() is None
-    assert ask(commits, {A: (5, "map")}) == []
-    assert ask(commits, {A: (4, "")}) == [{A: False}]
-    sent = commits.next()
-    assert sent.offsets == {A: (5, "map")}
-
-
 def test_metadata_that_changes_back_while_it_is_on_its_way_is_sent_again() -> None:
     commits = begun(a=5)
     ask(commits, {A: (5, "map")})

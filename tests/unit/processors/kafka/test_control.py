@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -102,11 +103,7 @@ async def test_the_time_of_a_deletion_is_that_of_its_record(monkeypatch: pytest.
 
 async def test_a_reader_that_has_ended_is_waited_for_like_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     control, reader = follower(monkeypatch, lambda commands: None)
-
-    def ended(deadline_s: float, **_: object) -> None:
-        raise InternalError("the reader has ended")
-
-    reader.wait_until_caught_up = ended  # type: ignore[attr-defined]
+    reader.wait_until_caught_up = Mock(side_effect=InternalError("the reader has ended"))  # type: ignore[attr-defined]
     with pytest.raises(BrokerUnavailable, match="ended"):
         control.catch_up(1.0)
 

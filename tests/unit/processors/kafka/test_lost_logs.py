@@ -95,17 +95,10 @@ def test_a_truncated_log_gets_a_lower_commit_without_its_map(
     assert found == {A: (start, ""), B: committed[B]}
     assert kafka.commits == [{A: (start, "")}]
     assert counted == ["log_truncated"]
+    assert assigned(kafka, found, choice) == (found, []), "the next assignment does not find it again"
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [
         f"group.log_truncated topic=t partition=0 committed=100 log_end=5 begins={start} on_lost_log={choice}"
     ]
-
-
-def test_the_next_assignment_does_not_find_it_again() -> None:
-    kafka = FakeConsumer({A: Extent(0, 5)})
-    found, counted = assigned(kafka, {A: (100, "")})
-    assert counted == ["log_truncated"]
-    assert assigned(kafka, found or {}) == (found, [])
-    assert len(kafka.commits) == 1
 
 
 def test_a_map_that_reaches_beyond_the_log_speaks_of_records_that_are_gone() -> None:
@@ -124,69 +117,46 @@ def test_nothing_is_changed_otherwise(log: Extent | None) -> None:
     assert kafka.commits == []
 
 
-def refused(
-    kafka: FakeConsumer, committed: Committed, now: Committed
-) -> tuple[Mapping[TP, Committed] | None, LostLogs]:
-    """A position of A was refused while the group had `committed`; at the next assignment it has `now`."""
-    logs = LostLogs("beginning")
-    logs.position_refused(A, committed)
-    return logs.at_assignment(kafka, {A: now}, never), logs
+Heard = list[tuple[Any, ...]]
+REFUSED: Heard = [("position_refused", A, (100, ""))]
+READ: Heard = [("has_read", A, 50, [(10, ""), (20, "")])]
+REFUSED_AFTER_THE_LOSS: Heard = [("has_read", A, 120, [(100, "")]), ("position_refused", A, None)]
+COMMITTED_SINCE: Heard = [("position_refused", A, (90, "")), ("has_read", A, 120, [(90, ""), (100, "")])]
 
 
-def test_a_log_that_grew_again_before_the_next_assignment_begins_again() -> None:
-    """A position was refused, the session ended before it was mended, and then the log reached the commit again."""
-    kafka = FakeConsumer({A: Extent(0, 150)})
-    found, logs = refused(kafka, (100, ""), (100, ""))
-    assert found == {A: (0, "")}
-    assert logs.at_assignment(kafka, {A: (100, "")}, never) == {A: (100, "")}, "it is mended once"
+@pytest.mark.parametrize(
+    ("heard", "log", "committed", "begins"),
+    [
+        pytest.param(REFUSED, Extent(0, 150), 100, 0, id="it grew again before the next assignment"),
+        pytest.param(REFUSED, Extent(0, 150), 20, 20, id="another member has mended it"),
+        pytest.param(REFUSED, Extent(110, 150), 100, 100, id="retention deleted its beginning"),
+        pytest.param(REFUSED_AFTER_THE_LOSS, Extent(0, 150), 100, 0, id="the refusal is heard after the loss"),
+        pytest.param(COMMITTED_SINCE, Extent(0, 150), 100, 0, id="the commit is of this member"),
+        pytest.param(READ, Extent(0, 40), 20, 0, id="it ends before what was read (seed 3830)"),
+        pytest.param(READ, Extent(0, 40), 30, 30, id="it ends before that, and another member committed"),
+    ],
+)
+def test_what_was_refused_or_read_before_is_compared_with_the_log_once(
+    heard: Heard, log: Extent, committed: int, begins: int
+) -> None:
+    logs, kafka = LostLogs("beginning"), FakeConsumer({A: log})
+    for name, *facts in heard:
+        getattr(logs, name)(*facts)
+    assert logs.unmended({B: (1, "")}) == set()
+    assert logs.at_assignment(kafka, {A: (committed, "")}, never) == {A: (begins, "")}
+    assert logs.at_assignment(kafka, {A: (committed, "")}, never) == {A: (committed, "")}
 
 
 def test_a_log_that_nobody_could_look_at_is_not_taken_for_whole() -> None:
     """Its leader was away at the assignment, and the log has grown since: no fetch will be refused again."""
-    kafka = FakeConsumer({A: None})
-    found, logs = refused(kafka, (100, ""), (100, ""))
+    kafka, logs = FakeConsumer({A: None}), LostLogs("beginning")
+    logs.position_refused(A, (100, ""))
+    found = logs.at_assignment(kafka, {A: (100, "")}, never)
     assert found == {A: (100, "")}
     assert logs.unmended(found) == {A}
     kafka.logs[A] = Extent(0, 150)
     assert logs.at_assignment(kafka, found, never) == {A: (0, "")}
     assert logs.unmended({A: (0, "")}) == set()
-
-
-def test_a_refusal_that_is_heard_after_the_partition_was_lost_counts() -> None:
-    """The session ended first. The log has grown beyond the commit when the member has its partition again."""
-    kafka, logs = FakeConsumer({A: Extent(0, 150), B: Extent(0, 150)}), LostLogs("beginning")
-    logs.has_read(A, 120, [(100, "")])
-    logs.position_refused(A, None)
-    assert logs.unmended({B: (1, "")}) == set()
-    assert logs.at_assignment(kafka, {A: (100, ""), B: (1, "")}, never) == {A: (0, ""), B: (1, "")}
-
-
-def test_what_this_member_committed_after_the_refusal_is_no_other_members() -> None:
-    kafka, logs = FakeConsumer({A: Extent(0, 150)}), LostLogs("beginning")
-    logs.position_refused(A, (90, ""))
-    logs.has_read(A, 120, [(90, ""), (100, "")])
-    assert logs.at_assignment(kafka, {A: (100, "")}, never) == {A: (0, "")}
-
-
-@pytest.mark.parametrize(("log", "now"), [(Extent(0, 150), (20, "")), (Extent(110, 150), (100, ""))])
-def test_a_refused_position_says_nothing_of_what_another_member_mended_or_retention_deleted(
-    log: Extent, now: Committed
-) -> None:
-    kafka = FakeConsumer({A: log})
-    found, logs = refused(kafka, (100, ""), now)
-    assert found == {A: now}
-    assert logs.at_assignment(kafka, {A: (100, "")}, never) == {A: (100, "")}
-
-
-@pytest.mark.parametrize(
-    ("now", "begins"), [((20, ""), (0, "")), ((30, ""), (30, ""))], ids=["nobody committed", "another member did"]
-)
-def test_a_log_that_ends_before_what_was_read_of_it_begins_again(now: Committed, begins: Committed) -> None:
-    """Found by the simulator (seed 3830): the commit was behind, and a member that kept its partition went on."""
-    kafka, logs = FakeConsumer({A: Extent(0, 40)}), LostLogs("beginning")
-    logs.has_read(A, 50, [(10, ""), (20, "")])
-    assert logs.at_assignment(kafka, {A: now}, never) == {A: begins}
-    assert logs.at_assignment(kafka, {A: (20, "")}, never) == {A: (20, "")}, "it is asked once"
 
 
 @pytest.mark.parametrize(

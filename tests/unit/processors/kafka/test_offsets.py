@@ -63,15 +63,9 @@ def patient(limit: int = 50) -> Any:
     return wait
 
 
-def test_what_is_committed_is_returned_with_its_metadata_and_nothing_is_written() -> None:
-    kafka = FakeConsumer([[Partition(A, 0, "map"), Partition(B, 7)]])
-    assert committed_or_start(kafka, [A, B], patient()) == {A: (0, "map"), B: (7, "")}
-    assert kafka.asked == ["committed"]
-
-
 def test_only_a_clear_none_gets_the_start_committed() -> None:
-    kafka = FakeConsumer([[Partition(A, 5), Partition(B, NONE)]], [[Partition(B, 3)]])
-    assert committed_or_start(kafka, [A, B], patient()) == {A: (5, ""), B: (3, "")}
+    kafka = FakeConsumer([[Partition(A, 0, "map"), Partition(B, NONE)]], [[Partition(B, 3)]])
+    assert committed_or_start(kafka, [A, B], patient()) == {A: (0, "map"), B: (3, "")}
     assert kafka.written == [{B: 3}]
 
 

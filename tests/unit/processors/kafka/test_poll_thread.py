@@ -7,6 +7,7 @@ import queue
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY, AsyncMock, Mock
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
@@ -53,34 +54,13 @@ class Broker:
         self.closed = True
 
 
-Told = list[tuple[Mapping[TP, Committed], bool]]
-
-
-def make_thread() -> tuple[PollThread, Told]:
-    told: Told = []
-
-    async def assigned(
-        generation: int, member_id: str, committed: Mapping[TP, Committed], *, begins_again: bool
-    ) -> None:
-        told.append((committed, begins_again))
-
-    async def revoked(*, lost: bool) -> Mapping[TP, Committed]:
-        return {}
-
-    events: Any = SimpleNamespace(assigned=assigned, revoked=revoked)
+def make_thread() -> tuple[PollThread, AsyncMock]:
+    """A thread, and what hears of its assignments."""
+    events = Mock(assigned=AsyncMock(), revoked=AsyncMock(return_value={}))
     config = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g"}
-    loop = asyncio.get_running_loop()
-    nobody: Any = SimpleNamespace(replaces=lambda consumer, busy=False: False)
-    thread = PollThread(
-        config,
-        loop,
-        events,
-        urgency=lambda topic: 0,
-        lost_logs=LostLogs("beginning"),
-        lost_brokers=nobody,
-        rights=nobody,
-    )
-    return thread, told
+    nobody = Mock(**{"replaces.return_value": False})
+    parts: Any = {"lost_logs": LostLogs("beginning"), "lost_brokers": nobody, "rights": nobody}
+    return PollThread(config, asyncio.get_running_loop(), events, urgency=lambda topic: 0, **parts), events.assigned
 
 
 @pytest.mark.parametrize(
@@ -91,15 +71,14 @@ def make_thread() -> tuple[PollThread, Told]:
 async def test_it_says_when_a_log_begins_again(end: int, read: int, begins_again: bool) -> None:
     """Found by the simulator (seed 1500): a member that kept its partition went on with what it knew to be done."""
     broker = Broker(Extent(0, end), (80, ""))
-    thread, told = make_thread()
+    thread, assigned = make_thread()
     if read:
         await asyncio.to_thread(thread._assign, broker, [TopicPartition(*A)])
-        told.clear()
         thread._buffer.reached_end(A, read)
         await asyncio.to_thread(thread._begin, {})
     await asyncio.to_thread(thread._assign, broker, [TopicPartition(*A)])
     start = 0 if begins_again else 80
-    assert told == [({A: (start, "")}, begins_again)]
+    assigned.assert_called_with(ANY, ANY, {A: (start, "")}, begins_again=begins_again)
     assert broker.assigned[-1] == {A: start}
     assert broker.stored == (start, "")
 
@@ -107,14 +86,14 @@ async def test_it_says_when_a_log_begins_again(end: int, read: int, begins_again
 async def test_a_log_that_was_refused_and_not_looked_at_since_is_not_read_on() -> None:
     """Its leader was away at the next assignment. The log had grown beyond the commit when the leader came back."""
     broker = Broker(Extent(0, 90), (80, ""))
-    thread, told = make_thread()
+    thread, assigned = make_thread()
     await asyncio.to_thread(thread._assign, broker, [TopicPartition(*A)])
     thread._take_message(refusal())
     broker.log, broker.leader_away = Extent(0, 200), True
     await asyncio.to_thread(thread._begin, {})
     await asyncio.to_thread(thread._assign, broker, [TopicPartition(*A)])
     assert broker.assigned[-1] == {}
-    assert told[-1] == ({A: (80, "")}, False)
+    assigned.assert_called_with(ANY, ANY, {A: (80, "")}, begins_again=False)
     broker.leader_away = False
     thread._kafka = broker  # pyright: ignore[reportAttributeAccessIssue]
     thread._topics = ["t"]
@@ -125,17 +104,12 @@ async def test_a_log_that_was_refused_and_not_looked_at_since_is_not_read_on() -
 
 
 async def test_a_client_that_is_lost_in_an_assignment_is_asked_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It asked for ever what the group has committed, and nobody looked whether it has a broker."""
     broker = Broker(Extent(0, 90), (80, ""))
-    thread, told = make_thread()
-
-    def no_answer(*_: Any) -> Any:
-        raise KafkaException(KafkaError(KafkaError._TRANSPORT))
-
-    broker.committed = no_answer
+    thread, assigned = make_thread()
+    broker.committed = Mock(side_effect=KafkaException(KafkaError(KafkaError._TRANSPORT)))
     monkeypatch.setattr(thread._lost_brokers, "replaces", lambda consumer: True)
     await asyncio.wait_for(asyncio.to_thread(thread._assign, broker, [TopicPartition(*A)]), 10)
-    assert (broker.assigned, told, thread._lost) == ([{}], [], True)
+    assert (broker.assigned, assigned.called, thread._lost) == ([{}], False, True)
     await asyncio.to_thread(thread.stop)
 
 
@@ -168,18 +142,13 @@ class Coordinator(Broker):
 async def test_a_lost_callback_leaves_the_answers_of_later_commits_with_their_commits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made: list[Coordinator] = []
-
-    def consumer(config: Mapping[str, Any], **more: Any) -> Coordinator:
-        made.append(Coordinator(config, **more))
-        return made[-1]
-
-    monkeypatch.setattr("penstock.processors.kafka.poll_thread.Consumer", consumer)
+    made = Mock(side_effect=Coordinator)
+    monkeypatch.setattr("penstock.processors.kafka.poll_thread.Consumer", made)
     monkeypatch.setattr("penstock.processors.kafka.poll_thread.ANSWER_S", 0.2)
-    thread, told = make_thread()
+    thread, assigned = make_thread()
     thread.subscribe(["t"])
-    await wait_until_async(lambda: told)
-    made[0].loses = 1
+    await wait_until_async(lambda: assigned.called)
+    thread._kafka.loses = 1
     answers: queue.SimpleQueue[dict[TP, bool]] = queue.SimpleQueue()
     for offset, taken in ((5, False), (5, True), (6, True), (7, True)):
         thread.commit(7, {A: (offset, "map")}, answers.put)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,24 +15,17 @@ TOPIC = "inference.request.text.gpu"
 
 
 async def test_a_broker_that_knows_no_topics_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request was refused, as if there were no such pool."""
-    known: dict[str, int] = {}
-    answers: list[str] = []
-    asked: list[Sequence[str]] = []
-
-    def partition_counts(_: KafkaSettings, topics: Sequence[str]) -> dict[str, int]:
-        asked.append(topics)
-        return {topic: known[topic] for topic in topics if topic in known}
-
-    monkeypatch.setattr(pool_topics.admin, "partition_counts", partition_counts)
+    counts, answers = Mock(return_value={}), list[str]()
+    monkeypatch.setattr(pool_topics.admin, "partition_counts", counts)
     monkeypatch.setattr(pool_topics, "AGAIN_S", 0.01)
     pools = PoolTopics(KafkaSettings())
     pools.look(TOPIC, lambda: answers.append("there"), lambda: answers.append("missing"))
-    await wait_until_async(lambda: len(asked) > 1 or answers, 5)
+    await wait_until_async(lambda: counts.call_count > 1 or answers, 5)
     assert answers == []
-    known |= {"inference.result": 1, TOPIC: 1}
+    counts.return_value = {"inference.result": 1, TOPIC: 1}
     await wait_until_async(lambda: answers, 5)
     assert answers == ["there"]
+    assert all(TOPIC in asked.args[1] for asked in counts.mock_calls)
 
 
 async def test_a_topic_that_is_missing_among_others_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

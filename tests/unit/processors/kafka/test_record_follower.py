@@ -14,7 +14,6 @@ from penstock.schemas.errors import BrokerUnavailable
 
 
 async def test_nobody_has_caught_up_with_a_topic_that_is_about_to_be_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn of a conversation that had just been deleted was taken for one of the next conversation of its name."""
     settings = KafkaSettings(bootstrap_servers="127.0.0.1:1")
     monkeypatch.setattr(admin, "end_offsets", lambda _settings, partitions, _timeout: dict.fromkeys(partitions, 1))
     follower = ControlFollower(settings, default_codec(), asyncio.get_running_loop(), lambda _: None)

@@ -9,36 +9,22 @@ from typing import Any
 
 import pytest
 
+from kit.common_records import ORIGIN, chunk
 from penstock.common.settings import KafkaSettings
 from penstock.processors.core.requests.told import Told
 from penstock.processors.core.requests.work import Subject
 from penstock.processors.kafka.told_streams import Beginning, StreamSoFar, ToldStreams
 from penstock.schemas.codec import default_codec
-from penstock.schemas.records import Origin, ResultEvent
+from penstock.schemas.records import ResultEvent
 from penstock.schemas.topics import TP
 from support import wait_until_async
 
-ORIGIN = Origin(topic="t", partition=0, offset=7, append_time_ms=1)
-FIRST = ResultEvent(
-    request_id="a",
-    tenant="default",
-    kind="chunk",
-    origin=ORIGIN,
-    attempt=1,
-    epoch=1,
-    task="text_generation",
-    created_at=1,
-    worker_id="w",
-    text="ab",
-    text_offset=0,
-    token_ids=[1, 2],
-    first_token_index=0,
-)
+FIRST = chunk("ab", request_id="a", token_ids=[1, 2], first_token_index=0)
 MORE = replace(FIRST, text="c", text_offset=2, token_ids=[3], first_token_index=2)
 
 
 def subject(request_id: str = "a", epoch: int = 2) -> Subject:
-    key = ("t", 0, 7)
+    key = ("t", 0, 0)
     return Subject(key, 1, request_id, "default", "text_generation", "m", None, 1, epoch, ORIGIN, None)
 
 
@@ -58,15 +44,6 @@ def test_all_that_stands_before_the_claim_is_told() -> None:
     assert told(FIRST, MORE, claim()) == Told("m", "abc", (1, 2, 3), (), (1, 1))
     zombie = replace(FIRST, text="x", text_offset=3, token_ids=[9], first_token_index=3)
     assert told(FIRST, MORE, claim(), zombie) == told(FIRST, MORE, claim())
-
-
-def test_log_probabilities_are_told_with_their_tokens() -> None:
-    tokens = [{"token": name, "logprob": -1.0, "bytes": None, "top_logprobs": None} for name in "abc"]
-    first = replace(FIRST, token_logprobs=tokens[:2], first_logprob_index=0)
-    more = replace(MORE, token_logprobs=tokens[2:], first_logprob_index=2)
-    found = told(first, more, claim())
-    assert found.logprobs.tokens() == tokens
-    assert told(first, replace(more, first_logprob_index=3), claim()) is None, "one is missing"
 
 
 def without_tokens(event: ResultEvent) -> ResultEvent:

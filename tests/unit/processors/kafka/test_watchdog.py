@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -56,40 +56,27 @@ def test_time_in_which_the_process_was_stopped_does_not_count() -> None:
     assert watch.look(seen(), room=True, now=78) == {TP}
 
 
-def joins_by(watch: JoinWatch, begin: int, until: int, *, answers: bool = True, joined: bool = False) -> bool:
-    """Whether it gave up while it looked each second."""
-    looks = range(begin, until + 1)
-    return any(watch.look(joined=joined, was_member=True, broker_answers=answers, now=now) for now in looks)
-
-
-def test_a_former_member_that_does_not_come_back_gives_up() -> None:
+@pytest.mark.parametrize(
+    ("looks", "nows", "gives_up_at"),
+    [
+        (lambda now: (False, True, True), range(50), 11),
+        (lambda now: (False, True, not 10 <= now <= 1_000), range(1_100), 1_012),
+        (lambda now: (now == 110, now >= 100, True), range(200), 122),
+        (lambda now: (False, True, True), (*range(10), *range(90, 150)), 101),
+    ],
+    ids=["silent", "Kafka is away", "never joined, then joined once more", "the process was stopped"],
+)
+def test_a_former_member_that_does_not_come_back_gives_up(
+    looks: Callable[[int], tuple[bool, bool, bool]], nows: Iterable[int], gives_up_at: int
+) -> None:
+    """`looks`: whether it is a member, whether it was one, whether Kafka answers."""
     watch = JoinWatch(10)
-    assert not joins_by(watch, 0, 10)
-    assert joins_by(watch, 11, 11)
 
+    def gives_up(now: int) -> bool:
+        joined, was_member, answers = looks(now)
+        return watch.look(joined=joined, was_member=was_member, broker_answers=answers, now=now)
 
-def test_while_kafka_is_away_nobody_gives_up() -> None:
-    watch = JoinWatch(10)
-    assert not joins_by(watch, 0, 9)
-    assert not joins_by(watch, 10, 1_000, answers=False)
-    assert not joins_by(watch, 1_001, 1_011)
-    assert joins_by(watch, 1_012, 1_012)
-
-
-def test_who_has_joined_or_never_did_is_not_given_up() -> None:
-    watch = JoinWatch(10)
-    assert not any(watch.look(joined=False, was_member=False, broker_answers=True, now=now) for now in range(100))
-    assert not joins_by(watch, 100, 109)
-    assert not joins_by(watch, 110, 110, joined=True)
-    assert not joins_by(watch, 111, 121)
-    assert joins_by(watch, 122, 122)
-
-
-def test_a_process_that_was_stopped_has_time_to_join() -> None:
-    watch = JoinWatch(10)
-    assert not joins_by(watch, 0, 9)
-    assert not joins_by(watch, 90, 100)
-    assert joins_by(watch, 101, 101)
+    assert next(filter(gives_up, nows)) == gives_up_at
 
 
 Look = tuple[float, int, bool]
@@ -97,25 +84,21 @@ Look = tuple[float, int, bool]
 
 
 @pytest.mark.parametrize(
-    ("looks", "gives_up_at"),
+    ("looks", "nows", "gives_up_at"),
     [
-        (lambda now: (now, 0, True), 10),
-        (lambda now: (now, now // 9, True), 52),  # of many records one has no report at all
-        (lambda now: (now % 9, now // 9, True), None),
-        (lambda now: (0.0, 0, True), None),  # nothing is under way
-        (lambda now: (now % 50, 0, False), None),
-        (lambda now: (now % 50, 0, now >= 20), 29),
+        (lambda now: (now, 0, True), range(100), 10),
+        (lambda now: (now, now // 9, True), range(100), 52),  # of many records one has no report at all
+        (lambda now: (now % 9, now // 9, True), range(100), None),
+        (lambda now: (0.0, 0, True), range(100), None),  # nothing is under way
+        (lambda now: (now % 50, 0, False), range(100), None),
+        (lambda now: (now % 50, 0, now >= 20), range(100), 29),
+        (lambda now: (now, 0, True), (*range(9), *range(108, 120)), 111),
     ],
-    ids=["silent", "one never ends", "moves", "idle", "Kafka is away", "Kafka is back"],
+    ids=["silent", "one never ends", "moves", "idle", "Kafka is away", "Kafka is back", "the process was stopped"],
 )
-def test_deliveries_that_only_a_new_process_can_end(looks: Callable[[int], Look], gives_up_at: int | None) -> None:
+def test_deliveries_that_only_a_new_process_can_end(
+    looks: Callable[[int], Look], nows: Iterable[int], gives_up_at: int | None
+) -> None:
     """Nothing is acknowledged for 10 seconds; a record is overdue after 50, and for 3 more."""
     watch = DeliveryWatch(10, longest_s=50, margin_s=3)
-    found = [now for now in range(100) if watch.look(*looks(now), now=now)]
-    assert (found[0] if found else None) == gives_up_at
-
-
-def test_deliveries_are_not_overdue_because_the_process_was_stopped() -> None:
-    watch = DeliveryWatch(10, longest_s=50, margin_s=3)
-    assert not any(watch.look(now, 0, True, now=now) for now in (*range(9), *range(108, 111)))
-    assert watch.look(111.0, 0, True, now=111)
+    assert next((now for now in nows if watch.look(*looks(now), now=now)), None) == gives_up_at

@@ -34,32 +34,28 @@ def placed(one: ModelConfig, *capacities: DeviceCapacity, has_cuda: bool = True)
     return found.device
 
 
-@pytest.mark.parametrize("engine", ["text", "embedding", "vision", "diffusers", "upscaling"])
-@pytest.mark.parametrize("told", [None, "auto"])
-def test_what_computes_with_torch_gets_a_card(engine: str, told: str | None) -> None:
-    assert placed(config(engine, device=told), MAIN, CARD) == "cuda"
-    assert placed(config(engine, device=told), MAIN) is None
-    assert placed(config(engine, device=told), MAIN, CARD, has_cuda=False) is None
+SIMULATED = DeviceCapacity(device="sim0", kind="simulated", total_bytes=10 * GIB)
+WITH_TORCH = ("text", "embedding", "vision", "diffusers", "upscaling")
 
 
-def test_a_device_that_is_named_stays() -> None:
-    assert placed(config(device="cpu"), MAIN, CARD) == "cpu"
-    assert placed(config(device="cuda:0"), MAIN) == "cuda:0"
-
-
-@pytest.mark.parametrize("engine", ["imaging", "managed", "remote", "noop"])
-def test_other_kinds_stay_where_they_were(engine: str) -> None:
-    assert placed(config(engine), MAIN, CARD) is None
-
-
-def test_a_size_that_is_told_is_held_against_the_cards() -> None:
-    assert placed(config(vram_bytes=10 * GIB), MAIN, CARD) == "cuda"
-    assert placed(config(vram_bytes=10 * GIB + 1), MAIN, CARD) is None
-
-
-def test_a_simulated_device_is_no_card() -> None:
-    simulated = DeviceCapacity(device="sim0", kind="simulated", total_bytes=10 * GIB)
-    assert placed(config(), MAIN, simulated) is None
+@pytest.mark.parametrize(
+    ("entry", "capacities", "device"),
+    [
+        *(({"engine": one, "device": told}, [MAIN, CARD], "cuda") for one in WITH_TORCH for told in (None, "auto")),
+        *(({"engine": one}, [MAIN], None) for one in WITH_TORCH),
+        *(({"engine": one}, [MAIN, CARD], None) for one in ("imaging", "managed", "remote", "noop")),
+        ({"device": "cpu"}, [MAIN, CARD], "cpu"),
+        ({"device": "cuda:0"}, [MAIN], "cuda:0"),
+        ({"vram_bytes": 10 * GIB}, [MAIN, CARD], "cuda"),
+        ({"vram_bytes": 10 * GIB + 1}, [MAIN, CARD], None),
+        ({}, [MAIN, SIMULATED], None),
+    ],
+)
+def test_what_computes_with_torch_gets_a_card(
+    entry: dict[str, Any], capacities: list[DeviceCapacity], device: str | None
+) -> None:
+    assert placed(config(**entry), *capacities) == device
+    assert placed(config(**entry), *capacities, has_cuda=False) == (None if device == "cuda" else device)
 
 
 def test_another_entry_of_a_model_that_was_too_large_is_tried_anew() -> None:
@@ -141,12 +137,6 @@ async def test_the_card_with_the_most_free_memory_is_taken(
     await shell.run()
     assert shell.loaded_on == [("cuda:1",)]
     assert shell.serving.devices("m") == ["cuda:1"]
-
-
-async def test_without_a_card_it_is_main_memory(shells: list[Shell], monkeypatch: pytest.MonkeyPatch) -> None:
-    shell = on_cards(shells, monkeypatch)
-    await shell.run()
-    assert (shell.loaded_on, shell.sized_as) == ([("cpu",)], [None])
 
 
 async def test_what_no_card_can_hold_runs_in_main_memory(shells: list[Shell], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,40 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from typing import Any
+from unittest.mock import Mock
 
 from penstock.common.desired import DesiredRecord
 from penstock.common.model_entry import parse_entry
-from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.desired_models import NO_UNLOAD, DesiredModels
 from penstock.schemas.desired import key_of
 from penstock.schemas.records import DesiredState
-
-
-class Target:
-    """Keeps the calls."""
-
-    def __init__(self) -> None:
-        self.models: list[str] = []
-        self.priorities: dict[str, int] = {}
-        self.calls: list[tuple[Any, ...]] = []
-        self.unload_revisions: list[int] = []
-        self.preloaded: list[str] = []
-
-    def configure(self, models: Sequence[ModelConfig], removed: Set[str]) -> None:
-        self.models, self.removed = [model.id for model in models], removed
-        self.priorities = {model.id: model.priority for model in models}
-
-    def desire(self, model: str, loaded: bool | None, pinned: bool | None, revision: int) -> None:
-        self.calls.append((model, loaded, pinned))
-        self.unload_revisions.append(revision)
-
-    def preload(self, model: str) -> None:
-        self.preloaded.append(model)
-
-    def pause(self, kind: str, name: str, paused: bool) -> None:
-        self.calls.append((kind, name, paused))
 
 
 def entry(name: str, **fields: Any) -> dict[str, Any]:
@@ -47,7 +22,7 @@ class Topic:
     """Writes records, each with the next offset, and hands them to the desired models of a pool."""
 
     def __init__(self, *configured: str, pool: str | None = None) -> None:
-        self.target = Target()
+        self.target = Mock()
         self.observed: list[int | None] = []
         self.desired = DesiredModels([parse_entry(entry(name)) for name in configured], pool, self.target)
         self.desired.on_observed = lambda: self.observed.append(self.desired.observed_revision)
@@ -67,6 +42,27 @@ class Topic:
         self.desired.on_topic(topic_id)
         self._next = 0
 
+    def told(self, *names: str) -> list[tuple[Any, ...]]:
+        """The arguments of these calls, in order."""
+        return [args for name, args, _ in self.target.mock_calls if name in names]
+
+    @property
+    def calls(self) -> list[tuple[Any, ...]]:
+        """Of `desire` without the revision, and of `pause`."""
+        return [args[:3] for args in self.told("desire", "pause")]
+
+    @property
+    def unload_revisions(self) -> list[int]:
+        return [args[3] for args in self.told("desire")]
+
+    @property
+    def models(self) -> list[str]:
+        return [model.id for model in self.target.configure.call_args.args[0]]
+
+    @property
+    def removed(self) -> Set[str]:
+        return self.target.configure.call_args.args[1]
+
     @property
     def served(self) -> list[str]:
         return [model.id for model in self.desired.models]
@@ -75,8 +71,8 @@ class Topic:
 def test_a_model_is_loaded_pinned_and_paused() -> None:
     topic = Topic("a", "b")
     topic.order("a", loaded=True, pinned=True, paused=True)
-    assert topic.target.calls == [("model", "a", True), ("a", True, True)]
-    assert topic.target.models == [], "the models are as they were"
+    assert topic.calls == [("model", "a", True), ("a", True, True)]
+    assert not topic.target.configure.called, "the models are as they were"
 
 
 def test_a_tombstone_takes_an_order_back() -> None:
@@ -84,35 +80,35 @@ def test_a_tombstone_takes_an_order_back() -> None:
     topic.order("a", loaded=True, paused=True)
     topic.record("model/a", None)
     topic.record("model/zzz", None)
-    assert topic.target.calls[2:] == [("model", "a", False), ("a", None, None)]
+    assert topic.calls[2:] == [("model", "a", False), ("a", None, None)]
 
 
 def test_models_come_change_and_go() -> None:
     topic = Topic("a", "b")
     topic.order("c", entry=entry("c"), loaded=True)
-    assert topic.target.models == topic.served == ["a", "b", "c"]
-    assert topic.target.calls == [("model", "c", False), ("c", True, None)]
+    assert topic.models == topic.served == ["a", "b", "c"]
+    assert topic.calls == [("model", "c", False), ("c", True, None)]
     topic.order("a", removed=True)
-    assert topic.target.models == ["b", "c"]
+    assert topic.models == ["b", "c"]
     topic.order("b", entry=entry("b", priority=0))
-    assert topic.target.priorities == {"b": 0, "c": 5}
+    assert {model.id: model.priority for model in topic.desired.models} == {"b": 0, "c": 5}
     topic.order("c", removed=True)
-    assert (topic.target.models, topic.target.removed) == (["b"], {"a", "c"})
+    assert (topic.models, topic.removed) == (["b"], {"a", "c"})
     topic.order("of-another-file", removed=True)
-    assert topic.target.removed == {"a", "c", "of-another-file"}
+    assert topic.removed == {"a", "c", "of-another-file"}
     topic.order("a", entry=entry("a"))
-    assert topic.target.removed == {"c", "of-another-file"}
-    assert topic.target.models == ["a", "b"], "a configured model keeps its place"
+    assert topic.removed == {"c", "of-another-file"}
+    assert topic.models == ["a", "b"], "a configured model keeps its place"
 
 
 def test_a_removed_model_is_not_paused_any_more() -> None:
     topic = Topic("a")
     topic.order("a", "pause", paused=True)
     topic.order("a", "remove", removed=True)
-    assert topic.target.calls[-1] == ("model", "a", False)
-    before = list(topic.target.calls)
+    assert topic.calls[-1] == ("model", "a", False)
+    before = list(topic.calls)
     topic.order("never-served", "remove", removed=True)
-    assert topic.target.calls == before, "nothing is ordered of a model that was never served"
+    assert topic.calls == before, "nothing is ordered of a model that was never served"
 
 
 def test_an_added_model_is_preloaded_whether_its_entry_is_new_or_not() -> None:
@@ -121,14 +117,14 @@ def test_an_added_model_is_preloaded_whether_its_entry_is_new_or_not() -> None:
         topic.order("c", "add", entry=entry("c"))
     topic.order("c", "pause", entry=entry("c"), paused=True)
     topic.order("d", "add", entry="no json")
-    assert topic.target.preloaded == ["c", "c"]
+    assert topic.told("preload") == [("c",), ("c",)]
 
 
 def test_other_pools_are_not_ours() -> None:
     topic = Topic("a", pool="p")
     topic.order("a", loaded=False)
     topic.order("b", entry=entry("b"), pool="q")
-    assert (topic.target.calls, topic.served) == ([], ["a"])
+    assert (topic.calls, topic.served) == ([], ["a"])
     topic.order("b", entry=entry("b"), pool="p")
     assert topic.served == ["a", "b"]
 
@@ -139,7 +135,7 @@ def test_classes_are_paused() -> None:
     topic.order("lowest", kind="class", paused=True)
     topic.order("x", kind="UNKNOWN", paused=True)
     topic.record("class/low", None)
-    assert topic.target.calls == [("class", "low", True), ("class", "low", False)]
+    assert topic.calls == [("class", "low", True), ("class", "low", False)]
 
 
 def test_entries_that_cannot_be_served_are_passed_over() -> None:
@@ -147,7 +143,7 @@ def test_entries_that_cannot_be_served_are_passed_over() -> None:
     for odd in ("no json", "[]", "{}", json.dumps(entry("b", engine="steam")), json.dumps(entry("b", aliases=["a"]))):
         topic.order("b", entry=odd, loaded=True)
         assert topic.served == ["a"]
-    assert topic.target.calls == [], "nothing is ordered of a model that is not served"
+    assert topic.calls == [], "nothing is ordered of a model that is not served"
     topic.order("b", entry=entry("other name", pool="p"))
     assert topic.served == ["a", "b"], "the record's own name and pool count"
 
@@ -161,9 +157,9 @@ def test_the_revision_of_an_unload_stays_while_other_orders_follow() -> None:
     topic.order("a", "unload", loaded=False)
     topic.order("a", "pause", loaded=False, paused=True)
     topic.order("a", "resume", loaded=False)
-    assert topic.target.unload_revisions == [NO_UNLOAD, 1, 1, 1]
+    assert topic.unload_revisions == [NO_UNLOAD, 1, 1, 1]
     topic.order("a", "unload", loaded=False)
-    assert topic.target.unload_revisions[-1] == 4, "ordered once more, it is meant once more"
+    assert topic.unload_revisions[-1] == 4, "ordered once more, it is meant once more"
 
 
 def test_the_revision_of_an_unload_begins_anew_after_a_load_and_after_a_tombstone() -> None:
@@ -171,18 +167,10 @@ def test_the_revision_of_an_unload_begins_anew_after_a_load_and_after_a_tombston
     topic.order("a", "unload", loaded=False)
     topic.order("a", "load", loaded=True)
     topic.order("a", "pause", loaded=False, paused=True)
-    assert topic.target.unload_revisions == [0, NO_UNLOAD, 2]
+    assert topic.unload_revisions == [0, NO_UNLOAD, 2]
     topic.record("model/a", None)
     topic.order("a", "pin", loaded=False)
-    assert topic.target.unload_revisions[-1] == 4
-
-
-def test_after_a_restart_the_one_record_that_is_left_tells_that_an_unload_is_meant() -> None:
-    topic = Topic("a")
-    for _ in range(3):
-        topic.record("model/zzz", None)
-    topic.order("a", "pause", loaded=False, paused=True)
-    assert topic.target.unload_revisions == [3]
+    assert topic.unload_revisions[-1] == 4
 
 
 def test_a_record_that_comes_twice_means_one_unload() -> None:
@@ -190,7 +178,7 @@ def test_a_record_that_comes_twice_means_one_unload() -> None:
     state = DesiredState(kind="model", name="a", action="unload", created_at=1, loaded=False)
     for _ in range(2):
         topic.desired.on_records([DesiredRecord("model/a", state, 7)])
-    assert topic.target.unload_revisions == [7, 7]
+    assert topic.unload_revisions == [7, 7]
 
 
 def test_what_was_followed_is_observed_whatever_it_was() -> None:
@@ -205,20 +193,15 @@ def test_what_was_followed_is_observed_whatever_it_was() -> None:
 
 
 def test_a_revision_is_observed_when_its_order_has_been_carried_out() -> None:
+    topic = Topic("a")
     seen: list[int | None] = []
-
-    class Looking(Target):
-        def desire(self, model: str, loaded: bool | None, pinned: bool | None, revision: int) -> None:
-            seen.append(desired.observed_revision)
-
-    desired = DesiredModels([parse_entry(entry("a"))], None, Looking())
+    topic.target.desire.side_effect = lambda *_: seen.append(topic.desired.observed_revision)
     state = DesiredState(kind="model", name="a", action="load", created_at=1, loaded=True)
-    desired.on_records([DesiredRecord("model/a", state, 0), DesiredRecord("model/a", state, 1)])
-    assert (seen, desired.observed_revision) == ([None, 0], 1)
+    topic.desired.on_records([DesiredRecord("model/a", state, 0), DesiredRecord("model/a", state, 1)])
+    assert (seen, topic.desired.observed_revision) == ([None, 0], 1)
 
 
 def test_the_topic_made_anew_is_observed_from_its_first_offset() -> None:
-    """The old topic's offset stood until the first record of the new one: that order seemed observed before it was."""
     topic = Topic("a")
     seen: list[tuple[str | None, int | None]] = []
     topic.desired.on_observed = lambda: seen.append((topic.desired.observed_topic_id, topic.desired.observed_revision))
@@ -231,7 +214,6 @@ def test_the_topic_made_anew_is_observed_from_its_first_offset() -> None:
 
 
 def test_an_unload_in_the_topic_made_anew_is_another_order_than_one_of_the_same_offset() -> None:
-    """It was taken for the unload that had been carried out already, and the model stayed loaded."""
     topic = Topic("a")
     topic.made_anew("one")
     topic.order("b")
@@ -239,5 +221,5 @@ def test_an_unload_in_the_topic_made_anew_is_another_order_than_one_of_the_same_
     topic.made_anew("two")
     topic.order("b")
     topic.order("a", "unload", loaded=False)
-    first, second = (one for one in topic.target.unload_revisions if one != NO_UNLOAD)
+    first, second = (one for one in topic.unload_revisions if one != NO_UNLOAD)
     assert second > first

@@ -15,7 +15,7 @@ from penstock.processors.hardware.probe import DeviceFacts
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.factory import make_engine
 from penstock.processors.models.sizing import ModelSize
-from penstock.schemas.errors import EngineFailed, InvalidRequest
+from penstock.schemas.errors import EngineFailed
 
 FACTS = {
     "cuda:0": DeviceFacts(device="cuda:0", kind="cuda", total_bytes=80_000, address="GPU-aa"),
@@ -57,13 +57,6 @@ async def test_a_managed_server_sees_the_devices_of_its_grant_alone(
         await engine.start()
     assert json.loads(told.read_text()) == {"cards": cards, "arguments": arguments}
     await engine.stop()
-
-
-def test_a_managed_server_takes_as_many_devices_as_it_says() -> None:
-    config = ModelConfig(id="m", source="x", engine="managed", options={"command": "server", "devices": 2})
-    assert config.devices == 2
-    with pytest.raises(InvalidRequest, match="m takes 2 devices and was granted 1"):
-        make_engine(config, ModelSize(source="x"), ("sim0",), 1, facts=FACTS.get)
 
 
 @pytest.mark.parametrize(

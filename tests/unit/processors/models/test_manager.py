@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
 from penstock.processors.core.fleet.ledger import CannotLoad
-from penstock.processors.engines.base import Engine, EngineState
-from penstock.processors.engines.noop import NoopEngine
+from penstock.processors.engines.base import EngineState
 from penstock.processors.models.catalog import Catalog, ModelConfig, share_cores
 from penstock.processors.models.factory import make_engine
 from penstock.processors.models.manager import ModelManager
 from penstock.processors.models.sizing import ModelSize
-from penstock.schemas.errors import EngineFailed, InvalidRequest, ModelNotFound, PenstockError
+from penstock.schemas.errors import EngineFailed, InvalidRequest, ModelNotFound
+from shell_fakes import ScriptedEngine
 from support import wait_until_async
 
 
@@ -22,29 +23,16 @@ def config(model: str, **fields: Any) -> ModelConfig:
     return ModelConfig(id=model, source=fields.pop("source", "noop"), engine=fields.pop("engine", "noop"), **fields)
 
 
-class Heavy(NoopEngine):
-    """Takes its time to start, and may fail to. It can die."""
+class Slow(ScriptedEngine):
+    """Starts when it may."""
 
-    def __init__(self, error: Exception | None = None) -> None:
-        super().__init__("m", {})
-        self.error = error
-        self.loading = asyncio.Event()
-        self.loading.set()
+    def __init__(self, error: Exception | None, loading: asyncio.Event) -> None:
+        super().__init__(error=error)
+        self.loading = loading
 
     async def start(self) -> None:
         await self.loading.wait()
-        if self.error is not None:
-            raise self.error
         await super().start()
-
-    def die(self) -> None:
-        self._state = EngineState.DEAD
-
-    def measured_memory(self) -> int | None:
-        return 42
-
-    def peak_memory(self) -> int | None:
-        return 43
 
 
 class Bench:
@@ -53,25 +41,22 @@ class Bench:
     def __init__(self, **fields: Any) -> None:
         self.error: Exception | None = None
         self.size_error: Exception | None = None
-        self.slow = False
-        self.engines: list[Heavy] = []
+        self.engines: list[Slow] = []
         self.made_for: list[tuple[tuple[str, ...], int]] = []
         self.made_of: list[tuple[str, str]] = []
         """(source of the config, source of the size) of each engine."""
-        self.sizing = asyncio.Event()
+        self.loading, self.sizing = asyncio.Event(), asyncio.Event()
+        self.loading.set()
         self.sizing.set()
         self.sized_times = 0
-        self.told: list[tuple[Any, ...]] = []
-        self.manager = ModelManager([config("m", **fields)], self, make=self.make, size=self.find_size)
+        self.reports = Mock()
+        self.manager = ModelManager([config("m", **fields)], self.reports, make=self.make, size=self.find_size)
 
-    def make(self, config: ModelConfig, size: ModelSize, devices: tuple[str, ...], granted_bytes: int) -> Heavy:
-        engine = Heavy(self.error)
-        if self.slow:
-            engine.loading.clear()
-        self.engines.append(engine)
+    def make(self, config: ModelConfig, size: ModelSize, devices: tuple[str, ...], granted_bytes: int) -> Any:
+        self.engines.append(Slow(self.error, self.loading))
         self.made_for.append((devices, granted_bytes))
         self.made_of.append((config.source, size.source))
-        return engine
+        return self.engines[-1]
 
     async def find_size(self, config: ModelConfig, on_progress: Any) -> ModelSize:
         self.sized_times += 1
@@ -80,28 +65,11 @@ class Bench:
         await self.sizing.wait()
         return ModelSize(source=config.source, need_bytes=100 * len(config.source))
 
+    def told(self) -> list[str]:
+        return [name for name, _, _ in self.reports.mock_calls]
+
     async def until_told(self, *kinds: str) -> None:
-        await wait_until_async(lambda: tuple(one[0] for one in self.told) == kinds)
-
-    # -- the manager's reports
-
-    def sized(self, model: str, size: ModelSize) -> None:
-        self.told.append(("sized", model, size.need_bytes))
-
-    def size_failed(self, model: str, error: PenstockError) -> None:
-        self.told.append(("size_failed", model, error))
-
-    def up(self, model: str, replica: int, engine: Engine) -> None:
-        self.told.append(("up", model, replica))
-
-    def load_failed(self, model: str, replica: int, error: PenstockError) -> None:
-        self.told.append(("load_failed", model, replica, error))
-
-    def down(self, model: str, replica: int, code: int) -> None:
-        self.told.append(("down", model, replica, code))
-
-    def gone(self, model: str, replica: int) -> None:
-        self.told.append(("gone", model, replica))
+        await wait_until_async(lambda: self.told() == [*kinds])
 
 
 async def loaded(**fields: Any) -> Bench:
@@ -151,12 +119,12 @@ async def test_a_model_is_sized_and_loaded_where_it_was_granted_memory() -> None
     assert [manager.engine("m", number) for number in (0, 1)] == bench.engines
     assert bench.sized_times == 1
     assert list(manager.held().values()) == bench.engines
-    bench.told.clear()
+    bench.reports.reset_mock()
     await manager.stop()
     assert [engine.state for engine in bench.engines] == [EngineState.STOPPED] * 2
     assert manager.held() == {}
     manager.load("m", 0, (), 0)
-    assert not bench.told, "nothing is told by a manager that stops"
+    assert not bench.told(), "nothing is told by a manager that stops"
 
 
 @pytest.mark.parametrize("error", [EngineFailed("no"), OSError("disk"), RuntimeError("torch")])
@@ -165,7 +133,7 @@ async def test_a_load_that_fails_leaves_nothing_and_may_be_tried_again(error: Ex
     bench.error = error
     bench.manager.load("m", 0, (), 0)
     await bench.until_told("load_failed")
-    assert isinstance(bench.told[0][3], EngineFailed)
+    assert isinstance(bench.reports.load_failed.call_args.args[2], EngineFailed)
     assert bench.engines[0].state is EngineState.STOPPED
     bench.error = None
     bench.manager.load("m", 0, (), 0)
@@ -177,15 +145,15 @@ async def test_a_load_that_fails_leaves_nothing_and_may_be_tried_again(error: Ex
 async def test_a_death_is_seen_at_once_and_told_when_the_process_has_ended() -> None:
     bench = await loaded()
     first = bench.engines[0]
-    first.die()
+    first.state = EngineState.DEAD
     assert bench.manager.engine("m", 0) is None
-    assert len(bench.told) == 1, "its process has not ended yet"
+    assert bench.told() == ["up"], "its process has not ended yet"
     first.on_died(-9)
-    assert bench.told[1:] == [("down", "m", 0, -9)]
+    assert bench.reports.mock_calls[1:] == [call.down("m", 0, -9)]
     bench.manager.load("m", 0, (), 0)
     await bench.until_told("up", "down", "up")
     first.on_died(-9)
-    assert len(bench.told) == 3, "only the engine that it has can die"
+    assert len(bench.told()) == 3, "only the engine that it has can die"
 
 
 async def test_unloading_is_told_when_the_process_has_ended() -> None:
@@ -201,7 +169,7 @@ async def test_unloading_is_told_when_the_process_has_ended() -> None:
 @pytest.mark.parametrize("way", ["unload", "stop"])
 async def test_loading_is_given_up_at_once(way: str) -> None:
     bench = Bench()
-    bench.slow = True
+    bench.loading.clear()
     bench.manager.load("m", 0, (), 0)
     await wait_until_async(lambda: bench.engines)
     assert bench.manager.held() == {("m", 0): bench.engines[0]}, "one that loads holds memory too"
@@ -210,7 +178,7 @@ async def test_loading_is_given_up_at_once(way: str) -> None:
         await bench.until_told("gone")
     else:
         await asyncio.wait_for(bench.manager.stop(), 5)
-        assert not bench.told
+        assert not bench.told()
     assert bench.engines[0].state is EngineState.STOPPED
     assert bench.manager.engine("m", 0) is None
 
@@ -229,6 +197,7 @@ async def test_a_load_after_a_change_uses_the_new_entry() -> None:
     bench = await loaded(source="old.")
     bench.manager.configure([config("m", source="newer")])
     bench.manager.load("m", 1, (), 0)
+    await bench.until_told("up", "up")
     bench.manager.size("m")
     await bench.until_told("up", "up", "sized")
     bench.manager.configure([])
@@ -239,28 +208,19 @@ async def test_a_load_after_a_change_uses_the_new_entry() -> None:
     assert bench.made_of == [("old.", "old."), ("newer", "newer"), ("newest", "newest")]
 
 
-async def test_a_model_that_changes_while_it_is_sized_is_sized_anew() -> None:
+@pytest.mark.parametrize("by", ["size", "load"])
+async def test_a_model_that_changes_while_it_is_sized_is_sized_anew(by: str) -> None:
     bench = Bench(source="old.")
     bench.sizing.clear()
-    bench.manager.size("m")
+    bench.manager.size("m") if by == "size" else bench.manager.load("m", 0, (), 0)
     await wait_until_async(lambda: bench.sized_times == 1)
     bench.manager.configure([config("m", source="newer")])
     bench.sizing.set()
-    await bench.until_told("sized")
-    assert bench.told == [("sized", "m", 500)]
-    bench.manager.load("m", 0, (), 0)
-    await bench.until_told("sized", "up")
-    assert bench.made_of == [("newer", "newer")]
-
-
-async def test_a_model_that_changes_while_its_load_sizes_it_is_made_of_the_new_entry() -> None:
-    bench = Bench(source="old.")
-    bench.sizing.clear()
-    bench.manager.load("m", 0, (), 0)
-    await wait_until_async(lambda: bench.sized_times == 1)
-    bench.manager.configure([config("m", source="newer")])
-    bench.sizing.set()
-    await bench.until_told("up")
+    if by == "size":
+        await bench.until_told("sized")
+        assert bench.reports.sized.call_args.args[1].need_bytes == 500
+        bench.manager.load("m", 0, (), 0)
+    await wait_until_async(lambda: bench.told()[-1:] == ["up"])
     assert bench.made_of == [("newer", "newer")]
 
 
@@ -286,7 +246,8 @@ async def test_callers_hear_nothing_of_this_machines_folders(error: Exception, k
     bench.size_error = error
     bench.manager.size("m")
     await bench.until_told("size_failed")
-    assert "/home" not in str(bench.told[0][2])
-    assert "/home" not in (bench.told[0][2].cause or ""), "nor do operators, outside the model's own source"
-    assert "…/model" in (bench.told[0][2].cause or "")
-    assert isinstance(bench.told[0][2], CannotLoad) == (kind is CannotLoad)
+    (_, told), _ = bench.reports.size_failed.call_args
+    assert "/home" not in str(told)
+    assert "/home" not in (told.cause or ""), "nor do operators, outside the model's own source"
+    assert "…/model" in (told.cause or "")
+    assert isinstance(told, CannotLoad) == (kind is CannotLoad)

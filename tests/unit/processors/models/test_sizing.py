@@ -127,7 +127,6 @@ async def test_quantisation_without_its_package_says_what_to_install(monkeypatch
 async def test_the_process_that_is_measured_is_given_up_as_the_models_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a fork server that hangs held up the model's load for the default."""
     asked: list[float] = []
 
     class Hangs(ChildEngine):

@@ -104,14 +104,6 @@ async def test_what_comes_within_the_window_goes_together_and_a_full_batch_at_on
     assert slow.batches.progress() is None
 
 
-async def test_only_those_that_are_alike_go_together_and_the_oldest_first() -> None:
-    engine = Engine(Model(), 4, window_s=0.02)
-    engine.batches.start()
-    engine.put(*(Item(f"{kind}{n}", kind) for n in range(2) for kind in "xy"))
-    await engine.ended(4)
-    assert engine.model.batches == [["x0", "x1"], ["y0", "y1"]]
-
-
 async def test_a_full_batch_waits_behind_the_computed_one_and_the_others_gather() -> None:
     model = Model()
     model.go_on.clear()
@@ -244,14 +236,3 @@ def test_alike_items_are_taken_up_to_the_weight_and_at_least_one() -> None:
     waiting.drop(lambda item: item.name == "a")
     assert [item.name for item in waiting.take(3)] == ["b"]
     assert len(waiting) == 0
-
-
-@pytest.mark.parametrize("said", [CPU_SAYS, "CUDA out of memory. Tried to allocate 2 GiB", "std::bad_alloc"])
-async def test_memory_that_runs_out_is_known_by_what_is_said(said: str) -> None:
-    class Says(Model):
-        def compute(self, batch: Sequence[Item]) -> list[str]:
-            raise RuntimeError(said)
-
-    engine = Engine(Says(), 1)
-    ((_, failed),) = engine.batches.within_memory([Item("a")])
-    assert isinstance(failed, OutOfMemory)

@@ -25,11 +25,6 @@ def test_nothing_is_bounded_before_a_prompt_was_measured() -> None:
     assert pace.prompt_tokens is None
 
 
-def test_a_fast_model_keeps_its_largest_steps_and_a_slow_one_gets_the_least() -> None:
-    assert run(Pace(), plain_s=0.02, token_s=0.0001, most=512) == 512
-    assert run(Pace(), plain_s=0.15, token_s=0.004, most=512) == LEAST_PROMPT_TOKENS
-
-
 @given(plain_s=st.floats(0.001, 1.0), token_s=st.floats(0.00001, 0.1), first=st.floats(0.0, 20.0))
 def test_it_finds_the_size_whose_steps_take_as_long_as_they_may(plain_s: float, token_s: float, first: float) -> None:
     """Also after a first step that took very long, as first ones do, and never with less and less."""

@@ -30,26 +30,21 @@ def test_accepted(params: dict[str, object], expected: Sampling) -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "kind", "param"),
+    ("params", "param"),
     [
-        ({"temperature": -1}, InvalidRequest, "payload.temperature"),
-        ({"temperature": math.nan}, InvalidRequest, "payload.temperature"),
-        ({"temperature": "hot"}, InvalidRequest, "payload.temperature"),
-        ({"top_p": 1.5}, InvalidRequest, "payload.top_p"),
-        ({"top_k": -1}, InvalidRequest, "payload.top_k"),
-        ({"top_k": 1.5}, InvalidRequest, "payload.top_k"),
-        ({"top_k": True}, InvalidRequest, "payload.top_k"),
+        ({"temperature": -1}, "payload.temperature"),
+        ({"temperature": math.nan}, "payload.temperature"),
+        ({"temperature": "hot"}, "payload.temperature"),
+        ({"top_p": 1.5}, "payload.top_p"),
+        ({"top_k": -1}, "payload.top_k"),
+        ({"top_k": 1.5}, "payload.top_k"),
+        ({"top_k": True}, "payload.top_k"),
     ],
 )
-def test_refused(params: dict[str, object], kind: type[Exception], param: str) -> None:
-    with pytest.raises(kind) as caught:
+def test_refused(params: dict[str, object], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
         sampling_of(params, vocabulary=VOCABULARY)
-    assert getattr(caught.value, "param", None) == param
-
-
-def test_a_model_whose_default_is_greedy_takes_a_seed() -> None:
-    defaults = {"temperature": 0.0}
-    assert sampling_of({**defaults, "seed": 1}, vocabulary=VOCABULARY) == GREEDY
+    assert caught.value.param == param
 
 
 _VALUES = st.none() | st.integers(-5, 10**9) | st.floats() | st.booleans() | st.text(max_size=3)

@@ -1,7 +1,6 @@
 """Who is computed first in an engine."""
 
 from penstock.processors.engines.batching.alike import AlikeBatches
-from penstock.processors.engines.batching.length_batches import LengthBatches
 from penstock.processors.engines.batching.turns import PATIENCE_S, turn_of
 
 
@@ -11,15 +10,6 @@ def test_who_is_more_urgent_is_first_unless_the_other_came_long_before() -> None
     assert turn_of(2, 100.0 + 7 * PATIENCE_S) > low
     assert turn_of(8, 100.1) > low
     assert turn_of(2, 100.0 + 9 * PATIENCE_S) > turn_of(1_000, 100.0), "the least urgent do not wait for ever"
-
-
-def test_an_urgent_text_is_in_the_next_batch() -> None:
-    batches: LengthBatches[str] = LengthBatches()
-    for number in range(100):
-        batches.add(f"low {number}", 1 + number % 20, turn_of(8, 100.0 + number))
-    batches.add("urgent", 7, turn_of(1, 130.0))
-    assert "urgent" in batches.take(40)
-    assert "low 0" in batches.take(40)
 
 
 def test_an_urgent_image_is_in_the_next_batch_with_those_that_are_like_it() -> None:

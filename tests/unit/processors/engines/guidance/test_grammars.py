@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -182,32 +183,6 @@ def test_a_model_without_an_end_or_with_an_unknown_tokenizer_refuses_by_name() -
         assert made.token_bytes(1) is None
 
 
-def test_a_run_that_is_set_back_goes_on_as_if_nothing_had_been() -> None:
-    made = grammars()
-    ids: list[int] = TOKENIZER('{"aa": 12}')["input_ids"]
-
-    def control() -> Control:
-        matcher = made.matcher(rule({"type": "object"}), PARAM)
-        return Control(LogitOptions(seed=5, presence_penalty=1), matcher=matcher, index=1)
-
-    def take(one: Control, tokens: list[int]) -> list[float | None]:
-        drawn = []
-        for token in tokens:
-            drawn.append(one.draw())
-            assert one.take(token) is None
-        return drawn
-
-    straight, back = control(), control()
-    drawn = take(straight, [*ids, END])
-    take(back, ids[:6])
-    back.set_back(2)
-    assert back.counts == {ids[0]: 1, ids[1]: 1}
-    assert take(back, [*ids[2:], END]) == drawn[2:]
-    assert (back.tokens, back.counts) == (straight.tokens, straight.counts)
-    assert back.matcher.is_stopped()
-    assert Control(LogitOptions(seed=5), index=0).draw() != drawn[0]
-
-
 def test_a_token_that_the_grammar_forbids_fails_the_run() -> None:
     control = Control(LogitOptions(), matcher=grammars().matcher(rule({"const": 1}), PARAM), param=PARAM)
     error = control.take(TOKENIZER("x")["input_ids"][0])
@@ -215,24 +190,30 @@ def test_a_token_that_the_grammar_forbids_fails_the_run() -> None:
     assert error.param == PARAM
 
 
-TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "strict": True,
-        "parameters": '{"type":"object","properties":{"a":{"type":"integer","maximum":99}},"required":["a"],'
-        '"additionalProperties":false}',
-    },
+def tool(name: str, parameters: dict[str, Any], strict: bool | None = None) -> dict[str, Any]:
+    function = {"name": name, "parameters": json.dumps(parameters), "strict": strict}
+    return {"type": "function", "function": function}
+
+
+A_TO_99: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "maximum": 99}},
+    "required": ["a"],
+    "additionalProperties": False,
 }
 
 
-def strict_plan(parser: str, source: Any = None, **params: Any) -> Any:
-    source = source or TOKENIZER
-    made = Grammars(source, vocabulary=260, end_ids=[END])
-    guidance = Guidance(source, made, vocabulary=260, slots=4, options={"tool_parser": parser})
-    asked: list[Any] = [{"role": "user", "content": "x"}]
-    params = {"tools": [TOOL], **params}
-    return guidance.plan(RunSpec(run_id="r", task="t", model="m", messages=asked, params=params), greedy=True)
+def spec_of(**params: Any) -> RunSpec:
+    return RunSpec(run_id="r", task="t", model="m", messages=[{"role": "user", "content": "x"}], params=params)
+
+
+def guidance_of(made: Grammars, source: Any = TOKENIZER, parser: str = "json") -> Guidance:
+    return Guidance(source, made, vocabulary=260, slots=4, options={"tool_parser": parser})
+
+
+def strict_plan(parser: str, source: Any = TOKENIZER, **params: Any) -> Any:
+    guidance = guidance_of(Grammars(source, vocabulary=260, end_ids=[END]), source, parser)
+    return guidance.plan(spec_of(**{"tools": [tool("add", A_TO_99, True)], **params}), greedy=True)
 
 
 @pytest.mark.parametrize("parser", DIALECTS)
@@ -274,14 +255,8 @@ def test_a_marker_that_is_a_special_token_begins_a_strict_call() -> None:
 
 
 def test_tools_that_are_not_strict_cost_no_grammar() -> None:
-    loose = {**TOOL, "function": {**TOOL["function"], "strict": None}}
-    assert strict_plan("hermes", tools=[loose]).matcher is None
+    assert strict_plan("hermes", tools=[tool("add", A_TO_99)]).matcher is None
     assert strict_plan("hermes", tool_choice="none") is None
-
-
-def tool(name: str, parameters: dict[str, Any], strict: bool | None = None) -> dict[str, Any]:
-    function = {"name": name, "parameters": json.dumps(parameters), "strict": strict}
-    return {"type": "function", "function": function}
 
 
 def with_pattern(pattern: str, **more: Any) -> dict[str, Any]:
@@ -293,13 +268,9 @@ LOOKAROUND = with_pattern("^(?!x)[a-z]+$")
 PLAIN = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def spec_of(**params: Any) -> RunSpec:
-    return RunSpec(run_id="r", task="t", model="m", messages=[{"role": "user", "content": "x"}], params=params)
-
-
 async def planned(**params: Any) -> Any:
     with contextlib.closing(grammars()) as made:
-        guidance = Guidance(TOKENIZER, made, vocabulary=260, slots=4, options={"tool_parser": "json"})
+        guidance = guidance_of(made)
         await guidance.ready(spec_of(**params))
         return guidance.plan(spec_of(**params), greedy=True)
 
@@ -332,13 +303,11 @@ async def test_patterns_that_cannot_be_enforced_are_passed_over_where_nothing_is
     assert not accepts(named.matcher.deep_copy(), '{"a": "x"}')
 
 
+TWO_TOOLS: Any = {"tools": [tool("w", PLAIN), tool("m", LOOKAROUND, True)]}
 STRICT_REFUSALS: list[tuple[dict[str, Any], str]] = [
-    ({"tools": [tool("w", PLAIN), tool("m", LOOKAROUND, True)]}, "tools[1].function.parameters.properties.to.pattern"),
+    (TWO_TOOLS, "tools[1].function.parameters.properties.to.pattern"),
     (
-        {
-            "tools": [tool("w", PLAIN), tool("m", LOOKAROUND, True)],
-            "tool_choice": '{"type":"function","function":{"name":"m"}}',
-        },
+        {**TWO_TOOLS, "tool_choice": '{"type":"function","function":{"name":"m"}}'},
         "tools[1].function.parameters.properties.to.pattern",
     ),
     (
@@ -371,22 +340,17 @@ async def test_what_is_strict_and_cannot_be_enforced_is_refused_by_its_place(
 async def test_a_refused_request_costs_few_trials_and_no_grammar_of_others(
     refused: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried: list[str] = []
-    run = trials.Trials.run
-
-    async def counted(self: trials.Trials, grammar: str) -> str | None:
-        tried.append(grammar)
-        return await run(self, grammar)
-
-    monkeypatch.setattr(trials.Trials, "run", counted)
+    run = create_autospec(trials.Trials.run, side_effect=trials.Trials.run)
+    monkeypatch.setattr(trials.Trials, "run", run)
     tools = [tool(f"t{n}", {"properties": {f"{i}": {"pattern": f"{n}a{i}"} for i in range(30)}}) for n in range(3)]
     tools.append(tool("w", {"properties": {"a": refused}, "required": ["a"]}, True))
     with contextlib.closing(grammars()) as made:
-        guidance = Guidance(TOKENIZER, made, vocabulary=260, slots=4, options={"tool_parser": "json"})
+        guidance = guidance_of(made)
         for _ in range(2):  # what is known of patterns is not tried again
             with pytest.raises(InvalidRequest) as caught:
                 await guidance.ready(spec_of(tools=tools))
             assert caught.value.param == "payload.tools[3].function.parameters"
+        tried = [call.args[1] for call in run.mock_calls]
         assert sum(grammar.startswith('start: %json {"type": "string"') for grammar in tried) == most
         assert not made._compiled
 
@@ -395,7 +359,7 @@ async def test_what_is_remembered_of_patterns_is_there_until_the_plan_is_made(mo
     monkeypatch.setattr(patterns, "PATTERNS_KEPT", 3)
     asked = [spec_of(response_format=form({"pattern": f"(?={letter})"}, strict=False)) for letter in "abcd"]
     with contextlib.closing(grammars()) as made:
-        guidance = Guidance(TOKENIZER, made, vocabulary=260, slots=4, options={"tool_parser": "json"})
+        guidance = guidance_of(made)
         for spec in (*asked[:3], asked[0], asked[3]):
             await guidance.ready(spec)
         assert guidance.plan(asked[0], greedy=True) is not None
@@ -403,7 +367,6 @@ async def test_what_is_remembered_of_patterns_is_there_until_the_plan_is_made(mo
 
 @pytest.mark.parametrize("pattern", ["^score$", "^(score|b)$", "^(?:score)$"])
 def test_patterns_that_are_names_are_properties(pattern: str) -> None:
-    """llguidance took a comma for the beginning of a further property, and then none could come."""
     schema = {"type": "object", "properties": {"score": {"multipleOf": 5}}, "patternProperties": {pattern: INTEGER}}
     matcher = grammars().matcher(rule({**schema, "required": ["score"], "additionalProperties": False}), PARAM)
     assert accepts(matcher.deep_copy(), '{"score": 15}')
@@ -414,10 +377,3 @@ def test_patterns_that_are_names_are_properties(pattern: str) -> None:
 
 
 INTEGER = {"type": "integer"}
-
-
-def test_a_strict_tool_that_cannot_be_enforced_is_refused_by_name() -> None:
-    bad = {**TOOL, "function": {**TOOL["function"], "parameters": '{"properties":{"a":{"not":{}}}}'}}
-    with pytest.raises(InvalidRequest) as caught:
-        strict_plan("hermes", tools=[bad])
-    assert (caught.value.param or "").startswith("payload.tools")

@@ -100,19 +100,6 @@ def noise(width: int, height: int, mode: str = "RGB") -> Image.Image:
     return Image.effect_noise((width, height), 80).convert(mode)
 
 
-async def test_many_at_once_are_as_alone() -> None:
-    bench = Bench()
-    images = [noise(40 + n, 30) for n in range(8)]
-    steps = [{"op": "resize", "width": 20, "height": 10}, {"op": "rotate", "degrees": 90}]
-    alone = [await bench.image(spec(n, *steps, images=[image])) for n, image in enumerate(images)]
-    for n, image in enumerate(images):
-        bench.begin(spec(100 + n, *steps, images=[image]))
-    together = [await bench.ended(f"run-{100 + n}") for n in range(8)]
-    assert [one.tobytes() for one in together] == [one.tobytes() for one in alone]
-    assert alone[0].size == (10, 20)
-    assert bench.backend.progress() is None
-
-
 async def test_the_form_of_the_output() -> None:
     bench = Bench()
     flip = {"op": "flip", "axis": "vertical"}

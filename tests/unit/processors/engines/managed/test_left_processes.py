@@ -21,7 +21,6 @@ COMMAND = [sys.executable, "-m", "http.server", "--bind", "{host}", "{port}"]
 async def test_a_server_that_sigkill_does_not_end_is_dead_all_the_same(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It stayed ready, and nothing named its process."""
     for module, name in (
         (engine_module, "CHECK_S"),
         (engine_module, "PROBE_TIMEOUT_S"),

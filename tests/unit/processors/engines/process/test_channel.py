@@ -9,10 +9,11 @@ import pytest
 
 from penstock.processors.engines.process.channel import Channel
 from penstock.processors.images.decoded import DecodedImage
+from support import wait_until_async
 
 
 async def pair(
-    on_left: Callable[[Any], None], on_right: Callable[[Any], None], lost: Callable[[str], None]
+    on_left: Callable[[Any], None], on_right: Callable[[Any], None], lost: Callable[[str], None] = print
 ) -> tuple[Channel, Channel]:
     one, other = socket.socketpair()
     left = await Channel.open(one, on_left, lambda: lost("left"))
@@ -20,17 +21,21 @@ async def pair(
     return left, right
 
 
-async def test_values_arrive_in_order_however_large() -> None:
+async def passed(*sent: Any) -> list[Any]:
+    """What arrives of these values."""
     got: list[Any] = []
-    done = asyncio.Event()
-    left, right = await pair(lambda _: None, lambda value: (got.append(value), value == "end" and done.set()), print)
-    sent = [1, {"a": [1, 2]}, b"x" * 3_000_000, "", ("t", None), "end"]
+    left, right = await pair(print, got.append)
     for value in sent:
         left.send(value)
-    await asyncio.wait_for(done.wait(), 10)
-    assert got == sent
+    await wait_until_async(lambda: len(got) == len(sent), 20)
     left.close()
     right.close()
+    return got
+
+
+async def test_values_arrive_in_order_however_large() -> None:
+    sent = [1, {"a": [1, 2]}, b"x" * 3_000_000, "", ("t", None), "end"]
+    assert await passed(*sent) == sent
 
 
 async def test_both_sides_may_send_more_than_the_kernel_holds() -> None:
@@ -45,7 +50,7 @@ async def test_both_sides_may_send_more_than_the_kernel_holds() -> None:
 
         return on_message
 
-    left, right = await pair(count("left"), count("right"), print)
+    left, right = await pair(count("left"), count("right"))
     for _ in range(20):
         left.send(b"l" * 1_000_000)
         right.send(b"r" * 1_000_000)
@@ -59,9 +64,7 @@ async def test_only_the_side_that_did_not_close_is_told() -> None:
     lost: list[str] = []
     left, right = await pair(print, print, lost.append)
     left.close()
-    async with asyncio.timeout(5):
-        while not lost:
-            await asyncio.sleep(0)
+    await wait_until_async(lambda: lost, 5)
     assert lost == ["right"]
     right.send("nobody hears this")
     assert right.unsent_bytes == 0
@@ -69,27 +72,8 @@ async def test_only_the_side_that_did_not_close_is_told() -> None:
 
 @pytest.mark.parametrize("side", [10, 700])
 async def test_pixels_arrive_beside_their_message(side: int) -> None:
-    got: list[Any] = []
-    done = asyncio.Event()
-    left, right = await pair(lambda _: None, lambda value: (got.append(value), value == "end" and done.set()), print)
-    images = [
-        DecodedImage(
-            width=side,
-            height=side,
-            mode="RGB",
-            pixels=bytes([number]) * (3 * side * side),
-            source_format="PNG",
-            source_sha256="0" * 64,
-        )
-        for number in range(3)
-    ]
-    left.send(("prepare", 1, {"image": images[0], "mask": images[1]}))
-    left.send("between")
-    left.send(("prepare", 2, {"image": images[2]}))
-    left.send("end")
-    await asyncio.wait_for(done.wait(), 20)
-    first, between, second, _ = got
-    assert (first[1], between, second[1]) == (1, "between", 2)
-    assert [*first[2].values(), second[2]["image"]] == images
-    left.close()
-    right.close()
+    first, mask, second = (
+        DecodedImage(side, side, "RGB", bytes([number]) * (3 * side * side), "PNG", "0" * 64) for number in range(3)
+    )
+    sent = [("prepare", 1, {"image": first, "mask": mask}), "between", ("prepare", 2, {"image": second}), "end"]
+    assert await passed(*sent) == sent

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -33,15 +34,10 @@ async def answer(handler: MessageHandler, told: list[Any], prompt: str) -> Any:
 async def test_a_thread_that_the_system_refuses_fails_the_prompt_and_no_later_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Found where the kernel gave an engine no more memory: its requests waited for their prompts for ever."""
     told: list[Any] = []
     handler = MessageHandler(Plain("", {}, told.append), told.append)
-
-    def refused(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refused)
+        patched.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
         name, number, error = await answer(handler, told, LONG)
     assert (name, number, isinstance(error, OutOfMemory)) == ("prepared", 7, True)
     _, _, prepared = await answer(handler, told, LONG)

@@ -5,37 +5,25 @@ import json
 from collections.abc import AsyncIterator
 from email.utils import formatdate
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
 
+from kit.common_records import result_event
 from kit.engines import Handler, Server, Sink, run, serving, sse, start
-from penstock.common.background import on_faults
 from penstock.processors.engines.base import Finished, RunSpec, TurnedAway, refuse_unsupported
 from penstock.processors.engines.remote.engine import RemoteEngine
 from penstock.processors.engines.remote.http import retry_after
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter
-from penstock.schemas.records import Origin, ResultEvent
 from support import wait_until_async
 
 CODEC = default_codec()
 
 
-def terminal(output: dict[str, Any]) -> ResultEvent:
-    """The event that carries an output."""
-    return ResultEvent(
-        request_id="r",
-        tenant="default",
-        kind="terminal",
-        origin=Origin(topic="t", partition=0, offset=0, append_time_ms=0),
-        attempt=1,
-        epoch=1,
-        task="text_generation",
-        created_at=1,
-        worker_id="w",
-        text_generation=output,
-    )
+def assert_encodable(output: dict[str, Any]) -> None:
+    CODEC.encode(result_event(text_generation=output))
 
 
 def chat_answer(*texts: str, reason: str | None = "stop") -> httpx.Response:
@@ -130,12 +118,13 @@ async def test_tools_are_passed_on_and_their_calls_come_back(arguments: str, rep
     assert body["tool_choice"] == {"type": "function", "function": {"name": "f"}}
     assert body["response_format"] == {"type": "json_schema", "json_schema": {"name": "s"}}
     assert (body["min_p"], body["presence_penalty"], body["parallel_tool_calls"]) == (0.1, 0.5, False)
-    CODEC.encode(terminal(found.output))
+    assert_encodable(found.output)
 
 
 def whole(**message: Any) -> httpx.Response:
     """An answer that is not streamed."""
-    return httpx.Response(200, json={"choices": [{"message": message, "finish_reason": "stop"}], "usage": None})
+    body = {"choices": [{"message": message, "finish_reason": "stop"}], "usage": None}
+    return httpx.Response(200, content=json.dumps(body), headers={"content-type": "application/json"})
 
 
 def delta(**fields: Any) -> dict[str, Any]:
@@ -146,16 +135,15 @@ def delta(**fields: Any) -> dict[str, Any]:
     ("answer", "text"),
     [
         (whole(content="whole"), "whole"),
+        (whole(content="\ud800"), "\ufffd"),
         (whole(content=None, refusal="I cannot"), "I cannot"),
         (sse(delta(content=None, refusal="I can"), delta(refusal="not"), delta(refusal=None), ending()), "I cannot"),
     ],
-    ids=["not streamed", "a whole refusal", "a streamed refusal"],
+    ids=["not streamed", "half a surrogate pair", "a whole refusal", "a streamed refusal"],
 )
 async def test_a_whole_answer_or_a_refusal_is_told_as_text(answer: httpx.Response, text: str) -> None:
-    """A refusal comes in a field of its own, and its request was completed with nothing."""
     sink, finished = await served(answer)
-    assert finished.output == {"text": text}
-    assert "".join(sink.texts) == text
+    assert finished.output == {"text": text} == {"text": "".join(sink.texts)}
 
 
 NAMED_A = {"id": "a", "function": {"name": "f", "arguments": ""}}
@@ -181,7 +169,6 @@ NAMED_B = {"id": "b", "function": {"name": "g", "arguments": ""}}
     ids=["one by one", "null", "id repeated", "side by side"],
 )
 async def test_calls_without_an_index_are_told_apart_by_their_ids(pieces: list[list[dict[str, Any]]]) -> None:
-    """Some servers send none: two calls became one, with the arguments of both."""
     said = [{"choices": [{"delta": {"tool_calls": piece}, "finish_reason": None}]} for piece in pieces]
     _, finished = await served(sse(*said, ending("tool_calls")))
     assert finished.output["tool_calls"] == [
@@ -216,7 +203,7 @@ async def test_several_answers_and_their_logprobs() -> None:
     assert len(sink.deltas[0].logprobs) == 1, "they come with their text"
     assert found.output["choices"][1]["logprobs"][0]["logprob"] == -9999.0
     assert found.output["logprobs"][0]["top_logprobs"] == [{"token": "x", "logprob": -1.0}]
-    CODEC.encode(terminal(found.output))
+    assert_encodable(found.output)
 
 
 @pytest.mark.parametrize("chat", [True, False])
@@ -233,7 +220,7 @@ async def test_a_log_probability_that_the_server_does_not_give_is_the_least(chat
     (token,) = found.output["logprobs"]
     assert token["logprob"] == -9999.0
     assert {"token": "b", "logprob": -9999.0} in token["top_logprobs"]
-    CODEC.encode(terminal(found.output))
+    assert_encodable(found.output)
     assert [one for delta in sink.deltas for one in delta.logprobs] == [token]
 
 
@@ -257,34 +244,31 @@ async def test_completion_and_embeddings_of_texts_and_of_tokens() -> None:
     assert not any("token_ids" in name for body in bodies for name in body)
 
 
+PENSTOCKS = ("tool_choice", "response_format", "max_tokens", "prompt_token_ids")
+
+
 @pytest.mark.parametrize(
     ("fields", "error", "says"),
     [
         ({"params": {"max_tokens": 900_000}}, ContextLengthExceeded, "900000 shall follow; the window is 2048"),
         ({"messages": None, "prompt": "a", "params": {"tools": [TOOL]}}, UnsupportedParameter, r"payload\.tools"),
         ({"params": {"prompt_logprobs": 1}}, UnsupportedParameter, "goes with prompts only"),
+        *(({"extra": {name: '"x"'}}, InvalidRequest, name) for name in (*PENSTOCKS, "chat_template", "dimensions")),
+        ({"extra": {"X-A": "1", "x-a": "2"}}, InvalidRequest, r"extra\.x-a.* given twice"),
         *(
-            ({"extra": {name: '"x"'}}, InvalidRequest, name)
-            for name in (
-                "chat_template",
-                "tool_choice",
-                "response_format",
-                "max_tokens",
-                "prompt_token_ids",
-                "dimensions",
-            )
+            ({"extra": {"x-a": value}}, InvalidRequest, r"extra\.x-a is sent as a header")
+            for value in ("", " a", "a ", "a\nb", "a\r\nx: y", "é", "\x7f")
         ),
     ],
 )
 async def test_what_is_refused_before_it_is_sent(fields: dict[str, Any], error: type[Exception], says: str) -> None:
-    async with serving(lambda _: chat_answer("x"), window=2_048) as engine:
-        with pytest.raises(error, match=says):
+    async with serving(lambda _: chat_answer("x"), window=2_048, caller_headers=["x-a"]) as engine:
+        with pytest.raises(error, match=says) as caught:
             await engine.prepare(spec(**fields))
-
-
-async def test_a_long_answer_is_the_servers_to_refuse_while_its_window_is_not_known() -> None:
+    if "extra." in says:
+        assert getattr(caught.value, "param", None) == "extra.x-a"
     async with serving(lambda _: chat_answer("x")) as engine:
-        await engine.prepare(spec(params={"max_tokens": 1_000_000}))
+        await engine.prepare(spec(params={"max_tokens": 1_000_000}))  # whose window is not known
 
 
 def lists(tokens: dict[str, float | None]) -> dict[str, Any]:
@@ -319,7 +303,7 @@ async def test_log_probabilities_of_a_prompt_come_from_its_echo(prompt: str | No
     ]
     assert found.output["text"] == "!"
     assert [one["logprob"] for one in found.output.get("logprobs", [])] == ([-0.5] if logprobs else [])
-    CODEC.encode(terminal(found.output))
+    assert_encodable(found.output)
 
 
 @pytest.mark.parametrize(
@@ -361,12 +345,8 @@ async def test_what_a_busy_server_turns_away_goes_back_and_nothing_is_sent_for_a
 
 
 async def test_refusals_shrink_the_limit_and_answers_let_it_grow_again() -> None:
-    answers = iter([429, *[200] * 40])
-
-    def handler(_: httpx.Request) -> httpx.Response:
-        return chat_answer("ok") if (status := next(answers)) == 200 else httpx.Response(status)
-
-    async with serving(handler, slots=2) as engine:
+    answers = [httpx.Response(429), *(chat_answer("ok") for _ in range(40))]
+    async with serving(Mock(side_effect=answers), slots=2) as engine:
         told: list[int] = []
         engine.on_limits = lambda limits: told.append(limits.slots)
         await turned_away(engine)
@@ -377,10 +357,7 @@ async def test_refusals_shrink_the_limit_and_answers_let_it_grow_again() -> None
 
 
 async def test_a_server_that_does_not_answer_in_time_gets_less() -> None:
-    def handler(request: httpx.Request) -> httpx.Response:
-        raise httpx.ReadTimeout("slow", request=request)
-
-    async with serving(handler, slots=8) as engine:
+    async with serving(Mock(side_effect=httpx.ReadTimeout("slow")), slots=8) as engine:
         _, found = await run(engine, spec())
         assert (found.error.code, found.retryable_here, engine.limits().slots) == ("engine_failed", True, 5)
 
@@ -393,9 +370,7 @@ async def test_patience_ends_with_the_server_s_own_words() -> None:
 
 
 async def test_a_server_that_is_away_has_taken_nothing() -> None:
-    def handler(request: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("refused", request=request)
-
+    handler = Mock(side_effect=httpx.ConnectError("refused"))
     async with serving(handler) as engine:
         await turned_away(engine)
     async with serving(handler, patience_s=0.1) as engine:
@@ -434,6 +409,28 @@ def refused(status: int, error: Any) -> httpx.Response:
     return httpx.Response(status, json={"error": error})
 
 
+ODD = [
+    b'["no", "object"]',
+    b"[]",
+    b"null",
+    b'"text"',
+    b'{"choices": null}',
+    b'{"choices": [null]}',
+    b'{"choices": [{"message": {"content": 5}, "finish_reason": "stop"}]}',
+    b'{"choices": [{"message": {"content": ["a"]}, "finish_reason": "stop"}]}',
+    b'{"choices": [{"message": "x", "finish_reason": "stop"}]}',
+    b'{"choices": 5}',
+    b"{" * 100_000,
+]
+"""Answers of any shape."""
+
+
+def in_both_forms(body: bytes) -> list[httpx.Response]:
+    events = b"data: " + body.replace(b"message", b"delta") + b"\n\n"
+    kinds = {"application/json": body, "text/event-stream": events}
+    return [httpx.Response(200, content=data, headers={"content-type": kind}) for kind, data in kinds.items()]
+
+
 UNWRITABLE = b'{"error": {"message": "bad \\ud800"}}'
 ECHO_ASKED: dict[str, Any] = {"messages": None, "prompt": "Hi you", "params": {"prompt_logprobs": 0}}
 
@@ -451,7 +448,7 @@ ECHO_ASKED: dict[str, Any] = {"messages": None, "prompt": "Hi you", "params": {"
         (chat_answer("half", reason=None), {}, "engine_failed", True),
         (sse(delta(content="half"), {"error": {"message": "broke"}}), {}, "engine_failed", True),
         (sse("data: {not json\n\n"), {}, "engine_failed", True),
-        (httpx.Response(200, json=["no", "object"]), {}, "engine_failed", True),
+        *((answer, {}, "engine_failed", True) for body in ODD for answer in in_both_forms(body)),
         (
             sse(ending(), {"choices": [{"index": 1, "delta": {"content": "x"}}]}),
             {"params": {"n": 2}},
@@ -530,7 +527,6 @@ async def test_a_run_cancelled_before_it_began_tells_nothing() -> None:
         sink = await start(engine, spec(1))
         engine.cancel("r1")
         _, found = await run(engine, spec(2))
-        assert not engine._tasks
     assert isinstance(found, Finished)
     assert not sink.done.done()
 
@@ -560,46 +556,10 @@ def test_retry_after_in_both_forms(value: str, seconds: float | None) -> None:
 
 
 async def test_half_a_surrogate_pair_is_replaced_and_two_halves_are_joined() -> None:
-    answers = [
-        chat_answer("a\ud83d", "\ude00b", "\ud800c\udfff", "\ud83d", " d", "\ud83d", reason="st\ud800op"),
-        httpx.Response(200, content=b'{"choices": [{"message": {"content": "\\ud800"}, "finish_reason": "stop"}]}'),
-    ]
-    answers[1].headers["content-type"] = "application/json"
-    asked = iter(answers)
-    async with serving(lambda _: next(asked)) as engine:
-        sink, found = await run(engine, spec(1))
-        assert found.output["text"] == "a\U0001f600b\ufffdc\ufffd\ufffd d\ufffd"
-        assert "".join(sink.texts) == found.output["text"]
-        assert found.finish_reason == "st\ufffdop"
-        _, found = await run(engine, spec(2))
-        assert found.output["text"] == "\ufffd"
-
-
-ODD = [
-    b"[]",
-    b"null",
-    b'"text"',
-    b'{"choices": null}',
-    b'{"choices": [null]}',
-    b'{"choices": [{"message": {"content": 5}, "finish_reason": "stop"}]}',
-    b'{"choices": [{"message": {"content": ["a"]}, "finish_reason": "stop"}]}',
-    b'{"choices": [{"message": "x", "finish_reason": "stop"}]}',
-    b'{"choices": 5}',
-    b"{" * 100_000,
-]
-
-
-@pytest.mark.parametrize("body", ODD)
-@pytest.mark.parametrize("form", ["json", "sse"])
-async def test_an_answer_of_any_shape_fails_the_run(body: bytes, form: str) -> None:
-    if form == "sse":
-        body = b"data: " + body.replace(b"message", b"delta") + b"\n\n"
-    kind = {"json": "application/json", "sse": "text/event-stream"}[form]
-    answer = httpx.Response(200, content=body, headers={"content-type": kind})
-    async with serving(lambda _: answer) as engine:
-        _, found = await run(engine, spec())
-        assert not engine._tasks
-    assert found.error.code == "engine_failed"
+    texts = ["a\ud83d", "\ude00b", "\ud800c\udfff", "\ud83d", " d", "\ud83d"]
+    sink, found = await served(chat_answer(*texts, reason="st\ud800op"))
+    assert found.output["text"] == "a\U0001f600b\ufffdc\ufffd\ufffd d\ufffd" == "".join(sink.texts)
+    assert found.finish_reason == "st\ufffdop"
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
@@ -628,13 +588,8 @@ async def test_odd_finish_reasons_and_counts_do_not_reach_the_outcome() -> None:
 
 
 @pytest.mark.parametrize("event", ["on_delta", "on_finished"])
-async def test_a_sink_that_raises_is_a_fault_and_ends_its_run(event: str) -> None:
-    faults: list[str] = []
-    on_faults(asyncio.get_running_loop(), lambda: faults.append("fault"))
-
-    def refuse(_: object) -> None:
-        raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
-
+async def test_a_sink_that_raises_is_a_fault_and_ends_its_run(event: str, faults: list[str]) -> None:
+    refuse = Mock(side_effect=UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"))
     async with serving(lambda _: chat_answer("a", "b")) as engine:
         asked, sink = spec(), Sink()
         setattr(sink, event, refuse)
@@ -650,8 +605,7 @@ async def test_after_stop_a_run_is_refused() -> None:
         prepared = await engine.prepare(asked)
     sink = Sink()
     engine.run(asked, prepared, sink)
-    found = sink.done.result()
-    assert found.retryable_here
+    assert sink.done.result().retryable_here
 
 
 @pytest.mark.parametrize("task", ["text_generation", "embedding"])
@@ -666,18 +620,3 @@ async def test_entries_of_extra_that_the_model_lists_are_headers_and_the_others_
     assert (headers["x-a"], headers["x-b"], headers["x-c"]) == ("caller", "model", "c d")
     body = server.bodies()[0]
     assert (body.get("x-A"), body.get("x-c"), body["x-b"]) == (None, None, "caller")
-
-
-async def test_a_header_that_is_given_twice_is_refused() -> None:
-    async with serving(lambda _: chat_answer("x"), caller_headers=["x-a"]) as engine:
-        with pytest.raises(InvalidRequest, match="given twice") as caught:
-            await engine.prepare(spec(extra={"X-A": "1", "x-a": "2"}))
-    assert caught.value.param == "extra.x-a"
-
-
-@pytest.mark.parametrize("value", ["", " a", "a ", "a\nb", "a\r\nx: y", "é", "\x7f"])
-async def test_no_value_of_a_caller_ends_a_header(value: str) -> None:
-    async with serving(lambda _: chat_answer("x"), caller_headers=["x-a"]) as engine:
-        with pytest.raises(InvalidRequest, match=r"extra\.x-a is sent as a header") as caught:
-            await engine.prepare(spec(extra={"x-a": value}))
-    assert caught.value.param == "extra.x-a"

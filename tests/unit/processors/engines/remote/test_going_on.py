@@ -105,7 +105,6 @@ async def test_a_text_that_was_cut_anywhere_is_the_whole_text(form: str) -> None
 
 
 async def test_nothing_is_asked_for_when_all_was_delivered() -> None:
-    """The worker died between the last token and the outcome."""
     server = PrefixServer()
     text = "".join(tokens_of(STORY)[:20])
     async with serving(server) as engine:
@@ -169,22 +168,3 @@ async def test_an_engine_that_is_stopped_while_it_tries_the_server_has_not_start
     assert asking.is_set()
     assert engine.state is EngineState.STOPPED
     await engine.stop()
-
-
-async def test_a_run_that_is_cancelled_while_its_prefix_is_counted_asks_for_nothing_more() -> None:
-    server = PrefixServer()
-    counting, release = asyncio.Event(), asyncio.Event()
-    answer = handler_of(server)
-
-    async def handler(request: httpx.Request) -> httpx.Response:
-        if json.loads(request.content)["max_tokens"] == 1:
-            counting.set()
-            await release.wait()
-        return answer(request)
-
-    async with kit.serving(handler, **{"continue": "prefix"}) as engine:
-        sink = await kit.start(engine, asked(STORY[:50]))
-        await asyncio.wait_for(counting.wait(), 10)
-        engine.cancel("r1")
-        release.set()
-    assert (len(server.asked), sink.texts, sink.done.done()) == (3, [], False)

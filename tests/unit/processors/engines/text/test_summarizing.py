@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit import engines as kit
 from penstock.processors.engines.base import (
     Delta,
     EngineGone,
@@ -19,8 +19,6 @@ from penstock.processors.engines.base import (
     Finished,
     Limits,
     Prepared,
-    Preview,
-    Progress,
     RunFailed,
     RunSpec,
     Sink,
@@ -30,74 +28,56 @@ from penstock.processors.engines.text.summarizing import SummarizingEngine
 from penstock.processors.engines.text.summary_parts import packed, sizes_for, split
 from penstock.processors.past import Past
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest
+from shell_fakes import ScriptedEngine
 from support import wait_until_async
 
 
-class Reader:
+class Reader(ScriptedEngine):
     """A text engine with a window and a cache that keeps what it was asked, and answers when it is let.
 
     Its answer names the marks (m1, m2 …) that it read, so that the summary shows which parts came through.
     """
 
-    model = "reader"
-    prepares_inline = False
-
     def __init__(self, *, window: int | None = 600, cache: int | None = 2400, dense: str = "") -> None:
-        self.on_died: Callable[[int], None] = lambda code: None
-        self.on_busy: Callable[[float], None] = lambda seconds: None
-        self.on_limits: Callable[[Limits], None] = lambda limits: None
+        super().__init__(slots=8)
         self.state = EngineState.READY
         self.asked: list[str] = []
-        self.running: dict[str, tuple[RunSpec, Sink, int]] = {}
-        self.held = 0
-        self.most_held = 0
-        self.most_together = 0
+        self.most_held = self.most_together = 0
         self.let = asyncio.Event()
         self.let.set()
         self.fails_on: str | None = None
-        self._window, self._cache, self._dense = window, cache, dense
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
+        self.window, self.cache, self.dense = window, cache, dense
+        self.tasks: list[asyncio.Task[None]] = []
 
     def limits(self) -> Limits:
-        return Limits(slots=8, tokens=self._cache)
+        return Limits(slots=8, tokens=self.cache)
 
     def info(self) -> EngineInfo:
-        return EngineInfo(context_window=self._window)
-
-    def measured_memory(self) -> int | None:
-        return None
-
-    def _tokens(self, text: str) -> int:
-        return len(text) // (1 if self._dense and self._dense in text else 4) + 10
+        return EngineInfo(context_window=self.window)
 
     async def prepare(self, spec: RunSpec) -> Prepared:
         await asyncio.sleep(0)
         if self.state is not EngineState.READY:
             raise EngineGone("gone")
         assert spec.task == "text_generation"
-        tokens = self._tokens(spec.messages[0]["content"])
+        text = spec.messages[0]["content"]
+        tokens = len(text) // (1 if self.dense and self.dense in text else 4) + 10
         need = tokens + spec.params["max_tokens"]
-        if need > (self._window or 4096):
+        if need > (self.window or 4096):
             raise ContextLengthExceeded("too long")
         return Prepared(run_id=spec.run_id, prompt_tokens=tokens, need_tokens=-(-need // 32) * 32)
 
     def run(self, spec: RunSpec, prepared: Prepared, sink: Sink) -> None:
+        super().run(spec, prepared, sink)
         self.asked.append(spec.messages[0]["content"])
-        self.held += prepared.need_tokens
-        self.running[spec.run_id] = (spec, sink, prepared.need_tokens)
-        self.most_held, self.most_together = max(self.most_held, self.held), max(self.most_together, len(self.running))
-        task = asyncio.create_task(self._answer(spec, prepared, sink))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.most_held = max(self.most_held, sum(one.need_tokens for _, one, _ in self.runs.values()))
+        self.most_together = max(self.most_together, len(self.runs))
+        self.tasks.append(asyncio.create_task(self.answer(spec, prepared, sink)))
 
-    async def _answer(self, spec: RunSpec, prepared: Prepared, sink: Sink) -> None:
+    async def answer(self, spec: RunSpec, prepared: Prepared, sink: Sink) -> None:
         await self.let.wait()
         await asyncio.sleep(0.001)
-        if self._ended(spec.run_id) is None:
+        if self.runs.pop(spec.run_id, None) is None:
             return
         content = spec.messages[0]["content"]
         if self.fails_on is not None and self.fails_on in content:
@@ -107,53 +87,8 @@ class Reader:
         text = " ".join(re.findall(r"\bm\d+\b", content)) or "nothing"
         if spec.stream:
             sink.on_delta(Delta(run_id=spec.run_id, text=text, token_ids=[1], first_token_index=0))
-        sink.on_finished(
-            Finished(
-                run_id=spec.run_id, output={"text": text}, finish_reason="stop",
-                usage=usage_of(prepared.prompt_tokens, 3),
-            )
-        )  # fmt: skip
-
-    def cancel(self, run_id: str) -> None:
-        self._ended(run_id)
-
-    def _ended(self, run_id: str) -> Any:
-        found = self.running.pop(run_id, None)
-        if found is not None:
-            self.held -= found[2]
-        return found
-
-
-class Heard:
-    """What a run told."""
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.steps: list[tuple[int, int]] = []
-        self.outcomes: list[Finished | RunFailed] = []
-        self.done = asyncio.Event()
-
-    def on_delta(self, delta: Delta) -> None:
-        assert delta.run_id == "run"
-        self.text += delta.text
-
-    def on_progress(self, progress: Progress) -> None:
-        assert progress.run_id == "run"
-        self.steps.append((progress.step, progress.steps))
-
-    def on_preview(self, preview: Preview) -> None:
-        raise AssertionError(preview)
-
-    def on_finished(self, finished: Finished) -> None:
-        self._end(finished)
-
-    def on_failed(self, failed: RunFailed) -> None:
-        self._end(failed)
-
-    def _end(self, outcome: Finished | RunFailed) -> None:
-        assert outcome.run_id == "run"
-        self.outcomes.append(outcome)
-        self.done.set()
+        usage = usage_of(prepared.prompt_tokens, 3)
+        sink.on_finished(Finished(run_id=spec.run_id, output={"text": text}, finish_reason="stop", usage=usage))
 
 
 def spec(text: str | None = None, **fields: Any) -> RunSpec:
@@ -161,19 +96,19 @@ def spec(text: str | None = None, **fields: Any) -> RunSpec:
     return RunSpec(run_id="run", task="summarization", model="m", payload=payload, stream=True, **fields)
 
 
-async def begun(reader: Reader, wanted: RunSpec) -> tuple[SummarizingEngine, Heard, Prepared]:
-    engine, heard = SummarizingEngine(reader), Heard()
+async def begun(reader: Reader, wanted: RunSpec) -> tuple[SummarizingEngine, kit.Sink, Prepared]:
+    engine, heard = SummarizingEngine(reader), kit.Sink()
     prepared = await engine.prepare(wanted)
     engine.run(wanted, prepared, heard)
     return engine, heard, prepared
 
 
-async def summary(reader: Reader, wanted: RunSpec) -> tuple[Finished, Heard, Prepared]:
+async def summary(reader: Reader, wanted: RunSpec) -> tuple[Finished, kit.Sink, Prepared]:
     _, heard, prepared = await begun(reader, wanted)
-    await asyncio.wait_for(heard.done.wait(), 30)
-    (outcome,) = heard.outcomes
+    outcome = await asyncio.wait_for(heard.done, 30)
     assert isinstance(outcome, Finished), outcome
-    assert not reader.running
+    assert {delta.run_id for delta in heard.deltas} | {outcome.run_id} == {"run"}
+    assert not reader.runs
     return outcome, heard, prepared
 
 
@@ -185,7 +120,7 @@ async def test_a_short_text_is_one_run_that_streams() -> None:
     reader = Reader()
     outcome, heard, _ = await summary(reader, spec("m1 is short"))
     assert outcome.output == {"text": "m1"}
-    assert heard.text == "m1"
+    assert "".join(heard.texts) == "m1"
     assert len(reader.asked) == 1
     assert heard.steps == [(1, 1)]
 
@@ -196,7 +131,7 @@ async def test_every_part_of_a_long_text_is_read(parts: int) -> None:
     text = marked(parts)
     outcome, heard, prepared = await summary(reader, spec(text))
     assert outcome.output["text"].split() == [f"m{n}" for n in range(1, parts + 1)]
-    assert heard.text == outcome.output["text"], "the last run streams, and no other"
+    assert "".join(heard.texts) == outcome.output["text"], "the last run streams, and no other"
     assert all(any(mark in asked for asked in reader.asked) for mark in outcome.output["text"].split())
     steps = [step for step, _ in heard.steps]
     assert steps == list(range(1, len(steps) + 1))
@@ -245,12 +180,12 @@ async def test_cancelled_all_of_it_ends_silently() -> None:
     reader = Reader(cache=40_000)
     reader.let.clear()
     engine, heard, _ = await begun(reader, spec(marked(40)))
-    await wait_until_async(lambda: len(reader.running) >= 4, 30)
+    await wait_until_async(lambda: len(reader.runs) >= 4, 30)
     engine.cancel("run")
-    await wait_until_async(lambda: not reader.running, 30)
+    await wait_until_async(lambda: not reader.runs, 30)
     reader.let.set()
     await asyncio.sleep(0.05)
-    assert not heard.outcomes
+    assert not heard.done.done()
     assert len(reader.asked) == 4
 
 
@@ -258,11 +193,10 @@ async def test_a_part_that_fails_fails_the_whole_once() -> None:
     reader = Reader(cache=40_000)
     reader.fails_on = "m7 "
     _, heard, _ = await begun(reader, spec(marked(40)))
-    await asyncio.wait_for(heard.done.wait(), 30)
-    (outcome,) = heard.outcomes
+    outcome = await asyncio.wait_for(heard.done, 30)
     assert outcome.retryable_here
     assert str(outcome.error) == "as in a fault"
-    await wait_until_async(lambda: not reader.running, 30)
+    await wait_until_async(lambda: not reader.runs, 30)
 
 
 async def test_the_death_of_the_engine_is_told_once_for_all() -> None:
@@ -271,23 +205,20 @@ async def test_the_death_of_the_engine_is_told_once_for_all() -> None:
     engine, heard, _ = await begun(reader, spec(marked(10)))
     deaths: list[int] = []
     engine.on_died = deaths.append
-    await wait_until_async(lambda: reader.running, 30)
+    await wait_until_async(lambda: reader.runs, 30)
     reader.state = EngineState.DEAD
     reader.on_died(-9)
     await asyncio.sleep(0.05)
     assert deaths == [-9]
-    assert not heard.outcomes
+    assert not heard.done.done()
 
 
 async def test_other_tasks_pass_through() -> None:
     reader = Reader()
-    engine, heard = SummarizingEngine(reader), Heard()
-    chat = RunSpec(
-        run_id="run", task="text_generation", model="m", params={"max_tokens": 5},
-        messages=[{"role": "user", "content": "m9"}],
-    )  # fmt: skip
-    engine.run(chat, await engine.prepare(chat), heard)
-    await asyncio.wait_for(heard.done.wait(), 30)
+    params = {"max_tokens": 5}
+    messages = [{"role": "user", "content": "m9"}]
+    chat = RunSpec(run_id="run", task="text_generation", model="m", params=params, messages=messages)
+    await kit.run(SummarizingEngine(reader), chat)
     assert reader.asked == ["m9"]
 
 
