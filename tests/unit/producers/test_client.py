@@ -19,17 +19,14 @@ from kit.common_records import result_event
 from penstock import producers
 from penstock.cli.paths import free_port
 from penstock.common.artifacts import ArtifactStore
-from penstock.common.outgoing import request_record
 from penstock.common.transport import AsyncTransport
 from penstock.producers import AsyncClient, Client, KafkaSettings
 from penstock.producers import core as core_module
 from penstock.producers.core import ClientCore
 from penstock.producers.follower import Follower
 from penstock.schemas import errors
-from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import BrokerUnavailable, InternalError, InvalidRequest, NotFound, PenstockError
 from penstock.schemas.records import ArtifactRef, InferenceRequest, ResultEvent
-from penstock.schemas.topics import TopicNames
 from support import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -134,19 +131,6 @@ def test_each_follower_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InternalError, match="closed"):
         core.follow("t", {}, lambda: None)
     assert [follower.stops.is_set() for follower in Failing.made] == [True, True]
-
-
-def test_a_conversation_decides_the_key_and_the_priority_the_topic() -> None:
-    text = {"task": "text_generation", "text_generation": {"prompt": "x"}}
-    request = InferenceRequest(
-        request_id="r", tenant="acme", conversation_id="c1", priority=2, pool="big", created_at=1, **text
-    )
-    record = request_record(request, TopicNames("p-"), default_codec(), source="test", traceparent="00-a-b-01")
-    assert (record.topic, record.key) == ("p-inference.request.high.big", b"acme.c1")
-    assert default_codec().decode(record.value, InferenceRequest).request_id == "r"
-    headers = dict(record.headers)
-    assert headers["traceparent"] == b"00-a-b-01"
-    assert (headers["ce_id"], headers["ce_specversion"]) == (b"r", b"1.0")
 
 
 FORKING = """
