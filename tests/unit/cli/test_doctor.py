@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import socket
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from kit.cli import ScriptedGateway
+from penstock.cli.checks import Check
 from penstock.cli.doctor import (
     broker_setting_checks,
     conversation_check,
@@ -17,13 +20,16 @@ from penstock.cli.doctor import (
     readiness_check,
     waiting_checks,
 )  # fmt: skip
+from penstock.cli.live_checks import artifact_checks, artifacts_location, missing_queue_topics, within
 from penstock.cli.paths import free_port
 from penstock.cli.readiness import Readiness, ReadinessWatch, readiness_of
 from penstock.cli.topics import broken, to_alter, unequal_topics
 from penstock.common.admin import TopicReport
+from penstock.common.configuration import ArtifactsSection
 from penstock.common.desired import Desired
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.desired import ordered
+from penstock.schemas.errors import BrokerUnavailable
 from penstock.schemas.topics import TopicNames, topic_specs
 
 GOOD = {
@@ -71,26 +77,19 @@ RETENTION, REPLICAS, IN_SYNC = "retention.ms", "replication", "min.insync.replic
         ({IN_SYNC: ("2", "1")}, 1, {IN_SYNC: "2"}),
         ({IN_SYNC: ("2", "1"), REPLICAS: ("3", "1")}, 2, {}),
         ({"cleanup.policy": ("delete", "compact")}, 1, None),
+        ({"inference.control partitions": ("1", "4")}, 1, None),
+        ({"inference.request.low message.timestamp.type": ("LogAppendTime", "CreateTime")}, 1, None),
     ],
 )
 def test_drift_counts_if_it_breaks_an_invariant_and_is_altered_only_if_that_is_safe(
     drift: dict[str, tuple[str, str]], breaks: int, altered: dict[str, str] | None
 ) -> None:
-    report = TopicReport(name="inference.result", created=False, drift=drift)
+    """A field may name its topic; of `inference.result` else."""
+    name, _, _ = " ".join(drift).rpartition(" ") if "inference" in "".join(drift) else ("inference.result", "", "")
+    report = TopicReport(name=name, created=False, drift={key.split()[-1]: value for key, value in drift.items()})
     assert len(broken([report], SPECS)) == breaks
     if altered is not None:
         assert to_alter([report], SPECS) == ({"inference.result": altered} if altered else {})
-
-
-@pytest.mark.parametrize(
-    ("name", "drift"),
-    [
-        ("inference.control", {"partitions": ("1", "4")}),
-        ("inference.request.low", {"message.timestamp.type": ("LogAppendTime", "CreateTime")}),
-    ],
-)
-def test_drift_that_breaks_one_topic(name: str, drift: dict[str, tuple[str, str]]) -> None:
-    assert len(broken([TopicReport(name=name, created=False, drift=drift)], SPECS)) == 1
 
 
 def test_topics_of_turns_have_equal_partition_counts_in_each_pool() -> None:
@@ -230,3 +229,47 @@ def test_doctor_asks_the_gateway_of_the_configuration(gateway: ScriptedGateway) 
     gateway.play({"GET /readyz": {"status": "ready"}})
     (check,) = gateway_checks(None, {"host": "127.0.0.1", "port": gateway.server_port}, None)
     assert (check.state, check.detail) == ("ok", f"{gateway.url} is ready")
+
+
+def test_an_artifact_is_written_read_and_deleted(tmp_path: Path) -> None:
+    (good,) = artifact_checks(ArtifactsSection(), str(tmp_path / "kept"))
+    assert good.state == "ok"
+    assert [path for path in (tmp_path / "kept").rglob("*") if path.is_file()] == [], "nothing stays behind"
+    (tmp_path / "file").write_text("")
+    (bad,) = artifact_checks(ArtifactsSection(), str(tmp_path / "file" / "kept"))
+    assert (bad.state, str(tmp_path / "file") in bad.detail) == ("fail", True)
+    assert bad.cure is not None
+
+
+def test_where_artifacts_are(tmp_path: Path) -> None:
+    assert artifacts_location(ArtifactsSection(location="s3://b/p"), tmp_path) == "s3://b/p"
+    assert artifacts_location(ArtifactsSection(), tmp_path) == str(tmp_path / "artifacts")
+    assert artifacts_location(ArtifactsSection(), None) is None
+
+
+def test_a_probe_that_hangs_is_a_finding() -> None:
+    let_go = threading.Event()
+
+    def hangs() -> list[Check]:
+        let_go.wait(30)
+        return []
+
+    began = time.monotonic()
+    (found,) = within("artifacts", hangs, 0.05)
+    assert time.monotonic() - began < 20
+    assert (found.state, found.detail) == ("fail", "no answer within 0.05 s")
+    let_go.set()
+    assert within("queues", list, 5) == []
+
+    def fails() -> list[Check]:
+        raise BrokerUnavailable("it does not answer")
+
+    (failed,) = within("queues", fails, 5)
+    assert (failed.state, failed.detail) == ("fail", "it does not answer")
+
+
+def test_a_missing_topic_of_a_queue_is_found() -> None:
+    """It stops all queues, and one line of a log said so."""
+    found = list(missing_queue_topics(["jobs", "results"], {"jobs"}))
+    assert [(one.state, "results" in one.detail) for one in found] == [("fail", True)]
+    assert [one.state for one in missing_queue_topics(["jobs"], {"jobs"})] == ["ok"]
