@@ -121,6 +121,9 @@ def test_null_is_no_second_name() -> None:
     assert read({**CAMEL, "task_id": None, "request_id": None}).request_id == "r-1"
 
 
+DRAW = {"id": "r", "type": "text2image", "prompt": "x"}
+EDIT = {"id": "r", "type": "image2image", "prompt": "x"}
+PROCESS: dict[str, Any] = {"id": "r", "type": "image_processing", "image_path": "/a.png", "operation": "resize"}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({**TYPED, "type": "dance"}, "type", "chat"),
     ({**JOB, "priority": "urgent"}, "priority", "high"),
@@ -139,15 +142,35 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({**TYPED, "metadata": "x"}, "metadata", "an object"),
     ({"requestId": "r", "payload": {"image": {"url": "x"}, "prompt": "x"}}, "task", "task must be one of"),
+    ({**DRAW, "steps": 0}, "steps", "steps"),
+    ({**DRAW, "parameters": {"steps": "many"}}, "parameters.steps", "parameters.steps"),
+    ({**DRAW, "parameters": {"loras": []}}, "parameters.loras", "parameters.loras"),
+    ({**DRAW, "parameters": 5}, "parameters", "parameters"),
+    ({**DRAW, "payload": {"guidanceScale": "high"}}, "payload.guidanceScale", "payload.guidanceScale"),
+    ({**DRAW, "width": 60_000, "height": 60_000}, "width", "width"),
+    ({**DRAW, "resultBucket": 5}, "resultBucket", "resultBucket"),
+    ({**DRAW, "callbackUrl": "ftp://x"}, "callbackUrl", "callbackUrl"),
+    ({**DRAW, "image_path": "/a.png"}, "image_path", "image_path"),
+    ({**EDIT, "inputImage": "photo.png"}, "inputImage", "inputImage"),
+    ({**EDIT, "inputImage": "/a.png", "image_path": "/b.png"}, "image_path", "image_path"),
+    ({**PROCESS, "operation": "sharpen"}, "operation", "operation"),
+    ({**PROCESS, "parameters": {"width": "wide"}}, "parameters.width", "parameters.width"),
+    ({**PROCESS, "parameters": {"blur": 1}}, "parameters.blur", "parameters.blur"),
+    ({**PROCESS, "operations": [{"op": "resize"}]}, "operation", "operation"),
+    ({"id": "r", "payload": {"negativePrompt": None}}, "payload.prompt", "payload.prompt"),
+    ({"id": "r", "deadline": "soon", "payload": {"prompt": "x"}}, "deadline", "deadline"),
+    ({"id": "r", "surprise": 1, "payload": {"prompt": "x"}}, "surprise", "surprise"),
+    ({"id": "r", "payload": {"prompt": "x", "surprise": 1}}, "payload.surprise", "payload.surprise"),
 ]
 
 
 @pytest.mark.parametrize(("body", "param", "words"), REFUSED, ids=[f"{param}-{words}" for _, param, words in REFUSED])
 def test_what_cannot_be_understood_is_refused_by_the_callers_name(body: dict[str, Any], param: str, words: str) -> None:
     with pytest.raises(PenstockError) as caught:
-        read(body, "image" if param == "task" else "text")
+        read(body, "image" if ("id" in body and "deadline" not in body) or param == "task" else "text")
     assert caught.value.param == param
     assert words in caught.value.message
+    assert words != param or param.startswith("payload.") or "payload." not in caught.value.message
 
 
 SIZES = [("8GB", 8 * GIB), ("8 GiB", 8 * GIB), ("1.5g", 3 * GIB // 2), ("8192mb", 8 * GIB), (8 * GIB, 8 * GIB), (0, 0)]
@@ -273,41 +296,6 @@ def test_the_same_message_in_another_form_is_the_same_request(
     assert read(form(sent(name)), kind) == read(sent(name), kind)
 
 
-DRAW = {"id": "r", "type": "text2image", "prompt": "x"}
-EDIT = {"id": "r", "type": "image2image", "prompt": "x"}
-PROCESS: dict[str, Any] = {"id": "r", "type": "image_processing", "image_path": "/a.png", "operation": "resize"}
-NAMED_BY_THE_CALLER: list[tuple[dict[str, Any], str]] = [
-    ({**DRAW, "steps": 0}, "steps"),
-    ({**DRAW, "parameters": {"steps": "many"}}, "parameters.steps"),
-    ({**DRAW, "parameters": {"loras": []}}, "parameters.loras"),
-    ({**DRAW, "parameters": 5}, "parameters"),
-    ({**DRAW, "payload": {"guidanceScale": "high"}}, "payload.guidanceScale"),
-    ({**DRAW, "width": 60_000, "height": 60_000}, "width"),
-    ({**DRAW, "resultBucket": 5}, "resultBucket"),
-    ({**DRAW, "callbackUrl": "ftp://x"}, "callbackUrl"),
-    ({**DRAW, "image_path": "/a.png"}, "image_path"),
-    ({**EDIT, "inputImage": "photo.png"}, "inputImage"),
-    ({**EDIT, "inputImage": "/a.png", "image_path": "/b.png"}, "image_path"),
-    ({**PROCESS, "operation": "sharpen"}, "operation"),
-    ({**PROCESS, "parameters": {"width": "wide"}}, "parameters.width"),
-    ({**PROCESS, "parameters": {"blur": 1}}, "parameters.blur"),
-    ({**PROCESS, "operations": [{"op": "resize"}]}, "operation"),
-    ({"id": "r", "payload": {"negativePrompt": None}}, "payload.prompt"),
-    ({"id": "r", "deadline": "soon", "payload": {"prompt": "x"}}, "deadline"),
-    ({"id": "r", "surprise": 1, "payload": {"prompt": "x"}}, "surprise"),
-    ({"id": "r", "payload": {"prompt": "x", "surprise": 1}}, "payload.surprise"),
-]
-
-
-@pytest.mark.parametrize(("body", "param"), NAMED_BY_THE_CALLER, ids=[param for _, param in NAMED_BY_THE_CALLER])
-def test_what_is_wrong_has_the_callers_name_and_no_other(body: dict[str, Any], param: str) -> None:
-    with pytest.raises(PenstockError) as caught:
-        read(body, "text" if "deadline" in body else "image")
-    assert caught.value.param == param
-    assert param in caught.value.message
-    assert param.startswith("payload.") or "payload." not in caught.value.message
-
-
 @pytest.mark.parametrize("write", [str, lambda text: base64.b64encode(text.encode()).decode()], ids=["text", "base64"])
 def test_a_payload_may_be_written_as_text(write: Callable[[str], str]) -> None:
     message = sent("async_001")
@@ -327,19 +315,19 @@ def test_names_are_known_after_a_record_was_moved() -> None:
 
 
 LATER = NOW_MS + 60_000
-DEADLINES = [LATER, LATER // 1000, str(LATER), f"{LATER // 1000}.0", "2025-10-09T08:54:20Z", "2025-10-09T08:54:20"]
+SAME = [LATER, LATER // 1000, str(LATER), f"{LATER // 1000}.0", "2025-10-09T08:54:20Z", "2025-10-09T08:54:20"]
+DEADLINES: list[tuple[Any, int]] = [
+    *((given, 60_000) for given in [*SAME, "2025-10-09T10:54:20+02:00"]),
+    (NOW_MS / 1000 + 0.5, 500),
+    (0, 1),
+    ("1970-01-01T00:00:00Z", 1),
+    *((given, DEFAULT_LIMITS.max_ttl_ms) for given in ("9999999999", 9_999_999_999_999, "9" * 30)),
+]
 
 
-@pytest.mark.parametrize("given", DEADLINES)
-def test_a_deadline_in_any_form(given: Any) -> None:
-    assert read({**CAMEL, "deadline": given}).ttl_ms == 60_000
-
-
-@pytest.mark.parametrize(
-    ("given", "ttl_ms"), [("9999999999", None), (9_999_999_999_999, None), ("9" * 30, None), (0, 1)]
-)
-def test_a_deadline_beyond_the_horizon_is_cut_to_it(given: Any, ttl_ms: int | None) -> None:
-    assert read({**CAMEL, "deadline": given}).ttl_ms == (ttl_ms or DEFAULT_LIMITS.max_ttl_ms)
+@pytest.mark.parametrize(("given", "ttl_ms"), DEADLINES)
+def test_a_deadline_in_any_form_is_a_time_to_live_up_to_the_horizon(given: Any, ttl_ms: int) -> None:
+    assert read({**CAMEL, "deadline": given}).ttl_ms == ttl_ms
 
 
 def test_a_type_around_the_type_is_the_kind_of_the_message() -> None:
