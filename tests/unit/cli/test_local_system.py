@@ -218,19 +218,27 @@ def test_a_remote_server_names_its_model(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 MINE = '[[models]]\nid = "mine"\nsource = "/nope"\nengine = "text"\n'
+SECURITY = '[kafka.security]\n"security.protocol" = "SASL_SSL"\n'
+IGNORED = "--kafka-port has no effect: the Kafka at 127.0.0.1:1 is used, none is run"
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("options", "reason", "lines"),
     [
-        ({"model": "/nope"}, "/nope is no folder"),
-        ({"model": "models/none.gguf"}, "no such file"),
-        ({"remote": "http://127.0.0.1:1/v1"}, "check the URL"),
-        ({"config": MINE}, "the model mine: its source /nope is not there"),
+        ({"model": "/nope"}, "/nope is no folder", []),
+        ({"model": "models/none.gguf"}, "no such file", []),
+        ({"remote": "http://127.0.0.1:1/v1"}, "check the URL", []),
+        ({"config": MINE}, "the model mine: its source /nope is not there", []),
+        ({"config": SECURITY}, "security is for a Kafka of yours", []),
+        ({"bootstrap_servers": "127.0.0.1:1", "model": "/nope"}, NOT_THERE, [IGNORED]),
     ],
 )
-def test_a_missing_model_is_refused_before_anything_is_started(make: Make, options: Any, reason: str) -> None:
-    starts_nothing(make(**options), reason)
+def test_what_cannot_be_is_refused_before_anything_is_started(
+    make: Make, options: Any, reason: str, lines: list[str]
+) -> None:
+    said: list[str] = []
+    starts_nothing(make(**options, say=said.append), reason)
+    assert said == lines
 
 
 def test_ports_in_use_are_refused_before_anything_is_started(
@@ -293,14 +301,6 @@ def test_configured_models_that_are_not_served_are_named(make: Make, monkeypatch
     said.clear()
     make("a", "b", {**entry("far"), "pool": "gpu"}, config=two, say=said.append)._say_models()
     assert said == ["models of other pools than the worker's are not served here: far (gpu)"]
-
-
-def test_settings_that_cannot_hold_are_refused_or_named(make: Make) -> None:
-    security = '[kafka.security]\n"security.protocol" = "SASL_SSL"\n'
-    starts_nothing(make(config=security), "security is for a Kafka of yours")
-    said: list[str] = []
-    starts_nothing(make(bootstrap_servers="127.0.0.1:1", model="/nope", say=said.append), NOT_THERE)
-    assert said == ["--kafka-port has no effect: the Kafka at 127.0.0.1:1 is used, none is run"]
 
 
 def test_the_health_of_a_part_is_asked_where_it_is_bound(make: Make) -> None:
