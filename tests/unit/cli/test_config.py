@@ -103,8 +103,8 @@ def test_toml_reads_back_as_written(tables: dict[str, Any]) -> None:
         (
             '[[models]]\nid = "m"\nsource = "http://h"\nengine = "remote"\n'
             'options = {headers = {x = "SECRET"}, timeout_s = "soon"}',
-            r"^configuration: models\.0: options\.timeout_s takes a number above 0, not 'soon' \(model m, engine remote\)"
-            "; mend it in {path}$",
+            r"^configuration: models\.0: options\.timeout_s takes a number above 0, not 'soon' "
+            r"\(model m, engine remote\); mend it in {path}$",
         ),
         ('[kafka]\nbootstrap_server = "a:1"', "kafka.bootstrap_server: "),
         ('[artifacts]\nlocaton = "/data"', "artifacts.locaton: "),
