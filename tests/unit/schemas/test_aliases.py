@@ -51,31 +51,6 @@ def read(body: dict[str, Any], kind: str | None = "text") -> InferenceRequest:
     return parse_request_bytes(json.dumps(body).encode(), request_id="made-up", now_ms=NOW_MS, topic_kind=kind)
 
 
-def test_camel_case_without_a_task() -> None:
-    request = read(CAMEL)
-    assert (request.request_id, request.user_id, request.conversation_id) == ("r-1", "u-1", "c-1")
-    assert (request.task, request.model, request.stream) == ("text_generation", "smollm2", True)
-    assert request.requirements == Requirements(vram_bytes=8 * GIB, cpu_memory_bytes=GIB // 2)
-    assert request.payload == {"messages": CAMEL["messages"]}
-    assert request.created_at == TIME_MS
-
-
-def test_a_type_with_all_in_the_payload() -> None:
-    request = read(TYPED)
-    assert (request.request_id, request.task, request.model) == ("made-up", "text_generation", "smollm2")
-    assert (request.conversation_id, request.metadata) == ("c-1", {"correlation_id": "k-1"})
-    assert request.payload == {"messages": TYPED["payload"]["messages"]}
-    assert request.created_at == NOW_MS
-
-
-def test_a_job_with_a_version() -> None:
-    request = read(JOB, "image")
-    assert (request.request_id, request.task, request.metadata) == ("t-1", "image_generation", {"version": "1.0"})
-    assert (request.priority, request.created_at) == (2, TIME_MS)
-    assert request.payload["inference_steps"] == 4
-    assert request.payload["prompt"] == "a dam"
-
-
 def test_the_body_is_not_changed_and_own_names_stay() -> None:
     before = json.dumps(CAMEL)
     translate(CAMEL, "text")
@@ -197,12 +172,6 @@ def test_times(given: Any) -> None:
     assert read({**CAMEL, "timestamp": given}).created_at == TIME_MS
 
 
-def test_the_conversation_that_is_summed_up_stays_in_the_payload() -> None:
-    request = read({"type": "summarize", "correlation_id": 7, "payload": {"conversation_id": "c-1"}})
-    assert (request.conversation_id, request.payload["conversation_id"]) == (None, "c-1")
-    assert request.metadata == {"correlation_id": "7"}
-
-
 def test_values_map_to_what_there_is() -> None:
     assert set(TASK_NAMES.values()) == set(PAYLOAD_FIELDS)
     assert {priority_class(value) for value in PRIORITY_NAMES.values()} == {"high", "medium", "low"}
@@ -224,33 +193,60 @@ def sent(name: str) -> dict[str, Any]:
     return json.loads((MESSAGES / f"{name}.json").read_bytes())
 
 
-def test_each_message_of_another_service_is_the_request_that_it_means() -> None:
+RESIZE = {"op": "resize", "arguments": {"width": "64", "height": "64", "fit": "exact"}}
+FOOD = {"prompt": "hi", "max_tokens": 10, "temperature": 0}
+SAY = {"prompt": "Say hi", "max_tokens": 8, "temperature": 0}
+MEANT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "camel case without a task": (CAMEL, {
+        "request_id": "r-1", "user_id": "u-1", "conversation_id": "c-1", "task": "text_generation", "model": "smollm2",
+        "stream": True, "requirements": Requirements(vram_bytes=8 * GIB, cpu_memory_bytes=GIB // 2),
+        "payload": {"messages": CAMEL["messages"]}, "created_at": TIME_MS,
+    }),
+    "a type with all in the payload": (TYPED, {
+        "request_id": "made-up", "task": "text_generation", "model": "smollm2", "conversation_id": "c-1",
+        "metadata": {"correlation_id": "k-1"}, "payload": {"messages": TYPED["payload"]["messages"]},
+        "created_at": NOW_MS,
+    }),
+    "a job with a version": (JOB, {
+        "request_id": "t-1", "task": "image_generation", "metadata": {"version": "1.0"}, "priority": 2,
+        "created_at": TIME_MS, "payload.inference_steps": 4, "payload.prompt": "a dam",
+    }),
+    "a summary": ({"type": "summarize", "correlation_id": 7, "payload": {"conversation_id": "c-1"}}, {
+        "conversation_id": None, "payload.conversation_id": "c-1", "metadata": {"correlation_id": "7"},
+    }),
+    "image_editing_000": (sent("image_editing_000"), {
+        "task": "image_editing", "priority": 10, "conversation_id": "789", "metadata": {"correlation_id": "uuid-123"},
+        "payload.image": {"url": sent("image_editing_000")["payload"]["image"]}, "payload.inference_steps": 30,
+    }),
+    "text_000": (sent("text_000"), {
+        "request_id": "uuid-123", "user_id": "user-456", "conversation_id": "789", "model": "qwen3-30b", "stream": True,
+        "requirements": Requirements(vram_bytes=10 * GIB, cpu_memory_bytes=2_000_000_000),
+    }),
+    "async_001": (sent("async_001"), {
+        "request_id": "19933123533434", "ttl_ms": DEFAULT_LIMITS.max_ttl_ms, "model": "food-review", "payload": FOOD,
+    }),
+    "image_generation_003": (sent("image_generation_003"), {
+        "task": "image_generation", "output": OutputSpec(store="my-generation-results"), "payload.sampler": "DDIM",
+        "callback_url": "https://client.example.com/notify", "metadata": {"version": "1.0"},
+    }),
+    "text2image_002": (sent("text2image_002"), {
+        "request_id": "t-2", "task": "image_generation", "payload.negative_prompt": "blurry",
+        "payload.inference_steps": 4, "payload.width": 64, "payload.height": 64,
+    }),
+    "text2text_002": (sent("text2text_002"), {"payload": SAY, "callback_url": None}),
+    "image2text_002": (sent("image2text_002"), {"payload": {"image": FILE, "max_tokens": 8}}),
+    "image_processing_002": (sent("image_processing_002"), {"payload": {"image": FILE, "operations": [RESIZE]}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "body", "facts"), [(name, *row) for name, row in MEANT.items()], ids=MEANT)
+def test_each_message_of_another_service_is_the_request_that_it_means(
+    name: str, body: dict[str, Any], facts: dict[str, Any]
+) -> None:
     """What is not shown here is as in the message, or its default."""
-    editing = read(sent("image_editing_000"), "image")
-    assert (editing.task, editing.priority, editing.conversation_id) == ("image_editing", 10, "789")
-    assert editing.payload["image"] == {"url": sent("image_editing_000")["payload"]["image"]}
-    assert (editing.payload["inference_steps"], editing.metadata) == (30, {"correlation_id": "uuid-123"})
-    text = read(sent("text_000"))
-    assert (text.request_id, text.user_id, text.conversation_id) == ("uuid-123", "user-456", "789")
-    assert (text.model, text.stream) == ("qwen3-30b", True)
-    assert text.requirements == Requirements(vram_bytes=10 * GIB, cpu_memory_bytes=2_000_000_000)
-    queued = read(sent("async_001"))
-    assert (queued.request_id, queued.ttl_ms) == ("19933123533434", DEFAULT_LIMITS.max_ttl_ms)
-    assert (queued.model, queued.payload) == ("food-review", {"prompt": "hi", "max_tokens": 10, "temperature": 0})
-    job = read(sent("image_generation_003"), "image")
-    assert (job.task, job.output, job.payload["sampler"]) == (
-        "image_generation", OutputSpec(store="my-generation-results"), "DDIM",
-    )  # fmt: skip
-    assert (job.callback_url, job.metadata) == ("https://client.example.com/notify", {"version": "1.0"})
-    drawn = read(sent("text2image_002"), "image")
-    assert (drawn.request_id, drawn.task) == ("t-2", "image_generation")
-    assert (drawn.payload["negative_prompt"], drawn.payload["inference_steps"]) == ("blurry", 4)
-    assert (drawn.payload["width"], drawn.payload["height"]) == (64, 64)
-    said = read(sent("text2text_002"))
-    assert (said.payload, said.callback_url) == ({"prompt": "Say hi", "max_tokens": 8, "temperature": 0}, None)
-    assert read(sent("image2text_002"), "image").payload == {"image": FILE, "max_tokens": 8}
-    resize = {"op": "resize", "arguments": {"width": "64", "height": "64", "fit": "exact"}}
-    assert read(sent("image_processing_002"), "image").payload == {"image": FILE, "operations": [resize]}
+    request = read(body, "image" if "image" in name or "job" in name else "text")
+    payload = {f"payload.{field}": value for field, value in request.payload.items()}
+    assert {field: payload[field] if field in payload else getattr(request, field) for field in facts} == facts
 
 
 def camel(value: Any) -> Any:
