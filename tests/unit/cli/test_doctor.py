@@ -189,7 +189,6 @@ def test_many_topics_of_conversations_are_a_warning() -> None:
 
 
 def test_orders_are_listed_and_a_paused_class_is_a_warning() -> None:
-    """A paused class was shown nowhere."""
     (unknown,) = order_checks(None)
     assert unknown.state == "warn"
     (none,) = order_checks({})
@@ -217,7 +216,6 @@ def test_orders_are_listed_and_a_paused_class_is_a_warning() -> None:
     ],
 )
 def test_doctor_says_which_gateway_it_asked(named: bool, configured: bool, state: str, detail: str) -> None:
-    """With --config and without PENSTOCK_URL it asked none and said nothing."""
     port = free_port()
     nobody = f"http://127.0.0.1:{port}"
     section = {"host": "0.0.0.0", "port": port} if configured else None
@@ -269,7 +267,6 @@ def test_a_probe_that_hangs_is_a_finding() -> None:
 
 
 def test_a_missing_topic_of_a_queue_is_found() -> None:
-    """It stops all queues, and one line of a log said so."""
     found = list(missing_queue_topics(["jobs", "results"], {"jobs"}))
     assert [(one.state, "results" in one.detail) for one in found] == [("fail", True)]
     assert [one.state for one in missing_queue_topics(["jobs"], {"jobs"})] == ["ok"]

@@ -123,7 +123,6 @@ def test_commands_use_the_named_kafka_else_that_of_the_running_system(
 
 
 def test_one_that_was_killed_is_not_found_nor_taken_for_the_next(start: Start, tmp_path: Path) -> None:
-    """The next one had not yet written: clients sent their keys to the old port, and `down` ended the old pid."""
     home = start()
     kill(home)
     assert "no gateway at http://127.0.0.1:8000" in invoke("watch", "r").stderr
@@ -147,7 +146,6 @@ def test_who_looks_at_the_lock_does_not_hold_it_for_others(start: Start, monkeyp
 
 
 def test_an_entry_is_removed_while_no_other_can_start(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next one wrote its entry between the look at its lock and the removal."""
     home = start()
     kill(home)
     unlink, locked = Path.unlink, list[bool]()

@@ -64,7 +64,6 @@ REPLICA: Json = {
 }  # fmt: skip
 ORDERED = {ORDERS: {"data": [in_force("low", "class", paused=True), in_force("chat", pinned=True)]}}
 ROWS: list[tuple[str, Json, int, str, str]] = [
-    # `add --replace --wait` after an add that had failed ended with "2 loads in a row failed", of the old entry.
     (
         f"{ADDED} --replace --wait",
         {**REPLACED, ORDER: [observed("w1", "w2"), *[observed("w2")] * 20, observed()], MODEL: model("ready")},
@@ -85,7 +84,6 @@ ROWS: list[tuple[str, Json, int, str, str]] = [
          0, stdout, "")
         for of, stdout in BY_ITSELF
     ),
-    # `--replace --set preload=false --wait` ended with "chat is loading", whatever came of the load.
     *(
         (f"{ADDED} --replace --wait", {**REPLACED, MODEL: [model("draining", **LAZY), model("loading", **LAZY), last]},
          exit_code, stdout, "")

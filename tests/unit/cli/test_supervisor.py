@@ -75,7 +75,6 @@ def test_backoff_doubles_to_its_limit_and_is_reset_after_a_steady_run() -> None:
 
 
 def test_a_full_disk_ends_no_part_and_the_state_is_written_once_there_is_room(world: World) -> None:
-    """A broker dies of a full disk: the file of what runs could not be written then, and all other parts ended too."""
     broker, gateway = world.part("broker"), world.part("gateway")
     world.full, written = True, world.written
     world.kill(broker)

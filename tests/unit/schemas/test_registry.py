@@ -185,7 +185,6 @@ def test_a_thread_asks_until_the_registry_is_back(registry: Registry, client: Re
 
 
 def test_an_unknown_id_is_asked_for_once(registry: Registry, client: RegistryClient) -> None:
-    """Every record of an unknown id was asked for, and stalled all intake meanwhile."""
     resolver = RegistryResolver(client, unknown=UnknownIds(clock=lambda: registry.now))
     with pytest.raises(UnknownSchema):
         answered(resolver, 5)
