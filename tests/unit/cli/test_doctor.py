@@ -104,26 +104,39 @@ def test_topics_of_turns_have_equal_partition_counts_in_each_pool() -> None:
 
 
 DEGRADED = {"status": "degraded", "models_without_worker": ["chat"], "reason": "no worker is alive"}
+ODD = {"status": "degraded", "models_without_worker": [{"id": "chat"}]}
+FULL = {"status": "degraded", "reason": "the disk is full"}
+READY = {"status": "ready", "reason": None}
+LACKS = "is degraded: no worker is alive; without a worker: chat"
+MEND, LOG = "mend what the reason names; all else is served", "/data/logs/worker.log"
 
 
 @pytest.mark.parametrize(
-    ("found", "state", "detail", "cure"),
+    ("http_status", "body", "status", "serves", "lacking", "state", "detail", "cure"),
     [
-        (
-            readiness_of(200, DEGRADED), "fail",
-            f"{URL} is degraded: no worker is alive; without a worker: chat", "/data/logs/worker.log",
-        ),
-        (
-            readiness_of(200, {"status": "degraded", "reason": "the disk is full"}), "fail", "the disk is full",
-            "mend what the reason names; all else is served",
-        ),
-        (readiness_of(200, {"status": "ready"}), "ok", "", ""),
-        (Readiness(status="unreachable", reason="refused"), "fail", "refused", ""),
+        (200, DEGRADED, "degraded", True, ("chat",), "fail", f"{URL} {LACKS}", LOG),
+        (200, ODD, "degraded", True, ("chat",), "fail", "", LOG),
+        (200, FULL, "degraded", True, (), "fail", "the disk is full", MEND),
+        (200, READY, "ready", True, (), "ok", "", ""),
+        (200, "ok", "ready", True, (), "ok", "", ""),
+        (503, {"status": "not_ready", "reason": "catching up"}, "unavailable", False, (), "fail", "catching up", ""),
+        (503, {"status": "starting"}, "starting", False, (), "fail", "", ""),
+        (502, None, "unavailable", False, (), "fail", "", ""),
     ],
-)  # fmt: skip
-def test_readiness_of_a_gateway(found: Readiness, state: str, detail: str, cure: str) -> None:
-    check = readiness_check(URL, found, Path("/data/logs/worker.log"))
+)
+def test_answers_of_a_gateway_and_what_doctor_says_of_them(
+    http_status: int, body: object, status: str, serves: bool, lacking: tuple[str, ...], state: str, detail: str,
+    cure: str,
+) -> None:  # fmt: skip
+    found = readiness_of(http_status, body)
+    assert (found.status, found.serves, found.models_without_worker) == (status, serves, lacking)
+    check = readiness_check(URL, found, Path(LOG))
     assert (check.state, detail in check.detail, cure in (check.cure or "")) == (state, True, True)
+
+
+def test_a_gateway_that_is_away_fails_the_check() -> None:
+    check = readiness_check(URL, Readiness(status="unreachable", reason="refused"), Path(LOG))
+    assert (check.state, "refused" in check.detail) == ("fail", True)
 
 
 def test_requests_that_wait_for_a_worker_fail_the_check() -> None:
@@ -147,26 +160,6 @@ def test_a_broker_that_accepts_but_never_answers_is_given_up() -> None:
         for named, state in ((True, "fail"), (False, "warn")):
             (found,) = kafka_checks(settings, named=named, queues=[{"topic": "jobs", "result_topic": "done"}])
             assert (found.name, found.state) == ("kafka", state)
-
-
-@pytest.mark.parametrize(
-    ("http_status", "body", "status", "serves"),
-    [
-        (200, DEGRADED, "degraded", True),
-        (200, {"status": "ready", "reason": None}, "ready", True),
-        (503, {"status": "not_ready", "reason": "catching up"}, "unavailable", False),
-        (503, {"status": "starting"}, "starting", False),
-        (200, "ok", "ready", True),
-        (502, None, "unavailable", False),
-        (200, {"status": "degraded", "models_without_worker": [{"id": "chat"}]}, "degraded", True),
-    ],
-)
-def test_answers_of_a_gateway_with_and_without_details(
-    http_status: int, body: object, status: str, serves: bool
-) -> None:
-    found = readiness_of(http_status, body)
-    assert (found.status, found.serves) == (status, serves)
-    assert found.models_without_worker == (("chat",) if status == "degraded" else ())
 
 
 def test_each_change_of_readiness_is_printed_once() -> None:
