@@ -7,11 +7,15 @@ from itertools import chain, cycle
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.common_records import raw
+from penstock.common.reader import RawMessage
 from penstock.producers.catchup import Pass
 from penstock.producers.follow import Follow
 
 TP = ("result", 0)
+
+
+def raw(offset: int, key: bytes = b"k", *, partition: int = 0) -> RawMessage:
+    return RawMessage("result", partition, offset, 0, key, b"v")
 
 
 def follow(begin: int = 0, *, key: bytes = b"k", limit: int = 100) -> Follow:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from kit.common_records import result_event
+from kit.view_records import outcome
 from penstock import producers
 from penstock.cli.paths import free_port
 from penstock.common.artifacts import ArtifactStore
@@ -197,7 +197,7 @@ def large(tenant: str, store: ArtifactStore) -> ResultEvent:
     kept = store.put(tenant, json.dumps({"embeddings": [[1.0, 2.0]]}).encode(), media_type="application/json")
     fields = ("artifact_id", "uri", "media_type", "size_bytes", "sha256")
     artifact = ArtifactRef(**{name: getattr(kept, name) for name in fields})
-    return result_event(tenant=tenant, task="embedding", output_artifact=artifact)
+    return outcome(tenant=tenant, task="embedding", output_artifact=artifact)
 
 
 def core(**options: Any) -> ClientCore:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.common_records import chunk, result_event, status_event
+from kit.view_records import chunk, status
+from kit.view_records import outcome as terminal
 from penstock.common.reader import RawMessage
 from penstock.producers.events import Chunk, Event, EventFold, Restarted, Result, Status, completed
 from penstock.schemas.codec import default_codec
@@ -20,7 +21,7 @@ NAMES = TopicNames("p-")
 
 
 def outcome(text: str | None, **facts: Any) -> ResultEvent:
-    return result_event(text_generation=None if text is None else {"text": text}, **facts)
+    return terminal(text_generation=None if text is None else {"text": text}, **facts)
 
 
 def fold(*records: Record | bytes | None) -> list[Event]:
@@ -56,10 +57,10 @@ def test_log_probabilities_come_with_their_text() -> None:
     [
         ([chunk("old", 0), chunk("new", 0, attempt=2), outcome("new text", attempt=2)], "CRCCE", "new text"),
         ([chunk("abc", 0), outcome("xyz", attempt=2)], "CRCE", "xyz"),
-        ([status_event("completed", 100, done=True), outcome("a"), status_event("running", 40)], "CE", "a"),
+        ([status("completed"), outcome("a"), status("running")], "CE", "a"),
         ([outcome("a"), chunk("zombie", 0, epoch=9)], "CE", "a"),
-        ([status_event("running", 40), status_event("queued", 10), outcome("a")], "SCE", "a"),
-        ([b"garbage", None, status_event("queued", 10), outcome(None, status="failed")], "SE", ""),
+        ([status("running"), status("queued"), outcome("a")], "SCE", "a"),
+        ([b"garbage", None, status("queued"), outcome(None, status="failed")], "SE", ""),
         ([chunk("theirs", 0, tenant="other"), outcome("ours")], "CE", "ours"),
     ],
     ids=[
@@ -120,7 +121,7 @@ def test_an_event_shows_in_one_line_what_it_says() -> None:
     assert repr(Chunk(text="He", text_offset=0, attempt=1)) == "Chunk(text='He', text_offset=0, attempt=1)"
     said = Result(outcome("Hello", finish_reason="stop", model="m"))
     assert repr(said) == "Result(status='completed', text='Hello', finish_reason='stop', model='m')"
-    vectors = Result(result_event(task="embedding", embedding={"embeddings": [[0.5] * 1_024]}))
+    vectors = Result(terminal(task="embedding", embedding={"embeddings": [[0.5] * 1_024]}))
     assert "embeddings" in repr(vectors)
     assert len(repr(vectors)) < 300
     failed = Result(outcome(None, status="expired", error=ErrorInfo(code="expired", message="too late", type="x")))
