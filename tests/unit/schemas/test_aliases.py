@@ -92,10 +92,6 @@ def test_two_foreign_names_of_one_field_are_refused_with_both() -> None:
         read({**TYPED, "conversationId": "c-1"})
 
 
-def test_null_is_no_second_name() -> None:
-    assert read({**CAMEL, "task_id": None, "request_id": None}).request_id == "r-1"
-
-
 DRAW = {"id": "r", "type": "text2image", "prompt": "x"}
 EDIT = {"id": "r", "type": "image2image", "prompt": "x"}
 PROCESS: dict[str, Any] = {"id": "r", "type": "image_processing", "image_path": "/a.png", "operation": "resize"}
@@ -148,19 +144,18 @@ def test_what_cannot_be_understood_is_refused_by_the_callers_name(body: dict[str
     assert words != param or param.startswith("payload.") or "payload." not in caught.value.message
 
 
-SIZES = [("8GB", 8 * GIB), ("8 GiB", 8 * GIB), ("1.5g", 3 * GIB // 2), ("8192mb", 8 * GIB), (8 * GIB, 8 * GIB), (0, 0)]
+SIZES = {"8GB": 8 * GIB, "8 GiB": 8 * GIB, "1.5g": 3 * GIB // 2, "8192mb": 8 * GIB, 8 * GIB: 8 * GIB, 0: 0}
+NO_SIZES = [8, 8.5, "8", "8 apples", "-1GB", True, ["8GB"], "99999999TB"]
 
 
-@pytest.mark.parametrize(("given", "size"), SIZES)
-def test_sizes(given: Any, size: int) -> None:
-    profile = {"modelName": "m", "requirements": {"vram": given}}
-    assert read({**CAMEL, "modelProfile": profile}).requirements == Requirements(vram_bytes=size)
-
-
-@pytest.mark.parametrize("given", [8, 8.5, "8", "8 apples", "-1GB", True, ["8GB"], "99999999TB"])
-def test_a_size_without_a_unit_is_refused(given: Any) -> None:
+@pytest.mark.parametrize(("given", "size"), [*SIZES.items(), *((given, None) for given in NO_SIZES)])
+def test_a_size_has_its_unit(given: Any, size: int | None) -> None:
+    asked = {**CAMEL, "modelProfile": {"modelName": "m", "requirements": {"vram": given}}}
+    if size is not None:
+        assert read(asked).requirements == Requirements(vram_bytes=size)
+        return
     with pytest.raises(PenstockError, match="a size with its unit") as caught:
-        read({**CAMEL, "modelProfile": {"requirements": {"vram": given}}})
+        read(asked)
     assert caught.value.param == "modelProfile.requirements.vram"
 
 
@@ -233,6 +228,12 @@ MEANT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         "request_id": "t-2", "task": "image_generation", "payload.negative_prompt": "blurry",
         "payload.inference_steps": 4, "payload.width": 64, "payload.height": 64,
     }),
+    "a null is no second name": ({**CAMEL, "task_id": None, "request_id": None}, {"request_id": "r-1"}),
+    "an image, its type in the payload": ({"type": "request", "payload": DRAW}, {"task": "image_generation"}),
+    **{
+        f"an image, of the kind {kind}": ({**DRAW, "type": kind, "task": "text2image"}, {"task": "image_generation"})
+        for kind in (*MESSAGE_TYPES, "job.submitted")
+    },
     "text2text_002": (sent("text2text_002"), {"payload": SAY, "callback_url": None}),
     "image2text_002": (sent("image2text_002"), {"payload": {"image": FILE, "max_tokens": 8}}),
     "image_processing_002": (sent("image_processing_002"), {"payload": {"image": FILE, "operations": [RESIZE]}}),
@@ -324,15 +325,6 @@ DEADLINES: list[tuple[Any, int]] = [
 @pytest.mark.parametrize(("given", "ttl_ms"), DEADLINES)
 def test_a_deadline_in_any_form_is_a_time_to_live_up_to_the_horizon(given: Any, ttl_ms: int) -> None:
     assert read({**CAMEL, "deadline": given}).ttl_ms == ttl_ms
-
-
-def test_a_type_around_the_type_is_the_kind_of_the_message() -> None:
-    assert read({"type": "request", "payload": DRAW}, "image").task == "image_generation"
-
-
-@pytest.mark.parametrize("kind", [*MESSAGE_TYPES, "job.submitted"])
-def test_a_type_beside_the_task_is_the_kind_of_the_message(kind: str) -> None:
-    assert read({**DRAW, "type": kind, "task": "text2image"}, "image").task == "image_generation"
 
 
 def test_the_page_has_each_name_in_the_row_of_its_field() -> None:
