@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import common  # noqa: F401  (it puts tests/ on the path)
-
 from live_flow import LiveFlow
+
 from penstock.processors.engines.base import Delta, Finished, Prepared, RunFailed, RunSpec
 from penstock.processors.hardware.nvml import NvmlProbe
 from penstock.processors.hardware.probe import DeviceFacts, Probe, Reading

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, cast
 
 from conversation_logs import ReadTopics
+from memory_topics import compacted
 from penstock.common.conversations import TopicRecords, decoded
 from penstock.common.reader import RawMessage
 from penstock.common.shards.addresses import address_of, id_of
@@ -214,7 +215,7 @@ class SharedCluster(Cluster):
 
     def compact(self, *, tombstones_too: bool) -> None:
         for partition, records in enumerate(self.partition_logs):
-            self.partition_logs[partition] = _compacted(records, self.partition_ends[partition], tombstones_too)
+            self.partition_logs[partition] = compacted(records, self.partition_ends[partition], tombstones_too)
         self.read_anew()
 
     def gateway(self, artifacts: Any = None) -> tuple[Forking, Conversations]:
@@ -242,16 +243,6 @@ class _Copy:
     @property
     def file(self) -> ShardFile:
         return self._cluster.file
-
-
-def _compacted(records: Sequence[RawMessage], end: int, tombstones_too: bool) -> list[RawMessage]:
-    """The newest record of a key stays; a log's last one always."""
-    newest = {one.key: one.offset for one in records}
-    return [
-        one
-        for one in records
-        if one.offset == end - 1 or (newest[one.key] == one.offset and not (one.value is None and tombstones_too))
-    ]
 
 
 def killed_at_each_step(

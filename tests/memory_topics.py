@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 from penstock.common.reader import RawMessage
 from penstock.schemas.errors import NotFound
+
+
+def compacted(records: Sequence[RawMessage], end: int, tombstones_too: bool) -> list[RawMessage]:
+    """The newest record of a key stays; a log's last one always."""
+    newest = {one.key: one.offset for one in records}
+    return [
+        one
+        for one in records
+        if one.offset == end - 1 or (newest[one.key] == one.offset and not (one.value is None and tombstones_too))
+    ]
 
 
 class MemoryTopics:
@@ -38,15 +49,8 @@ class MemoryTopics:
         return offset
 
     def compact(self, *, tombstones_too: bool) -> None:
-        """The newest record of a key stays; a log's last one always."""
         for topic, records in self.logs.items():
-            newest = {one.key: one.offset for one in records}
-            self.logs[topic] = [
-                one
-                for one in records
-                if one.offset == self.ends[topic] - 1
-                or (newest[one.key] == one.offset and not (one.value is None and tombstones_too))
-            ]
+            self.logs[topic] = compacted(records, self.ends[topic], tombstones_too)
 
     def require(self, topic: str) -> None:
         if topic not in self.ids:

@@ -13,10 +13,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from support import in_background
+from kit.http_server import Answer, Call, serving_http
 
 Json = dict[str, Any]
 
@@ -122,35 +121,19 @@ class PrefixServer:
 
     @contextmanager
     def listening(self, port: int = 0) -> Iterator[PrefixServer]:
-        server = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
-        self.url = f"http://127.0.0.1:{server.server_port}"
-        with in_background(server):
+        with serving_http(self._heard, port) as server:
+            self.url = server.url
             yield self
+
+    def _heard(self, call: Call) -> Answer:
+        self.headers.append({**call.headers})
+        status, events = self.answer(call.json)
+        if status != 200:
+            return status, next(events)
+        lines = (f"data: {json.dumps(event)}\n\n".encode() for event in events)
+        return status, lines, {"content-type": "text/event-stream"}
 
 
 def _delta(body: Json, text: str) -> Json:
     said = {"text": text} if "prompt" in body else {"delta": {"content": text}}
     return {"choices": [{"index": 0, **said, "finish_reason": None}]}
-
-
-def _handler(made: PrefixServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            made.headers.append({name.lower(): value for name, value in self.headers.items()})
-            status, events = made.answer(body)
-            self.send_response(status)
-            self.send_header("content-type", "text/event-stream" if status == 200 else "application/json")
-            self.end_headers()
-            try:
-                for event in events:
-                    line = f"data: {json.dumps(event)}\n\n" if status == 200 else json.dumps(event)
-                    self.wfile.write(line.encode())
-                    self.wfile.flush()
-            except OSError:  # its client has died
-                pass
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    return Handler

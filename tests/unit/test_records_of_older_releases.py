@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from avro_values import values_of
 from flow_driver import MEDIUM, World
-from kit.common_records import status_event
 from kit.examples import examples
 from kit.view_gateway import ViewGateway
 from kit.view_records import (
@@ -34,6 +33,7 @@ from kit.view_records import (
     model_info,
     outcome,
     request,
+    status,
     worker,
 )
 from kit.worker_turns import MemoryLog, answer, contents, take, turns_of
@@ -187,7 +187,7 @@ def gateway_shows_a_request(codec: Codec, folder: Path) -> Any:
 
     try:
         gateway.read(REQUESTS, request(metadata={"a": "b"}))
-        gateway.read(STATUSES, status_event("running", 40, origin=ORIGIN))
+        gateway.read(STATUSES, status())
         gateway.read(RESULTS, chunk())
         look()
         gateway.read(CONTROL, command("cancel"))
@@ -243,7 +243,7 @@ def webhook_is_sent(codec: Codec, _: Path) -> Any:
 
 def client_follows(codec: Codec, _: Path) -> Any:
     fold = EventFold("r", "default", NAMES, TODAY)
-    records = [(STATUSES[0], status_event("running", 40)), (RESULTS[0], chunk()), (RESULTS[0], outcome(text="secret"))]
+    records = [(STATUSES[0], status()), (RESULTS[0], chunk()), (RESULTS[0], outcome(text="secret"))]
     events = [event for n, (topic, one) in enumerate(records) for event in fold.apply(message(codec, one, topic, n))]
     assert [type(event).__name__ for event in events] == ["Status", "Chunk", "Chunk", "Result"]
     return events

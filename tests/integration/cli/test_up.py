@@ -19,7 +19,7 @@ from penstock.cli.paths import free_port, port_in_use
 from penstock.common.admin import partition_counts
 from penstock.common.reader import read_to_end
 from penstock.common.settings import KafkaSettings
-from support import wait_until
+from support import alive, wait_until
 
 ORDER = ("summarizer", "webhooks", "bridge", "gateway", "worker", "broker")
 """In which its parts are stopped."""
@@ -98,14 +98,6 @@ def up(tmp_path: Path) -> Iterator[Up]:
     if up.process is not None and up.process.poll() is None:
         up.process.kill()  # its parts die with it
         up.process.wait(20)
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def members(pids: list[int]) -> list[int]:

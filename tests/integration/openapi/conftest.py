@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import threading
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kit.http_server import Answer, Call, serving_http
 from system import NOOP, System, running
 
 Json = dict[str, Any]
@@ -53,27 +52,16 @@ def _delta(index: int, **delta: Any) -> Json:
 def remote() -> Iterator[Remote]:
     made = Remote()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            events = list(made.answer(body))
-            streams = "stream" in body
-            text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) if streams else json.dumps(events[0])
-            self.send_response(200)
-            self.send_header("content-type", "text/event-stream" if streams else "application/json")
-            self.send_header("content-length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text.encode())
+    def answer(call: Call) -> Answer:
+        events = list(made.answer(call.json))
+        if "stream" not in call.json:
+            return 200, events[0]
+        text = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+        return 200, text.encode(), {"content-type": "text/event-stream"}
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    made.url = f"http://127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield made
-    server.shutdown()
-    server.server_close()
+    with serving_http(answer) as server:
+        made.url = server.url
+        yield made
 
 
 @pytest.fixture(scope="package")

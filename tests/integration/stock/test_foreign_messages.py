@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 import uuid
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,6 +17,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from hostile_images import picture
+from kit.http_server import serving_http
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import StatusEvent
 from stock_clients import KAFKAJS, installed_by_npm, tool
@@ -38,20 +37,8 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 @pytest.fixture(scope="module")
 def picture_url() -> Iterator[str]:
     """The URL of a picture on a server of this machine."""
-
-    class Pictures(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(picture(Random(1)))
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Pictures) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/internal/images/user-456/image-789.png"
-        server.shutdown()
+    with serving_http(lambda _: (200, picture(Random(1)), {})) as server:
+        yield f"{server.url}/internal/images/user-456/image-789.png"
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import httpx
 import pytest
 from PIL import Image
 
+from kit.http_server import HttpServer
 from penstock.common.artifacts import ArtifactStore
 from support import engine_processes, in_background
 from system import System, eventually
@@ -152,7 +152,7 @@ def test_an_image_that_came_as_a_file_goes_to_the_store_that_the_request_names(
     """Multipart in, from an allowed host, and from one that is not; the bytes lie in `output.store`."""
     data = io.BytesIO()
     Image.new("RGB", (60, 40), COLOURS["green"]).save(data, "PNG")
-    renders, hosts = tmp_path / "renders", ThreadingHTTPServer(("127.0.0.1", 0), _serving(data.getvalue()))
+    renders, hosts = tmp_path / "renders", HttpServer(lambda _: (200, data.getvalue(), {}))
     settings = {
         "PENSTOCK_ARTIFACTS__STORES": json.dumps({"renders": {"location": str(renders)}}),
         "PENSTOCK_IMAGES__INTERNAL_HOSTS": json.dumps([f"127.0.0.1:{hosts.server_port}"]),
@@ -192,17 +192,3 @@ def test_an_image_that_came_as_a_file_goes_to_the_store_that_the_request_names(
         assert (elsewhere["error"]["code"], elsewhere["error"]["param"]) == ("invalid", "payload.image.url")
         assert "is not among the hosts that images may come from" in elsewhere["error"]["message"]
     assert worker.stop() == 0, worker.tail()
-
-
-def _serving(data: bytes) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    return Handler

@@ -2,64 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
 import pytest
 from confluent_kafka import Producer
 
-from penstock.schemas.codec import Codec, schema_text
+from penstock.schemas.codec import Codec
 from penstock.schemas.requests import parse_request
+from registry_server import Registry, foreign
 from system import System, eventually
 from worker_requests import outcome, send
-
-FOREIGN_ID = 7
-
-
-class Registry(ThreadingHTTPServer):
-    """A registry that answers 503 until it is `up`, and then knows one schema."""
-
-    up = False
-    asked = 0
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Registry
-
-    def do_GET(self) -> None:
-        self.server.asked += 1
-        found = self.server.up and self.path.endswith(f"/schemas/ids/{FOREIGN_ID}")
-        body = json.dumps({"schema": schema_text("InferenceRequest")} if found else {"message": "not now"}).encode()
-        self.send_response(200 if found else 404 if self.server.up else 503)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_POST = do_GET
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
 
 
 @pytest.fixture
 def registry() -> Iterator[Registry]:
-    server = Registry(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with Registry.running() as server:
+        server.up = False
+        yield server
 
 
 def test_an_absent_registry_pauses_intake(make_system: Callable[..., System], registry: Registry) -> None:
@@ -69,12 +32,12 @@ def test_an_absent_registry_pauses_intake(make_system: Callable[..., System], re
     request = parse_request(body, request_id="foreign", now_ms=1)
     producer = Producer({"bootstrap.servers": system.bootstrap})
     topic = system.names.request("text_generation", 5)
-    producer.produce(topic, Codec(writer_ids={"InferenceRequest": FOREIGN_ID}).encode(request), partition=0)
+    producer.produce(topic, foreign("InferenceRequest")(request), partition=0)
     assert producer.flush(60) == 0
     eventually(lambda: not worker.ready(), 30, worker.tail)
     assert "registry" in httpx.get(worker.url + "/readyz").text
-    asked = registry.asked
-    eventually(lambda: registry.asked > asked + 1, 30, worker.tail)
+    asked = len(registry.asked)
+    eventually(lambda: len(registry.asked) > asked + 1, 30, worker.tail)
     assert system.results() == []
     assert system.dead_letters() == []
     registry.up = True

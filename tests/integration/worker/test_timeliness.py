@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from confluent_kafka import Producer
 
+from kit.http_server import Answer, Call, serving_http
 from load import FAST, Follower, Trickle, percentile, produce_all
 from support import alive, engine_processes, wait_until
 from system import NOOP, Process, System, eventually
@@ -36,35 +34,17 @@ def flaky_server(service_s: float) -> Iterator[tuple[str, list[tuple[float, str]
     begun: list[tuple[float, str]] = []
     lock = threading.Lock()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(call: Call) -> Answer:
+        prompt = call.json["prompt"]
+        with lock:
+            fails = prompt == "flaky" and all(seen != "flaky" for _, seen in begun)
+            begun.append((time.monotonic(), prompt))
+        time.sleep(service_s)
+        fine = {"choices": [{"index": 0, "text": "ok", "finish_reason": "stop"}]}
+        return (500, {"error": {"message": "broken"}}) if fails else (200, fine)
 
-        def do_POST(self) -> None:
-            prompt = json.loads(self.rfile.read(int(self.headers["content-length"])))["prompt"]
-            with lock:
-                fails = prompt == "flaky" and all(seen != "flaky" for _, seen in begun)
-                begun.append((time.monotonic(), prompt))
-            time.sleep(service_s)
-            answer: dict[str, Any] = {"choices": [{"index": 0, "text": "ok", "finish_reason": "stop"}]}
-            data = json.dumps({"error": {"message": "broken"}} if fails else answer).encode()
-            self.send_response(500 if fails else 200)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", begun
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serving_http(answer) as server:
+        yield server.url, begun
 
 
 @pytest.mark.thorough

@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from avro_values import records_of, values_of
-from kit.common_records import result_event
 from kit.examples import examples
+from kit.view_records import outcome
 from penstock.schemas.codec import SCHEMA_IDS, Codec, default_codec, released_schema, schema_text
 from penstock.schemas.compiled import fallback
 from penstock.schemas.compiled.decoder import compile_decoder
@@ -52,7 +52,7 @@ NAMED = pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
 STATE: dict[str, Any] = {"worker_id": "w", "state": "ready", "started_at": 1, "updated_at": 2, "assigned": ["t/0"]}
 VECTORS = {"embeddings": [[0.5, 0.25]], "dimensions": 2}
 WITH_LISTS: dict[type[Record], Record] = {
-    ResultEvent: result_event(token_ids=[1, 2], embedding=VECTORS, metadata={"a": "b"}),
+    ResultEvent: outcome(token_ids=[1, 2], embedding=VECTORS, metadata={"a": "b"}),
     WorkerState: WorkerState.from_dict(
         {**STATE, "queued": {"high": 1}, "models": [{"model": "m", "state": "ready", "memory_bytes": None}]}
     ),
@@ -428,11 +428,11 @@ def test_special_decoders_refuse_as_the_codec_does() -> None:
         with pytest.raises(UnknownSchema):
             read(b"\0\0\0\0\7rest")
         with pytest.raises(BadAvro):
-            read(CODEC.encode(result_event())[:6])
+            read(CODEC.encode(outcome())[:6])
 
 
 def test_a_list_that_lies_about_its_length_is_not_passed_over() -> None:
-    encoded = CODEC.encode(result_event(embedding={"embeddings": [[0.5] * 4], "dimensions": 4}))
+    encoded = CODEC.encode(outcome(embedding={"embeddings": [[0.5] * 4], "dimensions": 4}))
     at = encoded.index(b"\x08" + struct.pack("<f", 0.5))
     with pytest.raises(BadAvro):
         CODEC.decoder(ResultEvent, without=("embedding",))(encoded[:at] + b"\xfe\x7f" + encoded[at + 1 :])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.common_records import result_event, status_event
 from kit.examples import examples
+from kit.view_records import chunk as result_event
+from kit.view_records import status as status_event
 from penstock.schemas.fold import IGNORED, Chunk, Ignored, ResultFold, StatusFold, Terminal
 from penstock.schemas.records import STATUS_RANKS, Origin, ResultEvent, StatusEvent
 
@@ -16,7 +19,8 @@ OTHER = Origin(topic="t", partition=1, offset=3, append_time_ms=1)
 
 
 def event(kind: str, origin: Origin, epoch: int, attempt: int, **values: object) -> ResultEvent:
-    return result_event(kind, origin=origin, epoch=epoch, attempt=attempt, **values)
+    place: dict[str, Any] = {"origin": origin, "epoch": epoch, "attempt": attempt}
+    return result_event(**{"text": None, "text_offset": None, "kind": kind, **place, **values})
 
 
 def chunk(epoch: int, attempt: int, text: str, at: int, **values: object) -> ResultEvent:
@@ -240,7 +244,7 @@ def test_others_requests_and_gaps_are_ignored(fold: ResultFold) -> None:
 
 
 STATUSES = st.builds(
-    lambda status, **facts: status_event(status, STATUS_RANKS[status], done=STATUS_RANKS[status] == 100, **facts),
+    status_event,
     st.sampled_from(sorted(STATUS_RANKS)),
     epoch=st.integers(1, 2),
     attempt=st.integers(1, 2),

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.common_records import result_event
 from kit.examples import examples
+from kit.view_records import outcome
 from penstock.schemas.aliases import NAMES as NAMES_OF_OTHERS
 from penstock.schemas.aliases import translate
 from penstock.schemas.codec import default_codec
@@ -106,7 +106,7 @@ def bodies(draw: st.DrawFn) -> dict[str, Any]:
 def writable(error: PenstockError) -> None:
     """An error can stand on a topic, whatever the caller's names were."""
     info = to_error_record(error)
-    event = result_event(status="failed", error=info)
+    event = outcome(status="failed", error=info)
     assert CODEC.decode(CODEC.encode(event), ResultEvent).error == info
     assert len(info.message) < 2_000
 

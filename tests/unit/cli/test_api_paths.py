@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.cli import ScriptedGateway, invoke
+from kit.cli import ScriptedGateway
 from penstock.cli.commands.api_paths import api_path, named_path
 from penstock.cli.failures import CliFailure
 
@@ -75,30 +75,3 @@ def test_a_path_with_a_plain_id_in_it_fails_the_type_check(tmp_path: Path) -> No
     command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, str(program)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert [done.stdout.count(f"raw.py:{line}:") for line in range(4, 10)] == [0, 0, 1, 1, 1, 1], done.stdout
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "submit hello --timeout -1",
-        "submit hello --timeout nan",
-        "submit embed a --timeout -1",
-        "conversations summarize a --timeout -1",
-        "conversations rerun a --model b --temperature nan",
-        "models load a --wait --timeout -1",
-        "models load a --wait --timeout inf",
-        "bench --timeout -1",
-        "keys create --rate nan",
-        "keys create --max-priority 1001",
-        "submit hello --priority 1001",
-        "submit hello --max-tokens 0",
-        "chat --max-tokens 1000001",
-    ],
-)
-def test_numbers_that_no_gateway_takes_are_wrong_usage(
-    arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    done = invoke(*arguments.split(), *(() if "keys" in arguments else ("--url", "http://127.0.0.1:1")))
-    assert done.exit_code == 2, done.output
-    assert [*tmp_path.iterdir()] == []

@@ -1,4 +1,4 @@
-"""`penstock requests cancel` and `reprioritize` for many: the calls to the gateway and the output."""
+"""Commands about many: requests that are chosen, and lists that others write to while a command reads them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from kit.cli import Json, ScriptedGateway, invoke
 from penstock.cli.commands import bulk_requests
+from penstock.cli.commands.requests import WAITING
 from penstock.cli.failures import CliFailure, ExitCode
 
 CANCEL, TO = "POST /v1/requests/cancel", "POST /v1/requests/reprioritize"
@@ -60,7 +61,6 @@ def test_calls_end_although_others_match_meanwhile(gateway: ScriptedGateway) -> 
 
 
 def test_a_redrive_ends_when_the_gateway_makes_no_progress(gateway: ScriptedGateway) -> None:
-    """It called for ever."""
     left = {"redriven": 1, "request_ids": ["r"], "skipped": [], "remaining": 5, "has_more": True, "last_id": "0/1@0:9"}
     gateway.play({"POST /v1/admin/dlq/redrive": left})
     done = gateway.run("dlq", "redrive", "--reason", "x", "--key", "secret")
@@ -78,13 +78,82 @@ def test_the_options_that_choose_requests_are_named_and_exist() -> None:
     assert all(option in invoke("requests", "cancel", "--help").output for option in wanted.split(", "))
 
 
-@pytest.mark.parametrize(("age", "seconds"), [("30", 30), ("30s", 30), ("10m", 600), ("2 h", 7_200), ("1d", 86_400)])
-def test_ages(age: str, seconds: int) -> None:
-    assert bulk_requests.seconds_of(age) == seconds
+AGES = {"30": 30, "30s": 30, "10m": 600, "2 h": 7_200, "1d": 86_400}
 
 
-@pytest.mark.parametrize("age", ["", "m", "-1m", "1w", "1.5h"])
-def test_other_ages_are_refused(age: str) -> None:
+@pytest.mark.parametrize("age", [*AGES, "", "m", "-1m", "1w", "1.5h"])
+def test_ages_have_a_number_and_a_unit_and_others_are_refused(age: str) -> None:
+    if age in AGES:
+        assert bulk_requests.seconds_of(age) == AGES[age]
+        return
     with pytest.raises(CliFailure) as failed:
         bulk_requests.seconds_of(age)
     assert failed.value.exit_code is ExitCode.USAGE
+
+
+REPLAY = "GET /v1/conversations/trip/replay"
+
+
+def page(offsets: list[int], *, has_more: bool) -> Json:
+    """Of a log that has grown to four records when its first page is read."""
+    return {"data": [{"offset": one} for one in offsets], "has_more": has_more, "last_id": f"{offsets[-1]}@4"}
+
+
+def test_a_replay_ends_where_the_log_ended_at_its_first_page(gateway: ScriptedGateway) -> None:
+    script: Json = {
+        f"{REPLAY}?from_offset=1": page([1], has_more=True),
+        f"{REPLAY}?from_offset=1&after=1%404": page([2, 3], has_more=False),
+        REPLAY: (500, {"error": {"message": "this call follows the end of the log", "code": "internal_error"}}),
+    }
+    gateway.play(script)
+    done = gateway.run("conversations", "replay", "trip", "--from-offset", "1")
+    assert (done.exit_code, [json.loads(line)["offset"] for line in done.stdout.splitlines()]) == (0, [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("command", "path"),
+    [
+        ("conversations list", "/v1/conversations"),
+        ("conversations show trip", "/v1/conversations/trip/items"),
+        ("conversations forks trip", "/v1/conversations/trip/forks"),
+        ("conversations export --pattern *", "/v1/conversations"),
+        ("requests list", "/v1/requests"),
+        ("artifacts list", "/v1/artifacts"),
+        ("dlq list", "/v1/admin/dlq"),
+    ],
+)
+def test_a_list_is_read_whole_before_its_first_line_is_written(
+    gateway: ScriptedGateway, command: str, path: str
+) -> None:
+    """What reads the output can write to the list."""
+    one = {"id": "one", "type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
+    refusal = {"error": {"message": "no second page", "code": "internal_error"}}
+    gateway.play({f"GET {path}": [{"data": [one], "has_more": True, "last_id": "one"}, (500, refusal)]})
+    done = gateway.run(*command.split(), *([] if "export" in command else ["--json"]))
+    assert (done.exit_code, done.stdout, len(gateway.asked)) == (1, "", 2)
+
+
+def shown(request_id: str, status: str, created_at: str | None) -> Json:
+    return {"request_id": request_id, "status": status, "done": False, "created_at": created_at}
+
+
+def test_what_moves_on_between_two_calls_is_listed_once_as_it_stands_last(gateway: ScriptedGateway) -> None:
+    """What was accepted before its request was read has no time yet."""
+    pages = [{"data": [], "has_more": False} for _ in WAITING]
+    pages[0]["data"] = [
+        shown("moves", "accepted", "2026-01-01T00:00:02Z"),
+        shown("new", "accepted", None),
+    ]
+    pages[1]["data"] = [
+        shown("moves", "queued", "2026-01-01T00:00:02Z"),
+        shown("old", "queued", "2026-01-01T00:00:01Z"),
+    ]
+    gateway.play({"GET /v1/requests": pages})
+    done = gateway.run("requests", "list", "--status", "waiting", "--json")
+    assert done.exit_code == 0, done.output
+    listed = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(found["request_id"], found["status"]) for found in listed] == [
+        ("moves", "queued"),
+        ("old", "queued"),
+        ("new", "accepted"),
+    ]

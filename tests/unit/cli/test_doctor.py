@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import socket
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from kit.cli import ScriptedGateway
+from penstock.cli.checks import Check
 from penstock.cli.doctor import (
     broker_setting_checks,
     conversation_check,
@@ -17,13 +20,16 @@ from penstock.cli.doctor import (
     readiness_check,
     waiting_checks,
 )  # fmt: skip
+from penstock.cli.live_checks import artifact_checks, artifacts_location, missing_queue_topics, within
 from penstock.cli.paths import free_port
 from penstock.cli.readiness import Readiness, ReadinessWatch, readiness_of
 from penstock.cli.topics import broken, to_alter, unequal_topics
 from penstock.common.admin import TopicReport
+from penstock.common.configuration import ArtifactsSection
 from penstock.common.desired import Desired
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.desired import ordered
+from penstock.schemas.errors import BrokerUnavailable
 from penstock.schemas.topics import TopicNames, topic_specs
 
 GOOD = {
@@ -71,26 +77,19 @@ RETENTION, REPLICAS, IN_SYNC = "retention.ms", "replication", "min.insync.replic
         ({IN_SYNC: ("2", "1")}, 1, {IN_SYNC: "2"}),
         ({IN_SYNC: ("2", "1"), REPLICAS: ("3", "1")}, 2, {}),
         ({"cleanup.policy": ("delete", "compact")}, 1, None),
+        ({"inference.control partitions": ("1", "4")}, 1, None),
+        ({"inference.request.low message.timestamp.type": ("LogAppendTime", "CreateTime")}, 1, None),
     ],
 )
 def test_drift_counts_if_it_breaks_an_invariant_and_is_altered_only_if_that_is_safe(
     drift: dict[str, tuple[str, str]], breaks: int, altered: dict[str, str] | None
 ) -> None:
-    report = TopicReport(name="inference.result", created=False, drift=drift)
+    """A field may name its topic; of `inference.result` else."""
+    name, _, _ = " ".join(drift).rpartition(" ") if "inference" in "".join(drift) else ("inference.result", "", "")
+    report = TopicReport(name=name, created=False, drift={key.split()[-1]: value for key, value in drift.items()})
     assert len(broken([report], SPECS)) == breaks
     if altered is not None:
         assert to_alter([report], SPECS) == ({"inference.result": altered} if altered else {})
-
-
-@pytest.mark.parametrize(
-    ("name", "drift"),
-    [
-        ("inference.control", {"partitions": ("1", "4")}),
-        ("inference.request.low", {"message.timestamp.type": ("LogAppendTime", "CreateTime")}),
-    ],
-)
-def test_drift_that_breaks_one_topic(name: str, drift: dict[str, tuple[str, str]]) -> None:
-    assert len(broken([TopicReport(name=name, created=False, drift=drift)], SPECS)) == 1
 
 
 def test_topics_of_turns_have_equal_partition_counts_in_each_pool() -> None:
@@ -105,26 +104,39 @@ def test_topics_of_turns_have_equal_partition_counts_in_each_pool() -> None:
 
 
 DEGRADED = {"status": "degraded", "models_without_worker": ["chat"], "reason": "no worker is alive"}
+ODD = {"status": "degraded", "models_without_worker": [{"id": "chat"}]}
+FULL = {"status": "degraded", "reason": "the disk is full"}
+READY = {"status": "ready", "reason": None}
+LACKS = "is degraded: no worker is alive; without a worker: chat"
+MEND, LOG = "mend what the reason names; all else is served", "/data/logs/worker.log"
 
 
 @pytest.mark.parametrize(
-    ("found", "state", "detail", "cure"),
+    ("http_status", "body", "status", "serves", "lacking", "state", "detail", "cure"),
     [
-        (
-            readiness_of(200, DEGRADED), "fail",
-            f"{URL} is degraded: no worker is alive; without a worker: chat", "/data/logs/worker.log",
-        ),
-        (
-            readiness_of(200, {"status": "degraded", "reason": "the disk is full"}), "fail", "the disk is full",
-            "mend what the reason names; all else is served",
-        ),
-        (readiness_of(200, {"status": "ready"}), "ok", "", ""),
-        (Readiness(status="unreachable", reason="refused"), "fail", "refused", ""),
+        (200, DEGRADED, "degraded", True, ("chat",), "fail", f"{URL} {LACKS}", LOG),
+        (200, ODD, "degraded", True, ("chat",), "fail", "", LOG),
+        (200, FULL, "degraded", True, (), "fail", "the disk is full", MEND),
+        (200, READY, "ready", True, (), "ok", "", ""),
+        (200, "ok", "ready", True, (), "ok", "", ""),
+        (503, {"status": "not_ready", "reason": "catching up"}, "unavailable", False, (), "fail", "catching up", ""),
+        (503, {"status": "starting"}, "starting", False, (), "fail", "", ""),
+        (502, None, "unavailable", False, (), "fail", "", ""),
     ],
-)  # fmt: skip
-def test_readiness_of_a_gateway(found: Readiness, state: str, detail: str, cure: str) -> None:
-    check = readiness_check(URL, found, Path("/data/logs/worker.log"))
+)
+def test_answers_of_a_gateway_and_what_doctor_says_of_them(
+    http_status: int, body: object, status: str, serves: bool, lacking: tuple[str, ...], state: str, detail: str,
+    cure: str,
+) -> None:  # fmt: skip
+    found = readiness_of(http_status, body)
+    assert (found.status, found.serves, found.models_without_worker) == (status, serves, lacking)
+    check = readiness_check(URL, found, Path(LOG))
     assert (check.state, detail in check.detail, cure in (check.cure or "")) == (state, True, True)
+
+
+def test_a_gateway_that_is_away_fails_the_check() -> None:
+    check = readiness_check(URL, Readiness(status="unreachable", reason="refused"), Path(LOG))
+    assert (check.state, "refused" in check.detail) == ("fail", True)
 
 
 def test_requests_that_wait_for_a_worker_fail_the_check() -> None:
@@ -150,26 +162,6 @@ def test_a_broker_that_accepts_but_never_answers_is_given_up() -> None:
             assert (found.name, found.state) == ("kafka", state)
 
 
-@pytest.mark.parametrize(
-    ("http_status", "body", "status", "serves"),
-    [
-        (200, DEGRADED, "degraded", True),
-        (200, {"status": "ready", "reason": None}, "ready", True),
-        (503, {"status": "not_ready", "reason": "catching up"}, "unavailable", False),
-        (503, {"status": "starting"}, "starting", False),
-        (200, "ok", "ready", True),
-        (502, None, "unavailable", False),
-        (200, {"status": "degraded", "models_without_worker": [{"id": "chat"}]}, "degraded", True),
-    ],
-)
-def test_answers_of_a_gateway_with_and_without_details(
-    http_status: int, body: object, status: str, serves: bool
-) -> None:
-    found = readiness_of(http_status, body)
-    assert (found.status, found.serves) == (status, serves)
-    assert found.models_without_worker == (("chat",) if status == "degraded" else ())
-
-
 def test_each_change_of_readiness_is_printed_once() -> None:
     said: list[str] = []
     watch = ReadinessWatch(lambda: Readiness(status="ready"), said.append, Path("/logs/worker.log"))
@@ -190,7 +182,6 @@ def test_many_topics_of_conversations_are_a_warning() -> None:
 
 
 def test_orders_are_listed_and_a_paused_class_is_a_warning() -> None:
-    """A paused class was shown nowhere."""
     (unknown,) = order_checks(None)
     assert unknown.state == "warn"
     (none,) = order_checks({})
@@ -218,7 +209,6 @@ def test_orders_are_listed_and_a_paused_class_is_a_warning() -> None:
     ],
 )
 def test_doctor_says_which_gateway_it_asked(named: bool, configured: bool, state: str, detail: str) -> None:
-    """With --config and without PENSTOCK_URL it asked none and said nothing."""
     port = free_port()
     nobody = f"http://127.0.0.1:{port}"
     section = {"host": "0.0.0.0", "port": port} if configured else None
@@ -230,3 +220,46 @@ def test_doctor_asks_the_gateway_of_the_configuration(gateway: ScriptedGateway) 
     gateway.play({"GET /readyz": {"status": "ready"}})
     (check,) = gateway_checks(None, {"host": "127.0.0.1", "port": gateway.server_port}, None)
     assert (check.state, check.detail) == ("ok", f"{gateway.url} is ready")
+
+
+def test_an_artifact_is_written_read_and_deleted(tmp_path: Path) -> None:
+    (good,) = artifact_checks(ArtifactsSection(), str(tmp_path / "kept"))
+    assert good.state == "ok"
+    assert [path for path in (tmp_path / "kept").rglob("*") if path.is_file()] == [], "nothing stays behind"
+    (tmp_path / "file").write_text("")
+    (bad,) = artifact_checks(ArtifactsSection(), str(tmp_path / "file" / "kept"))
+    assert (bad.state, str(tmp_path / "file") in bad.detail) == ("fail", True)
+    assert bad.cure is not None
+
+
+def test_where_artifacts_are(tmp_path: Path) -> None:
+    assert artifacts_location(ArtifactsSection(location="s3://b/p"), tmp_path) == "s3://b/p"
+    assert artifacts_location(ArtifactsSection(), tmp_path) == str(tmp_path / "artifacts")
+    assert artifacts_location(ArtifactsSection(), None) is None
+
+
+def test_a_probe_that_hangs_is_a_finding() -> None:
+    let_go = threading.Event()
+
+    def hangs() -> list[Check]:
+        let_go.wait(30)
+        return []
+
+    began = time.monotonic()
+    (found,) = within("artifacts", hangs, 0.05)
+    assert time.monotonic() - began < 20
+    assert (found.state, found.detail) == ("fail", "no answer within 0.05 s")
+    let_go.set()
+    assert within("queues", list, 5) == []
+
+    def fails() -> list[Check]:
+        raise BrokerUnavailable("it does not answer")
+
+    (failed,) = within("queues", fails, 5)
+    assert (failed.state, failed.detail) == ("fail", "it does not answer")
+
+
+def test_a_missing_topic_of_a_queue_is_found() -> None:
+    found = list(missing_queue_topics(["jobs", "results"], {"jobs"}))
+    assert [(one.state, "results" in one.detail) for one in found] == [("fail", True)]
+    assert [one.state for one in missing_queue_topics(["jobs"], {"jobs"})] == ["ok"]

@@ -1,4 +1,4 @@
-"""The embedded Kafka (cluster id, jars, class archive), and which Kafka the commands use."""
+"""The embedded Kafka: cluster id, jars, class archive."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import kafka_jars
-from penstock.cli.config import ClusterSettings, load
 from penstock.cli.embedded_kafka import new_cluster_id
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.kafka_archive import archive_options
-from penstock.cli.state import Home, SystemState
-from penstock.cli.topics import kafka_settings
 
 Released = Callable[[bytes], Path]
 
@@ -117,39 +114,3 @@ def test_no_network_is_one_line_with_the_cure(monkeypatch: pytest.MonkeyPatch) -
         kafka_jars.kafka_jars()
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code is ExitCode.UNREACHABLE
-
-
-RUNNING, NAMED = "127.0.0.1:29092", "kafka.example:9092"
-
-
-@pytest.mark.parametrize(
-    ("option", "variable", "file", "runs", "found"),
-    [
-        (None, None, None, True, RUNNING),
-        (NAMED, None, None, True, NAMED),
-        (None, NAMED, None, True, NAMED),
-        (None, None, NAMED, True, NAMED),
-        (None, None, None, False, "127.0.0.1:9092"),  # a killed system left its state behind
-    ],
-)
-def test_commands_use_the_named_kafka_else_that_of_the_running_system(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str | None, variable: str | None, file: str | None,
-    runs: bool, found: str,
-) -> None:  # fmt: skip
-    for name in ("PENSTOCK_CONFIG", "PENSTOCK_KAFKA__BOOTSTRAP_SERVERS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PENSTOCK_DATA", str(tmp_path))
-    if variable is not None:
-        monkeypatch.setenv("PENSTOCK_KAFKA__BOOTSTRAP_SERVERS", variable)
-    if file is not None:
-        (tmp_path / "penstock.toml").write_text(f'[kafka]\nbootstrap_servers = "{file}"\n')
-        monkeypatch.setenv("PENSTOCK_CONFIG", str(tmp_path / "penstock.toml"))
-    home = Home(tmp_path)
-    home.acquire()
-    home.write(SystemState(pid=1, phase="ready", url="http://x", bootstrap_servers=RUNNING, models=[], started_at=0))
-    state = (tmp_path / "state.json").read_text()
-    if not runs:
-        home.release()
-        (tmp_path / "state.json").write_text(state)
-    assert kafka_settings(load(ClusterSettings), option, None).bootstrap_servers == found
-    home.release()

@@ -88,7 +88,6 @@ def starts_nothing(system: LocalSystem, reason: str) -> None:
 
 
 def test_start_waits_for_the_first_model_that_is_to_be_loaded(make: Make, orders: Orders) -> None:
-    """After `models unload` or `remove`, and a restart, it waited ten minutes for what nobody wanted."""
     system = make(LATER, "a", "b", "c")
     assert system.wanted_model() == "a"
     for name, action, wanted in (("a", "unload", "b"), ("b", "remove", "c"), ("c", "pause", None)):
@@ -134,7 +133,6 @@ def test_a_model_that_stays_failed_is_named_and_the_others_are_served(
 
 
 def test_the_card_lists_the_models_that_are_served_now(make: Make, orders: Orders) -> None:
-    """It listed models that were removed, omitted those that were added, and said that nothing processed images."""
     system = make("gone", "stays", {"id": "imaging", "source": "pillow", "engine": "imaging"})
     orders.add("gone", "remove")
     orders.add("new", "add", entry=json.dumps(entry("new", tasks=["summarization"])))
@@ -163,7 +161,6 @@ def test_the_card_says_where_the_models_are(make: Make) -> None:
 def test_the_card_names_the_key_that_the_gateway_asks_for(
     make: Make, monkeypatch: pytest.MonkeyPatch, by_variable: bool
 ) -> None:
-    """The commands on the card were answered with 401."""
     if by_variable:
         monkeypatch.setenv("PENSTOCK_AUTH__KEYS_FILE", "keys.json")
     text = card(make("m", config="" if by_variable else '[auth]\nkeys_file = "keys.json"\n'))
@@ -218,19 +215,27 @@ def test_a_remote_server_names_its_model(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 MINE = '[[models]]\nid = "mine"\nsource = "/nope"\nengine = "text"\n'
+SECURITY = '[kafka.security]\n"security.protocol" = "SASL_SSL"\n'
+IGNORED = "--kafka-port has no effect: the Kafka at 127.0.0.1:1 is used, none is run"
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("options", "reason", "lines"),
     [
-        ({"model": "/nope"}, "/nope is no folder"),
-        ({"model": "models/none.gguf"}, "no such file"),
-        ({"remote": "http://127.0.0.1:1/v1"}, "check the URL"),
-        ({"config": MINE}, "the model mine: its source /nope is not there"),
+        ({"model": "/nope"}, "/nope is no folder", []),
+        ({"model": "models/none.gguf"}, "no such file", []),
+        ({"remote": "http://127.0.0.1:1/v1"}, "check the URL", []),
+        ({"config": MINE}, "the model mine: its source /nope is not there", []),
+        ({"config": SECURITY}, "security is for a Kafka of yours", []),
+        ({"bootstrap_servers": "127.0.0.1:1", "model": "/nope"}, NOT_THERE, [IGNORED]),
     ],
 )
-def test_a_missing_model_is_refused_before_anything_is_started(make: Make, options: Any, reason: str) -> None:
-    starts_nothing(make(**options), reason)
+def test_what_cannot_be_is_refused_before_anything_is_started(
+    make: Make, options: Any, reason: str, lines: list[str]
+) -> None:
+    said: list[str] = []
+    starts_nothing(make(**options, say=said.append), reason)
+    assert said == lines
 
 
 def test_ports_in_use_are_refused_before_anything_is_started(
@@ -265,7 +270,6 @@ def test_the_port_of_the_worker_is_the_named_one_or_else_a_free_one(
 def test_configured_places_hold_and_the_others_are_in_the_data_folder(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folders of worker, view and summarizer were set in any case, whatever the configuration said."""
     places = {
         ("artifacts", "location"): "artifacts", ("worker", "data_dir"): "worker",
         ("gateway", "view_path"): "gateway/view.sqlite", ("summarizer", "data_dir"): "summarizer",
@@ -298,16 +302,7 @@ def test_configured_models_that_are_not_served_are_named(make: Make, monkeypatch
     assert said == ["models of other pools than the worker's are not served here: far (gpu)"]
 
 
-def test_settings_that_cannot_hold_are_refused_or_named(make: Make) -> None:
-    security = '[kafka.security]\n"security.protocol" = "SASL_SSL"\n'
-    starts_nothing(make(config=security), "security is for a Kafka of yours")
-    said: list[str] = []
-    starts_nothing(make(bootstrap_servers="127.0.0.1:1", model="/nope", say=said.append), NOT_THERE)
-    assert said == ["--kafka-port has no effect: the Kafka at 127.0.0.1:1 is used, none is run"]
-
-
 def test_the_health_of_a_part_is_asked_where_it_is_bound(make: Make) -> None:
-    """It was asked on loopback in any case, and `up` gave up after five minutes."""
     system = make(config='[worker]\nhealth_host = "127.0.0.2"\nhealth_port = 0\n')
     system.check()
     assert re.fullmatch(r"http://127\.0\.0\.2:[1-9]\d*", system.worker_url)
@@ -356,7 +351,6 @@ def test_a_free_port_is_free() -> None:
 
 
 def test_two_processes_never_get_the_same_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both found it free before either had bound it, and one's clients asked the other's server."""
     monkeypatch.setattr(paths, "SERVERS_PORTS", (31_000, 31_100))
     command = (
         "from penstock.cli import paths; paths.SERVERS_PORTS = (31_000, 31_100);"

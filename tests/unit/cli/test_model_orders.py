@@ -31,40 +31,97 @@ def model(state: str, reason: str | None = None, cause: str | None = None, **fie
     return {**known, "pinned": False, "paused": False, "preload": True, "desired": {"loaded": None}, **fields}
 
 
+def in_force(name: str, kind: str = "model", **fields: Any) -> Json:
+    unset = dict.fromkeys(("pool", "loaded", "pinned", "entry"))
+    origin = {"created_at": "2026-11-25T10:00:00Z", "created_by": "3f9c"}
+    return {"kind": kind, "name": name, **unset, "paused": False, "removed": False, **origin, **fields}
+
+
+READY, OBSERVED = "chat is ready\n", "pin model chat in the pool p: all its workers have observed it\n"
+BY_ITSELF: list[tuple[Json, str]] = [
+    ({"preload": False}, "chat is absent: it is loaded when somebody asks for it\n"),
+    ({"preload": False, "pinned": True}, READY),
+    ({"preload": False, "desired": {"loaded": True}}, READY),
+    ({"preload": True}, READY),
+    ({"preload": True, "paused": True}, "chat is absent: it is paused\n"),
+    ({"preload": True, "paused": True, "pinned": True}, READY),
+    ({"preload": False, "paused": True, "desired": {"loaded": True}}, READY),
+]
+CALLS = {
+    "remove chat": f"DELETE {PATH}/chat",
+    **{f"{action} chat": f"POST {PATH}/chat/{action}" for action in ("pin", "unpin", "pause", "resume")},
+    **{f"{action} --class low": f"POST /v1/admin/classes/low/{action}" for action in ("pause", "resume")},
+}
 FAILED = model("failed", "2 loads in a row failed", "OSError: no weights")
-LAZY = "chat is absent: it is loaded when somebody asks for it\n"
-PAUSED = "chat is absent: it is paused\n"
+LAZY = {"preload": False}
+REPLACED: Json = {f"{ADD}?replace=true": order("add"), ORDER: observed()}
+CAUSE = "2 loads in a row failed: OSError: no weights"
+SHOWN: Json = {**model("ready"), "pool": None, "desired": None, "replicas": []}
+NO_LOAD: Json = {**FAILED, "pool": None, "replicas": []}
+REPLICA: Json = {
+    **NO_LOAD, "worker_id": "w", "replica": 0, "queued": 0, "running": 0,
+    **dict.fromkeys(("device", "memory_bytes", "reserved_bytes")),
+}  # fmt: skip
+ORDERED = {ORDERS: {"data": [in_force("low", "class", paused=True), in_force("chat", pinned=True)]}}
+ROWS: list[tuple[str, Json, int, str, str]] = [
+    (
+        f"{ADDED} --replace --wait",
+        {**REPLACED, ORDER: [observed("w1", "w2"), *[observed("w2")] * 20, observed()], MODEL: model("ready")},
+        0, READY,
+        "chat: not observed yet by w1, w2\nchat: not observed yet by w2\n",
+    ),
+    *(
+        ("load chat --wait --timeout 0.05", {LOAD: order("load"), ORDER: workers}, 4, "",
+         f"the order was not observed within 0.05 s: {reason}")
+        for workers, reason in (
+            (observed("w1"), "not observed yet by w1"), (observed(workers=False), "no live worker is in its pool"),
+        )
+    ),
+    ("pin chat --wait", {CALLS["pin chat"]: order("pin", pool="p"), f"{ORDER}?pool=p": observed()}, 0, OBSERVED, ""),
+    *(
+        (f"{ADDED} --wait",
+         {ADD: order("add"), ORDER: observed(), MODEL: [model(state, **of) for state in ("absent", "ready")]},
+         0, stdout, "")
+        for of, stdout in BY_ITSELF
+    ),
+    *(
+        (f"{ADDED} --replace --wait", {**REPLACED, MODEL: [model("draining", **LAZY), model("loading", **LAZY), last]},
+         exit_code, stdout, "")
+        for last, exit_code, stdout in (
+            (model("ready", **LAZY), 0, READY), (model("failed", "its load failed", **LAZY), 1, ""),
+        )
+    ),
+    ("load chat --wait", {LOAD: order("load"), ORDER: observed(), MODEL: FAILED}, 1, "", f"chat failed: {CAUSE}"),
+    ("list", {LIST: {"data": [NO_LOAD]}, ORDERS: {"data": []}}, 0, CAUSE, ""),
+    ("list", {LIST: {"data": [{**NO_LOAD, "replicas": [REPLICA]}]}, ORDERS: {"data": []}}, 0, CAUSE, ""),
+    (
+        "list", {LIST: {"data": [SHOWN]}, **ORDERED}, 0, "ready",
+        "the class low is paused since 2026-11-25T10:00:00Z by the key 3f9c",
+    ),
+    ("list", {LIST: {"data": [SHOWN]}, **ORDERED}, 0, "ready", "models resume --class low"),
+    (
+        "list", {LIST: {"data": [{**SHOWN, "paused": None}]}}, 0, "ready",
+        "the topic of orders is missing: create it with `penstock topics create`",
+    ),
+]  # fmt: skip
 
 
-def test_no_state_from_before_the_order_is_judged(gateway: ScriptedGateway) -> None:
-    """`add --replace --wait` after an add that had failed ended with "2 loads in a row failed", of the old entry."""
-    looks = [observed("w1", "w2"), *[observed("w2")] * 20, observed()]
-    gateway.play({f"{ADD}?replace=true": order("add"), ORDER: looks, MODEL: model("ready")})
-    done = gateway.run("models", *ADDED.split(), "--replace", "--wait")
-    assert (done.exit_code, done.stdout) == (0, "chat is ready\n")
-    assert gateway.asked == [f"{ADD}?replace=true", *[ORDER] * 22, MODEL]
-    assert "chat: not observed yet by w1, w2\nchat: not observed yet by w2\n" in done.stderr
+@pytest.mark.parametrize(("arguments", "script", "exit_code", "stdout", "stderr"), ROWS)
+def test_orders_and_lists(
+    gateway: ScriptedGateway, monkeypatch: pytest.MonkeyPatch, arguments: str, script: Json, exit_code: int,
+    stdout: str, stderr: str,
+) -> None:  # fmt: skip
+    """No state from before the order is judged. The timeout bounds the wait for workers too."""
+    monkeypatch.setenv("COLUMNS", "200")  # a narrow terminal breaks the text into lines
+    gateway.play(script)
+    done = gateway.run("models", *arguments.split())
+    said = stdout in done.stdout if arguments == "list" else stdout == done.stdout
+    assert (done.exit_code, said, stderr in done.stderr) == (exit_code, True, True), done.output
+    if isinstance(looks := script.get(ORDER), list):
+        assert gateway.asked == [f"{ADD}?replace=true", *[ORDER] * len(looks), MODEL]
 
 
-@pytest.mark.parametrize(
-    ("workers", "reason"),
-    [(observed("w1"), "not observed yet by w1"), (observed(workers=False), "no live worker is in its pool")],
-)
-def test_the_timeout_bounds_the_wait_for_workers(gateway: ScriptedGateway, workers: Json, reason: str) -> None:
-    gateway.play({LOAD: order("load"), ORDER: workers})
-    done = gateway.run("models", "load", "chat", "--wait", "--timeout", "0.05")
-    assert done.exit_code == 4
-    assert f"the order was not observed within 0.05 s: {reason}" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "call"),
-    [
-        ("remove chat", f"DELETE {PATH}/chat"),
-        *((f"{action} chat", f"POST {PATH}/chat/{action}") for action in ("pin", "unpin", "pause", "resume")),
-        *((f"{action} --class low", f"POST /v1/admin/classes/low/{action}") for action in ("pause", "resume")),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "call"), CALLS.items())
 def test_orders_without_a_state_to_wait_for_end_once_observed(
     gateway: ScriptedGateway, arguments: str, call: str
 ) -> None:
@@ -77,90 +134,6 @@ def test_orders_without_a_state_to_wait_for_end_once_observed(
     gateway.play(script)
     assert "ordered" in gateway.run("models", *arguments.split()).stdout
     assert gateway.asked == [call], "without --wait there is no wait"
-
-
-def test_an_order_in_a_pool_asks_the_workers_of_that_pool(gateway: ScriptedGateway) -> None:
-    gateway.play({f"POST {PATH}/chat/pin": order("pin", pool="p"), f"{ORDER}?pool=p": observed()})
-    done = gateway.run("models", "pin", "chat", "--wait")
-    assert (done.exit_code, done.stdout) == (0, "pin model chat in the pool p: all its workers have observed it\n")
-
-
-@pytest.mark.parametrize(
-    ("fields", "stdout"),
-    [
-        ({"preload": False}, LAZY),
-        ({"preload": False, "pinned": True}, "chat is ready\n"),
-        ({"preload": False, "desired": {"loaded": True}}, "chat is ready\n"),
-        ({"preload": True}, "chat is ready\n"),
-        ({"preload": True, "paused": True}, PAUSED),
-        ({"preload": True, "paused": True, "pinned": True}, "chat is ready\n"),
-        ({"preload": False, "paused": True, "desired": {"loaded": True}}, "chat is ready\n"),
-    ],
-)
-def test_add_does_not_wait_for_a_model_that_is_not_loaded_by_itself(
-    gateway: ScriptedGateway, fields: Json, stdout: str
-) -> None:
-    gateway.play({ADD: order("add"), ORDER: observed(), MODEL: [model("absent", **fields), model("ready", **fields)]})
-    done = gateway.run("models", *ADDED.split(), "--wait")
-    assert (done.exit_code, done.stdout) == (0, stdout)
-
-
-@pytest.mark.parametrize(
-    ("last", "exit_code", "stdout"),
-    [(model("ready", preload=False), 0, "chat is ready\n"), (model("failed", "its load failed", preload=False), 1, "")],
-)
-def test_replace_waits_if_the_replaced_model_was_loaded(
-    gateway: ScriptedGateway, last: Json, exit_code: int, stdout: str
-) -> None:
-    """`--replace --set preload=false --wait` ended with "chat is loading", whatever came of the load."""
-    states = [model("draining", preload=False), model("loading", preload=False), last]
-    gateway.play({f"{ADD}?replace=true": order("add"), ORDER: observed(), MODEL: states})
-    done = gateway.run("models", *ADDED.split(), "--replace", "--wait")
-    assert (done.exit_code, done.stdout) == (exit_code, stdout)
-
-
-def test_a_load_that_keeps_failing_ends_the_wait_with_its_cause(gateway: ScriptedGateway) -> None:
-    gateway.play({LOAD: order("load"), ORDER: observed(), MODEL: FAILED})
-    done = gateway.run("models", "load", "chat", "--wait")
-    assert done.exit_code == 1
-    assert "chat failed: 2 loads in a row failed: OSError: no weights" in done.stderr
-
-
-def in_force(name: str, kind: str = "model", **fields: Any) -> Json:
-    unset = dict.fromkeys(("pool", "loaded", "pinned", "entry"))
-    origin = {"created_at": "2026-11-25T10:00:00Z", "created_by": "3f9c"}
-    return {"kind": kind, "name": name, **unset, "paused": False, "removed": False, **origin, **fields}
-
-
-SHOWN: Json = {**model("ready"), "pool": None, "desired": None, "replicas": []}
-NO_LOAD: Json = {**FAILED, "pool": None, "replicas": []}
-REPLICA: Json = {
-    **NO_LOAD, "worker_id": "w", "replica": 0, "queued": 0, "running": 0,
-    **dict.fromkeys(("device", "memory_bytes", "reserved_bytes")),
-}  # fmt: skip
-ORDERED = [in_force("low", "class", paused=True), in_force("chat", pinned=True)]
-
-
-@pytest.mark.parametrize(
-    ("shown", "orders", "stdout", "stderr"),
-    [
-        (NO_LOAD, [], "2 loads in a row failed: OSError: no weights", ""),
-        ({**NO_LOAD, "replicas": [REPLICA]}, [], "2 loads in a row failed: OSError: no weights", ""),
-        (SHOWN, ORDERED, "ready", "the class low is paused since 2026-11-25T10:00:00Z by the key 3f9c"),
-        (SHOWN, ORDERED, "ready", "models resume --class low"),
-        (
-            {**SHOWN, "paused": None}, None, "ready",
-            "the topic of orders is missing: create it with `penstock topics create`",
-        ),
-    ],
-)  # fmt: skip
-def test_the_list_shows_states_causes_and_orders(
-    gateway: ScriptedGateway, monkeypatch: pytest.MonkeyPatch, shown: Json, orders: Any, stdout: str, stderr: str
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")  # a narrow terminal breaks the text into lines
-    gateway.play({LIST: {"data": [shown]}, **({} if orders is None else {ORDERS: {"data": orders}})})
-    done = gateway.run("models", "list")
-    assert (done.exit_code, stdout in done.stdout, stderr in done.stderr) == (0, True, True), done.output
 
 
 def test_diff_lists_what_was_ordered_beside_the_file(gateway: ScriptedGateway, tmp_path: Path) -> None:

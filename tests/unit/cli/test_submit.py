@@ -18,17 +18,13 @@ from penstock.schemas.tasks import TASKS
 COMMANDS = ("text", "summarize", "embed", "caption", "image")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["hello"], ["Paris?"], ["how are you", "--no-wait"], ["--no-wait", "x"], ["-"], ["-f", "-"], ["test"], [""]],
-)
-def test_a_prompt_goes_to_text(arguments: list[str]) -> None:
-    assert with_command(arguments, COMMANDS) == ["text", *arguments]
+PROMPTS = [["hello"], ["Paris?"], ["how are you", "--no-wait"], ["--no-wait", "x"], ["-"], ["-f", "-"], ["test"], [""]]
+NAMED = [[], ["-h"], ["--help"], ["embed", "x"], ["text", "sumarize"]]
 
 
-@pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"], ["embed", "x"], ["text", "sumarize"]])
-def test_the_name_of_a_command_is_left_alone(arguments: list[str]) -> None:
-    assert with_command(arguments, COMMANDS) == arguments
+@pytest.mark.parametrize("arguments", [*PROMPTS, *NAMED])
+def test_a_prompt_goes_to_text_and_the_name_of_a_command_is_left_alone(arguments: list[str]) -> None:
+    assert with_command(arguments, COMMANDS) == (arguments if arguments in NAMED else ["text", *arguments])
 
 
 @pytest.mark.parametrize(

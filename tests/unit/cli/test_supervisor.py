@@ -20,11 +20,6 @@ STEADY = (
 )
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
 
-
-WITH_CHILD = (
-    "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']);"
-    "print('up', child.pid, flush=True); time.sleep(60)"
-)
 NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -79,23 +74,12 @@ def test_backoff_doubles_to_its_limit_and_is_reset_after_a_steady_run() -> None:
     assert backoff.ended(61) == 0.5
 
 
-def test_a_part_that_dies_is_restarted_and_that_is_shown(world: World) -> None:
-    worker = world.part("worker")
-    assert worker.process is not None
-    first = worker.process.pid
-    world.kill(worker)
-    assert worker.process.pid != first
-    ended, restarted = world.lines
-    assert ended.startswith("the worker ended (signal 9);")
-    assert restarted == "the worker is started again (restart 1)"
-
-
 def test_a_full_disk_ends_no_part_and_the_state_is_written_once_there_is_room(world: World) -> None:
-    """A broker dies of a full disk: the file of what runs could not be written then, and all other parts ended too."""
     broker, gateway = world.part("broker"), world.part("gateway")
     world.full, written = True, world.written
     world.kill(broker)
     assert gateway.running
+    assert world.lines[0].startswith("the broker ended (signal 9);")
     assert world.lines[1:] == [
         "what runs cannot be written down (No space left on device): trying again",
         "the broker is started again (restart 1)",
@@ -143,12 +127,6 @@ def test_parts_stop_in_reverse_order_and_stubborn_ones_are_killed(world: World) 
         "stopping the broker",
     ]
     assert not any(alive(pid) for pid in pids)
-
-
-def test_grandchildren_end_with_their_part(world: World) -> None:
-    grandchild = int(world.part("worker", WITH_CHILD).log.read_text().split()[1])
-    world.supervisor.stop()
-    wait_until(lambda: not alive(grandchild), 10, f"process {grandchild} is gone")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import os
 import re
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,6 @@ from penstock.cli.reaching import host_and_port
 from penstock.schemas.requests import BUILT_TASKS
 from penstock.schemas.texts import shortened
 
-NOWHERE = ["--url", "http://127.0.0.1:1"]
 HEAD = {"object": "conversation.export", "version": 1, "id": "a", "log_id": "L", "messages": 0, "summaries": 0}
 MANY, FILES = "name a conversation, or many by --pattern", "name conversations, or many by --pattern"
 
@@ -40,6 +40,19 @@ def nothing_configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("topics check -b ::::", "::::"),
         ("dlq show 17", "17"),
         ("submit hello --priority -4", "--priority"),
+        ("submit hello --timeout -1", "--timeout"),
+        ("submit hello --timeout nan", "--timeout"),
+        ("submit embed a --timeout -1", "--timeout"),
+        ("conversations summarize a --timeout -1", "--timeout"),
+        ("conversations rerun a --model b --temperature nan", "--temperature"),
+        ("models load a --wait --timeout -1", "--timeout"),
+        ("models load a --wait --timeout inf", "--timeout"),
+        ("bench --timeout -1", "--timeout"),
+        ("keys create --rate nan", "--rate"),
+        ("keys create --max-priority 1001", "--max-priority"),
+        ("submit hello --priority 1001", "--priority"),
+        ("submit hello --max-tokens 0", "--max-tokens"),
+        ("chat --max-tokens 1000001", "--max-tokens"),
         ("requests cancel r1 --model m", "name the ids of requests, or choose them"),
         ("requests cancel --older-than soon", "'soon' is no length of time"),
         ("conversations replay", MANY),
@@ -61,9 +74,10 @@ def nothing_configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("conversations compare a a", "name two conversations"),
     ],
 )  # fmt: skip
-def test_wrong_usage(arguments: str, said: str) -> None:
+def test_wrong_usage(arguments: str, said: str, tmp_path: Path) -> None:
     done = invoke(*arguments.split())
     assert (done.exit_code, said in done.stderr) == (2, True), done.output
+    assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.parametrize("command", ["submit hello", "chat", "watch r", "requests list", "bench"])
@@ -76,22 +90,18 @@ def test_a_wrong_url_or_key_is_wrong_usage(command: str, wrong: str) -> None:
 @pytest.mark.parametrize(
     ("heads", "options", "said"),
     [
-        (["a", "b"], ["--id", "c"], "holds 2 conversations: --id is for one"),
-        (["a"], ["--id", "c", "--prefix", "d"], "--id is in place of --prefix"),
+        ([{"id": "a"}, {"id": "b"}], "--id c", "holds 2 conversations: --id is for one"),
+        ([{"id": "a"}], "--id c --prefix d", "--id is in place of --prefix"),
+        ([{"messages": 2}], "", "export it again"),
     ],
 )
-def test_an_import_under_a_new_id_takes_one_conversation(
-    tmp_path: Path, heads: list[str], options: list[str], said: str
+def test_a_wrong_import_is_refused_before_any_call(
+    tmp_path: Path, heads: list[dict[str, Any]], options: str, said: str
 ) -> None:
     file = tmp_path / "file.jsonl"
-    file.write_text("".join(json.dumps({**HEAD, "id": name}) + "\n" for name in heads))
-    assert said in invoke("conversations", "import", str(file), *options, *NOWHERE).stderr
-
-
-def test_an_incomplete_file_is_refused_before_any_call(tmp_path: Path) -> None:
-    file = tmp_path / "cut.jsonl"
-    file.write_text(json.dumps({**HEAD, "messages": 2}) + "\n")
-    assert "export it again" in invoke("conversations", "import", str(file), *NOWHERE).stderr
+    file.write_text("".join(json.dumps({**HEAD, **head}) + "\n" for head in heads))
+    done = invoke("conversations", "import", str(file), *options.split(), "--url", "http://127.0.0.1:1")
+    assert said in done.stderr
 
 
 @pytest.mark.parametrize("command", ["dlq list", "dlq show 0/1", "topics check", "topics list", "topics create"])

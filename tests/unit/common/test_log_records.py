@@ -31,7 +31,6 @@ class Refetcher:
 
 
 async def test_a_record_that_could_not_be_asked_for_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Later readers waited for an answer to the first one's question, which nobody had been asked."""
     monkeypatch.setattr(log_records, "Refetcher", Refetcher)
     records = LogRecords(KafkaSettings(), most=1)
     with pytest.raises(RuntimeError):

@@ -17,13 +17,16 @@ NAMES = TopicNames("p-")
 
 
 def test_headers_of_requests_and_commands() -> None:
-    request = InferenceRequest(request_id="r", task="embedding", embedding={"input": ["a"]}, created_at=1)
+    turn: dict[str, Any] = {"task": "text_generation", "text_generation": {"prompt": "x"}, "conversation_id": "c1"}
+    request = InferenceRequest(request_id="r", tenant="acme", priority=2, pool="big", created_at=1, **turn)
     command = ControlCommand(kind="cancel", request_id="r", tenant="default", created_at=1)
     asked = request_record(request, NAMES, default_codec(), source="s", traceparent=TRACE)
     sent = control_record(command, NAMES, default_codec(), source="s")
     common = {"content-type": b"application/avro", "ce_specversion": b"1.0", "ce_source": b"s"}
     kind = {"ce_id": b"r", "ce_type": b"penstock.v1.InferenceRequest", "traceparent": TRACE.encode()}
     assert dict(asked.headers) == {**common, **kind}
+    assert (asked.topic, asked.key) == ("p-inference.request.high.big", b"acme.c1")
+    assert default_codec().decode(asked.value, InferenceRequest).request_id == "r"
     assert dict(sent.headers) == {**common, "ce_id": b"r/cancel", "ce_type": b"penstock.v1.ControlCommand"}
     assert (sent.topic, sent.key) == ("p-inference.control", b"r/cancel")
 

@@ -21,42 +21,33 @@ def ranges(wants: Wants) -> list[tuple[int, ...]]:
     return chosen
 
 
-@pytest.mark.parametrize(
-    ("wanted", "expected"),
-    [
-        ([([5, 6, 8, 9], 0)], [(5, 6, 8, 9)]),
-        ([(range(0, 100, 10), 0)], [(offset,) for offset in range(0, 100, 10)]),
-        ([([0, 100, 101], 5), ([102, 103], 1)], [(102, 103), (0,), (100, 101)]),
-        ([([0, 500], 5), ([500], 0), ([500], 9)], [(500,), (0,)]),
-    ],
-    ids=["close together", "far apart", "the urgent first, with their neighbours", "once, if it becomes urgent"],
-)
-def test_ranges(wanted: list[tuple[Iterable[int], int]], expected: list[tuple[int, ...]]) -> None:
-    wants = Wants()
+FAR = range(0, 100, 10)
+CASES: dict[str, tuple[list[tuple[Iterable[int], int]], list[tuple[int, ...]]]] = {
+    "close together": ([([5, 6, 8, 9], 0)], [(5, 6, 8, 9)]),
+    "far apart": ([(FAR, 0)], [(offset,) for offset in FAR]),
+    "the urgent first, with their neighbours": (
+        [([0, 100, 101], 5), ([102, 103], 1)], [(102, 103), (0,), (100, 101)]
+    ),
+    "once, if it becomes urgent": ([([0, 500], 5), ([500], 0), ([500], 9)], [(500,), (0,)]),
+    "within one batch": ([(FAR, 0)], [tuple(FAR)]),
+    "a gap of many bytes": ([([0, 1, 2, 3, 5, 6, 7], 0)], [(0, 1, 2, 3), (5, 6, 7)]),
+    "a bounded range": (
+        [(range(1000), 0)], [tuple(range(at, min(1000, at + MAX_WANTED))) for at in range(0, 1000, MAX_WANTED)]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranges(name: str) -> None:
+    (wanted, expected), wants = CASES[name], Wants()
+    if name == "within one batch":
+        for _ in range(20):
+            wants.sizes.saw_batch(500)
+    if name == "a gap of many bytes":
+        wants.sizes.saw_records(100, 100 * 100_000)
     for offsets, urgency in wanted:
         wants.add(offsets, urgency)
     assert ranges(wants) == expected
-
-
-def test_records_of_one_batch_are_one_range() -> None:
-    wants = Wants()
-    for _ in range(20):
-        wants.sizes.saw_batch(500)
-    wants.add(range(0, 1000, 10), 0)
-    assert len(ranges(wants)) == 1
-
-
-def test_a_gap_of_many_bytes_is_never_read_through() -> None:
-    wants = Wants()
-    wants.sizes.saw_records(100, 100 * 100_000)
-    wants.add([0, 1, 2, 3, 5, 6, 7], 0)
-    assert ranges(wants) == [(0, 1, 2, 3), (5, 6, 7)]
-
-
-def test_a_range_is_bounded() -> None:
-    wants = Wants()
-    wants.add(range(1000), 0)
-    assert [len(offsets) for offsets in ranges(wants)] == [MAX_WANTED] * 3 + [1000 - 3 * MAX_WANTED]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 3)), max_size=200))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from penstock.common import admin
 from penstock.common.settings import KafkaSettings
 from penstock.common.shards.partitioning import partitions_in_use
+from penstock.producers.replay_topics import ReplayTopics
 from penstock.schemas.errors import BrokerUnavailable
 
 SETTINGS = KafkaSettings(topic_prefix="p-")
@@ -39,7 +40,6 @@ def test_topics_that_do_not_exist_are_left_out(monkeypatch: pytest.MonkeyPatch) 
 def test_a_broker_that_does_not_know_all_topics_yet_is_asked_again(
     monkeypatch: pytest.MonkeyPatch, known: list[str]
 ) -> None:
-    """A turn that ended at that moment was told that its conversation was deleted, and its images were released."""
     broker_with(monkeypatch, *known)
     with pytest.raises(BrokerUnavailable):
         admin.topic_ids(SETTINGS, ["a", "b"])
@@ -47,14 +47,23 @@ def test_a_broker_that_does_not_know_all_topics_yet_is_asked_again(
         admin.topic_id(SETTINGS, "b")
 
 
-def test_it_does_not_say_that_conversations_share_no_topic(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that read one at that moment was told that it does not exist."""
+@pytest.mark.parametrize(
+    ("ask", "answer"),
+    [
+        (lambda: partitions_in_use(SETTINGS), None),
+        (lambda: list(ReplayTopics(SETTINGS, "default", "t*", 1.0).list()), [("p-conversation.trip", 0)]),
+    ],
+    ids=["whether conversations share a topic", "which conversations a replay has"],
+)
+def test_it_is_asked_again_about_conversations_too(
+    ask: Callable[[], Any], answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known: dict[str, int] = {}
-    monkeypatch.setattr(admin, "partition_counts", lambda *_: known)
+    monkeypatch.setattr(admin, "partition_counts", lambda *_, **__: known)
     with pytest.raises(BrokerUnavailable):
-        partitions_in_use(SETTINGS)
-    known |= {"p-inference.result": 1}
-    assert partitions_in_use(SETTINGS) is None
+        ask()
+    known |= dict.fromkeys(("p-inference.result", "p-conversation.trip", "p-conversation.other"), 1)
+    assert ask() == answer
 
 
 def test_the_result_topic_itself_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from penstock.cli.paths import free_port
 from penstock.common.outgoing import Outgoing
@@ -153,7 +153,6 @@ async def test_outcomes_reach_the_loop_in_order_with_one_hop_per_batch() -> None
 async def test_of_a_set_nothing_is_sent_behind_the_first_record_that_is_refused(
     refused: int | None, error: PenstockError
 ) -> None:
-    """Those behind it were sent: a set had a gap, or another order once the refused one was sent again."""
     fake = FakeTransport()
     fake.refusals = {} if refused is None else {b"%d" % refused: error}
     records = [Outgoing(topic="t", key=b"k", value=b"%d" % number, headers=[]) for number in range(5)]
@@ -292,22 +291,4 @@ def test_the_local_queue_stays_bounded_while_a_producer_is_replaced(
     with pytest.raises(Overloaded):
         transport.send("t", b"3")
     ScriptedProducer.may_purge.set()
-    transport.close(0)
-
-
-def test_after_a_fatal_error_a_new_producer_takes_over(nobody: KafkaSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    errors: list[Callable[[Any], None]] = []
-
-    def producer(config: dict[str, Any], **more: Any) -> Producer:
-        errors.append(config["error_cb"])
-        return Producer(config, **more)
-
-    monkeypatch.setattr("penstock.common.transport.Producer", producer)
-    transport, found = Transport(nobody, delivery_timeout_s=1.0), list[Delivery]()
-    transport.send("t", b"lost", on_delivery=found.append)
-    errors[0](FATAL)
-    transport.send("t", b"next", on_delivery=found.append)
-    wait_until(lambda: len(found) == 2)
-    assert all(isinstance(delivery.error, BrokerUnavailable) for delivery in found)
-    assert (len(errors), len(transport)) == (2, 0)
     transport.close(0)

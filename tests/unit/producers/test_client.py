@@ -15,21 +15,18 @@ from typing import Any, ClassVar
 
 import pytest
 
-from kit.common_records import result_event
+from kit.view_records import outcome
 from penstock import producers
 from penstock.cli.paths import free_port
 from penstock.common.artifacts import ArtifactStore
-from penstock.common.outgoing import request_record
 from penstock.common.transport import AsyncTransport
 from penstock.producers import AsyncClient, Client, KafkaSettings
 from penstock.producers import core as core_module
 from penstock.producers.core import ClientCore
 from penstock.producers.follower import Follower
 from penstock.schemas import errors
-from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import BrokerUnavailable, InternalError, InvalidRequest, NotFound, PenstockError
 from penstock.schemas.records import ArtifactRef, InferenceRequest, ResultEvent
-from penstock.schemas.topics import TopicNames
 from support import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -136,19 +133,6 @@ def test_each_follower_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [follower.stops.is_set() for follower in Failing.made] == [True, True]
 
 
-def test_a_conversation_decides_the_key_and_the_priority_the_topic() -> None:
-    text = {"task": "text_generation", "text_generation": {"prompt": "x"}}
-    request = InferenceRequest(
-        request_id="r", tenant="acme", conversation_id="c1", priority=2, pool="big", created_at=1, **text
-    )
-    record = request_record(request, TopicNames("p-"), default_codec(), source="test", traceparent="00-a-b-01")
-    assert (record.topic, record.key) == ("p-inference.request.high.big", b"acme.c1")
-    assert default_codec().decode(record.value, InferenceRequest).request_id == "r"
-    headers = dict(record.headers)
-    assert headers["traceparent"] == b"00-a-b-01"
-    assert (headers["ce_id"], headers["ce_specversion"]) == (b"r", b"1.0")
-
-
 FORKING = """
 import os, socket, sys, threading
 from penstock.producers import Client, KafkaSettings
@@ -213,7 +197,7 @@ def large(tenant: str, store: ArtifactStore) -> ResultEvent:
     kept = store.put(tenant, json.dumps({"embeddings": [[1.0, 2.0]]}).encode(), media_type="application/json")
     fields = ("artifact_id", "uri", "media_type", "size_bytes", "sha256")
     artifact = ArtifactRef(**{name: getattr(kept, name) for name in fields})
-    return result_event(tenant=tenant, task="embedding", output_artifact=artifact)
+    return outcome(tenant=tenant, task="embedding", output_artifact=artifact)
 
 
 def core(**options: Any) -> ClientCore:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.common_records import chunk, result_event, status_event
+from kit.view_records import chunk, status
+from kit.view_records import outcome as terminal
 from penstock.common.reader import RawMessage
 from penstock.producers.events import Chunk, Event, EventFold, Restarted, Result, Status, completed
 from penstock.schemas.codec import default_codec
@@ -20,15 +21,15 @@ NAMES = TopicNames("p-")
 
 
 def outcome(text: str | None, **facts: Any) -> ResultEvent:
-    return result_event(text_generation=None if text is None else {"text": text}, **facts)
+    return terminal(text_generation=None if text is None else {"text": text}, **facts)
 
 
-def fold(*records: Record | bytes) -> list[Event]:
+def fold(*records: Record | bytes | None) -> list[Event]:
     folded = EventFold("r", "default", NAMES, default_codec())
     events: list[Event] = []
     for offset, record in enumerate(records):
         topic = NAMES.status if isinstance(record, StatusEvent) else NAMES.result
-        value = record if isinstance(record, bytes) else default_codec().encode(record)
+        value = default_codec().encode(record) if isinstance(record, Record) else record
         events += folded.apply(RawMessage(topic, 0, offset, 0, b"r", value))
     return events
 
@@ -44,15 +45,6 @@ def joined(events: list[Event]) -> str:
     return text
 
 
-def test_statuses_chunks_and_the_result_come_in_order() -> None:
-    statuses = status_event("queued", 10), status_event("running", 40)
-    queued, running, *chunks, result = fold(*statuses, chunk("He", 0), chunk("llo", 2), outcome("Hello"))
-    assert (queued, running) == (Status(status="queued", attempt=1), Status(status="running", attempt=1))
-    assert [type(event) for event in chunks] == [Chunk, Chunk]
-    assert isinstance(result, Result)
-    assert joined(chunks) == "Hello"
-
-
 def test_log_probabilities_come_with_their_text() -> None:
     tokens = [{"token": "He", "logprob": -0.5, "bytes": None, "top_logprobs": None}]
     (event,) = fold(chunk("He", 0, token_logprobs=tokens, first_logprob_index=0))
@@ -65,27 +57,23 @@ def test_log_probabilities_come_with_their_text() -> None:
     [
         ([chunk("old", 0), chunk("new", 0, attempt=2), outcome("new text", attempt=2)], "CRCCE", "new text"),
         ([chunk("abc", 0), outcome("xyz", attempt=2)], "CRCE", "xyz"),
-        ([status_event("completed", 100, done=True), outcome("a"), status_event("running", 40)], "CE", "a"),
+        ([status("completed"), outcome("a"), status("running")], "CE", "a"),
         ([outcome("a"), chunk("zombie", 0, epoch=9)], "CE", "a"),
-        ([status_event("running", 40), status_event("queued", 10), outcome("a")], "SCE", "a"),
-        ([b"garbage", status_event("queued", 10), outcome(None, status="failed")], "SE", ""),
+        ([status("running"), status("queued"), outcome("a")], "SCE", "a"),
+        ([b"garbage", None, status("queued"), outcome(None, status="failed")], "SE", ""),
         ([chunk("theirs", 0, tenant="other"), outcome("ours")], "CE", "ours"),
     ],
     ids=[
         "a new attempt restarts", "an outcome that contradicts the chunks restarts",
         "a terminal status is not an event, and nothing follows the result", "a zombie after the result",
-        "a status never goes back", "undecodable records are skipped", "another tenant's events are not seen",
+        "a status never goes back", "what holds no record is skipped", "another tenant's events are not seen",
     ],
 )  # fmt: skip
-def test_folds(records: list[Record | bytes], kinds: str, text: str) -> None:
+def test_folds(records: list[Record | bytes | None], kinds: str, text: str) -> None:
     """C: a chunk, R: restarted, S: a status, E: the result."""
     events = fold(*records)
     letters = {Chunk: "C", Restarted: "R", Status: "S", Result: "E"}
     assert ("".join(letters[type(event)] for event in events), joined(events)) == (kinds, text)
-
-
-def test_tombstones_are_skipped() -> None:
-    assert EventFold("r", "default", NAMES, default_codec()).apply(RawMessage(NAMES.result, 0, 0, 0, b"r", None)) == []
 
 
 @given(
@@ -133,7 +121,7 @@ def test_an_event_shows_in_one_line_what_it_says() -> None:
     assert repr(Chunk(text="He", text_offset=0, attempt=1)) == "Chunk(text='He', text_offset=0, attempt=1)"
     said = Result(outcome("Hello", finish_reason="stop", model="m"))
     assert repr(said) == "Result(status='completed', text='Hello', finish_reason='stop', model='m')"
-    vectors = Result(result_event(task="embedding", embedding={"embeddings": [[0.5] * 1_024]}))
+    vectors = Result(terminal(task="embedding", embedding={"embeddings": [[0.5] * 1_024]}))
     assert "embeddings" in repr(vectors)
     assert len(repr(vectors)) < 300
     failed = Result(outcome(None, status="expired", error=ErrorInfo(code="expired", message="too late", type="x")))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kit.common_records import result_event
+from kit.view_records import outcome
 from penstock.common.artifacts import ArtifactStore, TenantArtifacts
 from penstock.producers.images import AsyncImages, Images, ImageSource
 from penstock.schemas.errors import InternalError, InvalidRequest
@@ -81,7 +81,7 @@ async def test_the_same_on_an_event_loop(tmp_path: Path) -> None:
 
 def made(artifact_id: str, **facts: Any) -> ResultEvent:
     images = {"images": [{"artifact_id": artifact_id, **facts}]}
-    return result_event(tenant="acme", task="image_generation", image_generation=images)
+    return outcome(tenant="acme", task="image_generation", image_generation=images)
 
 
 def test_images_are_fetched_and_their_digest_is_compared(client: FakeClient) -> None:

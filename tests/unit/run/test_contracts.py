@@ -233,7 +233,6 @@ OF_CLIENTS = {"artifact-stores", "deploy", "faust", "older-data", "proxy", "refe
     ("path", "names"),
     [
         ("processors/penstock/processors/kafka/membership.py", {*OF_WORKERS, "simulated-log"}),
-        ("common/penstock/common/transport.py", {*OF_CLIENTS, "client-library", "cluster", "simulated-log"}),
         (
             "schemas/penstock/schemas/codec.py",
             {*OF_CLIENTS, "apicurio", "client-library", "engines", "simulated-log"},
@@ -244,17 +243,13 @@ OF_CLIENTS = {"artifact-stores", "deploy", "faust", "older-data", "proxy", "refe
         ),
         ("gateway/penstock/gateway/view/store.py", {"artifact-stores", "older-data", "proxy", "stock-clients"}),
         ("processors/penstock/processors/core/commit/donemap.py", {*OF_WORKERS, "engines", "simulated-log"}),
-        ("processors/penstock/processors/kafka/journal.py", {*OF_WORKERS, "simulated-log"}),
         ("processors/penstock/processors/engines/text/backend.py", {"engines", "engines-under-workers"}),
         ("docker-compose.yml", {"deploy"}),
-        ("deploy/penstock.toml", {"deploy"}),
         ("docs/how-to.md", {"docs", "proxy"}),
         ("tests/older/f417c1a.tar.xz", {"older-data"}),
         ("tests/integration/stock/go/go.sum", {"stock-clients"}),
         ("tests/stock_clients.py", {"artifact-stores", "client-library", "proxy", "stock-clients"}),
-        ("package faust-streaming", {"cluster", "faust", "older-data", "simulated-log"}),
         ("package aiohttp", {"cluster", "faust", "older-data", "simulated-log"}),
-        ("docs/tutorial.md", {"docs"}),
         ("tests/unit/run/test_contracts.py", set()),
     ],
 )

@@ -51,31 +51,6 @@ def read(body: dict[str, Any], kind: str | None = "text") -> InferenceRequest:
     return parse_request_bytes(json.dumps(body).encode(), request_id="made-up", now_ms=NOW_MS, topic_kind=kind)
 
 
-def test_camel_case_without_a_task() -> None:
-    request = read(CAMEL)
-    assert (request.request_id, request.user_id, request.conversation_id) == ("r-1", "u-1", "c-1")
-    assert (request.task, request.model, request.stream) == ("text_generation", "smollm2", True)
-    assert request.requirements == Requirements(vram_bytes=8 * GIB, cpu_memory_bytes=GIB // 2)
-    assert request.payload == {"messages": CAMEL["messages"]}
-    assert request.created_at == TIME_MS
-
-
-def test_a_type_with_all_in_the_payload() -> None:
-    request = read(TYPED)
-    assert (request.request_id, request.task, request.model) == ("made-up", "text_generation", "smollm2")
-    assert (request.conversation_id, request.metadata) == ("c-1", {"correlation_id": "k-1"})
-    assert request.payload == {"messages": TYPED["payload"]["messages"]}
-    assert request.created_at == NOW_MS
-
-
-def test_a_job_with_a_version() -> None:
-    request = read(JOB, "image")
-    assert (request.request_id, request.task, request.metadata) == ("t-1", "image_generation", {"version": "1.0"})
-    assert (request.priority, request.created_at) == (2, TIME_MS)
-    assert request.payload["inference_steps"] == 4
-    assert request.payload["prompt"] == "a dam"
-
-
 def test_the_body_is_not_changed_and_own_names_stay() -> None:
     before = json.dumps(CAMEL)
     translate(CAMEL, "text")
@@ -117,10 +92,9 @@ def test_two_foreign_names_of_one_field_are_refused_with_both() -> None:
         read({**TYPED, "conversationId": "c-1"})
 
 
-def test_null_is_no_second_name() -> None:
-    assert read({**CAMEL, "task_id": None, "request_id": None}).request_id == "r-1"
-
-
+DRAW = {"id": "r", "type": "text2image", "prompt": "x"}
+EDIT = {"id": "r", "type": "image2image", "prompt": "x"}
+PROCESS: dict[str, Any] = {"id": "r", "type": "image_processing", "image_path": "/a.png", "operation": "resize"}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({**TYPED, "type": "dance"}, "type", "chat"),
     ({**JOB, "priority": "urgent"}, "priority", "high"),
@@ -139,30 +113,49 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({**TYPED, "metadata": "x"}, "metadata", "an object"),
     ({"requestId": "r", "payload": {"image": {"url": "x"}, "prompt": "x"}}, "task", "task must be one of"),
+    ({**DRAW, "steps": 0}, "steps", "steps"),
+    ({**DRAW, "parameters": {"steps": "many"}}, "parameters.steps", "parameters.steps"),
+    ({**DRAW, "parameters": {"loras": []}}, "parameters.loras", "parameters.loras"),
+    ({**DRAW, "parameters": 5}, "parameters", "parameters"),
+    ({**DRAW, "payload": {"guidanceScale": "high"}}, "payload.guidanceScale", "payload.guidanceScale"),
+    ({**DRAW, "width": 60_000, "height": 60_000}, "width", "width"),
+    ({**DRAW, "resultBucket": 5}, "resultBucket", "resultBucket"),
+    ({**DRAW, "callbackUrl": "ftp://x"}, "callbackUrl", "callbackUrl"),
+    ({**DRAW, "image_path": "/a.png"}, "image_path", "image_path"),
+    ({**EDIT, "inputImage": "photo.png"}, "inputImage", "inputImage"),
+    ({**EDIT, "inputImage": "/a.png", "image_path": "/b.png"}, "image_path", "image_path"),
+    ({**PROCESS, "operation": "sharpen"}, "operation", "operation"),
+    ({**PROCESS, "parameters": {"width": "wide"}}, "parameters.width", "parameters.width"),
+    ({**PROCESS, "parameters": {"blur": 1}}, "parameters.blur", "parameters.blur"),
+    ({**PROCESS, "operations": [{"op": "resize"}]}, "operation", "operation"),
+    ({"id": "r", "payload": {"negativePrompt": None}}, "payload.prompt", "payload.prompt"),
+    ({"id": "r", "deadline": "soon", "payload": {"prompt": "x"}}, "deadline", "deadline"),
+    ({"id": "r", "surprise": 1, "payload": {"prompt": "x"}}, "surprise", "surprise"),
+    ({"id": "r", "payload": {"prompt": "x", "surprise": 1}}, "payload.surprise", "payload.surprise"),
 ]
 
 
 @pytest.mark.parametrize(("body", "param", "words"), REFUSED, ids=[f"{param}-{words}" for _, param, words in REFUSED])
 def test_what_cannot_be_understood_is_refused_by_the_callers_name(body: dict[str, Any], param: str, words: str) -> None:
     with pytest.raises(PenstockError) as caught:
-        read(body, "image" if param == "task" else "text")
+        read(body, "image" if ("id" in body and "deadline" not in body) or param == "task" else "text")
     assert caught.value.param == param
     assert words in caught.value.message
+    assert words != param or param.startswith("payload.") or "payload." not in caught.value.message
 
 
-SIZES = [("8GB", 8 * GIB), ("8 GiB", 8 * GIB), ("1.5g", 3 * GIB // 2), ("8192mb", 8 * GIB), (8 * GIB, 8 * GIB), (0, 0)]
+SIZES = {"8GB": 8 * GIB, "8 GiB": 8 * GIB, "1.5g": 3 * GIB // 2, "8192mb": 8 * GIB, 8 * GIB: 8 * GIB, 0: 0}
+NO_SIZES = [8, 8.5, "8", "8 apples", "-1GB", True, ["8GB"], "99999999TB"]
 
 
-@pytest.mark.parametrize(("given", "size"), SIZES)
-def test_sizes(given: Any, size: int) -> None:
-    profile = {"modelName": "m", "requirements": {"vram": given}}
-    assert read({**CAMEL, "modelProfile": profile}).requirements == Requirements(vram_bytes=size)
-
-
-@pytest.mark.parametrize("given", [8, 8.5, "8", "8 apples", "-1GB", True, ["8GB"], "99999999TB"])
-def test_a_size_without_a_unit_is_refused(given: Any) -> None:
+@pytest.mark.parametrize(("given", "size"), [*SIZES.items(), *((given, None) for given in NO_SIZES)])
+def test_a_size_has_its_unit(given: Any, size: int | None) -> None:
+    asked = {**CAMEL, "modelProfile": {"modelName": "m", "requirements": {"vram": given}}}
+    if size is not None:
+        assert read(asked).requirements == Requirements(vram_bytes=size)
+        return
     with pytest.raises(PenstockError, match="a size with its unit") as caught:
-        read({**CAMEL, "modelProfile": {"requirements": {"vram": given}}})
+        read(asked)
     assert caught.value.param == "modelProfile.requirements.vram"
 
 
@@ -172,12 +165,6 @@ TIMES = ["2026-01-01T00:00:00Z", "2026-01-01T01:00:00+01:00", "2026-01-01T00:00:
 @pytest.mark.parametrize("given", [*TIMES, TIME_MS * 1000, str(TIME_MS), f"{TIME_MS // 1000}.0"])
 def test_times(given: Any) -> None:
     assert read({**CAMEL, "timestamp": given}).created_at == TIME_MS
-
-
-def test_the_conversation_that_is_summed_up_stays_in_the_payload() -> None:
-    request = read({"type": "summarize", "correlation_id": 7, "payload": {"conversation_id": "c-1"}})
-    assert (request.conversation_id, request.payload["conversation_id"]) == (None, "c-1")
-    assert request.metadata == {"correlation_id": "7"}
 
 
 def test_values_map_to_what_there_is() -> None:
@@ -201,33 +188,66 @@ def sent(name: str) -> dict[str, Any]:
     return json.loads((MESSAGES / f"{name}.json").read_bytes())
 
 
-def test_each_message_of_another_service_is_the_request_that_it_means() -> None:
+RESIZE = {"op": "resize", "arguments": {"width": "64", "height": "64", "fit": "exact"}}
+FOOD = {"prompt": "hi", "max_tokens": 10, "temperature": 0}
+SAY = {"prompt": "Say hi", "max_tokens": 8, "temperature": 0}
+MEANT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "camel case without a task": (CAMEL, {
+        "request_id": "r-1", "user_id": "u-1", "conversation_id": "c-1", "task": "text_generation", "model": "smollm2",
+        "stream": True, "requirements": Requirements(vram_bytes=8 * GIB, cpu_memory_bytes=GIB // 2),
+        "payload": {"messages": CAMEL["messages"]}, "created_at": TIME_MS,
+    }),
+    "a type with all in the payload": (TYPED, {
+        "request_id": "made-up", "task": "text_generation", "model": "smollm2", "conversation_id": "c-1",
+        "metadata": {"correlation_id": "k-1"}, "payload": {"messages": TYPED["payload"]["messages"]},
+        "created_at": NOW_MS,
+    }),
+    "a job with a version": (JOB, {
+        "request_id": "t-1", "task": "image_generation", "metadata": {"version": "1.0"}, "priority": 2,
+        "created_at": TIME_MS, "payload.inference_steps": 4, "payload.prompt": "a dam",
+    }),
+    "a summary": ({"type": "summarize", "correlation_id": 7, "payload": {"conversation_id": "c-1"}}, {
+        "conversation_id": None, "payload.conversation_id": "c-1", "metadata": {"correlation_id": "7"},
+    }),
+    "image_editing_000": (sent("image_editing_000"), {
+        "task": "image_editing", "priority": 10, "conversation_id": "789", "metadata": {"correlation_id": "uuid-123"},
+        "payload.image": {"url": sent("image_editing_000")["payload"]["image"]}, "payload.inference_steps": 30,
+    }),
+    "text_000": (sent("text_000"), {
+        "request_id": "uuid-123", "user_id": "user-456", "conversation_id": "789", "model": "qwen3-30b", "stream": True,
+        "requirements": Requirements(vram_bytes=10 * GIB, cpu_memory_bytes=2_000_000_000),
+    }),
+    "async_001": (sent("async_001"), {
+        "request_id": "19933123533434", "ttl_ms": DEFAULT_LIMITS.max_ttl_ms, "model": "food-review", "payload": FOOD,
+    }),
+    "image_generation_003": (sent("image_generation_003"), {
+        "task": "image_generation", "output": OutputSpec(store="my-generation-results"), "payload.sampler": "DDIM",
+        "callback_url": "https://client.example.com/notify", "metadata": {"version": "1.0"},
+    }),
+    "text2image_002": (sent("text2image_002"), {
+        "request_id": "t-2", "task": "image_generation", "payload.negative_prompt": "blurry",
+        "payload.inference_steps": 4, "payload.width": 64, "payload.height": 64,
+    }),
+    "a null is no second name": ({**CAMEL, "task_id": None, "request_id": None}, {"request_id": "r-1"}),
+    "an image, its type in the payload": ({"type": "request", "payload": DRAW}, {"task": "image_generation"}),
+    **{
+        f"an image, of the kind {kind}": ({**DRAW, "type": kind, "task": "text2image"}, {"task": "image_generation"})
+        for kind in (*MESSAGE_TYPES, "job.submitted")
+    },
+    "text2text_002": (sent("text2text_002"), {"payload": SAY, "callback_url": None}),
+    "image2text_002": (sent("image2text_002"), {"payload": {"image": FILE, "max_tokens": 8}}),
+    "image_processing_002": (sent("image_processing_002"), {"payload": {"image": FILE, "operations": [RESIZE]}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "body", "facts"), [(name, *row) for name, row in MEANT.items()], ids=MEANT)
+def test_each_message_of_another_service_is_the_request_that_it_means(
+    name: str, body: dict[str, Any], facts: dict[str, Any]
+) -> None:
     """What is not shown here is as in the message, or its default."""
-    editing = read(sent("image_editing_000"), "image")
-    assert (editing.task, editing.priority, editing.conversation_id) == ("image_editing", 10, "789")
-    assert editing.payload["image"] == {"url": sent("image_editing_000")["payload"]["image"]}
-    assert (editing.payload["inference_steps"], editing.metadata) == (30, {"correlation_id": "uuid-123"})
-    text = read(sent("text_000"))
-    assert (text.request_id, text.user_id, text.conversation_id) == ("uuid-123", "user-456", "789")
-    assert (text.model, text.stream) == ("qwen3-30b", True)
-    assert text.requirements == Requirements(vram_bytes=10 * GIB, cpu_memory_bytes=2_000_000_000)
-    queued = read(sent("async_001"))
-    assert (queued.request_id, queued.ttl_ms) == ("19933123533434", DEFAULT_LIMITS.max_ttl_ms)
-    assert (queued.model, queued.payload) == ("food-review", {"prompt": "hi", "max_tokens": 10, "temperature": 0})
-    job = read(sent("image_generation_003"), "image")
-    assert (job.task, job.output, job.payload["sampler"]) == (
-        "image_generation", OutputSpec(store="my-generation-results"), "DDIM",
-    )  # fmt: skip
-    assert (job.callback_url, job.metadata) == ("https://client.example.com/notify", {"version": "1.0"})
-    drawn = read(sent("text2image_002"), "image")
-    assert (drawn.request_id, drawn.task) == ("t-2", "image_generation")
-    assert (drawn.payload["negative_prompt"], drawn.payload["inference_steps"]) == ("blurry", 4)
-    assert (drawn.payload["width"], drawn.payload["height"]) == (64, 64)
-    said = read(sent("text2text_002"))
-    assert (said.payload, said.callback_url) == ({"prompt": "Say hi", "max_tokens": 8, "temperature": 0}, None)
-    assert read(sent("image2text_002"), "image").payload == {"image": FILE, "max_tokens": 8}
-    resize = {"op": "resize", "arguments": {"width": "64", "height": "64", "fit": "exact"}}
-    assert read(sent("image_processing_002"), "image").payload == {"image": FILE, "operations": [resize]}
+    request = read(body, "image" if "image" in name or "job" in name else "text")
+    payload = {f"payload.{field}": value for field, value in request.payload.items()}
+    assert {field: payload[field] if field in payload else getattr(request, field) for field in facts} == facts
 
 
 def camel(value: Any) -> Any:
@@ -273,41 +293,6 @@ def test_the_same_message_in_another_form_is_the_same_request(
     assert read(form(sent(name)), kind) == read(sent(name), kind)
 
 
-DRAW = {"id": "r", "type": "text2image", "prompt": "x"}
-EDIT = {"id": "r", "type": "image2image", "prompt": "x"}
-PROCESS: dict[str, Any] = {"id": "r", "type": "image_processing", "image_path": "/a.png", "operation": "resize"}
-NAMED_BY_THE_CALLER: list[tuple[dict[str, Any], str]] = [
-    ({**DRAW, "steps": 0}, "steps"),
-    ({**DRAW, "parameters": {"steps": "many"}}, "parameters.steps"),
-    ({**DRAW, "parameters": {"loras": []}}, "parameters.loras"),
-    ({**DRAW, "parameters": 5}, "parameters"),
-    ({**DRAW, "payload": {"guidanceScale": "high"}}, "payload.guidanceScale"),
-    ({**DRAW, "width": 60_000, "height": 60_000}, "width"),
-    ({**DRAW, "resultBucket": 5}, "resultBucket"),
-    ({**DRAW, "callbackUrl": "ftp://x"}, "callbackUrl"),
-    ({**DRAW, "image_path": "/a.png"}, "image_path"),
-    ({**EDIT, "inputImage": "photo.png"}, "inputImage"),
-    ({**EDIT, "inputImage": "/a.png", "image_path": "/b.png"}, "image_path"),
-    ({**PROCESS, "operation": "sharpen"}, "operation"),
-    ({**PROCESS, "parameters": {"width": "wide"}}, "parameters.width"),
-    ({**PROCESS, "parameters": {"blur": 1}}, "parameters.blur"),
-    ({**PROCESS, "operations": [{"op": "resize"}]}, "operation"),
-    ({"id": "r", "payload": {"negativePrompt": None}}, "payload.prompt"),
-    ({"id": "r", "deadline": "soon", "payload": {"prompt": "x"}}, "deadline"),
-    ({"id": "r", "surprise": 1, "payload": {"prompt": "x"}}, "surprise"),
-    ({"id": "r", "payload": {"prompt": "x", "surprise": 1}}, "payload.surprise"),
-]
-
-
-@pytest.mark.parametrize(("body", "param"), NAMED_BY_THE_CALLER, ids=[param for _, param in NAMED_BY_THE_CALLER])
-def test_what_is_wrong_has_the_callers_name_and_no_other(body: dict[str, Any], param: str) -> None:
-    with pytest.raises(PenstockError) as caught:
-        read(body, "text" if "deadline" in body else "image")
-    assert caught.value.param == param
-    assert param in caught.value.message
-    assert param.startswith("payload.") or "payload." not in caught.value.message
-
-
 @pytest.mark.parametrize("write", [str, lambda text: base64.b64encode(text.encode()).decode()], ids=["text", "base64"])
 def test_a_payload_may_be_written_as_text(write: Callable[[str], str]) -> None:
     message = sent("async_001")
@@ -327,28 +312,19 @@ def test_names_are_known_after_a_record_was_moved() -> None:
 
 
 LATER = NOW_MS + 60_000
-DEADLINES = [LATER, LATER // 1000, str(LATER), f"{LATER // 1000}.0", "2025-10-09T08:54:20Z", "2025-10-09T08:54:20"]
+SAME = [LATER, LATER // 1000, str(LATER), f"{LATER // 1000}.0", "2025-10-09T08:54:20Z", "2025-10-09T08:54:20"]
+DEADLINES: list[tuple[Any, int]] = [
+    *((given, 60_000) for given in [*SAME, "2025-10-09T10:54:20+02:00"]),
+    (NOW_MS / 1000 + 0.5, 500),
+    (0, 1),
+    ("1970-01-01T00:00:00Z", 1),
+    *((given, DEFAULT_LIMITS.max_ttl_ms) for given in ("9999999999", 9_999_999_999_999, "9" * 30)),
+]
 
 
-@pytest.mark.parametrize("given", DEADLINES)
-def test_a_deadline_in_any_form(given: Any) -> None:
-    assert read({**CAMEL, "deadline": given}).ttl_ms == 60_000
-
-
-@pytest.mark.parametrize(
-    ("given", "ttl_ms"), [("9999999999", None), (9_999_999_999_999, None), ("9" * 30, None), (0, 1)]
-)
-def test_a_deadline_beyond_the_horizon_is_cut_to_it(given: Any, ttl_ms: int | None) -> None:
-    assert read({**CAMEL, "deadline": given}).ttl_ms == (ttl_ms or DEFAULT_LIMITS.max_ttl_ms)
-
-
-def test_a_type_around_the_type_is_the_kind_of_the_message() -> None:
-    assert read({"type": "request", "payload": DRAW}, "image").task == "image_generation"
-
-
-@pytest.mark.parametrize("kind", [*MESSAGE_TYPES, "job.submitted"])
-def test_a_type_beside_the_task_is_the_kind_of_the_message(kind: str) -> None:
-    assert read({**DRAW, "type": kind, "task": "text2image"}, "image").task == "image_generation"
+@pytest.mark.parametrize(("given", "ttl_ms"), DEADLINES)
+def test_a_deadline_in_any_form_is_a_time_to_live_up_to_the_horizon(given: Any, ttl_ms: int) -> None:
+    assert read({**CAMEL, "deadline": given}).ttl_ms == ttl_ms
 
 
 def test_the_page_has_each_name_in_the_row_of_its_field() -> None:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from kit.common_records import status_event
+from kit.view_records import status
 from penstock.schemas import compiled
 from penstock.schemas.codec import Codec, schema_text
 from penstock.schemas.compiled.source import Source
 from penstock.schemas.records import ResultEvent, StatusEvent
 
-EVENT = status_event("queued", 10)
+EVENT = status("queued")
 
 
 @pytest.fixture

@@ -54,21 +54,14 @@ CAT: dict[str, Any] = {"prompt": "a cat"}
 STRIP: dict[str, Any] = {"image": IMAGE, "operations": [{"op": "strip_metadata"}]}
 TURN: dict[str, Any] = {"conversation_id": "c"}
 LIMITED: dict[str, Any] = {**TURN, "context": {"last_turns": 1}}
-
-
-@pytest.mark.parametrize(
-    ("task", "payload", "fields", "param"),
-    [("image_generation", CAT, LIMITED, "context"), ("image_processing", STRIP, TURN, "conversation_id")],
-)
-def test_what_does_not_go_with_turns_about_images(task: str, payload: Any, fields: Any, param: str) -> None:
-    with pytest.raises(UnsupportedParameter) as caught:
-        parse(task, payload, **fields)
-    assert caught.value.param == param
+MEDIUM = {"url": "u", "detail": "medium"}
 
 
 @pytest.mark.parametrize(
     ("task", "payload", "kind", "param"),
     [
+        ("image_generation", {**CAT, **LIMITED}, UnsupportedParameter, "context"),
+        ("image_processing", {**STRIP, **TURN}, UnsupportedParameter, "conversation_id"),
         ("image_generation", {}, InvalidRequest, "payload.prompt"),
         ("image_generation", {"prompt": "x", "width": 0}, InvalidRequest, "payload.width"),
         ("image_generation", {"prompt": "x", "width": 60_000, "height": 60_000}, TooLarge, "payload.width"),
@@ -83,13 +76,28 @@ def test_what_does_not_go_with_turns_about_images(task: str, payload: Any, field
         ("image_editing", {"prompt": "x", "image": IMAGE, "strength": 0}, InvalidRequest, "payload.strength"),
         ("image_to_text", {"prompt": "x"}, InvalidRequest, "payload.image"),
         ("image_to_text", {"image": IMAGE, "max_tokens": 0}, InvalidRequest, "payload.max_tokens"),
+        *(
+            ("text_generation", {"messages": [{"role": "user", "content": [TEXT, part]}]}, kind, param)
+            for part, kind, param in (
+                ({"type": "input_audio"}, UnsupportedParameter, PART),
+                ({"type": "image"}, InvalidRequest, PART + ".image"),
+                ({"type": "image", "image": {"artifact_id": 1}}, InvalidRequest, PART + ".image"),
+                ({"type": "image", "image": {"artifact_id": ID, "url": "x"}}, InvalidRequest, PART + ".image"),
+                ({"type": "image_url", "image_url": {}}, InvalidRequest, PART + ".image_url"),
+                ({"type": "image_url", "image_url": "data:image/png;base64,AA"}, InvalidRequest, PART),
+                ({"type": "image_url", "image_url": MEDIUM}, UnsupportedParameter, PART + ".image_url.detail"),
+                ({"type": "text"}, InvalidRequest, PART),
+            )
+        ),
     ],
 )
 def test_what_is_wrong_is_named(task: str, payload: dict[str, Any], kind: type[PenstockError], param: str) -> None:
+    """`payload` may hold fields of the request too."""
+    fields = {name: payload[name] for name in ("conversation_id", "context") if name in payload}
     with pytest.raises(kind) as caught:
-        parse(task, payload)
+        parse(task, {name: value for name, value in payload.items() if name not in fields}, **fields)
     assert caught.value.param == param
-    assert param in caught.value.message
+    assert fields or param in caught.value.message
 
 
 def test_images_of_a_chat_stand_in_parts_and_its_text_in_content() -> None:
@@ -105,32 +113,9 @@ def test_images_of_a_chat_stand_in_parts_and_its_text_in_content() -> None:
     assert list(image_parts(read.payload)) == [PART, "payload.messages[0].content[3]"]
 
 
-MEDIUM = {"url": "u", "detail": "medium"}
-
-
 def test_text_alone_has_no_parts() -> None:
     (message,) = chat(TEXT, {"type": "text", "text": "Hm"}).payload["messages"]
     assert message == {"role": "user", "content": "What is this? Hm"}
-
-
-@pytest.mark.parametrize(
-    ("part", "kind", "param"),
-    [
-        ({"type": "input_audio"}, UnsupportedParameter, PART),
-        ({"type": "image"}, InvalidRequest, PART + ".image"),
-        ({"type": "image", "image": {"artifact_id": 1}}, InvalidRequest, PART + ".image"),
-        ({"type": "image", "image": {"artifact_id": ID, "url": "x"}}, InvalidRequest, PART + ".image"),
-        ({"type": "image_url", "image_url": {}}, InvalidRequest, PART + ".image_url"),
-        ({"type": "image_url", "image_url": "data:image/png;base64,AA"}, InvalidRequest, PART),
-        ({"type": "image_url", "image_url": MEDIUM}, UnsupportedParameter, PART + ".image_url.detail"),
-        ({"type": "text"}, InvalidRequest, PART),
-    ],
-)
-def test_a_part_that_is_wrong_is_named(part: dict[str, Any], kind: type[PenstockError], param: str) -> None:
-    with pytest.raises(kind) as caught:
-        chat(TEXT, part)
-    assert caught.value.param == param
-    assert param in caught.value.message
 
 
 def test_images_go_with_those_who_show_them_in_conversations_too() -> None:

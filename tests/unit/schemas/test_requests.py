@@ -345,21 +345,6 @@ def test_who_names_request_and_tenant() -> None:
     assert parse_request(body, now_ms=1).request_id != parse_request(body, now_ms=1).request_id
 
 
-@pytest.mark.parametrize(
-    ("deadline", "ttl_ms"),
-    [
-        (NOW_MS // 1000 + 60, 60_000),
-        (NOW_MS / 1000 + 0.5, 500),
-        ("2025-10-09T08:53:21Z", 1_000),
-        ("2025-10-09T10:53:21+02:00", 1_000),
-        (0, 1),
-        ("1970-01-01T00:00:00Z", 1),
-    ],
-)
-def test_a_deadline_is_a_time_to_live(deadline: Any, ttl_ms: int) -> None:
-    assert parse_request({**CHAT, "deadline": deadline}, now_ms=NOW_MS).ttl_ms == ttl_ms
-
-
 def arriving(**payload: Any) -> InferenceRequest:
     """A request as Avro brings it."""
     return InferenceRequest(request_id="r", task="text_generation", text_generation=payload, created_at=1)

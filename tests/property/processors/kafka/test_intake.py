@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from avro_values import records_of
-from kit.common_records import result_event
 from kit.examples import examples
+from kit.view_records import outcome as ended
 from penstock.processors.kafka.intake import Intake, Poison, Taken, origin_header
 from penstock.schemas.codec import default_codec
 from penstock.schemas.costs import drawing_cost
@@ -100,7 +100,7 @@ def test_any_record_is_taken_or_poison(
         assert read.size_bytes == len(value or b"") + len(key or b"") + sum(len(n) + len(v or b"") for n, v in headers)
     assert 1 <= read.attempt <= 1_000
     place = {"origin": read.origin, "attempt": read.attempt}
-    outcome = result_event(request_id=named or "unknown", tenant=tenant or "default", task="UNKNOWN", **place)
+    outcome = ended(request_id=named or "unknown", tenant=tenant or "default", task="UNKNOWN", **place)
     assert len(CODEC.encode(outcome)) < 2_000, "its outcome can be written"
 
 

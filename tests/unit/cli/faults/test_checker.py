@@ -74,19 +74,10 @@ END = [{"what": "grants", "at": 30, "reserved": 5, "of_models": 5}, {"what": "la
 NOT_SETTLED = {"what": "not_settled", "at": 31, "how": "not within 240 s"}
 
 
-def checked(*entries: Entry, fault: Entry | None = FAULT, end: list[Entry] = END, expected: str = CLEAN) -> Row:
+def checked(*entries: Entry, fault: Entry | None = FAULT, end: list[Entry] = END, **facts: Any) -> Row:
     faults = [] if fault is None else [fault]
-    count = sum(entry["what"] == "acknowledged" for entry in entries)
-    return check([head(expected=expected, count=count), *entries, *faults, *end])
-
-
-def test_a_clean_row() -> None:
-    row = checked(*streamed(), *produced())
-    assert (row.acknowledged, row.outcomes, row.in_flight) == (2, 2, 2)
-    assert (row.lost, row.visible_twice, row.seams, row.wrong_tokens, row.not_completed) == (0, 0, 0, 0, 0)
-    assert (row.webhooks_missing, row.leaked_grants, row.lag) == (0, 0, 0)
-    assert (row.repeated, row.longest_wait_s, row.recovery_s, row.recovery_max_s) == (0.5, 20.0, 4.0, 4.0)
-    assert (row.proven, row.how, row.verdict, row.as_expected) == (True, ["pid 7 is gone"], CLEAN, True)
+    facts.setdefault("count", sum(entry["what"] == "acknowledged" for entry in entries))
+    return check([head(**facts), *entries, *faults, *end])
 
 
 def without(entries: list[Entry], what: str) -> list[Entry]:
@@ -99,8 +90,91 @@ def swapped(entries: list[Entry], what: str, **facts: Any) -> list[Entry]:
     return [*entries[:at], {**entries[at], **facts}, *entries[at + 1 :]]
 
 
+def amid(*added: Entry, text: str = "the ") -> list[Entry]:
+    """The stream, whose first piece has this text, with these lines behind that."""
+    begun = swapped(streamed(), "piece", text=text)
+    return [*begun[:4], *added, *begun[4:]]
+
+
+def fetched(text: str | None = None) -> list[Entry]:
+    """A large output, kept as an artifact, that its client has fetched as `text`."""
+    outcome = {"status": "completed", "artifact": "art"}
+    history = [
+        *asked("p", "poll", text_or_digest(LARGE)),
+        event("p", kind="terminal", status="completed"),
+        client("p", "outcome", 21, **outcome),
+        client("p", "outcome_again", 22, **outcome),
+        client("p", "artifact", 25, text=text_or_digest(LARGE)),
+    ]
+    return history if text is None else [*history, client("p", "fetched", 21.5, artifact="art", text=text)]
+
+
+def other_target(least: int, **fault: Any) -> Entry:
+    aside = {**FAULT, "proven": False, "bystander_gone": True, **fault}
+    return {"control": "wrong target", "least": least, "expected": UNPROVEN, "fault": aside}
+
+
+LOST_ONE, UNDONE = without(produced(), "record"), {**FAULT, "proven": False}
+KEPT = [*asked("a", "avro", text_or_digest(LARGE)), event("a", kind="terminal", status="completed")]
+CLEAN_FACTS: Entry = {
+    "acknowledged": 2, "outcomes": 2, "in_flight": 2, "lost": 0, "visible_twice": 0, "seams": 0, "wrong_tokens": 0,
+    "not_completed": 0, "webhooks_missing": 0, "leaked_grants": 0, "lag": 0, "repeated": 0.5, "longest_wait_s": 20.0,
+    "recovery_s": 4.0, "recovery_max_s": 4.0, "proven": True, "how": ["pid 7 is gone"], "as_expected": True,
+}  # fmt: skip
+AGAIN = [client("s", "restarted", 4), client("s", "piece", 5, text="the ", offset=0)]
+SNAPSHOT = client("s", "snapshot", 4, text="the ")
+NOT_EXPECTED: Entry = {"as_expected": False}
+ROWS: dict[str, tuple[list[Entry], Entry, str, Entry]] = {
+    "clean": ([*streamed(), *produced()], {}, CLEAN, CLEAN_FACTS),
+    "grants leaked": (
+        produced(), {"end": [{**END[0], "reserved": 9}, {**END[1], "records": 3}]}, BROKEN,
+        {"leaked_grants": 4, "lag": 3},
+    ),
+    "no figure cancels another": (
+        produced(), {"end": [{**END[0], "reserved": 2}, END[1]]}, BROKEN, {"leaked_grants": -3}
+    ),
+    "no grants": (produced(), {"end": END[1:]}, BROKEN, {"missing_evidence": ["no line says grants"]}),
+    "no lag": (produced(), {"end": END[:1]}, BROKEN, {"missing_evidence": ["no line says lag"]}),
+    "no end": (produced(), {"end": [*END, NOT_SETTLED]}, BROKEN, {"missing_evidence": ["not within 240 s"]}),
+    "a loss without an end": (LOST_ONE, {"end": [*END, NOT_SETTLED], "expected": LOST}, BROKEN, {}),
+    "not acknowledged": (
+        produced(), {"count": 2}, BROKEN, {"missing_evidence": ["1 of 2 requests were acknowledged"]}
+    ),
+    "a loss of the planted defect": (LOST_ONE, {"expected": LOST}, LOST, {"as_expected": True}),
+    "no loss of it": (produced(), {"expected": LOST}, CLEAN, NOT_EXPECTED),
+    "not committed yet": (LOST_ONE, {"end": [END[0], {**END[1], "records": 1}], "expected": LOST}, BROKEN, {"lost": 1}),
+    "no fault happened": (
+        produced(), {"fault": UNDONE, "expected": UNPROVEN}, UNPROVEN, {"proven": False, "as_expected": True}
+    ),
+    "no fault was noted": (produced(), {"fault": None}, UNPROVEN, {"proven": False, **NOT_EXPECTED}),
+    "no fault, unexpected": (produced(), {"fault": UNDONE}, UNPROVEN, NOT_EXPECTED),
+    "another target": (produced(), other_target(1), UNPROVEN, {"as_expected": True}),
+    "another, little in flight": (produced(), other_target(2), BROKEN, NOT_EXPECTED),
+    "another that runs": (produced(), other_target(1, bystander_gone=False), BROKEN, NOT_EXPECTED),
+    "a third target": (produced(), other_target(1, target="gateway"), BROKEN, NOT_EXPECTED),
+    "the right target": (produced(), other_target(1, proven=True), CLEAN, NOT_EXPECTED),
+    "enough in flight": ([*streamed(), *produced()], {"least": 2}, CLEAN, {"proven": True}),
+    "too little in flight": ([*streamed(), *produced()], {"least": 3}, UNPROVEN, {"proven": False}),
+    "nothing to prove": (
+        produced(), {"faults": False, "fault": None}, CLEAN, {"proven": True, "recovery_s": None}
+    ),
+    "no requests": ([], {}, BROKEN, {}),
+    "a restart is no seam": (amid(*AGAIN, text="a lake"), {}, BROKEN, {"seams": 0, "restarted": 1}),
+    "a snapshot goes on": (amid(SNAPSHOT, text="th"), {}, CLEAN, {}),
+    "a kept output is the text": ([*KEPT, client("a", "artifact", 25, text=text_or_digest(LARGE))], {}, CLEAN, {}),
+    "an output that was not kept": (KEPT, {}, BROKEN, {"wrong_tokens": 1}),
+    "a fetched output": (fetched(text_or_digest(LARGE)), {}, CLEAN, {"wrong_tokens": 0, "visible_twice": 0}),
+    "another fetched output": (
+        fetched(text_or_digest(LARGE[:-1])), {}, BROKEN, {"wrong_tokens": 1, "visible_twice": 1}
+    ),
+    "an output not fetched": (fetched(), {}, BROKEN, {"wrong_tokens": 1, "visible_twice": 1}),
+    "the record comes first": (
+        [{**produced()[2], "at": 0.5}, *produced()[:2]], {}, CLEAN, {"acknowledged": 1, "outcomes": 1}
+    ),
+    "a zombie after the outcome": ([*streamed(), ended("s", "another", epoch=1, offset=9, at=40)], {}, CLEAN, {}),
+}  # fmt: skip
 VIOLATIONS: dict[str, tuple[str, list[Entry]]] = {
-    "no outcome on the topic": ("lost", without(produced(), "record")),
+    "no outcome on the topic": ("lost", LOST_ONE),
     "no outcome at the client": ("lost", without(streamed(), "outcome")),
     "two outcomes at the client": (
         "visible_twice", [*streamed(), client("s", "outcome", 23, status="completed", text=TEXT)]
@@ -112,140 +186,23 @@ VIOLATIONS: dict[str, tuple[str, list[Entry]]] = {
     "a repeat": ("seams", swapped(streamed(), "piece", text="the r")),
     "a gap": ("seams", swapped(streamed(), "piece", text="th")),
     "no text before the outcome": ("seams", without(streamed(), "piece")),
-    "a snapshot of another text": (
-        "seams", [*streamed()[:4], client("s", "snapshot", 4, text="a lake "), *streamed()[4:]]
-    ),
+    "a snapshot of another text": ("seams", amid(client("s", "snapshot", 4, text="a lake "))),
     "another text": ("wrong_tokens", [*produced()[:-1], ended("a", "the lake lies ")]),
     "failed": ("not_completed", [*produced()[:-1], ended("a", status="failed")]),
     "no webhook": ("webhooks_missing", without(streamed(), "webhook")),
     "another webhook": ("webhooks_missing", swapped(streamed(), "webhook", status="failed")),
     "a second webhook": ("webhooks_missing", [*streamed(), client("s", "webhook", 24, status="failed")]),
 }  # fmt: skip
+ROWS |= {
+    name: (entries, {}, LOST if column == "lost" else BROKEN, {column: 1, **NOT_EXPECTED})
+    for name, (column, entries) in VIOLATIONS.items()
+}
 
 
-@pytest.mark.parametrize(("column", "entries"), VIOLATIONS.values(), ids=VIOLATIONS)
-def test_each_violation_is_found(column: str, entries: list[Entry]) -> None:
-    row = checked(*entries)
-    assert getattr(row, column) == 1
-    assert row.verdict == (LOST if column == "lost" else BROKEN)
-    assert not row.as_expected
-
-
-@pytest.mark.parametrize(("reserved", "leaked"), [(9, 4), (2, -3)], ids=["leaked", "no figure cancels another"])
-def test_grants_and_records_left_at_the_end_break_the_row(reserved: int, leaked: int) -> None:
-    row = checked(*produced(), end=[{**END[0], "reserved": reserved}, {**END[1], "records": 3}])
-    assert (row.leaked_grants, row.lag, row.verdict) == (leaked, 3, BROKEN)
-
-
-@pytest.mark.parametrize(
-    ("end", "missing"),
-    [(END[1:], "no line says grants"), (END[:1], "no line says lag"), ([*END, NOT_SETTLED], "not within 240 s")],
-    ids=["grants", "lag", "end"],
-)
-def test_a_missing_figure_does_not_count_as_zero(end: list[Entry], missing: str) -> None:
-    row = checked(*produced(), end=end)
-    assert (row.missing_evidence, row.verdict) == ([missing], BROKEN)
-    assert checked(*without(produced(), "record"), end=end, expected=LOST).verdict == BROKEN
-
-
-def test_each_request_must_have_been_acknowledged() -> None:
-    row = check([head(count=2), *produced(), FAULT, *END])
-    assert row.missing_evidence == ["1 of 2 requests were acknowledged"]
-    assert row.verdict == BROKEN
-
-
-def test_a_loss_is_expected_of_the_planted_defect_alone() -> None:
-    assert checked(*without(produced(), "record"), expected=LOST).as_expected
-    assert not checked(*produced(), expected=LOST).as_expected
-
-
-def test_what_is_not_committed_yet_is_not_lost_for_good() -> None:
-    row = checked(*without(produced(), "record"), end=[END[0], {**END[1], "records": 1}], expected=LOST)
-    assert (row.lost, row.verdict) == (1, BROKEN)
-
-
-def test_a_fault_that_did_not_happen_is_unproven() -> None:
-    row = checked(*produced(), fault={**FAULT, "proven": False}, expected=UNPROVEN)
-    assert (row.proven, row.verdict, row.as_expected) == (False, UNPROVEN, True)
-    assert not checked(*produced(), fault=None).proven, "a fault was meant, and none was noted"
-    assert not checked(*produced(), fault={**FAULT, "proven": False}).as_expected
-
-
-@pytest.mark.parametrize(
-    ("fault", "least", "verdict"),
-    [
-        ({}, 1, UNPROVEN),
-        ({}, 2, BROKEN),
-        ({"bystander_gone": False}, 1, BROKEN),
-        ({"target": "gateway"}, 1, BROKEN),
-        ({"proven": True}, 1, CLEAN),
-    ],
-)
-def test_the_wrong_target_must_have_been_struck(fault: Entry, least: int, verdict: str) -> None:
-    aside = {**FAULT, "proven": False, "bystander_gone": True, **fault}
-    row = check([head(control="wrong target", least=least, expected=UNPROVEN), *produced(), aside, *END])
-    assert row.verdict == verdict
-    assert row.as_expected == (verdict == UNPROVEN)
-
-
-@pytest.mark.parametrize(("least", "proven"), [(2, True), (3, False)])
-def test_a_fault_when_little_was_in_flight_proves_little(least: int, proven: bool) -> None:
-    assert check([head(least=least, count=2), *streamed(), *produced(), FAULT, *END]).proven == proven
-
-
-def test_without_a_fault_there_is_nothing_to_prove() -> None:
-    row = check([head(faults=False), *produced(), *END])
-    assert (row.proven, row.verdict, row.recovery_s) == (True, CLEAN, None)
-
-
-def test_a_row_without_requests_proves_nothing() -> None:
-    assert checked().verdict == BROKEN
-
-
-def test_a_restart_is_no_seam_and_yet_not_clean() -> None:
-    begun = swapped(streamed(), "piece", text="a lake")
-    again = [client("s", "restarted", 4), client("s", "piece", 5, text="the ", offset=0)]
-    row = checked(*begun[:4], *again, *begun[4:])
-    assert (row.seams, row.restarted, row.verdict) == (0, 1, BROKEN)
-
-
-def test_a_snapshot_goes_on_from_what_was_heard() -> None:
-    begun = swapped(streamed(), "piece", text="th")
-    assert checked(*begun[:4], client("s", "snapshot", 4, text="the "), *begun[4:]).verdict == CLEAN
-
-
-def test_a_kept_output_counts_as_the_text() -> None:
-    kept = client("a", "artifact", 25, text=text_or_digest(LARGE))
-    history = [*asked("a", "avro", text_or_digest(LARGE)), event("a", kind="terminal", status="completed")]
-    assert checked(*history, kept).wrong_tokens == 0
-    assert checked(*history).wrong_tokens == 1
-
-
-@pytest.mark.parametrize("fetched", [LARGE, LARGE[:-1], None])
-def test_a_client_compares_the_large_output_that_it_fetched(fetched: str | None) -> None:
-    history = [
-        *asked("p", "poll", text_or_digest(LARGE)),
-        event("p", kind="terminal", status="completed"),
-        client("p", "outcome", 21, status="completed", artifact="art"),
-        client("p", "outcome_again", 22, status="completed", artifact="art"),
-        client("p", "artifact", 25, text=text_or_digest(LARGE)),
-    ]
-    if fetched is not None:
-        history.append(client("p", "fetched", 21.5, artifact="art", text=text_or_digest(fetched)))
-    row = checked(*history)
-    assert row.wrong_tokens == row.visible_twice == int(fetched != LARGE)
-    assert row.verdict == (CLEAN if fetched == LARGE else BROKEN)
-
-
-def test_a_record_may_come_before_the_acknowledgement_is_noted() -> None:
-    expected, acknowledged, outcome = produced()
-    early = {**outcome, "at": 0.5}
-    assert checked(early, expected, acknowledged) == checked(expected, acknowledged, early)
-
-
-def test_what_a_zombie_writes_after_the_outcome_is_not_seen() -> None:
-    zombie = ended("s", "another", epoch=1, offset=9, at=40)
-    assert checked(*streamed(), zombie).verdict == CLEAN
+@pytest.mark.parametrize(("entries", "options", "verdict", "facts"), ROWS.values(), ids=ROWS)
+def test_the_row_of_a_history(entries: list[Entry], options: Entry, verdict: str, facts: Entry) -> None:
+    row = checked(*entries, **options)
+    assert (row.verdict, {name: getattr(row, name) for name in facts}) == (verdict, facts)
 
 
 @given(st.lists(st.sampled_from(["acknowledged", "record"]), min_size=0, max_size=12), st.integers(1, 6))

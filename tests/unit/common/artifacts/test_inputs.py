@@ -122,7 +122,6 @@ def test_a_request_that_comes_at_any_step_of_an_erasure_finds_its_input(tmp_path
 
 
 def test_a_deletion_that_failed_in_another_store_can_be_repeated(world: StoreWorld) -> None:
-    """The facts say where the bytes are. They were deleted first, and the bytes stayed."""
     kept = world.store.put("acme", DATA, store="cold", prefix="renders")
 
     def away(number: int, place: object) -> None:

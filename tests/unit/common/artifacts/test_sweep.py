@@ -10,7 +10,7 @@ import pytest
 
 from penstock.common.artifacts.by_time import path_of
 from penstock.common.artifacts.facts import Artifact
-from penstock.common.artifacts.sweep import GRACE_MS, MARKED_MS, Doomed, Key, Seen, in_question, listing_of, plan
+from penstock.common.artifacts.sweep import GRACE_MS, Doomed, Key, Seen, in_question, listing_of, plan
 
 NOW_MS = 100 * GRACE_MS
 OLD_MS, YOUNG_MS = NOW_MS - GRACE_MS, NOW_MS - GRACE_MS + 1
@@ -107,22 +107,6 @@ def test_marks_of_a_deleted_conversation_are_released_after_an_hour() -> None:
     swept = plan(listing, {}, NOW_MS, named={}, conversations={("acme", "lives"), ("globex", "old")})
     assert swept.released == [("acme", "old")]
     assert plan(listing, {}, NOW_MS, named={}, conversations=None).released == []
-
-
-def test_marks_of_requests_go_with_the_artifact_or_after_the_longest_time() -> None:
-    there, gone = str(uuid.uuid4()), str(uuid.uuid4())
-
-    def marks(artifact_id: str, request: str, modified_ms: int) -> list[Seen]:
-        paths = f"acme/.inputs/{request}/{artifact_id}", f"acme/{artifact_id}/input/{request}"
-        return [seen(path, modified_ms) for path in paths]
-
-    now_ms = 2 * MARKED_MS
-    forgotten, left = marks(there, "r1", now_ms - MARKED_MS), marks(gone, "r1", now_ms - GRACE_MS)
-    staying = [*marks(there, "r2", now_ms - MARKED_MS + 1), *marks(gone, "r2", now_ms - GRACE_MS + 1)]
-    own = [seen(f"acme/{there}/about.json"), seen(f"acme/{there}/data")]
-    listing = listing_of([*forgotten, *left, *staying, *own])
-    swept = plan(listing, {("acme", there): artifact(there)}, now_ms, named={})
-    assert (swept.stale, swept.doomed) == ([*forgotten, *left], [])
 
 
 def test_the_index_by_time_follows_the_facts() -> None:

@@ -64,7 +64,6 @@ def world(tmp_path: Path) -> World:
 
 
 def test_marks_of_a_conversation_that_is_created_again_stay(world: World) -> None:
-    """They were released with those of the former one, and its images expired while it lived."""
     image = world.store.put("acme", DATA)
     world.store.holds.hold("acme", image.artifact_id, "trip")
     world.age()
@@ -111,7 +110,6 @@ def test_bytes_that_are_written_again_are_not_partial(world: World, monkeypatch:
 
 @given(step=st.integers(0, 25))
 def test_an_expired_input_that_is_brought_again_at_any_step_of_a_sweep(tmp_path_factory: Any, step: int) -> None:
-    """It was accepted, and the sweep took the bytes that its request had just brought."""
     world = World(tmp_path_factory.mktemp("store"))
     swept = world.expired()
     brought = world.at_step(step, lambda: world.bring("second"), lambda: world.sweeper.apply(swept))

@@ -21,7 +21,6 @@ from support import wait_until
 def test_a_sweeper_that_is_stopped_ends_with_the_calls_that_it_has_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """A gateway that was told to stop read the facts of all artifacts first."""
     store = ArtifactStore(tmp_path)
     for _ in range(40):
         store.by_time.remove(store.put("acme", b"1"))
@@ -63,7 +62,6 @@ def swept(store: ArtifactStore, hours: float) -> None:
 
 
 def test_what_a_killed_writer_left_of_batches_and_marks_goes_after_an_hour(tmp_path: Path) -> None:
-    """Only what it left of artifacts went: parts of batches, which hold answers, stayed for ever."""
     store = ArtifactStore(tmp_path)
     of = store.put("acme", b"x").artifact_id
     store.holds.hold("acme", of, "trip")
@@ -86,8 +84,6 @@ def test_what_a_killed_writer_left_of_batches_and_marks_goes_after_an_hour(tmp_p
 
 
 async def test_a_file_that_is_written_again_has_one_entry_in_the_list_of_files(tmp_path: Path) -> None:
-    """Who takes over a batch writes its files again. Their former entries, and those of a write that was cut off,
-    stayed for ever."""
     one, now_s = str(uuid.uuid4()), time.time()
     store = ArtifactStore(tmp_path, clock=lambda: now_s)
 
