@@ -17,8 +17,6 @@ from penstock.schemas.errors import ExecutionTimeout, InvalidCursor, to_error_re
 from penstock.schemas.fold import Chunk, ResultFold
 from penstock.schemas.records import ResultEvent
 
-# Logs of a request, each with the text of its outcome: plain, taken over with other text, retried, taken over by a
-# worker that says the same, taken over before its first chunk, with a chunk that never came, without any chunk.
 REQUEST = request(stream=True, created_at=1_000)
 SINCE = {"since_epoch": 1, "since_attempt": 1}
 
@@ -36,14 +34,11 @@ def chunks(*texts: str, at: int = 0, **fields: Any) -> list[ResultEvent]:
     return [chunk(text, at + sum(map(len, texts[:number])), **fields) for number, text in enumerate(texts)]
 
 
-# Logs of a request, each with the text of its outcome: plain, taken over with other text, retried, taken over by a
-# worker that says the same, taken over before its first chunk, with a chunk that never came, without any chunk.
 ON2 = {"epoch": 2, **SINCE}
 LOGS: dict[str, list[ResultEvent]] = {
     "plain": [*chunks("ab", "cd", "ef"), end("abcdef")],
     "takeover": [*chunks("ab", "cd"), *chunks("xy", "z", epoch=2), end("xyz", 2)],
     "zombie": [chunk("ab", 0), chunk("xy", 0, epoch=2), chunk("cd", 2), end("abcd"), end("xy", 2)],
-    "retry": [chunk("ab", 0), chunk("uv", 0, attempt=2), end("uv", attempt=2)],
     "same-again": [chunk("ab", 0), *chunks("ab", "c", epoch=2), end("abc", 2)],
     "ends-elsewhere": [*chunks("ab", "cd"), end("abz", 2)],
     "ends-elsewhere-alike": [*chunks("ab", "cd"), end("abcde", 2)],
@@ -208,18 +203,6 @@ def test_a_failure_is_reported_with_its_error() -> None:
     again = after_restart(entry)
     assert again.to_json() == public
     assert [frame.to_json() for frame in again.opening(None)] == [body]
-
-
-@pytest.mark.parametrize(
-    ("place", "counts"),
-    [({"offset": 6}, True), ({"offset": 8}, False), ({"offset": 6, "partition": 1}, False), ({"topic": "s"}, False)],
-)
-def test_an_earlier_record_of_the_same_log_counts_and_else_the_first(place: dict[str, Any], counts: bool) -> None:
-    entry = new_entry()
-    content = entry.content
-    entry.on_request(replace(REQUEST, priority=1), replace(ORIGIN, **place))
-    assert (entry.priority, entry.origin == ORIGIN) == ((1, False) if counts else (5, True))
-    assert counts or entry.content == content
 
 
 def test_a_cursor_of_another_request_is_refused() -> None:

@@ -37,8 +37,9 @@ STATUS = status("queued", origin=ORIGIN)
 OUTCOME = outcome(origin=ORIGIN, created_at=2)
 
 
-def entry(request: InferenceRequest | None = REQUEST, *events: StatusEvent) -> Entry:
+def entry(request: InferenceRequest | None = REQUEST, *events: StatusEvent, cancelled_ms: int = 0) -> Entry:
     made = Entry("default", "r", 0)
+    made.cancelled_ms = cancelled_ms
     if request is not None:
         made.on_request(request, ORIGIN)
     for event in events:
@@ -57,18 +58,13 @@ def is_overdue(one: Entry, now: int) -> bool:
         (entry(replace(REQUEST, ttl_ms=None)), DEFAULT_LIMITS.default_ttl_ms),
         (entry(replace(REQUEST, ttl_ms=None), replace(STATUS, ttl_ms=2_000)), 2_000),
         (entry(None, STATUS), DEFAULT_LIMITS.max_ttl_ms),
+        (entry(replace(REQUEST, ttl_ms=None), cancelled_ms=11_000), 1_000),
     ],
-    ids=["its own", "the default", "chosen by a worker", "its record was never seen"],
+    ids=["its own", "the default", "chosen by a worker", "its record was never seen", "cancelled"],
 )
 def test_a_request_is_overdue_after_its_deadline_and_the_grace(one: Entry, deadline_ms: int) -> None:
     assert not is_overdue(one, 10_000 + deadline_ms + GRACE_MS - 1)
     assert list(overdue([one], OWNED, 10_000 + deadline_ms + GRACE_MS)) == [Overdue(one, ORIGIN, PLACE)]
-
-
-def test_a_cancelled_request_is_overdue_after_the_grace() -> None:
-    one = entry(replace(REQUEST, ttl_ms=None))
-    one.cancelled_ms = 11_000
-    assert [is_overdue(one, 11_000 + GRACE_MS + more) for more in (-1, 0)] == [False, True]
 
 
 def ended(one: Entry) -> None:
@@ -194,11 +190,6 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
     return Site(entry())
 
 
-async def test_the_end_of_what_is_lost_is_asked_for(site: Site) -> None:
-    assert await site.parts.look() == 1
-    assert [one.place for one in site.asked] == [PLACE]
-
-
 def ended_meanwhile(site: Site) -> None:
     ended(site.entries[0])
 
@@ -223,12 +214,16 @@ async def test_a_gateway_that_is_behind_asks_for_nothing(site: Site) -> None:
     assert await site.parts.look() == 0
 
 
-async def test_the_end_of_what_was_passed_over_is_asked_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending_lost.admin, "begin_offsets", lambda kafka, tps: dict.fromkeys(tps, 0))
+@pytest.mark.parametrize("is_gone", [True, False])
+async def test_the_end_of_what_is_lost_or_was_passed_over_is_asked_for(
+    site: Site, monkeypatch: pytest.MonkeyPatch, is_gone: bool
+) -> None:
+    if not is_gone:
+        monkeypatch.setattr(ending_lost.admin, "begin_offsets", lambda kafka, tps: dict.fromkeys(tps, 0))
     assert await site.parts.look() == 1
     assert [one.place for one in site.asked] == [PLACE]
     monkeypatch.setattr(ending_lost, "now_ms", lambda: LATE_MS - 1)
-    assert await site.parts.look() == 0
+    assert await site.parts.look() == int(is_gone)
 
 
 async def test_commands_of_one_look_are_bounded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

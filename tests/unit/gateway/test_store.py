@@ -186,17 +186,6 @@ def test_what_was_handed_over_is_written_at_the_end(path: Path) -> None:
     assert (len(found), offsets) == (20, {RESULTS: 19})
 
 
-def test_a_crash_between_rows_and_offsets_leaves_neither(path: Path) -> None:
-    with closing(Store(path, "cluster")) as store:
-        write(store, 1, new_entry("before"))
-        fail_at_offsets(path)
-        written = submit(store, 2, new_entry("after"), ended(new_entry("before")))
-        wait_for_failure(store)
-        assert content(path) == (["before"], {RESULTS: 1})
-    assert not written.is_set()
-    assert content(path) == (["before"], {RESULTS: 1})
-
-
 def test_rows_and_offsets_agree_whenever_the_file_is_opened(path: Path, store: Store) -> None:
     """As a process that was killed leaves them: each batch n writes the row n and the offset n."""
     last = [submit(store, at, new_entry(f"{at:04}")) for at in range(200)][-1]
@@ -209,45 +198,38 @@ def test_rows_and_offsets_agree_whenever_the_file_is_opened(path: Path, store: S
     assert (len(found), offsets) == (200, {RESULTS: 199})
 
 
-def test_it_ends_though_it_cannot_write_and_offsets_do_not_pass_the_rows(path: Path) -> None:
+@pytest.mark.parametrize("fail", [fail_at_offsets, lambda path: fail_at_row(path, "after")], ids=["offsets", "row"])
+def test_a_batch_that_cannot_be_written_leaves_nothing_and_the_store_ends(
+    path: Path, fail: Callable[[Path], object]
+) -> None:
     with closing(Store(path, "cluster")) as store:
-        fail_at_row(path, "lost")
-        batches = [submit(store, 5, new_entry("lost"))]
+        write(store, 1, new_entry("before"))
+        fail(path)
+        batches = [submit(store, 2, ended(new_entry("before")), new_entry("after"))]
         wait_for_failure(store)
+        assert content(path) == (["before"], {RESULTS: 1})
         batches.append(submit(store, 9, new_entry("behind")))
     assert "view-writer" not in [thread.name for thread in threading.enumerate()]
     assert not any(written.is_set() for written in batches)
-    assert content(path) == ([], {})
+    assert content(path) == (["before"], {RESULTS: 1})
 
 
 # -- failures
 
 
-def test_a_failure_is_reported_until_the_write_succeeds(path: Path, store: Store) -> None:
+def test_batches_wait_in_order_behind_one_that_fails_and_the_failure_is_reported(path: Path, store: Store) -> None:
     assert store.failure is None
-    fail_at_offsets(path)
-    written = submit(store, 1, new_entry())
-    assert "disk full" in str(wait_for_failure(store))
-    assert not written.is_set()
-    execute(path, "DROP TRIGGER full")
-    assert written.wait(60)
-    wait_until(lambda: store.failure is None, describe="the failure is over")
-    assert live(store) == ["r"]
-    assert store.offsets() == {RESULTS: 1}
-
-
-def test_batches_wait_in_order_behind_one_that_fails(path: Path, store: Store) -> None:
     fail_at_row(path, "r0")
-    submit(store, 0, new_entry("r0"))
-    wait_for_failure(store)
+    batches = [submit(store, 0, new_entry("r0"))]
+    assert "disk full" in str(wait_for_failure(store))
     assert not store.is_behind
-    batches = [submit(store, at, new_entry(f"r{at}")) for at in range(1, MAX_WAITING + 1)]
+    batches += [submit(store, at, new_entry(f"r{at}")) for at in range(1, MAX_WAITING + 1)]
     assert store.is_behind
-    assert store.offsets() == {}, "a later batch passed the one that fails"
+    assert (store.offsets(), batches[0].is_set()) == ({}, False), "a later batch passed the one that fails"
     execute(path, "DROP TRIGGER full")
     assert all(written.wait(60) for written in batches)
-    assert not store.is_behind
-    assert store.offsets() == {RESULTS: MAX_WAITING}
+    wait_until(lambda: store.failure is None, describe="the failure is over")
+    assert (store.is_behind, store.offsets()) == (False, {RESULTS: MAX_WAITING})
     assert len(live(store)) == MAX_WAITING + 1
 
 

@@ -151,14 +151,6 @@ def test_the_view_gets_the_first_piece_of_a_stream_that_nobody_follows(live: Gat
     assert live.entry().status_name == "completed"
 
 
-def test_an_older_workers_outcome_is_ignored_where_pieces_are_passed_over(live: Gateway) -> None:
-    live.stream(chunk("a", 0), chunk("x", 0, epoch=2), chunk("y", 1, epoch=2))
-    live.stream(chunk("b", 1), outcome(text="ab"))
-    assert not live.entry().done
-    live.stream(outcome(text="xyz", epoch=2))
-    assert live.entry().done
-
-
 def test_the_end_of_a_status_is_passed_over(gateway: Gateway) -> None:
     """The outcome says it. Bytes that do not decode are left to the view."""
     values = [gateway.codec.encode(status(name)) for name in ("running", "completed")] + [b"junk"]
@@ -199,19 +191,15 @@ FILL, LATE = "what is wanted is read again", "another client comes"
     [
         (AB, [((C,), []), (LATE, []), (FILL, ["status", "abc"]), ((D, outcome(text="abcde")), ["d", "e", "result"])]),
         (AB, [((C, outcome(text="abc")), ["abc", "result"]), (FILL, [])]),
-        ((), [((chunk("a", 0), C), ["status", "a"]),
-              ((chunk("x", 0, attempt=2), chunk("y", 1, attempt=2)), []), (FILL, ["restarted", "xy"])]),
         ((*AB, REFERRING), [(FILL, ["ab", "result"])]),
         # A piece without its beginning is useless: it comes with the outcome.
         (CALLS[:2], [(FILL, ["status"]), (CALLS[2:], [])]),
-        ((chunk("q", 0, tenant="other"),), [(FILL, ["status"]), (AB, ["a", "b"]),
-         ((outcome(text="q", tenant="other"), C, D), ["c", "d"])]),
         # Of two records with one id readers follow the one that was read first.
         ((chunk(kind="preview"), chunk("X", 0, origin=replace(ORIGIN, topic=HIGH[0])), chunk("a", 0)),
          [(FILL, ["status", "a"])]),
     ],
-    ids=["in the middle", "it ends meanwhile", "a newer attempt", "an outcome that refers to its text", "calls",
-         "another tenant's with the same id", "another record's"],
+    ids=["in the middle", "it ends meanwhile", "an outcome that refers to its text", "calls",
+         "another record's"],
 )  # fmt: skip
 def test_a_client_that_comes_later_gets_all(live: Gateway, before: Any, steps: Any) -> None:
     """Whenever it comes; pieces that it missed are read again."""
@@ -244,22 +232,6 @@ def test_a_cursor_behind_pieces_that_were_read_again_says_where_they_were(runnin
     cursor = client.take_nowait()[-1].cursor
     assert cursor is not None
     assert decode_cursor(cursor).offset == 1
-
-
-def test_a_cursor_of_another_gateway_is_continued(live: Gateway, tmp_path: Path) -> None:
-    other = Gateway(tmp_path / "other.sqlite")
-    other.request()
-    first = live.subscribe()
-    for one in (live, other):
-        one.stream(*AB)
-    cursor = first.take_nowait()[-1].cursor
-    for one in (live, other):
-        one.stream(C)
-    assert cursor is not None
-    client = other.subscriptions.subscribe(*KEY, decode_cursor(cursor))
-    other.fill()
-    assert heard(client) == ["status", "c"]
-    other.close()
 
 
 async def test_followers_of_a_conversation_get_a_stream_that_had_begun(gateway: Gateway) -> None:

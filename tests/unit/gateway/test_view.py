@@ -741,15 +741,6 @@ def test_only_erase_erases_and_only_for_its_tenant(gateway: Gateway) -> None:
     assert (gateway.found().terminal, gateway.found().erased) == (TERMINAL, False)
 
 
-def test_after_a_restart_an_older_workers_status_does_not_count(gateway: Gateway) -> None:
-    for event in (RUNNING, status(epoch=2)):
-        gateway.read(STATUSES, event)
-        gateway.flush()
-    gateway.restart()
-    gateway.read(STATUSES, status("retrying"))
-    assert gateway.found().status_name == "running"
-
-
 # -- progress and previews
 
 IMAGE = {
