@@ -30,7 +30,6 @@ from penstock.gateway.conversations.shared import SharedTopic
 from penstock.gateway.limits.retention import Retention
 from penstock.gateway.service.deleting import Deleting
 from penstock.gateway.service.forking import Forking
-from penstock.schemas.errors import NotFound
 from penstock.schemas.records import ConversationFacts, ConversationMessage, conversation_message_key
 
 KEPT_MS, NOW_MS = 3_600_000, 10_000_000
@@ -253,26 +252,3 @@ def test_a_gateway_that_is_killed_leaves_it_whole_or_another_one_finishes(new: t
             assert run(kafka.gateway().expire("acme", "c"))
         run(kafka.gateway().finish("acme", "c"))
         assert is_gone(kafka)
-
-
-@LAYOUTS
-def test_forks_keep_reading_an_expired_parent_which_goes_with_the_last(new: type[Cluster]) -> None:
-    kafka = old_conversation(new)
-    forking, pages = kafka.cluster.gateway()
-    run(forking.fork("acme", "c", new.first + 1, "f"))
-    run(forking.fork("acme", "c", new.first + 1, "g"))
-    before = pages.newest_ms("acme", "c")
-    for number in range(20):
-        kafka.cluster.put(NAMES.conversation("acme", "g"), b"x%d" % number, None)
-    run(kafka.gateway().delete("acme", "g"))
-    assert not kafka.cluster.exists(NAMES.conversation("acme", "g"))
-    assert kafka.cluster.read_topic(TOPIC)[1].records[-1].message is None
-    assert pages.newest_ms("acme", "c") == before, "the tombstone of the record `forked` is no activity"
-    assert run(kafka.gateway().expire("acme", "c"))
-    with pytest.raises(NotFound):
-        said(pages, "c")
-    assert said(pages, "f") == ["r1 in", "r1 out"]
-    run(kafka.gateway().finish("acme", "c"))
-    assert said(pages, "f") == ["r1 in", "r1 out"], "a sweep that finishes what was cut off leaves it to the fork"
-    assert run(kafka.gateway().expire("acme", "f"))
-    assert kafka.cluster.is_empty

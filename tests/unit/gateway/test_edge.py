@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI, Request
 
 from gateway_parts import edge_of, routes_with
-from kit.gateway_http import client, exchange, gateway_context, no_body, scope_of
+from kit.gateway_http import client, exchange, gateway_context, scope_of
 from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.bodies import BodyLimits
 from penstock.gateway.edge.connections import Connections
@@ -20,7 +20,7 @@ from penstock.gateway.edge.disconnects import unless_gone
 from penstock.gateway.edge.edge import install_edge
 from penstock.gateway.edge.rules import Rules
 from penstock.gateway.limits.allowances import Allowances, Totals
-from penstock.gateway.limits.callers import ANYBODY, Caller, caller_of
+from penstock.gateway.limits.callers import ANYBODY, caller_of
 from penstock.gateway.limits.limits import Limits
 from penstock.schemas.errors import BrokerUnavailable
 from support import wait_until_async
@@ -344,12 +344,3 @@ async def test_a_client_that_leaves_while_it_sends_is_no_incident(caplog: pytest
 
     await exchange(Site().app, scope_of("POST", REQUESTS, LENGTH_10), leaves)
     assert "edge.unexpected" not in caplog.text
-
-
-async def test_a_chat_whose_key_is_revoked_is_401(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AuthPolicy, "authenticate", lambda *_: Caller(tenant="t", key_id="k"))
-    site = Site()
-    task = await site.chatting(exchange(site.app, scope_of("POST", CHAT, [(b"content-length", b"0")]), no_body))
-    site.is_good = False
-    assert site.connections.look() == 1
-    assert (await task)[0]["status"] == 401

@@ -579,28 +579,6 @@ def test_forks_of_forks_are_limited_where_each_adds_a_topic(new: type[Cluster]) 
     assert len(said(pages, name)) == 4 + 2 * forks.MOST_ANCESTORS
 
 
-@LAYOUTS
-def test_an_id_that_is_deleted_and_still_needed_begins_anew_and_is_cleaned_up_later(new: type[Cluster]) -> None:
-    cluster, forking, pages = begun(new)
-    run(forking.fork("acme", "c", cluster.first + 1, "f"))
-    run(forking.delete("acme", "c"))
-    assert pages.deleted("acme", ["c", "f"]) == {"c"}
-    with pytest.raises(Conflict):
-        run(forking.fork("acme", "f", 1, "c"))
-    with pytest.raises(NotFound):
-        pages.about("acme", "c")
-    run(forking.create("acme", "c"))
-    assert pages.about("acme", "c").forked_from is None, "it is there at once, whatever was read before"
-    assert (pages.turns("acme", "c", 5), pages.deleted("acme", ["c"])) == ([], set())
-    say(cluster, "c", "r3")
-    assert said(pages, "c") == ["r3 in", "r3 out"]
-    assert pages.about("acme", "c").forked_from is None
-    run(forking.delete("acme", "f"))
-    assert not [key for key in cluster.live_keys(NAMES.conversation("acme", "c")) if key.startswith((b"r1", b"r2"))]
-    assert said(cluster.gateway()[1], "c") == ["r3 in", "r3 out"]
-    assert cluster.released == ["f"]
-
-
 # -- images
 
 

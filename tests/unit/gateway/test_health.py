@@ -26,7 +26,6 @@ from penstock.gateway.view.follower import Readiness
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.view import View
 from penstock.schemas.errors import BrokerUnavailable, Overloaded
-from penstock.schemas.times import rfc3339
 
 CAUSE = "OSError: no file named model.safetensors"
 NOT_LOADED = "chat could not be loaded (2 loads in a row failed)"
@@ -109,16 +108,6 @@ async def test_a_dependency_that_fails_is_reported_and_calls_are_still_served(vi
     untried = (await readiness(site(view, dependencies=Dependencies({"artifacts": Mock()}, every_s=60)))).json()
     assert untried["status"] == "ready"
     assert untried["dependencies"][:1] == [{"name": "artifacts", "ok": None, "checked_at": None, "reason": None}]
-
-
-async def test_requests_that_wait_because_no_worker_serves_them_are_counted(view: View) -> None:
-    app, at_ms = site(view, "failed"), now_ms()
-    assert (await readiness(app)).json()["waiting_without_worker"] == []
-    for number in range(3):
-        waiting(view, f"r{number}", at_ms + number)
-    (found,) = (await readiness(app)).json()["waiting_without_worker"]
-    expected = {"task": "x", "model": "chat", "pool": None, "requests": 3, "since": rfc3339(at_ms)}
-    assert found == {**expected, "reason": NOT_LOADED}
 
 
 async def test_a_pool_without_workers_counts_once_a_request_waits_there(view: View) -> None:

@@ -44,23 +44,6 @@ def test_due_conversations_stay_due_in_the_order_of_their_times(
     assert [one.expires_ms for one in then] == sorted(one.expires_ms for one in then)
 
 
-@given(RETENTIONS, ACTIVE, st.data())
-def test_activity_starts_the_retention_again(
-    retention: Retention, active: dict[tuple[str, str], int], data: Any
-) -> None:
-    due = expiring(active, retention, 80 * DAY_MS)
-    if not due:
-        return
-    one = data.draw(st.sampled_from(due))
-    key = (one.tenant, one.conversation_id)
-    touched = {**active, key: one.expires_ms}
-    kept_ms = retention.kept_ms(one.tenant)
-    assert kept_ms is not None
-    assert key not in {
-        (other.tenant, other.conversation_id) for other in expiring(touched, retention, one.expires_ms + kept_ms - 1)
-    }
-
-
 @pytest.mark.parametrize(
     ("record_ms", "facts_ms", "active_ms"), [(None, None, None), (5, None, 5), (None, 6, 6), (5, 6, 6), (7, 6, 7)]
 )

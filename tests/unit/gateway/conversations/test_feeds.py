@@ -201,21 +201,6 @@ async def test_a_deletion_ends_it(world: World, made_anew: bool) -> None:
             await anext(events)
 
 
-async def test_a_gateway_that_stops_lets_its_followers_go(world: World) -> None:
-    world.append(0)
-    async with world.follower() as events:
-        await told(events, 1)
-        ending = asyncio.ensure_future(anext(events))
-        await wait_until_async(lambda: world.hub.connected == 1)
-        world.hub.drain()
-        with pytest.raises(StopAsyncIteration):
-            await ending
-    async with world.follower() as events:
-        await told(events, 1)
-        with pytest.raises(StopAsyncIteration):
-            await anext(events)
-
-
 async def test_a_broker_that_is_away_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds_module, "AGAIN_S", 0.01)
     away = [3]

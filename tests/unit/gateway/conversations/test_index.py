@@ -333,23 +333,6 @@ def test_a_reading_that_fails_goes_on_from_where_it_came_to() -> None:
     assert log.records_read == 2 * READ_AT_ONCE + 1
 
 
-def test_a_deleted_conversation_and_one_of_its_name_have_nothing_in_common() -> None:
-    log = FakeLog()
-    long_conversation(log, 3)
-    conversations = reader(log)
-    assert len(conversations.turns("acme", "c", 20)) == 6
-    log.make_anew()
-    assert conversations.turns("acme", "c", 20) == []
-    assert conversations.about("acme", "c").created_ms is None
-    del log.ids[TOPIC]
-    for call in (conversations.turns, conversations.records):
-        with pytest.raises(NotFound):
-            call("acme", "c", 20)
-    with pytest.raises(NotFound):
-        conversations.about("acme", "c")
-    assert len(conversations.indexes) == 0
-
-
 def test_a_log_that_lost_its_end_is_read_anew() -> None:
     """As after an unclean election: offsets that were read are given to other records."""
     log = FakeLog()

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from kit.gateway_records import conversation_message
 from penstock.gateway.summarizer.desk import Commit, Desk, Key, ReadWhole, Submit
-from penstock.schemas.records import ConversationFacts, ConversationMessage, SummarizePolicy
+from penstock.schemas.records import ConversationMessage, SummarizePolicy
 
 KEY = Key("t", "c")
 EVERY_TWO = SummarizePolicy(every_turns=2)
@@ -74,14 +74,6 @@ def test_an_empty_topic_that_was_made_again_is_read_once() -> None:
     erase(desk, 48)
     assert isinstance(desk.read_whole(KEY, [], 0), ReadWhole), "more may have come while it was read"
     assert not isinstance(desk.read_whole(KEY, [], 0), ReadWhole)
-
-
-def test_the_policy_of_a_former_topic_does_not_keep_a_later_one_from_being_followed() -> None:
-    desk = Desk(lambda _: EVERY_TWO, most=1)
-    off = SummarizePolicy(every_turns=0)
-    desk.set_facts(KEY, ConversationFacts(tenant="t", conversation_id="c", updated_at=0, topic_id="old", summarize=off))
-    assert desk.policy(KEY, "new") == EVERY_TWO
-    assert desk.wants(KEY), "the topic that exists now may be another one"
 
 
 def test_a_failed_span_is_not_asked_for_again_by_the_next_process() -> None:
