@@ -13,7 +13,7 @@ from starlette.types import Message
 
 from penstock.gateway.edge.errors import FinalFailure
 from penstock.gateway.openai.chat_answers import ChunkWriter, Json, text_usage
-from penstock.gateway.openai.exchange import AnswerStream, ClientGone, stream_events, unless_gone
+from penstock.gateway.openai.exchange import AnswerStream, stream_events
 from penstock.gateway.service.subscriptions import Subscription
 from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame, StatusFrame
 from penstock.gateway.view.hub import Hub
@@ -235,14 +235,6 @@ def receiving(gone: asyncio.Event) -> Callable[[], Any]:
         return {"type": "http.disconnect"}
 
     return receive
-
-
-async def test_work_is_stopped_when_the_client_leaves() -> None:
-    gone = asyncio.Event()
-    assert await unless_gone(receiving(gone), asyncio.sleep(0, "done")) == "done"
-    gone.set()
-    with pytest.raises(ClientGone):
-        await unless_gone(receiving(gone), asyncio.sleep(60))
 
 
 async def test_a_server_that_stops_cancels_no_request() -> None:

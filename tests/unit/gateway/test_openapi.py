@@ -87,11 +87,6 @@ def test_errors_are_ours(document: dict[str, Any]) -> None:
     assert {"message", "type", "code", "param", "request_id", "retryable", "details"} == set(error["required"])
 
 
-def test_operation_ids_are_unique(document: dict[str, Any]) -> None:
-    ids = [operation["operationId"] for operation in operations(document).values()]
-    assert len(set(ids)) == len(ids)
-
-
 @pytest.mark.parametrize("kind", [TextRequest, EmbeddingRequest])
 def test_bodies_have_a_description_for_all_that_is_not_plain(kind: Any) -> None:
     assert json_schema(kind)["additionalProperties"] is False

@@ -93,15 +93,12 @@ def test_no_path_reaches_a_route_by_other_rules_than_its_own() -> None:
         assert (rules.access, rules.scope) == (own.access, own.scope), (method, path)
 
 
-@pytest.mark.parametrize("path", ["/v1/models%0A", "/v1/models/x%0A", "/v1/chat/completions%0A", "/v1/requests%0A"])
-@pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_a_path_that_ends_with_a_line_feed_has_no_route(method: str, path: str, tmp_path: Path) -> None:
+async def test_an_unknown_path_and_another_method_have_no_route(tmp_path: Path) -> None:
     create_key(tmp_path / "keys.json", tenant="acme")
     app = create_app(GatewaySettings(auth=AuthSection(keys_file=tmp_path / "keys.json")))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
-        answer = await http.request(method, path, json={})
-        assert answer.status_code in (401, 404), answer.text
-        assert answer.json()["error"]["message"].startswith(("send a key", "there is no route"))
+        answer = await http.get("/v1/models%0A")
+        assert (answer.status_code, answer.json()["error"]["message"][:17]) == (404, "there is no route"), answer.text
         wrong = await http.request("PATCH", "/v1/requests")
         assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET, POST")
         assert "PATCH is not allowed here; GET, POST is" in wrong.json()["error"]["message"]

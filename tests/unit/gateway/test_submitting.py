@@ -466,17 +466,6 @@ async def test_the_first_claim_of_a_key_decides_which_body_is_sent() -> None:
     assert (accepted.replayed, gateway.written) == (False, [accepted.request_id])
 
 
-async def test_of_two_bodies_at_one_gateway_each_hears_what_is_true_of_it() -> None:
-    """The one that asks first is refused; the other waits for it, and is the body of the first claim."""
-    gateway = TwoBodies(asked("first"))
-    answers = await asyncio.gather(
-        *(gateway.submit(asked(text), idempotency_key="k") for text in ("second", "first", "second")),
-        return_exceptions=True,
-    )
-    assert [type(one) for one in answers] == [IdempotencyKeyReused, Accepted, IdempotencyKeyReused]
-    assert len(gateway.written) == 1
-
-
 async def test_a_claim_that_was_not_read_sends_nothing() -> None:
     """If the other gateway's record was read together with the claims, it is answered as a repeat."""
     gateway = TwoBodies(asked(), reads=False)

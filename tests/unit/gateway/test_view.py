@@ -569,26 +569,6 @@ def test_a_writer_that_is_behind_loses_nothing(gateway: Gateway) -> None:
 # -- waiting requests that leave memory
 
 
-async def test_a_waiting_request_leaves_memory_and_returns_with_its_news(gateway: Gateway) -> None:
-    gateway.restart(held_live=0)
-    gateway.read(REQUESTS, REQUEST, *(replace(REQUEST, request_id=name) for name in ("followed", "runs", "new")))
-    followed = gateway.listen(("outcome", "default", "followed"))
-    gateway.read(STATUSES, status(request_id="runs"))
-    gateway.put_aside()
-    known = gateway.view.known
-    assert {entry.request_id for entry in known.held_live()} == {"followed", "runs"}
-    assert (gateway.view.live_count, gateway.view.census.live("medium")) == (4, 4)
-    assert known.peek(KEY) is not None
-    assert known.in_memory(KEY) is None
-    assert len(await gateway.turns.ids("default", "c")) == 4, "the turns of a conversation are complete"
-    gateway.view.put_aside(9)
-    gateway.read(STATUSES, RUNNING)
-    gateway.read(RESULTS, CHUNK, TERMINAL, outcome("followed"))
-    assert gateway.found().status_name == "completed"
-    assert (gateway.view.live_count, gateway.view.census.live("medium")) == (2, 2)
-    assert types(followed) == ["result"]
-
-
 @pytest.fixture
 def silent(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> Gateway:
     """One request waits since 10,000 ms and is written; records that are read now come at 30,000 ms."""
