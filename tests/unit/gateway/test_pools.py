@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from kit.view_gateway import ViewGateway
 from kit.view_records import ORIGIN, model_info, request
 from penstock.common.model_pools import pool_of
 from penstock.gateway.service.facts import Facts
+from penstock.gateway.view.hub import Hub
+from penstock.gateway.view.view import View
 from penstock.schemas.errors import InvalidRequest
 
 MODELS = [
@@ -33,14 +32,12 @@ def test_a_models_pool(name: str, pool: str | None) -> None:
 
 
 @pytest.fixture
-def facts(tmp_path: Path) -> Iterator[Facts]:
+def facts(view: View) -> Facts:
     """The conversation c1 is in the pool b, c2 in the common pool."""
-    gateway = ViewGateway(tmp_path / "view.sqlite")
-    gateway.view.fleet.models = {(model.model, model.pool or ""): model for model in MODELS}
-    gateway.view.accepted(request("r1", conversation_id="c1", pool="b"), ORIGIN)
-    gateway.view.accepted(request("r2", conversation_id="c2"), replace(ORIGIN, offset=1))
-    yield Facts(gateway.view, cast("Any", None), gateway.hub)
-    gateway.close()
+    view.fleet.models = {(model.model, model.pool or ""): model for model in MODELS}
+    view.accepted(request("r1", conversation_id="c1", pool="b"), ORIGIN)
+    view.accepted(request("r2", conversation_id="c2"), replace(ORIGIN, offset=1))
+    return Facts(view, cast("Any", None), Hub())
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -23,12 +21,10 @@ C = ("default", "c")
 
 
 @pytest.fixture
-def gateway(tmp_path: Path) -> Iterator[ViewGateway]:
+def gateway(view_gateway: ViewGateway) -> ViewGateway:
     """With one request."""
-    made = ViewGateway(tmp_path / "view.sqlite")
-    made.view.accepted(request())
-    yield made
-    made.close()
+    view_gateway.view.accepted(request())
+    return view_gateway
 
 
 async def test_a_subscriber_that_comes_while_the_gateway_stops_is_refused() -> None:

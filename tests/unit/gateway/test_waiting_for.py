@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -68,25 +67,17 @@ def test_the_file_keeps_it(later_fields: int) -> None:
     assert again.status == waits.status
 
 
-def test_without_a_worker_lists_and_first_frames_say_so(tmp_path: Path) -> None:
-    gateway, follower = ViewGateway(tmp_path / "view.sqlite"), Any
-    facts = Facts(gateway.view, follower, gateway.hub)  # type: ignore[arg-type]
-    subscriptions = Subscriptions(
-        gateway.view,
-        follower,
-        gateway.hub,
-        TopicNames(),
-        gateway.turns,
-        facts.waits_unseen,  # type: ignore[arg-type]
-    )
+def test_without_a_worker_lists_and_first_frames_say_so(view_gateway: ViewGateway) -> None:
+    gateway, follower = view_gateway, cast("Any", None)
+    facts = Facts(gateway.view, follower, gateway.hub)
+    parts = (gateway.view, follower, gateway.hub, TopicNames(), gateway.turns, facts.waits_unseen)
     waits = gateway.view.accepted(request())
 
     def shown() -> list[Any]:
-        frame = subscriptions.subscribe("default", "r").take_nowait()[0]
+        frame = Subscriptions(*parts).subscribe("default", "r").take_nowait()[0]
         return [facts.requests([waits])[0]["waiting_for"], frame.to_json()["waiting_for"]]
 
     assert shown() == [{**dict.fromkeys(PUBLIC), "reason": "no_worker"}] * 2
     gateway.view.fleet.workers["w"] = worker("w", ModelState(model="a", state="ready"), updated_at=now_ms())
     gateway.view.fleet.models["a", "w"] = model_info("a")
     assert shown() == [None, None]
-    gateway.close()
