@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import inspect
 import json
-import struct
 from typing import Any
 
 import pytest
@@ -110,13 +108,6 @@ def test_a_tier_is_a_priority_up_to_the_keys(
     with pytest.raises(error) as caught:
         chat(**fields)
     assert param in (None, caught.value.param)
-
-
-@given(st.lists(st.floats(width=32, allow_nan=False), max_size=8))
-def test_base64_embeddings_are_little_endian_floats(vector: list[float]) -> None:
-    answer = answers.embedding_list("m", {"embeddings": [vector]}, "base64")
-    raw = base64.b64decode(answer["data"][0]["embedding"])
-    assert list(struct.unpack(f"<{len(vector)}f", raw)) == vector
 
 
 @pytest.mark.parametrize(

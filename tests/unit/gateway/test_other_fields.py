@@ -107,60 +107,43 @@ def test_fields_that_never_change_the_output_are_ignored_in_both_modes_and_named
     assert (request.payload["messages"], ignored) == (PLAIN, ["messages[].whim"])
 
 
-TOOL = {"name": "f", "parameters": {"type": "object", "whim": 1}}
 FORM = {"name": "n", "schema": {"type": "object", "whim": 1}}
 IMAGE_URL = "https://example.com/a.png"
+TOOL = {"name": "f", "parameters": {"type": "object", "whim": 1}}
+CHAT_TOOL = {"tools": [{"type": "function", "function": TOOL}]}
+CHAT_FORM = {"response_format": {"type": "json_schema", "json_schema": FORM}}
+RESPONSE_TOOL = {"tools": [{"type": "function", **TOOL}]}
+STREAM = {"stream": True, "stream_options": {}}
+
+
+def said(**part: Any) -> list[dict[str, Any]]:
+    """By the user, in one part."""
+    return [{"role": "user", "content": [part]}]
 
 
 @pytest.mark.parametrize(
     ("kind", "fields", "at"),
     [
-        ("chat", {"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}, "messages[1]"),
+        ("chat", {"messages": PLAIN}, "messages[1]"),
+        ("chat", {"messages": said(type="text", text="a")}, "messages[0].content[0]"),
         (
             "chat",
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
-            "messages[0].content[0]",
-        ),
-        (
-            "chat",
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": IMAGE_URL}}]}]},
+            {"messages": said(type="image_url", image_url={"url": IMAGE_URL})},
             "messages[0].content[0].image_url",
         ),
-        ("chat", {"tools": [{"type": "function", "function": TOOL}]}, "tools[0]"),
-        ("chat", {"tools": [{"type": "function", "function": TOOL}]}, "tools[0].function"),
-        (
-            "chat",
-            {
-                "tools": [{"type": "function", "function": TOOL}],
-                "tool_choice": {"type": "function", "function": {"name": "f"}},
-            },
-            "tool_choice",
-        ),
-        ("chat", {"response_format": {"type": "json_schema", "json_schema": FORM}}, "response_format"),
-        ("chat", {"response_format": {"type": "json_schema", "json_schema": FORM}}, "response_format.json_schema"),
-        ("chat", {"stream": True, "stream_options": {}}, "stream_options"),
-        ("completion", {"stream": True, "stream_options": {}}, "stream_options"),
-        ("response", {"stream": True, "stream_options": {}}, "stream_options"),
-        ("response", {"input": [{"role": "user", "content": "a"}]}, "input[0]"),
-        (
-            "response",
-            {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}]},
-            "input[0].content[0]",
-        ),
-        (
-            "response",
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": IMAGE_URL}]}]},
-            "input[0].content[0]",
-        ),
-        ("response", {"tools": [{"type": "function", **TOOL}]}, "tools[0]"),
-        (
-            "response",
-            {"tools": [{"type": "function", **TOOL}], "tool_choice": {"type": "function", "name": "f"}},
-            "tool_choice",
-        ),
+        ("chat", CHAT_TOOL, "tools[0]"),
+        ("chat", CHAT_TOOL, "tools[0].function"),
+        ("chat", {**CHAT_TOOL, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ("chat", CHAT_FORM, "response_format"),
+        ("chat", CHAT_FORM, "response_format.json_schema"),
+        *((kind, STREAM, "stream_options") for kind in TEXT),
+        ("response", {"input": PLAIN[:1]}, "input[0]"),
+        ("response", {"input": said(type="input_text", text="a")}, "input[0].content[0]"),
+        ("response", {"input": said(type="input_image", image_url=IMAGE_URL)}, "input[0].content[0]"),
+        ("response", RESPONSE_TOOL, "tools[0]"),
+        ("response", {**RESPONSE_TOOL, "tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
         ("response", {"text": {"format": {"type": "json_schema", **FORM}}}, "text.format"),
-        ("response", {"text": {}}, "text"),
-        ("response", {"reasoning": {}}, "reasoning"),
+        *(("response", {name: {}}, name) for name in ("text", "reasoning")),
         ("response", {"conversation": {"id": "c"}}, "conversation"),
     ],
 )
@@ -200,12 +183,9 @@ def test_what_was_said_before_is_not_judged() -> None:
         {"role": "assistant", "content": [part], "tool_calls": [call]},
         {"role": "tool", "content": [part], "tool_call_id": "1"},
     ]
-    said = [PLAIN[0], {"role": "assistant", "content": "b"}, {"role": "tool", "content": "b"}]
     request, ignored = asked("chat", {"messages": messages})
-    assert ([(one["role"], one["content"]) for one in request.payload["messages"]], ignored) == (
-        [(one["role"], one["content"]) for one in said],
-        [],
-    )
+    kept = [(one["role"], one["content"]) for one in request.payload["messages"]]
+    assert (kept, ignored) == ([("user", "a"), ("assistant", "b"), ("tool", "b")], [])
     items = [
         {"role": "user", "content": [{"type": "input_text", "text": "a", "prompt_cache_breakpoint": {}}], "id": "m"},
         {"type": "reasoning", "summary": [], "whim": 1},
@@ -214,10 +194,8 @@ def test_what_was_said_before_is_not_judged() -> None:
         {"type": "function_call_output", "call_id": "1", "output": "b", "whim": 1},
     ]
     request, ignored = asked("response", {"input": items})
-    assert ([one["role"] for one in request.payload["messages"]], ignored) == (
-        ["user", "assistant", "assistant", "tool"],
-        [],
-    )
+    roles = [one["role"] for one in request.payload["messages"]]
+    assert (roles, ignored) == (["user", "assistant", "assistant", "tool"], [])
 
 
 @pytest.mark.parametrize(
@@ -225,7 +203,7 @@ def test_what_was_said_before_is_not_judged() -> None:
     [
         {
             "tools": [
-                {"type": "function", **TOOL, "async": False, "defer_loading": False, "allowed_callers": ["direct"]}
+                RESPONSE_TOOL["tools"][0] | {"async": False, "allowed_callers": ["direct"], "defer_loading": False}
             ]
         },
         {"reasoning": {"context": "auto", "mode": "standard"}},

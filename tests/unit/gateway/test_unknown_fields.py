@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from gateway_parts import routes_with
 from kit.gateway_http import client, gateway_app
-from penstock.gateway.batches.checking import LineError, parse_line
 from penstock.gateway.document.described_routes import ROUTES
 from penstock.gateway.edge.rules import RouteKey, Rules, Takes
 from penstock.gateway.openai.chat_bodies import OpenAIBody, StreamOptions
@@ -80,10 +79,3 @@ def test_every_route_that_is_documented_with_a_body_takes_one() -> None:
     """Else it would be refused as one that no route reads."""
     for key, body in BODIES.items():
         assert body is None or ROUTES[key].rules.takes is not Takes.NOTHING, key
-
-
-def test_a_line_of_a_batch_has_no_other_fields() -> None:
-    line = b'{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {}, "priority": 1}'
-    with pytest.raises(LineError) as caught:
-        parse_line(line, "/v1/embeddings")
-    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "priority")
