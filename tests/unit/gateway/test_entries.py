@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kit.gateway_records import ORIGIN, chunk, outcome, request, status
+from kit.gateway_records import ORIGIN, chunk, claim, outcome, request, status
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame, StatusFrame
 from penstock.gateway.view.rows import facts_text, restored, snapshot
@@ -23,10 +23,6 @@ SINCE = {"since_epoch": 1, "since_attempt": 1}
 
 def end(text: str, epoch: int = 1, **fields: Any) -> ResultEvent:
     return outcome(text_generation={"text": text}, epoch=epoch, **fields)
-
-
-def claim(**place: int) -> ResultEvent:
-    return chunk(**place)
 
 
 def chunks(*texts: str, at: int = 0, **fields: Any) -> list[ResultEvent]:

@@ -11,8 +11,8 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
+from kit.gateway_records import CONTROL, RESULTS, command, outcome, request
 from kit.view_gateway import ViewGateway
-from kit.view_records import CONTROL, RESULTS, command, outcome, request
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.service.lookups import Lookups
 from penstock.gateway.view.entries import Entry

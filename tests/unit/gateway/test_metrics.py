@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.view_records import outcome, status
+from kit.gateway_records import outcome, status
 from penstock.gateway.metrics import GatewayMetrics, Gauges
 from penstock.schemas.records import Timings, Usage
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.view_records import ORIGIN, status
+from kit.gateway_records import ORIGIN, status
 from penstock.gateway.service.moving_turns import moved_turns, rank_of
 from penstock.gateway.view.entries import Entry
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from kit.view_records import model_info, request, worker
+from kit.gateway_records import model_info, request, worker
 from penstock.common.clock import now_ms
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.service.facts import Facts

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
+from kit.gateway_records import CONTROL, KEY, NAMES, RESULTS, command, outcome
 from kit.view_gateway import ViewGateway
-from kit.view_records import CONTROL, KEY, NAMES, RESULTS, command, outcome
 from penstock.common import log_records
 from penstock.common.reader import RawMessage
 from penstock.common.settings import KafkaSettings

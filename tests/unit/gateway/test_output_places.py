@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kit.view_records import request
+from kit.gateway_records import request
 from penstock.common.artifacts import ArtifactStore, Place
 from penstock.common.configuration import ArtifactsSection, StoreSection
 from penstock.gateway.limits.callers import ANYBODY

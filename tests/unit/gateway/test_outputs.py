@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.view_records import outcome
+from kit.gateway_records import outcome
 from penstock.gateway.service.subscriptions import Subscription
 from penstock.gateway.view import frames as frames_module
 from penstock.gateway.view.entries import Entry

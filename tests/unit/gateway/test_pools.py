@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from kit.view_records import ORIGIN, model_info, request
+from kit.gateway_records import ORIGIN, model_info, request
 from penstock.common.model_pools import pool_of
 from penstock.gateway.service.facts import Facts
 from penstock.gateway.view.hub import Hub

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from kit.gateway_records import ORIGIN, RESULTS, chunk, outcome, request
 from kit.view_gateway import execute
-from kit.view_records import ORIGIN, RESULTS, chunk, outcome, request
 from penstock.common import log_copies
 from penstock.gateway.view import store as store_module
 from penstock.gateway.view import view_file

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from kit.view_gateway import ViewGateway
-from kit.view_records import (
+from kit.gateway_records import (
     CONTROL,
     HIGH,
     KEY,
@@ -25,6 +24,7 @@ from kit.view_records import (
     request,
     status,
 )
+from kit.view_gateway import ViewGateway
 from penstock.common.reader import RawMessage
 from penstock.gateway.service.subscriptions import Subscription
 from penstock.gateway.view.entries import Entry

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.view_records import model_info
+from kit.gateway_records import model_info
 from penstock.common.outgoing import Outgoing
 from penstock.common.transport import Delivery
 from penstock.gateway.limits.allowances import Allowances, Totals

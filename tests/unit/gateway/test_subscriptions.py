@@ -7,8 +7,8 @@ import contextlib
 
 import pytest
 
+from kit.gateway_records import NAMES, RESULTS, STATUSES, outcome, request, status
 from kit.view_gateway import ViewGateway
-from kit.view_records import NAMES, RESULTS, STATUSES, outcome, request, status
 from penstock.gateway.service.subscriptions import Stopping, Subscription, Subscriptions
 from penstock.gateway.service.turns import Turns
 from penstock.gateway.view.frames import ResultFrame

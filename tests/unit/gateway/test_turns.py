@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from kit.gateway_records import ORIGIN, STATUSES, request, status
 from kit.view_gateway import ViewGateway
-from kit.view_records import ORIGIN, STATUSES, request, status
 from penstock.gateway.service import subscriptions as subscriptions_module
 from penstock.gateway.service import turns as turns_module
 from penstock.gateway.view import rows

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from kit.view_gateway import ViewGateway, execute
-from kit.view_records import (
+from kit.gateway_records import (
     CONTROL,
     HIGH,
     KEY,
@@ -30,6 +29,7 @@ from kit.view_records import (
     status,
     worker,
 )
+from kit.view_gateway import ViewGateway, execute
 from penstock.common.reader import RawMessage
 from penstock.gateway.view import fleet
 from penstock.gateway.view import store as store_module

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
+from kit.gateway_records import model_info, request, status, worker
 from kit.view_gateway import ViewGateway
-from kit.view_records import model_info, request, status, worker
 from penstock.common.clock import now_ms
 from penstock.gateway.service.facts import Facts
 from penstock.gateway.service.subscriptions import Subscriptions
