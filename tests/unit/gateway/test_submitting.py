@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.gateway_records import model_info
+from kit.gateway_records import model_info, request
+from penstock.common.artifacts import ArtifactStore, Place
+from penstock.common.configuration import ArtifactsSection, StoreSection
 from penstock.common.outgoing import Outgoing
 from penstock.common.transport import Delivery
 from penstock.gateway.limits.allowances import Allowances, Totals
@@ -24,14 +27,16 @@ from penstock.gateway.service import unconfirmed
 from penstock.gateway.service.submitting import Accepted, Submitter
 from penstock.gateway.service.unconfirmed import Unconfirmed
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.view.claims import Claims
+from penstock.gateway.view.claims import CLAIM_MS, Claims
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.streams import Streams
+from penstock.processors.outputs import Outputs
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import (
     BrokerUnavailable,
     Forbidden,
     IdempotencyKeyReused,
+    InvalidRequest,
     ModelNotFound,
     NotFound,
     Overloaded,
@@ -42,7 +47,7 @@ from penstock.schemas.errors import (
     Unauthenticated,
 )
 from penstock.schemas.ids import idempotent_request_id
-from penstock.schemas.records import InferenceRequest, KeyClaim
+from penstock.schemas.records import InferenceRequest, KeyClaim, OutputSpec
 from penstock.schemas.requests import content_hash, parse_request
 from penstock.schemas.topics import CLASSES, TopicNames
 
@@ -507,3 +512,71 @@ async def test_a_key_that_is_revoked_while_the_store_is_waited_for_submits_nothi
     with pytest.raises(Unauthenticated):
         await gateway.submit(asked(), idempotency_key=key, keep=keep)
     assert gateway.written == []
+
+
+# -- claims of Idempotency-Keys
+
+
+KEY = ("t", "r")
+
+
+def claim(content: str, request_id: str = "r") -> KeyClaim:
+    return KeyClaim(request_id=request_id, tenant="t", content=content, created_at=1)
+
+
+def test_the_first_claim_counts_for_an_hour() -> None:
+    claims = Claims()
+    assert claims.content(KEY) is None
+    claims.take(claim("a"), 10)
+    claims.take(claim("b"), 11)
+    claims.take(claim("b"), 10 + CLAIM_MS - 1)
+    assert claims.content(KEY) == "a"
+    claims.take(claim("c"), 10 + CLAIM_MS)
+    claims.take(claim("b"), 11 + CLAIM_MS)
+    assert claims.content(KEY) == "c", "its age is that of the first in the log"
+
+
+def test_a_claim_is_forgotten_with_its_request_its_age_and_for_want_of_room() -> None:
+    claims = Claims(most=2)
+    claims.take(claim("a"), 1)
+    claims.settle(KEY)
+    claims.settle(KEY)
+    assert claims.content(KEY) is None
+    for number in range(3):
+        claims.take(claim("a", f"{number}"), 1)
+    assert [claims.content(("t", f"{number}")) for number in range(3)] == [None, "a", "a"]
+    claims.take(claim("a"), 2 * CLAIM_MS + 1)
+    assert claims.content(("t", "2")) is None
+    assert claims.content(KEY) == "a"
+
+
+# -- `output {store, prefix}` of a request
+
+
+WRONG = [
+    (OutputSpec(store="warm"), "output.store"),
+    (OutputSpec(store="cold", prefix="../globex"), "output.prefix"),
+    (OutputSpec(prefix="/etc"), "output.prefix"),
+]
+
+
+@pytest.mark.parametrize(("output", "param"), WRONG)
+async def test_the_gateway_refuses_it_before_anything_else(output: OutputSpec, param: str, tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path, stores={"cold": Place(location=str(tmp_path / "cold"), options={})})
+    nothing: Any = None
+    submitter = Submitter(GatewaySettings(), nothing, nothing, nothing, nothing, nothing, nothing, store.check_place)
+    with pytest.raises(InvalidRequest) as refused:
+        await submitter.check(ANYBODY, request(task="image_generation", output=output))
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(("output", "param"), WRONG)
+def test_a_worker_refuses_it_without_opening_a_store(output: OutputSpec, param: str, tmp_path: Path) -> None:
+    section = ArtifactsSection(stores={"cold": StoreSection(location=str(tmp_path / "cold"))})
+    outputs = Outputs(tmp_path / "artifacts", section)
+    with pytest.raises(InvalidRequest) as refused:
+        outputs.check(output)
+    assert refused.value.param == param
+    outputs.check(OutputSpec(store="cold", prefix="renders/2026"))
+    outputs.check(None)
+    assert not list(tmp_path.iterdir())
