@@ -94,22 +94,21 @@ async def test_windows_share_a_budget_and_each_has_room_for_one_line() -> None:
 # -- a filter by a value that no request can have is refused
 
 
-def test_possible_values_are_accepted() -> None:
-    where = RequestFilter(status="running", task="embedding", klass="low", model="any", user_id="any")
-    assert checked(where) is where
-    assert checked(ALL) is ALL
-
-
 @pytest.mark.parametrize(
     ("where", "param"),
     [
+        (RequestFilter(status="running", task="embedding", klass="low", model="any", user_id="any"), None),
+        (ALL, None),
         (RequestFilter(status="done"), "status"),
         (RequestFilter(status="UNKNOWN"), "status"),
         (RequestFilter(task="embeding"), "task"),
         (RequestFilter(klass="urgent"), "class"),
     ],
 )
-def test_an_impossible_value_is_refused_by_name(where: RequestFilter, param: str) -> None:
+def test_an_impossible_value_is_refused_by_name(where: RequestFilter, param: str | None) -> None:
+    if param is None:
+        assert checked(where) is where
+        return
     with pytest.raises(InvalidRequest) as caught:
         checked(where)
     assert caught.value.param == param

@@ -64,14 +64,6 @@ def test_groups_take_turns_when_a_place_gets_free() -> None:
     assert names(room.begin(0)) == ["e0", "g", "e1"]
 
 
-def test_a_delivery_is_due_at_the_time_of_its_retry() -> None:
-    room = held(Room(in_flight=8), delivery("x"))
-    (one,) = room.begin(0)
-    room.wait(replace(one, next_at=50))
-    assert room.next_ms() == 50
-    assert [names(room.begin(now)) for now in (49, 50, 60)] == [[], ["x"], []], "it is being sent"
-
-
 def test_a_delivery_without_room_is_loaded_when_there_is_some() -> None:
     room = Deliveries(Room(in_flight=8, held_per_group=2))
     assert [room.add(delivery(name, "dead", partition=3)) for name in "abc"] == [True, True, False]
