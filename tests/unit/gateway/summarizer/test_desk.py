@@ -48,6 +48,7 @@ def fed(spans: Spans, records: Iterable[str | int], offset: int = 0, **fields: A
         (-1, "suuatas" + TURN * 4, 5, 1, 6),
         (-1, TURN * 50, 50, None, None),
         (-1, TURN * 50, 50, 0, None),
+        (-1, TURN * 50, 50, -1, None),
     ],
 )
 def test_a_span_is_due_after_whole_turns(
@@ -83,17 +84,6 @@ def test_the_first_of_turns_and_tokens_counts(
 )
 def test_tokens_are_counted_by_the_model_or_by_four_bytes(fields: dict[str, Any], tokens: int) -> None:
     assert tokens_of(conversation_message("assistant", **fields)) == tokens
-
-
-def test_a_span_that_was_given_up_is_part_of_the_next_span() -> None:
-    spans = Spans()
-    at = fed(spans, TURN * 7)
-    spans.give_up(3)
-    assert spans.due(EVERY_TWO) is None
-    at = fed(spans, TURN, at)
-    assert spans.due(EVERY_TWO) == 7
-    fed(spans, [7, *TURN * 2], at)
-    assert spans.due(EVERY_TWO) == 11
 
 
 # -- the desk after a break
@@ -152,13 +142,6 @@ def erase(desk: Desk, at: int) -> None:
     assert isinstance(desk.record(KEY, at, None), ReadWhole)
 
 
-def test_a_shorter_topic_that_was_made_between_two_looks_is_due() -> None:
-    desk = summed_up(48)
-    assert isinstance(desk.record(KEY, 0, turn_message(0)), ReadWhole)
-    desk.read_whole(KEY, standing(range(16)), 16)
-    assert due(desk) is not None
-
-
 def test_an_empty_topic_that_was_made_again_is_read_once() -> None:
     desk = summed_up(48)
     erase(desk, 48)
@@ -178,14 +161,6 @@ def test_a_failed_span_is_not_asked_for_again_by_the_next_process() -> None:
         assert due(later) is None
         tell(later, range(13, 17), shift=-1)
         assert due(later) == 7, "its turns are part of the next span"
-
-
-def test_a_summarized_span_that_is_erased_is_asked_for_again() -> None:
-    desk = summed_up(12)
-    erase(desk, 12)
-    desk.read_whole(KEY, standing(at for at in range(12) if at not in (2, 3)), 13)
-    tell(desk, (13, 14), shift=1)
-    assert due(desk) == 5
 
 
 def test_records_that_come_while_the_whole_is_read_count() -> None:
@@ -209,14 +184,6 @@ def test_records_that_are_read_again_after_the_whole_count_once() -> None:
     desk.read_whole(KEY, standing(range(8)) + standing((9, 10), shift=1), 11)
     tell(desk, (9, 10), shift=1)
     assert due(desk) is None, "five turns, not six"
-
-
-def test_negative_counts_of_others_make_nothing_due() -> None:
-    desk = Desk(lambda _: SummarizePolicy(every_turns=-1, every_tokens=-5), most=1)
-    desk.follow(KEY, "id", Commit(KEY, 0), 40)
-    tell(desk, range(40))
-    assert due(desk) is None
-    assert not desk.wants(KEY)
 
 
 def test_a_summary_that_was_erased_while_no_process_ran_is_missed() -> None:
