@@ -142,7 +142,6 @@ async def test_uploads_at_once_share_a_measurement_and_keep_the_limit(tmp_path: 
 async def test_an_upload_that_fails_at_the_store_does_not_count(
     store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """Neither a measurement nor the artifact is kept: the next upload is measured again and finds room."""
     async with client(artifact_app(store, keeps(1_500))) as http:
         with monkeypatch.context() as patch:
             patch.setattr(store, method, Mock(side_effect=OSError("the store is away")))

@@ -90,7 +90,6 @@ TOO_LARGE = BodyLimits().refusal(Rules(takes=Takes.LARGE_JSON), {"type": "http"}
 
 @given(st.lists(st.binary(max_size=400), min_size=1, max_size=3), st.data())
 def test_a_body_in_any_pieces_is_what_was_compressed(texts: list[bytes], data: st.DataObject) -> None:
-    """One gzip behind another is one text."""
     whole = b"".join(map(gzip.compress, texts))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=5)))
     pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]

@@ -150,7 +150,6 @@ WORDS = ["<s>", " Hi", " you", "a", "🐶", "ab", " ", "<end>"]
 def test_tokens_and_text_that_come_in_pieces_have_the_same_places(
     words: list[str], widths: list[int], cuts: list[tuple[int, int]]
 ) -> None:
-    """Text may come before its tokens or behind them, and a token may be a part of a character."""
     written = "".join(words).encode()
     text = "".join(word for word in words if not word.startswith("<")).lstrip()
     tokens, at = list[Json](), 0

@@ -168,7 +168,6 @@ def test_it_stays_whole_where_the_last_look_says_so(new: type[Cluster], kept_by:
 @settings(max_examples=examples(500))
 @given(ORDER)
 def test_a_turn_at_the_same_moment_is_not_lost(new: type[Cluster], order: list[bool]) -> None:
-    """It has the whole history or none, and what it said stands there."""
     kafka = old_conversation(new)
     expired, ended = together(kafka.gateway().expire("acme", "c"), kafka.turn("r2"), order)
     pages = kafka.cluster.gateway()[1]
@@ -195,7 +194,6 @@ def test_a_turn_that_was_accepted_before_the_last_look_is_never_lost(new: type[C
 
 @LAYOUTS
 def test_the_topic_stays_while_a_turn_may_begin_it_anew(new: type[Cluster], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that wrote all of its records while the broker removed the topic was answered, and went with it."""
     kafka = old_conversation(new)
     end, remove, turns = Forking.end, kafka.cluster.remove, list[Any]()
 

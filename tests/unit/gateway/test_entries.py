@@ -157,7 +157,6 @@ def test_a_request_without_streaming_gets_the_whole_result(name: str) -> None:
 
 @pytest.mark.parametrize("ahead", [{"epoch": 2, "text_length": 1}, {"epoch": 1, "text_length": 5}])
 def test_a_cursor_ahead_of_the_view_gets_a_snapshot(ahead: dict[str, int]) -> None:
-    """This gateway is behind the one that made the cursor."""
     entry, reader = new_entry(), Reader()
     entry.on_result(chunk("ab", 0), 0)
     cursor = Cursor(partition=3, offset=9, attempt=1, **ahead)
@@ -246,7 +245,6 @@ def test_a_reader_of_a_continued_text_gets_the_rest_also_after_the_end() -> None
 
 
 def test_a_text_that_was_read_again_before_its_claim_was_kept_or_void() -> None:
-    """The claim was passed over, a client came, and then the worker began anew."""
     passed, read_again = ResultFold("r", "default"), ResultFold("r", "default")
     for event in (chunk("Hello wor", 0), claim(epoch=2)):
         passed.pass_over(event)

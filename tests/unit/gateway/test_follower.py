@@ -87,7 +87,6 @@ def test_nothing_to_read_says_nothing() -> None:
 
 
 async def test_ends_that_were_read_beyond_are_not_believed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As its broker died, a gateway said `not_found` of a request that another one had just accepted."""
     now, told = [100.0], {RESULT: 40, REQUEST: 7}
     view: Any = SimpleNamespace(offsets=lambda: {RESULT: 50, REQUEST: 7})
     monkeypatch.setattr(admin, "end_offsets", lambda settings, partitions, timeout_s: dict(told))

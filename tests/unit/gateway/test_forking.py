@@ -241,7 +241,6 @@ STEP = st.one_of(FORK, FORK, *(st.tuples(st.just(act), NUMBER) for act in (*ACTS
 @settings(max_examples=examples(100))
 @given(st.lists(STEP, min_size=5, max_size=20))
 def test_pages_of_forks_are_those_of_copies(new: type[Cluster], steps: list[tuple[Any, ...]]) -> None:
-    """Compacted or not. And when all are deleted, no topic is left, whatever the order."""
     world = World(new())
     world.talk(0)
     world.fork(0, 1)
@@ -323,7 +322,6 @@ def fork(cluster: Cluster, name: str = "f", of: str = "c") -> Any:
 @LAYOUTS
 @pytest.mark.parametrize("given_id", ["fresh", "empty", "forked"])
 def test_a_killed_fork_is_made_or_not_and_a_repeat_makes_it(new: type[Cluster], given_id: str) -> None:
-    """A killed repeat leaves the fork as it was."""
     if new.is_shared and given_id == "empty":
         pytest.skip("there the first record says what a conversation goes on from")
     whole = ["r1 in", "r1 out"]
@@ -453,7 +451,6 @@ ORDER = st.lists(st.booleans(), max_size=60)
 def test_a_fork_of_what_is_deleted_meanwhile_is_whole_or_none(
     new: type[Cluster], order: list[bool], through_a_fork: bool
 ) -> None:
-    """Also when it is made through a fork of a deleted conversation, and that fork is the one that is deleted."""
     cluster, made, pages = begun(new)
     name = "c"
     if through_a_fork:
@@ -569,7 +566,6 @@ def test_forks_of_forks_are_limited_where_each_adds_a_topic(new: type[Cluster]) 
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_what_the_next_conversation_of_a_name_holds_stays(tmp_path: Path, is_there: bool) -> None:
-    """A turn that came while the former one was deleted had begun it anew: its images were let go of, and deleted."""
     cluster, store = Cluster(), ArtifactStore(tmp_path)
     forking, pages = cluster.gateway(store)
     former, image = (store.put("acme", name, conversation_id="c0") for name in (b"former", b"next"))

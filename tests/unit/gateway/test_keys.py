@@ -161,7 +161,6 @@ def office(clock: Clock) -> TicketOffice:
 
 
 def test_a_ticket_carries_the_rights_to_another_gateway(office: TicketOffice, clock: Clock) -> None:
-    """Once at each gateway, for a minute."""
     ticket, expires_at = office.issue(CALLER)
     assert expires_at == clock.now + TTL_S["socket"][0]
     grant = Grant(scopes=CALLER.scopes)
@@ -222,7 +221,6 @@ def test_tickets_are_masked_in_access_logs() -> None:
 
 
 def test_a_ticket_for_an_artifact_reads_that_one_until_it_expires(office: TicketOffice, clock: Clock) -> None:
-    """One of a session expires with it."""
     of_session = CALLER.narrowed(Grant(scopes=CALLER.scopes, expires_at=clock.now + 5))
     assert office.issue_for_artifact(of_session, "a1", 300)[1] == clock.now + 5
     ticket, expires_at = TicketOffice("shared", clock).issue_for_artifact(CALLER, "a1", 300)

@@ -215,7 +215,6 @@ def test_the_default_priority_passes_all_limits() -> None:
 
 @given(st.integers(1, 30), st.integers(1, 50))
 def test_sockets_together_are_read_at_their_tenants_rate(sockets: int, rate: int) -> None:
-    """However many there are: each waits for its frame, and all of them are charged to one bucket."""
     clock = Clock()
     allowances = Allowances(defaults=Limits(calls_per_s=rate), clock=clock)
     due = [(0.0, number) for number in range(sockets)]
@@ -391,7 +390,6 @@ def test_conversations_that_exist_and_those_just_named_count() -> None:
 
 
 def test_tenants_without_anything_are_forgotten() -> None:
-    """A submission on its way counts."""
     tenants = Tenants()
     assert [tenants.reserve(name, 1) for name in ("t", "t", "other")] == [True, False, True]
     tenants.settle("t")

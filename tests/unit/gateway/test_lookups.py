@@ -272,7 +272,6 @@ async def test_another_record_at_the_offset_is_not_the_outcome(site: Site, refet
 
 
 async def test_readers_get_an_internal_error_at_once(site: Site, refetcher: Refetcher) -> None:
-    """The next reader causes another read."""
     refetcher.record, refetcher.released = object(), True
     with pytest.raises(InternalError):
         await site.next_frame()
@@ -283,7 +282,6 @@ async def test_readers_get_an_internal_error_at_once(site: Site, refetcher: Refe
 async def test_outcomes_that_are_waited_for_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refetcher: Refetcher
 ) -> None:
-    """While the broker is away every look adds one."""
     monkeypatch.setattr(outcomes_module, "MOST_WANTED", 2)
     site = Site(tmp_path / "view.sqlite")
 

@@ -183,7 +183,6 @@ async def test_further_choices_have_whole_calls() -> None:
 
 
 def test_what_is_there_only_if_there_is_some() -> None:
-    """Pieces of calls in a frame, and reused tokens in the usage."""
     piece = {"index": 0, "id": None, "name": None, "arguments": "x", "offset": 3}
     shown = chunk("", 0, tool_calls=[piece]).to_json()
     assert shown["tool_calls"] == [{"index": 0, "arguments": "x", "offset": 3}]
@@ -227,7 +226,6 @@ async def test_a_stream_that_is_closed_early_leaves_no_task() -> None:
 
 
 async def test_a_burst_does_not_make_a_reading_client_slow() -> None:
-    """The follower publishes many records a turn: one frame a turn fell behind until the client was dropped as slow."""
     hub = Hub(client_frames=1_024)
     subscription = Subscription(hub, single=True)
     hub.subscribe(subscription.client, "s")

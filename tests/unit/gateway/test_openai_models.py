@@ -101,7 +101,6 @@ def test_what_is_not_supported_or_unknown_is_neutral_or_refused(name: str, value
 def test_a_tier_is_a_priority_up_to_the_keys(
     fields: dict[str, Any], priority: int | None, error: Any, param: str | None
 ) -> None:
-    """Options of streams without a stream are refused."""
     if error is None:
         assert (chat(**fields).priority, chat(**fields).tenant) == (priority, "acme")
         return

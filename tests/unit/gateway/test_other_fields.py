@@ -96,7 +96,6 @@ def test_fields_that_change_the_output_are_refused_or_ignored_and_named(
 
 
 def test_fields_that_never_change_the_output_are_ignored_in_both_modes_and_named() -> None:
-    """Unknown fields of messages are named together."""
     fields = {"store": True, "prompt_cache_key": "k", "cache_salt": None, "whim": 1}
     assert asked("chat", {**fields, "whim": None})[1] == ["store", "prompt_cache_key"]
     assert asked("chat", fields, "ignore")[1] == ["store", "prompt_cache_key", "whim"]
@@ -249,7 +248,6 @@ def test_a_header_names_plain_names_alone() -> None:
 
 
 def test_many_empty_names_and_lists_in_lists_are_not_walked_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They took seconds of the event loop: the place of each name was made."""
     made: list[Any] = []
     monkeypatch.setattr(other_fields, "place_of", lambda path: made.append(path) or "place")
     content: Any = [{"type": "text", "text": "a", **{str(number): None for number in range(1_000)}}]

@@ -59,7 +59,6 @@ LARGE_TEXT = {**TEXT, "text": "x" * 20_000, "logprobs": [{**TOKEN, "top_logprobs
     ids=["large", "small", "a large record without an output", "of a large text the text alone"],
 )
 def test_what_is_held_of_an_output(fields: dict[str, Any], held: dict[str, Any] | None) -> None:
-    """What is left out is found again."""
     event = replace(EVENT, **fields)
     record = default_codec().encode(event)
     assert (len(record) > LARGE_BYTES) == (fields.get("embedding", "large") in ("large", None))
@@ -103,7 +102,6 @@ def test_what_an_outcome_takes_in_memory_is_counted(task: str, output: dict[str,
 
 
 async def test_readers_wait_for_one_thread_and_get_the_same_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoded and encoded once, for any number of readers, and never on the loop."""
     threads: list[str] = []
     encode = frames_module.encode_json
 

@@ -83,7 +83,6 @@ ENDS = ("", "/", "//", "\n", "/\n", "?", "/x", "/load", " ", "\r", "\x85", "\u20
 
 
 def test_no_path_reaches_a_route_by_other_rules_than_its_own() -> None:
-    """`/v1/models%0A` had no rules and was public, and the framework, whose `$` allows a line's end, served it."""
     filled = {re.sub(r"\{[^}]*\}", fill, pattern) for _, pattern in ROUTES for fill in FILLS}
     for path, method in itertools.product((one + end for one in filled for end in ENDS), METHODS):
         rules = TABLE.rules(method, path)

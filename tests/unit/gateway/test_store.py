@@ -300,7 +300,6 @@ def test_a_file_that_cannot_be_opened_now_is_kept(path: Path, monkeypatch: pytes
 
 
 def test_prune_deletes_rows_that_were_not_touched_since(store: Store) -> None:
-    """It and the writer take turns."""
     write(store, 1, *(new_entry(f"r{at:04}", updated_ms=at) for at in range(2_500)))
     prune(store, 0)
     assert len(live(store)) == 2_500
@@ -338,7 +337,6 @@ def reads_of_unknown(store: Store, connections: list[sqlite3.Connection]) -> int
 def test_days_of_requests_do_not_make_unknown_ones_cost_a_read(
     path: Path, connections: list[sqlite3.Connection]
 ) -> None:
-    """What is in the file is known all the same, also after a restart and while rows are pruned."""
     with closing(Store(path, "cluster", KeyFilter(64, 8))) as store:
         waits = new_entry("waits", updated_ms=39)
         write(store, 0, waits)
@@ -381,7 +379,6 @@ def test_queries_for_live_rows_do_not_read_ended_ones(
 
 
 def test_overdue_requests_are_found_part_by_part(store: Store) -> None:
-    """However many are due at one moment."""
     entries = [new_entry(f"r{at}", accepted_ms=1_000 if at < 7 else 2_000 + at) for at in range(10)]
     write(store, 1, *entries, ended(new_entry("done")))
     due_ms = entries[0].must_end_ms
@@ -444,7 +441,6 @@ LABELLED: list[dict[str, Any]] = [
     ],
 )
 def test_each_filter_alone_and_with_others(store: Store, where: dict[str, str], found: str) -> None:
-    """The file and `matches` choose the same."""
     entries = [new_entry(accepted_ms=at, **fields) for at, fields in enumerate(LABELLED)]
     for entry in entries[-2:]:
         ended(entry)
@@ -562,7 +558,6 @@ def test_days_of_keys_take_bounded_room_and_unknown_keys_stay_unknown() -> None:
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_more_keys_than_it_has_room_for_are_known_all(times: int) -> None:
-    """Then it takes more unknown keys for known, and no more room."""
     known, count = KeyFilter(KEYS, MOST), times * MOST * KEYS
     for key in of_day(0, count):
         known.add(key, 0)

@@ -202,7 +202,6 @@ FILL, LATE = "what is wanted is read again", "another client comes"
          "another record's"],
 )  # fmt: skip
 def test_a_client_that_comes_later_gets_all(live: Gateway, before: Any, steps: Any) -> None:
-    """Whenever it comes; pieces that it missed are read again."""
     live.stream(*before)
     clients = [live.subscribe()]
     for number, (events, told) in enumerate(steps):
@@ -235,7 +234,6 @@ def test_a_cursor_behind_pieces_that_were_read_again_says_where_they_were(runnin
 
 
 async def test_followers_of_a_conversation_get_a_stream_that_had_begun(gateway: Gateway) -> None:
-    """Its pieces may be read before the request, which names the conversation."""
     client = gateway.subscriptions.open()
     await gateway.subscriptions.follow_conversation(client, "default", "c")
     gateway.stream(*AB)
@@ -249,7 +247,6 @@ async def test_followers_of_a_conversation_get_a_stream_that_had_begun(gateway: 
 
 
 def test_pieces_that_were_passed_over_before_a_client_came_are_read_once(live: Gateway) -> None:
-    """The reader's thread had passed a piece over when the view had not yet seen the first: a gap."""
     client = live.subscribe()
     live.view.streams.followed.clear()
     messages = live.append(*AB, C)
@@ -280,7 +277,6 @@ def test_a_read_from_before_the_outcome_does_not_end_one_from_after_it(running: 
 
 
 def test_a_stream_that_nobody_wants_any_more_is_not_read(running: Gateway) -> None:
-    """Its reader left, or the request is forgotten."""
     client = running.subscribe()
     (wanted,) = running.wanted
     client.close()
@@ -336,7 +332,6 @@ def test_all_readers_of_an_ended_request_wait_for_one_read_of_its_outcome(gatewa
 
 @pytest.mark.parametrize("has_reader", [True, False])
 def test_text_that_an_outcome_refers_to_is_read_after_the_outcome(gateway: Gateway, has_reader: bool) -> None:
-    """But for clients that wait for the outcome alone."""
     ended_before(gateway, *AB, REFERRING)
     waiting, reader = gateway.subscriptions.await_outcome(*KEY), gateway.subscribe() if has_reader else None
     gateway.give(gateway.asked[0])

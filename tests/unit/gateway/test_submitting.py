@@ -195,7 +195,6 @@ async def test_what_a_key_may_ask_for(gateway: Gateway, caller: Caller, fields: 
 
 
 async def test_a_repeat_of_an_unacknowledged_request_is_the_same_request(gateway: Gateway) -> None:
-    """Stock clients retry after 503 without a key: the first run had no reader, and the model worked twice."""
     first = await gateway.unacknowledged()
     assert gateway.refusal.details == {"request_id": first.request_id}
     assert "stays one request" in gateway.refusal.message
@@ -365,7 +364,6 @@ STEPS = st.tuples(
 
 @given(steps=st.lists(STEPS, max_size=60))
 def test_each_id_is_given_once_the_oldest_first(steps: list[tuple[str, str, str | None, int]]) -> None:
-    """An id that is added again is the newest, and of its newest content."""
     now = [0.0]
     kept, model = Unconfirmed(lambda: now[0]), list[tuple[str, str, str, float]]()
     for number, (caller, content, added, later_s) in enumerate(steps):
@@ -488,7 +486,6 @@ async def test_a_claim_that_was_not_read_sends_nothing() -> None:
 
 @pytest.mark.parametrize("claimed", ["k", "parts\nk"])
 async def test_a_call_of_several_requests_is_refused_as_a_whole(claimed: str) -> None:
-    """Its key was claimed for another first request, or for a call that has others behind the first."""
     gateway = TwoBodies(asked("first"), claimed=claimed)
     parts = [(await gateway.check(asked(text)), None) for text in ("second", "first", "first")]
     with pytest.raises(IdempotencyKeyReused):

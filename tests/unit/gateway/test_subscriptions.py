@@ -28,7 +28,6 @@ def gateway(view_gateway: ViewGateway) -> ViewGateway:
 
 
 async def test_a_subscriber_that_comes_while_the_gateway_stops_is_refused() -> None:
-    """The hub wakes such a client before it has returned it: that raised, and callers got 500."""
     hub = Hub()
     hub.drop_all(Gone.STOPPING)
     late = Subscription(hub, single=True)
@@ -83,7 +82,6 @@ async def test_a_client_that_waits_for_the_outcome_gets_only_that(gateway: ViewG
 
 
 async def test_one_subscription_gets_the_outcomes_of_many(gateway: ViewGateway) -> None:
-    """Those that have ended, and those that will. Its queue has room for all that it follows."""
     outcomes = gateway.subscriptions.open(most_frames=1_000)
     gateway.subscriptions.follow_outcome(outcomes, *R)
     waiting = asyncio.create_task(outcomes.take_all())
@@ -196,7 +194,6 @@ async def test_following_a_conversation_again_costs_nothing(
 async def test_a_followed_request_is_still_published_when_its_conversation_is_left(
     turns: ViewGateway, subscription: Subscription, method: str | None, told: set[str]
 ) -> None:
-    """Of others there are no more opening frames."""
     if method is not None:
         getattr(turns.subscriptions, method)(subscription, "default", "r9")
     turns.subscriptions.unfollow_conversation(subscription, *C)

@@ -143,7 +143,6 @@ async def test_a_subscriber_is_refused_what_it_cannot_be_told(
 
 
 async def test_a_turn_behind_some_that_have_ended_is_found(gateway: Gateway) -> None:
-    """The file has those still as live. The conversation counted as one without open requests, and could expire."""
     for request_id in IDS[:-1]:
         gateway.view.known.end(gateway.entry(("default", request_id)))
     assert await gateway.turns.any_lives(*LINE)

@@ -282,7 +282,6 @@ def vectors(request_id: str, rows: list[list[float]]) -> ResultEvent:
 
 
 def test_ended_requests_are_kept_by_their_bytes(gateway: Gateway) -> None:
-    """A bound on memory, whatever they hold; all are found, in the file at least."""
     gateway.restart(recent_bytes=1_000_000)
     rows = [[0.5] * 1024] * 16
     for number in range(64):
@@ -419,8 +418,6 @@ def test_the_time_of_a_cancel_outlives_the_process(gateway: Gateway) -> None:
 def test_a_new_priority_counts_from_its_command_on_and_outlives_the_process(
     gateway: Gateway, command_first: bool
 ) -> None:
-    """A command may be read before its request."""
-
     def check() -> None:
         assert gateway.found().priority == 1
         assert gateway.view.census.queue_depths(0)[0] == {"high": 1, "medium": 0, "low": 0}
@@ -697,7 +694,6 @@ def test_a_request_is_erased_whenever_the_command_is_read(gateway: Gateway, when
 
 
 def test_commands_before_their_requests_are_bounded_and_make_none_live(gateway: Gateway, monkeypatch: Any) -> None:
-    """What is erased is remembered all the same."""
     monkeypatch.setattr(view_module, "MOST_EARLY", 2)
     gateway.read(CONTROL, *(command("reprioritize", name, priority=1) for name in ("r", "d", "e")))
     gateway.read(REQUESTS, REQUEST, replace(REQUEST, request_id="e"))

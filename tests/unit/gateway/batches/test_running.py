@@ -100,7 +100,6 @@ async def test_a_batch_that_is_made_while_its_mark_is_removed_is_run(site: Site)
 
 
 async def test_a_mark_without_a_batch_is_removed_after_a_while_since_it_was_made_last(site: Site) -> None:
-    """Its maker died. A mark that went and came back is a new one."""
     batch, kept = new_batch(), site.kept
     for site.now_s in (0, int(runner.UNMADE_S)):
         kept.create(batch)
@@ -234,7 +233,6 @@ async def test_a_cancel_of_many_lines_does_not_outlive_the_lease(
 async def test_who_is_not_the_first_that_runs_a_batch_looks_what_was_submitted(
     lease: int, resumed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one before may have checked the input and begun since this one read how far it was: lines ran twice."""
     kept = BatchStore(ArtifactStore(tmp_path))
     kept.create(batch := made(status="validating", parts=()))
     assert kept.take_lease(batch.key, lease, "beat")

@@ -222,7 +222,6 @@ async def pooled(monkeypatch: pytest.MonkeyPatch) -> KnownTopics:
 
 
 async def test_a_request_that_a_bridge_sent_is_found_with_its_content_and_pool(pooled: KnownTopics) -> None:
-    """The content is the same whichever pool its model is in."""
     pooled.read(made("r2"), by_bridge=False)
     assert len(pooled.known.sent) == 0
     pooled.read(made(pool="big"))

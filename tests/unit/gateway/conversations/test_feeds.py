@@ -173,7 +173,6 @@ async def test_calls_of_tools_are_events_of_their_own_and_a_client_may_come_back
 
 
 async def test_what_nobody_tells_of_is_found_by_a_look(world: World) -> None:
-    """Until then silence is a comment."""
     async with world.follower(keepalive_s=0.01) as events:
         await told(events, 1)
         assert await anext(events) == b": waiting\n\n"

@@ -137,8 +137,6 @@ STEPS = st.lists(
 def test_a_page_is_that_of_a_plain_reading(
     steps: list[tuple[Any, ...]], others: list[tuple[Any, ...]], most_records: int, window: int
 ) -> None:
-    """Whatever is written, erased and compacted, and when it is made anew with the same name; with a whole index, and
-    by windows of the log."""
     log = FakeLog()
     world = World(log, reader(log, most_records))
     with patch.object(pages, "WINDOW", window):
@@ -222,7 +220,6 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_windows")
 def test_the_newest_page_of_a_long_conversation_is_read_from_its_end() -> None:
-    """Behind a deletion it has nothing of before."""
     log = FakeLog()
     uneven_conversation(log, 200)
     end = log.ends[TOPIC]
@@ -375,7 +372,6 @@ def test_a_conversation_that_is_never_the_same_is_an_error_and_no_loop() -> None
 
 
 def test_indexes_are_kept_within_a_bound_and_the_oldest_go_first() -> None:
-    """One that is larger than its share pushes no others out."""
     log, names = FakeLog(), TopicNames()
     for number in range(6):
         topic = names.conversation("acme", f"c{number}")

@@ -104,7 +104,6 @@ def test_an_index_survives_a_restart_and_is_made_again_for_another_topic_or_a_br
     st.lists(st.one_of(st.tuples(st.just("add"), st.integers(0, 12)), st.tuples(st.just("expire"), st.integers(0, 12))))
 )
 def test_counts_are_those_of_a_log(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]) -> None:
-    """A topic that is made anew begins anew; what retention removes is counted no more."""
     index, log = LetterIndex(tmp_path_factory.mktemp("index") / "letters", "topic"), dict[int, str]()
     for what, offset in steps:
         if what == "add":

@@ -164,7 +164,6 @@ def test_a_failed_span_is_not_asked_for_again_by_the_next_process() -> None:
 
 
 def test_records_that_come_while_the_whole_is_read_count() -> None:
-    """Nothing is due before it is known what an erasure left."""
     desk = new_desk(12)
     assert desk.due == 1
     erase(desk, 12)

@@ -52,7 +52,6 @@ def held(room: Room, *deliveries: WebhookDelivery) -> Deliveries:
 
 
 def test_groups_take_turns_when_a_place_gets_free() -> None:
-    """Tenants before their hosts do."""
     room = held(Room(in_flight=2), *(delivery(f"{host}{number}", host) for number in range(3) for host in "ab"))
     order: list[str] = []
     while found := room.begin(0):
@@ -77,7 +76,6 @@ def test_a_delivery_without_room_is_loaded_when_there_is_some() -> None:
 
 
 def test_a_delivery_that_failed_gives_its_place_to_those_without_room() -> None:
-    """A few that fail until they are given up kept the room of their host: the others were never called."""
     room = Deliveries(Room(in_flight=16, held_per_group=2))
     fails = [delivery("a"), delivery("b", partition=3)]
     assert [room.add(one) for one in (*fails, delivery("waits"))] == [True, True, False]
@@ -100,8 +98,6 @@ def test_the_hosts_of_one_tenant_take_no_room_from_other_tenants() -> None:
 
 
 def test_choosing_the_next_calls_costs_no_more_with_many_hosts() -> None:
-    """A walk over all hosts would cost a hundred times as much."""
-
     def seconds(hosts: int) -> float:
         room = held(
             Room(in_flight=64, held_per_tenant=50_000),

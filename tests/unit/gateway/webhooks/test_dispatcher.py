@@ -195,7 +195,6 @@ async def test_the_letter_of_a_failed_webhook_does_not_hold_its_outcome() -> Non
 
 @pytest.mark.parametrize(("before_its_call", "sent"), [(True, []), (False, ["http://h/1"])])
 async def test_a_request_that_is_erased_is_dropped_without_a_letter(before_its_call: bool, sent: list[str]) -> None:
-    """Before its call, which is not made, or during its last one."""
     async with World(410, slow=not before_its_call) as world:
         if before_its_call:
             world.before_read = lambda: world.it.erased(("t", "r1"), now_ms())
@@ -244,8 +243,6 @@ async def test_a_partition_that_comes_back_meanwhile_is_read_again() -> None:
 
 @pytest.mark.parametrize("comes_back", [False, True])
 async def test_an_outcome_read_while_its_partition_is_revoked_is_not_committed(comes_back: bool) -> None:
-    """It is left to the next owner, or read again if the partition comes back, and the records before it too. Its
-    offset was committed: no receiver was ever called for it."""
     async with World(slow=True) as world:
         await world.takes_over(waiting(1), sent=1)
         giving = await world.begins_to_lose()
@@ -277,9 +274,6 @@ async def test_a_request_id_that_is_used_again_is_sent_again() -> None:
 
 
 async def test_a_webhook_that_cannot_be_made_fails_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ended the process, and again after each restart: nobody was called any more. A URL that cannot be parsed is
-    one for the sender."""
-
     def made(place: Any, event: Any, *others: Any) -> bytes:
         if event.request_id == "r1":
             raise ValueError("as of a record that nobody can write out")
