@@ -231,19 +231,6 @@ def test_a_resumed_stream_repeats_the_log_probabilities_that_may_be_missing() ->
     assert "logprobs" not in entry.chunk_frame("x", 4).to_json()
 
 
-def test_a_reader_of_a_continued_text_gets_the_rest_also_after_the_end() -> None:
-    entry = new_entry()
-    (first,) = entry.frames_of(entry.on_result(chunk("Hello wor", 0), 10))
-    entry.on_result(chunk("ld", 9, attempt=2, **SINCE), 11)
-    entry.on_result(end("Hello world", attempt=2, **SINCE), 12)
-    after = decode_cursor(first.cursor or "")
-    for _ in range(2):
-        told = [frame for frame in entry.opening(after) if isinstance(frame, ChunkFrame | RestartedFrame)]
-        assert [frame.text for frame in told if isinstance(frame, ChunkFrame)] == ["ld"]
-        assert len(told) == 1
-        entry.forget_text()
-
-
 def test_a_text_that_was_read_again_before_its_claim_was_kept_or_void() -> None:
     passed, read_again = ResultFold("r", "default"), ResultFold("r", "default")
     for event in (chunk("Hello wor", 0), claim(epoch=2)):

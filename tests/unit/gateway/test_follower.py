@@ -25,7 +25,7 @@ from penstock.gateway.view.pieces import BYTES_AT_ONCE, FOLDED_AT_ONCE, folds
 from penstock.gateway.view.progress import Progress
 from penstock.gateway.view.time_order import RECORD_BYTES, SHARE_BYTES, TimeOrder
 from penstock.gateway.view.topic_watch import OLD_S, PAUSES, TopicWatch
-from penstock.gateway.view.topics_read import UNKNOWN_S, MissingTopics, UnknownTopics, always_read, partitions_of
+from penstock.gateway.view.topics_read import UNKNOWN_S, MissingTopics, UnknownTopics, always_read
 from penstock.schemas.errors import BrokerUnavailable, Forbidden, PenstockError
 from penstock.schemas.topics import TP
 
@@ -126,10 +126,6 @@ def test_unknown_topics_are_bounded() -> None:
     for number in range(3 * most):
         unknown.add(f"t{number}")
     assert [number for number in range(3 * most) if f"t{number}" in unknown] == [*range(2 * most, 3 * most)]
-
-
-def test_partitions() -> None:
-    assert partitions_of({"a": 2, "b": 1}) == [("a", 0), ("a", 1), ("b", 0)]
 
 
 # -- the watch over topics

@@ -122,21 +122,6 @@ async def test_a_page_after_an_unknown_request_is_refused(gateway: Gateway) -> N
     assert refused.value.param == "after"
 
 
-async def test_slow_conversations_do_not_hold_up_lists(gateway: Gateway) -> None:
-    release = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def slow() -> None:
-        asyncio.run_coroutine_threadsafe(release.wait(), loop).result(30)
-
-    blocked = [asyncio.ensure_future(gateway.threads.conversations.run(slow)) for _ in range(40)]
-    blocked += [asyncio.ensure_future(gateway.threads.metadata.run(slow)) for _ in range(40)]
-    page = gateway.lookups.page("default", limit=5, after=None, newest_first=True)
-    assert len(await asyncio.wait_for(page, 5)) == 1
-    release.set()
-    await asyncio.gather(*blocked)
-
-
 async def test_a_single_request_is_returned_with_its_large_output(gateway: Gateway) -> None:
     event = outcome(task="embedding", embedding={"embeddings": [[0.5] * 1024] * 16, "dimensions": 1024})
     entry = Entry("default", "r", 0)

@@ -43,11 +43,11 @@ from penstock.gateway.view.store import MAX_WAITING, TP
 from penstock.schemas.codec import Codec, schema_text
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InvalidCursor, RegistryUnavailable, UnknownSchema
-from penstock.schemas.ids import derived_request_id, idempotent_request_id
+from penstock.schemas.ids import derived_request_id
 from penstock.schemas.limits import DEFAULT_LIMITS
 from penstock.schemas.records import Place, Preview, Record, ResultEvent
 from penstock.schemas.registry import RegistryResolver
-from penstock.schemas.requests import content_hash, request_to_json
+from penstock.schemas.requests import request_to_json
 from penstock.schemas.topics import HEADER_ORIGIN
 from support import wait_until
 
@@ -228,28 +228,6 @@ def test_a_request_of_this_gateway_is_not_decoded_again(gateway: Gateway) -> Non
     gateway.read(REQUESTS, replace(REQUEST, request_id="s"))
     assert gateway.found("s").content
     assert gateway.view.arrivals.per_s(1_000) == 5 / 60, "with the repeat"
-
-
-def test_of_two_gateways_with_one_key_the_first_in_the_log_counts(gateway: Gateway, tmp_path: Path) -> None:
-    """Our delivery report arrives before the other's record is read, which is first in the log."""
-    key = ("default", idempotent_request_id("default", "key"))
-    ours = replace(REQUEST, request_id=key[1], model="ours", priority=1, conversation_id="ours")
-    theirs = replace(ours, model=None, priority=9, conversation_id="theirs", metadata={"who": "they"})
-    gateway.view.accepted(ours, replace(ORIGIN, offset=1))
-    client = gateway.listen(("conversation", "default", "theirs"))
-    log = [gateway.message(REQUESTS, record) for record in (theirs, ours)]
-    gateway.view.apply(log)
-    other = Gateway(tmp_path / "rebuilt.sqlite")
-    other.view.apply(log)
-    for one in (gateway, other):
-        entry = one.entry(key)
-        assert (entry.origin, entry.content, entry.accepted_ms) == (ORIGIN, content_hash(theirs), 1_000)
-        assert (entry.model, entry.priority, entry.metadata) == (None, 9, {"who": "they"})
-        assert list(one.view.census.of_conversation("default", "theirs")) == [key[1]]
-        assert not one.view.census.of_conversation("default", "ours")
-    assert types(client) == ["status"]
-    assert gateway.view.census.queue_depths(1_000) == other.view.census.queue_depths(1_000)
-    other.close()
 
 
 def test_statuses_of_ended_requests_are_not_decoded(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,21 +63,6 @@ def test_a_new_try_waits_for_its_time_holds_its_offset_and_leaves_its_place_to_o
     assert made.commits() == {A: 2}
 
 
-def test_messages_of_a_revoked_partition_are_forgotten_and_read_again_later() -> None:
-    made = book(window=1)
-    running, buffered, others = message(0, 0), message(0, 1), message(1, 0)
-    for one in (running, buffered, others):
-        made.arrived(one)
-    made.take(0)
-    made.revoke([A])
-    made.settled(running)
-    assert made.commits() == {B: 0}
-    assert made.take(0) == [others], "the place of what ran is free again"
-    assert not made.arrived(message(0, 1)), "not ours"
-    made.assign([A])
-    assert made.arrived(message(0, 0))
-
-
 class Books(RuleBasedStateMachine):
     """Messages that come, go out, end, fail and change hands in any order."""
 

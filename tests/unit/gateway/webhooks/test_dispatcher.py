@@ -193,18 +193,6 @@ async def test_the_letter_of_a_failed_webhook_does_not_hold_its_outcome() -> Non
     assert letter.original_headers == {"penstock-callback": b"http://h/1"}
 
 
-@pytest.mark.parametrize(("before_its_call", "sent"), [(True, []), (False, ["http://h/1"])])
-async def test_a_request_that_is_erased_is_dropped_without_a_letter(before_its_call: bool, sent: list[str]) -> None:
-    async with World(410, slow=not before_its_call) as world:
-        if before_its_call:
-            world.before_read = lambda: world.it.erased(("t", "r1"), now_ms())
-        await world.takes_over(waiting(1), sent=len(sent))
-        world.it.erased(("t", "r1"), now_ms())
-        world.answers.set()
-        await world.has(("r1", "dropped"))
-    assert (world.sent, world.letters()) == (sent, [])
-
-
 async def test_a_revoked_partition_begins_no_more_calls() -> None:
     async with World(500, slow=True) as world:
         await world.takes_over(*(waiting(number) for number in range(5)), sent=2)

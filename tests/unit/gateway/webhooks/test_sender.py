@@ -46,11 +46,6 @@ async def test_an_unexpected_error_is_an_answer() -> None:
     assert await post(sender(address, network)) == Answer(error="LookupError")
 
 
-async def test_a_header_that_is_no_number_is_passed_over() -> None:
-    answered = b"HTTP/1.1 503 x\r\nRetry-After: \xb2\r\nContent-Length: 0\r\n\r\n"
-    assert await post(sender(address, httpcore.AsyncMockBackend([answered]))) == Answer(status_code=503)
-
-
 @pytest.mark.parametrize(("value", "seconds"), [(b"7", 7.0), (b"\xb2", None), (b"soon", None), (b"1" * 10, None)])
 def test_retry_after(value: bytes, seconds: float | None) -> None:
     assert retry_after_s(value) == seconds
