@@ -8,13 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kit import gateway_records as records
 from kit.gateway_records import CODEC, ORIGIN, chunk, outcome
 from penstock.gateway.webhooks.bodies import webhook_body
-from penstock.gateway.webhooks.deliveries import Deliveries, Room, group_of, key_of
+from penstock.gateway.webhooks.deliveries import Deliveries, Room
 from penstock.gateway.webhooks.policy import Answer, RetryRules, decide
 from penstock.gateway.webhooks.results import FORGET_MS, ResultLog
 from penstock.schemas.records import Place, ResultEvent, WebhookDelivery
@@ -75,16 +73,6 @@ def test_a_delivery_without_room_is_loaded_when_there_is_some() -> None:
     assert room.add(delivery("c", "dead"))
 
 
-def test_a_delivery_that_failed_gives_its_place_to_those_without_room() -> None:
-    room = Deliveries(Room(in_flight=16, held_per_group=2))
-    fails = [delivery("a"), delivery("b", partition=3)]
-    assert [room.add(one) for one in (*fails, delivery("waits"))] == [True, True, False]
-    room.begin(0)
-    for one in fails:
-        room.wait(replace(one, next_at=1_000))
-    assert room.to_load() == {TP, ("results", 3)}, "those that failed are loaded again too, behind the others"
-
-
 def test_the_hosts_of_one_tenant_take_no_room_from_other_tenants() -> None:
     room = Deliveries(Room(in_flight=8, held=8, held_per_tenant=3, held_per_group=2))
     assert [room.add(delivery(f"e{number}", f"h{number}")) for number in range(5)] == [True] * 3 + [False] * 2
@@ -128,39 +116,6 @@ def test_a_revoked_partition_takes_its_deliveries_along() -> None:
     assert (len(room), room.in_flight) == (1, 1)
     room.wait(replace(flying, next_at=5))
     assert room.find(("t", "x")) is None
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("tu"), st.integers(0, 20)), max_size=40),
-    st.lists(st.booleans(), max_size=200),
-)
-def test_all_deliveries_are_sent_within_the_bounds(given: list[tuple[str, str, int]], answers: list[bool]) -> None:
-    limits = Room(in_flight=8)
-    room = Deliveries(limits)
-    for number, (host, tenant, at) in enumerate(given):
-        room.add(delivery(f"r{number}", host, tenant, at))
-    flying: dict[tuple[str, str], WebhookDelivery] = {}
-    ended: set[str] = set()
-    says = iter(answers)
-    for now in range(0, 20_000, 7):
-        for one in room.begin(now):
-            assert key_of(one) not in flying
-            assert (one.next_at or 0) <= now
-            flying[key_of(one)] = one
-        groups = [group_of(one) for one in flying.values()]
-        assert len(flying) <= limits.in_flight
-        assert all([host for _, host in groups].count(host) <= limits.per_host for _, host in groups)
-        assert all([tenant for tenant, _ in groups].count(tenant) <= limits.per_tenant for tenant, _ in groups)
-        if not flying and not len(room):
-            break
-        for key in list(flying)[:2]:
-            one = flying.pop(key)
-            if next(says, True):
-                room.end(one)
-                ended.add(one.request_id)
-            else:
-                room.wait(replace(one, next_at=now + 3))
-    assert ended == {f"r{number}" for number in range(len(given))}
 
 
 # -- which terminal events are outcomes, and how far the offset may be committed
