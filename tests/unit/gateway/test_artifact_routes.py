@@ -106,12 +106,6 @@ async def test_a_changed_artifact_is_an_error_and_is_never_sent_whole(store: Art
     assert bodies[-1]["more_body"], "the broken connection says it"
 
 
-def test_the_pieces_of_an_artifact_are_its_content(store: ArtifactStore) -> None:
-    for size in (0, 1, 1_000, 1_001, 2_000):
-        kept = store.put("t", bytes(number % 251 for number in range(size)))
-        assert b"".join(store.pieces(kept)) == store.get("t", kept.artifact_id)
-
-
 class SlowStore(ArtifactStore):
     """Measures a tenant once `go_on` is set, and counts how often."""
 

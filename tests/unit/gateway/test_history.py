@@ -27,18 +27,6 @@ def responses(*items: dict[str, Any]) -> list[dict[str, Any]]:
     return responses_request(ResponsesBody.model_validate({"input": list(items)}), CALLER, 1).payload["messages"]
 
 
-def test_the_third_turn_of_litellm() -> None:
-    asked = {"role": "assistant", "tool_calls": [CALL], "reasoning_content": "I should look.", "annotations": []}
-    said = {"content": "It is sunny.", "role": "assistant", "reasoning_content": "Now I know.", "annotations": []}
-    assert chat(USER, asked, {**TOLD, "name": "weather"}, said, {"role": "user", "content": "thanks"}) == [
-        USER,
-        {"role": "assistant", "content": "", "tool_calls": [CALL], "reasoning_content": "I should look."},
-        {**TOLD, "name": "weather"},
-        {"role": "assistant", "content": "It is sunny.", "reasoning_content": "Now I know."},
-        {"role": "user", "content": "thanks"},
-    ]
-
-
 ECHOED_CALLS = [
     ({"index": 0, "provider_specific_fields": None}, FUNCTION),
     ({"function": {**FUNCTION, "parsed_arguments": {"city": "Paris"}}}, FUNCTION),

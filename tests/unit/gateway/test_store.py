@@ -311,19 +311,6 @@ def test_prune_deletes_rows_that_were_not_touched_since(store: Store) -> None:
     assert store.offsets() == {RESULTS: 20}, "pruned records have been read all the same"
 
 
-def test_live_rows_are_deleted_by_key_unless_there_was_news(store: Store) -> None:
-    waits, heard = new_entry("waits"), new_entry("heard")
-    write(store, 1, waits, heard, ended(new_entry("done")))
-    assert not store.prune(2_000)
-    assert store.get(("default", "done")) is None
-    silent = store.silent_live(2_000)
-    assert sorted(ids(silent)) == ["heard", "waits"]
-    heard.updated_ms = 3_000
-    write(store, 2, heard)
-    store.delete([entry.key for entry in silent], 2_000)
-    assert live(store) == ["heard"]
-
-
 def reads_of_unknown(store: Store, connections: list[sqlite3.Connection]) -> int:
     """How many of 1,000 requests that it does not have it looks up in its file."""
     read: list[str] = []

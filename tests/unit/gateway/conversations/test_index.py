@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +19,6 @@ from kit.examples import examples
 from penstock.common.conversations import ConversationRecord, Turn, fold_messages
 from penstock.common.forks import deleted_record
 from penstock.gateway.conversations import pages
-from penstock.gateway.conversations.index import ranges
 from penstock.gateway.conversations.indexes import GAP, READ_AT_ONCE
 from penstock.gateway.conversations.pages import Conversations
 from penstock.schemas.errors import BrokerUnavailable, NotFound
@@ -390,15 +389,3 @@ def test_indexes_are_kept_within_a_bound_and_the_oldest_go_first() -> None:
     assert [reads_all_of(name) for name in ("c5", "c4")] == [False, False]
     assert reads_all_of("c0")
     assert len(conversations.indexes) <= 100
-
-
-@given(st.lists(st.integers(0, 500), unique=True), st.integers(0, 50))
-def test_ranges_have_all_offsets_and_few_others(offsets: list[int], gap: int) -> None:
-    def within() -> Iterator[int]:
-        for begin, end in ranges(offsets, gap):
-            yield from range(begin, end)
-
-    covered = list(within())
-    assert covered == sorted(set(covered))
-    assert set(offsets) <= set(covered)
-    assert len(covered) <= len(offsets) + gap * max(0, len(offsets) - 1)

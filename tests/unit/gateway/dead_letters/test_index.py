@@ -150,7 +150,7 @@ def test_a_full_disk_does_not_end_the_reading_of_dead_letters(
     assert reader.partitions == {(dlq, 0): 2, (dlq, 1): 1}
 
 
-# -- purging in several calls, each with the `last_id` of the one before
+# -- lists
 
 
 async def test_a_list_of_letters_read_oldest_first_ends_while_others_are_written(index: LetterIndex) -> None:
@@ -163,45 +163,6 @@ async def test_a_list_of_letters_read_oldest_first_ends_while_others_are_written
         seen.append([one.offset for one in found])
         after = str(replace(cursor, place=found[-1].place)) if found else after
     assert seen == [[0], [1], []]
-
-
-@pytest.fixture
-def purge(index: LetterIndex, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Purges seven letters, two by each call; the letters of each call. Actions are in the index at once."""
-    monkeypatch.setattr(redriving, "MOST", 2)
-    monkeypatch.setattr(admin, "begin_offsets", lambda _, tps: dict.fromkeys(tps, 100))
-    index.take([letter(n) for n in range(7)])
-    ends, codec, unused = itertools.count(7), default_codec(), cast(Any, None)
-
-    async def produce(topic: str, value: bytes, **_: Any) -> None:
-        index.take([((0, next(ends)), codec.decode(value, DeadLetterAction))])
-
-    letters: Any = SimpleNamespace(index=index, catch_up=lambda *_: None)
-    topic: Any = SimpleNamespace(produce=produce)
-    parts = Redriving(letters, unused, unused, topic, codec, KafkaSettings(), Threads())
-
-    async def purged(after: str | None = None, *, dry_run: bool = False) -> list[list[str]]:
-        found: list[list[str]] = []
-        while True:
-            chosen = Chosen(filter=LetterFilter(), after=after)
-            done = await parts.purge(Caller(tenant="t"), chosen, dry_run=dry_run)
-            found.append(list(done.requests))
-            if not done.remaining:
-                return found
-            after = str(done.cursor)
-
-    return purged
-
-
-async def test_the_next_call_continues_after_letters_that_are_gone(purge: Any) -> None:
-    pages = [["0/0", "0/1"], ["0/2", "0/3"], ["0/4", "0/5"], ["0/6"]]
-    assert await purge(dry_run=True) == pages
-    assert await purge() == pages
-
-
-async def test_letters_up_to_the_first_after_are_kept(purge: Any) -> None:
-    assert await purge("0/2") == [["0/3", "0/4"], ["0/5", "0/6"]]
-    assert await purge() == [["0/0", "0/1"], ["0/2"]]
 
 
 # -- a redrive whose key is revoked while it runs
@@ -257,10 +218,3 @@ async def test_letters_that_a_revoked_key_left_are_not_skipped(
     assert not await redrive()
     assert (len({*run}), len(run), skipped) == (LETTERS - 1, LETTERS - 1, 1)
     assert len(world.topics.requests) == LETTERS - 1
-
-
-async def test_a_redrive_whose_key_is_revoked_before_its_first_letter_is_refused() -> None:
-    world = World(0)
-    with pytest.raises(Unauthenticated, match="revoked"):
-        await world.redriving.redrive(OPERATOR, Chosen(filter=LetterFilter()), rate=None, dry_run=False, again=False)
-    assert world.topics.requests == []
