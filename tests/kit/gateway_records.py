@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
+from penstock.common.clock import now_ms
+from penstock.gateway.batches.records import Batch
+from penstock.gateway.service.subscriptions import Subscription
+from penstock.gateway.view.frames import Frame
+from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.request_state import Key
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import (
@@ -101,3 +107,18 @@ def delivery(request_id: str = "r", offset: int = 1, partition: int = 0, **field
     known |= {"url": f"http://h/{request_id}", "created_at": 0, "updated_at": 0, "next_at": 0}
     place = Place(topic="inference.result", partition=partition, offset=offset)
     return WebhookDelivery(request_id=request_id, **{**known, "place": place, **fields})
+
+
+def new_batch(tenant: str = "default", **fields: Any) -> Batch:
+    """A batch that was made now, without lines, and expires in a minute."""
+    created_ms = fields.setdefault("created_ms", now_ms())
+    known: dict[str, Any] = {"batch_id": str(uuid.uuid4()), "input_file_id": str(uuid.uuid4()), "key_id": None}
+    known |= {"endpoint": "/v1/embeddings", "expires_at": created_ms // 1000 + 60}
+    return Batch(tenant=tenant, **{**known, **fields})
+
+
+def subscribed(*frames: Frame) -> Subscription:
+    """The subscription to one request whose frames are all there."""
+    subscription = Subscription(Hub(), single=True)
+    subscription.push(frames)
+    return subscription

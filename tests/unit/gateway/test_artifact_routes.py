@@ -10,8 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from gateway_parts import artifact_app
-from kit.gateway_http import client, exchange, scope_of
+from kit.gateway_http import artifact_app, client, exchange, scope_of
 from penstock.common.artifacts import ArtifactStore, digests
 from penstock.gateway.limits.allowances import Allowances, Totals
 from penstock.gateway.limits.artifact_bytes import ArtifactBytes

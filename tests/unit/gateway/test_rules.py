@@ -6,7 +6,6 @@ import itertools
 import re
 from pathlib import Path
 
-import httpx
 import pytest
 from fastapi import APIRouter, WebSocket
 from hypothesis import given
@@ -99,7 +98,7 @@ def test_no_path_reaches_a_route_by_other_rules_than_its_own() -> None:
 async def test_an_unknown_path_and_another_method_have_no_route(tmp_path: Path) -> None:
     create_key(tmp_path / "keys.json", tenant="acme")
     app = create_app(GatewaySettings(auth=AuthSection(keys_file=tmp_path / "keys.json")))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+    async with client(app) as http:
         answer = await http.get("/v1/models%0A")
         assert (answer.status_code, answer.json()["error"]["message"][:17]) == (404, "there is no route"), answer.text
         wrong = await http.request("PATCH", "/v1/requests")

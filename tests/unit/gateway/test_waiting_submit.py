@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from gateway_parts import service_with
+from kit.gateway_http import client
 from penstock.gateway.app import create_app
 from penstock.gateway.context import context_of_app
 from penstock.gateway.service.submitting import Accepted, Checked
@@ -51,7 +52,7 @@ class Parts:
 async def submitted(parts: Parts, query: str) -> httpx.Response:
     app = create_app(GatewaySettings())
     context_of_app(app).connected = service_with(parts)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+    async with client(app) as http:
         return await http.post(f"/v1/requests{query}", json=BODY)
 
 

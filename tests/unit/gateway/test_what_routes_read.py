@@ -108,7 +108,7 @@ async def test_the_refusal_names_the_known_parameters(app: FastAPI, method: str,
 )
 async def test_parameters_of_stock_clients_are_accepted(path: str) -> None:
     app = create_app(GatewaySettings())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+    async with client(app) as http:
         assert (await http.get(path)).status_code in (200, 503)
 
 
