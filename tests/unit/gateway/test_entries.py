@@ -13,7 +13,7 @@ from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame, StatusFrame
 from penstock.gateway.view.rows import facts_text, restored, snapshot
 from penstock.schemas.cursor import Cursor, decode_cursor
-from penstock.schemas.errors import ExecutionTimeout, InvalidCursor, to_error_record
+from penstock.schemas.errors import InvalidCursor
 from penstock.schemas.fold import Chunk, ResultFold
 from penstock.schemas.records import ResultEvent
 
@@ -181,23 +181,6 @@ def test_statuses() -> None:
     assert entry.on_status(status("retrying")) == [], "a zombie's"
     entry.on_result(end("a", epoch=2), 1)
     assert entry.on_status(status("running", epoch=3)) == []
-
-
-def test_a_failure_is_reported_with_its_error() -> None:
-    entry = new_entry()
-    entry.on_result(chunk("ab", 0), 0)
-    error = to_error_record(ExecutionTimeout("too slow"))
-    frames = entry.frames_of(entry.on_result(outcome(status="failed", error=error), 1))
-    assert [type(frame) for frame in frames] == [ResultFrame]
-    body = frames[0].to_json()
-    assert (body["status"], body["done"], body["result"]) == ("failed", True, None)
-    assert body["error"]["code"] == "execution_timeout"
-    public = entry.to_json()
-    assert (public["status"], public["done"], public["error"]["code"]) == ("failed", True, "execution_timeout")
-    assert public["created_at"] == "1970-01-01T00:00:01.000Z"
-    again = after_restart(entry)
-    assert again.to_json() == public
-    assert [frame.to_json() for frame in again.opening(None)] == [body]
 
 
 def test_a_cursor_of_another_request_is_refused() -> None:

@@ -65,22 +65,6 @@ async def test_a_refused_subscription_leaves_no_client(gateway: ViewGateway) -> 
         assert gateway.hub.connected == 0
 
 
-async def test_a_client_that_waits_for_the_outcome_gets_only_that(gateway: ViewGateway) -> None:
-    early, follower = gateway.subscriptions.await_outcome(*R), gateway.subscriptions.subscribe(*R)
-    gateway.read(STATUSES, status())
-    assert early.take_nowait() == []
-    gateway.read(RESULTS, outcome(text="word"))
-    late = gateway.subscriptions.await_outcome(*R)
-    assert [frame.type for frame in follower.take_nowait()] == ["status", "status", "result"]
-    for waits in (early, late):
-        frame = await asyncio.wait_for(waits.next_frame(), 5)
-        assert isinstance(frame, ResultFrame)
-        assert frame.result is not None
-        assert frame.result["text"] == "word"
-        assert await asyncio.wait_for(waits.next_frame(), 5) is None
-    assert gateway.hub.subjects() == 1, "the follower's own, which has not read its last frame"
-
-
 async def test_one_subscription_gets_the_outcomes_of_many(gateway: ViewGateway) -> None:
     outcomes = gateway.subscriptions.open(most_frames=1_000)
     gateway.subscriptions.follow_outcome(outcomes, *R)
