@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from gateway_parts import artifact_app
+from kit.gateway_http import artifact_app
 from penstock.cli.paths import free_port
 from penstock.common.artifacts import ArtifactStore
 from penstock.gateway.app import server_config

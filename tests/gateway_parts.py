@@ -6,19 +6,13 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
-from fastapi import FastAPI
-
-from penstock.common.artifacts import ArtifactStore
-from penstock.gateway.context import GatewayContext, put_context
+from penstock.gateway.context import GatewayContext
 from penstock.gateway.document.described_routes import ROUTES, TABLE
-from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.bodies import BodyLimits
-from penstock.gateway.edge.edge import EdgeParts, install_edge
+from penstock.gateway.edge.edge import EdgeParts
 from penstock.gateway.edge.rules import RouteKey, RouteTable, Rules
-from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.retention import Retention
 from penstock.gateway.openai.reached import reach_check
-from penstock.gateway.routes import artifacts as artifact_routes
 from penstock.gateway.service.dependencies import Dependencies, Tried
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.settings import GatewaySettings
@@ -79,17 +73,3 @@ def edge_of(
         awaited=awaited,
         check_reached=reach_check(context),
     )
-
-
-def artifact_app(
-    store: ArtifactStore, allowances: Allowances | None = None, policy: AuthPolicy | None = None
-) -> FastAPI:
-    """The edge and the routes of artifacts, without a broker."""
-    allowances = allowances or Allowances()
-    context = GatewayContext(settings=GatewaySettings(), policy=policy or AuthPolicy.build(), allowances=allowances)
-    context.connected = service_with(None, artifacts=store)
-    app = FastAPI()
-    put_context(app, context)
-    app.include_router(artifact_routes.router)
-    install_edge(app, edge_of(context, bodies=BodyLimits(max_file_bytes=store.max_bytes)))
-    return app

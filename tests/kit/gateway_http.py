@@ -10,7 +10,8 @@ import httpx
 from fastapi import APIRouter, FastAPI
 from starlette.types import ASGIApp
 
-from gateway_parts import edge_of
+from gateway_parts import edge_of, service_with
+from penstock.common.artifacts import ArtifactStore
 from penstock.gateway.context import GatewayContext, put_context
 from penstock.gateway.document.described_routes import TABLE
 from penstock.gateway.edge.auth import AuthPolicy
@@ -19,6 +20,7 @@ from penstock.gateway.edge.edge import install_edge
 from penstock.gateway.edge.rules import RouteTable
 from penstock.gateway.hot_routes import HotRoutes
 from penstock.gateway.limits.allowances import Allowances
+from penstock.gateway.routes import artifacts
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.settings import GatewaySettings
 
@@ -53,6 +55,15 @@ def gateway_app(
         app.include_router(router)
     install_edge(app, edge_of(context, routes, bodies), HotRoutes if hot else None)
     return app
+
+
+def artifact_app(
+    store: ArtifactStore, allowances: Allowances | None = None, policy: AuthPolicy | None = None
+) -> FastAPI:
+    """The edge and the routes of artifacts."""
+    service = service_with(None, artifacts=store)
+    bodies = BodyLimits(max_file_bytes=store.max_bytes)
+    return gateway_app(artifacts.router, service=service, policy=policy, allowances=allowances, bodies=bodies)
 
 
 def client(app: ASGIApp, base_url: str = URL, **headers: str) -> httpx.AsyncClient:

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from avro_values import values_of
 from flow_driver import MEDIUM, World
 from kit.examples import examples
-from kit.view_gateway import ViewGateway
-from kit.view_records import (
+from kit.gateway_records import (
     CONTROL,
     NAMES,
     ORIGIN,
@@ -36,6 +35,7 @@ from kit.view_records import (
     status,
     worker,
 )
+from kit.view_gateway import ViewGateway
 from kit.worker_turns import MemoryLog, answer, contents, take, turns_of
 from kit.worker_turns import request as turn_of
 from penstock.common.conversations import decoded, fold_messages

@@ -12,8 +12,13 @@ from penstock.gateway.view.view import View
 
 
 @pytest.fixture
-def view(tmp_path: Path) -> Iterator[View]:
-    """A view with its file, which has read nothing."""
+def view_gateway(tmp_path: Path) -> Iterator[ViewGateway]:
+    """With a file, and nothing read."""
     made = ViewGateway(tmp_path / "view.sqlite")
-    yield made.view
+    yield made
     made.close()
+
+
+@pytest.fixture
+def view(view_gateway: ViewGateway) -> View:
+    return view_gateway.view

@@ -1,18 +1,32 @@
-"""The whole app: built before the first request, its page of routes, and the response to an unknown path."""
+"""The whole app and its process: built before the first request, its page of routes, its stop and its faults."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+import uvicorn
 from fastapi import FastAPI, routing
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
 
 from kit.gateway_http import client
-from penstock.gateway.app import create_app, prepare_to_serve
+from penstock.cli.paths import free_port
+from penstock.common.configuration import KafkaSection
+from penstock.gateway.app import create_app, prepare_to_serve, run_gateway
+from penstock.gateway.bridge.app import run_bridge
+from penstock.gateway.bridge.settings import BridgeSettings
 from penstock.gateway.document.described_routes import DOCUMENTED
 from penstock.gateway.document.unknown_paths import near_paths
+from penstock.gateway.server import Server
 from penstock.gateway.settings import GatewaySettings
+from support import wait_until_async
 
 
 def new_app(folder: Path) -> FastAPI:
@@ -83,3 +97,113 @@ async def test_the_response_to_an_unknown_path_names_a_near_one_or_the_page_of_r
         assert near_paths("/v1", [path for _, path in DOCUMENTED]) == []
     else:
         assert (error["details"]["near"][0], near in error["message"]) == (near, True)
+
+
+# -- a server that stops while a socket or a connection is being opened
+
+
+class Serving:
+    """A server of this app on a port of its own."""
+
+    def __init__(self, app: Any, **options: Any) -> None:
+        self.port = free_port()
+        self.server = Server(
+            uvicorn.Config(app, host="127.0.0.1", port=self.port, lifespan="off", log_level="error", **options)
+        )
+
+    async def __aenter__(self) -> Serving:
+        self.serving = asyncio.create_task(self.server.serve())
+        await wait_until_async(lambda: self.server.started, 10)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.wait_for(self.serving, 20)
+
+    async def begins_to_stop(self) -> None:
+        self.server.should_exit = True
+        await wait_until_async(lambda: not any(one.is_serving() for one in self.server.servers), 10)
+
+
+@pytest.mark.parametrize("ws", ["websockets-sansio", "auto"])
+async def test_a_socket_that_is_opened_at_the_stop_is_told_to_come_again(ws: Any) -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        asked.set()
+        await answer.wait()
+        await send({"type": "websocket.accept"})
+        await receive()
+
+    async def opened(port: int) -> int | None:
+        async with connect(f"ws://127.0.0.1:{port}") as client:
+            with pytest.raises(ConnectionClosed):
+                await client.recv()
+            return client.close_code
+
+    async with asyncio.timeout(30), Serving(app, ws=ws) as site:
+        opening = asyncio.create_task(opened(site.port))
+        await asked.wait()
+        await site.begins_to_stop()
+        answer.set()
+        assert await opening == 1012
+
+
+@pytest.mark.parametrize("http", ["httptools", "h11"])
+async def test_a_connection_that_was_just_made_is_answered_at_the_stop(http: Any) -> None:
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async with asyncio.timeout(30), Serving(app, http=http) as site:
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+        await wait_until_async(lambda: bool(site.server.server_state.connections), 10)
+        await site.begins_to_stop()
+        writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert answer.endswith(b"ok")
+        writer.close()
+
+
+# -- what a callback of the event loop raises is logged and ends its process, in order and with the exit code 1
+
+
+def gateway(kafka: KafkaSection, port: int, folder: Path) -> Coroutine[None, None, int]:
+    section = {"port": port, "view_path": folder / "view.sqlite", "drain_s": 0}
+    return run_gateway(GatewaySettings.model_validate({"kafka": kafka, "gateway": section}))
+
+
+def bridge(kafka: KafkaSection, port: int, folder: Path) -> Coroutine[None, None, int]:
+    section = {"health_port": port, "artifacts_dir": str(folder)}
+    return run_bridge(BridgeSettings.model_validate({"kafka": kafka, "bridge": section, "queues": [{"topic": "jobs"}]}))
+
+
+@pytest.mark.parametrize("process", [gateway, bridge])
+async def test_a_callback_that_raises_ends_the_process(
+    process: Callable[[KafkaSection, int, Path], Coroutine[None, None, int]],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    port, kafka = free_port(), KafkaSection(bootstrap_servers=f"127.0.0.1:{free_port()}")
+    running = asyncio.create_task(process(kafka, port, tmp_path))
+    async with httpx.AsyncClient() as http:
+
+        async def lives() -> bool:
+            try:
+                return (await http.get(f"http://127.0.0.1:{port}/healthz")).status_code == 200
+            except httpx.TransportError:
+                return False
+
+        await wait_until_async(lives, 60)
+
+    def fails() -> None:
+        raise KeyError("as in a bug")
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.get_running_loop().call_soon(fails)
+        async with asyncio.timeout(60):
+            assert await running == 1
+    (record,) = [one for one in caplog.records if one.exc_info and one.exc_info[0] is KeyError]
+    assert "fails" in record.getMessage()

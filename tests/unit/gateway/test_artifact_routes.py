@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from gateway_parts import artifact_app
-from kit.gateway_http import client, exchange, scope_of
+from kit.gateway_http import artifact_app, client, exchange, scope_of
 from penstock.common.artifacts import ArtifactStore, digests
-from penstock.gateway.edge.auth import AuthPolicy
-from penstock.gateway.edge.keys import create_key
 from penstock.gateway.limits.allowances import Allowances, Totals
 from penstock.gateway.limits.artifact_bytes import ArtifactBytes
 from penstock.gateway.limits.callers import ANYBODY
@@ -109,12 +105,6 @@ async def test_a_changed_artifact_is_an_error_and_is_never_sent_whole(store: Art
     assert bodies[-1]["more_body"], "the broken connection says it"
 
 
-def test_the_pieces_of_an_artifact_are_its_content(store: ArtifactStore) -> None:
-    for size in (0, 1, 1_000, 1_001, 2_000):
-        kept = store.put("t", bytes(number % 251 for number in range(size)))
-        assert b"".join(store.pieces(kept)) == store.get("t", kept.artifact_id)
-
-
 class SlowStore(ArtifactStore):
     """Measures a tenant once `go_on` is set, and counts how often."""
 
@@ -145,7 +135,6 @@ async def test_uploads_at_once_share_a_measurement_and_keep_the_limit(tmp_path: 
 async def test_an_upload_that_fails_at_the_store_does_not_count(
     store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """Neither a measurement nor the artifact is kept: the next upload is measured again and finds room."""
     async with client(artifact_app(store, keeps(1_500))) as http:
         with monkeypatch.context() as patch:
             patch.setattr(store, method, Mock(side_effect=OSError("the store is away")))
@@ -162,29 +151,6 @@ async def test_a_url_with_a_long_lifetime_ends_with_the_key_that_made_it(
     async with client(artifact_app(store)) as http:
         url = (await http.post(f"{PATH}/{kept.artifact_id}/url", json={"ttl_s": ttl_s})).json()["url"]
     assert (url.startswith("https://store.example/"), "?ticket=" in url) == (signed, not signed)
-
-
-async def test_slow_lists_of_one_tenant_keep_no_other_tenant_waiting(
-    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys = tmp_path / "keys.json"
-    flood, other = (create_key(keys, tenant=tenant) for tenant in ("flood", "other"))
-    released, began = threading.Event(), list[str]()
-    listed: Callable[..., Any] = store.list
-
-    def slow(tenant: str, **options: Any) -> Any:
-        began.append(tenant)
-        assert tenant != "flood" or released.wait(30)
-        return listed(tenant, **options)
-
-    monkeypatch.setattr(store, "list", slow)
-    async with client(artifact_app(store, policy=AuthPolicy.build(keys_file=keys))) as http:
-        calls = [asyncio.create_task(http.get(PATH, headers={"x-api-key": flood})) for _ in range(30)]
-        await wait_until_async(lambda: len(began) >= 6)
-        answer = await asyncio.wait_for(http.get(PATH, headers={"x-api-key": other}), 10)
-        assert (answer.status_code, answer.json()["data"]) == (200, [])
-        released.set()
-        assert {answer.status_code for answer in await asyncio.gather(*calls)} == {200}
 
 
 # -- what a tenant keeps: measured from time to time, and counted between

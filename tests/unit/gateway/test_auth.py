@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -19,7 +18,7 @@ from penstock.gateway.edge.keys import create_key, list_keys, revoke_key
 from penstock.gateway.edge.rules import Rules, Scope
 from penstock.gateway.limits.callers import Caller, Grant, caller_of
 from penstock.gateway.routes.tickets import router as tickets_router
-from penstock.schemas.errors import Forbidden, Unauthenticated
+from penstock.schemas.errors import Unauthenticated
 
 HERE = "http://127.0.0.1:8000"
 SCOPES: dict[str, Scope] = {"GET": "read", "POST": "submit", "DELETE": "cancel"}
@@ -170,13 +169,6 @@ def test_listening_beyond_this_machine_needs_keys() -> None:
         check_bind(host, keys_file="keys.json")
         with pytest.raises(UnsafeBind, match="keys"):
             check_bind(host, keys_file=None)
-
-
-def test_a_priority_stays_within_the_limit_of_the_key() -> None:
-    caller: Any = Caller(max_priority=6)
-    assert (caller.priority(None), caller.priority(8), Caller().priority(None)) == (6, 8, 5)
-    with pytest.raises(Forbidden):
-        caller.priority(5)
 
 
 def test_the_rights_of_a_caller_are_those_that_its_key_has_now(policy: AuthPolicy, keys_file: Path, key: str) -> None:

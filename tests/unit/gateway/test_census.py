@@ -1,19 +1,36 @@
-"""The census against a count of all: whatever happens to requests, in whatever order."""
+"""The census against a count of all, and which requests are lost."""
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.gateway_records import ORIGIN, request, status
+from kit.gateway_records import outcome, request, status, worker
+from penstock.common.clock import now_ms
+from penstock.gateway.service import ending_lost
+from penstock.gateway.service.ending_lost import EndingLost
 from penstock.gateway.view.census import Census, Kind
 from penstock.gateway.view.entries import Entry
-from penstock.schemas.records import STATUS_RANKS, StatusEvent
-from penstock.schemas.topics import CLASSES, priority_class
+from penstock.gateway.view.follower import Readiness
+from penstock.gateway.view.lost_requests import (
+    ASK_AGAIN_MS,
+    GRACE_MS,
+    PASSED_OVER_MS,
+    Overdue,
+    gone,
+    overdue,
+    owned_partitions,
+    passed_over,
+)
+from penstock.schemas.limits import DEFAULT_LIMITS
+from penstock.schemas.records import STATUS_RANKS, InferenceRequest, Origin, Place, StatusEvent, WorkerState
+from penstock.schemas.topics import CLASSES, TP, priority_class
 
 STATUSES = ("accepted", "queued", "running", "retrying")
 
@@ -122,3 +139,224 @@ def test_memory_is_freed_with_the_requests_that_end(others_wait: bool) -> None:
         census.forget(entry)
     most = before + 200 * 60 if others_wait else before + 100
     assert len(pickle.dumps(census)) < most, "one that waits keeps some ages beside its own, however many have ended"
+
+
+# -- which requests are lost
+
+
+ORIGIN = Origin(topic="t", partition=2, offset=7, append_time_ms=10_000)
+PLACE = Place(topic="t", partition=2, offset=7)
+OWNED = {("t", 2)}
+REQUEST = request(text_generation=None, ttl_ms=5_000)
+DUE_MS = 15_000 + GRACE_MS
+STATUS = status("queued", origin=ORIGIN)
+OUTCOME = outcome(origin=ORIGIN, created_at=2)
+
+
+def entry(request: InferenceRequest | None = REQUEST, *events: StatusEvent, cancelled_ms: int = 0) -> Entry:
+    made = Entry("default", "r", 0)
+    made.cancelled_ms = cancelled_ms
+    if request is not None:
+        made.on_request(request, ORIGIN)
+    for event in events:
+        made.on_status(event)
+    return made
+
+
+def is_overdue(one: Entry, now: int) -> bool:
+    return bool(list(overdue([one], OWNED, now)))
+
+
+@pytest.mark.parametrize(
+    ("one", "deadline_ms"),
+    [
+        (entry(), 5_000),
+        (entry(replace(REQUEST, ttl_ms=None)), DEFAULT_LIMITS.default_ttl_ms),
+        (entry(replace(REQUEST, ttl_ms=None), replace(STATUS, ttl_ms=2_000)), 2_000),
+        (entry(None, STATUS), DEFAULT_LIMITS.max_ttl_ms),
+        (entry(replace(REQUEST, ttl_ms=None), cancelled_ms=11_000), 1_000),
+    ],
+    ids=["its own", "the default", "chosen by a worker", "its record was never seen", "cancelled"],
+)
+def test_a_request_is_overdue_after_its_deadline_and_the_grace(one: Entry, deadline_ms: int) -> None:
+    assert not is_overdue(one, 10_000 + deadline_ms + GRACE_MS - 1)
+    assert list(overdue([one], OWNED, 10_000 + deadline_ms + GRACE_MS)) == [Overdue(one, ORIGIN, PLACE)]
+
+
+def ended(one: Entry) -> None:
+    one.on_result(OUTCOME, 0)
+
+
+MOVED = Place(topic="t", partition=3, offset=0)
+
+
+@pytest.mark.parametrize(
+    ("fact", "value", "is_so"),
+    [
+        ("erased", True, False),
+        ("end_asked_ms", DUE_MS - ASK_AGAIN_MS + 1, False),
+        ("end_asked_ms", DUE_MS - ASK_AGAIN_MS, True),
+        ("moved_to", MOVED, False),  # nobody owns the partition where it is now
+    ],
+)
+def test_facts_that_decide_whether_a_request_is_overdue(fact: str, value: Any, is_so: bool) -> None:
+    one = entry()
+    setattr(one, fact, value)
+    assert is_overdue(one, DUE_MS) == is_so
+    ended(one)
+    assert not is_overdue(one, DUE_MS)
+
+
+def test_a_moved_record_is_looked_for_at_its_new_place() -> None:
+    one = entry()
+    one.moved_to = MOVED
+    (found,) = overdue([one], {("t", 3)}, DUE_MS)
+    assert (found.origin, found.tp, found.place.offset) == (ORIGIN, ("t", 3), 0)
+
+
+def test_readers_follow_the_origin_of_the_results() -> None:
+    """The same request stands twice, and its results name the second record."""
+    one = entry()
+    other = replace(ORIGIN, offset=9)
+    one.on_result(replace(OUTCOME, kind="chunk", status=None, text="a", text_offset=0, origin=other), 0)
+    (found,) = overdue([one], OWNED, DUE_MS)
+    assert (found.origin, found.place.offset) == (other, 9)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "lost"), [(7, 8, False), (0, 8, False), (8, 8, True), (0, 7, True), (None, None, False)]
+)
+def test_a_request_is_gone_when_no_known_log_holds_its_record(start: int | None, end: int | None, lost: bool) -> None:
+    one = Overdue(entry(), ORIGIN, PLACE)
+    starts, ends = ({} if at is None else {one.tp: at} for at in (start, end))
+    assert gone([one], starts, ends) == ([one] if lost else [])
+
+
+LATE_MS = 15_000 + PASSED_OVER_MS
+
+
+@pytest.mark.parametrize(
+    "events", [[], *([replace(STATUS, status=name)] for name in ("queued", "running", "retrying"))]
+)
+def test_passed_over_is_what_has_no_outcome_long_after_its_deadline(events: list[StatusEvent]) -> None:
+    """Whatever a worker said last: one that lost the partition has dropped the request without a word."""
+    one = Overdue(entry(REQUEST, *events), ORIGIN, PLACE)
+    assert [passed_over([one], LATE_MS + more) for more in (-1, 0)] == [[], [one]]
+    one.entry.end_asked_ms = LATE_MS
+    assert [passed_over([one], LATE_MS + PASSED_OVER_MS + more) for more in (-1, 0)] == [[], [one]]
+
+
+def test_partitions_of_workers() -> None:
+    state = worker(assigned=["a.b/12", "odd", "x/-1"])
+    assert owned_partitions([state, replace(state, assigned=["t/2"])]) == {("a.b", 12), ("t", 2)}
+
+
+class Site:
+    """The parts beside the decision. The log of the one partition is empty; a catch-up does what a test says."""
+
+    def __init__(self, *entries: Entry) -> None:
+        self.entries = entries
+        self.asked: list[Overdue] = []
+        self.on_catch_up: Callable[[], None] = lambda: None
+        self.is_ready = True
+        self.known = self.metadata = self.lists = self
+        self.recalled: list[Any] = []
+        site: Any = self
+        self.parts = EndingLost(site, site, site, site, site, site)
+
+    def held_live(self) -> list[Entry]:
+        return list(self.entries)
+
+    def overdue(self, after: Any, before_ms: int, most: int) -> list[Any]:
+        """In the file are five more that had to end long ago."""
+        rows = [(at, "default", f"aside{at}") for at in range(1, 6)]
+        return [row for row in rows if row > after][:most]
+
+    def find(self, key: Any) -> Entry | None:
+        if key[1].startswith("aside"):
+            self.recalled.append(key[1])
+        return next((entry for entry in self.entries if entry.key == key), None)
+
+    def live_workers(self) -> list[WorkerState]:
+        return [worker(assigned=["t/2", "u/2"])]
+
+    def readiness(self) -> Readiness:
+        return Readiness(self.is_ready)
+
+    def known_topic(self, topic: str) -> bool:
+        return topic == "t"
+
+    async def run(self, work: Callable[..., Any], *args: Any) -> Any:
+        return work(*args)
+
+    async def catch_up(self) -> None:
+        self.on_catch_up()
+
+    async def end_lost(self, lost: Overdue) -> None:
+        self.asked.append(lost)
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Site:
+    def begin_offsets(kafka: Any, tps: list[TP]) -> dict[TP, int]:
+        return dict.fromkeys(tps, 100)
+
+    for name in ("begin_offsets", "end_offsets"):
+        monkeypatch.setattr(ending_lost.admin, name, begin_offsets)
+    return Site(entry())
+
+
+def ended_meanwhile(site: Site) -> None:
+    ended(site.entries[0])
+
+
+def moved_meanwhile(site: Site) -> None:
+    site.entries[0].moved_to = Place(topic="t", partition=2, offset=101)
+
+
+def asked_meanwhile(site: Site) -> None:
+    site.entries[0].end_asked_ms = now_ms()
+
+
+@pytest.mark.parametrize("news", [ended_meanwhile, moved_meanwhile, asked_meanwhile])
+async def test_what_the_log_says_meanwhile_counts(site: Site, news: Callable[[Site], None]) -> None:
+    site.on_catch_up = lambda: news(site)
+    assert await site.parts.look() == 0
+    assert not site.asked
+
+
+async def test_a_gateway_that_is_behind_asks_for_nothing(site: Site) -> None:
+    site.is_ready = False
+    assert await site.parts.look() == 0
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+async def test_the_end_of_what_is_lost_or_was_passed_over_is_asked_for(
+    site: Site, monkeypatch: pytest.MonkeyPatch, is_gone: bool
+) -> None:
+    if not is_gone:
+        monkeypatch.setattr(ending_lost.admin, "begin_offsets", lambda kafka, tps: dict.fromkeys(tps, 0))
+    assert await site.parts.look() == 1
+    assert [one.place for one in site.asked] == [PLACE]
+    monkeypatch.setattr(ending_lost, "now_ms", lambda: LATE_MS - 1)
+    assert await site.parts.look() == int(is_gone)
+
+
+async def test_commands_of_one_look_are_bounded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending_lost, "ASKED_AT_ONCE", 2)
+    site.entries = tuple(entry() for _ in range(5))
+    assert await site.parts.look() == 2
+
+
+async def test_what_was_left_to_the_file_is_looked_at_part_by_part(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending_lost, "RECALLED_AT_ONCE", 2)
+    for _ in range(4):
+        await site.parts.look()
+    assert site.recalled == [f"aside{at}" for at in (1, 2, 3, 4, 5, 1, 2)]
+
+
+async def test_topics_that_are_gone_are_left_out(site: Site) -> None:
+    elsewhere = entry(None)
+    elsewhere.on_request(REQUEST, replace(ORIGIN, topic="u"))
+    site.entries = (elsewhere,)
+    assert await site.parts.look() == 0

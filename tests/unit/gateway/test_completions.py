@@ -18,7 +18,7 @@ from penstock.gateway.openai import several
 from penstock.gateway.openai.chat_bodies import ChatCompletionBody, CompletionBody, completion_request
 from penstock.gateway.openai.completion_answers import CompletionWriter, PlacedTokens, Shape, completion, logprob_lists
 from penstock.gateway.openai.several import MOST_REQUESTS, PART, PartWriter, UsageSum, bodies_of, merged_events
-from penstock.schemas.errors import ContextLengthExceeded, Expired, InvalidRequest, PenstockError, UnsupportedParameter
+from penstock.schemas.errors import Expired, InvalidRequest, PenstockError, UnsupportedParameter
 
 Json = dict[str, Any]
 
@@ -150,7 +150,6 @@ WORDS = ["<s>", " Hi", " you", "a", "🐶", "ab", " ", "<end>"]
 def test_tokens_and_text_that_come_in_pieces_have_the_same_places(
     words: list[str], widths: list[int], cuts: list[tuple[int, int]]
 ) -> None:
-    """Text may come before its tokens or behind them, and a token may be a part of a character."""
     written = "".join(words).encode()
     text = "".join(word for word in words if not word.startswith("<")).lstrip()
     tokens, at = list[Json](), 0
@@ -223,33 +222,6 @@ def test_merged_results_count_each_prompt_once() -> None:
     assert [one["index"] for one in answer["choices"]] == [0, 1, 2, 3]
     assert [one["text"] for one in answer["choices"]] == ["Hi there!", "Hi there?", "Yo!", "Yo?"]
     assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6}
-
-
-def test_a_refused_prompt_is_named_by_its_place() -> None:
-    refused = several.at_prompt(ContextLengthExceeded("prompt is too long", param="prompt"), 3)
-    assert isinstance(refused, ContextLengthExceeded)
-    assert (refused.message, refused.param) == ("prompt[3] is too long", "prompt[3]")
-    other = InvalidRequest("n is wrong", param="n")
-    assert several.at_prompt(other, 3) is other
-
-
-async def test_the_first_failure_ends_the_others() -> None:
-    ended: list[str] = []
-
-    async def slow() -> int:
-        try:
-            await asyncio.sleep(60)
-        finally:
-            ended.append("slow")
-        return 1
-
-    async def failing() -> int:
-        raise Expired("too late")
-
-    with pytest.raises(Expired):
-        await asyncio.wait_for(several.all_or_nothing([slow(), failing()]), 10)
-    assert ended == ["slow"]
-    assert await several.all_or_nothing([asyncio.sleep(0, result=number) for number in range(3)]) == [0, 1, 2]
 
 
 async def stream(*events: bytes, then: Exception | None = None, waits: bool = False) -> AsyncGenerator[bytes]:

@@ -148,7 +148,6 @@ async def test_many_commands_are_sent_in_slices_and_in_order() -> None:
 
 @pytest.mark.parametrize("error", [NotFound("no topic"), BrokerUnavailable("no broker")])
 async def test_a_refused_command_ends_a_call_with_many(error: PenstockError) -> None:
-    """Also that there is no control topic: that a request was not found would be wrong."""
     broker = Broker(control.AT_ONCE + 1, error)
     with pytest.raises(BrokerUnavailable):
         await control_of(broker).command_all("cancel", requests_that_wait(3 * control.AT_ONCE))
@@ -183,7 +182,6 @@ async def test_a_deletion_is_commanded_and_waits_for_the_turns_before_it() -> No
 
 
 async def test_a_deletion_waits_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a worker the turns end when there is one."""
     monkeypatch.setattr(control, "TURNS_END_S", 0.1)
     log = Log()
     await asyncio.wait_for(with_turns(log, [turn("r", None)]).end_turns("acme", "c1"), 10)
@@ -193,7 +191,6 @@ async def test_a_deletion_waits_no_longer_than_it_may(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(("done", "steps"), [(True, ["forget", "erase"]), (False, ["erase"])])
 async def test_erasing_over_http_purges_dead_letters_first(done: bool, steps: list[str]) -> None:
-    """One that runs is refused, and keeps its letters."""
     part = Mock(find=AsyncMock(return_value=SimpleNamespace(done=done, status_name="completed")))
     part.forget, part.erase = AsyncMock(), AsyncMock()
     async with client(gateway_app(native.router, service=service_with(part))) as http:

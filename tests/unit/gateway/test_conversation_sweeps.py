@@ -137,7 +137,6 @@ async def test_the_clock_of_an_empty_conversation_begins_with_the_first_sweep() 
 
 
 async def test_an_interrupted_deletion_is_finished_once() -> None:
-    """What forks still need stays, and is not asked for again."""
     shared = Shared(records={("a", "cut"): NEW_MS, **old("old")}, deleted_ones={("a", "cut"), ("a", "old")})
     sweeps = shared.sweeps()
     for _ in range(3):

@@ -30,7 +30,6 @@ from penstock.gateway.conversations.shared import SharedTopic
 from penstock.gateway.limits.retention import Retention
 from penstock.gateway.service.deleting import Deleting
 from penstock.gateway.service.forking import Forking
-from penstock.schemas.errors import NotFound
 from penstock.schemas.records import ConversationFacts, ConversationMessage, conversation_message_key
 
 KEPT_MS, NOW_MS = 3_600_000, 10_000_000
@@ -169,7 +168,6 @@ def test_it_stays_whole_where_the_last_look_says_so(new: type[Cluster], kept_by:
 @settings(max_examples=examples(500))
 @given(ORDER)
 def test_a_turn_at_the_same_moment_is_not_lost(new: type[Cluster], order: list[bool]) -> None:
-    """It has the whole history or none, and what it said stands there."""
     kafka = old_conversation(new)
     expired, ended = together(kafka.gateway().expire("acme", "c"), kafka.turn("r2"), order)
     pages = kafka.cluster.gateway()[1]
@@ -196,7 +194,6 @@ def test_a_turn_that_was_accepted_before_the_last_look_is_never_lost(new: type[C
 
 @LAYOUTS
 def test_the_topic_stays_while_a_turn_may_begin_it_anew(new: type[Cluster], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that wrote all of its records while the broker removed the topic was answered, and went with it."""
     kafka = old_conversation(new)
     end, remove, turns = Forking.end, kafka.cluster.remove, list[Any]()
 
@@ -253,26 +250,3 @@ def test_a_gateway_that_is_killed_leaves_it_whole_or_another_one_finishes(new: t
             assert run(kafka.gateway().expire("acme", "c"))
         run(kafka.gateway().finish("acme", "c"))
         assert is_gone(kafka)
-
-
-@LAYOUTS
-def test_forks_keep_reading_an_expired_parent_which_goes_with_the_last(new: type[Cluster]) -> None:
-    kafka = old_conversation(new)
-    forking, pages = kafka.cluster.gateway()
-    run(forking.fork("acme", "c", new.first + 1, "f"))
-    run(forking.fork("acme", "c", new.first + 1, "g"))
-    before = pages.newest_ms("acme", "c")
-    for number in range(20):
-        kafka.cluster.put(NAMES.conversation("acme", "g"), b"x%d" % number, None)
-    run(kafka.gateway().delete("acme", "g"))
-    assert not kafka.cluster.exists(NAMES.conversation("acme", "g"))
-    assert kafka.cluster.read_topic(TOPIC)[1].records[-1].message is None
-    assert pages.newest_ms("acme", "c") == before, "the tombstone of the record `forked` is no activity"
-    assert run(kafka.gateway().expire("acme", "c"))
-    with pytest.raises(NotFound):
-        said(pages, "c")
-    assert said(pages, "f") == ["r1 in", "r1 out"]
-    run(kafka.gateway().finish("acme", "c"))
-    assert said(pages, "f") == ["r1 in", "r1 out"], "a sweep that finishes what was cut off leaves it to the fork"
-    assert run(kafka.gateway().expire("acme", "f"))
-    assert kafka.cluster.is_empty

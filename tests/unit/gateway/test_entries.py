@@ -8,17 +8,15 @@ from typing import Any
 
 import pytest
 
-from kit.gateway_records import ORIGIN, chunk, outcome, request, status
+from kit.gateway_records import ORIGIN, chunk, claim, outcome, request, status
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame, StatusFrame
 from penstock.gateway.view.rows import facts_text, restored, snapshot
 from penstock.schemas.cursor import Cursor, decode_cursor
-from penstock.schemas.errors import ExecutionTimeout, InvalidCursor, to_error_record
+from penstock.schemas.errors import InvalidCursor
 from penstock.schemas.fold import Chunk, ResultFold
 from penstock.schemas.records import ResultEvent
 
-# Logs of a request, each with the text of its outcome: plain, taken over with other text, retried, taken over by a
-# worker that says the same, taken over before its first chunk, with a chunk that never came, without any chunk.
 REQUEST = request(stream=True, created_at=1_000)
 SINCE = {"since_epoch": 1, "since_attempt": 1}
 
@@ -27,23 +25,16 @@ def end(text: str, epoch: int = 1, **fields: Any) -> ResultEvent:
     return outcome(text_generation={"text": text}, epoch=epoch, **fields)
 
 
-def claim(**place: int) -> ResultEvent:
-    return chunk(**place)
-
-
 def chunks(*texts: str, at: int = 0, **fields: Any) -> list[ResultEvent]:
     """Each behind the one before."""
     return [chunk(text, at + sum(map(len, texts[:number])), **fields) for number, text in enumerate(texts)]
 
 
-# Logs of a request, each with the text of its outcome: plain, taken over with other text, retried, taken over by a
-# worker that says the same, taken over before its first chunk, with a chunk that never came, without any chunk.
 ON2 = {"epoch": 2, **SINCE}
 LOGS: dict[str, list[ResultEvent]] = {
     "plain": [*chunks("ab", "cd", "ef"), end("abcdef")],
     "takeover": [*chunks("ab", "cd"), *chunks("xy", "z", epoch=2), end("xyz", 2)],
     "zombie": [chunk("ab", 0), chunk("xy", 0, epoch=2), chunk("cd", 2), end("abcd"), end("xy", 2)],
-    "retry": [chunk("ab", 0), chunk("uv", 0, attempt=2), end("uv", attempt=2)],
     "same-again": [chunk("ab", 0), *chunks("ab", "c", epoch=2), end("abc", 2)],
     "ends-elsewhere": [*chunks("ab", "cd"), end("abz", 2)],
     "ends-elsewhere-alike": [*chunks("ab", "cd"), end("abcde", 2)],
@@ -166,7 +157,6 @@ def test_a_request_without_streaming_gets_the_whole_result(name: str) -> None:
 
 @pytest.mark.parametrize("ahead", [{"epoch": 2, "text_length": 1}, {"epoch": 1, "text_length": 5}])
 def test_a_cursor_ahead_of_the_view_gets_a_snapshot(ahead: dict[str, int]) -> None:
-    """This gateway is behind the one that made the cursor."""
     entry, reader = new_entry(), Reader()
     entry.on_result(chunk("ab", 0), 0)
     cursor = Cursor(partition=3, offset=9, attempt=1, **ahead)
@@ -191,35 +181,6 @@ def test_statuses() -> None:
     assert entry.on_status(status("retrying")) == [], "a zombie's"
     entry.on_result(end("a", epoch=2), 1)
     assert entry.on_status(status("running", epoch=3)) == []
-
-
-def test_a_failure_is_reported_with_its_error() -> None:
-    entry = new_entry()
-    entry.on_result(chunk("ab", 0), 0)
-    error = to_error_record(ExecutionTimeout("too slow"))
-    frames = entry.frames_of(entry.on_result(outcome(status="failed", error=error), 1))
-    assert [type(frame) for frame in frames] == [ResultFrame]
-    body = frames[0].to_json()
-    assert (body["status"], body["done"], body["result"]) == ("failed", True, None)
-    assert body["error"]["code"] == "execution_timeout"
-    public = entry.to_json()
-    assert (public["status"], public["done"], public["error"]["code"]) == ("failed", True, "execution_timeout")
-    assert public["created_at"] == "1970-01-01T00:00:01.000Z"
-    again = after_restart(entry)
-    assert again.to_json() == public
-    assert [frame.to_json() for frame in again.opening(None)] == [body]
-
-
-@pytest.mark.parametrize(
-    ("place", "counts"),
-    [({"offset": 6}, True), ({"offset": 8}, False), ({"offset": 6, "partition": 1}, False), ({"topic": "s"}, False)],
-)
-def test_an_earlier_record_of_the_same_log_counts_and_else_the_first(place: dict[str, Any], counts: bool) -> None:
-    entry = new_entry()
-    content = entry.content
-    entry.on_request(replace(REQUEST, priority=1), replace(ORIGIN, **place))
-    assert (entry.priority, entry.origin == ORIGIN) == ((1, False) if counts else (5, True))
-    assert counts or entry.content == content
 
 
 def test_a_cursor_of_another_request_is_refused() -> None:
@@ -253,21 +214,7 @@ def test_a_resumed_stream_repeats_the_log_probabilities_that_may_be_missing() ->
     assert "logprobs" not in entry.chunk_frame("x", 4).to_json()
 
 
-def test_a_reader_of_a_continued_text_gets_the_rest_also_after_the_end() -> None:
-    entry = new_entry()
-    (first,) = entry.frames_of(entry.on_result(chunk("Hello wor", 0), 10))
-    entry.on_result(chunk("ld", 9, attempt=2, **SINCE), 11)
-    entry.on_result(end("Hello world", attempt=2, **SINCE), 12)
-    after = decode_cursor(first.cursor or "")
-    for _ in range(2):
-        told = [frame for frame in entry.opening(after) if isinstance(frame, ChunkFrame | RestartedFrame)]
-        assert [frame.text for frame in told if isinstance(frame, ChunkFrame)] == ["ld"]
-        assert len(told) == 1
-        entry.forget_text()
-
-
 def test_a_text_that_was_read_again_before_its_claim_was_kept_or_void() -> None:
-    """The claim was passed over, a client came, and then the worker began anew."""
     passed, read_again = ResultFold("r", "default"), ResultFold("r", "default")
     for event in (chunk("Hello wor", 0), claim(epoch=2)):
         passed.pass_over(event)

@@ -1,25 +1,44 @@
-"""Facts of a gateway: of live workers, of conversations, and the artifacts of outcomes."""
+"""Facts of a gateway: of workers and conversations, pools, what requests wait for, open transactions."""
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from kit.gateway_records import CODEC, ORIGIN, model_info, model_state, outcome, request, worker
+from kit.gateway_records import CODEC, ORIGIN, model_info, model_state, outcome, request, status, worker
+from kit.view_gateway import ViewGateway
 from penstock.common.clock import now_ms
+from penstock.common.model_pools import pool_of
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.metrics import GatewayMetrics
 from penstock.gateway.service.conversation_facts import FactsOfConversations
 from penstock.gateway.service.facts import Facts
+from penstock.gateway.service.open_transactions import HELD_MS, OpenTransactions
+from penstock.gateway.service.subscriptions import Subscriptions
 from penstock.gateway.service.turns import Turns
 from penstock.gateway.threads import Threads
+from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.frames import StatusFrame
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.outputs import artifact_ids_of
+from penstock.gateway.view.rows import facts_text, restored, snapshot
 from penstock.gateway.view.view import View
-from penstock.schemas.records import ArtifactRef, ConversationFacts, DeviceState, InferenceRequest
+from penstock.schemas.errors import InvalidRequest
+from penstock.schemas.records import (
+    ArtifactRef,
+    ConversationFacts,
+    DeviceState,
+    InferenceRequest,
+    ModelState,
+    Origin,
+    StatusEvent,
+    WaitingFor,
+)
+from penstock.schemas.topics import TP, TopicNames
 
 
 def facts_of(view: View) -> Facts:
@@ -122,3 +141,170 @@ LARGE = ArtifactRef(artifact_id="large", uri="u", media_type="application/json",
 )
 def test_an_outcome_names_its_images_and_its_large_output(values: dict[str, Any], expected: set[str]) -> None:
     assert artifact_ids_of(outcome(task="image_generation", **values)) == expected
+
+
+# -- where a request is put
+
+
+MODELS = [
+    model_info("smol"),
+    model_info("big", pool="b", aliases=["large"]),
+    model_info("big", pool="a"),
+    model_info("smol", pool="a"),
+    model_info("vec", "embedding", pool="a"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "pool"), [("smol", None), ("big", "a"), ("large", "b"), ("vec", None), ("unheard", None)]
+)
+def test_a_models_pool(name: str, pool: str | None) -> None:
+    assert pool_of(MODELS, "text_generation", name) == pool
+    assert pool_of(reversed(MODELS), "text_generation", name) == pool
+
+
+@pytest.fixture
+def facts(view: View) -> Facts:
+    """The conversation c1 is in the pool b, c2 in the common pool."""
+    view.fleet.models = {(model.model, model.pool or ""): model for model in MODELS}
+    view.accepted(request("r1", conversation_id="c1", pool="b"), ORIGIN)
+    view.accepted(request("r2", conversation_id="c2"), replace(ORIGIN, offset=1))
+    return Facts(view, cast("Any", None), Hub())
+
+
+@pytest.mark.parametrize(
+    ("fields", "pool"),
+    [
+        ({}, None),  # resolved within the common pool
+        ({"model": "large"}, "b"),
+        ({"model": "smol"}, None),
+        ({"model": "large", "pool": "a"}, "a"),
+        ({"conversation_id": "c1"}, "b"),
+        ({"conversation_id": "c1", "model": "smol"}, "b"),
+        ({"conversation_id": "c3", "model": "large"}, "b"),
+    ],
+)
+def test_a_request_goes_to_its_own_pool_its_conversations_or_its_models(
+    facts: Facts, fields: dict[str, str], pool: str | None
+) -> None:
+    assert facts.routed(request(**fields)).pool == pool
+
+
+@pytest.mark.parametrize(("conversation_id", "where"), [("c1", "the pool b"), ("c2", "the common pool")])
+def test_a_conversation_stays_in_one_pool(facts: Facts, conversation_id: str, where: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"the conversation {conversation_id} is in {where}") as caught:
+        facts.routed(request(conversation_id=conversation_id, pool="a"))
+    assert caught.value.param == "pool"
+
+
+# -- what a request waits for, in each place that shows it
+
+
+MEMORY = WaitingFor(reason="memory", position=3, need_bytes=70, free_bytes=20, estimated_start_at=1_763_735_000_123)
+PUBLIC = {
+    "reason": "memory",
+    "position": 3,
+    "need_bytes": 70,
+    "free_bytes": 20,
+    "estimated_start_at": "2025-11-21T14:23:20.123Z",
+}
+
+
+def waiting(why: WaitingFor | None, name: str = "queued", **fields: Any) -> StatusEvent:
+    return status(name, position=None if why is None else why.position, waiting_for=why, **fields)
+
+
+def entry(why: WaitingFor | None = MEMORY, **fields: Any) -> Entry:
+    made = Entry("default", "r", 0, task="text_generation")
+    made.on_status(waiting(why, **fields))
+    return made
+
+
+def test_object_and_frame_say_the_same() -> None:
+    waits = entry(ttl_ms=60_000, model_reason="ready")
+    shown = waits.to_json()
+    assert shown["waiting_for"] == waits.status_frame().to_json()["waiting_for"] == PUBLIC
+    assert (shown["ttl_ms"], shown["model_reason"]) == (60_000, "ready")
+    assert entry(None, name="running").to_json()["waiting_for"] is None
+
+
+def test_a_new_reason_is_news_and_a_new_estimate_is_none() -> None:
+    waits = entry()
+    assert waits.on_status(waiting(replace(MEMORY, estimated_start_at=9))) == []
+    assert waits.to_json()["waiting_for"]["estimated_start_at"] == "1970-01-01T00:00:00.009Z"
+    (frame,) = waits.on_status(waiting(WaitingFor(reason="class", position=3)))
+    assert isinstance(frame, StatusFrame)
+    assert frame.waiting_for is not None
+    assert frame.waiting_for["reason"] == "class"
+
+
+@pytest.mark.parametrize("later_fields", [3, 0])
+def test_the_file_keeps_it(later_fields: int) -> None:
+    """One of an earlier release has neither waiting_for nor what came after it."""
+    waits = entry(MEMORY if later_fields else None)
+    facts = json.loads(facts_text(snapshot(waits)))
+    facts[6] = facts[6][: len(facts[6]) - 3 + later_fields]
+    again = restored("default", "r", json.dumps(facts), accepted_ms=1, erased=False)
+    assert again.status == waits.status
+
+
+def test_without_a_worker_lists_and_first_frames_say_so(view_gateway: ViewGateway) -> None:
+    gateway, follower = view_gateway, cast("Any", None)
+    facts = Facts(gateway.view, follower, gateway.hub)
+    parts = (gateway.view, follower, gateway.hub, TopicNames(), gateway.turns, facts.waits_unseen)
+    waits = gateway.view.accepted(request())
+
+    def shown() -> list[Any]:
+        frame = Subscriptions(*parts).subscribe("default", "r").take_nowait()[0]
+        return [facts.requests([waits])[0]["waiting_for"], frame.to_json()["waiting_for"]]
+
+    assert shown() == [{**dict.fromkeys(PUBLIC), "reason": "no_worker"}] * 2
+    gateway.view.fleet.workers["w"] = worker("w", ModelState(model="a", state="ready"), updated_at=now_ms())
+    gateway.view.fleet.models["a", "w"] = model_info("a")
+    assert shown() == [None, None]
+
+
+# -- open transactions
+
+
+TOPIC = "inference.request.medium"
+HERE, BESIDE = (TOPIC, 0), (TOPIC, 1)
+Looks = list[tuple[dict[TP, int], dict[TP, int], int]]
+
+
+def of_looks(view: View, *looks: tuple[dict[TP, int], dict[TP, int], int]) -> OpenTransactions:
+    made = OpenTransactions(KafkaSettings(bootstrap_servers="x"), view, Threads())
+    for look in looks:
+        made.note(*look)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("looks", "partitions"),
+    [
+        ([({HERE: 5, BESIDE: 9}, {HERE: 5, BESIDE: 9}, 0)], []),
+        ([({HERE: 5}, {HERE: 8}, 0)], []),
+        ([({HERE: 5}, {HERE: 8}, 0), ({HERE: 5}, {HERE: 9}, HELD_MS)], [0]),
+        ([({HERE: 5}, {HERE: 8}, 0), ({HERE: 6}, {HERE: 9}, HELD_MS)], []),
+        ([({HERE: 5}, {HERE: 8}, 0), ({HERE: 5}, {HERE: 5}, 1), ({HERE: 5}, {HERE: 8}, HELD_MS)], []),
+        ([({HERE: 5, BESIDE: 1}, {HERE: 8, BESIDE: 4}, at) for at in (0, HELD_MS)], [0, 1]),
+    ],
+)
+def test_a_partition_is_told_of_once_it_is_held_for_long(looks: Looks, partitions: list[int], view: View) -> None:
+    problem = of_looks(view, *looks).result().problem
+    assert [number for number in (0, 1) if problem and f"{TOPIC} partition {number}" in problem.text] == partitions
+
+
+def test_a_request_behind_one_says_so_and_no_other(view: View) -> None:
+    ends, follower = ({HERE: 5}, {HERE: 8}), cast("Any", None)
+    transactions = of_looks(view, (*ends, 0), (*ends, HELD_MS))
+    facts = Facts(view, follower, Hub(), transactions=transactions)
+    view.fleet.workers["w"] = worker("w", ModelState(model="a", state="ready"), updated_at=now_ms())
+    view.fleet.models["a", "w"] = model_info("a")
+
+    def reason(partition: int, offset: int) -> str | None:
+        origin = Origin(topic=TOPIC, partition=partition, offset=offset, append_time_ms=1)
+        shown = facts.waits_unseen(view.accepted(request(f"r-{partition}-{offset}"), origin))
+        return (shown.get("waiting_for") or {}).get("reason")
+
+    assert [reason(0, 4), reason(0, 5), reason(0, 7), reason(1, 7)] == [None, "transaction", "transaction", None]

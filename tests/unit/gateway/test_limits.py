@@ -1,8 +1,9 @@
-"""Limits: buckets never give more than their rate, slots hold back a share, and what a key may ask for."""
+"""Limits of tenants and keys: rates, slots, what is outstanding, and how long conversations are kept."""
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from kit.gateway_records import request
 from penstock.gateway.limits.allowances import MOST_REFUSALS, MOST_REFUSALS_OF_ONE, Allowances, Totals
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.limits.limits import Buckets, Limits, TokenBucket, duration_text
-from penstock.gateway.limits.settings import LimitsSection
+from penstock.gateway.limits.rates import WINDOW_S, Rate
+from penstock.gateway.limits.retention import Retention, expiring, last_active_ms
+from penstock.gateway.limits.settings import LimitsSection, retention_of, tenant_limits
 from penstock.gateway.limits.slots import Slots, share_of
+from penstock.gateway.limits.tenants import FORGET_MS, NEW_CONVERSATION_S, Tenants
 from penstock.gateway.settings import AuthSection, GatewaySection, GatewaySettings, allowances_of
 from penstock.schemas.errors import Forbidden, Overloaded, TenantLimit
 from penstock.schemas.records import Requirements
@@ -210,7 +215,6 @@ def test_the_default_priority_passes_all_limits() -> None:
 
 @given(st.integers(1, 30), st.integers(1, 50))
 def test_sockets_together_are_read_at_their_tenants_rate(sockets: int, rate: int) -> None:
-    """However many there are: each waits for its frame, and all of them are charged to one bucket."""
     clock = Clock()
     allowances = Allowances(defaults=Limits(calls_per_s=rate), clock=clock)
     due = [(0.0, number) for number in range(sockets)]
@@ -258,3 +262,215 @@ def test_refusals_are_sent_at_a_pace_and_are_bounded_in_all_and_by_holder() -> N
         allowances.open_refusal("the address 0")
     with pytest.raises(Overloaded):
         allowances.open_refusal("the address of another")
+
+
+# -- rates by the records' own times
+
+
+NOW_MS = 1_700_000_000_500
+MINUTE = 60_000
+
+
+def counted(times_ms: Iterable[int]) -> Rate:
+    rate = Rate()
+    for time_ms in times_ms:
+        rate.count(NOW_MS + time_ms)
+    return rate
+
+
+@pytest.mark.parametrize(
+    ("times_ms", "at_ms", "in_window"),
+    [
+        ([], 0, 0),
+        ([], -NOW_MS, 0),
+        ([-1_000 * ago for ago in range(WINDOW_S) for _ in range(3)], 0, 3 * WINDOW_S),
+        # Whole seconds: the current one and the 59 before it. A time ahead of the clock is not counted yet.
+        ([0], 0, 1),
+        ([-59_000], 0, 1),
+        ([-MINUTE], 0, 0),
+        ([-61_000], 0, 0),
+        ([1_000], 0, 0),
+        ([5_000], 5_000, 1),
+        # It fades without new events.
+        ([0] * 60, 59_000, 60),
+        ([0] * 60, MINUTE, 0),
+        # Old records do not count, and do not replace newer ones.
+        ([0] * 6 + [-MINUTE, -2 * MINUTE, -600 * MINUTE], 0, 6),
+        ([-60 * MINUTE] * 1_000, 0, 0),
+        # A minute later the same place of the ring counts from zero.
+        ([0] * 6 + [MINUTE], MINUTE, 1),
+        ([0] * 6 + [MINUTE], 0, 0),
+    ],
+)
+def test_records_in_the_window_count(times_ms: list[int], at_ms: int, in_window: int) -> None:
+    assert counted(times_ms).per_s(NOW_MS + at_ms) == in_window / WINDOW_S
+
+
+# -- counting tenants from the log
+
+
+STEPS = st.lists(st.sampled_from(["ask 0", "ask 1", "follow 0", "follow 1", "end"]), max_size=300)
+
+
+@given(st.integers(0, 12), STEPS)
+def test_two_gateways_overshoot_by_no_more_than_they_have_not_read(limit: int, steps: list[str]) -> None:
+    """A log and two gateways that read it whenever they like. What is outstanding is never more than the limit and what
+    one of them has yet to read of the other's; so never more than twice the limit."""
+    log: list[tuple[str, int]] = []
+    gateways = [Tenants(), Tenants()]
+    read = [0, 0]
+    outstanding = 0
+
+    def follow(one: int) -> None:
+        for kind, by in log[read[one] :]:
+            if kind == "end":
+                gateways[one].ended("t")
+            elif by != one:  # its own it counted when the broker acknowledged them
+                gateways[one].began("t")
+        read[one] = len(log)
+
+    for step in steps:
+        name, _, of = step.partition(" ")
+        if name == "ask":
+            one = int(of)
+            unread = sum(1 for kind, by in log[read[one] :] if kind == "begin" and by != one)
+            if gateways[one].reserve("t", limit):
+                log.append(("begin", one))
+                gateways[one].began("t")
+                gateways[one].settle("t")
+                outstanding += 1
+                assert outstanding <= limit + unread
+            assert outstanding <= 2 * limit
+        elif name == "follow":
+            follow(int(of))
+        elif outstanding:
+            log.append(("end", -1))
+            outstanding -= 1
+    follow(0)
+    follow(1)
+    assert [one.of("t").outstanding for one in gateways] == [outstanding, outstanding]
+
+
+def test_tokens_are_charged_when_requests_end_at_any_gateway() -> None:
+    tenants = Tenants(lambda tenant: 600 if tenant == "t" else None)
+    bucket = tenants.tokens("t", 100.0)
+    assert bucket is not None
+    assert bucket.wait_s(100.0) == 0
+    tenants.on_outcome("t", "completed", 1_200, 100_000)
+    assert bucket.wait_s(100.0) == 60.1, "the debt of a minute, and one more"
+    assert bucket.wait_s(161.0) == 0
+    tenants.on_outcome("other", "completed", 10**9, 100_000)
+    assert tenants.tokens("other", 100.0) is None
+    assert tenants.of("t").outcomes == {"completed": 1}
+
+
+def test_conversations_that_exist_and_those_just_named_count() -> None:
+    tenants = Tenants()
+
+    def may_begin(*conversations: str, tenant: str = "t") -> list[bool]:
+        return [tenants.may_begin_conversation(tenant, one, 2) for one in conversations]
+
+    tenants.on_conversations("t", {"a"}, 0.0)
+    tenants.on_conversations("u", {"x"}, 0.0)
+    tenants.on_request("t", "b", 1_000)
+    assert may_begin("a", "b", "c") == [True, True, False]
+    assert may_begin("c", tenant="u") == [True]
+    tenants.on_conversations("t", {"b"}, 10.0)
+    assert tenants.of("t").conversations == {"b"}
+    assert may_begin("c") == [True]
+    tenants.conversation_began("t", "c", 10.0)
+    assert may_begin("d") == [False]
+    tenants.conversation_gone("t", "b")
+    assert may_begin("d") == [True]
+    tenants.on_request("t", "c", 11_000)
+    tenants.conversation_began("t", "d", 10.0)
+    for at_s, named in ((10.0, {"c": 11, "d": 10}), (11.0, {})):
+        tenants.on_conversations("t", set(), at_s + NEW_CONVERSATION_S)
+        assert tenants.of("t").named == named, "the latest last; one without a conversation is forgotten"
+
+
+def test_tenants_without_anything_are_forgotten() -> None:
+    tenants = Tenants()
+    assert [tenants.reserve(name, 1) for name in ("t", "t", "other")] == [True, False, True]
+    tenants.settle("t")
+    assert tenants.reserve("t", 1)
+    tenants = Tenants()
+    for number in range(10):
+        tenants.began(f"t{number}")
+        tenants.on_request(f"t{number}", None, 1_000)
+    tenants.ended("t1")
+    for number in range(10):
+        tenants.on_conversations(f"t{number}", set(), FORGET_MS / 1000 + 2)
+    assert tenants.known().keys() == {f"t{number}" for number in range(10)} - {"t1"}
+
+
+# -- which conversations are due, by their tenant's retention, and what the settings of it allow
+
+
+DAY_S, DAY_MS = 86_400, 86_400_000
+TENANTS = st.sampled_from(["a", "b", "c"])
+KEPT_S = st.sampled_from([0, 3_600, DAY_S, 30 * DAY_S])
+RETENTIONS = st.builds(
+    lambda all_s, tenants_s: Retention(all_s=all_s, tenants_s=tenants_s), KEPT_S, st.dictionaries(TENANTS, KEPT_S)
+)
+ACTIVE = st.dictionaries(st.tuples(TENANTS, st.sampled_from("wxyz")), st.integers(0, 40 * DAY_MS), max_size=12)
+
+
+@given(RETENTIONS, ACTIVE, st.integers(0, 80 * DAY_MS))
+def test_conversations_are_due_when_their_tenants_retention_has_passed(
+    retention: Retention, active: dict[tuple[str, str], int], now_ms: int
+) -> None:
+    due = {(one.tenant, one.conversation_id): one for one in expiring(active, retention, now_ms)}
+    for key, active_ms in active.items():
+        kept_s = retention.tenants_s.get(key[0], retention.all_s)
+        assert (key in due) == (kept_s > 0 and active_ms + kept_s * 1000 <= now_ms)
+        if key in due:
+            assert due[key].expires_ms == active_ms + kept_s * 1000 == retention.expires_ms(key[0], active_ms)
+    if not retention.is_on:
+        assert not due
+
+
+@given(RETENTIONS, ACTIVE, st.integers(0, 80 * DAY_MS), st.integers(0, 40 * DAY_MS))
+def test_due_conversations_stay_due_in_the_order_of_their_times(
+    retention: Retention, active: dict[tuple[str, str], int], now_ms: int, later_ms: int
+) -> None:
+    now, then = expiring(active, retention, now_ms), expiring(active, retention, now_ms + later_ms)
+    assert then[: len(now)] == now
+    assert [one.expires_ms for one in then] == sorted(one.expires_ms for one in then)
+
+
+@pytest.mark.parametrize(
+    ("record_ms", "facts_ms", "active_ms"), [(None, None, None), (5, None, 5), (None, 6, 6), (5, 6, 6), (7, 6, 7)]
+)
+def test_changed_facts_are_activity(record_ms: int | None, facts_ms: int | None, active_ms: int | None) -> None:
+    assert last_active_ms(record_ms, facts_ms) == active_ms
+    expires_ms = None if active_ms is None else active_ms + 3_600_000
+    assert Retention(all_s=3_600).expires_ms("a", active_ms) == expires_ms
+
+
+# -- settings
+
+
+def test_a_tenants_own_retention_overrides_the_default() -> None:
+    tenants = {
+        "short": {"conversation_retention_s": "12h"},
+        "ever": {"conversation_retention_s": 0},
+        "same": {"sockets": 3},
+    }
+    section = LimitsSection.model_validate({"conversation_retention_s": "30d", "tenants": tenants})
+    retention = retention_of(section)
+    kept = {tenant: retention.kept_ms(tenant) for tenant in ("short", "ever", "same", "other")}
+    assert kept == {"short": DAY_MS // 2, "ever": None, "same": 30 * DAY_MS, "other": 30 * DAY_MS}
+    defaults, by_tenant = tenant_limits(section, keyless=False)
+    assert by_tenant["same"].sockets == 3
+    assert "conversation_retention_s" not in defaults.to_dict()
+    assert not retention_of(LimitsSection()).is_on
+    of_one = retention_of(LimitsSection.model_validate({"tenants": {"short": tenants["short"]}}))
+    assert (of_one.is_on, of_one.kept_ms("other")) == (True, None)
+
+
+@pytest.mark.parametrize("value", [30, "30", "59m", "30 days", "-1", -1, float("nan"), True])
+def test_a_value_without_a_clear_unit_is_refused(value: Any) -> None:
+    """`30` without a unit would be half a minute."""
+    with pytest.raises(ValidationError):
+        LimitsSection.model_validate({"conversation_retention_s": value})

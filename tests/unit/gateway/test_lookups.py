@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+import math
+import threading
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import AsyncMock, Mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from kit.gateway_records import CONTROL, KEY, NAMES, RESULTS, command, outcome, request
 from kit.view_gateway import ViewGateway
-from kit.view_records import CONTROL, RESULTS, command, outcome, request
+from penstock.common import log_records
+from penstock.common.reader import RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.service.lookups import Lookups
+from penstock.gateway.service.subscriptions import Subscription
+from penstock.gateway.view import frames as frames_module
+from penstock.gateway.view import outcomes as outcomes_module
 from penstock.gateway.view.entries import Entry
-from penstock.gateway.view.hub import Gone
+from penstock.gateway.view.frames import ResultFrame
+from penstock.gateway.view.hub import Gone, Hub
 from penstock.gateway.view.outcomes import Outcomes
-from penstock.gateway.view.outputs import OutcomeReader
+from penstock.gateway.view.outputs import LARGE_BYTES, LONG_LIST, OutcomeReader, encode_json, held_bytes, result_json
+from penstock.gateway.view.request_state import ENTRY_BYTES
+from penstock.schemas.codec import default_codec
+from penstock.schemas.errors import BrokerUnavailable, InternalError, InvalidRequest, Overloaded
 from penstock.schemas.errors import Gone as GoneError
-from penstock.schemas.errors import InvalidRequest, Overloaded
+from penstock.schemas.topics import TP
 
 
 class Gateway(ViewGateway):
@@ -116,21 +131,6 @@ async def test_a_page_after_an_unknown_request_is_refused(gateway: Gateway) -> N
     assert refused.value.param == "after"
 
 
-async def test_slow_conversations_do_not_hold_up_lists(gateway: Gateway) -> None:
-    release = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def slow() -> None:
-        asyncio.run_coroutine_threadsafe(release.wait(), loop).result(30)
-
-    blocked = [asyncio.ensure_future(gateway.threads.conversations.run(slow)) for _ in range(40)]
-    blocked += [asyncio.ensure_future(gateway.threads.metadata.run(slow)) for _ in range(40)]
-    page = gateway.lookups.page("default", limit=5, after=None, newest_first=True)
-    assert len(await asyncio.wait_for(page, 5)) == 1
-    release.set()
-    await asyncio.gather(*blocked)
-
-
 async def test_a_single_request_is_returned_with_its_large_output(gateway: Gateway) -> None:
     event = outcome(task="embedding", embedding={"embeddings": [[0.5] * 1024] * 16, "dimensions": 1024})
     entry = Entry("default", "r", 0)
@@ -163,3 +163,270 @@ async def test_an_operator_names_the_tenant_of_an_id_that_several_have(gateway: 
     with pytest.raises(InvalidRequest, match="2 tenants have a request of this id: a, b; name one"):
         await gateway.lookups.tenant_of("shared", "a")
     assert await gateway.lookups.tenant_of("unknown", "operators") == "operators"
+
+
+# -- outcomes that are read again from the topic
+
+
+OUTCOME = outcome(text="secret")
+RECORD = default_codec().encode(OUTCOME)
+
+
+class Refetcher:
+    """Gives `record` for every offset, or that it is gone, when the test releases it."""
+
+    def __init__(self) -> None:
+        self.released = False
+        self.record: Any = RECORD
+        self.wanted: list[tuple[TP, int]] = []
+
+    def __call__(self, settings: Any, loop: Any, on_fetched: Any, on_gone: Any) -> Refetcher:
+        self.on_fetched, self.on_gone = on_fetched, on_gone
+        return self
+
+    def start(self) -> None:
+        pass
+
+    def request(self, tp: TP, offsets: Sequence[int]) -> None:
+        self.wanted += [(tp, offset) for offset in offsets]
+        if self.released:
+            self.release()
+
+    def release(self) -> None:
+        self.released = True
+        while self.wanted:
+            tp, offset = self.wanted.pop()
+            if self.record is None:
+                self.on_gone(tp, [offset])
+            else:
+                self.on_fetched(tp, [RawMessage(*tp, offset, 1_000, b"r", self.record)])
+
+
+class Site(ViewGateway):
+    """A gateway that started after the request had ended."""
+
+    def __init__(self, path: Path, recent_bytes: int = 1 << 20) -> None:
+        super().__init__(path)
+        self.read(RESULTS, OUTCOME)
+        self.flush()
+        self.restart(recent_bytes=recent_bytes)
+        self.outcomes = Outcomes(KafkaSettings(topic_prefix=NAMES.prefix), self.codec, self.view)
+        self.lookups = Lookups(self.view, cast("Any", self), self.hub, self.threads, self.outcomes, self.turns)
+
+    async def read_commands(self) -> None:
+        """As the follower does it: nobody else has written any."""
+
+    async def next_frame(self) -> Any:
+        return await asyncio.wait_for(self.subscriptions.subscribe(*KEY).next_frame(), 5)
+
+
+@pytest.fixture
+def refetcher(monkeypatch: pytest.MonkeyPatch) -> Refetcher:
+    made = Refetcher()
+    monkeypatch.setattr(log_records, "Refetcher", made)
+    return made
+
+
+@pytest.fixture(params=[1 << 20, 1], ids=["kept", "not-kept"])
+def site(tmp_path: Path, refetcher: Refetcher, request: pytest.FixtureRequest) -> Iterator[Site]:
+    """Ended requests stay in memory, or they do not."""
+    made = Site(tmp_path / "view.sqlite", request.param)
+    yield made
+    made.threads.close()
+    made.close()
+
+
+async def test_an_outcome_is_read_once_and_held(site: Site, refetcher: Refetcher) -> None:
+    refetcher.released = True
+    whole = await site.outcomes.whole(site.entry())
+    assert whole.to_json()["result"]["text"] == "secret"
+    assert await site.outcomes.whole(whole) is whole
+
+
+async def test_nobody_gets_what_is_erased_while_it_is_read(site: Site, refetcher: Refetcher) -> None:
+    reader = site.subscriptions.subscribe(*KEY)
+    asking = asyncio.ensure_future(site.lookups.public(site.entry()))
+    listing = asyncio.ensure_future(site.outcomes.all_whole([site.entry()], 1))
+    await asyncio.sleep(0)
+    site.read(CONTROL, command("erase"))
+    site.flush()
+    refetcher.release()
+    with pytest.raises(GoneError):
+        await asking
+    assert await listing == []
+    with pytest.raises(GoneError):
+        await asyncio.wait_for(reader.next_frame(), 5)
+    assert site.entry().erased, "and it stays erased"
+
+
+async def test_an_outcome_that_the_topic_has_lost_is_shown_by_its_facts(site: Site, refetcher: Refetcher) -> None:
+    refetcher.record, refetcher.released = None, True
+    assert b'"result_omitted":true' in await site.lookups.public(site.entry())
+    (listed,) = await site.outcomes.all_whole([site.entry()], 1)
+    assert listed.to_json()["status"] == "completed"
+
+
+@pytest.mark.parametrize("record", [b"junk", default_codec().encode(replace(OUTCOME, tenant="other"))])
+async def test_another_record_at_the_offset_is_not_the_outcome(site: Site, refetcher: Refetcher, record: bytes) -> None:
+    """The topic was created again."""
+    refetcher.record, refetcher.released = record, True
+    with pytest.raises(GoneError):
+        await site.outcomes.whole(site.entry())
+
+
+async def test_readers_get_an_internal_error_at_once(site: Site, refetcher: Refetcher) -> None:
+    refetcher.record, refetcher.released = object(), True
+    with pytest.raises(InternalError):
+        await site.next_frame()
+    refetcher.record = RECORD
+    assert await site.next_frame() is not None
+
+
+async def test_outcomes_that_are_waited_for_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refetcher: Refetcher
+) -> None:
+    monkeypatch.setattr(outcomes_module, "MOST_WANTED", 2)
+    site = Site(tmp_path / "view.sqlite")
+
+    async def look_at(offset: int) -> None:
+        entry = site.entry()
+        entry.terminal_offset = offset
+        await site.outcomes.whole(entry, 0.01)
+
+    for offset, error in ((0, BrokerUnavailable), (1, BrokerUnavailable), (1, BrokerUnavailable), (2, Overloaded)):
+        with pytest.raises(error):
+            await look_at(offset)
+    refetcher.on_gone(RESULTS, [0])
+    with pytest.raises(BrokerUnavailable):
+        await look_at(2)
+    site.threads.close()
+    site.close()
+
+
+# -- large outputs
+
+
+VECTORS = [[float(number + at) / 8 for number in range(512)] for at in range(32)]
+EVENT = outcome(task="embedding", embedding={"embeddings": VECTORS, "dimensions": 512})
+LARGE_RECORD = default_codec().encode(EVENT)
+
+
+def entry_of(record: bytes) -> Entry:
+    entry = Entry("default", "r", 0)
+    event, large = OutcomeReader(default_codec())(record)
+    entry.on_result(event, 5, large)
+    return entry
+
+
+TEXT = {"text": "x", "tool_calls": None, "logprobs": None, "choices": None}
+TOKEN = {"token": "abc", "logprob": -0.25, "bytes": [97, 98, 99]}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+LARGE_TEXT = {**TEXT, "text": "x" * 20_000, "logprobs": [{**TOKEN, "top_logprobs": None}] * 500}
+
+
+@pytest.mark.parametrize(
+    ("fields", "held"),
+    [
+        ({}, {"embedding": None}),
+        ({"embedding": {"embeddings": [[0.5]], "dimensions": 1}}, None),
+        ({"status": "failed", "embedding": None, "metadata": {"note": "x" * 20_000}}, None),
+        # Streams need the text; log probabilities and other answers take ten times their bytes.
+        (
+            {"embedding": None, "task": "text_generation", "text_generation": LARGE_TEXT},
+            {"text_generation": LARGE_TEXT | dict.fromkeys(("logprobs", "prompt_logprobs", "covers_through"))},
+        ),
+    ],
+    ids=["large", "small", "a large record without an output", "of a large text the text alone"],
+)
+def test_what_is_held_of_an_output(fields: dict[str, Any], held: dict[str, Any] | None) -> None:
+    event = replace(EVENT, **fields)
+    record = default_codec().encode(event)
+    assert (len(record) > LARGE_BYTES) == (fields.get("embedding", "large") in ("large", None))
+    entry = entry_of(record)
+    assert entry.terminal == replace(event, **(held or {}))
+    assert (entry.large is None) == (held is None)
+    public = entry.to_json()
+    assert public["status"] == event.status
+    assert entry.to_json(whole=True)["result"] == result_json(event)
+    assert public["result"] == (result_json(event) if held is None else None)
+    assert public.get("result_omitted", False) == (held is not None)
+
+
+@pytest.mark.parametrize(
+    ("task", "output"),
+    [
+        ("embedding", {"embeddings": [[0.5] * 384], "dimensions": 384}),
+        ("embedding", {"embeddings": [[0.5] * 1024], "dimensions": 1024}),
+        ("embedding", {"embeddings": [[0.5] * 8] * 200, "dimensions": 8}),
+        ("embedding", {"embeddings": [[0.5]] * 1_500, "dimensions": 1}),
+        ("embedding", {"embeddings": VECTORS, "dimensions": 512}),
+        ("text_generation", {**TEXT, "text": "x" * 10_000}),
+        ("text_generation", {**TEXT, "text": "x" * 10_000 + "😀"}),
+        ("text_generation", {**TEXT, "text": "x" * 100_000}),
+        ("text_generation", {**TEXT, "logprobs": [{**TOKEN, "top_logprobs": None}] * 300}),
+        ("text_generation", {**TEXT, "logprobs": [{**TOKEN, "top_logprobs": [TOKEN] * 20}] * 20}),
+        ("text_generation", {**TEXT, "tool_calls": [CALL] * 100}),
+    ],
+)
+def test_what_an_outcome_takes_in_memory_is_counted(task: str, output: dict[str, Any]) -> None:
+    """Decoded numbers take many times their bytes on the wire; the room for ended requests is a bound on memory."""
+    record = default_codec().encode(replace(EVENT, task=task, **{"embedding": None, task: output}))
+    read = OutcomeReader(default_codec())
+    read(record)
+    tracemalloc.start()
+    held = [read(bytes(bytearray(record))) for _ in range(4)]
+    taken = tracemalloc.get_traced_memory()[0] / len(held)
+    tracemalloc.stop()
+    counted = ENTRY_BYTES + held_bytes(*held[0], len(record))
+    assert taken <= counted <= 3 * taken + 2 * ENTRY_BYTES
+
+
+async def test_readers_wait_for_one_thread_and_get_the_same_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    encode = frames_module.encode_json
+
+    def noted(value: Any) -> str:
+        threads.append(threading.current_thread().name)
+        return encode(value)
+
+    monkeypatch.setattr(frames_module, "encode_json", noted)
+    hub = Hub()
+    readers = [Subscription(hub, single=True) for _ in range(20)]
+    frame = entry_of(LARGE_RECORD).result_frame()
+    for reader in readers:
+        reader.push([frame])
+    assert readers[0].take_nowait() == [], "a frame that is not ready is to be waited for"
+    got = await asyncio.gather(*(reader.next_frame() for reader in readers))
+    assert all(one is frame for one in got)
+    assert frame.result == result_json(EVENT)
+    assert json.loads(frame.encoded())["result"] == result_json(EVENT)
+    assert len(threads) == 1
+    assert threads[0] != threading.main_thread().name
+
+
+async def test_a_reader_that_gives_up_takes_the_frame_from_nobody() -> None:
+    reader = Subscription(Hub(), single=True)
+    frame = entry_of(LARGE_RECORD).result_frame()
+    reader.push([frame])
+    waiting = asyncio.ensure_future(reader.next_frame())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    found = await reader.next_frame()
+    assert isinstance(found, ResultFrame)
+    assert found.large is None
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(JSON)
+def test_json_in_steps_is_json(value: Any) -> None:
+    for some in (value, [value] * (LONG_LIST + 1)):
+        assert json.loads(encode_json(some)) == json.loads(json.dumps(some))
+    assert encode_json({"embeddings": [[math.nan, math.inf, 0.5]]}) == '{"embeddings":[[null,null,0.5]]}'

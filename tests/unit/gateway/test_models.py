@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kit.view_records import model_info, worker
+from kit.gateway_records import model_info, worker
 from penstock.common.desired import Desired
 from penstock.gateway.service.model_states import admin_models, find_one, observing_topic, order_json
 from penstock.gateway.service.models import check_abilities, find_model, of_task, public_models
@@ -36,7 +36,6 @@ MODELS = [SMOL, model_info("mini", "embedding"), BIG]
     ],
 )
 def test_names_that_are_found(task: str, name: str | None, pool: str | None, found: str | None) -> None:
-    """In a pool without models a request waits, whatever its name."""
     assert find_model(MODELS, task, name, pool) == found
 
 
@@ -211,7 +210,6 @@ def test_the_cause_of_a_failed_load_is_for_operators() -> None:
 def test_an_ordered_entry_says_whether_the_model_is_pinned_and_preloaded(
     pinned: bool | None, shown_pinned: bool
 ) -> None:
-    """Before any worker has reported the new entry."""
     entry = '{"source": "x", "engine": "noop", "pinned": true, "preload": false}'
     state = ordered("smol", "add", entry=entry, pinned=pinned)
     (shown,) = admin_models([SMOL], [], {key_of(state): Desired(state, 3)}, [])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import inspect
 import json
-import struct
 from typing import Any
 
 import pytest
@@ -103,20 +101,12 @@ def test_what_is_not_supported_or_unknown_is_neutral_or_refused(name: str, value
 def test_a_tier_is_a_priority_up_to_the_keys(
     fields: dict[str, Any], priority: int | None, error: Any, param: str | None
 ) -> None:
-    """Options of streams without a stream are refused."""
     if error is None:
         assert (chat(**fields).priority, chat(**fields).tenant) == (priority, "acme")
         return
     with pytest.raises(error) as caught:
         chat(**fields)
     assert param in (None, caught.value.param)
-
-
-@given(st.lists(st.floats(width=32, allow_nan=False), max_size=8))
-def test_base64_embeddings_are_little_endian_floats(vector: list[float]) -> None:
-    answer = answers.embedding_list("m", {"embeddings": [vector]}, "base64")
-    raw = base64.b64decode(answer["data"][0]["embedding"])
-    assert list(struct.unpack(f"<{len(vector)}f", raw)) == vector
 
 
 @pytest.mark.parametrize(

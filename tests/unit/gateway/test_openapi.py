@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
@@ -33,11 +32,6 @@ def operations(document: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]
 
 def test_it_is_valid(document: dict[str, Any]) -> None:
     validate(json.loads(json.dumps(document)))
-
-
-def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
-    references = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)))
-    assert references <= document["components"]["schemas"].keys()
 
 
 def test_every_route_says_what_it_takes_and_answers(document: dict[str, Any]) -> None:
@@ -85,11 +79,6 @@ def test_errors_are_ours(document: dict[str, Any]) -> None:
     assert "HTTPValidationError" not in json.dumps(document)
     error = document["components"]["schemas"]["ErrorFacts"]
     assert {"message", "type", "code", "param", "request_id", "retryable", "details"} == set(error["required"])
-
-
-def test_operation_ids_are_unique(document: dict[str, Any]) -> None:
-    ids = [operation["operationId"] for operation in operations(document).values()]
-    assert len(set(ids)) == len(ids)
 
 
 @pytest.mark.parametrize("kind", [TextRequest, EmbeddingRequest])

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kit.view_records import model_info, outcome, request
-from kit.view_records import worker as worker_state
+from kit.gateway_records import model_info, outcome, request
+from kit.gateway_records import worker as worker_state
 from penstock.gateway.service import run_times
 from penstock.gateway.service.planning import Plan, plan
 from penstock.gateway.service.run_times import RunTimes
@@ -127,7 +127,6 @@ def test_the_choice_is_that_of_a_worker() -> None:
 def test_a_request_that_can_never_run_is_refused(
     asked: InferenceRequest, weights_gib: int | None, need_gib: int
 ) -> None:
-    """Or whose model does not exist."""
     large = model_info("a", weights_bytes=weights_gib and weights_gib * GIB)
     with pytest.raises(InsufficientCapacity) as refused:
         planned(worker(state()), models=[large], request=asked)
@@ -178,7 +177,6 @@ def test_drawing_takes_time_in_proportion_to_pixels_and_steps() -> None:
 
 
 def test_only_the_newest_drawings_under_way_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Text takes no place among them, and neither does a drawing that has ended."""
     monkeypatch.setattr(run_times, "MOST_UNDER_WAY", 2)
     times, large = RunTimes(), drawing("large", 1280)
     for asked in (drawing("a", 320), request("text"), drawing("b", 320)):

@@ -1,17 +1,39 @@
-"""The writer of /v1/responses: what its stream says, and what becomes of a cut or failed answer."""
+"""The writer of /v1/responses, also of those in the background: the same events from any position."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, cast
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.limits.callers import Caller
+from penstock.gateway.openai.endpoints import RESPONSE
 from penstock.gateway.openai.responses_answers import Asked, ResponseWriter, repeated_fields, response
 from penstock.gateway.openai.responses_bodies import ResponsesBody
+from penstock.gateway.openai.responses_streams import FIRST_DELTA, BackgroundWriter, background_events
 from penstock.gateway.openai.splice import CallSplice
-from penstock.schemas.errors import EngineFailed
+from penstock.gateway.openai.stored_responses import asked_of, input_items, request_id_of, unfinished
+from penstock.gateway.service.subscriptions import Stopping, Subscription
+from penstock.gateway.view.frames import ChunkFrame, Frame, ResultFrame, StatusFrame
+from penstock.schemas.codec import default_codec
+from penstock.schemas.errors import (
+    Cancelled,
+    EngineFailed,
+    InvalidRequest,
+    NotFound,
+    PenstockError,
+    StreamRestarted,
+    UnsupportedParameter,
+    error_body,
+)
+from penstock.schemas.records import InferenceRequest
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-ASKED = Asked(request_id="r1", created=1, model="m", metadata={}, repeated=repeated_fields(ResponsesBody(input="hi")))
+PLAIN = Asked(request_id="r1", created=1, model="m", metadata={}, repeated=repeated_fields(ResponsesBody(input="hi")))
 
 
 def events(encoded: bytes) -> list[dict[str, Any]]:
@@ -27,7 +49,7 @@ def events(encoded: bytes) -> list[dict[str, Any]]:
 
 def streamed(result: dict[str, Any], *steps: tuple[str, Any]) -> list[dict[str, Any]]:
     """The events of a whole stream. A step is a text with its log probabilities, or pieces of calls."""
-    writer = ResponseWriter(ASKED)
+    writer = ResponseWriter(PLAIN)
     made = [*writer.opening()]
     for text, pieces in steps:
         made += writer.calls(pieces) if text == "calls" else writer.text(text, pieces)
@@ -40,7 +62,7 @@ def of(sent: list[dict[str, Any]], kind: str, field: str) -> list[Any]:
 
 def test_an_answer_that_was_cut_is_incomplete() -> None:
     result = {"text": "abc", "finish_reason": "length", "usage": {"prompt_tokens": 1, "completion_tokens": 2}}
-    whole = response(ASKED, result)
+    whole = response(PLAIN, result)
     assert (whole["status"], whole["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert whole["usage"]["total_tokens"] == 3
     last = streamed(result, ("abc", []))[-1]
@@ -81,13 +103,163 @@ def test_a_call_is_sent_in_pieces_and_items_are_in_the_order_in_which_they_began
 
 
 def test_an_answer_of_calls_alone_has_no_message() -> None:
-    (call,) = response(ASKED, {"text": "", "tool_calls": [CALL]})["output"]
+    (call,) = response(PLAIN, {"text": "", "tool_calls": [CALL]})["output"]
     assert call["type"] == "function_call"
-    (message,) = response(ASKED, {"text": ""})["output"]
+    (message,) = response(PLAIN, {"text": ""})["output"]
     assert message["content"][0]["text"] == ""
 
 
 def test_a_failure_ends_the_stream_as_openai_ends_it() -> None:
-    sent = events(ResponseWriter(ASKED).failure(EngineFailed("no")))
+    sent = events(ResponseWriter(PLAIN).failure(EngineFailed("no")))
     assert [event["type"] for event in sent] == ["response.created", "response.in_progress", "response.failed"]
     assert sent[-1]["response"]["error"] == {"code": "engine_failed", "message": "no"}
+
+
+# -- background responses
+
+
+TOOL = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
+
+
+def request_of(**fields: Any) -> InferenceRequest:
+    """As it comes back from its topic."""
+    body = ResponsesBody.model_validate({"input": "hi", "background": True, **fields})
+    sent = RESPONSE.ask(body, Caller(tenant="t"), 5_000)
+    return default_codec().decode(default_codec().encode(sent), InferenceRequest)
+
+
+ASKED = asked_of(request_of(), 5_000, "m")
+
+
+def test_a_response_whose_previous_one_was_not_looked_up_is_refused() -> None:
+    """As in a line of a batch: without the earlier items another answer would come."""
+    body = ResponsesBody.model_validate({"input": "hi", "previous_response_id": "resp_1"})
+    with pytest.raises(UnsupportedParameter) as refused:
+        RESPONSE.ask(body, Caller(tenant="t"), 5_000)
+    assert refused.value.param == "previous_response_id"
+    earlier = [{"role": "user", "content": "hello"}]
+    body.go_on_behind(earlier, [{"role": "user", "content": "hi"}])
+    made = RESPONSE.ask(body, Caller(tenant="t"), 5_000)
+    assert [one["content"] for one in (made.payload or {})["messages"]] == ["hello", "hi"]
+    assert repeated_fields(body)["previous_response_id"] == "resp_1"
+
+
+class Frames:
+    """In the place of a Subscription; the last one may be an error."""
+
+    def __init__(self, told: Sequence[Frame | PenstockError]) -> None:
+        self._told = list(told)
+
+    def take_nowait(self) -> list[Frame]:
+        return []
+
+    async def next_frame(self) -> Frame:
+        told = self._told.pop(0)
+        if isinstance(told, PenstockError):
+            raise told
+        return told
+
+
+async def told(frames: Sequence[Frame | PenstockError], after: int | None = None) -> list[dict[str, Any]]:
+    async def whole(result: dict[str, Any]) -> dict[str, Any]:
+        return result
+
+    stream: AsyncIterator[bytes] = background_events(
+        cast("Subscription", Frames(frames)), BackgroundWriter(ASKED, after), whole
+    )
+    encoded = b"".join([events async for events in stream])
+    return [json.loads(event.split("\ndata: ")[1]) for event in encoded.decode().split("\n\n")[:-1]]
+
+
+OF_R: dict[str, Any] = {"request_id": "r", "cursor": None}
+
+
+def status(name: str) -> StatusFrame:
+    return StatusFrame(**OF_R, status=name, done=False)
+
+
+def chunk(text: str, at: int, ends: Sequence[int] = ()) -> ChunkFrame:
+    return ChunkFrame(**OF_R, text=text, offset=at, ends=ends)
+
+
+def end(text: str, **more: Any) -> ResultFrame:
+    return ResultFrame(**OF_R, status="completed", result={"text": text, **more}, error=None)
+
+
+def ended(error: PenstockError, name: str) -> ResultFrame:
+    return ResultFrame(**OF_R, status=name, result=None, error=error_body(error, "r")["error"])
+
+
+@given(st.lists(st.text("ab🗼", min_size=1, max_size=4), max_size=8), st.data())
+async def test_each_reader_finds_the_same_events(pieces: list[str], data: st.DataObject) -> None:
+    """Live, or all pieces at once; from the beginning, or behind any event. The outcome has more than the pieces."""
+    text, ends = "".join(pieces), [sum(map(len, pieces[: n + 1])) for n in range(len(pieces))]
+    result = end(text + data.draw(st.text("cd", max_size=3)), tool_calls=data.draw(st.sampled_from([[], [CALL]])))
+    live: list[Frame] = [status("queued"), status("running")]
+    live += [chunk(piece, stop - len(piece)) for piece, stop in zip(pieces, ends, strict=True)]
+    at_once = [chunk(text, 0, ends)] if text else []
+    events = await told([*live, result])
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[-1]["type"] == "response.completed"
+    if pieces:
+        assert events[FIRST_DELTA]["delta"] == pieces[0]
+    after = data.draw(st.integers(0, len(events)))
+    assert await told([*live, result], after) == events[after + 1 :]
+    assert await told([*at_once, result], after) == events[after + 1 :]
+    assert await told([status("queued"), *at_once, result]) == events
+
+
+async def test_a_cancelled_response_and_a_broken_stream_end_differently() -> None:
+    begun = [status("queued")]
+    cancelled = await told([*begun, ended(Cancelled("stop"), "cancelled")])
+    types = [event["type"].removeprefix("response.") for event in cancelled]
+    assert types == ["created", "queued", "in_progress", "failed"]
+    assert (cancelled[-1]["response"]["status"], cancelled[-1]["response"]["error"]) == ("cancelled", None)
+    broken = await told([status("running"), chunk("a", 0), Stopping("elsewhere")])
+    assert (broken[-1]["type"], broken[-1]["code"]) == ("error", "overloaded")
+    assert broken[-1]["sequence_number"] == broken[-2]["sequence_number"], "the client goes on behind what it has"
+    with pytest.raises(StreamRestarted):
+        await told([StreamRestarted("anew")], 7)
+
+
+def test_a_stored_response_shows_what_the_first_response_showed() -> None:
+    schema = {"type": "json_schema", "name": "s", "schema": {"type": "object"}}
+    fields: dict[str, Any] = {"instructions": "brief", "tools": [TOOL], "metadata": {"a": "b"}}
+    fields |= {"text": {"format": schema}, "max_output_tokens": 9, "temperature": 0.5}
+    fields |= {"prompt_cache_key": "k", "service_tier": "flex"}
+    asked = asked_of(request_of(**fields), 5_999, None)
+    body = ResponsesBody.model_validate({"input": "hi", "background": True, **fields})
+    assert (asked.created, asked.metadata, asked.repeated) == (5, {"a": "b"}, repeated_fields(body))
+    shown = unfinished(asked, "queued")
+    assert (shown["status"], shown["background"], shown["store"], shown["tools"]) == ("queued", True, True, [TOOL])
+    assert unfinished(asked, "retrying")["status"] == "in_progress"
+
+
+def test_a_response_that_is_not_stored_is_not_found() -> None:
+    request = request_of(background=False, store=False)
+    assert request.response_object is None
+    with pytest.raises(NotFound):
+        asked_of(request, 1, None)
+    with pytest.raises(NotFound):
+        request_id_of("chatcmpl-1")
+    with pytest.raises(InvalidRequest) as refused:
+        request_of(store=False)
+    assert refused.value.param == "background"
+
+
+def test_input_items_are_what_the_model_was_given() -> None:
+    given: list[dict[str, Any]] = [
+        {"role": "developer", "content": "d"},
+        {"role": "user", "content": [{"type": "input_text", "text": "see"}, {"type": "input_image", "file_id": "a1"}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "yes"}]},
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "20"},
+    ]
+    request = request_of(input=given, instructions="brief")
+    items = input_items(request, asked_of(request, 1, None))
+    types = ["message"] * 3 + ["function_call", "function_call_output"]
+    assert [item["type"] for item in items] == types
+    assert [item.get("role") for item in items] == ["system", "user", "assistant", None, None]
+    assert [part["type"] for part in items[1]["content"]] == ["input_text", "input_image"]
+    assert (items[2]["content"][0]["text"], items[3]["call_id"], items[4]["output"]) == ("yes", "c1", "20")
+    assert len({item["id"] for item in items}) == 5

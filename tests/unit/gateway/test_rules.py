@@ -6,13 +6,13 @@ import itertools
 import re
 from pathlib import Path
 
-import httpx
 import pytest
 from fastapi import APIRouter, WebSocket
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.routing import Match
 
+from kit.gateway_http import client, gateway_app, scope_of
 from penstock.gateway.app import ROUTERS, create_app
 from penstock.gateway.document.described_routes import ROUTES, TABLE
 from penstock.gateway.edge.keys import create_key
@@ -27,6 +27,9 @@ from penstock.gateway.edge.rules import (
     Takes,
     check_declared,
 )
+from penstock.gateway.hot_routes import hot_endpoint
+from penstock.gateway.openai import text_routes
+from penstock.gateway.routes import native
 from penstock.gateway.settings import AuthSection, GatewaySettings
 
 WORDS = st.text("abcdefgh-:. ", min_size=1, max_size=8)
@@ -79,7 +82,6 @@ ENDS = ("", "/", "//", "\n", "/\n", "?", "/x", "/load", " ", "\r", "\x85", "\u20
 
 
 def test_no_path_reaches_a_route_by_other_rules_than_its_own() -> None:
-    """`/v1/models%0A` had no rules and was public, and the framework, whose `$` allows a line's end, served it."""
     filled = {re.sub(r"\{[^}]*\}", fill, pattern) for _, pattern in ROUTES for fill in FILLS}
     for path, method in itertools.product((one + end for one in filled for end in ENDS), METHODS):
         rules = TABLE.rules(method, path)
@@ -93,15 +95,12 @@ def test_no_path_reaches_a_route_by_other_rules_than_its_own() -> None:
         assert (rules.access, rules.scope) == (own.access, own.scope), (method, path)
 
 
-@pytest.mark.parametrize("path", ["/v1/models%0A", "/v1/models/x%0A", "/v1/chat/completions%0A", "/v1/requests%0A"])
-@pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_a_path_that_ends_with_a_line_feed_has_no_route(method: str, path: str, tmp_path: Path) -> None:
+async def test_an_unknown_path_and_another_method_have_no_route(tmp_path: Path) -> None:
     create_key(tmp_path / "keys.json", tenant="acme")
     app = create_app(GatewaySettings(auth=AuthSection(keys_file=tmp_path / "keys.json")))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
-        answer = await http.request(method, path, json={})
-        assert answer.status_code in (401, 404), answer.text
-        assert answer.json()["error"]["message"].startswith(("send a key", "there is no route"))
+    async with client(app) as http:
+        answer = await http.get("/v1/models%0A")
+        assert (answer.status_code, answer.json()["error"]["message"][:17]) == (404, "there is no route"), answer.text
         wrong = await http.request("PATCH", "/v1/requests")
         assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET, POST")
         assert "PATCH is not allowed here; GET, POST is" in wrong.json()["error"]["message"]
@@ -167,3 +166,52 @@ def test_the_first_declared_wins() -> None:
     table = RouteTable({("GET", "/a/{b:path}/c"): first, ("GET", "/a/{b:path}"): second})
     calls = [("GET", "/a/x/y/c"), ("GET", "/a/x/y"), ("GET", "/a/"), ("POST", "/a/x")]
     assert [table.rules(*call) for call in calls] == [first, second, UNKNOWN, UNKNOWN]
+
+
+# -- hot routes
+
+
+JSON = b"application/json; charset=utf-8"
+CHAT, REQUESTS = "/v1/chat/completions", "/v1/requests"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content_type", "query", "hot"),
+    [
+        ("POST", REQUESTS, JSON, b"", True),
+        ("POST", CHAT, JSON, b"", True),
+        ("GET", "/v1/requests/r1", None, b"", True),
+        ("HEAD", "/v1/requests/r1", None, b"", False),
+        ("GET", "/v1/requests/r1/", None, b"", False),
+        ("POST", REQUESTS, JSON, b"a=b", False),
+        ("POST", REQUESTS, None, b"", False),
+        ("POST", REQUESTS, b"text/plain", b"", False),
+        ("PUT", REQUESTS, JSON, b"", False),
+        ("GET", REQUESTS, None, b"", False),
+        ("GET", "/v1/requests/", None, b"", False),
+        ("GET", "/v1/requests/r1", None, b"wait=1", False),
+        ("GET", "/v1/requests/r1/events", None, b"", False),
+        ("POST", "/v1/requests/cancel", JSON, b"", False),
+    ],
+)
+def test_which_calls_are_hot(method: str, path: str, content_type: bytes | None, query: bytes, hot: bool) -> None:
+    scope = scope_of(method, path, [] if content_type is None else [(b"content-type", content_type)], query)
+    assert (hot_endpoint(TABLE.rules(method, path), scope) is not None) is hot
+
+
+MESSAGES = b'"messages": [{"role": "user", "content": "hi"}]'
+CHATS = [b"{", b"", b"[]", b"\xff", b"[" * 100_000, b'{"model": 3, "messages": []}', b"{%s}" % MESSAGES]
+CHATS += [b'{%s, "nonsense": 1}' % MESSAGES, b'{%s, "temperature": "warm"}' % MESSAGES]
+OTHERS = [b"{", b'{"task": "nothing"}', b'{"task": "text_generation", "payload": {"prompt": "hi"}}']
+
+
+@pytest.mark.parametrize(("path", "content"), [*((CHAT, one) for one in CHATS), *((REQUESTS, one) for one in OTHERS)])
+async def test_errors_are_those_of_the_framework(path: str, content: bytes) -> None:
+    answers: list[tuple[int, str, str | None]] = []
+    for hot in (True, False):
+        async with client(gateway_app(native.router, text_routes.router, hot=hot)) as http:
+            answer = await http.post(path, content=content, headers={"content-type": "application/json"})
+            error = answer.json()["error"]
+            answers.append((answer.status_code, error["code"], error["param"]))
+    assert answers[0] == answers[1]
+    assert answers[0][0] in (400, 503)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from kit.gateway_records import ORIGIN, RESULTS, chunk, outcome, request
 from kit.view_gateway import execute
-from kit.view_records import ORIGIN, RESULTS, chunk, outcome, request
 from penstock.common import log_copies
 from penstock.gateway.view import store as store_module
 from penstock.gateway.view import view_file
@@ -186,17 +186,6 @@ def test_what_was_handed_over_is_written_at_the_end(path: Path) -> None:
     assert (len(found), offsets) == (20, {RESULTS: 19})
 
 
-def test_a_crash_between_rows_and_offsets_leaves_neither(path: Path) -> None:
-    with closing(Store(path, "cluster")) as store:
-        write(store, 1, new_entry("before"))
-        fail_at_offsets(path)
-        written = submit(store, 2, new_entry("after"), ended(new_entry("before")))
-        wait_for_failure(store)
-        assert content(path) == (["before"], {RESULTS: 1})
-    assert not written.is_set()
-    assert content(path) == (["before"], {RESULTS: 1})
-
-
 def test_rows_and_offsets_agree_whenever_the_file_is_opened(path: Path, store: Store) -> None:
     """As a process that was killed leaves them: each batch n writes the row n and the offset n."""
     last = [submit(store, at, new_entry(f"{at:04}")) for at in range(200)][-1]
@@ -209,45 +198,38 @@ def test_rows_and_offsets_agree_whenever_the_file_is_opened(path: Path, store: S
     assert (len(found), offsets) == (200, {RESULTS: 199})
 
 
-def test_it_ends_though_it_cannot_write_and_offsets_do_not_pass_the_rows(path: Path) -> None:
+@pytest.mark.parametrize("fail", [fail_at_offsets, lambda path: fail_at_row(path, "after")], ids=["offsets", "row"])
+def test_a_batch_that_cannot_be_written_leaves_nothing_and_the_store_ends(
+    path: Path, fail: Callable[[Path], object]
+) -> None:
     with closing(Store(path, "cluster")) as store:
-        fail_at_row(path, "lost")
-        batches = [submit(store, 5, new_entry("lost"))]
+        write(store, 1, new_entry("before"))
+        fail(path)
+        batches = [submit(store, 2, ended(new_entry("before")), new_entry("after"))]
         wait_for_failure(store)
+        assert content(path) == (["before"], {RESULTS: 1})
         batches.append(submit(store, 9, new_entry("behind")))
     assert "view-writer" not in [thread.name for thread in threading.enumerate()]
     assert not any(written.is_set() for written in batches)
-    assert content(path) == ([], {})
+    assert content(path) == (["before"], {RESULTS: 1})
 
 
 # -- failures
 
 
-def test_a_failure_is_reported_until_the_write_succeeds(path: Path, store: Store) -> None:
+def test_batches_wait_in_order_behind_one_that_fails_and_the_failure_is_reported(path: Path, store: Store) -> None:
     assert store.failure is None
-    fail_at_offsets(path)
-    written = submit(store, 1, new_entry())
-    assert "disk full" in str(wait_for_failure(store))
-    assert not written.is_set()
-    execute(path, "DROP TRIGGER full")
-    assert written.wait(60)
-    wait_until(lambda: store.failure is None, describe="the failure is over")
-    assert live(store) == ["r"]
-    assert store.offsets() == {RESULTS: 1}
-
-
-def test_batches_wait_in_order_behind_one_that_fails(path: Path, store: Store) -> None:
     fail_at_row(path, "r0")
-    submit(store, 0, new_entry("r0"))
-    wait_for_failure(store)
+    batches = [submit(store, 0, new_entry("r0"))]
+    assert "disk full" in str(wait_for_failure(store))
     assert not store.is_behind
-    batches = [submit(store, at, new_entry(f"r{at}")) for at in range(1, MAX_WAITING + 1)]
+    batches += [submit(store, at, new_entry(f"r{at}")) for at in range(1, MAX_WAITING + 1)]
     assert store.is_behind
-    assert store.offsets() == {}, "a later batch passed the one that fails"
+    assert (store.offsets(), batches[0].is_set()) == ({}, False), "a later batch passed the one that fails"
     execute(path, "DROP TRIGGER full")
     assert all(written.wait(60) for written in batches)
-    assert not store.is_behind
-    assert store.offsets() == {RESULTS: MAX_WAITING}
+    wait_until(lambda: store.failure is None, describe="the failure is over")
+    assert (store.is_behind, store.offsets()) == (False, {RESULTS: MAX_WAITING})
     assert len(live(store)) == MAX_WAITING + 1
 
 
@@ -318,7 +300,6 @@ def test_a_file_that_cannot_be_opened_now_is_kept(path: Path, monkeypatch: pytes
 
 
 def test_prune_deletes_rows_that_were_not_touched_since(store: Store) -> None:
-    """It and the writer take turns."""
     write(store, 1, *(new_entry(f"r{at:04}", updated_ms=at) for at in range(2_500)))
     prune(store, 0)
     assert len(live(store)) == 2_500
@@ -328,19 +309,6 @@ def test_prune_deletes_rows_that_were_not_touched_since(store: Store) -> None:
     assert store.failure is None
     assert live(store) == [f"r{at:04}" for at in range(2_300, 2_500)] + [f"s{at:02}" for at in range(2, 21)]
     assert store.offsets() == {RESULTS: 20}, "pruned records have been read all the same"
-
-
-def test_live_rows_are_deleted_by_key_unless_there_was_news(store: Store) -> None:
-    waits, heard = new_entry("waits"), new_entry("heard")
-    write(store, 1, waits, heard, ended(new_entry("done")))
-    assert not store.prune(2_000)
-    assert store.get(("default", "done")) is None
-    silent = store.silent_live(2_000)
-    assert sorted(ids(silent)) == ["heard", "waits"]
-    heard.updated_ms = 3_000
-    write(store, 2, heard)
-    store.delete([entry.key for entry in silent], 2_000)
-    assert live(store) == ["heard"]
 
 
 def reads_of_unknown(store: Store, connections: list[sqlite3.Connection]) -> int:
@@ -356,7 +324,6 @@ def reads_of_unknown(store: Store, connections: list[sqlite3.Connection]) -> int
 def test_days_of_requests_do_not_make_unknown_ones_cost_a_read(
     path: Path, connections: list[sqlite3.Connection]
 ) -> None:
-    """What is in the file is known all the same, also after a restart and while rows are pruned."""
     with closing(Store(path, "cluster", KeyFilter(64, 8))) as store:
         waits = new_entry("waits", updated_ms=39)
         write(store, 0, waits)
@@ -399,7 +366,6 @@ def test_queries_for_live_rows_do_not_read_ended_ones(
 
 
 def test_overdue_requests_are_found_part_by_part(store: Store) -> None:
-    """However many are due at one moment."""
     entries = [new_entry(f"r{at}", accepted_ms=1_000 if at < 7 else 2_000 + at) for at in range(10)]
     write(store, 1, *entries, ended(new_entry("done")))
     due_ms = entries[0].must_end_ms
@@ -462,7 +428,6 @@ LABELLED: list[dict[str, Any]] = [
     ],
 )
 def test_each_filter_alone_and_with_others(store: Store, where: dict[str, str], found: str) -> None:
-    """The file and `matches` choose the same."""
     entries = [new_entry(accepted_ms=at, **fields) for at, fields in enumerate(LABELLED)]
     for entry in entries[-2:]:
         ended(entry)
@@ -542,3 +507,59 @@ def test_deleted_facts_are_in_none_of_the_files(path: Path) -> None:
             assert gone.written.wait(5), "the writer does not wait for a reader"
         write(store, 1)
         wait_until(lambda: secret not in bytes_on_disk(), 10, "it is gone")
+
+
+# -- the filter of keys
+
+
+KEYS, MOST = 1_024, 4
+BYTES = KEYS * 2
+"""Of one filter."""
+
+Key = tuple[str, str]
+
+
+def of_day(day: int, count: int) -> Iterator[Key]:
+    return (("default", f"{day}/{number}") for number in range(count))
+
+
+def taken_for_known(known: KeyFilter) -> float:
+    """The part of the keys that nobody added."""
+    return sum(("other", f"r{number}") in known for number in range(20_000)) / 20_000
+
+
+def test_days_of_keys_take_bounded_room_and_unknown_keys_stay_unknown() -> None:
+    known = KeyFilter(KEYS, MOST)
+    for day in range(1, 41):
+        for key in of_day(day, 1_000):
+            known.add(key, day)
+            known.add(key, day)  # a row is written again with each change
+        known.forget(day - 1)
+        for kept in range(max(1, day - 1), day + 1):
+            assert all(key in known for key in of_day(kept, 1_000))
+        assert known.size_bytes <= MOST * BYTES
+    assert taken_for_known(known) < MOST * 0.004
+    known.forget(41)
+    assert (taken_for_known(known), known.size_bytes) == (0, BYTES)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_more_keys_than_it_has_room_for_are_known_all(times: int) -> None:
+    known, count = KeyFilter(KEYS, MOST), times * MOST * KEYS
+    for key in of_day(0, count):
+        known.add(key, 0)
+    assert all(key in known for key in of_day(0, count))
+    assert known.size_bytes == MOST * BYTES
+    assert taken_for_known(known) < (0.02 if times == 1 else 0.4)
+
+
+def test_a_key_that_was_written_again_is_known_when_its_first_filter_is_dropped() -> None:
+    known = KeyFilter(KEYS, MOST)
+    known.add(("default", "old"), 1)
+    for day in range(2, 5):
+        for key in of_day(day, KEYS):
+            known.add(key, day)
+        known.add(("default", "old"), day)
+    known.forget(4)
+    assert ("default", "old") in known
+    assert known.size_bytes < MOST * BYTES

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from kit.view_gateway import ViewGateway
-from kit.view_records import (
+from kit.gateway_records import (
     CONTROL,
     HIGH,
     KEY,
@@ -25,6 +24,7 @@ from kit.view_records import (
     request,
     status,
 )
+from kit.view_gateway import ViewGateway
 from penstock.common.reader import RawMessage
 from penstock.gateway.service.subscriptions import Subscription
 from penstock.gateway.view.entries import Entry
@@ -151,14 +151,6 @@ def test_the_view_gets_the_first_piece_of_a_stream_that_nobody_follows(live: Gat
     assert live.entry().status_name == "completed"
 
 
-def test_an_older_workers_outcome_is_ignored_where_pieces_are_passed_over(live: Gateway) -> None:
-    live.stream(chunk("a", 0), chunk("x", 0, epoch=2), chunk("y", 1, epoch=2))
-    live.stream(chunk("b", 1), outcome(text="ab"))
-    assert not live.entry().done
-    live.stream(outcome(text="xyz", epoch=2))
-    assert live.entry().done
-
-
 def test_the_end_of_a_status_is_passed_over(gateway: Gateway) -> None:
     """The outcome says it. Bytes that do not decode are left to the view."""
     values = [gateway.codec.encode(status(name)) for name in ("running", "completed")] + [b"junk"]
@@ -199,22 +191,17 @@ FILL, LATE = "what is wanted is read again", "another client comes"
     [
         (AB, [((C,), []), (LATE, []), (FILL, ["status", "abc"]), ((D, outcome(text="abcde")), ["d", "e", "result"])]),
         (AB, [((C, outcome(text="abc")), ["abc", "result"]), (FILL, [])]),
-        ((), [((chunk("a", 0), C), ["status", "a"]),
-              ((chunk("x", 0, attempt=2), chunk("y", 1, attempt=2)), []), (FILL, ["restarted", "xy"])]),
         ((*AB, REFERRING), [(FILL, ["ab", "result"])]),
         # A piece without its beginning is useless: it comes with the outcome.
         (CALLS[:2], [(FILL, ["status"]), (CALLS[2:], [])]),
-        ((chunk("q", 0, tenant="other"),), [(FILL, ["status"]), (AB, ["a", "b"]),
-         ((outcome(text="q", tenant="other"), C, D), ["c", "d"])]),
         # Of two records with one id readers follow the one that was read first.
         ((chunk(kind="preview"), chunk("X", 0, origin=replace(ORIGIN, topic=HIGH[0])), chunk("a", 0)),
          [(FILL, ["status", "a"])]),
     ],
-    ids=["in the middle", "it ends meanwhile", "a newer attempt", "an outcome that refers to its text", "calls",
-         "another tenant's with the same id", "another record's"],
+    ids=["in the middle", "it ends meanwhile", "an outcome that refers to its text", "calls",
+         "another record's"],
 )  # fmt: skip
 def test_a_client_that_comes_later_gets_all(live: Gateway, before: Any, steps: Any) -> None:
-    """Whenever it comes; pieces that it missed are read again."""
     live.stream(*before)
     clients = [live.subscribe()]
     for number, (events, told) in enumerate(steps):
@@ -246,24 +233,7 @@ def test_a_cursor_behind_pieces_that_were_read_again_says_where_they_were(runnin
     assert decode_cursor(cursor).offset == 1
 
 
-def test_a_cursor_of_another_gateway_is_continued(live: Gateway, tmp_path: Path) -> None:
-    other = Gateway(tmp_path / "other.sqlite")
-    other.request()
-    first = live.subscribe()
-    for one in (live, other):
-        one.stream(*AB)
-    cursor = first.take_nowait()[-1].cursor
-    for one in (live, other):
-        one.stream(C)
-    assert cursor is not None
-    client = other.subscriptions.subscribe(*KEY, decode_cursor(cursor))
-    other.fill()
-    assert heard(client) == ["status", "c"]
-    other.close()
-
-
 async def test_followers_of_a_conversation_get_a_stream_that_had_begun(gateway: Gateway) -> None:
-    """Its pieces may be read before the request, which names the conversation."""
     client = gateway.subscriptions.open()
     await gateway.subscriptions.follow_conversation(client, "default", "c")
     gateway.stream(*AB)
@@ -277,7 +247,6 @@ async def test_followers_of_a_conversation_get_a_stream_that_had_begun(gateway: 
 
 
 def test_pieces_that_were_passed_over_before_a_client_came_are_read_once(live: Gateway) -> None:
-    """The reader's thread had passed a piece over when the view had not yet seen the first: a gap."""
     client = live.subscribe()
     live.view.streams.followed.clear()
     messages = live.append(*AB, C)
@@ -308,7 +277,6 @@ def test_a_read_from_before_the_outcome_does_not_end_one_from_after_it(running: 
 
 
 def test_a_stream_that_nobody_wants_any_more_is_not_read(running: Gateway) -> None:
-    """Its reader left, or the request is forgotten."""
     client = running.subscribe()
     (wanted,) = running.wanted
     client.close()
@@ -364,7 +332,6 @@ def test_all_readers_of_an_ended_request_wait_for_one_read_of_its_outcome(gatewa
 
 @pytest.mark.parametrize("has_reader", [True, False])
 def test_text_that_an_outcome_refers_to_is_read_after_the_outcome(gateway: Gateway, has_reader: bool) -> None:
-    """But for clients that wait for the outcome alone."""
     ended_before(gateway, *AB, REFERRING)
     waiting, reader = gateway.subscriptions.await_outcome(*KEY), gateway.subscribe() if has_reader else None
     gateway.give(gateway.asked[0])

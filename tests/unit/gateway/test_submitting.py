@@ -6,43 +6,54 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.view_records import model_info
+from gateway_parts import service_with
+from kit.gateway_http import client
+from kit.gateway_records import model_info, request
+from penstock.common.artifacts import ArtifactStore, Place
+from penstock.common.configuration import ArtifactsSection, StoreSection
 from penstock.common.outgoing import Outgoing
 from penstock.common.transport import Delivery
+from penstock.gateway.app import create_app
+from penstock.gateway.context import context_of_app
 from penstock.gateway.limits.allowances import Allowances, Totals
 from penstock.gateway.limits.callers import ANYBODY, Caller
 from penstock.gateway.limits.limits import Limits
 from penstock.gateway.producing import ServiceTransport
 from penstock.gateway.service import unconfirmed
-from penstock.gateway.service.submitting import Accepted, Submitter
+from penstock.gateway.service.submitting import Accepted, Checked, Submitter
+from penstock.gateway.service.subscriptions import Stopping
 from penstock.gateway.service.unconfirmed import Unconfirmed
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.view.claims import Claims
+from penstock.gateway.view.claims import CLAIM_MS, Claims
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.streams import Streams
+from penstock.processors.outputs import Outputs
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import (
     BrokerUnavailable,
     Forbidden,
+    Gone,
     IdempotencyKeyReused,
+    InvalidRequest,
     ModelNotFound,
     NotFound,
     Overloaded,
     PenstockError,
-    StoreUnavailable,
     TenantLimit,
     TooLarge,
     Unauthenticated,
 )
 from penstock.schemas.ids import idempotent_request_id
-from penstock.schemas.records import InferenceRequest, KeyClaim
+from penstock.schemas.records import InferenceRequest, KeyClaim, OutputSpec
 from penstock.schemas.requests import content_hash, parse_request
 from penstock.schemas.topics import CLASSES, TopicNames
 
@@ -190,7 +201,6 @@ async def test_what_a_key_may_ask_for(gateway: Gateway, caller: Caller, fields: 
 
 
 async def test_a_repeat_of_an_unacknowledged_request_is_the_same_request(gateway: Gateway) -> None:
-    """Stock clients retry after 503 without a key: the first run had no reader, and the model worked twice."""
     first = await gateway.unacknowledged()
     assert gateway.refusal.details == {"request_id": first.request_id}
     assert "stays one request" in gateway.refusal.message
@@ -360,7 +370,6 @@ STEPS = st.tuples(
 
 @given(steps=st.lists(STEPS, max_size=60))
 def test_each_id_is_given_once_the_oldest_first(steps: list[tuple[str, str, str | None, int]]) -> None:
-    """An id that is added again is the newest, and of its newest content."""
     now = [0.0]
     kept, model = Unconfirmed(lambda: now[0]), list[tuple[str, str, str, float]]()
     for number, (caller, content, added, later_s) in enumerate(steps):
@@ -413,15 +422,6 @@ async def test_a_store_that_hangs_delays_only_requests_with_images(gateway: Gate
     assert len(gateway.written) == 1
 
 
-async def test_a_request_whose_images_cannot_be_kept_is_not_sent(gateway: Gateway) -> None:
-    async def keep(request_id: str) -> None:
-        raise StoreUnavailable("the store is away")
-
-    with pytest.raises(StoreUnavailable):
-        await gateway.submit(asked(), keep=keep)
-    assert gateway.written == []
-
-
 class TwoBodies(Gateway):
     """Another gateway's claim of the key `claimed` comes first, with `first` as what it asks for."""
 
@@ -466,17 +466,6 @@ async def test_the_first_claim_of_a_key_decides_which_body_is_sent() -> None:
     assert (accepted.replayed, gateway.written) == (False, [accepted.request_id])
 
 
-async def test_of_two_bodies_at_one_gateway_each_hears_what_is_true_of_it() -> None:
-    """The one that asks first is refused; the other waits for it, and is the body of the first claim."""
-    gateway = TwoBodies(asked("first"))
-    answers = await asyncio.gather(
-        *(gateway.submit(asked(text), idempotency_key="k") for text in ("second", "first", "second")),
-        return_exceptions=True,
-    )
-    assert [type(one) for one in answers] == [IdempotencyKeyReused, Accepted, IdempotencyKeyReused]
-    assert len(gateway.written) == 1
-
-
 async def test_a_claim_that_was_not_read_sends_nothing() -> None:
     """If the other gateway's record was read together with the claims, it is answered as a repeat."""
     gateway = TwoBodies(asked(), reads=False)
@@ -494,7 +483,6 @@ async def test_a_claim_that_was_not_read_sends_nothing() -> None:
 
 @pytest.mark.parametrize("claimed", ["k", "parts\nk"])
 async def test_a_call_of_several_requests_is_refused_as_a_whole(claimed: str) -> None:
-    """Its key was claimed for another first request, or for a call that has others behind the first."""
     gateway = TwoBodies(asked("first"), claimed=claimed)
     parts = [(await gateway.check(asked(text)), None) for text in ("second", "first", "first")]
     with pytest.raises(IdempotencyKeyReused):
@@ -518,3 +506,141 @@ async def test_a_key_that_is_revoked_while_the_store_is_waited_for_submits_nothi
     with pytest.raises(Unauthenticated):
         await gateway.submit(asked(), idempotency_key=key, keep=keep)
     assert gateway.written == []
+
+
+# -- claims of Idempotency-Keys
+
+
+KEY = ("t", "r")
+
+
+def claim(content: str, request_id: str = "r") -> KeyClaim:
+    return KeyClaim(request_id=request_id, tenant="t", content=content, created_at=1)
+
+
+def test_the_first_claim_counts_for_an_hour() -> None:
+    claims = Claims()
+    assert claims.content(KEY) is None
+    claims.take(claim("a"), 10)
+    claims.take(claim("b"), 11)
+    claims.take(claim("b"), 10 + CLAIM_MS - 1)
+    assert claims.content(KEY) == "a"
+    claims.take(claim("c"), 10 + CLAIM_MS)
+    claims.take(claim("b"), 11 + CLAIM_MS)
+    assert claims.content(KEY) == "c", "its age is that of the first in the log"
+
+
+def test_a_claim_is_forgotten_with_its_request_its_age_and_for_want_of_room() -> None:
+    claims = Claims(most=2)
+    claims.take(claim("a"), 1)
+    claims.settle(KEY)
+    claims.settle(KEY)
+    assert claims.content(KEY) is None
+    for number in range(3):
+        claims.take(claim("a", f"{number}"), 1)
+    assert [claims.content(("t", f"{number}")) for number in range(3)] == [None, "a", "a"]
+    claims.take(claim("a"), 2 * CLAIM_MS + 1)
+    assert claims.content(("t", "2")) is None
+    assert claims.content(KEY) == "a"
+
+
+# -- `output {store, prefix}` of a request
+
+
+WRONG = [
+    (OutputSpec(store="warm"), "output.store"),
+    (OutputSpec(store="cold", prefix="../globex"), "output.prefix"),
+    (OutputSpec(prefix="/etc"), "output.prefix"),
+]
+
+
+@pytest.mark.parametrize(("output", "param"), WRONG)
+async def test_the_gateway_refuses_it_before_anything_else(output: OutputSpec, param: str, tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path, stores={"cold": Place(location=str(tmp_path / "cold"), options={})})
+    nothing: Any = None
+    submitter = Submitter(GatewaySettings(), nothing, nothing, nothing, nothing, nothing, nothing, store.check_place)
+    with pytest.raises(InvalidRequest) as refused:
+        await submitter.check(ANYBODY, request(task="image_generation", output=output))
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(("output", "param"), WRONG)
+def test_a_worker_refuses_it_without_opening_a_store(output: OutputSpec, param: str, tmp_path: Path) -> None:
+    section = ArtifactsSection(stores={"cold": StoreSection(location=str(tmp_path / "cold"))})
+    outputs = Outputs(tmp_path / "artifacts", section)
+    with pytest.raises(InvalidRequest) as refused:
+        outputs.check(output)
+    assert refused.value.param == param
+    outputs.check(OutputSpec(store="cold", prefix="renders/2026"))
+    outputs.check(None)
+    assert not list(tmp_path.iterdir())
+
+
+# -- `POST /v1/requests?wait=…`: an accepted request is never an error
+
+
+BODY = {"task": "text_generation", "payload": {"prompt": "p"}}
+
+
+class Parts:
+    """Accepts each request; `outcome` says what becomes of it."""
+
+    def __init__(self, outcome: Any) -> None:
+        self.outcome = outcome
+        self.waited_s: list[float] = []
+
+    def catching_up(self) -> None:
+        return None
+
+    async def check(self, caller: Any, request: Any) -> Checked:
+        return Checked(caller, request, None)
+
+    async def submit(self, checked: Checked, **_: Any) -> Accepted:
+        return Accepted("r1")
+
+    async def wait(self, tenant: str, request_id: str, timeout_s: float) -> Any:
+        self.waited_s.append(timeout_s)
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return SimpleNamespace(done=self.outcome)
+
+    def waits_unseen(self, entry: Any) -> dict[str, Any]:
+        return {}
+
+    async def public(self, entry: Any, beside: Any) -> bytes:
+        return b'{"request_id":"r1","done":%s}' % (b"true" if entry.done else b"false")
+
+
+async def submitted(parts: Parts, query: str) -> httpx.Response:
+    app = create_app(GatewaySettings())
+    context_of_app(app).connected = service_with(parts)
+    async with client(app) as http:
+        return await http.post(f"/v1/requests{query}", json=BODY)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "query", "status", "done", "waited_s"),
+    [
+        (True, "?wait=3", 200, True, [3.0]),
+        (False, "?wait=0.5", 202, False, [0.5]),
+        (True, "", 202, False, []),
+        (True, "?wait=0", 202, False, []),
+        (Stopping("restarts"), "?wait=3", 202, False, [3.0]),
+        (BrokerUnavailable("away"), "?wait=3", 202, False, [3.0]),
+        (Gone("erased"), "?wait=3", 202, False, [3.0]),
+    ],
+)
+async def test_the_answer_is_the_request(
+    outcome: Any, query: str, status: int, done: bool, waited_s: list[float]
+) -> None:
+    parts = Parts(outcome)
+    answer = await submitted(parts, query)
+    assert (answer.status_code, answer.json()["done"], parts.waited_s) == (status, done, waited_s), answer.text
+    assert answer.json()["request_id"] == "r1"
+    assert (answer.headers["location"], answer.headers["x-request-id"]) == ("/v1/requests/r1", "r1")
+
+
+@pytest.mark.parametrize("query", ["?wait=61", "?wait=-1", "?wait=soon"])
+async def test_a_wait_out_of_range_is_refused(query: str) -> None:
+    answer = await submitted(Parts(True), query)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "wait")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from kit.gateway_records import NAMES, RESULTS, STATUSES, outcome, request, status
 from kit.view_gateway import ViewGateway
-from kit.view_records import NAMES, RESULTS, STATUSES, outcome, request, status
 from penstock.gateway.service.subscriptions import Stopping, Subscription, Subscriptions
 from penstock.gateway.service.turns import Turns
 from penstock.gateway.view.frames import ResultFrame
@@ -23,16 +21,13 @@ C = ("default", "c")
 
 
 @pytest.fixture
-def gateway(tmp_path: Path) -> Iterator[ViewGateway]:
+def gateway(view_gateway: ViewGateway) -> ViewGateway:
     """With one request."""
-    made = ViewGateway(tmp_path / "view.sqlite")
-    made.view.accepted(request())
-    yield made
-    made.close()
+    view_gateway.view.accepted(request())
+    return view_gateway
 
 
 async def test_a_subscriber_that_comes_while_the_gateway_stops_is_refused() -> None:
-    """The hub wakes such a client before it has returned it: that raised, and callers got 500."""
     hub = Hub()
     hub.drop_all(Gone.STOPPING)
     late = Subscription(hub, single=True)
@@ -70,24 +65,7 @@ async def test_a_refused_subscription_leaves_no_client(gateway: ViewGateway) -> 
         assert gateway.hub.connected == 0
 
 
-async def test_a_client_that_waits_for_the_outcome_gets_only_that(gateway: ViewGateway) -> None:
-    early, follower = gateway.subscriptions.await_outcome(*R), gateway.subscriptions.subscribe(*R)
-    gateway.read(STATUSES, status())
-    assert early.take_nowait() == []
-    gateway.read(RESULTS, outcome(text="word"))
-    late = gateway.subscriptions.await_outcome(*R)
-    assert [frame.type for frame in follower.take_nowait()] == ["status", "status", "result"]
-    for waits in (early, late):
-        frame = await asyncio.wait_for(waits.next_frame(), 5)
-        assert isinstance(frame, ResultFrame)
-        assert frame.result is not None
-        assert frame.result["text"] == "word"
-        assert await asyncio.wait_for(waits.next_frame(), 5) is None
-    assert gateway.hub.subjects() == 1, "the follower's own, which has not read its last frame"
-
-
 async def test_one_subscription_gets_the_outcomes_of_many(gateway: ViewGateway) -> None:
-    """Those that have ended, and those that will. Its queue has room for all that it follows."""
     outcomes = gateway.subscriptions.open(most_frames=1_000)
     gateway.subscriptions.follow_outcome(outcomes, *R)
     waiting = asyncio.create_task(outcomes.take_all())
@@ -200,7 +178,6 @@ async def test_following_a_conversation_again_costs_nothing(
 async def test_a_followed_request_is_still_published_when_its_conversation_is_left(
     turns: ViewGateway, subscription: Subscription, method: str | None, told: set[str]
 ) -> None:
-    """Of others there are no more opening frames."""
     if method is not None:
         getattr(turns.subscriptions, method)(subscription, "default", "r9")
     turns.subscriptions.unfollow_conversation(subscription, *C)

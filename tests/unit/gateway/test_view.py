@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from kit.view_gateway import ViewGateway, execute
-from kit.view_records import (
+from kit.gateway_records import (
     CONTROL,
     HIGH,
     KEY,
@@ -30,6 +29,7 @@ from kit.view_records import (
     status,
     worker,
 )
+from kit.view_gateway import ViewGateway, execute
 from penstock.common.reader import RawMessage
 from penstock.gateway.view import fleet
 from penstock.gateway.view import store as store_module
@@ -43,11 +43,11 @@ from penstock.gateway.view.store import MAX_WAITING, TP
 from penstock.schemas.codec import Codec, schema_text
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InvalidCursor, RegistryUnavailable, UnknownSchema
-from penstock.schemas.ids import derived_request_id, idempotent_request_id
+from penstock.schemas.ids import derived_request_id
 from penstock.schemas.limits import DEFAULT_LIMITS
 from penstock.schemas.records import Place, Preview, Record, ResultEvent
 from penstock.schemas.registry import RegistryResolver
-from penstock.schemas.requests import content_hash, request_to_json
+from penstock.schemas.requests import request_to_json
 from penstock.schemas.topics import HEADER_ORIGIN
 from support import wait_until
 
@@ -230,28 +230,6 @@ def test_a_request_of_this_gateway_is_not_decoded_again(gateway: Gateway) -> Non
     assert gateway.view.arrivals.per_s(1_000) == 5 / 60, "with the repeat"
 
 
-def test_of_two_gateways_with_one_key_the_first_in_the_log_counts(gateway: Gateway, tmp_path: Path) -> None:
-    """Our delivery report arrives before the other's record is read, which is first in the log."""
-    key = ("default", idempotent_request_id("default", "key"))
-    ours = replace(REQUEST, request_id=key[1], model="ours", priority=1, conversation_id="ours")
-    theirs = replace(ours, model=None, priority=9, conversation_id="theirs", metadata={"who": "they"})
-    gateway.view.accepted(ours, replace(ORIGIN, offset=1))
-    client = gateway.listen(("conversation", "default", "theirs"))
-    log = [gateway.message(REQUESTS, record) for record in (theirs, ours)]
-    gateway.view.apply(log)
-    other = Gateway(tmp_path / "rebuilt.sqlite")
-    other.view.apply(log)
-    for one in (gateway, other):
-        entry = one.entry(key)
-        assert (entry.origin, entry.content, entry.accepted_ms) == (ORIGIN, content_hash(theirs), 1_000)
-        assert (entry.model, entry.priority, entry.metadata) == (None, 9, {"who": "they"})
-        assert list(one.view.census.of_conversation("default", "theirs")) == [key[1]]
-        assert not one.view.census.of_conversation("default", "ours")
-    assert types(client) == ["status"]
-    assert gateway.view.census.queue_depths(1_000) == other.view.census.queue_depths(1_000)
-    other.close()
-
-
 def test_statuses_of_ended_requests_are_not_decoded(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     gateway.read(RESULTS, TERMINAL)
     decoded: list[bytes] = []
@@ -282,7 +260,6 @@ def vectors(request_id: str, rows: list[list[float]]) -> ResultEvent:
 
 
 def test_ended_requests_are_kept_by_their_bytes(gateway: Gateway) -> None:
-    """A bound on memory, whatever they hold; all are found, in the file at least."""
     gateway.restart(recent_bytes=1_000_000)
     rows = [[0.5] * 1024] * 16
     for number in range(64):
@@ -419,8 +396,6 @@ def test_the_time_of_a_cancel_outlives_the_process(gateway: Gateway) -> None:
 def test_a_new_priority_counts_from_its_command_on_and_outlives_the_process(
     gateway: Gateway, command_first: bool
 ) -> None:
-    """A command may be read before its request."""
-
     def check() -> None:
         assert gateway.found().priority == 1
         assert gateway.view.census.queue_depths(0)[0] == {"high": 1, "medium": 0, "low": 0}
@@ -569,26 +544,6 @@ def test_a_writer_that_is_behind_loses_nothing(gateway: Gateway) -> None:
 # -- waiting requests that leave memory
 
 
-async def test_a_waiting_request_leaves_memory_and_returns_with_its_news(gateway: Gateway) -> None:
-    gateway.restart(held_live=0)
-    gateway.read(REQUESTS, REQUEST, *(replace(REQUEST, request_id=name) for name in ("followed", "runs", "new")))
-    followed = gateway.listen(("outcome", "default", "followed"))
-    gateway.read(STATUSES, status(request_id="runs"))
-    gateway.put_aside()
-    known = gateway.view.known
-    assert {entry.request_id for entry in known.held_live()} == {"followed", "runs"}
-    assert (gateway.view.live_count, gateway.view.census.live("medium")) == (4, 4)
-    assert known.peek(KEY) is not None
-    assert known.in_memory(KEY) is None
-    assert len(await gateway.turns.ids("default", "c")) == 4, "the turns of a conversation are complete"
-    gateway.view.put_aside(9)
-    gateway.read(STATUSES, RUNNING)
-    gateway.read(RESULTS, CHUNK, TERMINAL, outcome("followed"))
-    assert gateway.found().status_name == "completed"
-    assert (gateway.view.live_count, gateway.view.census.live("medium")) == (2, 2)
-    assert types(followed) == ["result"]
-
-
 @pytest.fixture
 def silent(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> Gateway:
     """One request waits since 10,000 ms and is written; records that are read now come at 30,000 ms."""
@@ -717,7 +672,6 @@ def test_a_request_is_erased_whenever_the_command_is_read(gateway: Gateway, when
 
 
 def test_commands_before_their_requests_are_bounded_and_make_none_live(gateway: Gateway, monkeypatch: Any) -> None:
-    """What is erased is remembered all the same."""
     monkeypatch.setattr(view_module, "MOST_EARLY", 2)
     gateway.read(CONTROL, *(command("reprioritize", name, priority=1) for name in ("r", "d", "e")))
     gateway.read(REQUESTS, REQUEST, replace(REQUEST, request_id="e"))
@@ -739,15 +693,6 @@ def test_only_erase_erases_and_only_for_its_tenant(gateway: Gateway) -> None:
     gateway.read(RESULTS, TERMINAL)
     gateway.read(CONTROL, command("cancel"), command("erase", tenant="other"), None)
     assert (gateway.found().terminal, gateway.found().erased) == (TERMINAL, False)
-
-
-def test_after_a_restart_an_older_workers_status_does_not_count(gateway: Gateway) -> None:
-    for event in (RUNNING, status(epoch=2)):
-        gateway.read(STATUSES, event)
-        gateway.flush()
-    gateway.restart()
-    gateway.read(STATUSES, status("retrying"))
-    assert gateway.found().status_name == "running"
 
 
 # -- progress and previews

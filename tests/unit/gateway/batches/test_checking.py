@@ -60,6 +60,7 @@ def test_a_line_too_long_is_told_and_not_kept(size: int) -> None:
         (line(float("nan")), "invalid_custom_id", "custom_id"),
         (line(method="GET"), "invalid_method", "method"),
         (line(url="/v1/embeddings"), "mismatched_endpoint", "url"),
+        (line(priority=1), "unsupported_parameter", "priority"),
         (line(body=None), "missing_required_parameter", "body"),
         (line(body="text"), "missing_required_parameter", "body"),
     ],

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.gateway_batches import new_batch
+from kit.gateway_records import new_batch
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.places import OpenPlace
 from penstock.gateway.batches.checking import Part
@@ -45,7 +45,6 @@ def ids(kept: BatchStore) -> list[str]:
 
 
 def test_a_batch_that_was_written_is_read(kept: BatchStore) -> None:
-    """And may be cancelled and leased once: the first of those that try counts."""
     batch = made()
     kept.create(batch)
     assert replace(kept.get(batch.key), waiting_for=None) == kept.running(batch.key) == batch
@@ -135,7 +134,6 @@ def test_parts_are_whole_and_are_replaced_after_a_failure(kept: BatchStore) -> N
 
 
 def test_old_batches_are_forgotten_and_those_that_run_are_not(kept: BatchStore, store: ArtifactStore) -> None:
-    """An unreadable one does not keep the others."""
     bad, ended, runs, later = made(), made(), made(), made(created_ms=1_800_000_000_000)
     for batch in (bad, ended, runs, later):
         kept.create(batch)
@@ -223,7 +221,6 @@ def test_the_open_batches_of_a_tenant_are_bounded(kept: BatchStore) -> None:
 
 
 def test_of_two_batches_with_one_id_the_first_is_kept(kept: BatchStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A repeat of a call whose answer was lost."""
     batch = made()
     repeat = replace(batch, created_ms=batch.created_ms + 5, input_file_id=str(uuid.uuid4()))
     assert kept.create(batch) == batch

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import socket
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
+from penstock.cli.paths import free_port
 from penstock.common import admin
+from penstock.common.configuration import KafkaSection
 from penstock.common.group_consumer import Listener, Read
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.bridge import feeder as feeder_module
+from penstock.gateway.bridge.app import run_bridge
 from penstock.gateway.bridge.feeder import QueueFeeder
+from penstock.gateway.bridge.settings import BridgeSection, BridgeSettings
 from penstock.gateway.queues.settings import QueueMergeSection, QueueSection
+from penstock.gateway.side_process import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from penstock.schemas.topics import TP
 from support import wait_until_async
 
@@ -95,26 +104,16 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     await made.feeder.cancel()
 
 
-async def test_work_of_a_revoked_partition_ends_and_what_was_sent_is_flushed(world: World) -> None:
-    assert world.looks == 1
-    world.reads(FIRST)
-    await world.begins(FIRST)
-    await world.listener.on_revoked([FIRST])
-    assert (world.cancelled, world.flushed) == ([FIRST], 1)
-    world.reads(SECOND)
-    await world.begins(FIRST, SECOND)
-    assert world.commits[FIRST] == 0
-
-
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_revoked_message_leaves_its_place_in_the_window_however_far_it_is(world: World, turns: int) -> None:
     world.reads(FIRST)
     for _ in range(turns):
         await asyncio.sleep(0)
     await world.listener.on_revoked([FIRST])
-    assert world.cancelled == world.begun
+    assert (world.cancelled, world.looks, world.flushed) == (world.begun, 1, 1)
     world.reads(SECOND)
     await world.begins(*world.cancelled, SECOND)
+    assert world.commits.get(FIRST, 0) == 0
 
 
 async def test_a_message_is_committed_and_counted_when_it_is_settled(world: World) -> None:
@@ -132,3 +131,50 @@ async def test_a_stop_ends_all_and_commits_nothing_also_when_a_message_arrives(w
     _, left = await asyncio.wait({asyncio.create_task(world.feeder.cancel())}, timeout=5)
     assert not left, "it continues"
     assert (world.commits.get(FIRST, 0), world.counted) == (0, [])
+
+
+# -- a bridge as a process
+
+
+def settings(port: int) -> BridgeSettings:
+    return BridgeSettings(
+        kafka=KafkaSection(bootstrap_servers=f"127.0.0.1:{free_port()}"),
+        bridge=BridgeSection(health_port=port),
+        queues=[QueueSection(topic="jobs")],
+    )
+
+
+async def test_without_queues_there_is_nothing_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run_bridge(BridgeSettings()) == EXIT_USAGE
+    assert capsys.readouterr().err == "penstock bridge: there are no [[queues]] to read: see docs/how-to.md\n"
+
+
+async def test_a_port_that_is_taken_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert await run_bridge(settings(port)) == EXIT_FAILED
+    assert f"127.0.0.1:{port} cannot be bound" in caplog.text
+
+
+async def test_without_a_broker_it_lives_says_why_it_reads_nothing_and_stops() -> None:
+    port = free_port()
+    running = asyncio.create_task(run_bridge(settings(port)))
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+
+        async def reason() -> str:
+            try:
+                assert (await http.get("/healthz")).json() == {"status": "ok"}
+                answer = await http.get("/readyz")
+            except httpx.ConnectError:
+                return ""
+            assert answer.status_code == 503
+            return str(answer.json()["reason"])
+
+        await wait_until_async(lambda: _says(reason(), "reach"), 30, "it says that no broker answers")
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await asyncio.wait_for(running, 20) == EXIT_OK
+
+
+async def _says(reason: object, words: str) -> bool:
+    assert asyncio.iscoroutine(reason)
+    return words in await reason

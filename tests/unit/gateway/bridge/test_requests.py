@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import AsyncGenerator, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from kit.gateway_bridge import MODEL, RUNNING, SENT_MS, FakeClient, KnownTopics, made, requests_of
-from kit.gateway_records import outcome
+from kit.gateway_bridge import MODEL, NAMES, RUNNING, SENT_MS, FakeClient, KnownTopics, made, requests_of
+from kit.gateway_records import CODEC, model_info, outcome
+from penstock.common.group_consumer import Read
+from penstock.common.reader import RawMessage
+from penstock.common.settings import KafkaSettings
+from penstock.common.transport import AsyncTransport
+from penstock.gateway.bridge import errands as errands_module
+from penstock.gateway.bridge.errands import Errands, StoreReads, TryAgain
+from penstock.gateway.bridge.known import KNOWN_MS, Sent, SentRequests, content_of, pools_of
 from penstock.gateway.bridge.requests import CLOCKS_MS
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.limits import Limits
+from penstock.gateway.queues.formats import request_key
+from penstock.gateway.queues.settings import QueueSection
 from penstock.producers import Event
 from penstock.schemas.errors import (
     BrokerUnavailable,
@@ -25,7 +36,9 @@ from penstock.schemas.errors import (
     TenantLimit,
     TooLarge,
 )
-from penstock.schemas.records import Usage
+from penstock.schemas.ids import idempotent_request_id
+from penstock.schemas.records import ErrorInfo, ResultEvent, Usage
+from penstock.schemas.topics import TopicNames
 
 
 class World:
@@ -155,3 +168,178 @@ async def test_nothing_is_sent_before_the_topics_are_read_or_when_reading_has_en
     else:
         await sending
     assert world.client.sent == ([] if fails else ["r1"])
+
+
+# -- what a bridge knows of requests that were sent
+
+
+KEY = ("team", "r1")
+
+
+def sent(at_ms: int = 1, *, on_topic: bool = True) -> Sent:
+    return Sent(content="c", pool=None, at_ms=at_ms, on_topic=on_topic)
+
+
+def test_a_claim_is_found_until_it_is_released_and_what_the_topic_has_for_longer() -> None:
+    """The first record counts, in whichever order they are read: a worker that gets another pool's request publishes
+    it there once more."""
+    requests, claim = SentRequests(), sent(on_topic=False)
+    for records, left in (((), None), ((7, 3, 9), sent(3))):
+        requests.claim(KEY, claim)
+        assert requests.find(KEY) is claim
+        for at_ms in records:
+            requests.on_record(KEY, sent(at_ms))
+        requests.release(KEY, claim)
+        assert requests.find(KEY) == left
+
+
+def test_requests_are_forgotten_after_two_horizons() -> None:
+    requests = SentRequests()
+    requests.on_record(KEY, sent(10))
+    requests.claim(("team", "r2"), sent(10 + KNOWN_MS))
+    assert requests.find(KEY) is not None
+    requests.claim(("team", "r3"), sent(11 + KNOWN_MS))
+    assert requests.find(KEY) is None
+    assert len(requests) == 2
+
+
+def test_request_topics_are_told_with_their_pools() -> None:
+    names = TopicNames("p-")
+    others = [names.result, names.control, "inference.request.low", "p-inference.image.requests"]
+    found = pools_of(names, dict.fromkeys([*names.request_topics(), *names.request_topics("a.b"), *others], 4))
+    assert found == {**dict.fromkeys(names.request_topics()), **dict.fromkeys(names.request_topics("a.b"), "a.b")}
+
+
+# -- from records
+
+
+@pytest.fixture
+async def pooled(monkeypatch: pytest.MonkeyPatch) -> KnownTopics:
+    found = await KnownTopics(monkeypatch).start(model_info(pool="big", updated_at=1))
+    found.known.look_again()
+    await found.known.up_to_date()
+    return found
+
+
+async def test_a_request_that_a_bridge_sent_is_found_with_its_content_and_pool(pooled: KnownTopics) -> None:
+    pooled.read(made("r2"), by_bridge=False)
+    assert len(pooled.known.sent) == 0
+    pooled.read(made(pool="big"))
+    assert pooled.known.sent.find(KEY) == Sent(content=content_of(made()), pool="big", at_ms=77)
+    assert content_of(made()) == content_of(made(pool="big")) != content_of(made(payload={"prompt": "another"}))
+
+
+async def test_an_undecodable_record_does_not_end_the_reading(pooled: KnownTopics) -> None:
+    headers = (("ce_id", b"\xff"), ("penstock-content", b"\xff"))
+    for topic in (NAMES.request("text_generation", 8), NAMES.model):
+        pooled.reader.read([RawMessage(topic, 0, 0, 1, b"k", b"\x00odd", headers)])
+    assert pooled.known.routed(made(model="m")).pool == "big"
+
+
+@pytest.mark.parametrize(
+    ("fields", "pool"), [({"model": "m"}, "big"), ({"model": "m", "pool": "other"}, "other"), ({"model": "none"}, None)]
+)
+async def test_a_request_goes_to_the_pool_of_its_model(pooled: KnownTopics, fields: Any, pool: str | None) -> None:
+    assert pooled.known.routed(made(**fields)).pool == pool
+
+
+async def test_a_turn_goes_to_the_pool_of_its_conversation_and_to_no_other(pooled: KnownTopics) -> None:
+    turn = {"conversation_id": "c", "payload": {"messages": [{"role": "user", "content": "p"}]}}
+    pooled.read(made(**turn, pool="big"), by_bridge=False)
+    assert pooled.known.routed(made(**turn)).pool == "big"
+    with pytest.raises(InvalidRequest, match="the conversation c is in the pool big"):
+        pooled.known.routed(made(**turn, pool="small"))
+
+
+# -- errands of messages that another bridge had before
+
+
+QUEUE = QueueSection(topic="jobs", tenant="team", result_topic="answers")
+DEADLINE_S = 1_000
+FAILED = ErrorInfo(type="server_error", code="engine_failed", message="it broke", retryable=True)
+
+
+def request_id(tries: int) -> str:
+    return idempotent_request_id("team", request_key(QUEUE, "one", tries))
+
+
+def ended(tries: int, error: ErrorInfo | None = None) -> dict[str, ResultEvent]:
+    """The outcome of this try."""
+    fields: dict[str, Any] = {"tenant": "team", "model": "m", "usage": Usage(prompt_tokens=1, completion_tokens=1)}
+    if error is None:
+        fields |= {"text_generation": {"text": "Paris"}, "finish_reason": "stop"}
+    else:
+        fields |= {"status": "failed", "error": error}
+    return {request_id(tries): outcome(request_id(tries), **fields)}
+
+
+class FakeTransport:
+    def __init__(self) -> None:
+        self.answers: list[dict[str, Any]] = []
+
+    async def produce(self, topic: str, value: bytes, *, key: bytes | None = None) -> None:
+        self.answers.append(json.loads(value))
+
+
+class Bridges:
+    """`bridge()` is one life of a bridge. What was sent stands on the topics, so that the next one knows it."""
+
+    def __init__(self, topics: KnownTopics, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.client, self.transport, self.now_s, self.known = FakeClient(), FakeTransport(), 0, topics.known
+        monkeypatch.setattr(errands_module, "now_ms", lambda: self.now_s * 1000)
+        monkeypatch.setattr(errands_module, "time", SimpleNamespace(time=lambda: self.now_s))
+
+    def bridge(self) -> Errands:
+        requests, transport = requests_of(self.client, self.known, Allowances()), cast("AsyncTransport", self.transport)
+        return Errands(requests, transport, cast("StoreReads", None), KafkaSettings(), CODEC)
+
+    async def live(self, times_s: Sequence[int]) -> str:
+        """A life of a bridge: a try at each of these times, until one ends."""
+        bridge = self.bridge()
+        for tries, self.now_s in enumerate(times_s):
+            try:
+                return await bridge.run(QUEUE, message(), tries)
+            except TryAgain:
+                continue
+        raise AssertionError("it did not end")
+
+    @property
+    def texts(self) -> list[str]:
+        """What was answered: the text, or the error."""
+        given = self.transport.answers
+        return [one.get("error") or one["payload"]["choices"][0]["message"]["content"] for one in given]
+
+
+def message() -> Read:
+    body = {"messages": [{"role": "user", "content": "the capital of France?"}]}
+    value = {"id": "one", "deadline": str(DEADLINE_S), "payload": body}
+    return Read(("jobs", 0), 7, None, json.dumps(value).encode(), 1)
+
+
+@pytest.fixture
+async def bridges(monkeypatch: pytest.MonkeyPatch) -> Bridges:
+    return Bridges(await KnownTopics(monkeypatch).start(MODEL), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "lives"),
+    [
+        (ended(0), [[-1], [1]]),
+        ({**ended(0, FAILED), **ended(1)}, [[-9, -1], [1, 9]]),
+    ],
+    ids=["the first try", "a later try"],
+)
+async def test_an_answer_in_time_is_repeated_after_the_deadline(bridges: Bridges, outcomes: Any, lives: Any) -> None:
+    bridges.client.outcomes = outcomes
+    for times_s in lives:
+        assert await bridges.live([DEADLINE_S + one for one in times_s]) == "completed"
+    assert bridges.texts == ["Paris", "Paris"]
+    assert bridges.client.sent == list(outcomes)
+
+
+async def test_a_message_that_was_not_sent_before_its_deadline_is_not_sent_after_it(bridges: Bridges) -> None:
+    assert await bridges.live([DEADLINE_S + 1]) == "refused"
+    bridges.client.outcomes = ended(0, FAILED)
+    assert await bridges.live([DEADLINE_S - 1, DEADLINE_S + 1]) == "refused"
+    assert bridges.client.sent == [request_id(0)]
+    assert bridges.texts == ["deadline exceeded", "deadline exceeded"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +19,6 @@ from kit.examples import examples
 from penstock.common.conversations import ConversationRecord, Turn, fold_messages
 from penstock.common.forks import deleted_record
 from penstock.gateway.conversations import pages
-from penstock.gateway.conversations.index import ranges
 from penstock.gateway.conversations.indexes import GAP, READ_AT_ONCE
 from penstock.gateway.conversations.pages import Conversations
 from penstock.schemas.errors import BrokerUnavailable, NotFound
@@ -137,8 +136,6 @@ STEPS = st.lists(
 def test_a_page_is_that_of_a_plain_reading(
     steps: list[tuple[Any, ...]], others: list[tuple[Any, ...]], most_records: int, window: int
 ) -> None:
-    """Whatever is written, erased and compacted, and when it is made anew with the same name; with a whole index, and
-    by windows of the log."""
     log = FakeLog()
     world = World(log, reader(log, most_records))
     with patch.object(pages, "WINDOW", window):
@@ -222,7 +219,6 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_windows")
 def test_the_newest_page_of_a_long_conversation_is_read_from_its_end() -> None:
-    """Behind a deletion it has nothing of before."""
     log = FakeLog()
     uneven_conversation(log, 200)
     end = log.ends[TOPIC]
@@ -333,23 +329,6 @@ def test_a_reading_that_fails_goes_on_from_where_it_came_to() -> None:
     assert log.records_read == 2 * READ_AT_ONCE + 1
 
 
-def test_a_deleted_conversation_and_one_of_its_name_have_nothing_in_common() -> None:
-    log = FakeLog()
-    long_conversation(log, 3)
-    conversations = reader(log)
-    assert len(conversations.turns("acme", "c", 20)) == 6
-    log.make_anew()
-    assert conversations.turns("acme", "c", 20) == []
-    assert conversations.about("acme", "c").created_ms is None
-    del log.ids[TOPIC]
-    for call in (conversations.turns, conversations.records):
-        with pytest.raises(NotFound):
-            call("acme", "c", 20)
-    with pytest.raises(NotFound):
-        conversations.about("acme", "c")
-    assert len(conversations.indexes) == 0
-
-
 def test_a_log_that_lost_its_end_is_read_anew() -> None:
     """As after an unclean election: offsets that were read are given to other records."""
     log = FakeLog()
@@ -392,7 +371,6 @@ def test_a_conversation_that_is_never_the_same_is_an_error_and_no_loop() -> None
 
 
 def test_indexes_are_kept_within_a_bound_and_the_oldest_go_first() -> None:
-    """One that is larger than its share pushes no others out."""
     log, names = FakeLog(), TopicNames()
     for number in range(6):
         topic = names.conversation("acme", f"c{number}")
@@ -411,15 +389,3 @@ def test_indexes_are_kept_within_a_bound_and_the_oldest_go_first() -> None:
     assert [reads_all_of(name) for name in ("c5", "c4")] == [False, False]
     assert reads_all_of("c0")
     assert len(conversations.indexes) <= 100
-
-
-@given(st.lists(st.integers(0, 500), unique=True), st.integers(0, 50))
-def test_ranges_have_all_offsets_and_few_others(offsets: list[int], gap: int) -> None:
-    def within() -> Iterator[int]:
-        for begin, end in ranges(offsets, gap):
-            yield from range(begin, end)
-
-    covered = list(within())
-    assert covered == sorted(set(covered))
-    assert set(offsets) <= set(covered)
-    assert len(covered) <= len(offsets) + gap * max(0, len(offsets) - 1)

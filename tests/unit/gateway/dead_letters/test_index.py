@@ -7,6 +7,7 @@ import sqlite3
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
@@ -22,13 +23,16 @@ from penstock.gateway.dead_letters import follower
 from penstock.gateway.dead_letters.follower import LetterFollower
 from penstock.gateway.dead_letters.index import LetterFilter, LetterIndex
 from penstock.gateway.dead_letters.letters import LetterFacts, Place
+from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.metrics import GatewayMetrics
 from penstock.gateway.service import redriving
 from penstock.gateway.service.redriving import Chosen, Redriving
 from penstock.gateway.threads import Threads
 from penstock.schemas.codec import default_codec
+from penstock.schemas.errors import Unauthenticated
 from penstock.schemas.records import DeadLetterAction
+from simulation.redrives.world import Gateway, Topics, new_index
 
 ANY = LetterFilter()
 
@@ -100,7 +104,6 @@ def test_an_index_survives_a_restart_and_is_made_again_for_another_topic_or_a_br
     st.lists(st.one_of(st.tuples(st.just("add"), st.integers(0, 12)), st.tuples(st.just("expire"), st.integers(0, 12))))
 )
 def test_counts_are_those_of_a_log(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]) -> None:
-    """A topic that is made anew begins anew; what retention removes is counted no more."""
     index, log = LetterIndex(tmp_path_factory.mktemp("index") / "letters", "topic"), dict[int, str]()
     for what, offset in steps:
         if what == "add":
@@ -147,7 +150,7 @@ def test_a_full_disk_does_not_end_the_reading_of_dead_letters(
     assert reader.partitions == {(dlq, 0): 2, (dlq, 1): 1}
 
 
-# -- purging in several calls, each with the `last_id` of the one before
+# -- lists
 
 
 async def test_a_list_of_letters_read_oldest_first_ends_while_others_are_written(index: LetterIndex) -> None:
@@ -162,40 +165,56 @@ async def test_a_list_of_letters_read_oldest_first_ends_while_others_are_written
     assert seen == [[0], [1], []]
 
 
-@pytest.fixture
-def purge(index: LetterIndex, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Purges seven letters, two by each call; the letters of each call. Actions are in the index at once."""
-    monkeypatch.setattr(redriving, "MOST", 2)
-    monkeypatch.setattr(admin, "begin_offsets", lambda _, tps: dict.fromkeys(tps, 100))
-    index.take([letter(n) for n in range(7)])
-    ends, codec, unused = itertools.count(7), default_codec(), cast(Any, None)
-
-    async def produce(topic: str, value: bytes, **_: Any) -> None:
-        index.take([((0, next(ends)), codec.decode(value, DeadLetterAction))])
-
-    letters: Any = SimpleNamespace(index=index, catch_up=lambda *_: None)
-    topic: Any = SimpleNamespace(produce=produce)
-    parts = Redriving(letters, unused, unused, topic, codec, KafkaSettings(), Threads())
-
-    async def purged(after: str | None = None, *, dry_run: bool = False) -> list[list[str]]:
-        found: list[list[str]] = []
-        while True:
-            chosen = Chosen(filter=LetterFilter(), after=after)
-            done = await parts.purge(Caller(tenant="t"), chosen, dry_run=dry_run)
-            found.append(list(done.requests))
-            if not done.remaining:
-                return found
-            after = str(done.cursor)
-
-    return purged
+# -- a redrive whose key is revoked while it runs
 
 
-async def test_the_next_call_continues_after_letters_that_are_gone(purge: Any) -> None:
-    pages = [["0/0", "0/1"], ["0/2", "0/3"], ["0/4", "0/5"], ["0/6"]]
-    assert await purge(dry_run=True) == pages
-    assert await purge() == pages
+LETTERS = 7
+OPERATOR = Caller(tenant="ops", key_id="k")
 
 
-async def test_letters_up_to_the_first_after_are_kept(purge: Any) -> None:
-    assert await purge("0/2") == [["0/3", "0/4"], ["0/5", "0/6"]]
-    assert await purge() == [["0/0", "0/1"], ["0/2"]]
+class World:
+    """Seven letters, the fourth of which holds no request, and a key that is revoked once some were run again."""
+
+    def __init__(self, holds: int) -> None:
+        self.holds = holds
+        self.topics = Topics(Random(1), strict=True, away=0.0, fails=0.0)
+        for number in range(LETTERS):
+            self.topics.add_letter(number, readable=number != 3)
+        allowances = Allowances(renew=self.renew)
+        self.redriving = Gateway(self.topics, new_index(), allowances).redriving
+
+    def renew(self, caller: Caller) -> Caller:
+        if len(self.topics.requests) >= self.holds:
+            raise Unauthenticated("this key was revoked")
+        return caller
+
+
+@pytest.mark.parametrize("rate", [None, 10_000.0], ids=["together", "one by one"])
+@pytest.mark.parametrize("ids", [True, False], ids=["by ids", "by filter"])
+@pytest.mark.parametrize("holds", [1, 2, 4])
+async def test_letters_that_a_revoked_key_left_are_not_skipped(
+    monkeypatch: pytest.MonkeyPatch, holds: int, ids: bool, rate: float | None
+) -> None:
+    monkeypatch.setattr(redriving, "AT_ONCE", 2)
+    world = World(holds)
+    places = [f"{number % 2}/{number // 2}" for number in range(LETTERS)]
+    after, run, skipped = None, list[str](), 0
+
+    async def redrive() -> bool:
+        nonlocal after, skipped
+        chosen = Chosen(ids=places if ids else None, filter=None if ids else LetterFilter(), after=after)
+        done = await world.redriving.redrive(OPERATOR, chosen, rate=rate, dry_run=False, again=False)
+        run.extend(done.requests.values())
+        skipped += len([one for one in done.skipped if one["code"] != "conflict"])
+        after = str(done.cursor)
+        assert isinstance(done.error, Unauthenticated) == (done.remaining > 0)
+        return done.remaining > 0
+
+    assert await redrive()
+    assert holds <= len(run) < LETTERS - 1
+    with pytest.raises(Unauthenticated):
+        await redrive()
+    world.holds = 100
+    assert not await redrive()
+    assert (len({*run}), len(run), skipped) == (LETTERS - 1, LETTERS - 1, 1)
+    assert len(world.topics.requests) == LETTERS - 1

@@ -25,7 +25,7 @@ from penstock.gateway.webhooks.metrics import WebhookMetrics
 from penstock.gateway.webhooks.policy import Answer
 from penstock.gateway.webhooks.records import Erasures
 from penstock.gateway.webhooks.status_calls import StatusCalls
-from penstock.schemas.errors import BrokerUnavailable, RegistryUnavailable
+from penstock.schemas.errors import RegistryUnavailable
 from penstock.schemas.records import ControlCommand, DeadLetter, ResultEvent, WebhookDelivery
 from penstock.schemas.topics import HEADER_CALLBACK, HORIZON_MS, TP
 from support import wait_until_async
@@ -70,7 +70,7 @@ class World(WebhookMetrics):
         self.events: dict[int, ResultEvent] = {}
         self.committed: dict[TP, int] = {}
         self.before_read: Callable[[], object] = lambda: None
-        self.later_ms = self.refuses = 0
+        self.later_ms = 0
         section = WebhooksSection.model_validate({"secret": KEY, "max_in_flight": 16})
         mine: Any = self
         tools = Tools(
@@ -120,9 +120,6 @@ class World(WebhookMetrics):
         return RawMessage(*tp, offset, now_ms(), b"r", CODEC.encode(event))
 
     async def produce(self, topic: str, value: bytes, **_: Any) -> None:
-        if self.refuses:
-            self.refuses -= 1
-            raise BrokerUnavailable("away")
         self.kept.append((topic, value))
 
     async def post(self, tenant: str, url: str, headers: Sequence[Any], body: bytes) -> Answer:
@@ -193,45 +190,6 @@ async def test_the_letter_of_a_failed_webhook_does_not_hold_its_outcome() -> Non
     assert letter.original_headers == {"penstock-callback": b"http://h/1"}
 
 
-@pytest.mark.parametrize(("before_its_call", "sent"), [(True, []), (False, ["http://h/1"])])
-async def test_a_request_that_is_erased_is_dropped_without_a_letter(before_its_call: bool, sent: list[str]) -> None:
-    """Before its call, which is not made, or during its last one."""
-    async with World(410, slow=not before_its_call) as world:
-        if before_its_call:
-            world.before_read = lambda: world.it.erased(("t", "r1"), now_ms())
-        await world.takes_over(waiting(1), sent=len(sent))
-        world.it.erased(("t", "r1"), now_ms())
-        world.answers.set()
-        await world.has(("r1", "dropped"))
-    assert (world.sent, world.letters()) == (sent, [])
-
-
-async def test_a_revoked_partition_begins_no_more_calls() -> None:
-    async with World(500, slow=True) as world:
-        await world.takes_over(*(waiting(number) for number in range(5)), sent=2)
-        giving = await world.begins_to_lose()
-        await world.all_read()
-        await world.ends(giving)
-        assert len(world.sent) == 2
-        assert [world.gauges[name]() for name in ("in_flight", "waiting")] == [0, 0]
-        assert sorted(world.states()) == [("r0", "waiting"), ("r1", "waiting")]
-
-
-@pytest.mark.parametrize("ended", ["delivered", "dropped"])
-async def test_that_a_webhook_waits_is_not_kept_after_it_has_ended(ended: str) -> None:
-    """The last record counts: the next owner of the partition would call its receiver again."""
-    async with World(slow=True) as world:
-        await world.takes_over(waiting(0), waiting(1), sent=2)  # all calls that its host may have
-        world.refuses = 1
-        world.reads(2, url=b"http://h/2")
-        await wait_until_async(lambda: not world.refuses, 5)
-        if ended == "dropped":
-            world.it.erased(("t", "r2"), now_ms())
-        world.answers.set()
-        await wait_until_async(lambda: len(world.states()) == 4, 5)
-        assert [state for name, state in world.states() if name == "r2"] == ["waiting", ended]
-
-
 async def test_a_partition_that_comes_back_meanwhile_is_read_again() -> None:
     async with World(500, slow=True) as world:
         await world.takes_over(*(waiting(number) for number in range(5)), sent=2)
@@ -244,8 +202,6 @@ async def test_a_partition_that_comes_back_meanwhile_is_read_again() -> None:
 
 @pytest.mark.parametrize("comes_back", [False, True])
 async def test_an_outcome_read_while_its_partition_is_revoked_is_not_committed(comes_back: bool) -> None:
-    """It is left to the next owner, or read again if the partition comes back, and the records before it too. Its
-    offset was committed: no receiver was ever called for it."""
     async with World(slow=True) as world:
         await world.takes_over(waiting(1), sent=1)
         giving = await world.begins_to_lose()
@@ -277,9 +233,6 @@ async def test_a_request_id_that_is_used_again_is_sent_again() -> None:
 
 
 async def test_a_webhook_that_cannot_be_made_fails_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ended the process, and again after each restart: nobody was called any more. A URL that cannot be parsed is
-    one for the sender."""
-
     def made(place: Any, event: Any, *others: Any) -> bytes:
         if event.request_id == "r1":
             raise ValueError("as of a record that nobody can write out")

@@ -123,7 +123,6 @@ def test_a_status_without_room_is_dropped_and_does_not_hold_the_offset() -> None
 
 @pytest.mark.parametrize("lands", ["before", "after"])
 def test_a_revoked_partition_takes_its_statuses_along_and_sends_them_when_it_comes_back(lands: str) -> None:
-    """Its status was known, so it was passed over and its offset committed, though nobody had heard of it."""
     topic = Topic()
     topic.comes(status("a", "queued"))
     assert topic.begun() == ["queued"]
@@ -152,7 +151,6 @@ STEPS = st.one_of(
 
 @given(st.lists(STEPS, max_size=60))
 def test_every_status_is_sent_or_given_up_and_the_offset_reaches_the_end(steps: list[tuple[object, ...]]) -> None:
-    """Whatever comes: nothing stays behind that holds up the offset, and no request is sent twice at once."""
     topic, now, flying = Topic(), 0, list[tuple[WebhookDelivery, StatusEvent]]()
     for step in steps:
         now += 400

@@ -12,10 +12,12 @@ from unittest.mock import AsyncMock
 
 import httpcore
 import pytest
+from pydantic import ValidationError
 
 from penstock.gateway.callbacks import Callbacks, WebhooksSection
 from penstock.gateway.webhooks.policy import Answer
 from penstock.gateway.webhooks.sender import NAMES_OF_ONE, Sender, retry_after_s
+from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
 
 KEY = "whsec_" + base64.b64encode(bytes(32)).decode()
 
@@ -42,11 +44,6 @@ async def test_an_unexpected_error_is_an_answer() -> None:
     network = httpcore.AsyncMockBackend([])
     network.connect_tcp = AsyncMock(side_effect=LookupError("x.example"))
     assert await post(sender(address, network)) == Answer(error="LookupError")
-
-
-async def test_a_header_that_is_no_number_is_passed_over() -> None:
-    answered = b"HTTP/1.1 503 x\r\nRetry-After: \xb2\r\nContent-Length: 0\r\n\r\n"
-    assert await post(sender(address, httpcore.AsyncMockBackend([answered]))) == Answer(status_code=503)
 
 
 @pytest.mark.parametrize(("value", "seconds"), [(b"7", 7.0), (b"\xb2", None), (b"soon", None), (b"1" * 10, None)])
@@ -76,3 +73,58 @@ async def test_names_that_do_not_resolve_hold_up_one_tenant_only(monkeypatch: py
     finally:
         let_go.set()
         one.close()
+
+
+# -- which callbacks are accepted, told from the settings and the URL alone
+
+
+OTHER = "whsec_" + base64.b64encode(bytes(range(24))).decode()
+
+
+@pytest.mark.parametrize(
+    "secret", ["whsec_", "whsec_…", "whsec_AAAA", KEY.removeprefix("whsec_"), [], [KEY, "x"], KEY + "A" * 90]
+)
+def test_a_secret_that_signs_badly_is_refused_and_not_shown(secret: object) -> None:
+    with pytest.raises(ValidationError) as caught:
+        WebhooksSection.model_validate({"secret": secret})
+    assert "whsec_ and the base64" in str(caught.value.errors()[0]["msg"])
+
+
+def test_a_tenant_has_its_own_secrets_or_the_common_one() -> None:
+    callbacks = Callbacks(WebhooksSection.model_validate({"secret": KEY, "secrets": {"acme": [OTHER, KEY]}}))
+    assert callbacks.secrets("acme") == [OTHER, KEY]
+    assert callbacks.secrets("other") == [KEY]
+    with pytest.raises(UnsupportedParameter, match=r"webhooks\.secret"):
+        Callbacks(WebhooksSection.model_validate({"secrets": {"acme": OTHER}})).check("other", "https://x.example/")
+    assert WebhooksSection.model_validate({"secret": ""}).secret is None
+
+
+ALLOWED = [
+    "https://hooks.example.com/a?b=c",
+    "http://8.8.8.8/",
+    "http://10.0.0.7:8080/hook",
+    "http://hooks.internal/",
+]
+REFUSED = [
+    "https://hooks.example.com:8443/",
+    "http://10.0.0.7/",
+    "http://10.0.0.8:8080/",
+    "http://127.0.0.1/",
+    "http://localhost/",
+    "http://a.localhost/",
+    "http://[::1]/",
+    "http://[::ffff:10.0.0.8]/",
+    "http://169.254.169.254/latest/meta-data",
+    "http://2.hooks.internal:81/",
+]
+
+
+@pytest.mark.parametrize("url", [*ALLOWED, *REFUSED])
+def test_hosts(url: str) -> None:
+    section = {"secret": KEY, "internal_hosts": ["10.0.0.7:8080", "hooks.internal"]}
+    callbacks = Callbacks(WebhooksSection.model_validate(section))
+    if url in ALLOWED:
+        callbacks.check("default", url)
+    else:
+        with pytest.raises(InvalidRequest, match=r"webhooks\.internal_hosts"):
+            callbacks.check("default", url)

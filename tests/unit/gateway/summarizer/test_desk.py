@@ -1,25 +1,105 @@
-"""The desk after a break: topics that are made again under the same name, spans that fail, readings that restart."""
+"""Which span of a conversation is due, and the desk after a break."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
+
+import pytest
 
 from kit.gateway_records import conversation_message
 from penstock.gateway.summarizer.desk import Commit, Desk, Key, ReadWhole, Submit
-from penstock.schemas.records import ConversationFacts, ConversationMessage, SummarizePolicy
+from penstock.gateway.summarizer.spans import Spans, tokens_of
+from penstock.schemas.records import ConversationMessage, SummarizePolicy, Usage
 
-KEY = Key("t", "c")
+# -- spans: due after whole turns or tokens, four turns before the end
+
+
+ROLES = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
+TURN = "ua"
 EVERY_TWO = SummarizePolicy(every_turns=2)
 
 
-def message(number: int) -> ConversationMessage:
+def fed(spans: Spans, records: Iterable[str | int], offset: int = 0, **fields: Any) -> int:
+    """With messages by their roles, and summaries as the offsets that they cover; the next offset."""
+    for record in records:
+        role, more = (ROLES[record], fields) if isinstance(record, str) else ("assistant", {"covers_through": record})
+        spans.add(offset, conversation_message(role, **more))
+        offset += 1
+    return offset
+
+
+@pytest.mark.parametrize(
+    ("covered", "records", "turns", "every_turns", "due"),
+    [
+        # When four more turns have begun.
+        (-1, TURN * 5, 5, 2, None),
+        (-1, TURN * 5 + "u", 6, 2, 3),
+        # What a summary covers does not count again.
+        (-1, [*TURN * 8, 3], 6, 2, 7),
+        (-1, [*TURN * 8, 3, 7], 4, 2, None),
+        (-1, [*TURN * 8, 3, 7, *TURN * 2], 6, 2, 11),
+        # The same is found when reading starts after the last summary.
+        (3, [*TURN * 6, 3], 6, 2, 7),
+        # A turn whose question is summarized counts as a turn.
+        (-1, [*TURN * 6, 2], 5, 1, 3),
+        (2, "a" + TURN * 4, 5, 1, 3),
+        # System messages and tools begin no turn, nor does a second question.
+        (-1, "suuatas" + TURN * 4, 5, 1, 6),
+        (-1, TURN * 50, 50, None, None),
+        (-1, TURN * 50, 50, 0, None),
+        (-1, TURN * 50, 50, -1, None),
+    ],
+)
+def test_a_span_is_due_after_whole_turns(
+    covered: int, records: Iterable[str | int], turns: int, every_turns: int | None, due: int | None
+) -> None:
+    spans = Spans(covered)
+    fed(spans, records, covered + 1)
+    assert spans.turns == turns
+    assert spans.due(SummarizePolicy(every_turns=every_turns)) == due
+    assert spans.covered == max([covered, *(one for one in records if isinstance(one, int))])
+
+
+@pytest.mark.parametrize(
+    ("every_tokens", "every_turns", "due"),
+    [(50, None, 5), (121, None, None), (50, 2, 3), (20, 2, 1), (0, 0, None), (None, None, None)],
+)
+def test_the_first_of_turns_and_tokens_counts(
+    every_tokens: int | None, every_turns: int | None, due: int | None
+) -> None:
+    spans = Spans()
+    fed(spans, TURN * 10, content="x" * 40)  # 20 tokens a turn
+    assert spans.due(SummarizePolicy(every_tokens=every_tokens, every_turns=every_turns)) == due
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [
+        ({"content": "12345678"}, 2),
+        ({"content": "é" * 4}, 2),
+        ({"content": "1"}, 1),
+        ({"content": "1" * 400, "usage": Usage(prompt_tokens=9, completion_tokens=7)}, 7),
+    ],
+)
+def test_tokens_are_counted_by_the_model_or_by_four_bytes(fields: dict[str, Any], tokens: int) -> None:
+    assert tokens_of(conversation_message("assistant", **fields)) == tokens
+
+
+# -- the desk after a break
+
+
+KEY = Key("t", "c")
+
+
+def turn_message(number: int) -> ConversationMessage:
     """Of turns of a question and an answer, the message with this number."""
     return conversation_message(("user", "assistant")[number % 2], request_id=f"r{number // 2}")
 
 
 def standing(offsets: Iterable[int], shift: int = 0) -> list[tuple[int, ConversationMessage]]:
     """Messages at these offsets; `shift`: so many records before them are none."""
-    return [(at, message(at - shift)) for at in offsets]
+    return [(at, turn_message(at - shift)) for at in offsets]
 
 
 def tell(desk: Desk, offsets: Iterable[int], shift: int = 0) -> None:
@@ -62,26 +142,11 @@ def erase(desk: Desk, at: int) -> None:
     assert isinstance(desk.record(KEY, at, None), ReadWhole)
 
 
-def test_a_shorter_topic_that_was_made_between_two_looks_is_due() -> None:
-    desk = summed_up(48)
-    assert isinstance(desk.record(KEY, 0, message(0)), ReadWhole)
-    desk.read_whole(KEY, standing(range(16)), 16)
-    assert due(desk) is not None
-
-
 def test_an_empty_topic_that_was_made_again_is_read_once() -> None:
     desk = summed_up(48)
     erase(desk, 48)
     assert isinstance(desk.read_whole(KEY, [], 0), ReadWhole), "more may have come while it was read"
     assert not isinstance(desk.read_whole(KEY, [], 0), ReadWhole)
-
-
-def test_the_policy_of_a_former_topic_does_not_keep_a_later_one_from_being_followed() -> None:
-    desk = Desk(lambda _: EVERY_TWO, most=1)
-    off = SummarizePolicy(every_turns=0)
-    desk.set_facts(KEY, ConversationFacts(tenant="t", conversation_id="c", updated_at=0, topic_id="old", summarize=off))
-    assert desk.policy(KEY, "new") == EVERY_TWO
-    assert desk.wants(KEY), "the topic that exists now may be another one"
 
 
 def test_a_failed_span_is_not_asked_for_again_by_the_next_process() -> None:
@@ -98,16 +163,7 @@ def test_a_failed_span_is_not_asked_for_again_by_the_next_process() -> None:
         assert due(later) == 7, "its turns are part of the next span"
 
 
-def test_a_summarized_span_that_is_erased_is_asked_for_again() -> None:
-    desk = summed_up(12)
-    erase(desk, 12)
-    desk.read_whole(KEY, standing(at for at in range(12) if at not in (2, 3)), 13)
-    tell(desk, (13, 14), shift=1)
-    assert due(desk) == 5
-
-
 def test_records_that_come_while_the_whole_is_read_count() -> None:
-    """Nothing is due before it is known what an erasure left."""
     desk = new_desk(12)
     assert desk.due == 1
     erase(desk, 12)
@@ -127,14 +183,6 @@ def test_records_that_are_read_again_after_the_whole_count_once() -> None:
     desk.read_whole(KEY, standing(range(8)) + standing((9, 10), shift=1), 11)
     tell(desk, (9, 10), shift=1)
     assert due(desk) is None, "five turns, not six"
-
-
-def test_negative_counts_of_others_make_nothing_due() -> None:
-    desk = Desk(lambda _: SummarizePolicy(every_turns=-1, every_tokens=-5), most=1)
-    desk.follow(KEY, "id", Commit(KEY, 0), 40)
-    tell(desk, range(40))
-    assert due(desk) is None
-    assert not desk.wants(KEY)
 
 
 def test_a_summary_that_was_erased_while_no_process_ran_is_missed() -> None:
