@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from kit.gateway_readers import fake_readers
-from kit.gateway_records import CODEC, model_info, outcome
+from kit.records import CODEC, model_info, outcome
 from penstock.common.outgoing import request_record
 from penstock.common.reader import RawMessage
 from penstock.common.settings import KafkaSettings

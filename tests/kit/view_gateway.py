@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from kit.gateway_records import KEY, NAMES
+from kit.records import KEY, NAMES
 from penstock.common.reader import RawMessage
 from penstock.gateway.service.subscriptions import Subscriptions
 from penstock.gateway.service.turns import Turns

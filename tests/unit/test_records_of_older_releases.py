@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from avro_values import values_of
 from flow_driver import MEDIUM, World
 from kit.examples import examples
-from kit.gateway_records import (
+from kit.records import (
     CONTROL,
     NAMES,
     ORIGIN,

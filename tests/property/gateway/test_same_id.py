@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.gateway_records import chunk, request
+from kit.records import chunk, request
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.rows import facts_text, restored, snapshot
 from penstock.schemas.ids import idempotent_request_id

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kit.examples import examples
-from kit.gateway_records import NAMES, chunk, request, status
+from kit.records import NAMES, chunk, request, status
 from penstock.common.reader import RawMessage
 from penstock.gateway.service.subscriptions import Subscription, Subscriptions
 from penstock.gateway.view import view as view_module

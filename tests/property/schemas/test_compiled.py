@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from avro_values import records_of, values_of
 from kit.examples import examples
-from kit.view_records import outcome
+from kit.records import outcome
 from penstock.schemas.codec import SCHEMA_IDS, Codec, default_codec, released_schema, schema_text
 from penstock.schemas.compiled import fallback
 from penstock.schemas.compiled.decoder import compile_decoder

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.examples import examples
-from kit.view_records import chunk as result_event
-from kit.view_records import status as status_event
+from kit.records import chunk as result_event
+from kit.records import status as status_event
 from penstock.schemas.fold import IGNORED, Chunk, Ignored, ResultFold, StatusFold, Terminal
 from penstock.schemas.records import STATUS_RANKS, Origin, ResultEvent, StatusEvent
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.examples import examples
-from kit.view_records import outcome
+from kit.records import outcome
 from penstock.schemas.aliases import NAMES as NAMES_OF_OTHERS
 from penstock.schemas.aliases import translate
 from penstock.schemas.codec import default_codec

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.gateway_records import outcome, request, status, worker
+from kit.records import outcome, request, status, worker
 from penstock.common.clock import now_ms
 from penstock.gateway.service import ending_lost
 from penstock.gateway.service.ending_lost import EndingLost

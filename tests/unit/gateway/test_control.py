@@ -15,7 +15,7 @@ import pytest
 
 from gateway_parts import service_with
 from kit.gateway_http import client, gateway_app
-from kit.gateway_records import ORIGIN
+from kit.records import ORIGIN
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.inputs import keep_input
 from penstock.common.outgoing import Outgoing

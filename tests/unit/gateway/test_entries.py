@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kit.gateway_records import ORIGIN, chunk, claim, outcome, request, status
+from kit.records import ORIGIN, chunk, claim, outcome, request, status
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame, StatusFrame
 from penstock.gateway.view.rows import facts_text, restored, snapshot

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from kit.gateway_records import CODEC, ORIGIN, model_info, model_state, outcome, request, status, worker
+from kit.records import CODEC, ORIGIN, model_info, model_state, outcome, request, status, worker
 from kit.view_gateway import ViewGateway
 from penstock.common.clock import now_ms
 from penstock.common.model_pools import pool_of

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from gateway_parts import service_with
 from kit.gateway_http import client, gateway_app, gateway_context
-from kit.gateway_records import ORIGIN, model_info, model_state, outcome, request, status, worker
+from kit.records import ORIGIN, model_info, model_state, outcome, request, status, worker
 from penstock.common.clock import now_ms
 from penstock.common.desired import Desired
 from penstock.gateway.edge.auth import AuthPolicy

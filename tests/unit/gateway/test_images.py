@@ -17,7 +17,7 @@ import pytest
 
 from gateway_parts import service_with
 from kit.gateway_http import client, gateway_app
-from kit.gateway_records import subscribed
+from kit.records import subscribed
 from penstock.common.artifacts import ArtifactStore
 from penstock.gateway.edge.bodies import BodyLimits
 from penstock.gateway.limits.allowances import Allowances

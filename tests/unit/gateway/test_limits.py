@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from kit.gateway_records import request
+from kit.records import request
 from penstock.gateway.limits.allowances import MOST_REFUSALS, MOST_REFUSALS_OF_ONE, Allowances, Totals
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.limits.limits import Buckets, Limits, TokenBucket, duration_text

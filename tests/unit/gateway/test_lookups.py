@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.gateway_records import CONTROL, KEY, NAMES, RESULTS, command, outcome, request
+from kit.records import CONTROL, KEY, NAMES, RESULTS, command, outcome, request
 from kit.view_gateway import ViewGateway
 from penstock.common import log_records
 from penstock.common.reader import RawMessage

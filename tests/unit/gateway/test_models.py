@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kit.gateway_records import model_info, worker
+from kit.records import model_info, worker
 from penstock.common.desired import Desired
 from penstock.gateway.service.model_states import admin_models, find_one, observing_topic, order_json
 from penstock.gateway.service.models import check_abilities, find_model, of_task, public_models

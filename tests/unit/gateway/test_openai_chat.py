@@ -22,7 +22,7 @@ from starlette.types import Message
 
 from gateway_parts import service_with
 from kit.gateway_http import no_body
-from kit.gateway_records import subscribed as subscribed_to
+from kit.records import subscribed as subscribed_to
 from penstock.gateway.edge.errors import FinalFailure
 from penstock.gateway.openai.chat_answers import ChunkWriter, Json, text_usage
 from penstock.gateway.openai.chat_bodies import EmbeddingBody

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kit.gateway_records import model_info, outcome, request
-from kit.gateway_records import worker as worker_state
+from kit.records import model_info, outcome, request
+from kit.records import worker as worker_state
 from penstock.gateway.service import run_times
 from penstock.gateway.service.planning import Plan, plan
 from penstock.gateway.service.run_times import RunTimes

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kit.gateway_records import ORIGIN, RESULTS, chunk, outcome, request
+from kit.records import ORIGIN, RESULTS, chunk, outcome, request
 from kit.view_gateway import execute
 from penstock.common import log_copies
 from penstock.gateway.view import store as store_module

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gateway_parts import service_with
 from kit.gateway_http import client
-from kit.gateway_records import model_info, request
+from kit.records import model_info, request
 from penstock.common.artifacts import ArtifactStore, Place
 from penstock.common.configuration import ArtifactsSection, StoreSection
 from penstock.common.outgoing import Outgoing

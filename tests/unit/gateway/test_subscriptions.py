@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from kit.gateway_records import NAMES, RESULTS, STATUSES, outcome, request, status
+from kit.records import NAMES, RESULTS, STATUSES, outcome, request, status
 from kit.view_gateway import ViewGateway
 from penstock.gateway.service.subscriptions import Stopping, Subscription, Subscriptions
 from penstock.gateway.service.turns import Turns

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.gateway_records import ORIGIN, STATUSES, request, status
+from kit.records import ORIGIN, STATUSES, request, status
 from kit.view_gateway import ViewGateway
 from penstock.gateway.service import subscriptions as subscriptions_module
 from penstock.gateway.service import turns as turns_module

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kit.gateway_records import (
+from kit.records import (
     CONTROL,
     HIGH,
     KEY,

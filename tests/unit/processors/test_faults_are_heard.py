@@ -10,7 +10,7 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from kit.common_records import ORIGIN
+from kit.records import ORIGIN
 from penstock.processors.engines.base import EngineState, Limits
 from penstock.processors.engines.managed.server_process import ServerProcess
 from penstock.processors.engines.process.host import ChildEngine

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from kit.view_records import outcome
+from kit.records import outcome
 from penstock import producers
 from penstock.cli.paths import free_port
 from penstock.common.artifacts import ArtifactStore

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.view_records import chunk, status
-from kit.view_records import outcome as terminal
+from kit.records import chunk, status
+from kit.records import outcome as terminal
 from penstock.common.reader import RawMessage
 from penstock.producers.events import Chunk, Event, EventFold, Restarted, Result, Status, completed
 from penstock.schemas.codec import default_codec

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kit.view_records import outcome
+from kit.records import outcome
 from penstock.common.artifacts import ArtifactStore, TenantArtifacts
 from penstock.producers.images import AsyncImages, Images, ImageSource
 from penstock.schemas.errors import InternalError, InvalidRequest

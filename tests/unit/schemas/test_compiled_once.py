@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kit.view_records import status
+from kit.records import status
 from penstock.schemas import compiled
 from penstock.schemas.codec import Codec, schema_text
 from penstock.schemas.compiled.source import Source

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from avro_values import records_of
 from kit.examples import examples
-from kit.view_records import outcome as ended
+from kit.records import outcome as ended
 from penstock.processors.kafka.intake import Intake, Poison, Taken, origin_header
 from penstock.schemas.codec import default_codec
 from penstock.schemas.costs import drawing_cost

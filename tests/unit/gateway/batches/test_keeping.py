@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.gateway_records import new_batch
+from kit.records import new_batch
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.places import OpenPlace
 from penstock.gateway.batches.checking import Part

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic_core import from_json
 
-from kit.gateway_records import new_batch
+from kit.records import new_batch
 from penstock.gateway.batches.line_runs import LineEnd, LineRuns
 from penstock.gateway.batches.records import Stop
 from penstock.gateway.limits.allowances import Allowances

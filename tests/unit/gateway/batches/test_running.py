@@ -15,7 +15,7 @@ import pytest
 
 from gateway_parts import service_with
 from kit.gateway_http import gateway_context
-from kit.gateway_records import new_batch
+from kit.records import new_batch
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.clock import now_ms
 from penstock.gateway.batches import runner, running

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from kit.gateway_bridge import MODEL, NAMES, RUNNING, SENT_MS, FakeClient, KnownTopics, made, requests_of
-from kit.gateway_records import CODEC, model_info, outcome
+from kit.records import CODEC, model_info, outcome
 from penstock.common.group_consumer import Read
 from penstock.common.reader import RawMessage
 from penstock.common.settings import KafkaSettings

@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from conversation_logs import FakeLog, message, reader
 from gateway_parts import service_with
 from kit.gateway_http import gateway_app
-from kit.gateway_records import conversation_message
+from kit.records import conversation_message
 from penstock.cli.commands.item_words import item_role, item_text
 from penstock.common.conversations import Turn
 from penstock.common.reader import RawMessage

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.gateway_records import request
+from kit.records import request
 from penstock.gateway.bridge.settings import BridgeSettings
 from penstock.gateway.queues.formats import BadMessage, answered, read_llmd, read_penstock, refused, request_key
 from penstock.gateway.queues.settings import QueueSection

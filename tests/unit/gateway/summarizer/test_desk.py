@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kit.gateway_records import conversation_message
+from kit.records import conversation_message
 from penstock.gateway.summarizer.desk import Commit, Desk, Key, ReadWhole, Submit
 from penstock.gateway.summarizer.spans import Spans, tokens_of
 from penstock.schemas.records import ConversationMessage, SummarizePolicy, Usage

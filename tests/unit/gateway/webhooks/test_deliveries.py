@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kit import gateway_records as records
-from kit.gateway_records import CODEC, ORIGIN, chunk, outcome
+from kit.records import CODEC, ORIGIN, chunk, outcome
 from penstock.gateway.webhooks.bodies import webhook_body
 from penstock.gateway.webhooks.deliveries import Deliveries, Room
 from penstock.gateway.webhooks.policy import Answer, RetryRules, decide

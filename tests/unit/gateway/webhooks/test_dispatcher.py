@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kit.gateway_readers import fake_readers
-from kit.gateway_records import CODEC, ORIGIN, delivery, outcome
+from kit.records import CODEC, ORIGIN, delivery, outcome
 from penstock.common.clock import now_ms
 from penstock.common.group_consumer import Listener, Read
 from penstock.common.reader import RawMessage

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.gateway_records import status as status_event
+from kit.records import status as status_event
 from penstock.gateway.webhooks.deliveries import Room
 from penstock.gateway.webhooks.news import NEWS_S, StatusNews
 from penstock.gateway.webhooks.policy import DELIVERED, DROPPED, FAILED, Answer, RetryRules

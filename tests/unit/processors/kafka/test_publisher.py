@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kit.common_records import ORIGIN, result_event, status_event
-from kit.common_records import chunk as chunk_of
+from kit.records import ORIGIN, outcome, status
+from kit.records import chunk as chunk_of
 from penstock.common.transport import Delivery
 from penstock.processors.kafka.publisher import (
     AGAIN_S,
@@ -72,11 +72,11 @@ class Broker:
 
     def results(self, *names: str, text: str = "x") -> None:
         for name in names:
-            event = result_event(request_id=name, text_generation={"text": text})
+            event = outcome(name, text)
             self.publisher.result(event, lambda failure, name=name: self.done.append(failure.code if failure else name))
 
     def status(self, *, done: bool = False, **fields: Any) -> None:
-        self.publisher.status(status_event("running", 40, done=done, **fields))
+        self.publisher.status(status(done=done, **fields))
 
     def letter(self, name: str, **fields: Any) -> None:
         facts = {"reason_code": "r", "reason": "r", "original": b"y", "worker_id": "w", "created_at": 0, **fields}

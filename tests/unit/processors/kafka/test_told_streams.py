@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kit.common_records import ORIGIN, chunk
+from kit.records import ORIGIN, chunk
 from penstock.common.settings import KafkaSettings
 from penstock.processors.core.requests.told import Told
 from penstock.processors.core.requests.work import Subject

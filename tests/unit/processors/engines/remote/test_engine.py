@@ -10,8 +10,8 @@ from unittest.mock import Mock
 import httpx
 import pytest
 
-from kit.common_records import result_event
 from kit.engines import Handler, Server, Sink, run, serving, sse, start
+from kit.records import outcome
 from penstock.processors.engines.base import Finished, RunSpec, TurnedAway, refuse_unsupported
 from penstock.processors.engines.remote.engine import RemoteEngine
 from penstock.processors.engines.remote.http import retry_after
@@ -23,7 +23,7 @@ CODEC = default_codec()
 
 
 def assert_encodable(output: dict[str, Any]) -> None:
-    CODEC.encode(result_event(text_generation=output))
+    CODEC.encode(outcome(text_generation=output))
 
 
 def chat_answer(*texts: str, reason: str | None = "stop") -> httpx.Response:

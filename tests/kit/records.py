@@ -1,4 +1,4 @@
-"""Records for tests of the gateway, by default of one request, "r". A test names the fields that it is about."""
+"""Records for tests, by default of one request, "r". A test names the fields that it is about."""
 
 from __future__ import annotations
 
