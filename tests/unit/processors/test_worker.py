@@ -373,6 +373,7 @@ async def test_a_parked_request_that_is_gone_becomes_a_dead_letter(small: Shell,
         small.worker.on_fetched((LOW, 0), [raw(1, request("somebody else"))])
     await small.turns()
     assert [letter.request_id for letter in small.broker.letters()] == ["b"]
+    assert small.flow.gate.commits() == {(LOW, 0): (2, "")}
     small.worker.on_gone((LOW, 0), [1, 7])
     await small.turns()
     assert len(small.broker.letters()) == 1, "what is not held, or has ended, is nobody's"

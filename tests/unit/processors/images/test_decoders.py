@@ -11,6 +11,7 @@ import signal
 import struct
 import zlib
 from collections.abc import AsyncGenerator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -162,12 +163,9 @@ async def test_sides_and_pixels_have_limits(decoders: Decoders) -> None:
 async def test_a_format_that_is_not_accepted_is_named(decoders: Decoders) -> None:
     with pytest.raises(InvalidRequest, match="TIFF image; accepted are PNG, JPEG"):
         await decoders.decode(encoded(Image.new("L", (4, 4)), "TIFF"), param=PARAM)
-    tolerant = Decoders(DecodeLimits(formats=("TIFF",)))
-    try:
+    with closing(Decoders(DecodeLimits(formats=("TIFF",)))) as tolerant:
         found = await tolerant.decode(encoded(Image.new("L", (4, 4)), "TIFF"), param=PARAM)
         assert found.source_format == "TIFF"
-    finally:
-        tolerant.close()
 
 
 async def test_flipped_bytes_give_an_image_or_a_clear_error(decoders: Decoders) -> None:
@@ -200,8 +198,7 @@ async def test_a_decoder_that_was_killed_while_idle_harms_no_image(decoders: Dec
 
 
 async def test_a_decoder_that_is_killed_at_work_fails_its_image_alone() -> None:
-    decoders = Decoders(processes=1)
-    try:
+    with closing(Decoders(processes=1)) as decoders:
         await decoders.decode(picture(random.Random(2)), param=PARAM)
         (pid,) = decoders.pool.pids()
         os.kill(pid, signal.SIGSTOP)  # so that it is at work for as long as the test needs
@@ -213,19 +210,14 @@ async def test_a_decoder_that_is_killed_at_work_fails_its_image_alone() -> None:
             await working
         assert (await waiting).pixels
         assert decoders.deaths == 1
-    finally:
-        decoders.close()
 
 
 async def test_memory_is_limited_by_the_kernel() -> None:
-    decoders = Decoders(DecodeLimits(max_pixels=100_000_000, memory_bytes=220 << 20), processes=1)
-    try:
+    with closing(Decoders(DecodeLimits(max_pixels=100_000_000, memory_bytes=220 << 20), processes=1)) as decoders:
         big = encoded(Image.new("RGB", (6_000, 6_000)), "PNG", compress_level=1)  # 108 MB of pixels
         with pytest.raises(InvalidRequest, match=r"too much memory|ended its decoder"):
             await decoders.decode(big, param=PARAM)
         assert (await decoders.decode(picture(random.Random(4)), param=PARAM)).pixels
-    finally:
-        decoders.close()
 
 
 async def test_a_caller_who_leaves_and_a_close_leave_no_process() -> None:

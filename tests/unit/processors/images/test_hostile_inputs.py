@@ -10,6 +10,7 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Awaitable, Iterable
+from contextlib import closing
 from typing import Any
 
 from hostile_images import Dns, Network, hostile_images, hostile_server, hostile_urls, scan_bomb
@@ -56,14 +57,11 @@ async def outcomes(cases: Iterable[tuple[str, Awaitable[Any]]], at_once: int) ->
 
 
 async def test_hostile_images() -> None:
-    decoders = Decoders(DecodeLimits(max_pixels=4_000_000), processes=2)
-    try:
+    with closing(Decoders(DecodeLimits(max_pixels=4_000_000), processes=2)) as decoders:
         cases = ((kind, decoders.decode(data, param=PARAM)) for kind, data in hostile_images(7, IMAGES))
         counted = await outcomes(cases, at_once=4)
         assert counted.total() == IMAGES
         assert decoders.deaths == 0  # each was refused before the kernel had to end its decoder
-    finally:
-        decoders.close()
 
 
 async def test_hostile_images_that_are_worked_on() -> None:
@@ -122,8 +120,7 @@ async def test_an_image_that_takes_too_long_ends_its_own_decoder_alone() -> None
 
     from hostile_images import picture
 
-    decoders = Decoders(DecodeLimits(cpu_s=1), processes=1)
-    try:
+    with closing(Decoders(DecodeLimits(cpu_s=1), processes=1)) as decoders:
         results = await asyncio.gather(
             decoders.decode(scan_bomb(), param=PARAM),
             decoders.decode(picture(Random(3)), param=PARAM),
@@ -133,5 +130,3 @@ async def test_an_image_that_takes_too_long_ends_its_own_decoder_alone() -> None
         assert "takes too long" in results[0].message
         assert not isinstance(results[1], BaseException)
         assert decoders.deaths == 1
-    finally:
-        decoders.close()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -18,6 +16,7 @@ from penstock.processors.kafka.record_follower import SLICE
 from penstock.schemas.codec import Codec, default_codec
 from penstock.schemas.errors import BrokerUnavailable, InternalError, RegistryUnavailable
 from penstock.schemas.records import ControlCommand
+from support import wait_until_async
 
 DAY_MS = 86_400_000
 
@@ -103,7 +102,7 @@ async def test_the_time_of_a_deletion_is_that_of_its_record(monkeypatch: pytest.
 
 async def test_a_reader_that_has_ended_is_waited_for_like_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     control, reader = follower(monkeypatch, lambda commands: None)
-    reader.wait_until_caught_up = Mock(side_effect=InternalError("the reader has ended"))  # type: ignore[attr-defined]
+    reader.wait_until_caught_up.side_effect = InternalError("the reader has ended")
     with pytest.raises(BrokerUnavailable, match="ended"):
         control.catch_up(1.0)
 
@@ -137,25 +136,15 @@ def test_a_clock_that_is_ahead_makes_no_command_live_longer_than_the_others() ->
     assert len(control) == 0
 
 
-class FakeReader:
-    """Stands for the PartitionReader: the test calls `on_batch` on a thread, as the reader does."""
-
-    def __init__(
-        self, _settings: Any, _topics: Any, on_batch: Callable[[list[RawMessage]], None], **_options: Any
-    ) -> None:
-        self.on_batch = on_batch
-        self.failure: BaseException | None = None
-
-    def stop(self) -> None:
-        pass
-
-
 def follower(
     monkeypatch: pytest.MonkeyPatch, on_commands: Callable[[Sequence[ControlCommand]], None], codec: Codec | None = None
-) -> tuple[ControlFollower, FakeReader]:
-    monkeypatch.setattr(record_follower, "PartitionReader", FakeReader)
-    made = ControlFollower(KafkaSettings(), codec or default_codec(), asyncio.get_running_loop(), on_commands)
-    return made, made._reader  # pyright: ignore
+) -> tuple[ControlFollower, Mock]:
+    """A test calls the reader's `on_batch` on a thread, as the reader does."""
+    made = Mock()
+    monkeypatch.setattr(record_follower, "PartitionReader", made)
+    control = ControlFollower(KafkaSettings(), codec or default_codec(), asyncio.get_running_loop(), on_commands)
+    made.return_value.on_batch = made.call_args.args[2]
+    return control, made.return_value
 
 
 def raw(value: bytes | None, offset: int = 0) -> RawMessage:
@@ -197,15 +186,9 @@ async def test_a_long_replay_lets_the_loop_breathe(monkeypatch: pytest.MonkeyPat
 
 
 async def test_stopping_ends_the_wait_for_a_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = threading.Event()
-
-    class Away(Codec):
-        def decode(self, data: bytes, record_type: Any) -> Any:
-            asked.set()
-            raise RegistryUnavailable("away")
-
-    made, reader = follower(monkeypatch, lambda commands: None, Away())
+    codec = Mock(**{"decode.side_effect": RegistryUnavailable("away")})
+    made, reader = follower(monkeypatch, lambda commands: None, codec)
     reading = asyncio.create_task(asyncio.to_thread(reader.on_batch, [raw(b"\0PN\0\0x")]))
-    await asyncio.to_thread(asked.wait, 5)
+    await wait_until_async(lambda: codec.decode.called, 5)
     await made.stop()
     await asyncio.wait_for(reading, 5)

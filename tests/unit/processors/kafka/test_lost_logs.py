@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,12 +17,9 @@ from penstock.processors.kafka.lost_logs import Extent, LostLogs, OnLostLog, ext
 A, B = ("t", 0), ("t", 1)
 
 
-class Answer:
+def answer(tp: TP, offset: int, error: KafkaError | None = None) -> Any:
     """As TopicPartition, with an error of one's choice."""
-
-    def __init__(self, tp: TP, offset: int, error: KafkaError | None = None) -> None:
-        self.topic, self.partition = tp
-        self.offset, self.error = offset, error
+    return SimpleNamespace(topic=tp[0], partition=tp[1], offset=offset, error=error)
 
 
 class FakeConsumer:
@@ -33,15 +31,15 @@ class FakeConsumer:
         self.refused = refused
         self.commits: list[dict[TP, Committed]] = []
 
-    def offsets_for_times(self, partitions: Sequence[TopicPartition], timeout: float) -> list[Answer]:
-        answers: list[Answer] = []
+    def offsets_for_times(self, partitions: Sequence[TopicPartition], timeout: float) -> list[Any]:
+        answers: list[Any] = []
         for p in partitions:
             tp = (p.topic, p.partition)
             log = self.logs[tp]
             if log is None:
-                answers.append(Answer(tp, p.offset, KafkaError(KafkaError.LEADER_NOT_AVAILABLE)))
+                answers.append(answer(tp, p.offset, KafkaError(KafkaError.LEADER_NOT_AVAILABLE)))
                 continue
-            answers.append(Answer(tp, {OFFSET_BEGINNING: log.first, OFFSET_END: log.end}[p.offset]))
+            answers.append(answer(tp, {OFFSET_BEGINNING: log.first, OFFSET_END: log.end}[p.offset]))
             self.logs[tp] = Extent(log.first, log.end + self.grows)
         return answers
 

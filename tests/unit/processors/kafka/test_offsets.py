@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +16,9 @@ A, B = ("t", 0), ("t", 1)
 NONE = -1001
 
 
-class Partition:
+def partition(tp: TP, offset: int, metadata: str | None = None, error: KafkaError | None = None) -> Any:
     """As TopicPartition, with an error of one's choice."""
-
-    def __init__(self, tp: TP, offset: int, metadata: str | None = None, error: KafkaError | None = None) -> None:
-        self.topic, self.partition = tp
-        self.offset, self.metadata, self.error = offset, metadata, error
+    return SimpleNamespace(topic=tp[0], partition=tp[1], offset=offset, metadata=metadata, error=error)
 
 
 class FakeConsumer:
@@ -64,7 +62,7 @@ def patient(limit: int = 50) -> Any:
 
 
 def test_only_a_clear_none_gets_the_start_committed() -> None:
-    kafka = FakeConsumer([[Partition(A, 0, "map"), Partition(B, NONE)]], [[Partition(B, 3)]])
+    kafka = FakeConsumer([[partition(A, 0, "map"), partition(B, NONE)]], [[partition(B, 3)]])
     assert committed_or_start(kafka, [A, B], patient()) == {A: (0, "map"), B: (3, "")}
     assert kafka.written == [{B: 3}]
 
@@ -86,8 +84,8 @@ def test_only_a_clear_none_gets_the_start_committed() -> None:
 def test_an_error_is_asked_again_and_never_none(unknown: int, of_one_partition: bool) -> None:
     error: Any = unknown
     if of_one_partition:
-        error = [Partition(A, 2491), Partition(B, NONE, error=KafkaError(unknown))]
-    kafka = FakeConsumer([error] * 9 + [[Partition(A, 2491), Partition(B, 2492)]])
+        error = [partition(A, 2491), partition(B, NONE, error=KafkaError(unknown))]
+    kafka = FakeConsumer([error] * 9 + [[partition(A, 2491), partition(B, 2492)]])
     assert committed_or_start(kafka, [A, B], patient()) == {A: (2491, ""), B: (2492, "")}
     assert kafka.asked == ["committed"] * 10
     assert kafka.written == []
@@ -95,15 +93,15 @@ def test_an_error_is_asked_again_and_never_none(unknown: int, of_one_partition: 
 
 @pytest.mark.parametrize("strange", [-1, -2, -1000, -3001])
 def test_an_offset_that_is_neither_an_offset_nor_none_is_asked_again(strange: int) -> None:
-    kafka = FakeConsumer([[Partition(A, strange)], [Partition(A, 9)]])
+    kafka = FakeConsumer([[partition(A, strange)], [partition(A, 9)]])
     assert committed_or_start(kafka, [A], patient()) == {A: (9, "")}
 
 
 def test_it_ends_unknown_when_told_to() -> None:
     assert committed_or_start(FakeConsumer([KafkaError._TIMED_OUT]), [A], patient(5)) is None
-    none = [[Partition(A, NONE)]]
+    none = [[partition(A, NONE)]]
     assert committed_or_start(FakeConsumer(none, [KafkaError._TIMED_OUT]), [A], patient(5)) is None
-    kafka = FakeConsumer(none, [[Partition(A, 3)]], [KafkaError._TIMED_OUT])
+    kafka = FakeConsumer(none, [[partition(A, 3)]], [KafkaError._TIMED_OUT])
     assert committed_or_start(kafka, [A], patient(5)) is None
 
 
@@ -117,19 +115,19 @@ def test_it_ends_unknown_when_told_to() -> None:
     ],
 )
 def test_a_generation_that_is_over_is_given_up(over: int) -> None:
-    kafka = FakeConsumer([[Partition(A, NONE)]], [[Partition(A, 3)]], [over])
+    kafka = FakeConsumer([[partition(A, NONE)]], [[partition(A, 3)]], [over])
     assert committed_or_start(kafka, [A], patient()) is None
     assert kafka.asked.count("commits") == 1
 
 
 def test_a_start_that_was_not_taken_is_committed_again() -> None:
-    kafka = FakeConsumer([[Partition(A, NONE)]], [[Partition(A, 3)]], [KafkaError.NOT_COORDINATOR, ()])
+    kafka = FakeConsumer([[partition(A, NONE)]], [[partition(A, 3)]], [KafkaError.NOT_COORDINATOR, ()])
     assert committed_or_start(kafka, [A], patient()) == {A: (3, "")}
     assert kafka.asked.count("commits") == 2
 
 
 def test_an_error_of_the_whole_leaves_nothing_surely_taken() -> None:
     offsets = {A: (1, ""), B: (2, "")}
-    answer: Any = [Partition(A, 1), Partition(B, 2, error=KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))]
+    answer: Any = [partition(A, 1), partition(B, 2, error=KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))]
     assert commit_results(offsets, KafkaError(KafkaError._TIMED_OUT), answer) == {A: False, B: False}
     assert commit_results(offsets, None, answer) == {A: True, B: False}

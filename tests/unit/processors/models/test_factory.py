@@ -52,7 +52,7 @@ async def test_a_managed_server_sees_the_devices_of_its_grant_alone(
     )
     engine = make_engine(config, ModelSize(source="x"), devices, 20_000, facts=FACTS.get, logs=tmp_path)
     assert isinstance(engine, ManagedEngine)
-    assert engine.info().device == devices[0]
+    assert (engine.info().device, config.devices) == (devices[0], len(devices))
     with pytest.raises(EngineFailed, match="before it was healthy"):
         await engine.start()
     assert json.loads(told.read_text()) == {"cards": cards, "arguments": arguments}

@@ -20,6 +20,7 @@ from penstock.processors.engines.guidance.grammars import LEAST_BYTES, Grammars
 from penstock.processors.engines.guidance.patterns import PATTERNS_TRIED
 from penstock.processors.engines.guidance.plan import Guidance
 from penstock.schemas.errors import InvalidRequest, Overloaded, UnsupportedParameter
+from support import wait_until_async
 
 END = 256
 PARAM = "payload.response_format"
@@ -167,11 +168,8 @@ async def test_too_many_that_wait_are_told_to_come_again(monkeypatch: pytest.Mon
 
 async def pids_of(made: Grammars, count: int) -> set[int]:
     """The processes that try grammars, once there are so many of them."""
-    for _ in range(600):
-        if len(found := made.pids()) == count:
-            return found
-        await asyncio.sleep(0.05)
-    raise AssertionError(f"{made.pids()} run in place of {count}")
+    await wait_until_async(lambda: len(made.pids()) == count, 30, lambda: f"{count} in place of {made.pids()}")
+    return made.pids()
 
 
 def test_a_model_without_an_end_or_with_an_unknown_tokenizer_refuses_by_name() -> None:

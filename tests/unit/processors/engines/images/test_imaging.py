@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import os
@@ -63,7 +62,6 @@ class Bench:
 
     def __init__(self, kind: Any = ImagingBackend, source: str = "", **options: Any) -> None:
         self.outcomes: dict[str, Finished | RunFailed] = {}
-        self._news = asyncio.Event()
         self.backend = kind(source, {"threads": 2, **options}, self._on_event)
         self.backend.load()
         benches.append(self)
@@ -71,7 +69,6 @@ class Bench:
     def _on_event(self, event: tuple[Any, ...]) -> None:
         assert event[1].run_id not in self.outcomes, "a second outcome"
         self.outcomes[event[1].run_id] = event[1]
-        self._news.set()
 
     def begin(self, spec: RunSpec) -> None:
         _, job = self.backend.prepare(spec)
@@ -82,10 +79,7 @@ class Bench:
         return await self.ended(spec.run_id)
 
     async def ended(self, run_id: str) -> Image.Image:
-        async with asyncio.timeout(60):
-            while run_id not in self.outcomes:
-                self._news.clear()
-                await self._news.wait()
+        await wait_until_async(lambda: run_id in self.outcomes, 60)
         outcome = self.outcomes[run_id]
         assert isinstance(outcome, Finished), outcome
         (made,) = outcome.output["images"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from typing import Any
 from unittest.mock import Mock
@@ -13,6 +12,7 @@ from engine_backends import Plain
 from penstock.processors.core.fleet.ledger import OutOfMemory
 from penstock.processors.engines.base import Prepared, RunSpec
 from penstock.processors.engines.process.child import INLINE_CHARS, MessageHandler
+from support import wait_until_async
 
 LONG = "a" * (INLINE_CHARS + 1)
 
@@ -24,11 +24,8 @@ class Starved(Plain):
 
 async def answer(handler: MessageHandler, told: list[Any], prompt: str) -> Any:
     handler.handle(("prepare", 7, RunSpec(run_id="r", task="text_generation", model="m", prompt=prompt)))
-    for _ in range(500):
-        if told:
-            return told.pop()
-        await asyncio.sleep(0.01)
-    raise AssertionError("it was never answered")
+    await wait_until_async(lambda: told, 5, "an answer")
+    return told.pop()
 
 
 async def test_a_thread_that_the_system_refuses_fails_the_prompt_and_no_later_one(
