@@ -106,15 +106,6 @@ async def test_a_revoked_key_and_its_tickets_are_refused_at_once(policy: AuthPol
     assert socket_end(policy, f"?ticket={ticket}") == (None, 4401)
 
 
-async def test_scopes_narrow_what_a_key_may_do(policy: AuthPolicy, keys_file: Path) -> None:
-    reader = create_key(keys_file, tenant="acme", scopes=["read"])
-    async with http(policy, authorization=f"Bearer {reader}") as calls:
-        assert (await calls.get("/v1/whoami")).status_code == 200
-        for method in ("POST", "DELETE"):
-            answer = await calls.request(method, "/v1/whoami")
-            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden")
-
-
 async def test_a_ticket_opens_one_socket_and_is_no_key_over_http(policy: AuthPolicy, key: str) -> None:
     assert socket_end(policy, authorization=f"Bearer {key}") == ("acme", 1000)
     async with http(policy) as calls:

@@ -33,7 +33,7 @@ from penstock.gateway.view.outcomes import Outcomes
 from penstock.gateway.view.outputs import LARGE_BYTES, LONG_LIST, OutcomeReader, encode_json, held_bytes, result_json
 from penstock.gateway.view.request_state import ENTRY_BYTES
 from penstock.schemas.codec import default_codec
-from penstock.schemas.errors import BrokerUnavailable, InternalError, InvalidRequest, Overloaded
+from penstock.schemas.errors import BrokerUnavailable, InternalError, Overloaded
 from penstock.schemas.errors import Gone as GoneError
 from penstock.schemas.topics import TP
 
@@ -121,14 +121,6 @@ async def test_a_change_written_while_rows_are_read_is_listed(
     monkeypatch.setattr(view, "live_of_tenant", slow)
     told = [(one.request_id, one.cancelled_ms or 0) async for one in of_the_file.lookups.live(["default"])]
     assert {*told} == {("a", 5), ("b", 0)}
-
-
-async def test_a_page_after_an_unknown_request_is_refused(gateway: Gateway) -> None:
-    page: dict[str, Any] = {"limit": 5, "newest_first": True}
-    assert [entry.request_id for entry in await gateway.lookups.page("default", after=None, **page)] == ["r"]
-    with pytest.raises(InvalidRequest) as refused:
-        await gateway.lookups.page("default", after="pruned", **page)
-    assert refused.value.param == "after"
 
 
 async def test_a_single_request_is_returned_with_its_large_output(gateway: Gateway) -> None:
