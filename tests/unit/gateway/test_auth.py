@@ -1,8 +1,13 @@
-"""Authentication: keys, tickets, scopes, Origin and Host, over HTTP and WebSocket alike."""
+"""Authentication over HTTP and WebSocket: keys, tickets, scopes, Origin and Host."""
 
 from __future__ import annotations
 
+import json
+import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -12,13 +17,15 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from gateway_parts import routes_with
-from kit.gateway_http import client, gateway_app
+from kit.gateway_http import client, gateway_app, gateway_context
 from penstock.gateway.edge.auth import AuthPolicy, UnsafeBind, check_bind
-from penstock.gateway.edge.keys import create_key, list_keys, revoke_key
+from penstock.gateway.edge.keys import KeyRing, KeysFileError, create_key, list_keys, revoke_key
 from penstock.gateway.edge.rules import Rules, Scope
+from penstock.gateway.edge.tickets import TTL_S, Redeemed, TicketMask, TicketOffice, Use, mask_access_logs, mask_tickets
 from penstock.gateway.limits.callers import Caller, Grant, caller_of
+from penstock.gateway.limits.limits import Limits
 from penstock.gateway.routes.tickets import router as tickets_router
-from penstock.schemas.errors import Unauthenticated
+from penstock.schemas.errors import InvalidRequest, Unauthenticated
 
 HERE = "http://127.0.0.1:8000"
 SCOPES: dict[str, Scope] = {"GET": "read", "POST": "submit", "DELETE": "cancel"}
@@ -106,15 +113,6 @@ async def test_a_revoked_key_and_its_tickets_are_refused_at_once(policy: AuthPol
     assert socket_end(policy, f"?ticket={ticket}") == (None, 4401)
 
 
-async def test_scopes_narrow_what_a_key_may_do(policy: AuthPolicy, keys_file: Path) -> None:
-    reader = create_key(keys_file, tenant="acme", scopes=["read"])
-    async with http(policy, authorization=f"Bearer {reader}") as calls:
-        assert (await calls.get("/v1/whoami")).status_code == 200
-        for method in ("POST", "DELETE"):
-            answer = await calls.request(method, "/v1/whoami")
-            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden")
-
-
 async def test_a_ticket_opens_one_socket_and_is_no_key_over_http(policy: AuthPolicy, key: str) -> None:
     assert socket_end(policy, authorization=f"Bearer {key}") == ("acme", 1000)
     async with http(policy) as calls:
@@ -182,3 +180,221 @@ def test_the_rights_of_a_caller_are_those_that_its_key_has_now(policy: AuthPolic
         with pytest.raises(Unauthenticated):
             policy.current(caller)
     assert policy.caller_of_work("acme", narrow.key_id) is None
+
+
+# -- keys: hashed at rest, followed when the file changes
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "keys.json"
+
+
+def test_no_folder_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "mistyped" / "keys.json"
+    for change in (lambda: create_key(path), lambda: revoke_key(path, "a")):
+        with pytest.raises(KeysFileError, match=rf"the folder {path.parent} does not exist"):
+            change()
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_the_file_holds_rights_and_no_secret_and_only_its_owner_reads_it(path: Path) -> None:
+    limits = Limits(outstanding=5, models=("a",))
+    rights: dict[str, Any] = {"scopes": ["read"], "max_priority": 4, "rate": 2.5, "limits": limits}
+    secret = create_key(path, tenant="acme", name="laptop", **rights)
+    assert secret.split("_", 2)[2] not in path.read_text()
+    assert path.stat().st_mode & 0o077 == 0
+    (record,) = list_keys(path)
+    assert KeyRing(path).find(secret) == record
+    assert (record.tenant, record.name, record.limits) == ("acme", "laptop", limits)
+    assert (record.scopes, record.max_priority, record.rate) == (("read",), 4, 2.5)
+    assert record.digest not in repr(record)
+    path.write_text(path.read_text().replace("outstanding", "outstandig"))
+    with pytest.raises(KeysFileError, match="outstandig"):
+        list_keys(path)
+
+
+@pytest.mark.parametrize("wrong", ["", "pk", "pk_", "pk__", "pk_000000000000_x", "nonsense", "pk_é_\udcff", "x" * 5000])
+def test_other_secrets_are_not_found(path: Path, wrong: str) -> None:
+    secret = create_key(path)
+    ring = KeyRing(path)
+    assert ring.find(wrong) is None
+    assert ring.find(secret + "x") is None
+    assert ring.find(secret[:-1]) is None
+
+
+def test_a_revoked_key_is_gone_at_the_next_look(path: Path) -> None:
+    kept, lost = create_key(path), create_key(path)
+    ring = KeyRing(path)
+    record = ring.find(lost)
+    assert record is not None
+    assert revoke_key(path, record.key_id)
+    assert not revoke_key(path, record.key_id)
+    assert ring.find(lost) is None
+    assert ring.record(record.key_id) is None
+    assert ring.find(kept) is not None
+
+
+def test_a_broken_file_keeps_the_last_good_keys_and_a_missing_one_keeps_none(path: Path) -> None:
+    secret = create_key(path)
+    ring = KeyRing(path)
+    path.write_text("{ half")
+    assert ring.find(secret) is not None
+    path.unlink()
+    assert ring.find(secret) is None
+    again = create_key(path)
+    assert ring.find(again) is not None
+
+
+def test_a_change_is_in_force_although_nobody_called_before_the_file_broke(path: Path) -> None:
+    secret = create_key(path)
+    policy = AuthPolicy.build(keys_file=path)
+    connections = gateway_context(policy=policy).connections
+    revoke_key(path, list_keys(path)[0].key_id)
+    connections.look()
+    path.write_text("{ half")
+    assert policy.keys is not None
+    assert policy.keys.find(secret) is None
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"keys": [{"id": "x"}]}', '{"keys": 3}'])
+def test_a_file_that_is_something_else_is_refused_at_start(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(content)
+    with pytest.raises(KeysFileError, match="not a keys file"):
+        KeyRing(path)
+    with pytest.raises(KeysFileError, match="penstock keys create"):
+        KeyRing(tmp_path / "missing.json")
+
+
+@pytest.mark.parametrize(
+    ("rights", "error", "says"),
+    [
+        ({"tenant": "Not A Tenant"}, InvalidRequest, "tenant"),
+        ({"scopes": ["root"]}, ValueError, "scopes"),
+        ({"rate": 0}, ValueError, "rate"),
+    ],
+)
+def test_bad_rights_are_refused_and_leave_no_file(path: Path, rights: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        create_key(path, **rights)
+    assert not path.exists()
+
+
+def test_writers_do_not_lose_each_others_keys(path: Path) -> None:
+    with ThreadPoolExecutor(12) as threads:
+        secrets = [*threads.map(lambda number: create_key(path, name=str(number)), range(12))]
+    assert {record.name for record in list_keys(path)} == {str(number) for number in range(12)}
+    assert len(set(secrets)) == 12
+    assert json.loads(path.read_text())["version"] == 1
+
+
+def test_a_file_that_cannot_be_looked_at_keeps_the_keys_and_is_read_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = create_key(path, tenant="acme")
+    ring = KeyRing(path)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "stat", Mock(side_effect=PermissionError(13, "Permission denied")))
+        assert ring.find(secret) is not None
+    revoke_key(path, secret.split("_")[1])
+    assert ring.find(secret) is None
+
+
+# -- tickets
+
+
+CALLER = Caller(tenant="acme", scopes=frozenset({"read"}), max_priority=3, key_id="k1")
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def office(clock: Clock) -> TicketOffice:
+    return TicketOffice("shared", clock)
+
+
+def test_a_ticket_carries_the_rights_to_another_gateway(office: TicketOffice, clock: Clock) -> None:
+    ticket, expires_at = office.issue(CALLER)
+    assert expires_at == clock.now + TTL_S["socket"][0]
+    grant = Grant(scopes=CALLER.scopes)
+    for one in (office, TicketOffice("shared", clock)):
+        assert one.redeem(ticket) == Redeemed(tenant="acme", key_id="k1", grant=grant)
+        with pytest.raises(Unauthenticated, match="used before"):
+            one.redeem(ticket)
+    clock.now = expires_at
+    with pytest.raises(Unauthenticated, match="expired"):
+        TicketOffice("shared", clock).redeem(ticket)
+
+
+@pytest.mark.parametrize("use", ["read", "session"])
+def test_a_ticket_keeps_what_it_is_narrowed_to_and_is_good_until_it_expires(
+    office: TicketOffice, clock: Clock, use: Use
+) -> None:
+    ticket, expires_at = office.issue(CALLER, use=use, scopes=["read"], ttl_s=9, conversation_id="c", user_id="u")
+    assert expires_at == clock.now + 9
+    grant = Grant(scopes=frozenset({"read"}), conversation_id="c", user_id="u", expires_at=expires_at)
+    for _ in range(2):
+        assert office.redeem(ticket, [use]).grant == grant
+    with pytest.raises(Unauthenticated, match="for this route"):
+        office.redeem(ticket, ["read" if use == "session" else "session", "socket", "artifact"])
+    clock.now += 9
+    with pytest.raises(Unauthenticated, match="expired"):
+        office.redeem(ticket, [use])
+
+
+def test_a_ticket_of_another_kind_or_that_nobody_gave_out_is_none(office: TicketOffice, clock: Clock) -> None:
+    for_socket, _ = office.issue(CALLER)
+    for_artifact, _ = office.issue_for_artifact(CALLER, "a1", 300)
+    body, signature = for_socket.split(".")
+    changed = [body[:-2] + "AA." + signature, body + "." + signature[:-2] + "AA", body + "."]
+    malformed = ["", ".", "a.b", "e30.e30", "\udcff.x", "=.=", "é.é"]
+    for ticket in (*changed, *malformed, for_artifact):
+        with pytest.raises(Unauthenticated, match="none of this gateway"):
+            office.redeem(ticket)
+    for ticket in (*malformed, for_socket, for_artifact[:-2]):
+        with pytest.raises(Unauthenticated, match="none of this gateway"):
+            office.redeem(ticket, ["artifact"], "a1")
+    for issued_by, redeemed_by in (("shared", "other"), (None, None)):  # without a secret each office has its own
+        ticket, _ = TicketOffice(issued_by, clock).issue(CALLER)
+        with pytest.raises(Unauthenticated):
+            TicketOffice(redeemed_by, clock).redeem(ticket)
+
+
+def test_tickets_are_masked_in_access_logs() -> None:
+    assert mask_tickets("/v1/ws?a=1&ticket=abc.def&b=2") == "/v1/ws?a=1&ticket=***&b=2"
+    record = logging.LogRecord(
+        "uvicorn.access", 20, "", 0, '%s - "WebSocket %s" [accepted]', ("1.2.3.4:5", "/v1/ws?ticket=s.t"), None
+    )
+    assert TicketMask().filter(record)
+    assert record.getMessage() == '1.2.3.4:5 - "WebSocket /v1/ws?ticket=***" [accepted]'
+    mask_access_logs()
+    mask_access_logs()
+    filters = logging.getLogger("uvicorn.access").filters
+    assert sum(isinstance(item, TicketMask) for item in filters) == 1
+
+
+def test_a_ticket_for_an_artifact_reads_that_one_until_it_expires(office: TicketOffice, clock: Clock) -> None:
+    of_session = CALLER.narrowed(Grant(scopes=CALLER.scopes, expires_at=clock.now + 5))
+    assert office.issue_for_artifact(of_session, "a1", 300)[1] == clock.now + 5
+    ticket, expires_at = TicketOffice("shared", clock).issue_for_artifact(CALLER, "a1", 300)
+    assert expires_at == clock.now + 300
+    for _ in range(2):  # an image is shown more than once
+        reader = office.redeem(ticket, ["artifact"], "a1")
+        assert (reader.tenant, reader.grant.scopes, reader.key_id) == ("acme", frozenset({"read"}), "k1")
+    with pytest.raises(Unauthenticated, match="another"):
+        office.redeem(ticket, ["artifact"], "a2")
+    clock.now += 300
+    with pytest.raises(Unauthenticated, match="expired"):
+        office.redeem(ticket, ["artifact"], "a1")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator
 from itertools import cycle
 from typing import Any
@@ -17,7 +16,7 @@ from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai import several
 from penstock.gateway.openai.chat_bodies import ChatCompletionBody, CompletionBody, completion_request
 from penstock.gateway.openai.completion_answers import CompletionWriter, PlacedTokens, Shape, completion, logprob_lists
-from penstock.gateway.openai.several import MOST_REQUESTS, PART, PartWriter, UsageSum, bodies_of, merged_events
+from penstock.gateway.openai.several import MOST_REQUESTS, PART, bodies_of, merged_events
 from penstock.schemas.errors import Expired, InvalidRequest, PenstockError, UnsupportedParameter
 
 Json = dict[str, Any]
@@ -231,21 +230,6 @@ async def stream(*events: bytes, then: Exception | None = None, waits: bool = Fa
         await asyncio.Event().wait()
     if then is not None:
         raise then
-
-
-async def test_streams_are_one_stream_with_one_end() -> None:
-    usage = UsageSum()
-    parts: list[AsyncGenerator[bytes]] = []
-    for copy in range(2):
-        shape = Shape.of(body_of())
-        writer = CompletionWriter("r", 1, "m", shape=shape, includes_usage=True, tier=None, first_index=copy)
-        part = PartWriter(writer, usage, counts_prompt=copy == 0)
-        assert part.last == b""
-        parts.append(stream(part.encoded(part.text("!", [])), KEEPALIVE, part.encoded(part.ending(RESULT))))
-    text = b"".join([event async for event in merged_events(parts, lambda: json.dumps(usage.counts).encode())])
-    assert KEEPALIVE not in text
-    assert text.count(b'"index":0') == text.count(b'"index":1') == 2
-    assert text.endswith(b'{"completion_tokens": 2, "prompt_tokens": 2}')
 
 
 async def test_a_stream_that_fails_or_is_left_ends_all() -> None:

@@ -24,7 +24,7 @@ from penstock.gateway.edge.errors import FinalFailure, outcome_error, refuse_soc
 from penstock.gateway.edge.rules import Rules
 from penstock.gateway.edge.validation import validated
 from penstock.gateway.limits.allowances import Allowances, Totals
-from penstock.gateway.limits.callers import ANYBODY, caller_of
+from penstock.gateway.limits.callers import ANYBODY, Caller, caller_of
 from penstock.gateway.limits.limits import Limits
 from penstock.gateway.routes.commands import PriorityBody
 from penstock.schemas.errors import (
@@ -351,6 +351,15 @@ async def test_a_long_poll_whose_body_does_not_come_is_408() -> None:
     site = Site(bodies=BodyLimits(timeout_s=0.05))
     start, *_ = await exchange(site.app, scope_of("GET", "/v1/requests/r1", LENGTH_10, b"wait=9"))
     assert start["status"] == 408
+
+
+async def test_a_chat_whose_key_is_revoked_is_401(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AuthPolicy, "authenticate", lambda *_: Caller(tenant="t", key_id="k"))
+    site = Site()
+    task = await site.chatting(exchange(site.app, scope_of("POST", CHAT, [(b"content-length", b"0")])))
+    site.is_good = False
+    assert site.connections.look() == 1
+    assert (await task)[0]["status"] == 401
 
 
 async def test_a_client_that_leaves_while_it_sends_is_no_incident(caplog: pytest.LogCaptureFixture) -> None:

@@ -342,7 +342,10 @@ def test_a_killed_fork_is_made_or_not_and_a_repeat_makes_it(new: type[Cluster], 
         assert said(pages, "f") == whole
         assert [one for one, _ in pages.forks("acme", "c", 10)] == ["f"]
         run(forking.delete("acme", "c"))
+        with pytest.raises(NotFound):
+            pages.about("acme", "c")
         say(cluster, "c", "r1", epoch=1)
+        assert pages.about("acme", "c").forked_from is None
         assert said(pages, "c") == said(pages, "f") == whole, "the same request is another turn there"
         for one in ("c", "f"):
             run(forking.delete("acme", one))

@@ -123,14 +123,6 @@ async def test_a_change_written_while_rows_are_read_is_listed(
     assert {*told} == {("a", 5), ("b", 0)}
 
 
-async def test_a_page_after_an_unknown_request_is_refused(gateway: Gateway) -> None:
-    page: dict[str, Any] = {"limit": 5, "newest_first": True}
-    assert [entry.request_id for entry in await gateway.lookups.page("default", after=None, **page)] == ["r"]
-    with pytest.raises(InvalidRequest) as refused:
-        await gateway.lookups.page("default", after="pruned", **page)
-    assert refused.value.param == "after"
-
-
 async def test_a_single_request_is_returned_with_its_large_output(gateway: Gateway) -> None:
     event = outcome(task="embedding", embedding={"embeddings": [[0.5] * 1024] * 16, "dimensions": 1024})
     entry = Entry("default", "r", 0)

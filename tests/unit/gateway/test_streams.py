@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from kit.records import (
-    CONTROL,
     HIGH,
     KEY,
     LARGE,
@@ -19,7 +18,6 @@ from kit.records import (
     REQUESTS,
     RESULTS,
     chunk,
-    command,
     outcome,
     request,
     status,
@@ -215,13 +213,6 @@ def test_a_client_that_comes_later_gets_all(live: Gateway, before: Any, steps: A
     if live.entry().done:
         assert live.view.streams.followed == {}
         assert not live.entry().fold.text, "it is not kept in memory"
-
-
-def test_readers_of_an_erased_request_get_its_outcome(running: Gateway) -> None:
-    client = running.subscribe()
-    running.read(CONTROL, command("erase"))
-    running.stream(outcome(text="ab"))
-    assert heard(client) == ["ab", "result"]
 
 
 def test_a_cursor_behind_pieces_that_were_read_again_says_where_they_were(running: Gateway) -> None:

@@ -43,7 +43,7 @@ from penstock.gateway.view.store import MAX_WAITING, TP
 from penstock.schemas.codec import Codec, schema_text
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InvalidCursor, RegistryUnavailable, UnknownSchema
-from penstock.schemas.ids import derived_request_id
+from penstock.schemas.ids import derived_request_id, idempotent_request_id
 from penstock.schemas.limits import DEFAULT_LIMITS
 from penstock.schemas.records import Place, Preview, Record, ResultEvent
 from penstock.schemas.registry import RegistryResolver
@@ -228,6 +228,16 @@ def test_a_request_of_this_gateway_is_not_decoded_again(gateway: Gateway) -> Non
     gateway.read(REQUESTS, replace(REQUEST, request_id="s"))
     assert gateway.found("s").content
     assert gateway.view.arrivals.per_s(1_000) == 5 / 60, "with the repeat"
+
+
+def test_of_two_gateways_with_one_key_the_first_in_the_log_counts(gateway: Gateway) -> None:
+    """Our delivery report arrives before the other's record is read, which is first in the log."""
+    request_id, census = idempotent_request_id("default", "key"), gateway.view.census
+    ours = replace(REQUEST, request_id=request_id, priority=1, conversation_id="ours")
+    gateway.view.accepted(ours, replace(ORIGIN, offset=1))
+    gateway.read(REQUESTS, replace(ours, priority=9, conversation_id="theirs"), ours)
+    found = [list(census.of_conversation("default", name)) for name in ("ours", "theirs")]
+    assert (found, census.queue_depths(1_000)[0]["low"]) == ([[], [request_id]], 1)
 
 
 def test_statuses_of_ended_requests_are_not_decoded(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -556,6 +566,12 @@ def silent(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> Gateway:
     gateway.flush()
     clock.ms = 30_000
     return gateway
+
+
+def test_a_request_that_somebody_follows_stays_in_memory(silent: Gateway) -> None:
+    silent.listen(("outcome", *KEY))
+    silent.view.put_aside(9)
+    assert silent.view.known.held_live_count == 1
 
 
 def counts(gateway: Gateway) -> tuple[int, ...]:

@@ -11,21 +11,24 @@ from typing import Any, cast
 
 import pytest
 
-from kit.gateway_bridge import MODEL, NAMES, RUNNING, SENT_MS, FakeClient, KnownTopics, made, requests_of
+from kit.gateway_readers import fake_readers
 from kit.records import CODEC, model_info, outcome
 from penstock.common.group_consumer import Read
+from penstock.common.outgoing import request_record
 from penstock.common.reader import RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import AsyncTransport
 from penstock.gateway.bridge import errands as errands_module
+from penstock.gateway.bridge import known as known_module
 from penstock.gateway.bridge.errands import Errands, StoreReads, TryAgain
-from penstock.gateway.bridge.known import KNOWN_MS, Sent, SentRequests, content_of, pools_of
-from penstock.gateway.bridge.requests import CLOCKS_MS
+from penstock.gateway.bridge.known import KNOWN_MS, Known, Sent, SentRequests, content_header, content_of, pools_of
+from penstock.gateway.bridge.requests import CLOCKS_MS, Requests
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.limits import Limits
 from penstock.gateway.queues.formats import request_key
 from penstock.gateway.queues.settings import QueueSection
-from penstock.producers import Event
+from penstock.producers import AsyncClient, Event, Result, Status, Submitted
+from penstock.producers.core import Before
 from penstock.schemas.errors import (
     BrokerUnavailable,
     Forbidden,
@@ -33,12 +36,86 @@ from penstock.schemas.errors import (
     InvalidRequest,
     ModelNotFound,
     NotFound,
+    PenstockError,
     TenantLimit,
     TooLarge,
 )
 from penstock.schemas.ids import idempotent_request_id
-from penstock.schemas.records import ErrorInfo, ResultEvent, Usage
+from penstock.schemas.records import ErrorInfo, InferenceRequest, ModelInfo, ResultEvent, Usage
+from penstock.schemas.requests import parse_request
 from penstock.schemas.topics import TopicNames
+
+NAMES = TopicNames()
+SENT_MS = 1 << 50
+MODEL = model_info("m", updated_at=SENT_MS)
+RUNNING = Status(status="running", attempt=1, model="m", ttl_ms=9)
+
+
+def made(request_id: str = "r1", **fields: Any) -> InferenceRequest:
+    """The request of a message of the tenant `team`."""
+    body = {"task": "text_generation", "payload": {"prompt": "p"}, **fields}
+    return parse_request(body, tenant="team", request_id=request_id, now_ms=1)
+
+
+class KnownTopics:
+    """What a bridge knows (`known`), and the reader through which it learns it. The pool `big` has request topics."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        topics = dict.fromkeys([*NAMES.request_topics(), *NAMES.request_topics("big"), NAMES.model], 4)
+        self._readers = fake_readers(monkeypatch, known_module, topics)
+        self.known = Known(KafkaSettings(), CODEC)
+
+    async def start(self, *models: ModelInfo) -> KnownTopics:
+        await self.known.start()
+        (self.reader,) = self._readers
+        self.reader.read([self.of_model(model) for model in models])
+        return self
+
+    def of_model(self, model: ModelInfo) -> RawMessage:
+        return RawMessage(NAMES.model, 0, 0, 1, model.model.encode(), CODEC.encode(model))
+
+    def read(self, request: InferenceRequest, *, by_bridge: bool = True) -> None:
+        """A record of the request is read, which a bridge has sent or another producer."""
+        out = request_record(request, NAMES, CODEC, source="test")
+        headers = [*out.headers, *([content_header(request.tenant, content_of(request))] if by_bridge else [])]
+        self.reader.read([RawMessage(out.topic, 0, 0, 77, out.key, out.value, tuple(headers))])
+
+
+class FakeClient:
+    """Accepts what is sent once `go` is set. Requests end with their `outcomes`, or complete."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+        self.followed: list[tuple[object, int | None]] = []
+        self.outcomes: dict[str, ResultEvent] = {}
+        self.failure: PenstockError | None = None
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def send(self, request: InferenceRequest, **_: Any) -> Submitted:
+        await self.go.wait()
+        if self.failure is not None:
+            raise self.failure
+        self.sent.append(request.request_id)
+        sent: dict[str, Any] = {
+            "request_id": request.request_id,
+            "tenant": "team",
+            "before": Before(result=0, status=0),
+        }
+        return Submitted(**sent, topic="t", partition=0, offset=1, append_time_ms=SENT_MS)
+
+    async def follow(self, what: Submitted | str, *, since_ms: int | None = None) -> AsyncGenerator[Event]:
+        self.followed.append((what, since_ms))
+        request_id = what if isinstance(what, str) else what.request_id
+        yield RUNNING
+        yield Result(self.outcomes.get(request_id) or outcome(request_id, tenant="team"))
+
+    async def flush(self) -> int:
+        return 0
+
+
+def requests_of(client: Any, known: Known, allowances: Allowances) -> Requests:
+    return Requests({"team": cast("AsyncClient", client)}, known, allowances, lambda store, prefix: None)
 
 
 class World:

@@ -121,6 +121,16 @@ async def test_a_long_conversation_is_not_read_from_its_beginning(world: World) 
     assert world.log.records_read < 3 * tails.BACK_RECORDS + 1_000
 
 
+@pytest.mark.parametrize("after", ["-1", "6", "2999"])
+async def test_one_that_comes_back_is_told_all_that_it_missed(world: World, after: str) -> None:
+    world.append(*range(3_000))
+    async with world.follower(after=after) as events:
+        begin = int(after) + 1
+        assert offsets((await told(events, 3_001 - begin))[1:]) == list(range(begin, 3_000))
+        world.append(3_000)
+        assert offsets(await told(events, 1)) == [3_000]
+
+
 async def test_a_follower_that_reads_slowly_holds_up_nobody_and_loses_nothing(world: World) -> None:
     world.append(0)
     async with world.follower() as slow, world.follower() as quick:

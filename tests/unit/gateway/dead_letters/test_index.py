@@ -218,3 +218,14 @@ async def test_letters_that_a_revoked_key_left_are_not_skipped(
     assert not await redrive()
     assert (len({*run}), len(run), skipped) == (LETTERS - 1, LETTERS - 1, 1)
     assert len(world.topics.requests) == LETTERS - 1
+
+
+async def test_a_purge_in_several_calls_names_each_letter_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redriving, "MOST", 2)
+    purge, after, found = World(100).redriving.purge, None, list[str]()
+    for left in (5, 3, 1, 0):
+        done = await purge(OPERATOR, Chosen(filter=LetterFilter(), after=after), dry_run=True)
+        found += done.requests
+        assert done.remaining == left
+        after = str(done.cursor)
+    assert sorted(found) == sorted(f"{number % 2}/{number // 2}" for number in range(LETTERS))
