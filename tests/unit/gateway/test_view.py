@@ -39,6 +39,7 @@ from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.frames import ResultFrame
 from penstock.gateway.view.hub import Client
 from penstock.gateway.view.outputs import OutcomeReader
+from penstock.gateway.view.selecting import ALONE
 from penstock.gateway.view.store import MAX_WAITING, TP
 from penstock.schemas.codec import Codec, schema_text
 from penstock.schemas.cursor import decode_cursor
@@ -85,6 +86,7 @@ class Gateway(ViewGateway):
         self.registry: Any = Registry()
         self.on_outcome: Callable[[ResultEvent], None] = lambda _: None
         self.statuses: list[str] = []
+        self.clock = SimpleNamespace(ms=10_000)
         self.log: dict[tuple[TP, int], bytes | None] = {}
         codec = Codec(RegistryResolver(self.registry, retry_s=0.01).ask_aside)
         super().__init__(
@@ -557,7 +559,7 @@ def test_a_writer_that_is_behind_loses_nothing(gateway: Gateway) -> None:
 @pytest.fixture
 def silent(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> Gateway:
     """One request waits since 10,000 ms and is written; records that are read now come at 30,000 ms."""
-    clock = SimpleNamespace(ms=10_000)
+    clock = gateway.clock
     monkeypatch.setattr(view_module, "now_ms", lambda: clock.ms)
     gateway.restart(held_live=0)
     gateway.read(REQUESTS, REQUEST)
@@ -572,6 +574,16 @@ def test_a_request_that_somebody_follows_stays_in_memory(silent: Gateway) -> Non
     silent.listen(("outcome", *KEY))
     silent.view.put_aside(9)
     assert silent.view.known.held_live_count == 1
+
+
+def test_pieces_that_tell_nothing_by_themselves_are_a_sign_of_life(silent: Gateway) -> None:
+    """What came before them was passed over. Those of an older attempt are none."""
+    silent.read(RESULTS, chunk("b", 50, attempt=2), headers=ALONE)
+    silent.clock.ms = 40_000
+    silent.read(RESULTS, chunk("zombie", 60), headers=ALONE)
+    assert silent.entry().updated_ms == 30_000
+    silent.read(RESULTS, chunk("c", 90, attempt=2), headers=ALONE)
+    assert silent.entry().updated_ms == 40_000
 
 
 def counts(gateway: Gateway) -> tuple[int, ...]:

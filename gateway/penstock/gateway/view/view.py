@@ -292,7 +292,8 @@ class View:
             filling.entry = entry  # it may have been forgotten, and have come again
         # A newer attempt counts from its first word on, even one that shows nothing: what is older is heard no more.
         is_new = step is not IGNORED or before != (entry.fold.place, entry.pieces_from)
-        if is_new or self.streams.is_read(entry):
+        lives = is_piece and (event.epoch, event.attempt) == entry.fold.place  # though it says nothing by itself
+        if is_new or lives or self.streams.is_read(entry):
             self._touch(entry)
         if done and message.timestamp_ms >= self._counts_since_ms:
             self._on_outcome(event, priority_class(entry.priority))
