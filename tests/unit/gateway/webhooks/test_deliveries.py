@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kit import gateway_records as records
+from kit import records
 from kit.records import CODEC, ORIGIN, chunk, outcome
 from penstock.gateway.webhooks.bodies import webhook_body
 from penstock.gateway.webhooks.deliveries import Deliveries, Room
