@@ -4,26 +4,34 @@ const place = (name) => document.getElementById(name);
 const begin = (text = "") => { place("answer").textContent = text; };
 const show = (text) => { place("answer").textContent += text; };
 const say = (state) => { place("state").textContent = state; };
+let asked = 0; // the number of the newest question: an older one shows nothing more
 
 // A call of this page's own server.
 async function own(path, body = {}) {
   const answer = await fetch(path, {method: "POST", body: JSON.stringify(body)});
-  if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
+  if (!answer.ok) throw new Error(`${path}: ${answer.status} ${answer.statusText}`);
   return answer.json();
 }
 
 const newTicket = async () => (await own("/tickets/read", {request_id: id})).ticket;
 
 async function byEvents(prompt) {
+  const number = ++asked;
   begin();
-  ({gateway, request_id: id} = await own("/questions", {prompt}));
-  follow(await newTicket());
+  say("…");
+  try {
+    ({gateway, request_id: id} = await own("/questions", {prompt}));
+    follow(await newTicket(), number);
+  } catch (error) {
+    say(error.message);
+  }
 }
 
 // The browser reconnects by itself, with the last cursor, while the ticket is valid. At any answer but 200 it gives up.
-function follow(ticket, after = "") {
+function follow(ticket, number, after = "") {
   const events = new EventSource(`${gateway}/v1/requests/${id}/events?ticket=${ticket}&after=${after}`);
   const on = (type, act) => events.addEventListener(type, (event) => {
+    if (number !== asked) return events.close();
     after = event.lastEventId;
     act(JSON.parse(event.data));
   });
@@ -32,14 +40,18 @@ function follow(ticket, after = "") {
   on("restarted", () => begin());
   on("result", (frame) => { events.close(); say(frame.status); });
   events.addEventListener("error", () => {
-    if (events.readyState === EventSource.CLOSED) setTimeout(again, 1000);
+    if (events.readyState !== EventSource.CLOSED || number !== asked) return;
+    say("no connection to the gateway: trying again (does auth.allowed_origins have this page's origin?)");
+    setTimeout(again, 1000);
   });
-  const again = () => newTicket().then((ticket) => follow(ticket, after), () => setTimeout(again, 1000));
+  const again = () => newTicket().then((ticket) => follow(ticket, number, after), () => setTimeout(again, 1000));
 }
 
 // A socket's ticket is good once: each connection needs one. The idempotency key makes a repeated submit one request.
 function bySocket(prompt) {
+  const number = ++asked;
   begin();
+  say("…");
   const idempotency_key = crypto.randomUUID();
   let request_id, after, done = false;
   async function connect() {
@@ -50,6 +62,7 @@ function bySocket(prompt) {
     socket.onopen = () => socket.send(JSON.stringify(
       request_id ? {type: "subscribe", request_id, after} : {type: "submit", idempotency_key, request}));
     socket.onmessage = ({data}) => {
+      if (number !== asked) return socket.close();
       const frame = JSON.parse(data);
       request_id = frame.request_id ?? request_id;
       after = frame.cursor ?? after;
@@ -62,8 +75,12 @@ function bySocket(prompt) {
         socket.close();
       }
     };
-    socket.onclose = () => { if (!done) setTimeout(again, 1000); };
+    socket.onclose = ({code, reason}) => {
+      if (done || number !== asked) return;
+      say(`closed (${code}): ${reason}`);
+      if (code !== 4403) setTimeout(again, 1000); // the gateway refuses pages of this origin
+    };
   }
-  const again = () => connect().catch(() => setTimeout(again, 1000));
+  const again = () => connect().catch((error) => { say(error.message); if (number === asked) setTimeout(again, 1000); });
   again();
 }

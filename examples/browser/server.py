@@ -35,15 +35,10 @@ def request(prompt: str) -> dict[str, Any]:
 class Site(SimpleHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        if self.path == "/questions":
-            answer = penstock("/v1/requests", request(body["prompt"]))
-        elif self.path == "/tickets/read":  # for an EventSource: one request of this user
-            asked = {"use": "read", "request_id": body["request_id"], "user_id": USER, "ttl_s": 600}
-            answer = penstock("/v1/tickets", asked)
-        elif self.path == "/tickets/socket":  # for a WebSocket: requests of this user, once
-            answer = penstock("/v1/tickets", {"use": "socket", "scopes": ["read", "submit"], "user_id": USER})
-        else:
-            self.send_error(404)
+        try:
+            answer = self.answer(body)
+        except OSError as error:
+            self.send_error(502, f"{GATEWAY}: {error}")
             return
         content = json.dumps({**answer, "gateway": GATEWAY}).encode()
         self.send_response(200)
@@ -51,6 +46,15 @@ class Site(SimpleHTTPRequestHandler):
         self.send_header("content-length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
+
+    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        if self.path == "/questions":
+            return penstock("/v1/requests", request(body["prompt"]))
+        if self.path == "/tickets/read":  # for an EventSource: one request of this user
+            asked = {"use": "read", "request_id": body["request_id"], "user_id": USER, "ttl_s": 600}
+            return penstock("/v1/tickets", asked)
+        # For a WebSocket: requests of this user, once.
+        return penstock("/v1/tickets", {"use": "socket", "scopes": ["read", "submit"], "user_id": USER})
 
 
 if __name__ == "__main__":

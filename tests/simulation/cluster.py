@@ -288,9 +288,14 @@ class Cluster:
         return conversation_key(command.tenant, command.conversation_id)
 
     def erased(self) -> set[tuple[str, str]]:
-        """By conversation, the requests that their clients have erased."""
-        erased = [command for command in self.commands if command.kind == "erase"]
-        return {(line, one.request_id) for one in erased if (line := self.line_of(one)) is not None}
+        """By conversation, the requests that their clients have erased. One that came later is another of that id."""
+        found: set[tuple[str, str]] = set()
+        for command in self.commands:
+            line, records = self.line_of(command), self.truth.subjects.get((command.tenant, command.request_id), [])
+            newest_ms = max((record.stored.append_ms for record in records), default=float("inf"))
+            if command.kind == "erase" and line is not None and newest_ms <= command.created_at:
+                found.add((line, command.request_id))
+        return found
 
     # -- the whole
 

@@ -797,7 +797,7 @@ def cancel_unheard_at_arrival() -> list[Patch]:
 @plant
 def erasure_forgotten() -> list[Patch]:
     """A request that is delivered again after its erasure runs."""
-    return [(ControlBook, "is_erased", lambda self, tenant, request_id: False)]
+    return [(ControlBook, "erasure", lambda self, tenant, request_id, append_time_ms: None)]
 
 
 @plant

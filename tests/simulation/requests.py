@@ -35,6 +35,8 @@ class Requests:
         self._inside = life.inside
         self._owned: Collection[TP] = ()
         self._cancelled: set[Subject] = set()
+        self._erased_ms: dict[Subject, int] = {}
+        """Requests that were appended up to then are cancelled."""
         self._deleted_ms: dict[Subject, int] = {}
         """By conversation: turns that were appended up to then are cancelled."""
         self._ending: dict[Work, None] = {}
@@ -62,7 +64,7 @@ class Requests:
         if subject.key[:2] not in self._owned:
             what = type(effect).__name__
             raise Violation(f"owner: {self._life.name} asks for {what} of {subject.request_id} at {subject.key}")
-        if (subject.tenant, subject.request_id) not in self._cancelled and not self._ending:
+        if not self._ending and (subject.tenant, subject.request_id) not in self._cancelled:
             return
         work = self._inside.work_of(subject)
         # What is kept though nothing is appended is an answer that stands in the conversation.
@@ -74,8 +76,10 @@ class Requests:
 
     def hears(self, command: ControlCommand) -> None:
         """A command that the flow is about to follow."""
-        if command.kind in ("cancel", "erase"):
+        if command.kind == "cancel":
             self._cancelled.add((command.tenant, command.request_id))
+        elif command.kind == "erase":
+            self._erased_ms[(command.tenant, command.request_id)] = command.created_at
         elif command.kind == "delete_conversation" and command.conversation_id is not None:
             named = command.tenant, command.conversation_id
             self._deleted_ms[named] = max(command.created_at, self._deleted_ms.get(named, 0))
@@ -90,7 +94,9 @@ class Requests:
 
     def _is_cancelled(self, work: Work) -> bool:
         deleted_ms = self._deleted_ms.get((work.tenant, work.conversation_id or ""), -1)
-        return (work.tenant, work.request_id) in self._cancelled or work.first_place.append_time_ms <= deleted_ms
+        erased_ms = self._erased_ms.get((work.tenant, work.request_id), -1)
+        cancelled = (work.tenant, work.request_id) in self._cancelled
+        return cancelled or work.first_place.append_time_ms <= max(erased_ms, deleted_ms)
 
     def handled(self) -> None:
         """The worker has handled an event and carried out all effects."""

@@ -26,11 +26,13 @@ class RunConfig:
 
     def value(self, section: str, name: str) -> Any:
         """None if nobody has set it. Its variable goes before one of the whole section, and both before the file."""
-        given: dict[str, Any] = json.loads(os.environ.get(f"PENSTOCK_{section}".upper()) or "{}")
-        for value in (os.environ.get(variable(section, name)), given.get(name)):
-            if value:
-                return value
-        return self.tables.get(section, {}).get(name)
+        of_section = f"PENSTOCK_{section}".upper()
+        try:
+            given: Any = json.loads(os.environ.get(of_section) or "{}").get(name)
+        except (ValueError, AttributeError):
+            raise CliFailure(f"{of_section} must be a JSON object", exit_code=ExitCode.USAGE) from None
+        own = os.environ.get(variable(section, name)) or None
+        return next((one for one in (own, given) if one is not None), self.tables.get(section, {}).get(name))
 
     def port(self, asked: int | None) -> int:
         """That of the gateway; 0 means any that is free."""

@@ -24,7 +24,8 @@ class Erasing:
         self._book = book
         self._owns = owns
         self._tasks = BackgroundTasks()
-        self._under_way: set[tuple[str, str]] = set()
+        self._under_way: dict[tuple[str, str], ControlCommand | None] = {}
+        """By request; a command if what this worker held of it ended meanwhile, and has to be erased once more."""
 
     def erase(self, command: ControlCommand, *, held: bool = False) -> None:
         """Erase what this worker held, or if the request's first partition is ours; else its owner does.
@@ -40,14 +41,20 @@ class Erasing:
         def ours() -> bool:
             return held or self._owns(origin.topic, origin.partition)
 
-        if subject in self._under_way or not ours():
-            return
-        self._under_way.add(subject)
-        task = self._tasks.start(self._erase(command, command.conversation_id, ours), f"erase {command.request_id}")
-        task.add_done_callback(lambda _: self._under_way.discard(subject))
+        def over(_: object) -> None:
+            if (again := self._under_way.pop(subject, None)) is not None:
+                self.erase(again, held=True)
+
+        if subject in self._under_way:
+            self._under_way[subject] = command if held else self._under_way[subject]
+        elif ours():
+            self._under_way[subject] = None
+            erasing = self._erase(command, command.conversation_id, ours)
+            self._tasks.start(erasing, f"erase {command.request_id}").add_done_callback(over)
 
     async def close(self) -> None:
         """Give up what is under way: the next owner of the partition erases."""
+        self._under_way.clear()
         await self._tasks.cancel()
 
     async def _erase(self, command: ControlCommand, conversation_id: str, ours: Callable[[], bool]) -> None:

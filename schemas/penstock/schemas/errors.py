@@ -124,11 +124,6 @@ def conversation_deleted() -> Cancelled:
     return Cancelled("its conversation was deleted")
 
 
-def erased() -> Cancelled:
-    """How a request ends that is delivered again after its tenant erased it."""
-    return Cancelled("its tenant erased it")
-
-
 class Conflict(PenstockError):
     code, http_status, type = "conflict", 409, "invalid_request_error"
 

@@ -62,7 +62,7 @@ def summary_request_id(topic_id: str, base: int, offsets: Iterable[int]) -> str:
     """The request that sums up a span of a conversation: the same for all who find it due.
 
     `topic_id`: Kafka's id of the conversation's topic. `base`: the offset of the summary before it, -1 without one.
-    `offsets`: of the messages in it. What is summed up again because something was erased is another request.
+    `offsets`: of the messages in it. What is summed up again because one of them was erased is another request.
     """
     return str(uuid.uuid5(NAMESPACE, f"summary\n{topic_id}\n{base}\n{','.join(map(str, offsets))}"))
 

@@ -122,3 +122,24 @@ def test_a_delete_while_the_worker_is_dead_is_known_to_the_next(make_system: Cal
     ]
     system.wait_drained()
     assert second.stop() == 0, second.tail()
+
+
+def test_an_erased_turn_that_is_delivered_again_writes_nothing(make_system: Callable[..., System]) -> None:
+    """Its worker is killed before the commit, and the turn is erased while no worker lives."""
+    system = make_system(models=[engine(echo=True)], worker_options={"commit_interval_s": 600})
+    worker, gateway = system.worker("w1").wait_ready(), start_gateway(system)
+    kept, erased = submit(gateway, "one"), submit(gateway, "secret")
+    assert [outcome(system, one).status for one in (kept, erased)] == ["completed", "completed"]
+    assert {request_id for request_id, _ in written(system)} == {kept, erased}
+    worker.kill9()
+    eventually(lambda: httpx.get(f"{gateway.url}/v1/requests/{erased}?wait=5").json()["done"], 30, gateway.tail)
+    assert httpx.delete(f"{gateway.url}/v1/requests/{erased}", timeout=30).status_code == 200
+
+    second = system.worker("w2").wait_ready()
+
+    def ends() -> list[str | None]:
+        return [event.status for event in system.results() if (event.request_id, event.kind) == (erased, "terminal")]
+
+    eventually(lambda: ends() == ["completed", "cancelled"], 60, second.tail)
+    eventually(lambda: {request_id for request_id, _ in written(system)} == {kept}, 30, second.tail)
+    assert outcome(system, kept).status == "completed"

@@ -85,16 +85,17 @@ class Lookups:
         Raises InvalidRequest when several tenants have one of this id, BrokerUnavailable.
         """
         await self._follower.catch_up()
-        found: list[str] = []
+        live: list[str] = []
+        erased: list[str] = []
         for count, tenant in enumerate(dict.fromkeys((own, *self._view.tenants.known())), start=1):
-            if self.peek(tenant, request_id) is not None:
-                found.append(tenant)
+            if (entry := self.peek(tenant, request_id)) is not None:
+                (erased if entry.erased else live).append(tenant)
             if count % PEEKED_AT_ONCE == 0:
                 await asyncio.sleep(0)  # others have their turn on the loop
-        if len(found) > 1:
-            named = ", ".join(sorted(found)[:NAMED_TENANTS])
-            raise InvalidRequest(f"{len(found)} tenants have a request of this id: {named}; name one", param="tenant")
-        return found[0] if found else own
+        if len(live) > 1:
+            named = ", ".join(sorted(live)[:NAMED_TENANTS])
+            raise InvalidRequest(f"{len(live)} tenants have a request of this id: {named}; name one", param="tenant")
+        return next(iter((*live, *erased)), own)
 
     async def find_whole(self, tenant: str, request_id: str) -> Entry:
         """As `find`, with its outcome if it has ended. Raises also as `Outcomes.whole`."""

@@ -154,8 +154,8 @@ class Turns:
         self._watch = watch
         self._catch_up = catch_up
         self._after_append = after_append
-        self._appends: set[asyncio.Future[list[int]]] = set()
-        """What is being appended, also for work that was lost or cancelled meanwhile."""
+        self._appends: dict[asyncio.Future[list[int]], str] = {}
+        """What is being appended to which topic, also for work that was lost or cancelled meanwhile."""
         self._finishing: dict[str, list[ConversationMessage]] = {}
         """By topic, the answers whose images are held, and that stand in the log a moment later."""
         self.missing_rights: dict[str, str] = {}
@@ -304,6 +304,8 @@ class Turns:
         """
         topic = self._topic_of(tenant, conversation_id)
         async with self._in_order(topic):
+            if sent := [one for one, where in self._appends.items() if where == topic]:
+                await asyncio.wait(sent, timeout=LONGEST_ATTEMPT_S)  # of work that was cancelled or lost
             log = await self._run(lambda: self._refreshed(topic, LONGEST_ATTEMPT_S))
             keys, first = log.keys_of(request_id), log.first_of(request_id)
             if first is not None:
@@ -478,7 +480,7 @@ class Turns:
     ) -> list[int]:
         """The offsets. What was sent cannot be called back: work that is lost meanwhile leaves it to the broker."""
         appending = asyncio.ensure_future(self._append_to(topic, topic_id, records))
-        self._appends.add(appending)
+        self._appends[appending] = topic
         appending.add_done_callback(self._appended_or_not)
         while not appending.done():
             await asyncio.wait({appending}, timeout=LOOK_AGAIN_S)
@@ -502,7 +504,7 @@ class Turns:
         raise NotFound(f"{topic} was deleted")
 
     def _appended_or_not(self, appending: asyncio.Future[list[int]]) -> None:
-        self._appends.discard(appending)
+        self._appends.pop(appending, None)
         if not appending.cancelled():
             appending.exception()  # perhaps nobody else hears of it
 

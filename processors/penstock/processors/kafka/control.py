@@ -41,12 +41,12 @@ class ControlBook:
             return False
         if command.kind == "delete_conversation":
             return command.conversation_id is not None and self._delete(command, command.conversation_id)
-        if command.created_at > now_ms:  # a clock that is ahead must not make it outlive the others
-            command = dataclasses.replace(command, created_at=now_ms)
         subject = (command.tenant, command.request_id)
-        self._remember(book, subject, command)
-        if command.kind == "erase":
+        if command.kind == "erase":  # its time is the broker's, as that of the record which it is compared with
             self._remember(self._to_erase, subject, command)
+        elif command.created_at > now_ms:  # a clock that is ahead must not make it outlive the others
+            command = dataclasses.replace(command, created_at=now_ms)
+        self._remember(book, subject, command)
         return True
 
     def _delete(self, command: ControlCommand, conversation_id: str) -> bool:
@@ -75,16 +75,14 @@ class ControlBook:
         command = self._books["delete_conversation"].get((tenant, conversation_id))
         return None if command is None else command.created_at
 
-    def is_erased(self, tenant: str, request_id: str) -> bool:
-        return (tenant, request_id) in self._books["erase"]
+    def erasure(self, tenant: str, request_id: str, append_time_ms: int) -> ControlCommand | None:
+        """That of a request whose record was appended then. A later one of the same id is another request."""
+        command = self._books["erase"].get((tenant, request_id))
+        return None if command is None or command.created_at < append_time_ms else command
 
     def erasures(self) -> list[ControlCommand]:
         """Erasures not yet done here, oldest first."""
         return list(self._to_erase.values())
-
-    def erasure(self, tenant: str, request_id: str) -> ControlCommand | None:
-        """That of one request, if it is not yet done here."""
-        return self._to_erase.get((tenant, request_id))
 
     def erasure_done(self, command: ControlCommand) -> None:
         self._to_erase.pop((command.tenant, command.request_id), None)
@@ -120,7 +118,7 @@ class ControlFollower(RecordFollower[ControlCommand]):
             if message.value is None:
                 return None
             command = codec.decode(message.value, ControlCommand)
-            if command.kind == "delete_conversation":  # it is compared with append times of requests
+            if command.kind in ("delete_conversation", "erase"):  # they are compared with append times of requests
                 return dataclasses.replace(command, created_at=message.timestamp_ms)
             return command
 

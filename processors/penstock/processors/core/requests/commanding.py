@@ -10,7 +10,7 @@ from penstock.processors.core.commit.gate import CommitGate
 from penstock.processors.core.effects import Effect, Erase
 from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.queue.scheduler import Scheduler
-from penstock.processors.core.requests.endings import Endings
+from penstock.processors.core.requests.endings import Endings, Erased
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.lost import key_of_lost, lost_work
 from penstock.processors.core.requests.registry import Registry
@@ -19,7 +19,7 @@ from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.unkept import Unkept
 from penstock.processors.core.requests.work import Work
 from penstock.processors.core.settings import Commands
-from penstock.schemas.errors import Cancelled, Expired, conversation_deleted, erased
+from penstock.schemas.errors import Cancelled, Expired, conversation_deleted
 from penstock.schemas.records import ControlCommand
 from penstock.schemas.topics import priority_class
 
@@ -55,21 +55,21 @@ class Commanding:
             self._cancel_turns(command, now)
             return
         work = self._registry.find(command.tenant, command.request_id)
-        if work is None:
-            if command.kind == "erase":
-                self._emit(Erase(command))
-        elif command.kind == "erase":  # it runs again: what it writes is erased when it is over
-            self._cancel(work, erased(), now)
+        if command.kind == "erase":
+            self._emit(Erase(command))
+            if work is not None and work.first_place.append_time_ms <= command.created_at:
+                self._cancel(work, Erased(), now)  # what it writes meanwhile is erased when it is over
+        elif work is None:
+            return
         elif command.kind == "cancel":
             self._cancel(work, Cancelled(command.reason or "cancelled by its caller"), now)
         elif command.kind == "reprioritize" and command.priority is not None and work.stage in MAY_WAIT:
             self._reprioritize(work, command.priority, now)
 
     def erase_again(self) -> None:
-        """A new owner carries out the erasures that are remembered; that of a request which it holds when this ends."""
+        """A new owner carries out the erasures that are remembered."""
         for command in self._commands.erasures():
-            if self._registry.find(command.tenant, command.request_id) is None:
-                self._emit(Erase(command))
+            self._emit(Erase(command))
 
     def _end_lost(self, command: ControlCommand, now: float) -> None:
         """A request is past its deadline or cancelled, and no delivery will bring its record: gone, or passed over.

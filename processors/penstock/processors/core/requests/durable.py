@@ -125,9 +125,10 @@ class Durable:
         return True
 
     def _over(self, work: Work) -> None:
-        """Its offset may be committed. What it wrote after its erasure was heard, or just before, is erased too."""
+        """Its offset may be committed. What it wrote after its erasure, here or at a worker before, is erased too."""
         self._holdings.complete(work)
-        if (erasure := self._commands.erasure(work.tenant, work.request_id)) is not None:
+        erasure = self._commands.erasure(work.tenant, work.request_id, work.first_place.append_time_ms)
+        if erasure is not None:
             self._emit(Erase(erasure, held=True))
 
     def chunk_refused(self, subject: Subject, now: float) -> None:

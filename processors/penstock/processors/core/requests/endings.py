@@ -17,7 +17,14 @@ from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import NOT_DUE, Stage
 from penstock.processors.core.requests.streams import Streams
 from penstock.processors.core.requests.work import Run, Work
-from penstock.schemas.errors import Expired, PenstockError
+from penstock.schemas.errors import Cancelled, Expired, PenstockError
+
+
+class Erased(Cancelled):
+    """How a request ends that is delivered again after its tenant erased it: what stands of it counts no more."""
+
+    def __init__(self) -> None:
+        super().__init__("its tenant erased it")
 
 
 @dataclass(eq=False)
@@ -90,9 +97,10 @@ class Endings:
         """End it without an output; a turn of which no run has begun here, and a summary, only if its conversation has
         none.
 
-        A worker that died, or lost its partition, may have appended one before it could say so.
+        A worker that died, or lost its partition, may have appended one before it could say so. Nobody is to hear
+        again what was erased.
         """
-        if work.conversation_id is None or work.begun or work.stage is Stage.RUNNING:
+        if work.conversation_id is None or work.begun or work.stage is Stage.RUNNING or isinstance(error, Erased):
             self.settle(work, event, now, error=error)
         else:
             work.end_with = error

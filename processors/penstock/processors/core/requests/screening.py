@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.requests.arrivals import Taken
+from penstock.processors.core.requests.endings import Erased
 from penstock.processors.core.requests.retries import most_deaths
 from penstock.processors.core.requests.retry_queue import RetryQueue
 from penstock.processors.core.requests.unserved import UnservedRequests
 from penstock.processors.core.requests.work import Work, WorkKey
 from penstock.processors.core.settings import Commands
-from penstock.schemas.errors import Cancelled, EngineFailed, Expired, PenstockError, conversation_deleted, erased
+from penstock.schemas.errors import Cancelled, EngineFailed, Expired, PenstockError, conversation_deleted
 from penstock.schemas.topics import priority_class
 
 
@@ -33,8 +34,8 @@ class Screening:
         cancel = self._commands.cancelled(work.tenant, work.request_id)
         if cancel is not None:
             return Cancelled(cancel.reason or "cancelled before it ran")
-        if self._commands.is_erased(work.tenant, work.request_id):
-            return erased()
+        if self._commands.erasure(work.tenant, work.request_id, read.origin.append_time_ms) is not None:
+            return Erased()
         if work.conversation_id is not None and self._conversation_was_deleted(read):
             return conversation_deleted()
         if work.deadline_ms is not None and wall_ms >= work.deadline_ms:

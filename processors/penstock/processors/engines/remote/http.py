@@ -93,9 +93,14 @@ async def json_within(answer: httpx.Response, most_bytes: int | None = None) -> 
 
 
 async def lines_of(answer: httpx.Response) -> AsyncIterator[bytes]:
-    lines = SseLines()
+    """Raises UnusableAnswer for a line of more than MOST_BYTES."""
+    lines, begun = SseLines(), 0
     async for piece in answer.aiter_bytes():
-        for line in lines.feed(piece):
+        ended = lines.feed(piece)
+        begun = len(piece) if ended else begun + len(piece)
+        if begun > MOST_BYTES:
+            raise UnusableAnswer(f"the remote server answered with a line of more than {MOST_BYTES} bytes")
+        for line in ended:
             yield line
     yield lines.rest()
 
@@ -110,7 +115,7 @@ async def refusal(answer: httpx.Response) -> PenstockError:
     """The typed error of a refusal, whose body has not been read."""
     try:
         body = await json_within(answer, _MOST_OF_REFUSAL)
-    except (ValueError, UnusableAnswer):
+    except (ValueError, RecursionError, UnusableAnswer):
         body = {}
     if answer.status_code in (401, 403):  # some servers quote a part of the key
         return EngineFailed(f"the remote server refused our credentials ({answer.status_code})")
