@@ -89,6 +89,11 @@ def test_a_wrong_body_is_refused_by_the_name_of_its_field(fields: Json, kind: ty
     assert refused.value.param == param
 
 
+def test_a_refused_prompt_is_named_by_its_place() -> None:
+    refused = several.at_prompt(InvalidRequest("prompt is too long", param="prompt"), 3)
+    assert (refused.message, refused.param) == ("prompt[3] is too long", "prompt[3]")
+
+
 @pytest.mark.parametrize(("prompts", "n", "param"), [(MOST_REQUESTS + 1, 1, "prompt"), (1, MOST_REQUESTS + 1, "n")])
 def test_a_call_has_a_bound(prompts: int, n: int, param: str) -> None:
     with pytest.raises(InvalidRequest) as refused:

@@ -375,3 +375,9 @@ def test_patterns_that_are_names_are_properties(pattern: str) -> None:
 
 
 INTEGER = {"type": "integer"}
+
+
+def test_a_strict_tool_that_cannot_be_enforced_is_refused_by_name() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        strict_plan("hermes", tools=[tool("add", {"properties": {"a": {"not": {}}}}, True)])
+    assert (caught.value.param or "").startswith("payload.tools")

@@ -24,6 +24,7 @@ def raised_from(cause: Exception) -> Exception:
         OutOfMemoryError("CUDA"),
         RuntimeError(CPU_SAYS),
         RuntimeError("CUDA error: out of memory"),
+        RuntimeError("std::bad_alloc"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
         raised_from(RuntimeError(CPU_SAYS)),
         raised_from(raised_from(MemoryError())),
