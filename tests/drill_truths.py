@@ -172,5 +172,14 @@ def final_state(combination: Combination, world: World) -> str | None:
     return "ready"
 
 
+def history_of(combination: Combination, answers: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The conversation of the state `turns`: each turn that was answered stands whole, in the order of acceptance."""
+    turns: list[tuple[str, str]] = []
+    for role in ROLES["turns"]:
+        if role in answers:
+            turns += [("user", question(combination, role)), ("assistant", answers[role])]
+    return turns
+
+
 def question(combination: Combination, role: str) -> str:
     return f"{combination.model}: {role}?"

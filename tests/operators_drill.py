@@ -1,11 +1,13 @@
 """The operator's drill: each order meets a model in each state; then nothing follows, or a killed worker or gateway.
 
-One system runs all combinations side by side. After each event the drill waits until all that the gateway says of
-requests and models is what `drill_truths.py` says. `tests/simulation/reasons.py` judges the reasons in between.
+One system runs all combinations side by side. Whatever the drill waits for, it samples what the gateway says of all
+requests and models, and holds it against `drill_truths.py`. A statement that lags behind an event is no fault; one that
+is untrue in each sample for longer than GRACE_S is.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from typer.testing import CliRunner
 
 from drill_truths import (
     COMBINATIONS,
@@ -23,13 +26,17 @@ from drill_truths import (
     World,
     final_state,
     fits,
+    history_of,
     model_facts,
     outcome_of,
     question,
     reasons_of,
 )
+from penstock.cli.main import app
 from system import Process, System, free_port
 
+GRACE_S = 4.0
+"""So long a statement may lag behind what happened: reports come each second, on a machine that is busy."""
 LATE_S = 5.0
 """A worker that is silent for so long counts as dead: `gateway.worker_late_s`."""
 POLL_S = 0.2
@@ -64,6 +71,29 @@ class Asked:
         return f"{self.name}: {self.said.get('status')} {self.said.get('waiting_for')}"
 
 
+class Untruths:
+    """Statements that contradict the world, each since when and in how many samples in a row."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, tuple[float, int]] = {}
+        self._not_before = 0.0
+        self.proven: dict[str, None] = {}
+
+    def sampled(self, untrue: set[str], now: float) -> None:
+        """`untrue`: all that is untrue in the sample of this moment."""
+        before, self._since = self._since, {}
+        for statement in untrue if now >= self._not_before else ():
+            since, samples = before.get(statement, (now, 0))
+            self._since[statement] = (since, samples + 1)
+            if now - since > GRACE_S and samples >= 3:
+                self.proven[statement] = None
+
+    def event(self, unnoticed_s: float = 0.0) -> None:
+        """The world has changed, which nobody can know for so long: the grace begins after that."""
+        self._since.clear()
+        self._not_before = time.monotonic() + unnoticed_s
+
+
 class Drill:
     """Drives one system. `world` is what it knows; `asked` all requests that were accepted.
 
@@ -72,9 +102,7 @@ class Drill:
 
     def __init__(self, system: System, hold: Path) -> None:
         self._hold = hold
-        self.system, self.world = system, World()
-        self.untrue: set[str] = set()
-        """What the gateway said last and is untrue."""
+        self.system, self.world, self.untruths = system, World(), Untruths()
         self.worker: Process = system.worker("w1")
         self._port = free_port()
         self.gateway: Process = system.gateway("g1", port=self._port)
@@ -135,8 +163,10 @@ class Drill:
                 raise AssertionError(f"not within {deadline_s} s: {describe}\n{self.seen()}")
             time.sleep(POLL_S)
 
-    def until_true(self) -> None:
-        self.until(lambda: not self.untrue, "the gateway says what is true")
+    def settle(self) -> None:
+        """Sample for so long that what is still untrue at the end is proven."""
+        ends = time.monotonic() + GRACE_S + 1.5
+        self.until(lambda: time.monotonic() > ends, "the time to pass")
 
     def sample(self) -> None:
         """Read what the gateway says of everything, and note what of it is untrue."""
@@ -147,7 +177,8 @@ class Drill:
         public = {one["id"]: one for one in self.http.get("/v1/models").json()["data"]}
         readiness = self.http.get("/readyz").json()
         said = Statements(self)
-        self.untrue = {*said.of_requests(), *said.of_models(public), *said.of_readiness(readiness)}
+        untrue = {*said.of_requests(), *said.of_models(public), *said.of_readiness(readiness)}
+        self.untruths.sampled(untrue, time.monotonic())
 
     def _requests(self) -> Iterator[Json]:
         after: str | None = None
@@ -163,7 +194,7 @@ class Drill:
         """All that is open, what was untrue, and the ends of the logs."""
         is_open = "\n".join(str(asked) for asked in self.asked if not asked.done)
         states = {name: model["state"] for name, model in self.models.items()}
-        untrue = "\n".join(self.untrue)
+        untrue = "\n".join(self.untruths.proven)
         return f"open:\n{is_open}\nmodels: {states}\nuntrue:\n{untrue}\n{self.system.logs(25)}"
 
     # -- the parts of the drill, in order
@@ -191,7 +222,6 @@ class Drill:
             if combination.order == "resume":
                 self.order(combination, "pause")
         self.until(self._loads_and_pauses, "what is to load loads, and what is paused says so")
-        self.until_true()
 
     def _preloaded(self) -> bool:
         wanted = [one.model for one in COMBINATIONS if one.is_preloaded]
@@ -216,6 +246,7 @@ class Drill:
         """Give each model its order; the newest revision. The states must have held until then."""
         revisions = [self.order(combination, combination.order) for combination in COMBINATIONS]
         self.world.ordered = True
+        self.untruths.event()
         return max(revisions)
 
     def observed(self, revision: int) -> None:
@@ -228,15 +259,16 @@ class Drill:
         pid = self.worker.popen.pid
         self.worker.kill9()
         self.world.worker_up, self.world.worker_was_killed = False, True
+        self.untruths.event(LATE_S)
         time_of_death = time.monotonic()
         self.until(self._all_say_no_worker, "each open request says that no worker is there", LATE_S + 30)
         assert time.monotonic() - time_of_death >= LATE_S / 2, "the gateway judged a worker dead that had just reported"
-        self.until_true()
         self._hold.unlink()
         self.worker = self.system.worker("w1")
         assert self.worker.popen.pid != pid
         self.until(self.worker.ready, "the worker is ready again")
         self.world.worker_up = True
+        self.untruths.event()
 
     def _all_say_no_worker(self) -> bool:
         return all(
@@ -250,6 +282,7 @@ class Drill:
         self.gateway = self.system.gateway("g1", port=self._port)
         self.gateway.wait_ready()
         assert self.gateway.popen.pid != pid
+        self.untruths.event()
 
     def heal(self) -> None:
         """Let what runs and loads end, and resume what is paused. From then on everything must end."""
@@ -257,29 +290,21 @@ class Drill:
         for combination in COMBINATIONS:
             if combination.model in self.world.paused:
                 self.order(combination, "resume")
+        self.untruths.event()
         self.until(lambda: all(asked.done for asked in self.asked), "everything has its outcome")
 
     # -- what must be true at the end
 
     def judge(self) -> None:
-        """Outcomes and states; then each model that is served answers once more."""
+        """Outcomes, states and conversations; then each model that is served answers once more."""
         self.until(lambda: not self._wrong_states(), "all models come to their states", 40)
         self.probe()
-        self.until_true()
-        problems = [*self.wrong_outcomes()]
+        end = AtTheEnd(self)
+        problems = [*self.untruths.proven, *end.wrong_outcomes(), *end.wrong_histories(), *end.wrong_list()]
         assert not problems, "\n".join(problems) + "\n" + self.seen()
         self.system.wait_drained()
-
-    def wrong_outcomes(self) -> Iterator[str]:
-        for asked in self.asked:
-            true = outcome_of(asked.combination, asked.role, self.world)
-            if asked.role == "asked before":
-                true = outcome_of(Combination("pin", "running"), "waits", self.world)
-            said = self.http.get(f"/v1/requests/{asked.request_id}").json()
-            code = (said["error"] or {}).get("code")
-            engine = None if said["result"] is None else engine_of(said["result"]["text"])
-            if (said["status"], engine, code) != (true.status, true.engine, true.code):
-                yield f"{asked}: {said['status']} {engine} {said['error']}; true is {true}"
+        problems = list(end.wrong_log())
+        assert not problems, "\n".join(problems) + "\n" + self.seen()
 
     def _wrong_states(self) -> dict[str, tuple[str | None, str | None]]:
         """Models by name: the state that they have, and the one that they must come to."""
@@ -364,6 +389,72 @@ class Statements:
             yield f"readyz: models_without_worker {readiness['models_without_worker']}"
 
 
+class AtTheEnd:
+    """What is wrong once everything has ended."""
+
+    def __init__(self, drill: Drill) -> None:
+        self._drill = drill
+
+    def wrong_outcomes(self) -> Iterator[str]:
+        for asked in self._drill.asked:
+            true = outcome_of(asked.combination, asked.role, self._drill.world)
+            if asked.role == "asked before":
+                true = outcome_of(Combination("pin", "running"), "waits", self._drill.world)
+            said = self._drill.http.get(f"/v1/requests/{asked.request_id}").json()
+            code = (said["error"] or {}).get("code")
+            engine = None if said["result"] is None else engine_of(said["result"]["text"])
+            if (said["status"], engine, code) != (true.status, true.engine, true.code):
+                yield f"{asked}: {said['status']} {engine} {said['error']}; true is {true}"
+
+    def wrong_histories(self) -> Iterator[str]:
+        for combination in COMBINATIONS:
+            if combination.conversation is None:
+                continue
+            answers = {
+                asked.role: self._drill.http.get(f"/v1/requests/{asked.request_id}").json()["result"]["text"]
+                for asked in self._drill.asked
+                if asked.combination == combination and asked.said["status"] == "completed"
+            }
+            path = f"/v1/conversations/{combination.conversation}/items"
+            items = self._drill.http.get(path, params={"order": "asc", "limit": "100"}).json()["data"]
+            found = [(item["role"], item["content"][0]["text"]) for item in items]
+            true = history_of(combination, answers)
+            # A turn that was cut off by the kill, and is refused since, has asked but got no answer.
+            cut_off = [("user", question(combination, "runs"))] if not answers else []
+            if found not in (true, true + cut_off):
+                yield f"{combination.conversation} holds {found}; true is {true}"
+            second = answers.get("second turn", "")
+            if second and engine_of(second) == "new":
+                context = [(one["role"], one["content"]) for one in json.loads(second)]
+                if context != true[:-1]:
+                    yield f"{combination.conversation}: the second turn saw {context}; true is {true[:-1]}"
+
+    def wrong_list(self) -> Iterator[str]:
+        """`penstock models list` says of each model what the gateway says."""
+        result = CliRunner().invoke(app, ["models", "list", "--json", "--url", self._drill.gateway.url])
+        assert result.exit_code == 0, result.output
+        listed = {one["id"]: one for one in map(json.loads, result.stdout.splitlines())}
+        for combination in COMBINATIONS:
+            state = listed.get(combination.model, {}).get("state")
+            true = None if combination.order == "remove" else "ready"  # the probe had it loaded
+            if combination.conversation is None and state != true:
+                yield f"penstock models list: {combination.model} is {state}; true is {true}"
+
+    def wrong_log(self) -> Iterator[str]:
+        """On the result topic each request has one outcome, which is the one that the gateway tells."""
+        events = [event for event in self._drill.system.results() if event.is_terminal]
+        folded = self._drill.system.outcomes()
+        for asked in self._drill.asked:
+            count = sum(event.request_id == asked.request_id for event in events)
+            if count != 1 and not (count and self._drill.world.worker_was_killed):
+                yield f"{asked}: {count} terminal events"
+            if folded[asked.request_id].status != asked.said["status"]:
+                yield f"{asked}: {folded[asked.request_id].status} for a reader of the topic"
+        strangers = {event.request_id for event in events} - {asked.request_id for asked in self._drill.asked}
+        if strangers:
+            yield f"outcomes of requests that nobody sent: {strangers}"
+
+
 def engine_of(text: str) -> str:
     """Which engine made an answer: the old one counts words, the new one repeats what it was given."""
     return "old" if text.startswith("word0 ") else "new"
@@ -378,6 +469,7 @@ def run_drill(drill: Drill, follower: str) -> None:
     elif follower == "gateway restart":
         drill.restart_gateway()
     drill.observed(revision)
-    drill.until_true()
+    drill.untruths.event()
+    drill.settle()
     drill.heal()
     drill.judge()
