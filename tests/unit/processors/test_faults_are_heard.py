@@ -70,12 +70,28 @@ async def test_a_server_s_end_that_cannot_be_told_is_heard(faults: list[str], tm
     await server.end()
 
 
+ERASE = ControlCommand(kind="erase", request_id="r", tenant="default", created_at=1, conversation_id="c", origin=ORIGIN)
+
+
+@pytest.mark.parametrize(("owns", "calls", "times"), [(True, (False,), 1), (False, (False,), 0), (False, (True,), 1),
+    (True, (False, True), 2), (True, (False, True, True), 2), (True, (True, False), 1)])  # fmt: skip
+async def test_what_this_worker_held_is_erased_after_all_that_it_wrote(
+    owns: bool, calls: tuple[bool, ...], times: int
+) -> None:
+    """`calls`: whether it held the request, of each effect. One that comes meanwhile comes after it."""
+    turns, book = Mock(erase=AsyncMock(return_value=1)), Mock()
+    erasing = Erasing(turns, book, lambda topic, partition: owns)
+    for held in calls:
+        erasing.erase(ERASE, held=held)
+    await wait_until_async(lambda: book.erasure_done.call_count == times, 10)
+    await erasing.close()
+    assert turns.erase.await_count == times
+
+
 async def test_an_erasure_that_fails_by_a_fault_is_heard(faults: list[str]) -> None:
     """Else the request's words would stand in the conversation for ever."""
     owns = Mock(side_effect=[True, RuntimeError("as in a bug")])
     erasing = Erasing(None, None, owns)  # type: ignore[arg-type]
-    erasing.erase(
-        ControlCommand(kind="erase", request_id="r", tenant="default", created_at=1, conversation_id="c", origin=ORIGIN)
-    )
+    erasing.erase(ERASE)
     await wait_until_async(lambda: faults, 10)
     await erasing.close()

@@ -220,12 +220,40 @@ async def test_letters_that_a_revoked_key_left_are_not_skipped(
     assert len(world.topics.requests) == LETTERS - 1
 
 
-async def test_a_purge_in_several_calls_names_each_letter_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def purge(index: LetterIndex, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Purges seven letters, two by each call; the letters of each call. Actions are in the index at once."""
     monkeypatch.setattr(redriving, "MOST", 2)
-    purge, after, found = World(100).redriving.purge, None, list[str]()
-    for left in (5, 3, 1, 0):
-        done = await purge(OPERATOR, Chosen(filter=LetterFilter(), after=after), dry_run=True)
-        found += done.requests
-        assert done.remaining == left
-        after = str(done.cursor)
-    assert sorted(found) == sorted(f"{number % 2}/{number // 2}" for number in range(LETTERS))
+    monkeypatch.setattr(admin, "begin_offsets", lambda _, tps: dict.fromkeys(tps, 100))
+    index.take([letter(n) for n in range(7)])
+    ends, codec, unused = itertools.count(7), default_codec(), cast(Any, None)
+
+    async def produce(topic: str, value: bytes, **_: Any) -> None:
+        index.take([((0, next(ends)), codec.decode(value, DeadLetterAction))])
+
+    letters: Any = SimpleNamespace(index=index, catch_up=lambda *_: None)
+    topic: Any = SimpleNamespace(produce=produce)
+    parts = Redriving(letters, unused, unused, topic, codec, KafkaSettings(), Threads())
+
+    async def purged(after: str | None = None, *, dry_run: bool = False) -> list[list[str]]:
+        found: list[list[str]] = []
+        while True:
+            chosen = Chosen(filter=LetterFilter(), after=after)
+            done = await parts.purge(Caller(tenant="t"), chosen, dry_run=dry_run)
+            found.append(list(done.requests))
+            if not done.remaining:
+                return found
+            after = str(done.cursor)
+
+    return purged
+
+
+async def test_the_next_call_continues_after_letters_that_are_gone(purge: Any) -> None:
+    pages = [["0/0", "0/1"], ["0/2", "0/3"], ["0/4", "0/5"], ["0/6"]]
+    assert await purge(dry_run=True) == pages
+    assert await purge() == pages
+
+
+async def test_letters_up_to_the_first_after_are_kept(purge: Any) -> None:
+    assert await purge("0/2") == [["0/3", "0/4"], ["0/5", "0/6"]]
+    assert await purge() == [["0/0", "0/1"], ["0/2"]]

@@ -8,11 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kit import records
 from kit.records import CODEC, ORIGIN, chunk, outcome
 from penstock.gateway.webhooks.bodies import webhook_body
-from penstock.gateway.webhooks.deliveries import Deliveries, Room
+from penstock.gateway.webhooks.deliveries import Deliveries, Room, group_of, key_of
 from penstock.gateway.webhooks.policy import Answer, RetryRules, decide
 from penstock.gateway.webhooks.results import FORGET_MS, ResultLog
 from penstock.schemas.records import Place, ResultEvent, WebhookDelivery
@@ -236,3 +238,36 @@ def test_what_json_lacks_does_not_fail_the_body(number: float, note: str, part: 
     text = webhook_body(Place(topic="inference.result", partition=0, offset=1), event, None, CODEC)
     assert part in text
     json.loads(text, parse_constant=lambda name: pytest.fail(name))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("tu"), st.integers(0, 20)), max_size=40),
+    st.lists(st.booleans(), max_size=200),
+)
+def test_all_deliveries_are_sent_within_the_bounds(given: list[tuple[str, str, int]], answers: list[bool]) -> None:
+    limits = Room(in_flight=8)
+    room = Deliveries(limits)
+    for number, (host, tenant, at) in enumerate(given):
+        room.add(delivery(f"r{number}", host, tenant, at))
+    flying: dict[tuple[str, str], WebhookDelivery] = {}
+    ended: set[str] = set()
+    says = iter(answers)
+    for now in range(0, 20_000, 7):
+        for one in room.begin(now):
+            assert key_of(one) not in flying
+            assert (one.next_at or 0) <= now
+            flying[key_of(one)] = one
+        groups = [group_of(one) for one in flying.values()]
+        assert len(flying) <= limits.in_flight
+        assert all([host for _, host in groups].count(host) <= limits.per_host for _, host in groups)
+        assert all([tenant for tenant, _ in groups].count(tenant) <= limits.per_tenant for tenant, _ in groups)
+        if not flying and not len(room):
+            break
+        for key in list(flying)[:2]:
+            one = flying.pop(key)
+            if next(says, True):
+                room.end(one)
+                ended.add(one.request_id)
+            else:
+                room.wait(replace(one, next_at=now + 3))
+    assert ended == {f"r{number}" for number in range(len(given))}

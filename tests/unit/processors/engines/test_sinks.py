@@ -45,7 +45,10 @@ async def test_a_sink_that_raises_is_a_fault_of_the_worker_and_not_of_the_reques
     else:
         guarded.failed(event)
     guarded.finished(FINISHED)
-    assert len(sink.mock_calls) == 1, "nothing more is told of a run whose request the worker may hold wrongly"
+    told = {Delta: "on_delta", Finished: "on_finished", RunFailed: "on_failed"}[type(event)]
+    assert [name for name, *_ in sink.mock_calls] == [told], (
+        "nothing more is told of a run whose request the worker may hold wrongly"
+    )
     assert guarded.over
     assert faults == ["fault"]
     assert "ValueError" in caplog.text

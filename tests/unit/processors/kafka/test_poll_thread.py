@@ -76,9 +76,10 @@ async def test_it_says_when_a_log_begins_again(end: int, read: int, begins_again
         await asyncio.to_thread(thread._assign, broker, [TopicPartition(*A)])
         thread._buffer.reached_end(A, read)
         await asyncio.to_thread(thread._begin, {})
+        assigned.reset_mock()
     await asyncio.to_thread(thread._assign, broker, [TopicPartition(*A)])
     start = 0 if begins_again else 80
-    assigned.assert_called_with(ANY, ANY, {A: (start, "")}, begins_again=begins_again)
+    assigned.assert_called_once_with(ANY, ANY, {A: (start, "")}, begins_again=begins_again)
     assert broker.assigned[-1] == {A: start}
     assert broker.stored == (start, "")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,24 @@ def test_what_was_measured_is_part_of_the_peak_where_the_kernel_tells_none(proce
     process.own = 30 * MIB
     assert process.meter.used_bytes() == 30 * MIB
     assert process.meter.peak_bytes() == 80 * MIB
+
+
+OF_ITSELF = """
+import os
+from penstock.processors.engines.process.measuring import Meter
+
+MIB = 1 << 20
+meter = Meter("cpu")
+before = meter.used_bytes()
+held = bytearray(os.urandom(MIB)) * 64
+assert meter.used_bytes() >= before + len(held), (before, meter.used_bytes())
+del held
+assert meter.peak_bytes() >= before + 64 * MIB, (before, meter.peak_bytes())
+assert meter.peak_bytes() > meter.used_bytes(), (meter.peak_bytes(), meter.used_bytes())
+"""
+
+
+def test_of_a_real_process() -> None:
+    """Of one that does nothing else: a test process has threads and garbage that give pages back at any moment."""
+    ran = subprocess.run([sys.executable, "-c", OF_ITSELF], capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")

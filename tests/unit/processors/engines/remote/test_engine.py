@@ -506,7 +506,7 @@ async def test_an_answer_is_not_read_beyond_its_limit(monkeypatch: pytest.Monkey
     answer = httpx.Response(status, headers={"content-type": "application/json"}, stream=stream)
     payload = {"prompt": "a fox"} if task == "image_generation" else {"input": ["a fox"]}
     _, found = await asyncio.wait_for(served(answer, spec(task=task, payload=payload)), 10)
-    assert found.error.code == "engine_failed"
+    assert (found.error.code, found.retryable_here) == ("engine_failed", status == 500)
     assert stream.closed.is_set()
 
 
