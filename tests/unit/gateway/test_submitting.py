@@ -48,6 +48,7 @@ from penstock.schemas.errors import (
     NotFound,
     Overloaded,
     PenstockError,
+    StoreUnavailable,
     TenantLimit,
     TooLarge,
     Unauthenticated,
@@ -420,6 +421,15 @@ async def test_a_store_that_hangs_delays_only_requests_with_images(gateway: Gate
         one.cancel()
     await asyncio.gather(*slow, return_exceptions=True)
     assert len(gateway.written) == 1
+
+
+async def test_a_request_whose_images_cannot_be_kept_is_not_sent(gateway: Gateway) -> None:
+    async def keep(request_id: str) -> None:
+        raise StoreUnavailable("the store is away")
+
+    with pytest.raises(StoreUnavailable):
+        await gateway.submit(asked(), keep=keep)
+    assert gateway.written == []
 
 
 class TwoBodies(Gateway):
