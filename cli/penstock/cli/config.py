@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.common.configuration import ENV_CONFIG, KafkaSection, ProcessSettings, RegistrySection, Section
 from penstock.common.settings import KafkaSettings
-from penstock.schemas.texts import shortened
+from penstock.schemas.texts import shortened, without_user
 
 DEFAULT_NAME = "penstock.toml"
 USUAL_PARTITIONS = 64
@@ -144,7 +144,8 @@ def describe(error: ValidationError, path: str | None) -> str:
     whole = isinstance(first["input"], Mapping)  # all of a table, secrets too, of which the message names a part
     plain = PLAIN_WORDS.get(first["type"])
     wrong = plain or first["msg"].removeprefix("Value error, ").rstrip(".")
-    shown = "" if plain or whole or is_secret(field) else f", not {first['input']!r}"
+    has_user = isinstance(first["input"], str) and "@" in first["input"]  # of a URL, with its password
+    shown = "" if plain or whole or has_user or is_secret(field) else f", not {first['input']!r}"
     about = ": ".join(filter(None, ("configuration", field, wrong)))  # what compares several fields names them itself
     return f"{about}{shortened(shown, 80)}; mend it in {where}{more}"
 
@@ -169,7 +170,9 @@ def masked(value: Any, name: str = "") -> Any:
         return {key: masked(item, str(key)) for key, item in value.items()}
     if isinstance(value, list):
         return [masked(item, name) for item in value]
-    return "***" if value and is_secret(name) else value
+    if value and is_secret(name):
+        return "***"
+    return without_user(value) if isinstance(value, str) else value
 
 
 def to_toml(tables: Mapping[str, Any]) -> str:

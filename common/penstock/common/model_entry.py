@@ -161,6 +161,17 @@ class ModelEntry(Section):
     def _plain(cls, value: str) -> str:
         return _plain_name(value)
 
+    @field_validator("source")
+    @classmethod
+    def _holds_no_password(cls, value: str) -> str:
+        """What shows entries, as commands, reports and logs, shows the source."""
+        if re.match(r"\w+://[^/\s]*@", value):
+            raise ValueError(
+                "a URL with a user name or password is not taken: options.api_key_env, or options.headers with"
+                ' {env = "NAME"}, reads them from a variable'
+            )
+        return value
+
     @field_validator("engine")
     @classmethod
     def _known_engine(cls, value: str) -> str:

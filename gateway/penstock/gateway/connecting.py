@@ -37,6 +37,7 @@ from penstock.gateway.view.view import View
 from penstock.schemas.errors import PenstockError, StoreUnavailable
 from penstock.schemas.records import ResultEvent
 from penstock.schemas.registry import registry_codecs
+from penstock.schemas.texts import without_user
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class Connecting:
         require_topics(names, counts)
         identity = f"{kafka.topic_prefix} {await asyncio.to_thread(admin.topic_id, kafka, names.result) or 'none'}"
         registry = settings.schema_registry
-        self._context.waits_for = f"the schema registry at {registry.url}"
+        self._context.waits_for = f"the schema registry at {without_user(registry.url or '')}"
         codecs = await in_daemon_thread(partial(registry_codecs, registry.url, write=registry.write))
         self._context.waits_for = "the view to be opened"
         async with AsyncExitStack() as stack:

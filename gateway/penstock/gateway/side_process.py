@@ -14,6 +14,7 @@ from penstock.common.stop_bound import StopBound
 from penstock.common.threads import in_daemon_thread
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.registry import Codecs, registry_codecs
+from penstock.schemas.texts import without_user
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ async def run(
     """
     over = Over(name)
     process: SideProcess | None = None
-    step = f"the schema registry at {registry.url}"
+    step = f"the schema registry at {without_user(registry.url or '')}"
 
     async def made() -> SideProcess:
         nonlocal step

@@ -38,6 +38,7 @@ from penstock.schemas.errors import BrokerUnavailable, Overloaded, PenstockError
 from penstock.schemas.logs import log_to_stderr
 from penstock.schemas.records import WAITING_REASONS, WorkerState
 from penstock.schemas.registry import registry_codecs
+from penstock.schemas.texts import without_user
 from penstock.schemas.topics import CLASSES, TopicNames
 
 logger = logging.getLogger(__name__)
@@ -163,7 +164,7 @@ class WorkerApp:
             partitions = await in_daemon_thread(verify_topics, self.settings)
             group_id = await in_daemon_thread(name_group, self.settings)
             files = await in_daemon_thread(open_files, self.settings)
-            self._step = f"the schema registry at {registry.url}"
+            self._step = f"the schema registry at {without_user(registry.url or '')}"
             codecs = await in_daemon_thread(partial(registry_codecs, registry.url, write=registry.write))
             parts = self._parts = assemble(
                 self.settings,

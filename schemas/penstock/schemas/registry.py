@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.schemas.codec import SCHEMA_IDS, Codec, default_codec, schema_text
 from penstock.schemas.errors import Conflict, RegistryUnavailable, UnknownSchema
+from penstock.schemas.texts import without_user
 
 if TYPE_CHECKING:
     import httpx
@@ -29,7 +30,8 @@ class RegistryClient:
     def __init__(self, url: str, *, timeout_s: float = 10, transport: httpx.BaseTransport | None = None) -> None:
         import httpx
 
-        self.url = url.rstrip("/")
+        self._url = url.rstrip("/")
+        self.shown_url = without_user(self._url)
         self._http = httpx.Client(timeout=timeout_s, transport=transport, trust_env=False)
 
     def get_schema(self, schema_id: int) -> str:
@@ -53,9 +55,9 @@ class RegistryClient:
         import httpx
 
         try:
-            return self._http.request(method, self.url + path, json=body, headers={"accept": MEDIA_TYPE})
+            return self._http.request(method, self._url + path, json=body, headers={"accept": MEDIA_TYPE})
         except httpx.HTTPError as error:
-            raise RegistryUnavailable(f"no schema registry at {self.url}: {error}", retry_after_s=1) from error
+            raise RegistryUnavailable(f"no schema registry at {self.shown_url}: {error}", retry_after_s=1) from error
 
     def _field(self, answer: httpx.Response, name: str) -> Any:
         if answer.is_error:
@@ -63,7 +65,9 @@ class RegistryClient:
         try:
             return answer.json()[name]
         except (ValueError, TypeError, KeyError) as error:
-            raise RegistryUnavailable(f"{self.url} does not answer as a schema registry", retry_after_s=1) from error
+            raise RegistryUnavailable(
+                f"{self.shown_url} does not answer as a schema registry", retry_after_s=1
+            ) from error
 
 
 class UnknownIds:
@@ -211,5 +215,5 @@ def _registered_ids(client: RegistryClient, *, write: bool) -> dict[str, int] | 
     except RegistryUnavailable:
         if write:
             raise
-        logger.warning("registry.unavailable url=%s: its ids are asked for when they come", client.url)
+        logger.warning("registry.unavailable url=%s: its ids are asked for when they come", client.shown_url)
     return ids if write else None

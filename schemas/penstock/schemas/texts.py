@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 def shortened(text: str, limit: int) -> str:
     """At most `limit` characters of a text, as one line that can be written; what is left out is marked by …"""
@@ -23,3 +25,8 @@ def encodable(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+def without_user(text: str) -> str:
+    """A URL as commands, logs and `/readyz` show it: with stars for a user name and password."""
+    return re.sub(r"(\w://)[^/@\s]*@", r"\1***@", text)

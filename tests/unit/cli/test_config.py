@@ -80,6 +80,7 @@ def test_secrets_are_starred() -> None:
         return {"kafka": {"security": security}, "auth": {"ticket_key": key}}
 
     assert masked(tree("hush", "k")) == tree("***", "***")
+    assert masked({"url": "https://key:hush@host:8081/x@y"}) == {"url": "https://***@host:8081/x@y"}
 
 
 scalars = st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False) | st.text()

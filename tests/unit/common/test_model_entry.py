@@ -161,6 +161,13 @@ def test_names_differ_among_the_models_that_one_worker_could_serve() -> None:
         check_names([entry(aliases=["x"]), entry(id="x")])
 
 
+def test_the_url_of_a_server_holds_no_password() -> None:
+    with pytest.raises(InvalidRequest, match=r"a user name or password.*api_key_env") as caught:
+        parse_entry({"id": "m", "source": "http://user:hunter2@host/v1", "engine": "remote"})
+    assert caught.value.param == "source"
+    assert "hunter2" not in caught.value.message
+
+
 def test_a_worker_serves_the_entries_of_its_pool_and_of_none() -> None:
     every, mine, other = entry(id="every"), entry(id="mine", pool="a"), entry(id="other", pool="b")
     assert served_by([every, mine, other], "a") == [every, mine]

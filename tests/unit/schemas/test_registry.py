@@ -100,6 +100,16 @@ FAILURES = {
 }
 
 
+@pytest.mark.parametrize("failing", [httpx.ConnectError("no"), httpx.Response(200, text="no JSON")])
+def test_the_password_of_its_url_is_shown_to_nobody(failing: httpx.Response | Exception) -> None:
+    registry = Registry()
+    registry.failing = failing
+    client = RegistryClient("http://key:hush@registry:8081/", transport=httpx.MockTransport(registry))
+    with pytest.raises(RegistryUnavailable, match=r"http://\*\*\*@registry:8081") as caught:
+        client.register("s", "{}")
+    assert "hush" not in caught.value.message
+
+
 @pytest.mark.parametrize("failing", FAILURES.values(), ids=FAILURES)
 def test_nobody_to_ask_is_not_poison(
     registry: Registry, client: RegistryClient, failing: httpx.Response | Exception
