@@ -30,7 +30,7 @@ from worker_requests import engine
 EXAMPLE = Path(__file__).parents[3] / "examples" / "browser"
 STARTS = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 PAGE = """<script>
-let text = "", tickets = [], closed = false
+let text = "", tickets = [], closed = false, asked = 1
 const close = EventSource.prototype.close
 EventSource.prototype.close = function () { closed = true; close.call(this) }
 const show = (piece) => text += piece, begin = (all = "") => text = all, say = () => {}
@@ -147,7 +147,7 @@ def test_a_page_whose_connection_breaks_shows_the_whole_text(
             wait_until(lambda: page.evaluate("text") == text, 20, lambda: f"{page.evaluate('text')}, {relay.heads}")
 
         where = f"gateway = 'http://127.0.0.1:{relay.server_address[1]}', id = '{request.id}'"
-        page.evaluate(f"() => {{ {where}; tickets = ['{renewed}']; follow('{mine}') }}")
+        page.evaluate(f"() => {{ {where}; tickets = ['{renewed}']; follow('{mine}', 1) }}")
         request.chunk("abc", 0)
         shown("abc")
         relay.cut()
@@ -239,3 +239,29 @@ def test_the_example_shows_the_whole_answer_over_a_cut_connection(
         assert page.locator("#answer").text_content() == made["result"]["text"]
         assert made["user_id"] == "ann"
         assert len([head for head in example.relay.heads if path in head.splitlines()[0]]) == 2, "it came again"
+
+
+def test_the_example_shows_the_newest_answer_alone(example: Example, browser: Any) -> None:
+    with browser.new_page() as page:
+        page.goto(example.url)
+        page.get_by_role("textbox").press("Enter")
+        page.wait_for_function("document.getElementById('answer').textContent.length > 20")
+        page.get_by_role("button", name="WebSocket").click()
+        page.wait_for_function("document.getElementById('state').textContent === 'completed'")
+        assert page.locator("#answer").text_content() == example.newest()["result"]["text"]
+        assert page.url == f"{example.url}/", "the page was not loaded again"
+
+
+def test_the_example_says_what_is_wrong(example: Example, browser: Any) -> None:
+    with browser.new_page() as page:
+        page.goto(example.url)
+        example.relay.refuses = True
+        try:
+            page.get_by_role("button", name="EventSource").click()
+            page.wait_for_function("document.getElementById('state').textContent.includes('503')")
+        finally:
+            example.relay.refuses = False
+        page.goto(example.url.replace("127.0.0.1", "localhost"))
+        page.get_by_role("button", name="WebSocket").click()
+        page.wait_for_function("document.getElementById('state').textContent.includes('allowed_origins')")
+        assert page.locator("#answer").text_content() == ""
