@@ -534,9 +534,10 @@ class Life(Actor):
             elif store.hangs and work not in self._never_stored:
                 self.world.on(store.away_until, self, f"{self.name} hears of the store", answered, None)
             else:
+                if work.deadline is not None:  # it may expire before the store takes it
+                    self.cluster.truth.unkept.add(work)
                 if soon and self._rng.random() < 0.5:
                     self._never_stored.add(work)
-                    self.cluster.truth.unkept.add(work)
                 in_memory = self._rng.choice([0, effect.finished.size])
                 away = StoreUnavailable("the store is away")
                 self.flow.unkept.not_kept(effect, away, self.world.now, output_bytes=in_memory)
