@@ -17,8 +17,8 @@ from typing import Any
 
 import psutil
 from gpu_site import MIB, Run, Site, begin, embed, fork_server_pid
-
 from live_flow import LiveFlow
+
 from penstock.processors.engines.base import EngineState, Finished
 
 Figures = dict[str, Any]

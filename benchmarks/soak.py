@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from common import Steal, broker, system
+from small_disk import BreakableDisk
 from soak_faults import FAULTS, Fleet, Outages
 from soak_requests import MODELS, Inputs, expected, put_inputs, request
 from soak_verdict import Judge
 
 from load import Follower, Trickle
 from s3_proxy import BreakableS3
-from small_disk import BreakableDisk
 from store_outages import BreakableStore
 from system import System
 
