@@ -98,7 +98,7 @@ def outcomes(seeds: Sequence[int], plant: str | None, without: Collection[str], 
         try:
             yield from pool.map(one, seeds, chunksize=4)
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)  # it waits: a process that ends before its pool leaves torn pipes
 
 
 def simulate(

@@ -42,6 +42,7 @@ from penstock.common.desired import Desired
 from penstock.common.model_entry import PRIORITY, ModelEntry, parse_entry, served_by
 from penstock.common.orders import effective_entries
 from penstock.schemas.desired import MODEL, desired_key
+from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.tasks import BUILT_TASKS, needs_model
 
 DEFAULT_CHAT = "smollm2-135m"
@@ -210,6 +211,10 @@ class LocalSystem:
         options = self.options
         if options.remote is not None:
             self.models = [remote_model(options.remote, options.model)]
+            try:
+                parse_entry(self.models[0])
+            except InvalidRequest as error:
+                raise CliFailure(f"--remote: {error.message}", exit_code=ExitCode.USAGE) from None
         elif options.model is not None:
             check_chat_model(options.model)
         else:

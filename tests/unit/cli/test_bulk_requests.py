@@ -157,3 +157,12 @@ def test_what_moves_on_between_two_calls_is_listed_once_as_it_stands_last(gatewa
         ("old", "queued"),
         ("new", "accepted"),
     ]
+
+
+@pytest.mark.parametrize(("limit", "more"), [(3, False), (2, True)])
+def test_a_list_that_goes_on_says_so_on_stderr(gateway: ScriptedGateway, limit: int, more: bool) -> None:
+    rows = [shown(f"r{number}", "queued", f"2026-01-01T00:00:0{number}Z") for number in range(3)]
+    gateway.play({"GET /v1/requests": {"data": rows, "has_more": False}})
+    done = gateway.run("requests", "list", "--limit", str(limit), "--json")
+    assert len(done.stdout.splitlines()) == limit
+    assert done.stderr == ("there are more than these 2: --limit shows them\n" if more else "")

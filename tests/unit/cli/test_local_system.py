@@ -225,6 +225,7 @@ IGNORED = "--kafka-port has no effect: the Kafka at 127.0.0.1:1 is used, none is
         ({"model": "/nope"}, "/nope is no folder", []),
         ({"model": "models/none.gguf"}, "no such file", []),
         ({"remote": "http://127.0.0.1:1/v1"}, "check the URL", []),
+        ({"remote": "http://me:secret@127.0.0.1:1/v1", "model": "m"}, "--remote: source", []),
         ({"config": MINE}, "the model mine: its source /nope is not there", []),
         ({"config": SECURITY}, "security is for a Kafka of yours", []),
         ({"bootstrap_servers": "127.0.0.1:1", "model": "/nope"}, NOT_THERE, [IGNORED]),

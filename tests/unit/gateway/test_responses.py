@@ -144,6 +144,27 @@ def test_a_response_whose_previous_one_was_not_looked_up_is_refused() -> None:
     assert repeated_fields(body)["previous_response_id"] == "resp_1"
 
 
+@pytest.mark.parametrize(
+    ("own", "param"),
+    [
+        ([{"role": "user", "content": "hi"}, {"type": "computer_call"}], "input[1]"),
+        ([{"role": "king", "content": "hi"}], "input[0].role"),
+        ([{"type": "input_image"}, {"role": "user", "content": "hi"}], "input[0]"),
+        (
+            [{"role": "user", "content": [{"type": "input_image", "image_url": "data:x"}]}],
+            "input[0].content[0].image_url",
+        ),
+    ],
+)
+def test_a_refused_item_is_named_by_its_place_among_those_that_were_sent(own: list[Any], param: str) -> None:
+    body = ResponsesBody.model_validate({"input": "", "previous_response_id": "resp_1", "instructions": "be brief"})
+    body.go_on_behind([{"role": "user", "content": "hello"}, {"role": "assistant", "content": "yes"}], own)
+    with pytest.raises(PenstockError) as refused:
+        RESPONSE.images(body, Caller(tenant="t"))
+        RESPONSE.ask(body, Caller(tenant="t"), 5_000)
+    assert refused.value.param == param
+
+
 class Frames:
     """In the place of a Subscription; the last one may be an error."""
 

@@ -37,7 +37,7 @@ def list_artifacts(
 
     Example:  penstock artifacts list --limit 10 --json
     """
-    found = gateway.pages(ARTIFACTS, limit)
+    found = gateway.first(ARTIFACTS, limit)
     columns = ["artifact", "type", "bytes", "created", "expires"]
     row = itemgetter("id", "media_type", "bytes", "created_at", "expires_at")
     print_list(found, as_json=as_json, columns=columns, row=row, empty="no artifacts")

@@ -164,6 +164,17 @@ class Gateway:
             after = page["last_id"]
         return found[:limit]
 
+    def first(self, path: Route, limit: int, **query: Any) -> list[dict[str, Any]]:
+        """As `pages`. On stderr it says when the list goes on."""
+        return at_most(limit, self.pages(path, limit + 1, **query))
+
+
+def at_most(limit: int, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first `limit`. On stderr it says that there are more."""
+    if len(found) > limit:
+        errors.print(f"there are more than these {limit}: --limit shows them", style="dim", highlight=False)
+    return found[:limit]
+
 
 def given(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Those that are not None."""

@@ -34,7 +34,7 @@ def list_conversations(
     as_json: AsJson = False,
 ) -> None:
     """The caller's conversations. Example: penstock conversations list --json"""
-    found = gateway.pages("/v1/conversations", limit)
+    found = gateway.first("/v1/conversations", limit)
     print_list(
         found,
         as_json=as_json,
@@ -91,7 +91,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """The turns, oldest first. Example: penstock conversations show trip"""
-    for item in gateway.pages(api_path("/v1/conversations", conversation, "items"), limit, order="asc"):
+    for item in gateway.first(api_path("/v1/conversations", conversation, "items"), limit, order="asc"):
         if as_json:
             print_json(item)
         else:
@@ -137,7 +137,7 @@ def forks(
 ) -> None:
     """The conversations that go on from messages of another. Example: penstock conversations forks trip --tree"""
     path = api_path("/v1/conversations", conversation, "tree" if tree else "forks")
-    found = gateway.call("GET", path)["data"] if tree else gateway.pages(path, limit)
+    found = gateway.call("GET", path)["data"] if tree else gateway.first(path, limit)
 
     def row(item: dict[str, Any]) -> list[str]:
         name = "  " * item.get("depth", 0) + item["id"] + (" (deleted)" if item.get("deleted") else "")

@@ -184,7 +184,7 @@ def list_letters(
     """
     asked = wanted.asked()
     if not cluster.is_given:
-        found = gateway.pages("/v1/admin/dlq", limit, order="desc", **asked)[::-1]
+        found = gateway.first("/v1/admin/dlq", limit, order="desc", **asked)[::-1]
     elif asked:
         text = "filters are the gateway's: leave --bootstrap-servers, --topic-prefix and --config out"
         raise CliFailure(text, exit_code=ExitCode.USAGE)

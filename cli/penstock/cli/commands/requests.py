@@ -8,7 +8,7 @@ import typer
 
 from penstock.cli.commands.api_paths import api_path
 from penstock.cli.commands.bulk_requests import Chosen, command
-from penstock.cli.commands.common import AsJson, Gateway, print_json, print_list, waiting_text
+from penstock.cli.commands.common import AsJson, Gateway, at_most, print_json, print_list, waiting_text
 from penstock.cli.option_groups import App
 from penstock.schemas.records import STATUS_RANKS
 
@@ -54,17 +54,17 @@ def list_requests(
     }
     root = "/v1/requests" if tenant is None else "/v1/admin/requests"
     statuses = WAITING if status == "waiting" else (status,)
-    found = [one for each in statuses for one in gateway.pages(root, limit, **wanted, status=each, order="desc")]
+    found = [one for each in statuses for one in gateway.pages(root, limit + 1, **wanted, status=each, order="desc")]
     if len(statuses) > 1:  # one that moves on between two calls is in both answers: the later one counts
         newest = {one["request_id"]: one for one in found}.values()
-        found = sorted(newest, key=lambda one: one["created_at"] or "", reverse=True)[:limit]
+        found = sorted(newest, key=lambda one: one["created_at"] or "", reverse=True)
     columns = ["request", "task", "status", "priority", "model", "created", "why"]
     names = ("request_id", "task", "status", "priority", "model", "created_at")
 
     def row(one: dict[str, Any]) -> list[Any]:
         return [*map(one.get, names), why(one)]
 
-    print_list(found, as_json=as_json, columns=columns, row=row, empty="no requests")
+    print_list(at_most(limit, found), as_json=as_json, columns=columns, row=row, empty="no requests")
 
 
 def why(request: dict[str, Any]) -> str | None:

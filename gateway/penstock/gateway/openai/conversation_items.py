@@ -18,7 +18,7 @@ from penstock.gateway.openai.chat_bodies import in_openai_words
 from penstock.gateway.openai.exchange import completed
 from penstock.gateway.openai.nested_fields import item_names
 from penstock.gateway.openai.other_fields import set_aside_within
-from penstock.gateway.openai.responses_bodies import item_messages
+from penstock.gateway.openai.responses_bodies import in_item_places, item_messages
 from penstock.gateway.routes.conversation_answers import NewConversation
 from penstock.gateway.routes.conversations import IdempotencyKey, create_conversation, new_id, read_conversation
 from penstock.gateway.routes.item_ids import offset_of
@@ -119,16 +119,17 @@ async def check_items(request: Request, conversation_id: str, items: Any) -> tup
         _check_arguments(item, f"items[{place}].arguments")
     set_aside_within(items, item_names, "items", "refuse")
     caller, service = caller_of(request), service_of(request)
+    messages, places = item_messages(items, "items")
     body = {
         "task": "conversation_items",
         "conversation_id": check_conversation_id(conversation_id),
-        "payload": {"messages": item_messages(items, "items")},
+        "payload": {"messages": messages},
     }
     try:
         images = take_images(body, caller.tenant)
         checked = await service.submitting.check(caller, native_request(body, caller))
     except PenstockError as error:
-        raise in_openai_words(error, words=WORDS) from error
+        raise in_item_places(in_openai_words(error, words=WORDS), "items", places) from error
     checked, keep = with_inputs(checked, images, context_of(request).allowances, service)
     service.submitting.check_room(checked)
     return checked, keep

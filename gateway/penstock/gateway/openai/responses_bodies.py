@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from itertools import count
 from typing import Annotated, Any, Literal, cast
 
@@ -21,7 +23,7 @@ from penstock.gateway.openai.history import thoughts_of, tools_of
 from penstock.gateway.openai.other_fields import ANYTHING, OF_TEXT_SERVERS, Harmless, refuse_unsupported
 from penstock.gateway.service.brought_images import MAX_IMAGES, BroughtImage, image_of_url
 from penstock.schemas.bodies import ListOf
-from penstock.schemas.errors import InvalidRequest, TooLarge, UnsupportedParameter
+from penstock.schemas.errors import InvalidRequest, PenstockError, TooLarge, UnsupportedParameter
 from penstock.schemas.records import InferenceRequest
 
 LOGPROBS = "message.output_text.logprobs"
@@ -107,17 +109,22 @@ class ResponsesBody(GeneratingBody):
     parallel_tool_calls: bool | None = None
     reasoning: Annotated[Reasoning | None, FEW_ENTRIES] = None
     text: Annotated[TextOptions | None, FEW_ENTRIES] = None
-    _has_previous: bool = PrivateAttr(default=False)
+    _earlier: int | None = PrivateAttr(default=None)
 
     def go_on_behind(self, earlier: list[dict[str, Any]], own: list[dict[str, Any]]) -> None:
         """The items of `previous_response_id` and the body's own are the input."""
         self.input = [*earlier, *own]
-        self._has_previous = True
+        self._earlier = len(earlier)
+
+    @property
+    def earlier_items(self) -> int:
+        """How many items at the beginning of the input come from `previous_response_id`."""
+        return self._earlier or 0
 
     @property
     def lacks_previous(self) -> bool:
         """Whether a response is named whose items are not in the input."""
-        return self.previous_response_id is not None and not self._has_previous
+        return self.previous_response_id is not None and self._earlier is None
 
 
 def responses_request(body: ResponsesBody, caller: Caller, now_ms: int) -> InferenceRequest:
@@ -130,9 +137,10 @@ def responses_request(body: ResponsesBody, caller: Caller, now_ms: int) -> Infer
         )
     if body.background and body.store is False:
         raise InvalidRequest("background: true needs store: true, which is the default", param="background")
-    messages = item_messages(body.input, "input")
+    messages, places = item_messages(body.input, "input", earlier=body.earlier_items)
     if body.instructions is not None:
         messages.insert(0, {"role": "system", "content": body.instructions})
+        places.insert(0, "instructions")
     payload: Json = {
         "messages": messages,
         "max_tokens": body.max_output_tokens,
@@ -153,9 +161,12 @@ def responses_request(body: ResponsesBody, caller: Caller, now_ms: int) -> Infer
     if (conversation := _conversation(body.conversation)) is not None:
         more["conversation_id"] = conversation
     priority = tier_priority(body.service_tier)
-    return parse_in_openai_words(
-        "text_generation", body, payload, caller, now_ms, more=more, passed=passed, tier=priority, words=WORDS
-    )
+    try:
+        return parse_in_openai_words(
+            "text_generation", body, payload, caller, now_ms, more=more, passed=passed, tier=priority, words=WORDS
+        )
+    except PenstockError as error:
+        raise in_item_places(error, "input", places) from None
 
 
 def _conversation(value: str | dict[str, Any] | None) -> Any:
@@ -176,14 +187,19 @@ def _logprobs(body: ResponsesBody) -> Json:
     return {"logprobs": True, "top_logprobs": body.top_logprobs}
 
 
-def item_messages(given: str | list[Any], name: str) -> list[Json]:
-    """Items as messages. `name`: the field that they stand in. Raises InvalidRequest, UnsupportedParameter."""
+def item_messages(given: str | list[Any], name: str, *, earlier: int = 0) -> tuple[list[Json], list[str]]:
+    """Items as messages, and for each message the place of its first item, as `input[2]`.
+
+    `name`: the field that they stand in, behind `earlier` items of the previous response.
+    Raises InvalidRequest, UnsupportedParameter.
+    """
     if isinstance(given, str):
-        return [{"role": "user", "content": given}]
+        return [{"role": "user", "content": given}], [name]
     messages: list[Json] = []
+    places: list[str] = []
     thoughts: Json = {}  # of the assistant's message that follows
     for number, item in enumerate(given):
-        where = f"{name}[{number}]"
+        where = f"{name}[{number - earlier}]" if number >= earlier else "previous_response_id"
         if not isinstance(item, dict):
             raise InvalidRequest(f"{where} must be an object", param=where)
         item = cast("Json", item)
@@ -194,21 +210,34 @@ def item_messages(given: str | list[Any], name: str) -> list[Json]:
             case "message":
                 content = _content(item.get("content"), f"{where}.content", images=True)
                 own = thoughts if item.get("role") == "assistant" else {}
-                messages.append({"role": item.get("role"), "content": content, **own})
+                message = {"role": item.get("role"), "content": content, **own}
             case "function_call":
                 call = {"id": item.get("call_id"), "type": "function"}
                 call["function"] = {"name": item.get("name"), "arguments": item.get("arguments")}
                 if messages and "tool_calls" in messages[-1] and not thoughts:
                     messages[-1]["tool_calls"].append(call)
-                else:
-                    messages.append({"role": "assistant", "content": None, "tool_calls": [call], **thoughts})
+                    continue
+                message = {"role": "assistant", "content": None, "tool_calls": [call], **thoughts}
             case "function_call_output":
                 output = _content(item.get("output"), f"{where}.output")
-                messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
+                message = {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
             case other:
                 raise UnsupportedParameter(f"{where}: items of type {str(other)[:50]} are not supported", param=where)
+        messages.append(message)
+        places.append(where)
         thoughts = {}
-    return messages
+    return messages, places
+
+
+def in_item_places(error: PenstockError, name: str, places: Sequence[str]) -> PenstockError:
+    """The same error with the place of the item in `param`, in place of the number of the message made of it."""
+    found = re.match(rf"{name}\[(\d+)\](.*)", error.param or "")
+    if found is None or int(found[1]) >= len(places):
+        return error
+    place = places[int(found[1])]
+    param = place + found[2] if place.endswith("]") else place
+    message = error.message.replace(found[0], param)
+    return type(error)(message, param=param, details=error.details, retry_after_s=error.retry_after_s)
 
 
 def _content(value: Any, where: str, *, images: bool = False) -> Any:
@@ -258,7 +287,7 @@ def response_images(body: ResponsesBody, caller: Caller) -> list[BroughtImage]:
         for place, part in enumerate(cast("list[Any]", content) if isinstance(content, list) else ()):
             if not isinstance(part, dict) or cast("Json", part).get("type") != IMAGE_PART:
                 continue
-            shown, where = cast("Json", part), f"input[{number}].content[{place}]"
+            shown, where = cast("Json", part), f"input[{number - body.earlier_items}].content[{place}]"
             image = image_of_url(shown.get("image_url"), caller.tenant, f"{where}.image_url")
             if image is not None and shown.get("file_id") is None:
                 brought[image.artifact_id] = image
