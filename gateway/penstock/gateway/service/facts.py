@@ -14,6 +14,7 @@ from penstock.gateway.metrics import Gauges
 from penstock.gateway.service.models import public_models
 from penstock.gateway.service.open_transactions import OpenTransactions
 from penstock.gateway.service.planning import plan
+from penstock.gateway.service.problems import Seen
 from penstock.gateway.service.run_times import RunTimes
 from penstock.gateway.view.census import Waiting
 from penstock.gateway.view.entries import Entry
@@ -162,6 +163,27 @@ class Facts:
             "estimated_wait_ms": estimated_wait_ms,
             "estimated_run_ms": found.estimated_run_ms,
         }
+
+    def moment(self) -> Seen:
+        """What problems are looked for in, less what is not in memory."""
+        at_ms = now_ms()
+        depths, ages = self._view.census.queue_depths(at_ms)
+        readiness = self._follower.readiness()
+        return Seen(
+            now_ms=at_ms,
+            liveness=self.liveness(),
+            behind=None if readiness.ready else readiness.reason,
+            workers=[one for one in self._view.fleet.workers.values() if one.state != STOPPED],
+            late_ms=self.worker_late_ms,
+            waiting=list(itertools.islice(self._view.census.waiting(at_ms), MOST_KINDS)),
+            depths=depths,
+            ages_s=ages,
+            ended_per_s=self._view.endings.per_s(at_ms),
+        )
+
+    def outstanding(self) -> dict[str, int]:
+        """Requests that are accepted and not done, by tenant."""
+        return {tenant: work.outstanding for tenant, work in self._view.tenants.known().items() if work.outstanding}
 
     def gauges(self) -> Gauges:
         depths, ages = self._view.census.queue_depths(now_ms())
