@@ -29,9 +29,12 @@ export function Failure({error}) {
     <a href="/docs">The routes and their errors</a></p>`;
 }
 
-/** [what a path answers, the newest error], asked again every `ms` while the page is looked at. */
+/**
+ * [what a path answers, the newest error, ask at once], asked again every `ms` while the page is looked at.
+ * Nothing that another path has answered is ever shown under this one.
+ */
 export function usePoll(path, ms) {
-  const [state, setState] = useState([null, null]);
+  const [state, setState] = useState({path, found: null, error: null});
   const again = useRef(() => {});
   useEffect(() => {
     let timer, ended = false;
@@ -40,9 +43,9 @@ export function usePoll(path, ms) {
       if (path !== null && !document.hidden) {
         try {
           const found = await get(path);
-          if (!ended) setState([found, null]);
+          if (!ended) setState({path, found, error: null});
         } catch (error) {
-          if (!ended) setState(([before]) => [before, error]);
+          if (!ended) setState((before) => ({path, found: before.path === path ? before.found : null, error}));
         }
       }
       if (!ended) timer = setTimeout(ask, ms);
@@ -53,7 +56,8 @@ export function usePoll(path, ms) {
     ask();
     return () => { ended = true; clearTimeout(timer); document.removeEventListener("visibilitychange", seen); };
   }, [path, ms]);
-  return [...state, () => again.current()];
+  const now = state.path === path ? state : {found: null, error: null};
+  return [now.found, now.error, () => again.current()];
 }
 
 /** A button that calls the API; `tell` hears what came of it. */
