@@ -40,6 +40,7 @@ def passed(*nodeids: str) -> Results:
             stage(*failed(A)), stage((A, "call", "passed"), (A, "teardown", "failed")), True, 0, 1, id="repeat's end"
         ),
         pytest.param(stage(*failed(A, when="teardown")), passed(A), False, 1, 0, id="teardown"),
+        pytest.param(stage(*failed(A, when="???")), passed(A), True, 0, 1, id="its process died"),
         pytest.param(stage(*failed(A), repeatable=False), passed(A), True, 0, 1, id="unit tests"),
         pytest.param(stage(status=1), None, True, 0, 0, id="failed without a report"),
         pytest.param(stage(status=5), None, True, 0, 0, id="no tests"),
