@@ -118,7 +118,7 @@ class _Imports:
 
 def _imports(file: Path) -> Iterator[tuple[Path, str]]:
     """Each name that is imported at the top or in a function, with the folder to which it is relative."""
-    for node in ast.walk(ast.parse(file.read_bytes())):
+    for node in ast.walk(ast.parse(file.read_bytes(), str(file))):
         if isinstance(node, ast.Import):
             yield from ((file.parent, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ from kit.run.budget import PaceMeter, Times
 MOST_REPEATS = 2
 MOST_FILES_REPEATED = 10
 """With failures in more files the build is broken, and a repeat would tell nothing."""
+PLAIN = re.compile(r"[\w./:\[\],=+@%-]+")
 PHASES = ("setup", "call", "teardown")
 
 Report = pytest.TestReport | pytest.CollectReport
@@ -119,6 +121,8 @@ class Verdict:
 
 def command_for(nodeid: str) -> str:
     """The command that runs one test again, for a shell: make expands `$`, and passes ARGS to another shell."""
+    if PLAIN.fullmatch(nodeid):
+        return f'make test ARGS="{nodeid}"'
     return f"make test ARGS={shlex.quote(shlex.quote(nodeid).replace('$', '$$'))}"
 
 
