@@ -33,6 +33,14 @@ def request(prompt: str) -> dict[str, Any]:
     return {"task": "text_generation", "stream": True, "user_id": USER, "payload": payload}
 
 
+def reason(error: HTTPError) -> str:
+    """What the gateway says; a proxy before it may say nothing."""
+    try:
+        return json.load(error)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return f"the gateway answers {error.code}"
+
+
 class Site(SimpleHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -40,7 +48,7 @@ class Site(SimpleHTTPRequestHandler):
             status, answer = 200, {**self.answer(body), "gateway": GATEWAY}
         except HTTPError as error:  # the page shows why; this terminal says where
             self.log_error("%s: %s", error.url, error)
-            status, answer = 502, {"error": json.load(error)["error"]["message"]}
+            status, answer = 502, {"error": reason(error)}
         except OSError as error:
             self.log_error("%s: %s", GATEWAY, error)
             status, answer = 502, {"error": "the gateway does not answer"}

@@ -16,10 +16,14 @@ from support import wait_until
 from system import Process, System, running
 from worker_requests import engine, send
 
-LATE_S = 8.0
+LATE_S = 3.0
 TELLS_S = 10.0
 """The first screen tells of a fault within so long after a gateway can know it, and lets it go as soon."""
-SYSTEM = {"models": [engine(tokens=60, delay_ms=50)], "gateway_options": {"worker_late_s": LATE_S}}
+SYSTEM = {
+    "models": [engine(tokens=60, delay_ms=50)],
+    "gateway_options": {"worker_late_s": LATE_S},
+    "worker_options": {"state_interval_s": 0.5},
+}
 PHONE = {"width": 390, "height": 800}
 HOSTILE = '<img src=x onerror="document.title=1">\u202e\U0001f409'
 

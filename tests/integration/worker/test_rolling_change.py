@@ -70,6 +70,29 @@ def ended(system: System, numbers: set[int]) -> set[int]:
 
 
 @pytest.mark.slow
+def test_a_gateway_takes_what_one_worker_has_whichever_wrote_last(make_system: Make) -> None:
+    """One worker has the new file, then one with the old file starts: both are served."""
+    system = make_system(worker_options=SETTINGS)
+    changed = {**NEW, "id": "old"}
+    gateway = system.gateway().wait_ready()
+    worker(system, "changed", changed)
+    again = worker(system, "unchanged", OLD)
+    with httpx.Client(base_url=gateway.url, timeout=60) as http:
+
+        def written_last() -> bool:
+            workers = {one["worker_id"]: one for one in http.get("/v1/admin/stats").json()["workers"]}
+            return workers.keys() >= {"changed", "unchanged"} and workers["unchanged"]["state"] == "running"
+
+        eventually(written_last, 60, again.tail)
+        text = {"task": "text_generation", "model": "newer", "payload": {"prompt": "hi"}}
+        vector = {"task": "embedding", "model": "old", "payload": {"input": "x"}}
+        answers = [http.post("/v1/requests?wait=60", json=body).json() for body in [text, vector] * 10]
+        assert [one.get("status", one) for one in answers] == ["completed"] * 20
+        plain = http.get("/v1/models").json()["data"]
+        assert [(one["aliases"], one["tasks"]) for one in plain if one["id"] == "old"] == [(["newer"], NEW["tasks"])]
+
+
+@pytest.mark.slow
 def test_what_one_worker_cannot_load_another_runs(make_system: Make, tmp_path: Path) -> None:
     system = make_system(worker_options=SETTINGS)
     broken = {**NEW, "engine": "text", "source": str(tmp_path), "options": {}, "tasks": ["text_generation"]}
