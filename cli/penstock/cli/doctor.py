@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,7 +28,7 @@ from penstock.cli.kafka_jars import KAFKA_VERSION, wrong_jars
 from penstock.cli.ordered import read_orders
 from penstock.cli.paths import cache_dir, default_data_dir, local_url, port_in_use
 from penstock.cli.reaching import why_unreachable
-from penstock.cli.readiness import Readiness, ask
+from penstock.cli.readiness import Readiness, ask, ask_problems
 from penstock.cli.state import Home
 from penstock.cli.topics import findings
 from penstock.common.admin_clients import admin_client
@@ -140,7 +140,19 @@ def gateway_checks(named: str | None, section: Mapping[str, Any] | None, worker_
         )
         return
     yield readiness_check(url, found, worker_log)
-    yield from waiting_checks(found)
+    problems = ask_problems(url, auth_headers(os.environ.get("PENSTOCK_API_KEY")))
+    yield from waiting_checks(found) if problems is None else problem_checks(problems)
+
+
+def problem_checks(problems: Iterable[Mapping[str, Any]]) -> Iterator[Check]:
+    """What the gateway tells an operator of the whole system; the check of orders has what is paused. Pure."""
+    for one in problems:
+        if one["problem"] in ("class_paused", "model_paused"):
+            continue
+        subject = f"{one['subject']}: " if one["subject"] is not None else ""
+        detail = f"{subject}{one['cause']} (affects: {one['affects']}; since {one['since']})"
+        make = Check.warn if one["problem"] in ("dead_letters", "tenant_near_limit", "worker_silent") else Check.fail
+        yield make(one["problem"], detail, f"`{one['action']['command']}` to {one['action']['label']}")
 
 
 def python_check() -> Check:

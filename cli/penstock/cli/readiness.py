@@ -72,6 +72,15 @@ def ask(url: str, timeout_s: float = 2.0, headers: Mapping[str, str] | None = No
     return readiness_of(answer.status_code, body)
 
 
+def ask_problems(url: str, headers: Mapping[str, str]) -> list[dict[str, Any]] | None:
+    """What is not well, as the gateway tells operators; None if it does not tell this caller."""
+    try:
+        answer = httpx.get(f"{url.rstrip('/')}/v1/admin/problems", headers=headers, timeout=2.0, trust_env=False)
+        return answer.json()["data"] if answer.status_code == 200 else None
+    except (httpx.HTTPError, ValueError):
+        return None
+
+
 def readiness_of(http_status: int, body: object) -> Readiness:
     """What an answer means; of an older gateway, or a worker, only the HTTP status may say it. Pure."""
     facts = cast("Mapping[str, Any]", body) if isinstance(body, Mapping) else {}

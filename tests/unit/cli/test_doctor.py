@@ -222,6 +222,18 @@ def test_doctor_asks_the_gateway_of_the_configuration(gateway: ScriptedGateway) 
     assert (check.state, check.detail) == ("ok", f"{gateway.url} is ready")
 
 
+@pytest.mark.parametrize(("code", "state"), [("no_worker", "fail"), ("dead_letters", "warn"), ("class_paused", None)])
+def test_what_the_gateway_tells_an_operator_are_checks(gateway: ScriptedGateway, code: str, state: str | None) -> None:
+    action = {"label": "start a worker", "command": "penstock worker", "call": None}
+    problem = {"problem": code, "subject": "w", "cause": "why", "affects": "2 wait", "since": "T", "action": action}
+    gateway.play({"GET /readyz": {"status": "ready"}, "GET /v1/admin/problems": {"data": [problem]}})
+    _, *checks = gateway_checks(gateway.url, None, None)
+    detail, cure = "w: why (affects: 2 wait; since T)", "`penstock worker` to start a worker"
+    assert [(one.name, one.state, one.detail, one.cure) for one in checks] == (
+        [(code, state, detail, cure)] if state else []
+    )
+
+
 def test_an_artifact_is_written_read_and_deleted(tmp_path: Path) -> None:
     (good,) = artifact_checks(ArtifactsSection(), str(tmp_path / "kept"))
     assert good.state == "ok"
