@@ -267,7 +267,8 @@ def readiness_check(url: str, found: Readiness, worker_log: Path | None) -> Chec
         return Check.ok("readiness", f"{url} is ready")
     look = f"look into {worker_log}" if worker_log is not None else "look into the logs of the workers"
     cures = {
-        "degraded": f"{look}; `penstock workers list` and `penstock models list` show what lives and why not"
+        "degraded": f"{look}; `penstock workers list` and `penstock models list` show what lives and why not;"
+        " `penstock models remove` withdraws a model that no worker is to serve"
         if found.models_without_worker or found.waiting
         else "mend what the reason names; all else is served",
         "starting": "wait until it has caught up with the topics",

@@ -31,7 +31,7 @@ from penstock.cli.embedded_kafka import EmbeddedKafka, answers
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.hub_models import HubModel
 from penstock.cli.kafka_jars import KAFKA_VERSION
-from penstock.cli.ordered import read_orders
+from penstock.cli.ordered import read_orders, removed_lines, withdraw_unserved
 from penstock.cli.paths import Progress, free_port, listens, local_url, port_in_use
 from penstock.cli.reaching import why_unreachable
 from penstock.cli.readiness import Readiness, ReadinessWatch, ask, ask_process
@@ -140,6 +140,7 @@ class LocalSystem:
         if broker is not None:
             self.supervisor.wait_ready(broker, 90.0)
         self._create_topics()
+        self._look_at_models_of_before()
         worker = self._worker(environment)
         gateway = self._gateway(environment)
         self.supervisor.start(worker)
@@ -306,6 +307,18 @@ class LocalSystem:
         served = {one.id for one in self._own_entries()}
         if others := [f"{model['id']} ({model.get('pool')})" for model in self.models if model["id"] not in served]:
             self._progress(f"models of other pools than the worker's are not served here: {', '.join(others)}")
+
+    def _look_at_models_of_before(self) -> None:
+        """Which models of this run orders have removed, and which of earlier runs it does not serve.
+
+        On a Kafka of somebody else's, other workers may serve these.
+        """
+        for line in removed_lines(self._own_entries(), self._orders(), self.config.pool):
+            self._progress(line)
+        if self.options.bootstrap_servers is None:
+            kafka = load(ClusterSettings).kafka_settings(self.bootstrap_servers)
+            if gone := withdraw_unserved(kafka, self.config.pool, {entry.id for entry in self.entries()}):
+                self._progress(f"models of an earlier start are not served: {', '.join(gone)}")
 
     def write_settings(self) -> dict[str, str]:
         """The children's environment: their TOML is the person's with this run's models; the rest are variables."""

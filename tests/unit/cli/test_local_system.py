@@ -22,6 +22,7 @@ from penstock.cli import local_system, paths
 from penstock.cli.chosen_models import chat_model, remote_model
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.local_system import LocalSystem, Options, card
+from penstock.cli.ordered import removed_lines
 from penstock.cli.paths import free_port
 from penstock.cli.readiness import readiness_of_part
 from penstock.cli.run_config import variable
@@ -148,6 +149,17 @@ def test_the_card_lists_the_models_that_are_served_now(make: Make, orders: Order
     assert served.isdisjoint(lacking.split(", "))
     orders.add("stays", "remove")
     assert "curl" not in card(system), "no model is left for chat"
+
+
+def test_models_that_an_order_removed_are_named_with_the_command_that_adds_them(orders: Orders) -> None:
+    orders.add("paused", "pause")
+    orders.add("gone", "remove")
+    entries = [
+        parse_entry(entry(name, source="/my model", tasks=["text_generation"])) for name in ("gone", "paused", "a")
+    ]
+    (line,) = removed_lines(entries, orders, None)
+    assert line.startswith("gone is not served, it was removed by an order at 1970-01-01T")
+    assert "`penstock models add gone --source '/my model' --engine text --task text_generation` adds it again" in line
 
 
 def test_the_card_says_where_the_models_are(make: Make) -> None:
