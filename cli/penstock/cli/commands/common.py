@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 import textwrap
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ Url = Annotated[
 Key = Annotated[
     str | None, typer.Option("--key", envvar="PENSTOCK_API_KEY", help="An API key, when the gateway asks for one.")
 ]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one document or one line per record.")]
 
 
@@ -241,6 +243,13 @@ def sse_frames(answer: httpx.Response) -> Iterator[dict[str, Any]]:
             data = field_value(line, b"data")
             if data is not None and data != DONE:
                 yield json.loads(data)
+
+
+def confirm(question: str) -> None:
+    """Raises CliFailure (usage) where nobody can be asked, and Abort if the answer is no."""
+    if not sys.stdin.isatty():
+        raise CliFailure("nobody can be asked here: add --yes", exit_code=ExitCode.USAGE)
+    typer.confirm(question, abort=True)
 
 
 def waiting_text(facts: Mapping[str, Any]) -> str:
