@@ -102,6 +102,23 @@ def test_commands_about_dead_letters(
     assert (done.exit_code, done.stderr, len(gateway.bodies)) == (code, stderr, calls)
 
 
+@pytest.mark.parametrize(("command", "route"), [("requests list", "/v1/requests"), ("dlq list", "/v1/admin/dlq")])
+def test_an_empty_list_says_that_the_model_of_its_filter_does_not_exist(
+    gateway: ScriptedGateway, command: str, route: str
+) -> None:
+    models = {"data": [{"id": "chat", "aliases": ["default"]}]}
+    gateway.play({f"GET {route}": {"data": [], "has_more": False}, "GET /v1/models": models})
+    for model, said in (("bogus", "there is no model bogus; `penstock models list` shows"), ("default", "")):
+        done = gateway.run(*command.split(), "--model", model)
+        assert (done.exit_code, done.stderr[: len(said) or None].replace("\n", " ")) == (0, said)
+
+
+def test_the_statuses_that_a_list_takes_are_named(gateway: ScriptedGateway) -> None:
+    done = gateway.run("requests", "list", "--status", "bogus")
+    assert (done.exit_code, gateway.asked) == (2, [])
+    assert all(name in done.stderr for name in ("waiting", "queued", "completed"))
+
+
 @pytest.mark.parametrize("command", ["conversations delete nope", "artifacts delete nope"])
 def test_what_does_not_exist_is_said_before_anybody_is_asked(gateway: ScriptedGateway, command: str) -> None:
     gateway.play({f"GET /v1/{command.split()[0]}/nope": (404, {"error": {"message": "nope", "code": "not_found"}})})

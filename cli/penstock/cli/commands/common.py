@@ -245,6 +245,15 @@ def sse_frames(answer: httpx.Response) -> Iterator[dict[str, Any]]:
                 yield json.loads(data)
 
 
+def say_unknown_model(gateway: Gateway, model: str | None) -> None:
+    """Of a list that is empty: say that the model of its filter does not exist, as one that is mistyped."""
+    if model is None:
+        return
+    known = gateway.call("GET", "/v1/models", task="all")["data"]
+    if not any(model in (one["id"], *one.get("aliases", ())) for one in known):
+        errors.print(f"there is no model {model}; `penstock models list` shows those that there are", highlight=False)
+
+
 def confirm(question: str) -> None:
     """Raises CliFailure (usage) where nobody can be asked, and Abort if the answer is no."""
     if not sys.stdin.isatty():

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.commands.api_paths import Route, api_path
-from penstock.cli.commands.common import AsJson, Gateway, Yes, confirm, print_json, print_list
+from penstock.cli.commands.common import AsJson, Gateway, Yes, confirm, print_json, print_list, say_unknown_model
 from penstock.cli.commands.long_calls import interrupted_between_calls, reporting, same_command
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.option_groups import App
@@ -197,6 +197,8 @@ def list_letters(
         found = [as_json(message, letter, codec) for message, letter in newest(settings, codec, limit)]
     columns = ["id", "time", "reason", "tenant", "model", "request", "redriven as", "error"]
     print_list(found, as_json=json_lines, columns=columns, row=_row, empty="no dead letters")
+    if not found:
+        say_unknown_model(gateway, wanted.model)
 
 
 @app.command()
