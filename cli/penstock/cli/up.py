@@ -267,14 +267,13 @@ def status(
         for part, found in looked:
             word = "down, restarting" if part.pid is None else found.status
             restarts = f"  restarts {part.restarts}" if part.restarts else ""
-            typer.echo(f"  {part.name:<8} {word:<8} pid {part.pid or '-'}{restarts}")
+            typer.echo(f"  {part.name:<10} {word:<16} pid {part.pid or '-'}{restarts}")
             if found.status != "ready":
                 log = home.logs / ("worker.log" if found.models_without_worker else f"{part.name}.log")
-                typer.echo(f"  {'':<8} {found.text()}; log: {log}")
-        typer.echo(f"  models   {models_of(state, looked)}\n  kafka    {state.bootstrap_servers}")
-        for line in orders:
-            typer.echo(f"  ordered  {line}")
-        typer.echo(f"  data     {home.data_dir}")
+                typer.echo(f"  {'':<10} {found.text()}; log: {log}")
+        facts = [("models", models_of(state, looked)), ("kafka", state.bootstrap_servers)]
+        for name, text in [*facts, *(("ordered", line) for line in orders), ("data", home.data_dir)]:
+            typer.echo(f"  {name:<10} {text}")
     raise typer.Exit(0 if ready else int(ExitCode.FAILED))
 
 
