@@ -19,14 +19,13 @@ from hypothesis import HealthCheck, settings
 
 from kit.assets import prepared
 from kit.examples import examples
-from kit.run.logs import BROKERS
 from penstock.cli import children
 from penstock.cli.embedded_kafka import EmbeddedKafka
 from penstock.cli.paths import free_port
 from penstock.gateway.edge.keys import create_key
 from support import create_topics as _create_topics
 from support import delete_topics
-from system import RUNNING, Process, System, running
+from system import BROKERS, RUNNING, Process, System, running
 
 pytest_plugins = ["kit.run.plugin"]
 

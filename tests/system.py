@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import psutil
@@ -29,6 +29,9 @@ from penstock.schemas.fold import ResultFold
 from penstock.schemas.records import DeadLetter, ResultEvent
 from penstock.schemas.topics import TopicNames
 from support import alive, create_topics, wait_until
+
+if TYPE_CHECKING:
+    from penstock.cli.embedded_kafka import EmbeddedKafka
 
 NOOP = {"id": "noop", "source": "noop", "engine": "noop", "tasks": ["text_generation"], "options": {"tokens": 4}}
 
@@ -320,7 +323,8 @@ def running(system: System) -> Iterator[System]:
 
 
 RUNNING: list[System] = []
-"""Those whose logs are shown beside a test that fails."""
+BROKERS: list[EmbeddedKafka] = []
+"""Those whose logs are kept beside a test that fails; whoever starts one adds it."""
 
 
 def eventually(condition: Callable[[], bool], deadline_s: float, describe: Callable[[], str]) -> None:

@@ -12,10 +12,11 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 GATEWAY = os.environ.get("PENSTOCK_URL", "http://127.0.0.1:8000")
-KEY = os.environ["PENSTOCK_API_KEY"]
+KEY = os.environ.get("PENSTOCK_API_KEY", "")
 USER = "ann"
 """A real site takes the user from its login."""
 
@@ -36,12 +37,15 @@ class Site(SimpleHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         try:
-            answer = self.answer(body)
+            status, answer = 200, {**self.answer(body), "gateway": GATEWAY}
+        except HTTPError as error:  # the page shows why; this terminal says where
+            self.log_error("%s: %s", error.url, error)
+            status, answer = 502, {"error": json.load(error)["error"]["message"]}
         except OSError as error:
-            self.send_error(502, f"{GATEWAY}: {error}")
-            return
-        content = json.dumps({**answer, "gateway": GATEWAY}).encode()
-        self.send_response(200)
+            self.log_error("%s: %s", GATEWAY, error)
+            status, answer = 502, {"error": "the gateway does not answer"}
+        content = json.dumps(answer).encode()
+        self.send_response(status)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(content)))
         self.end_headers()
@@ -58,6 +62,8 @@ class Site(SimpleHTTPRequestHandler):
 
 
 if __name__ == "__main__":
+    if not KEY:
+        sys.exit("PENSTOCK_API_KEY: give the key that `penstock keys create` printed")
     port = int(sys.argv[1])
     print(f"http://127.0.0.1:{port}", flush=True)
     site = partial(Site, directory=str(Path(__file__).parent))

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import select
@@ -111,7 +112,7 @@ class Zygote:
             return Forked(number, self._pids.pop(number), self._exits)
 
     def close(self) -> None:
-        """End the forking process; those that it started go on."""
+        """End the forking process, and those that it started."""
         self._socket.shutdown(socket.SHUT_RDWR)
         self._process.wait(30)
 
@@ -180,6 +181,8 @@ def _send(control: socket.socket, **report: Any) -> None:
 def _become(order: Mapping[str, Any]) -> None:
     """Make of a fork what an exec would have made: session, log, environment, arguments, main module."""
     os.setsid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     nothing = os.open(os.devnull, os.O_RDONLY)
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for number, target in ((nothing, 0), (log, 1), (log, 2)):

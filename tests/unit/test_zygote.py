@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 from kit.zygote import Zygote
+from penstock.cli.paths import free_port
+from support import alive, wait_until
 
 ONE_PID = """
 import json, socket, sys
@@ -28,6 +30,33 @@ def test_a_process_whose_pid_an_ended_one_had_is_alive(tmp_path: Path) -> None:
     runs = zygote.start([], {}, tmp_path / "2.log")
     assert (runs.pid, runs.poll(), ended.poll()) == (77, None, 3)
     zygote.close()
+
+
+OWNER = """
+import os, sys
+from pathlib import Path
+from kit.zygote import zygote
+
+print(zygote().start(["worker"], dict(os.environ), Path(sys.argv[1])).pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_forked_process_ends_with_the_process_that_asked_for_it(tmp_path: Path) -> None:
+    """A pytest process that is killed leaves no worker or gateway behind."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parent.parent),
+        "PENSTOCK_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1",
+        "PENSTOCK_WORKER__HEALTH_PORT": str(free_port()),
+        "PENSTOCK_WORKER__DATA_DIR": str(tmp_path),
+    }
+    log, pipes = tmp_path / "worker.log", {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", OWNER, str(log)], env=environment, **pipes) as owner:
+        pid = int(owner.stdout.readline())
+        owner.kill()
+    wait_until(lambda: not alive(pid), 60, "the worker has ended")
+    assert "no Kafka" not in log.read_text(), "it ended by itself, after 15 seconds"
 
 
 FORK_SERVER = """

@@ -17,6 +17,7 @@ from penstock.common.stop_bound import StopBound
 from penstock.common.tasks import end_all
 from penstock.gateway.batches import batch_routes, file_routes
 from penstock.gateway.connecting import Connecting
+from penstock.gateway.console import page as console_page
 from penstock.gateway.context import GatewayContext, context_of_app, put_context
 from penstock.gateway.document import docs_page
 from penstock.gateway.document.described_routes import ROUTES, TABLE
@@ -71,6 +72,7 @@ FORM_BYTES = 64 * 1024
 ROUTERS = tuple(
     part.router
     for part in (
+        console_page,
         docs_page,
         bulk,
         native,

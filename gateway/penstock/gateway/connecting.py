@@ -24,6 +24,7 @@ from penstock.gateway.dead_letters.follower import LetterFollower
 from penstock.gateway.dead_letters.index import LetterIndex
 from penstock.gateway.process import few_heaps, give_memory_back, hold_the_collector, short_turns, spare_the_collector
 from penstock.gateway.producing import ServiceTransport
+from penstock.gateway.service.problem_watch import ProblemWatch
 from penstock.gateway.service.run_times import RunTimes
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.threads import Threads
@@ -183,6 +184,13 @@ class Connecting:
             batches = BatchRunner(self._context, service)
             self._context.wake_batches = batches.wake
             self._context.metrics.read_batches = batches.counts
+            self._context.problems = problems = ProblemWatch(
+                service.facts,
+                service.model_orders,
+                index,
+                partial(self._context.tried, service),
+                self._context.allowances.limits_of,
+            )
             errands = BackgroundTasks()
             stack.push_async_callback(errands.cancel)
             running = errands.start(batches.run(), "batches")
@@ -196,6 +204,7 @@ class Connecting:
                 (service.dependencies.run(), "dependencies"),
                 (service.transactions.run(), "transactions"),
                 (service.feeds.run(), "feeds"),
+                (problems.run(), "problems"),
             ):
                 errands.start(errand, name)
             self._stack = stack.pop_all()

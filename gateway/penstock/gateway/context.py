@@ -10,11 +10,14 @@ from typing import cast
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection
 
+from penstock.common.clock import now_ms
 from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.connections import Connections
 from penstock.gateway.edge.tickets import TicketOffice
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.metrics import GatewayMetrics, Gauges
+from penstock.gateway.service.dependencies import Problem, Tried
+from penstock.gateway.service.problem_watch import ProblemWatch
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.settings import GatewaySettings
 from penstock.schemas.errors import BrokerUnavailable, Overloaded, PenstockError
@@ -35,6 +38,8 @@ class GatewayContext:
     allowances: Allowances = field(default_factory=Allowances)
     on_failure: Callable[[str], None] = _log_failure
     connected: GatewayService | None = None
+    problems: ProblemWatch | None = None
+    """There once `connected` is."""
     waits_for: str = "the broker was not asked yet"
     wake_batches: Callable[[], None] = lambda: None
     """There is news of a batch: whoever runs batches here looks at once."""
@@ -46,6 +51,14 @@ class GatewayContext:
     def __post_init__(self) -> None:
         self.metrics = GatewayMetrics(lambda: Gauges() if self.connected is None else self.connected.facts.gauges())
         self.connections = Connections(self.policy.still_good, self.policy.keys)
+
+    def tried(self, service: GatewayService) -> list[Tried]:
+        """The last results of what the gateway depends on, the keys file among them if there is one."""
+        tried = [*service.dependencies.results(), service.transactions.result()]
+        if self.policy.keys is not None:
+            found = self.policy.keys.problem()
+            tried.append(Tried("keys", now_ms(), None if found is None else Problem(found.text, found.cause)))
+        return tried
 
     @property
     def tickets(self) -> TicketOffice:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -33,8 +34,8 @@ PAGE = """<script>
 let text = "", tickets = [], closed = false, asked = 1
 const close = EventSource.prototype.close
 EventSource.prototype.close = function () { closed = true; close.call(this) }
-const show = (piece) => text += piece, begin = (all = "") => text = all, say = () => {}
-const newTicket = async () => tickets.pop()
+const newTicket = async () => tickets.pop(), pause = () => 1000
+const onFrame = (frame) => text = frame.type === "chunk" ? text + frame.text : frame.text ?? text, say = () => {}
 %s
 let state
 // Its state: open, and once the browser has given it up, what the answer to the same call says to this page.
@@ -146,8 +147,8 @@ def test_a_page_whose_connection_breaks_shows_the_whole_text(
         def shown(text: str) -> None:
             wait_until(lambda: page.evaluate("text") == text, 20, lambda: f"{page.evaluate('text')}, {relay.heads}")
 
-        where = f"gateway = 'http://127.0.0.1:{relay.server_address[1]}', id = '{request.id}'"
-        page.evaluate(f"() => {{ {where}; tickets = ['{renewed}']; follow('{mine}', 1) }}")
+        question = {"gateway": f"http://127.0.0.1:{relay.server_address[1]}", "request_id": request.id}
+        page.evaluate(f"() => {{ tickets = ['{renewed}']; follow({json.dumps(question)}, '{mine}', 1) }}")
         request.chunk("abc", 0)
         shown("abc")
         relay.cut()
@@ -258,10 +259,39 @@ def test_the_example_says_what_is_wrong(example: Example, browser: Any) -> None:
         example.relay.refuses = True
         try:
             page.get_by_role("button", name="EventSource").click()
-            page.wait_for_function("document.getElementById('state').textContent.includes('503')")
+            page.wait_for_function("document.getElementById('state').textContent.includes('does not answer')")
         finally:
             example.relay.refuses = False
         page.goto(example.url.replace("127.0.0.1", "localhost"))
         page.get_by_role("button", name="WebSocket").click()
         page.wait_for_function("document.getElementById('state').textContent.includes('allowed_origins')")
         assert page.locator("#answer").text_content() == ""
+
+
+def test_an_answer_that_comes_late_is_not_shown_under_a_newer_question(example: Example, browser: Any) -> None:
+    held: list[Any] = []
+    with browser.new_page() as page:
+        page.route("**/questions", lambda route: route.continue_() if held else held.append(route))
+        page.goto(example.url)
+        page.get_by_role("button", name="EventSource").click()
+        wait_until(lambda: page.evaluate("asked") == 1 and bool(held), 20, "the first question is held back")
+        page.get_by_role("button", name="EventSource").click()
+        page.wait_for_function("document.getElementById('state').textContent === 'completed'")
+        shown, newest = page.locator("#answer").text_content(), example.newest()
+        with page.expect_response("**/tickets/read"):
+            held[0].continue_()
+        wait_until(lambda: example.newest()["request_id"] != newest["request_id"], 20, "the first question is asked")
+        wait_until(lambda: example.newest()["done"], 20, "and answered")
+        assert page.locator("#answer").text_content() == shown
+
+
+def test_a_refused_question_says_why(example: Example, browser: Any) -> None:
+    with browser.new_page() as page:
+        page.goto(example.url)
+        page.get_by_role("textbox").fill("")
+        page.get_by_role("button", name="EventSource").click()
+        assert page.evaluate("asked") == 0, "an empty question is not asked"
+        page.get_by_role("textbox").fill("\ud83d\udc09" + "x" * 3_000_000)
+        page.get_by_role("button", name="EventSource").click()
+        page.wait_for_function("!['', '…'].includes(document.getElementById('state').textContent)")
+        assert "large" in page.locator("#state").text_content()

@@ -34,6 +34,7 @@ from penstock.gateway.service.models import public_models
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.service.submitting import Accepted, Checked, Submitter
 from penstock.gateway.settings import AuthSection, GatewaySection, GatewaySettings, allowances_of
+from penstock.gateway.view.fleet import KnownModels
 from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, StatusFrame
 from penstock.gateway.view.liveness import Liveness, judge
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, Overloaded, PenstockError, error_body
@@ -139,6 +140,9 @@ class FakeService:
 
     def models(self) -> list[ModelInfo]:
         return MODELS
+
+    def known_models(self) -> KnownModels:
+        return KnownModels(MODELS)
 
     def public_models(self) -> list[dict[str, Any]]:
         return public_models(MODELS, self.liveness().without_worker, self.workers)

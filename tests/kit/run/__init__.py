@@ -1,1 +1,1 @@
-"""A whole test run: its stages, contracts, repeats, time budget and closing report. `python -m kit.run --help`."""
+"""A whole test run: its stages, contracts, repeats, time budget and last page. `python -m kit.run --help`."""

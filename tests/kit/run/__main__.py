@@ -8,207 +8,148 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
+import pytest
 
 from kit.examples import ALL_VARIABLE
-from kit.run.budget import BUDGET, Times, TimeTable, exceeded, format_budget, measured, parse_budget
-from kit.run.contracts import LOCK, Decision, decide, load_contracts, record
-from kit.run.logs import FOLDER, REPEAT_VARIABLE
-from kit.run.pace import PaceMeter
-from kit.run.page import contract_lines, last_page
-from kit.run.results import (
-    REPORT_VARIABLE,
-    RunResult,
-    StageResult,
-    read_phases,
-    repeat_files,
-    wholly_passed,
-)
+from kit.run.budget import BUDGET, PaceMeter, exceeded, read_budget, table, write_budget
+from kit.run.contracts import LOCK, Contract, digests, load_contracts, read_lock, record
+from kit.run.results import Report, Results, Verdict, nodeids_to_repeat, passed, times_of
 
-BUDGET_VARIABLE = "PENSTOCK_TEST_BUDGET"
-TEARDOWN_LIMIT_S = 20.0
-"""After an interrupt pytest may end its fixtures for this long; then all processes are killed."""
 INTERRUPTED = 130
+LOGS = Path(".test-logs")
 WITHOUT_SERVICES = ("tests/unit", "tests/property")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """One process of the run; `repeatable`: its failed tests run again."""
-
-    name: str
-    arguments: Sequence[str]
-    repeatable: bool = False
-
-    @property
-    def command(self) -> list[str]:
-        return [sys.executable, *self.arguments]
-
-
-def stages(processes: str, excused: Iterable[str], *, everything: bool) -> list[Stage]:
-    """All stages but the tests at the paths `excused` and, unless `everything` runs, those that are marked `thorough`.
-
-    Unit tests use all cores. Integration tests mostly wait: more processes than cores run, each with its own broker.
-    Tests that compare times or memory run alone.
-    """
-    pytest = ("-m", "pytest")
-    by_file = ("--dist", "loadfile", "--no-loadscope-reorder")
-    quick = "" if everything else " and not thorough"
-    units = ("-n", "auto", "--maxprocesses", "8", *by_file, *(() if everything else ("-m", "not thorough")))
-    excused = list(excused)
-    ignored = [f"--ignore={path}" for path in (*WITHOUT_SERVICES, *excused)]
-    integration = ("-n", processes, *by_file, "-m", f"not alone{quick}", "--durations=25", *ignored, "tests")
-    return [
-        Stage(name="unit", arguments=(*pytest, *units, *WITHOUT_SERVICES)),
-        Stage(name="preparing models", arguments=("tests/prepare_models.py",)),
-        Stage(name="integration", arguments=(*pytest, *integration), repeatable=True),
-        Stage(
-            name="alone", arguments=(*pytest, "-m", f"alone{quick}", *ignored, *files_alone(excused)), repeatable=True
-        ),
-    ]
-
-
-def files_alone(excused: Iterable[str]) -> list[str]:
-    """The files with tests marked `alone`, or all: reading every file takes longer than the start of their broker."""
-    left_out = (*WITHOUT_SERVICES, *excused)
-    files = [path for path in sorted(Path("tests").rglob("test_*.py")) if "mark.alone" in path.read_text()]
-    return [str(path) for path in files if not any(path.is_relative_to(out) for out in left_out)] or ["tests"]
-
-
-def repeat_stage(nodeids: Sequence[str]) -> Stage:
-    return Stage(name=f"repeating {', '.join(nodeids)}", arguments=("-m", "pytest", *nodeids))
-
-
-def run_stage(stage: Stage, reports: Path, **environment: str) -> StageResult:
-    say(f"stage: {stage.name}")
-    report = reports / f"{len(list(reports.iterdir()))}.jsonl"
-    report.touch()
-    environment = {**os.environ, REPORT_VARIABLE: str(report), **environment}
-    # A process group of its own: an interrupt of the terminal reaches it once, from here.
-    with subprocess.Popen(stage.command, env=environment, stdin=subprocess.DEVNULL, process_group=0) as process:
-        try:
-            status = process.wait()
-        except KeyboardInterrupt:
-            interrupt(process)
-            raise
-    return StageResult(name=stage.name, status=status, phases=read_phases(report), repeatable=stage.repeatable)
-
-
-def interrupt(process: subprocess.Popen[bytes]) -> None:
-    """Let pytest end its fixtures for a while, then kill every process that it started."""
-    with suppress(psutil.NoSuchProcess):
-        started = psutil.Process(process.pid).children(recursive=True)
-        with suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
-            os.killpg(process.pid, signal.SIGINT)
-            process.wait(TEARDOWN_LIMIT_S)
-        for one in started:
-            with suppress(psutil.NoSuchProcess):
-                one.kill()
-    process.kill()
-    process.wait()
-
-
-def make_interruptible() -> None:
-    """SIGTERM interrupts too; and SIGINT even if a shell started this in the background, where it is ignored."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
+BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
 
 
 def say(*lines: str) -> None:
     print(*(f"[run] {line}" for line in lines), sep="\n", flush=True)
 
 
-def run_tests(decisions: Sequence[Decision], processes: str, *, everything: bool) -> tuple[RunResult, Times]:
-    excused = [path for one in decisions if not one.runs for path in one.contract.tests]
-    with tempfile.TemporaryDirectory() as folder, PaceMeter() as meter:
-        reports = Path(folder)
-        planned = stages(processes, excused, everything=everything)
-        result = RunResult(stages=[run_stage(stage, reports) for stage in planned])
-        repeats = [
-            run_stage(repeat_stage(nodeids), reports, **{REPEAT_VARIABLE: "1"})
-            for nodeids in repeat_files(result.first_failures())
-        ]
-    return replace(result, repeats=repeats), measured(result.phases(), meter.samples)
+class Runner:
+    """Runs pytest once for each stage. All tests run in processes of xdist, which names and replaces one that dies."""
+
+    def __init__(self) -> None:
+        self._pace = PaceMeter()
+        self._interrupted = False
+        # SIGINT too: a shell that started this in the background lets it be ignored.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._interrupt)
+
+    def _interrupt(self, number: int, frame: object) -> None:
+        """A terminal signals pytest's processes too. What these start ends with them (`penstock.cli.children`)."""
+        self._interrupted = True
+        for process in psutil.Process().children() if number == signal.SIGTERM else ():
+            process.send_signal(signal.SIGINT)
+        raise KeyboardInterrupt
+
+    def stage(self, name: str, *arguments: str, repeatable: bool = False) -> Results:
+        say(f"stage: {name}")
+        results = Results(name=name, pace=self._pace, repeatable=repeatable)
+        results.status = pytest.main([*BY_FILE, *arguments], plugins=[results])
+        if self._interrupted:
+            raise KeyboardInterrupt
+        return results
+
+    def prepare_models(self) -> Results:
+        say("stage: preparing models")
+        status = subprocess.run([sys.executable, "tests/prepare_models.py"], check=False).returncode
+        return Results(name="preparing models", pace=self._pace, status=status)
 
 
-def print_times(result: RunResult) -> None:
-    table = TimeTable()
-    for phase in result.phases():
-        table.add(phase.nodeid, phase.when, phase.seconds)
-    shared = sum(phase.shared_seconds for phase in result.phases())
-    say(
-        "where the time went, over all processes",
-        *table.lines(),
-        f"{shared:9.1f} of these in setups that sessions share",
-    )
+def run_stages(runner: Runner, processes: str, excused: Iterable[str], *, everything: bool) -> list[Results]:
+    """All tests but those at the paths `excused` and, unless `everything` runs, those that are marked `thorough`.
+
+    Unit tests use all cores. Integration tests mostly wait: more processes than cores run, each with its own broker.
+    Tests that compare times or memory run alone.
+    """
+    quick = "" if everything else "not thorough"
+    also = f" and {quick}" if quick else ""
+    left_out = (*WITHOUT_SERVICES, *excused)
+    ignored = [f"--ignore={path}" for path in left_out]
+    stages = [
+        runner.prepare_models(),
+        runner.stage("unit", "-n", "auto", "--maxprocesses", "8", "-m", quick, *WITHOUT_SERVICES),
+        runner.stage("integration", "-n", processes, "-m", f"not alone{also}", *ignored, "tests", repeatable=True),
+    ]
+    if files := files_alone(left_out):
+        stages.append(runner.stage("alone", "-n", "1", "-m", f"alone{also}", *files, repeatable=True))
+    return stages
 
 
-def check_budget(root: Path, times: Times, *, write: bool, green: bool) -> list[str]:
+def files_alone(left_out: Iterable[str]) -> list[str]:
+    """The files with tests marked `alone`: to collect every file takes longer than they take."""
+    files = [path for path in sorted(Path("tests").rglob("test_*.py")) if "mark.alone" in path.read_text()]
+    return [str(path) for path in files if not any(path.is_relative_to(out) for out in left_out)]
+
+
+def repeat(runner: Runner, stages: Sequence[Results]) -> Results | None:
+    os.environ["PENSTOCK_TEST_REPEAT"] = ".repeat"
+    nodeids = nodeids_to_repeat(stages)
+    return runner.stage("repeat of failed tests", "-n", "1", *nodeids) if nodeids else None
+
+
+def of_contract(contract: Contract, stages: Sequence[Results]) -> Iterator[Report]:
+    for stage in stages:
+        for nodeid in filter(contract.has, stage.reports):
+            yield from stage.reports[nodeid]
+
+
+def over_budget(stages: Sequence[Results], *, write: bool, green: bool) -> list[str]:
     """Why the run exceeds its budget. `write`: record this run's times as the budget instead."""
-    path = root / BUDGET
+    path = Path(BUDGET)
+    times, recorded = times_of(stages), read_budget(path)
+    say("where the time went, over all processes", *table(times, recorded))
+    if write and green:
+        write_budget(path, times)
     if write:
-        if green:
-            path.write_text(format_budget(times))
-        say(f"{BUDGET} is written" if green else f"{BUDGET} is not written: the run failed")
+        say(f"{BUDGET} is {'written' if green else 'not written: the run failed'}")
         return []
-    recorded = parse_budget(path.read_text()) if path.exists() else None
-    if recorded is None or not recorded.folders:
-        say(f"no budget is recorded in {BUDGET}")
-        return []
-    lines = exceeded(times, recorded)
-    if os.environ.get(BUDGET_VARIABLE) == "report":
+    lines = exceeded(times, recorded) if recorded.folders else []
+    if os.environ.get("PENSTOCK_TEST_BUDGET") == "report":
         say(*lines)
         return []
     return lines
 
 
-def update_lock(root: Path, decisions: Sequence[Decision], result: RunResult, *, write: bool) -> None:
-    """Record the contracts whose tests have all run and passed the first time."""
-    if any(stage.problem for stage in result.stages):
-        return  # some tests may not have run at all
-    phases = list(result.phases())
-    strict = "PENSTOCK_CI" in os.environ  # there a missing tool fails its tests
-    ran = [
-        one
-        for one in decisions
-        if one.runs and wholly_passed((phase for phase in phases if one.contract.has(phase.nodeid)), may_skip=strict)
-    ]
-    if ran and write:
-        say(f"{LOCK} records: {', '.join(record(root, ran)) or 'none'}")
-    elif ran:
-        say(f"{LOCK} is unchanged; `make test RUN=--lock` would record: {', '.join(one.contract.name for one in ran)}")
+def run(options: argparse.Namespace, runner: Runner) -> int:
+    root = Path.cwd()
+    now, locked = digests(root), read_lock(root)
+    contracts = load_contracts(root)
+    changed = [one for one in contracts if options.all or now[one.name] not in locked[one.name]]
+    excused = [path for one in contracts if one not in changed for path in one.tests]
+    say(f"contracts that run: {', '.join(one.name for one in changed) or 'none'}; the others are unchanged")
+    stages = run_stages(runner, options.processes, excused, everything=options.all)
+    verdict = Verdict(stages, repeat(runner, stages))
+    complete = [] if any(stage.problem() for stage in stages) else changed
+    may_skip = "PENSTOCK_CI" in os.environ  # there a missing tool fails its tests
+    if green := {one.name: now[one.name] for one in complete if passed(of_contract(one, stages), may_skip=may_skip)}:
+        write = options.all or options.lock
+        names = ", ".join(record(root, green) if write else green)
+        say(f"{LOCK} {'records' if write else 'is unchanged; `make test RUN=--lock` would record'}: {names}")
+    verdict.problems += over_budget(stages, write=options.budget, green=not verdict.red)
+    say(*verdict.page())
+    return int(verdict.red)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     parser = argparse.ArgumentParser(prog="kit.run", description=__doc__)
     parser.add_argument("--all", action="store_true", help="run contracts that did not change too, and write the lock")
     parser.add_argument("--lock", action="store_true", help=f"record contracts that ran and passed in {LOCK}")
     parser.add_argument("--budget", action="store_true", help=f"record the times of this run in {BUDGET}")
     parser.add_argument("--processes", default="3", help="processes of the integration stage")
-    options = parser.parse_args(argv)
-    root = Path.cwd()
-    shutil.rmtree(root / FOLDER, ignore_errors=True)
-    make_interruptible()
+    options = parser.parse_args()
+    shutil.rmtree(LOGS, ignore_errors=True)
     if options.all:
         os.environ[ALL_VARIABLE] = "1"
     try:
-        decisions = decide(root, load_contracts(root), everything=options.all)
-        say(*contract_lines(decisions))
-        result, times = run_tests(decisions, options.processes, everything=options.all)
+        return run(options, Runner())
     except KeyboardInterrupt:
         say("interrupted")
         return INTERRUPTED
-    print_times(result)
-    update_lock(root, decisions, result, write=options.all or options.lock)
-    over = check_budget(root, times, write=options.budget, green=not result.red())
-    say(*contract_lines(decisions), *last_page(result, other=over))
-    return int(result.red() or bool(over))
 
 
 if __name__ == "__main__":

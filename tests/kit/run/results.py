@@ -1,181 +1,137 @@
-"""The results of a run: read from the reports that pytest processes write, and judged."""
+"""The results of a run: collected from pytest's reports, and judged."""
 
 from __future__ import annotations
 
-import json
+import re
+import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-REPORT_VARIABLE = "PENSTOCK_TEST_REPORT"
-"""The file to which a pytest process appends one line for each phase of a test."""
+from kit.run.budget import PaceMeter, Times
+
 MOST_REPEATS = 2
 MOST_FILES_REPEATED = 10
 """With failures in more files the build is broken, and a repeat would tell nothing."""
-REPEATABLE_PHASES = ("setup", "call", "???")
-"""xdist reports `???` for the test that ran when its process crashed."""
+PLAIN = re.compile(r"[\w./:\[\],=+@%-]+")
+PHASES = ("setup", "call", "teardown")
+
+Report = pytest.TestReport | pytest.CollectReport
 
 
-@dataclass(frozen=True, kw_only=True)
-class Phase:
-    """One phase of one test: setup, call, teardown or collect; `???` is a crash of the process."""
-
-    nodeid: str
-    when: str
-    outcome: str
-    seconds: float = 0.0
-    started: float = 0.0
-    """Unix time."""
-    shared_seconds: float = 0.0
-    """The part of `seconds` that started what other tests use too."""
-    message: str = ""
-    fixture: str = ""
-    """The fixture shared by several tests whose setup failed."""
-
-    @property
-    def file(self) -> str:
-        return self.nodeid.partition("::")[0]
-
-    @property
-    def cause(self) -> str:
-        """Failures with the same cause count once."""
-        return self.fixture or self.nodeid
-
-
-def phase_of(report: pytest.TestReport | pytest.CollectReport) -> Phase:
-    return Phase(
-        nodeid=report.nodeid,
-        when=getattr(report, "when", None) or "collect",
-        outcome=report.outcome,
-        seconds=getattr(report, "duration", 0.0),
-        started=getattr(report, "start", 0.0),
-        shared_seconds=getattr(report, "shared_seconds", 0.0),
-        message=_message(report) if report.failed else "",
-        fixture=getattr(report, "shared_fixture", ""),
-    )
-
-
-def _message(report: pytest.TestReport | pytest.CollectReport) -> str:
+def message(report: Report) -> str:
     """The first line of the assertion that failed, with its place; else the last line of the failure."""
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is not None:
         return f"{Path(crash.path).name}:{crash.lineno}: {next(iter(crash.message.splitlines()), '')}"
-    lines = [line for line in str(report.longrepr).splitlines() if line.strip()]
-    return lines[-1].strip() if lines else ""
+    return (report.longreprtext.strip().splitlines() or ["no message"])[-1]
 
 
-def write_phase(path: Path, phase: Phase) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(asdict(phase)) + "\n")
-
-
-def read_phases(path: Path) -> list[Phase]:
-    """The reports of one pytest process; none if it ended before its first test."""
-    return [Phase(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageResult:
-    """What one pytest process (with its children) returned and reported."""
+@dataclass(kw_only=True)
+class Results:
+    """A plugin of pytest: the reports of one stage. `repeatable`: its failed tests run a second time, by themselves."""
 
     name: str
-    status: int
-    phases: Sequence[Phase]
+    pace: PaceMeter
     repeatable: bool = False
-    """Whether a test that failed here runs a second time, by itself."""
+    status: int = 0
+    reports: dict[str, list[Report]] = field(default_factory=lambda: defaultdict(list))
 
-    @property
-    def failures(self) -> list[Phase]:
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        report.pace_ms = self.pace.ms
+        self.reports[report.nodeid].append(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.reports[report.nodeid].append(report)
+
+    def failures(self) -> dict[str, Report]:
         """The first failed phase of each test."""
-        failed: dict[str, Phase] = {}
-        for phase in self.phases:
-            if phase.outcome == "failed":
-                failed.setdefault(phase.nodeid, phase)
-        return list(failed.values())
+        return {nodeid: failed[0] for nodeid, all_ in self.reports.items() if (failed := [r for r in all_ if r.failed])}
 
-    def to_repeat(self) -> list[Phase]:
-        return [one for one in self.failures if one.when in REPEATABLE_PHASES] if self.repeatable else []
+    def to_repeat(self) -> dict[str, Report]:
+        """A process that died and a file that cannot be read have reports of another phase: nothing excuses them."""
+        failures = self.failures().items() if self.repeatable else ()
+        return {nodeid: report for nodeid, report in failures if getattr(report, "when", "") in PHASES}
 
-    def lasting(self) -> list[Phase]:
-        """Failures that no repeat can excuse."""
-        repeated = self.to_repeat()
-        return [one for one in self.failures if one not in repeated]
+    def problem(self) -> list[str]:
+        """Why the stage failed, if its failed tests do not explain it."""
+        if self.status == pytest.ExitCode.OK or (self.status == pytest.ExitCode.TESTS_FAILED and self.failures()):
+            return []
+        none = " (no test ran)" if self.status == pytest.ExitCode.NO_TESTS_COLLECTED else ""
+        return [f"{self.name} ended with exit status {int(self.status)}{none}"]
+
+
+def passed(reports: Iterable[Report], *, may_skip: bool = False) -> bool:
+    """Whether tests have run, and none failed or, unless that is allowed, was skipped."""
+    outcomes = {(getattr(report, "when", ""), report.outcome) for report in reports}
+    fine = {"passed", "skipped"} if may_skip else {"passed"}
+    return ("call", "passed") in outcomes and {outcome for _, outcome in outcomes} <= fine
+
+
+def nodeids_to_repeat(stages: Sequence[Results]) -> list[str]:
+    """None if too many files failed."""
+    found = [nodeid for stage in stages for nodeid in stage.to_repeat()]
+    return found if len({nodeid.partition("::")[0] for nodeid in found}) <= MOST_FILES_REPEATED else []
+
+
+class Verdict:
+    """What the stages and the repeat of their failed tests come to."""
+
+    def __init__(self, stages: Sequence[Results], repeat: Results | None = None) -> None:
+        second = repeat.failures() if repeat else {}
+        self.problems = [line for one in (*stages, *([repeat] if repeat else [])) for line in one.problem()]
+        self.failed: dict[str, list[Report]] = {}
+        self.repeated: dict[str, list[Report]] = {}
+        for stage in stages:
+            excusable = stage.to_repeat()
+            for nodeid, report in stage.failures().items():
+                if repeat and nodeid in excusable and passed(repeat.reports[nodeid]):
+                    self.repeated[nodeid] = [report]
+                else:
+                    self.failed[nodeid] = [report, *([second[nodeid]] if nodeid in second else [])]
+        # A fixture that several tests share fails all of them with one message.
+        causes = {message(one) if one.when == "setup" else name for name, (one,) in self.repeated.items()}
+        if len(causes) > MOST_REPEATS:
+            self.problems.append(f"{len(causes)} failures passed when repeated: at most {MOST_REPEATS} are allowed")
 
     @property
-    def problem(self) -> str | None:
-        """Why the stage failed, if its failed tests do not explain it."""
-        if self.status == 0 or (self.status == 1 and self.failures):
-            return None
-        return f"{self.name} ended with exit status {self.status}" + (" (no test ran)" if self.status == 5 else "")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunResult:
-    """All stages, and the repeats of failed tests: one process for each file."""
-
-    stages: Sequence[StageResult]
-    repeats: Sequence[StageResult] = ()
-
-    @cached_property
-    def _repeated(self) -> Mapping[str, Phase | None]:
-        """Each test that ran a second time and completed, with its second failure."""
-        found: dict[str, Phase | None] = {}
-        for repeat in self.repeats:
-            passed = {phase.nodeid for phase in repeat.phases if phase.when == "call" and phase.outcome == "passed"}
-            failed = {phase.nodeid: phase for phase in repeat.failures}
-            found |= dict.fromkeys(passed) | failed
-        return found
-
-    def first_failures(self) -> list[Phase]:
-        """Those that a repeat can excuse."""
-        return [failure for stage in self.stages for failure in stage.to_repeat()]
-
-    def repeated(self) -> list[Phase]:
-        """The first failure of each test that passed the second time."""
-        return [one for one in self.first_failures() if self._repeated.get(one.nodeid, one) is None]
-
-    def failed_twice(self) -> list[tuple[Phase, Phase]]:
-        return [(one, second) for one in self.first_failures() if (second := self._repeated.get(one.nodeid))]
-
-    def failed_once(self) -> list[Phase]:
-        """Failures without a second result: not repeatable, or the repeat gave none."""
-        lasting = [failure for stage in self.stages for failure in stage.lasting()]
-        return lasting + [one for one in self.first_failures() if one.nodeid not in self._repeated]
-
-    def problems(self) -> list[str]:
-        """Every other reason why the run fails."""
-        found = [stage.problem for stage in (*self.stages, *self.repeats) if stage.problem]
-        causes = {one.cause for one in self.repeated()}
-        if len(causes) > MOST_REPEATS:
-            found.append(f"{len(causes)} failures passed when repeated: at most {MOST_REPEATS} are allowed")
-        return found
-
     def red(self) -> bool:
-        return bool(self.failed_twice() or self.failed_once() or self.problems())
+        return bool(self.failed or self.problems)
 
-    def phases(self) -> Iterator[Phase]:
-        """Those of the stages; repeats are left out."""
-        for stage in self.stages:
-            yield from stage.phases
+    def page(self) -> Iterator[str]:
+        """Each failed test with its messages, logs and the command that runs it again; then all other problems."""
+        titles = {"failed": self.failed, "repeated: failed once, then passed by itself": self.repeated}
+        for title, failures in titles.items():
+            if failures:
+                yield f"{title}:"
+            for nodeid, reports in failures.items():
+                yield f"  {nodeid}"
+                for report in reports:
+                    yield f"      {message(report)}"
+                    if logs := getattr(report, "logs", ""):
+                        yield f"      logs:  {logs}/"
+                yield f"      again: {command_for(nodeid)}"
+        yield from self.problems
+        yield "the run FAILED" if self.red else "the run passed"
 
 
-def repeat_files(failures: Iterable[Phase]) -> list[list[str]]:
-    """The tests to repeat, by file; none if too many files failed."""
-    files: dict[str, list[str]] = defaultdict(list)
-    for failure in failures:
-        files[failure.file].append(failure.nodeid)
-    return list(files.values()) if len(files) <= MOST_FILES_REPEATED else []
+def command_for(nodeid: str) -> str:
+    """The command that runs one test again, for a shell: make expands `$`, and passes ARGS to another shell."""
+    if PLAIN.fullmatch(nodeid):
+        return f'make test ARGS="{nodeid}"'
+    return f"make test ARGS={shlex.quote(shlex.quote(nodeid).replace('$', '$$'))}"
 
 
-def wholly_passed(phases: Iterable[Phase], *, may_skip: bool = False) -> bool:
-    """Whether tests ran, and each passed in all its phases: none failed, was skipped or failed as expected.
-
-    `may_skip`: some may be skipped, as long ones are; not for what is missing, which fails where this is said.
-    """
-    phases = list(phases)
-    fine = {"passed", "skipped"} if may_skip else {"passed"}
-    return any(one.when == "call" for one in phases) and all(one.outcome in fine for one in phases)
+def times_of(stages: Sequence[Results]) -> Times:
+    """The times of tests that did not fail."""
+    times = Times()
+    for stage in stages:
+        failed = stage.failures()
+        for nodeid, reports in stage.reports.items():
+            for report in reports if nodeid not in failed else ():
+                times.add(nodeid.partition("::")[0], report.duration, report.pace_ms)
+    return times

@@ -16,6 +16,7 @@ from penstock.gateway.limits.callers import Caller
 from penstock.gateway.service.submitting import Accepted, Submitter
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.view.claims import Claims
+from penstock.gateway.view.fleet import KnownModels
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.streams import Streams
 from penstock.schemas.codec import default_codec
@@ -148,5 +149,5 @@ class Gateway:
     def routed(self, request: InferenceRequest) -> InferenceRequest:
         return request
 
-    def models(self) -> list[ModelInfo]:
-        return [MODEL]
+    def known_models(self) -> KnownModels:
+        return KnownModels([MODEL])

@@ -20,6 +20,7 @@ from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.service.redriving import Redriving
 from penstock.gateway.service.submitting import Submitter
 from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.view.fleet import KnownModels
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.streams import Streams
 from penstock.schemas.codec import default_codec
@@ -189,8 +190,8 @@ class Gateway:
     def routed(self, request: InferenceRequest) -> InferenceRequest:
         return request
 
-    def models(self) -> list[ModelInfo]:
-        return [MODEL]
+    def known_models(self) -> KnownModels:
+        return KnownModels([MODEL])
 
 
 def new_index() -> LetterIndex:

@@ -146,12 +146,13 @@ def test_an_outcome_names_its_images_and_its_large_output(values: dict[str, Any]
 # -- where a request is put
 
 
+AT = now_ms()
 MODELS = [
-    model_info("smol"),
-    model_info("big", pool="b", aliases=["large"]),
-    model_info("big", pool="a"),
-    model_info("smol", pool="a"),
-    model_info("vec", "embedding", pool="a"),
+    model_info("smol", updated_at=AT),
+    model_info("big", pool="b", aliases=["large"], updated_at=AT),
+    model_info("big", pool="a", updated_at=AT),
+    model_info("smol", pool="a", updated_at=AT),
+    model_info("vec", "embedding", pool="a", updated_at=AT),
 ]
 
 

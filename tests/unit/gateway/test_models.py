@@ -12,6 +12,7 @@ from kit.records import model_info, worker
 from penstock.common.desired import Desired
 from penstock.gateway.service.model_states import admin_models, find_one, observing_topic, order_json
 from penstock.gateway.service.models import check_abilities, find_model, of_task, public_models
+from penstock.gateway.view.fleet import KnownModels
 from penstock.schemas.desired import key_of
 from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, UnsupportedParameter
 from penstock.schemas.records import DesiredState, ModelInfo, ModelState, WorkerState
@@ -268,10 +269,10 @@ def test_what_a_model_cannot_do_is_refused_by_name(
     body = {"task": "text_generation", "model": name, "payload": {"prompt": "a", **payload}}
     asked = replace(parse_request(body, now_ms=1), extra=extra)
     if refused is None:
-        check_abilities(SERVED, asked)
+        check_abilities(KnownModels(SERVED), asked)
         return
     with pytest.raises((UnsupportedParameter, ContextLengthExceeded)) as caught:
-        check_abilities(SERVED, asked)
+        check_abilities(KnownModels(SERVED), asked)
     assert caught.value.param == refused
     if isinstance(caught.value, ContextLengthExceeded):
         assert caught.value.details == {"need": 900_000, "capacity": 2_048, "unit": "tokens"}
@@ -283,4 +284,4 @@ def test_what_a_model_cannot_do_is_refused_by_name(
 def test_a_local_model_makes_several_images(task: str) -> None:
     payload = {"prompt": "a dam", "n": 2, **({} if task == "image_generation" else {"image": {"artifact_id": "x"}})}
     asked = parse_request({"task": task, "payload": payload}, now_ms=1)
-    check_abilities([model_info("painter", task, engine="diffusers")], asked)
+    check_abilities(KnownModels([model_info("painter", task, engine="diffusers")]), asked)

@@ -131,7 +131,8 @@ def test_scopes(method: str, path: str, scope: str | None) -> None:
 def test_which_paths_need_no_key() -> None:
     """None under /v1, but paths without a route."""
     public = {path for (_, path), declared in ROUTES.items() if declared.rules.access is not Access.CALLER}
-    pages = {"/", "/docs", "/openapi.json", "/metrics", "/health", "/healthz", "/readyz"}
+    console = {"/", "/console", "/console/{name:path}"}
+    pages = {*console, "/docs", "/openapi.json", "/metrics", "/health", "/healthz", "/readyz"}
     assert {path for path in public if not path.startswith("/registry/")} == pages
     for path in ("/v1/nothing", "/favicon.ico", "/redoc", "/docs/oauth2-redirect", "/web/"):
         assert TABLE.rules("GET", path) is UNKNOWN

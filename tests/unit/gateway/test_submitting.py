@@ -34,6 +34,7 @@ from penstock.gateway.service.subscriptions import Stopping
 from penstock.gateway.service.unconfirmed import Unconfirmed
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.view.claims import CLAIM_MS, Claims
+from penstock.gateway.view.fleet import KnownModels
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.streams import Streams
 from penstock.processors.outputs import Outputs
@@ -144,8 +145,8 @@ class Gateway:
     def routed(self, request: InferenceRequest) -> InferenceRequest:
         return replace(request, pool="b") if request.pool is None and request.model in ("large", "big") else request
 
-    def models(self) -> list[Any]:
-        return [model_info("large", engine="noop", pool="b", aliases=["big"])]
+    def known_models(self) -> KnownModels:
+        return KnownModels([model_info("large", engine="noop", pool="b", aliases=["big"])])
 
     async def unacknowledged(self, **options: Any) -> InferenceRequest:
         """One that was submitted while the broker was away. It is back now."""

@@ -1,7 +1,8 @@
 """What a bridge knows from the topics: which requests bridges have sent, and which models and pools there are.
 
-One reader follows the request topics and `inference.model`. Before the messages of a newly assigned partition are
-looked at, it reads to the current ends: what another bridge sent for them is known then, and is not sent again.
+One reader follows the request topics, `inference.model` and `inference.worker`. Before the messages of a newly assigned
+partition are looked at, it reads to the current ends: what another bridge sent for them is known then, and is not sent
+again.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from penstock.common.reader import PartitionReader, RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.common.shards.heads import HeadsFollower
 from penstock.gateway.limits.tenants import by_tenant
+from penstock.gateway.view.fleet import Fleet, KnownModels
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BrokerUnavailable, DecodeError, InternalError, InvalidRequest, PenstockError
-from penstock.schemas.records import InferenceRequest, ModelInfo
+from penstock.schemas.records import InferenceRequest
 from penstock.schemas.requests import content_hash
 from penstock.schemas.topics import HORIZON_MS, TP, TopicNames, request_key
 
@@ -39,6 +41,8 @@ MOST_CONVERSATIONS = 100_000
 LISTED_S = 10.0
 READ_S = 60.0
 AGAIN_S = 1.0
+LATE_MS = 20_000
+"""So long after its last report a worker counts as alive."""
 
 Key = tuple[str, str]
 """(tenant, request id)"""
@@ -102,7 +106,7 @@ class Known:
         self._reader: PartitionReader | None = None
         self._topics: dict[str, str | None] = {}
         """The request topics that are read, with their pools."""
-        self._models: dict[bytes, ModelInfo] = {}
+        self._fleet = Fleet(codec)
         self._conversations: dict[bytes, str] = {}
         """The pools of conversations that are not in the common one, by their keys."""
         self._listed: tuple[float, dict[str, set[str]]] = (float("-inf"), {})
@@ -134,10 +138,9 @@ class Known:
 
     # -- what is known
 
-    def models(self) -> list[ModelInfo]:
-        """The models that workers told of within a day."""
-        since_ms = now_ms() - HORIZON_MS
-        return [model for model in list(self._models.values()) if model.updated_at >= since_ms]
+    def models(self) -> KnownModels:
+        """The models that workers told of."""
+        return self._fleet.known(now_ms(), LATE_MS)
 
     def routed(self, request: InferenceRequest) -> InferenceRequest:
         """The request with the pool it goes to: its own, else its conversation's, else that of the model it names.
@@ -148,7 +151,7 @@ class Known:
         if home is not None and request.pool not in (None, home):
             raise InvalidRequest(f"the conversation {request.conversation_id} is in the pool {home}", param="pool")
         if home is None and request.pool is None and request.model is not None:
-            home = pool_of(list(self._models.values()), request.task, request.model)
+            home = pool_of(self.models().models, request.task, request.model)
         return request if home is None else dataclasses.replace(request, pool=home)
 
     async def conversations(self, tenant: str) -> set[str]:
@@ -211,7 +214,7 @@ class Known:
         counts = self._request_topics()
         requests = _partitions(counts)
         begin = admin.offsets_at(self._kafka, requests, now_ms() - KNOWN_MS)
-        begin |= admin.begin_offsets(self._kafka, [(self._kafka.names.model, 0)])
+        begin |= admin.begin_offsets(self._kafka, self._fleet_partitions)
         reader = PartitionReader(self._kafka, begin, self._on_batch, name="penstock-known")
         reader.start()
         return reader
@@ -219,12 +222,16 @@ class Known:
     def _catch_up(self) -> None:
         reader = self._reader
         assert reader is not None
-        there = {*_partitions(self._request_topics()), (self._kafka.names.model, 0)}
+        there = {*_partitions(self._request_topics()), *self._fleet_partitions}
         read = reader.positions().keys()
         for gone in read - there:  # of a pool that was taken away
             reader.call(partial(reader.drop, gone))
         reader.add_partitions(admin.begin_offsets(self._kafka, there - read))
         reader.wait_until_caught_up(READ_S, partitions=there)
+
+    @property
+    def _fleet_partitions(self) -> list[TP]:
+        return [(self._kafka.names.model, 0), (self._kafka.names.worker, 0)]
 
     def _request_topics(self) -> dict[str, int]:
         counts = admin.partition_counts(self._kafka)
@@ -233,20 +240,15 @@ class Known:
 
     def _on_batch(self, batch: Sequence[RawMessage]) -> None:
         for record in batch:
-            if record.topic == self._kafka.names.model:
-                self._on_model(record)
-            else:
-                self._on_request(record)
-
-    def _on_model(self, record: RawMessage) -> None:
-        key = record.key or b""
-        try:
-            if record.value is None:
-                self._models.pop(key, None)
-            else:
-                self._models[key] = self._codec.decode(record.value, ModelInfo)
-        except DecodeError as error:
-            logger.info("known.undecodable topic=%s offset=%d code=%s", record.topic, record.offset, error.code)
+            try:
+                if record.topic == self._kafka.names.model:
+                    self._fleet.on_model(record)
+                elif record.topic == self._kafka.names.worker:
+                    self._fleet.on_worker(record)
+                else:
+                    self._on_request(record)
+            except DecodeError as error:
+                logger.info("known.undecodable topic=%s offset=%d code=%s", record.topic, record.offset, error.code)
 
     def _on_request(self, record: RawMessage) -> None:
         headers = dict(record.headers)

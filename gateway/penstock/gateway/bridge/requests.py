@@ -131,12 +131,12 @@ class Requests:
         if request.output is not None:
             self._check_place(request.output.store, request.output.prefix)
         request = self._known.routed(request)
-        models = self._known.models()
-        model, missing = model_or_refusal(models, request)
+        known = self._known.models()
+        model, missing = model_or_refusal(known.models, request)
         self._allowances.check(Caller(tenant=request.tenant), request, model)
         if missing is not None:
             raise missing
-        check_abilities(models, request)
+        check_abilities(known, request)
         return request
 
     async def _send(self, request: InferenceRequest, content: str) -> Submitted:

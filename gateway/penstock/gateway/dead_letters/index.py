@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from penstock.gateway.dead_letters.letters import PURGED, LetterFacts, Place
+from penstock.gateway.dead_letters.letters import PURGED, LetterCount, LetterFacts, Place
 from penstock.schemas.codec import RELEASED
 from penstock.schemas.records import DeadLetterAction
 
@@ -178,6 +178,16 @@ class LetterIndex:
             return dict(
                 self._db.execute("SELECT reason, count(*) FROM letters WHERE redriven_as IS NULL GROUP BY reason")
             )
+
+    def recent(self, since_ms: int) -> list[LetterCount]:
+        """Letters written since then that were not run again, by reason."""
+        asked = (
+            "SELECT reason, count(*), min(created_ms) FROM letters"
+            " WHERE redriven_as IS NULL AND created_ms >= ? GROUP BY reason ORDER BY reason"
+        )
+        with self._lock:
+            rows = self._db.execute(asked, (since_ms,)).fetchall()
+        return [LetterCount(reason=reason, letters=letters, since_ms=oldest) for reason, letters, oldest in rows]
 
     def get(self, place: Place) -> LetterFacts | None:
         found = self._select("partition = ? AND offset = ?", place, "")

@@ -47,6 +47,16 @@ def place_of(text: str, param: str = "id") -> Place:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LetterCount:
+    """Dead letters of one reason that nobody ran again."""
+
+    reason: str
+    letters: int
+    since_ms: int
+    """When the oldest of them was written."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LetterCursor:
     """Where a redrive or a purge continues: after `place`, with letters below the end offsets of its first call.
 

@@ -238,6 +238,7 @@ ROUTES: dict[RouteKey, Declared] = {
     ("GET", "/v1/admin/requests"): _route(ADMIN, Page[answers.RequestOfTenant]),
     ("GET", "/v1/admin/requests/{request_id}"): _route(ADMIN, answers.RequestOfTenant, errors=(*OF_ONE, 410)),
     ("GET", "/v1/admin/stats"): _route(ADMIN, operator_answers.AdminStats),
+    ("GET", "/v1/admin/problems"): _route(ADMIN, operator_answers.Problems),
     ("GET", "/v1/admin/devices"): _route(ADMIN, Page[operator_answers.Device]),
     ("GET", "/v1/admin/models"): _route(ADMIN, Page[operator_answers.AdminModel]),
     ("POST", "/v1/admin/models"): _route(
@@ -391,6 +392,7 @@ ROUTES: dict[RouteKey, Declared] = {
     ("POST", "/v1/tickets"): _route(
         _rules(None, Takes.JSON), operator_answers.Ticket, body=tickets.NewTicket, body_required=False
     ),
+    ("DELETE", "/v1/tickets/session"): _route(_rules(None), operator_answers.SessionEnd),
     ("GET", "/healthz"): _route(PROBE, operator_answers.Health, errors=()),
     ("GET", "/health"): _route(PROBE, operator_answers.Health, errors=()),
     ("GET", "/readyz"): _route(PROBE, operator_answers.Readiness, 200, 503, errors=()),
@@ -417,6 +419,8 @@ ROUTES: dict[RouteKey, Declared] = {
         replace(READ, narrowed=Narrowed.BY_ROUTE, tickets=frozenset[Use]({"socket", "session"}))
     ),
     ("GET", "/"): Declared(PAGE),
+    ("GET", "/console"): Declared(PAGE),
+    ("GET", "/console/{name:path}"): Declared(PAGE),
     ("GET", "/docs"): Declared(PAGE),
     ("GET", "/openapi.json"): Declared(PAGE),
 }

@@ -11,7 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter, FastAPI, Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, Response
 
 router = APIRouter()
 
@@ -28,11 +28,6 @@ details details { margin-left: 1.2rem }
 table { border-collapse: collapse; margin: .4rem 0 }
 td, th { text-align: left; vertical-align: top; padding: .15rem 1rem .15rem 0 }
 """
-
-
-@router.get("/", include_in_schema=False)
-async def root() -> RedirectResponse:
-    return RedirectResponse("/docs")
 
 
 @router.get("/openapi.json", include_in_schema=False)

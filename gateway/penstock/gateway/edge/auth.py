@@ -83,7 +83,9 @@ class AuthPolicy:
         """
         if ticket is not None:
             return self._of_ticket(self.tickets.redeem(ticket, uses, artifact_id))
-        secret = _bearer(headers.get("authorization")) or headers.get("x-api-key") or _session(headers.get("cookie"))
+        secret = _bearer(headers.get("authorization")) or headers.get("x-api-key")
+        if secret is None and self.keys is not None:  # else browsers could send the cookie of another gateway
+            secret = _session(headers.get("cookie"))
         if secret is not None and secret.startswith(SESSION_PREFIX):
             return self._of_ticket(self.tickets.redeem(secret, ("session",)))
         if self.keys is None:

@@ -18,14 +18,24 @@ MOST_AHEAD_S = 36_500 * 86_400.0
 
 @router.get("/stats", summary="The caller's tenant: what it has under way, its rates and its limits")
 async def stats(request: Request) -> dict[str, Any]:
-    tenant = caller_of(request).tenant
-    limits = context_of(request).allowances.limits_of(tenant)
-    return {**service_of(request).facts.tenant_stats(tenant), "limits": limits.to_dict()}
+    caller = caller_of(request)
+    limits = context_of(request).allowances.limits_of(caller.tenant)
+    facts = service_of(request).facts.tenant_stats(caller.tenant)
+    return {**facts, "key_id": caller.key_id, "scopes": sorted(caller.scopes), "limits": limits.to_dict()}
 
 
 @router.get("/admin/stats", summary="All tenants together: queues, rates, clients, workers, models")
 async def admin_stats(request: Request) -> dict[str, Any]:
     return service_of(request).facts.stats()
+
+
+@router.get("/admin/problems", summary="What is not well now: whom it affects, why, and what mends it")
+async def admin_problems(request: Request) -> dict[str, Any]:
+    """The gravest first, as of the last second. A problem goes when its cause has gone."""
+    service_of(request)
+    watch = context_of(request).problems
+    assert watch is not None
+    return watch.to_json()
 
 
 @router.get("/admin/devices", summary="The devices of all workers and what holds their memory")

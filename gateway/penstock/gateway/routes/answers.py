@@ -340,4 +340,6 @@ class Stats(Answer):
     rates: Rates
     outcomes: dict[str, int]
     conversations: int
+    key_id: Annotated[str | None, Field(description="Of the caller's key; null where there are no keys.")]
+    scopes: Annotated[list[str], Field(description="What the caller may do.")]
     limits: Json

@@ -7,10 +7,9 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request, Response
 from starlette.responses import JSONResponse
 
-from penstock.common.clock import now_ms
 from penstock.gateway.context import GatewayContext, context_of
 from penstock.gateway.metrics import CONTENT_TYPE
-from penstock.gateway.service.dependencies import Problem, Tried
+from penstock.gateway.service.dependencies import Tried
 from penstock.gateway.view.census import Waiting
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.times import rfc3339
@@ -75,8 +74,7 @@ def readiness_of(context: GatewayContext, *, for_operators: bool) -> tuple[dict[
     pools = sorted({reason for kind, _ in waiting if (reason := liveness.empty_pool(kind.pool)) is not None})
     degraded = liveness.degraded_for_operators if for_operators else liveness.degraded
     without = pools if degraded is None else [degraded, *(pools if liveness.live_workers else ())]
-    tried = [*service.dependencies.results(), service.transactions.result(), *_keys_file(context)]
-    dependencies = [_dependency_json(one, for_operators=for_operators) for one in tried]
+    dependencies = [_dependency_json(one, for_operators=for_operators) for one in context.tried(service)]
     reasons = [*without, *liveness.file_differences, *(one["reason"] for one in dependencies if one["reason"])]
     if not readiness.ready:
         status, reasons = "starting" if readiness.starting else "unavailable", [readiness.reason or ""]
@@ -91,15 +89,6 @@ def readiness_of(context: GatewayContext, *, for_operators: bool) -> tuple[dict[
         file_differences=list(liveness.file_differences),
     )
     return body, bool(without)
-
-
-def _keys_file(context: GatewayContext) -> list[Tried]:
-    """Whether the keys in force are those of the file; nothing without one."""
-    if (keys := context.policy.keys) is None:
-        return []
-    found = keys.problem()
-    problem = None if found is None else Problem(found.text, found.cause)
-    return [Tried("keys", now_ms(), problem)]
 
 
 def _body(status: str, reason: str | None, **lists: list[Any]) -> dict[str, Any]:

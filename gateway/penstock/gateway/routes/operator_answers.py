@@ -22,6 +22,38 @@ class AdminStats(Answer):
     models: list[Json]
 
 
+class Call(Answer):
+    method: Literal["POST"]
+    path: str
+    body: Json | None
+
+
+class ProblemAction(Answer):
+    """What an operator does about a problem; `call` does the same as `command`, if a call can."""
+
+    label: str
+    command: str
+    call: Call | None
+
+
+class SystemProblem(Answer):
+    """`since`: when it began, or when this gateway first saw it."""
+
+    object: Literal["problem"]
+    problem: Annotated[str, Field(description="A stable code.")]
+    subject: Annotated[str | None, Field(description="The model, class, worker, tenant or reason that it is about.")]
+    since: Time
+    affects: str
+    cause: str
+    action: ProblemAction
+
+
+class Problems(Answer):
+    object: Literal["problems"]
+    summary: Annotated[str, Field(description="One sentence: that all is well, with figures, or how many there are.")]
+    data: list[SystemProblem]
+
+
 class DeviceHolder(Answer):
     model: str
     bytes: int
@@ -52,6 +84,11 @@ class Ticket(Answer):
     user_id: str | None
     expires_in: int
     expires_at: Time
+
+
+class SessionEnd(Answer):
+    object: Literal["ticket.deleted"]
+    use: Literal["session"]
 
 
 class Model(Answer):

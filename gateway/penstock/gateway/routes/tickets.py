@@ -87,6 +87,13 @@ async def create_ticket(request: Request, response: Response) -> dict[str, Any]:
     }
 
 
+@router.delete("/v1/tickets/session", summary="Log a page out: the cookie of its session goes")
+async def end_session(response: Response) -> dict[str, Any]:
+    """A session that was copied elsewhere is good until it expires or its key is revoked."""
+    response.delete_cookie(SESSION_COOKIE, path="/v1", httponly=True, samesite="strict")
+    return {"object": "ticket.deleted", "use": "session"}
+
+
 def _scopes(asked: NewTicket) -> list[Scope] | None:
     """Raises InvalidRequest."""
     if asked.use != "read":

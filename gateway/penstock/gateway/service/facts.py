@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +14,11 @@ from penstock.gateway.metrics import Gauges
 from penstock.gateway.service.models import public_models
 from penstock.gateway.service.open_transactions import OpenTransactions
 from penstock.gateway.service.planning import plan
+from penstock.gateway.service.problems import Seen
 from penstock.gateway.service.run_times import RunTimes
 from penstock.gateway.view.census import Waiting
 from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.fleet import SERVING, STOPPED, KnownModels
 from penstock.gateway.view.follower import Follower, Readiness
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.liveness import Liveness, judge
@@ -25,7 +27,6 @@ from penstock.gateway.view.view import View
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.records import STATUS_RANKS, DeviceState, InferenceRequest, ModelInfo, WaitingFor, WorkerState
 from penstock.schemas.times import rfc3339
-from penstock.schemas.topics import HORIZON_MS
 
 RUNNING_RANK = STATUS_RANKS["running"]
 
@@ -34,9 +35,6 @@ _ANYWHERE = "*"
 
 MOST_KINDS = 1_000
 """So many kinds of waiting requests are looked at for a probe: any model may be named on the topics."""
-SERVING = "running"
-STOPPED = "stopped"
-"""A worker's state in its last word."""
 
 
 class Facts:
@@ -60,10 +58,11 @@ class Facts:
         self._transactions = transactions
         self.sockets = 0
 
-    def models(self) -> list[ModelInfo]:
-        """The models that workers told of within a day: of one that left its configuration nobody tells any more."""
-        since_ms = now_ms() - HORIZON_MS
-        return [model for model in self._view.fleet.models.values() if model.updated_at >= since_ms]
+    def known_models(self) -> KnownModels:
+        return self._view.fleet.known(now_ms(), self.worker_late_ms)
+
+    def models(self) -> Sequence[ModelInfo]:
+        return self.known_models().models
 
     def routed(self, request: InferenceRequest) -> InferenceRequest:
         """The request with the pool it goes to: its own, else its conversation's, else that of the model it names.
@@ -76,7 +75,7 @@ class Facts:
         if home is _ANYWHERE:
             if request.pool is not None or request.model is None:
                 return request
-            pool = pool_of(self._view.fleet.models.values(), request.task, request.model)
+            pool = pool_of(self.models(), request.task, request.model)
             return request if pool is None else replace(request, pool=pool)
         if request.pool is not None and request.pool != home:
             where = f"the pool {home}" if home is not None else "the common pool"
@@ -162,6 +161,27 @@ class Facts:
             "estimated_wait_ms": estimated_wait_ms,
             "estimated_run_ms": found.estimated_run_ms,
         }
+
+    def moment(self) -> Seen:
+        """What problems are looked for in, less what is not in memory."""
+        at_ms = now_ms()
+        depths, ages = self._view.census.queue_depths(at_ms)
+        readiness = self._follower.readiness()
+        return Seen(
+            now_ms=at_ms,
+            liveness=self.liveness(),
+            behind=None if readiness.ready else readiness.reason,
+            workers=[one for one in self._view.fleet.workers.values() if one.state != STOPPED],
+            late_ms=self.worker_late_ms,
+            waiting=list(itertools.islice(self._view.census.waiting(at_ms), MOST_KINDS)),
+            depths=depths,
+            ages_s=ages,
+            ended_per_s=self._view.endings.per_s(at_ms),
+        )
+
+    def outstanding(self) -> dict[str, int]:
+        """Requests that are accepted and not done, by tenant."""
+        return {tenant: work.outstanding for tenant, work in self._view.tenants.known().items() if work.outstanding}
 
     def gauges(self) -> Gauges:
         depths, ages = self._view.census.queue_depths(now_ms())

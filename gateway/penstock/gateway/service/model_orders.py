@@ -84,9 +84,13 @@ class ModelOrders:
             self._facts.live_workers(), desired.values(), topic_id, now_ms(), self._facts.worker_late_ms
         )
 
-    async def in_force(self) -> list[Json]:
+    async def ordered(self) -> list[Desired]:
         """The orders that make models and classes other than they are configured. Raises BrokerUnavailable."""
-        return [order_in_force_json(one) for one in in_force(await self._desired())]
+        return in_force(await self._desired())
+
+    async def in_force(self) -> list[Json]:
+        """The same as callers see them."""
+        return [order_in_force_json(one) for one in await self.ordered()]
 
     async def order(self, name: str, action: str, *, pool: str | None, by: str | None) -> Json:
         """Load, unload, pin, unpin, pause, resume or remove a model; its desired state after that.

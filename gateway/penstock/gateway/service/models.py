@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from penstock.common.engine_kinds import KINDS
 from penstock.gateway.service.model_states import NAMED_MODELS, best_states, named, public_model
+from penstock.gateway.view.fleet import KnownModels
 from penstock.gateway.view.liveness import ModelId
 from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, UnsupportedParameter
 from penstock.schemas.message_parts import image_parts
@@ -58,18 +59,20 @@ def find_model(models: Iterable[ModelInfo], task: str, name: str | None, pool: s
     raise ModelNotFound(f"the model `{name}` does not exist; for {task} {there}", param="model")
 
 
-def check_abilities(models: Iterable[ModelInfo], request: InferenceRequest) -> None:
-    """Refuse what no model that may serve the request can do, as far as workers have told of them.
+def check_abilities(known: KnownModels, request: InferenceRequest) -> None:
+    """Refuse what no model that may serve the request can do, as far as workers have told of them, and agree.
 
     Raises UnsupportedParameter for fields that none of them knows, and ContextLengthExceeded for an answer that is
     longer than the window. What a gateway cannot know yet, the engine refuses.
     """
-    _check_sees(models := list(models), request)
+    serving = _serving(known.models, request)
+    if any((one.model, one.pool) in known.unsure for one in serving):
+        return
+    _check_sees(serving, request)
     payload = request.payload
     longest: int = payload.get("max_tokens") or 0
     if next(only_remote(request.task, payload, request.extra), None) is None and longest <= LEAST_WINDOW:
         return
-    serving = _serving(models, request)
     if not serving:
         return
     unknown = {
@@ -100,12 +103,11 @@ def _passes_on(engine: str) -> bool:
     return kind is not None and kind.openai
 
 
-def _check_sees(models: Iterable[ModelInfo], request: InferenceRequest) -> None:
+def _check_sees(serving: Sequence[ModelInfo], request: InferenceRequest) -> None:
     """Refuse a chat with images for models that read text alone. Raises UnsupportedParameter."""
     place = next(image_parts(request.payload), None)
     if place is None or request.task != "text_generation":
         return
-    serving = _serving(models, request)
     if serving and not any("image_to_text" in one.tasks for one in serving):
         names = ", ".join(sorted({one.model for one in serving})[:NAMED_MODELS])
         raise UnsupportedParameter(f"{place} is an image, and {names} reads text alone", param=place)

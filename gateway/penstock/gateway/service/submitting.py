@@ -22,6 +22,7 @@ from penstock.gateway.limits.callers import Caller
 from penstock.gateway.service.models import check_abilities, model_or_refusal
 from penstock.gateway.service.unconfirmed import Unconfirmed
 from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.view.fleet import KnownModels
 from penstock.gateway.view.follower import CATCH_UP_S, Follower
 from penstock.gateway.view.view import View
 from penstock.schemas.codec import Codec
@@ -36,7 +37,7 @@ from penstock.schemas.errors import (
 from penstock.schemas.errors import Gone as GoneError
 from penstock.schemas.ids import idempotent_request_id
 from penstock.schemas.lifetimes import deadline_of
-from penstock.schemas.records import InferenceRequest, KeyClaim, ModelInfo, Origin
+from penstock.schemas.records import InferenceRequest, KeyClaim, Origin
 from penstock.schemas.requests import content_hash
 from penstock.schemas.topics import TopicNames, priority_class
 
@@ -73,7 +74,7 @@ class Models(Protocol):
     """What is asked of `Facts`."""
 
     def routed(self, request: InferenceRequest) -> InferenceRequest: ...
-    def models(self) -> list[ModelInfo]: ...
+    def known_models(self) -> KnownModels: ...
 
 
 class Submitter:
@@ -119,13 +120,13 @@ class Submitter:
         if request.callback_url is not None:
             self._callbacks.check(caller.tenant, request.callback_url)
         request = self._facts.routed(request)
-        models = self._facts.models()
-        model, missing = model_or_refusal(models, request)
+        known = self._facts.known_models()
+        model, missing = model_or_refusal(known.models, request)
         self._allowances.check(caller, request, model)
         await self._check_pool(request)
         if missing is not None:
             raise missing
-        check_abilities(models, request)
+        check_abilities(known, request)
         return Checked(caller, request, model)
 
     def check_room(self, checked: Checked) -> None:

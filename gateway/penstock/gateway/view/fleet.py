@@ -1,37 +1,118 @@
-"""What models and workers last said of themselves."""
+"""What models and workers last said of themselves, and the models that follow from it."""
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from penstock.common.reader import RawMessage
 from penstock.schemas.codec import Codec
 from penstock.schemas.desired import model_key
-from penstock.schemas.records import ModelInfo, WorkerState
+from penstock.schemas.records import ModelInfo, ModelState, WorkerState
+from penstock.schemas.topics import HORIZON_MS
+
+SERVING, STOPPED = "running", "stopped"
+"""States of a worker; the second stands in its last word."""
+ABSENT_MS = 60_000
+"""A model that its workers gave up in order is forgotten after so long, as workers do (`worker.model_absent_s`)."""
+KEPT_MS = 500
+"""What follows from the records is worked out again after so long, and whenever one comes."""
+ModelKey = tuple[str, str]
+"""(id, pool or "")"""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownModels:
+    """`unsure`: those that live workers serve by different entries. What they can do, the engine decides."""
+
+    models: Sequence[ModelInfo] = ()
+    unsure: frozenset[tuple[str, str | None]] = frozenset()
 
 
 class Fleet:
-    """Fed with the records of the model and worker topics. `models` are by (id, pool or "")."""
+    """Fed with the records of the model and worker topics. Nothing is changed in place: other threads may read."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
-        self.models: dict[tuple[str, str], ModelInfo] = {}
+        self.models: dict[ModelKey, ModelInfo] = {}
         self.workers: dict[str, WorkerState] = {}
+        self._had: dict[ModelKey, tuple[int, str]] = {}
+        """When a worker last reported the model, and which."""
+        self._gone: frozenset[str] = frozenset()
+        """Workers that stopped in order."""
+        self._kept: tuple[float, KnownModels] = (float("-inf"), KnownModels())
 
     def on_model(self, message: RawMessage) -> None:
+        self._kept = (float("-inf"), KnownModels())
         if message.value is None:
             self.models = {k: m for k, m in self.models.items() if model_key(m.model, m.pool).encode() != message.key}
             return
         model = self._codec.decode(message.value, ModelInfo)
-        self.models[(model.model, model.pool or "")] = model
+        self.models = {**self.models, (model.model, model.pool or ""): model}
 
     def on_worker(self, message: RawMessage) -> None:
+        self._kept = (float("-inf"), KnownModels())
         if message.value is None:
-            self.workers.pop((message.key or b"").decode(errors="replace"), None)
+            worker_id = (message.key or b"").decode(errors="replace")
+            self.workers = {name: state for name, state in self.workers.items() if name != worker_id}
+            self._gone |= {worker_id}
             return
         state = self._codec.decode(message.value, WorkerState)
-        self.workers[state.worker_id] = state
+        self.workers = {**self.workers, state.worker_id: state}
+        self._gone = self._gone | {state.worker_id} if state.state == STOPPED else self._gone - {state.worker_id}
+        here = (state.updated_at, state.worker_id)
+        keys = {(one.model, state.pool or "") for one in state.models}
+        self._had = {**self._had, **{key: max(self._had.get(key, here), here) for key in keys}}
 
     def forget_stale_workers(self, older_than_s: float) -> None:
         limit = (time.time() - older_than_s) * 1000
         self.workers = {name: state for name, state in self.workers.items() if state.updated_at >= limit}
+        self._gone &= {name for _, name in self._had.values()} | {one.worker_id for one in self.models.values()}
+
+    def known(self, now_ms: int, late_ms: int) -> KnownModels:
+        """The models that workers told of within a day, with what all live workers of their pool can do together.
+
+        The topic has one record a model, by whichever worker wrote last. What that one lacks the pool may have.
+        """
+        made_at, kept = self._kept
+        if time.monotonic() - made_at > KEPT_MS / 1000:
+            kept = self._work_out(now_ms, late_ms)
+            self._kept = (time.monotonic(), kept)
+        return kept
+
+    def _work_out(self, now_ms: int, late_ms: int) -> KnownModels:
+        live = [one for one in self.workers.values() if one.state == SERVING and now_ms - one.updated_at <= late_ms]
+        pools = {one.pool or "" for one in live}
+        served: defaultdict[ModelKey, list[ModelState]] = defaultdict(list)
+        for worker in live:
+            for state in worker.models:
+                served[state.model, worker.pool or ""].append(state)
+        models: list[ModelInfo] = []
+        unsure: set[tuple[str, str | None]] = set()
+        for key, info in self.models.items():
+            if info.updated_at < now_ms - HORIZON_MS:
+                continue  # nobody tells any more of one that left its configuration
+            if key in served:
+                models.append(_together(info, served[key]))
+                if len({one.entry for one in served[key] if one.entry is not None}) > 1:
+                    unsure.add((info.model, info.pool))
+            elif key[1] not in pools or not self._has_left(key, info, {one.worker_id for one in live}, now_ms):
+                models.append(info)
+        return KnownModels(models, frozenset(unsure))
+
+    def _has_left(self, key: ModelKey, info: ModelInfo, live: Container[str], now_ms: int) -> bool:
+        """Whether no live worker has it because its workers stopped in order, or go on without it."""
+        had_ms, worker_id = max(self._had.get(key, (0, "")), (info.updated_at, info.worker_id))
+        return now_ms - had_ms > ABSENT_MS and (worker_id in self._gone or worker_id in live)
+
+
+def _together(info: ModelInfo, states: Iterable[ModelState]) -> ModelInfo:
+    """The record with the tasks and aliases that any of these has. Workers of earlier releases do not tell theirs."""
+    telling = [one for one in states if one.tasks]
+    if not telling:
+        return info
+    tasks = dict.fromkeys(task for one in telling for task in one.tasks)
+    aliases = dict.fromkeys(alias for one in telling for alias in one.aliases)
+    return replace(info, tasks=list(tasks), aliases=list(aliases))

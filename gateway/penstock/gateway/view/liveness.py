@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from penstock.common.file_differences import file_differences
+from penstock.gateway.view.fleet import SERVING
 from penstock.schemas.records import ModelInfo, WorkerState
 
-_SERVING = "running"
 _MODEL_LOST = "failed"
 ModelId = tuple[str, str | None]
 """(model, pool)"""
@@ -91,7 +91,7 @@ def judge(workers: Iterable[WorkerState], models: Iterable[ModelInfo], now_ms: i
     for worker in workers:
         if now_ms - worker.updated_at > late_ms:
             silent.append(worker.worker_id)
-        elif worker.state == _SERVING:
+        elif worker.state == SERVING:
             live.append(worker)
     served = {(state.model, worker.pool) for worker in live for state in worker.models if state.state != _MODEL_LOST}
     known = tuple(models)

@@ -292,7 +292,7 @@ def test_request_topics_are_told_with_their_pools() -> None:
 
 @pytest.fixture
 async def pooled(monkeypatch: pytest.MonkeyPatch) -> KnownTopics:
-    found = await KnownTopics(monkeypatch).start(model_info(pool="big", updated_at=1))
+    found = await KnownTopics(monkeypatch).start(model_info(pool="big", updated_at=SENT_MS))
     found.known.look_again()
     await found.known.up_to_date()
     return found

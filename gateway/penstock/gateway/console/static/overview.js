@@ -1,0 +1,117 @@
+// The first screen: is it well, and if not, why.
+import {Act, Ago, Failure, count, duration, gib, html, times, usePoll} from "./parts.js";
+import {part} from "./api.js";
+
+const POLL_MS = 2000;
+
+export function Overview({tell}) {
+  const [problems, failed] = usePoll("/v1/admin/problems", POLL_MS);
+  const [stats] = usePoll("/v1/admin/stats", POLL_MS);
+  const [devices] = usePoll("/v1/admin/devices", POLL_MS);
+  return html`
+    <${Problems} found=${problems} error=${failed} tell=${tell} />
+    ${stats && html`<${Pipeline} stats=${stats} devices=${devices?.data ?? []} tell=${tell} />`}
+    ${stats && html`<${Models} workers=${stats.workers} models=${stats.models} tell=${tell} />`}`;
+}
+
+function Problems({found, error, tell}) {
+  const well = found?.data.length === 0;
+  return html`<section aria-label="State">
+    <p class=${`summary ${error ? "warn" : well ? "good" : "bad"}`} role="status">${
+      error ? "The gateway does not tell how it is" : found ? found.summary : "Asking…"}</p>
+    <${Failure} error=${error} />
+    ${!error && found?.data.map((one) => html`<${Problem} key=${one.problem + one.subject} one=${one} tell=${tell} />`)}
+  </section>`;
+}
+
+function Problem({one, tell}) {
+  const {label, command, call} = one.action;
+  return html`<article class="problem">
+    <p><strong><code>${one.problem}</code> <bdi>${one.subject}</bdi></strong>
+      <span class="faint"><${Ago} at=${one.since} /></span></p>
+    <p>${one.cause}</p>
+    <p class="faint">Affects: ${one.affects}</p>
+    <p class="row"><code>${command}</code>
+      ${call && html`<${Act} label=${label} about=${`${label} ${one.subject ?? ""}`} path=${call.path}
+        body=${call.body} tell=${tell} confirm=${`${label}: ${command}?`} />`}</p>
+  </article>`;
+}
+
+function Pipeline({stats, devices, tell}) {
+  const workers = stats.workers.filter((one) => one.state !== "stopped");
+  const paused = new Set(workers.flatMap((one) => one.paused));
+  const reasons = {};
+  for (const one of workers)
+    for (const [reason, number] of Object.entries(one.waiting)) reasons[reason] = (reasons[reason] ?? 0) + number;
+  const why = Object.entries(reasons).sort((a, b) => b[1] - a[1]);
+  return html`<section aria-labelledby="pipeline"><h2 id="pipeline">Pipeline</h2><div class="pipeline">
+    <div><h3>Topics: ${stats.rates.accepted_per_s.toFixed(1)} requests/s</h3>
+      ${Object.entries(stats.queues).map(([name, one]) => html`<${Queue} name=${name} one=${one}
+        paused=${paused.has(`class/${name}`)} tell=${tell} />`)}
+      <p class="faint">${why.length ? `At the front waits: ${
+        why.map(([reason, number]) => `${count(number)} ${reason.replaceAll("_", " ")}`).join(", ")}` : "Nothing waits at the front"}</p>
+    </div>
+    <div><h3>Workers: ${workers.length}</h3>
+      ${workers.length ? workers.map((one) => html`<${Worker} one=${one} />`)
+        : html`<p class="faint">None. <code>penstock worker</code> starts one.</p>`}</div>
+    <div><h3>Devices</h3>${devices.map((one) => html`<${Device} one=${one} />`)}</div>
+    <div><h3>Results: ${stats.rates.ended_per_s.toFixed(1)} requests/s</h3>
+      ${Object.entries(stats.outcomes).map(([name, number]) => html`<p class="row"><span>${name.replaceAll("_", " ")}</span>
+        <span class=${`figure ${name === "completed" ? "" : "warn"}`}>${count(number)}</span></p>`)}
+      <p class="faint">${count(stats.inflight)} under way, ${times(stats.clients.connected, "client")} connected</p></div>
+  </div></section>`;
+}
+
+function Queue({name, one, paused, tell}) {
+  const word = paused ? "resume" : "pause";
+  return html`<div class="row"><span>${name}</span>
+    <span class=${`figure ${paused ? "bad" : ""}`}>${count(one.depth)}</span>
+    <span class="faint">${one.depth ? `oldest ${duration(one.oldest_age_s)}` : "empty"}${paused ? ", paused" : ""}</span>
+    <${Act} label=${word} about=${`${word} the class ${name}`} path=${`/v1/admin/classes/${name}/${word}`} tell=${tell} />
+  </div>`;
+}
+
+function Worker({one}) {
+  return html`<div class="row"><bdi>${one.worker_id}</bdi>
+    <span class=${one.state === "running" ? "good" : "warn"}>${one.state}</span>
+    <span>${one.running} running</span>
+    <span class="faint">${times(one.assigned.length, "partition")}, heard <${Ago} at=${one.updated_at} /></span></div>`;
+}
+
+function Device({one}) {
+  const {limit_bytes: limit, reserved_bytes: reserved, measured_bytes: measured, foreign_bytes: foreign} = one;
+  const share = (bytes) => ({width: `${limit ? Math.min(100, 100 * bytes / limit) : 0}%`});
+  const told = `${gib(reserved)} of ${gib(limit)} reserved, ${gib(measured)} measured, ${gib(foreign ?? 0)} of other processes`;
+  return html`<div><div class="row"><bdi>${one.worker_id}</bdi> ${one.device}
+      <span class="figure">${gib(reserved)}</span><span class="faint">of ${gib(limit)}</span></div>
+    <div class="bar" role="img" aria-label=${told} title=${told}>
+      <i style=${share(reserved)}></i><i class="foreign" style=${share(foreign ?? 0)}></i></div></div>`;
+}
+
+/** One entry a model and pool, with its engines on all workers. */
+function Models({workers, models, tell}) {
+  const known = models.map((one) => ({...one, engines: workers.filter((worker) => worker.pool === one.pool)
+    .flatMap((worker) => worker.models.filter((state) => state.model === one.model)
+      .map((state) => ({...state, paused: worker.paused.includes(`model/${one.model}`)})))}));
+  return html`<section aria-labelledby="models"><h2 id="models">Models</h2><div class="columns">
+    ${known.length ? known.map((one) => html`<${Model} one=${one} tell=${tell} />`)
+      : html`<p class="faint">No worker has told of a model. <code>penstock models add</code> serves one.</p>`}</div></section>`;
+}
+
+function Model({one, tell}) {
+  const states = [...new Set(one.engines.map((engine) => engine.state))];
+  const loading = one.engines.find((engine) => engine.progress !== null && engine.state === "loading");
+  const running = one.engines.reduce((sum, engine) => sum + engine.running, 0);
+  const queued = one.engines.reduce((sum, engine) => sum + engine.queued, 0);
+  const failed = one.engines.find((engine) => engine.reason)?.reason;
+  const to = (action) => `/v1/admin/models/${part(one.model)}/${action}${one.pool ? `?pool=${part(one.pool)}` : ""}`;
+  const paused = one.engines.some((engine) => engine.paused);
+  const acts = [states.includes("ready") ? "unload" : "load", paused ? "resume" : "pause"];
+  return html`<div><div class="row"><strong><bdi>${one.model}</bdi></strong>
+      <span class=${states.includes("failed") ? "bad" : states.includes("ready") ? "good" : "faint"}>${
+        states.join(", ").replace("absent", "not loaded") || "on no worker"}${loading ? ` ${Math.round(100 * loading.progress)} %` : ""}</span></div>
+    <p class="faint">${one.tasks.map((task) => task.replaceAll("_", " ")).join(", ")}</p>
+    <div class="row"><span>${running} running, ${queued} queued${paused ? ", paused" : ""}</span><span class="acts">${acts.map((act) => html`<${Act}
+      label=${act} about=${`${act} the model ${one.model}`} path=${to(act)} tell=${tell} /> `)}</span></div>
+    ${failed && html`<p class="bad">${failed}</p>`}</div>`;
+}

@@ -1,0 +1,212 @@
+"""The console in a real browser, on a real system: what it shows, what its buttons do, who may look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from penstock.gateway.edge.keys import create_key, revoke_key
+from stock_clients import tool
+from support import wait_until
+from system import Process, System, running
+from worker_requests import engine, send
+
+LATE_S = 8.0
+TELLS_S = 10.0
+"""The first screen tells of a fault within so long after a gateway can know it, and lets it go as soon."""
+SYSTEM = {"models": [engine(tokens=60, delay_ms=50)], "gateway_options": {"worker_late_s": LATE_S}}
+PHONE = {"width": 390, "height": 800}
+HOSTILE = '<img src=x onerror="document.title=1">\u202e\U0001f409'
+
+
+@pytest.fixture
+def gateway(system: System) -> Process:
+    return system.process("g")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=tool("chromium"), args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Any]:
+    """Opens the console of a gateway. An error of the page or its console, CSP violations too, fails the test."""
+    pages: list[Any] = []
+    errors: list[str] = []
+
+    def opened(gateway: Process, **options: Any) -> Any:
+        page = browser.new_page(**options)
+        pages.append(page)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
+        page.goto(gateway.url)
+        return page
+
+    opened.errors = errors  # type: ignore[attr-defined]
+    yield opened
+    for page in pages:
+        page.close()
+    assert not errors
+
+
+def told(page: Any, text: str, within_s: float = TELLS_S, *, state: str = "visible") -> None:
+    from playwright.sync_api import TimeoutError as Late
+
+    try:
+        page.get_by_text(text).first.wait_for(timeout=within_s * 1000, state=state)
+    except Late:
+        raise AssertionError(f"{text!r} is not {state}; the page says:\n{page.inner_text('body')}") from None
+
+
+def gone(page: Any, text: str, within_s: float = TELLS_S) -> None:
+    told(page, text, within_s, state="detached")
+
+
+def violations(page: Any) -> list[Any]:
+    return [(one["id"], [node["html"] for node in one["nodes"]]) for one in Axe().run(page).response["violations"]]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_system_that_is_well_says_so_and_can_be_read_by_everybody(
+    gateway: Process, open_page: Any, scheme: str
+) -> None:
+    page = open_page(gateway, color_scheme=scheme)
+    told(page, "All well")
+    told(page, "noop")
+    assert violations(page) == []
+    page.set_viewport_size(PHONE)
+    wide = page.evaluate("[...document.querySelectorAll('*')].filter((one) => one.scrollWidth > innerWidth).length")
+    assert wide == 0, "nothing is wider than a phone"
+    assert violations(page) == []
+
+
+def test_everything_comes_from_the_gateway_and_is_small(gateway: Process, open_page: Any, browser: Any) -> None:
+    with browser.new_page() as page:
+        asked: list[Any] = []
+        page.on("response", lambda answer: asked.append(answer))
+        page.goto(gateway.url)
+        told(page, "All well")
+        assert {answer.url.startswith(gateway.url) for answer in asked} == {True}
+        assets = [answer for answer in asked if "/console/" in answer.url or answer.url == f"{gateway.url}/"]
+        assert sum(len(answer.body()) for answer in assets) < 300 * 1024
+    (index,) = (httpx.get(f"{gateway.url}{path}", headers={"accept": "text/html"}) for path in ("/console",))
+    assert "unsafe" not in index.headers["content-security-policy"]
+    again = httpx.get(f"{gateway.url}/console/app.js", headers={"if-none-match": '"other"'})
+    assert again.status_code == 200
+    same = httpx.get(f"{gateway.url}/console/app.js", headers={"if-none-match": again.headers["etag"]})
+    assert same.status_code == 304
+    for name in ("none.js", "../page.py", "%2e%2e/page.py", "vendor"):
+        assert httpx.get(f"{gateway.url}/console/{name}").status_code == 404, name
+    assert httpx.get(gateway.url).headers["location"] == "/docs", "no browser"
+
+
+def test_a_question_by_keyboard_goes_on_when_its_worker_is_killed(
+    system: System, gateway: Process, open_page: Any
+) -> None:
+    page = open_page(gateway)
+    told(page, "All well")
+    page.get_by_label("Question").focus()
+    page.keyboard.press("Enter")
+    answer = page.locator(".answer")
+    wait_until(lambda: len(answer.inner_text()) > 20, 20, "the answer begins")
+    began = answer.inner_text()
+    system.process("w").kill9()
+    told(page, "no_worker", LATE_S + TELLS_S)
+    told(page, "penstock worker")
+    system.worker("w2").wait_ready()
+    gone(page, "no_worker", 60)
+    told(page, "completed the request", 60)
+    whole = answer.inner_text()
+    assert whole.startswith(began)
+    assert len(whole) > len(began)
+    page.get_by_role("link", name="the request", exact=True).click()
+    told(page, "completed, attempt")
+    assert violations(page) == []
+    request_id = page.url.rpartition("/")[2]
+    assert gateway.request(request_id)["result"]["text"].strip() == whole.strip()
+
+
+def test_a_class_is_paused_and_resumed_and_the_first_screen_tells_of_it(gateway: Process, open_page: Any) -> None:
+    page = open_page(gateway)
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="pause the class low").click()
+    told(page, "class_paused")
+    request_id = gateway.submit(priority=9)
+    told(page, "Affects: 1 request waits")
+    page.get_by_role("button", name="resume the class low").wait_for()
+    page.get_by_role("button", name="pause the model noop").click()
+    told(page, "model_paused")
+    page.get_by_role("button", name="resume the model noop").click()
+    gone(page, "model_paused")
+    orders = httpx.get(f"{gateway.url}/v1/admin/orders").json()["data"]
+    assert [(one["name"], one["paused"]) for one in orders] == [("low", True)]
+    page.get_by_role("button", name="resume low").click()
+    gone(page, "class_paused")
+    assert gateway.request(request_id, wait=30)["status"] == "completed"
+    assert httpx.get(f"{gateway.url}/v1/admin/orders").json()["data"] == []
+
+
+def test_a_poison_record_is_told_and_whatever_it_holds_is_shown_as_text(
+    system: System, gateway: Process, open_page: Any
+) -> None:
+    page = open_page(gateway)
+    send(system, {"request_id": "hostile", "model": HOSTILE})
+    told(page, "model_unknown")
+    assert HOSTILE in page.inner_text("section[aria-label=State]")
+    send(system, {"request_id": "poison", "payload": {"prompt": 7}})
+    told(page, "dead_letters")
+    page.get_by_role("textbox", name="Id").fill("poison")
+    page.keyboard.press("Enter")
+    told(page, "dead lettered")
+    page.goto(f"{gateway.url}/#/requests/hostile")
+    told(page, "As the API tells it")
+    assert HOSTILE in page.inner_text("main")
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="cancel hostile").click()
+    told(page, "cancelled")
+    assert page.title() == "Penstock"
+    page.goto(f"{gateway.url}/#/requests/{HOSTILE}")
+    told(page, "not_found")
+    open_page.errors[:] = [one for one in open_page.errors if "404" not in one]  # the browser tells of the answer
+
+
+def test_a_key_logs_in_once_sees_what_it_may_and_is_out_when_it_is_revoked(
+    kafka: Any, tmp_path: Path, open_page: Any
+) -> None:
+    keys = tmp_path / "keys.json"
+    admin, reader = (create_key(keys, tenant="acme", scopes=scopes) for scopes in (["admin"], ["read"]))
+    with running(System(kafka.bootstrap_servers, "console-", tmp_path, auth={"keys_file": str(keys)})) as system:
+        gateway = system.start_all(["w1", "g1"]).process("g")
+        page = open_page(gateway)
+
+        def log_in(key: str) -> None:
+            page.get_by_role("textbox", name="Key").fill(key)
+            page.keyboard.press("Enter")
+
+        log_in("pk_wrong")
+        told(page, "this key is unknown or revoked")
+        log_in(reader)
+        told(page, "tenant acme")
+        told(page, "Requests")
+        assert page.get_by_text("Pipeline").count() == 0
+        assert page.get_by_text("Try it").count() == 0
+        page.get_by_role("button", name="Log out").click()
+        log_in(admin)
+        told(page, "All well")
+        page.reload()
+        told(page, "All well")
+        assert page.evaluate("[document.cookie, localStorage.length, sessionStorage.length]") == ["", 0, 0]
+        assert revoke_key(keys, admin.split("_")[1])
+        told(page, "This gateway asks for a key", 20)
+    open_page.errors[:] = [one for one in open_page.errors if "401" not in one]  # the browser tells of the answers

@@ -1,0 +1,116 @@
+"""The models that a gateway knows: what all live workers of a pool have, whichever of them wrote last."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kit.records import CODEC, model_info, model_state, request, worker
+from penstock.gateway.service.models import check_abilities, find_model
+from penstock.gateway.view.fleet import ABSENT_MS, Fleet
+from penstock.schemas.errors import ContextLengthExceeded
+from penstock.schemas.records import ModelInfo, WorkerState
+
+NOW, LATE = 1_000_000_000, 20_000
+CHAT = ["text_generation"]
+
+
+def fed(*records: ModelInfo | WorkerState | str) -> Fleet:
+    """A fleet that has read these records; a text is the tombstone of a worker."""
+    fleet = Fleet(CODEC)
+    for record in records:
+        message: Any = SimpleNamespace(value=None, key=None)
+        if isinstance(record, str):
+            message.key = record.encode()
+            fleet.on_worker(message)
+            continue
+        message.value = CODEC.encode(record)
+        (fleet.on_model if isinstance(record, ModelInfo) else fleet.on_worker)(message)
+    return fleet
+
+
+def said(name: str = "w1", *states: Any, ago_ms: int = 1_000, **fields: Any) -> WorkerState:
+    return worker(name, *states, **{"updated_at": NOW - ago_ms, **fields})
+
+
+def info(model: str = "m", **fields: Any) -> ModelInfo:
+    return model_info(model, **{"updated_at": NOW - ABSENT_MS - 1, "worker_id": "w1", **fields})
+
+
+def chat(**fields: Any) -> Any:
+    return model_state("m", **{"tasks": CHAT, "entry": "a", **fields})
+
+
+@pytest.mark.parametrize("last", ["w1", "w2"])
+def test_an_alias_or_task_of_one_live_worker_is_served_whoever_wrote_last(last: str) -> None:
+    """In the middle of a rolling change one worker has the new file and the other the old one."""
+    new = chat(aliases=["other"], tasks=[*CHAT, "embedding"], entry="b")
+    written = info(aliases=["other"] if last == "w1" else [], worker_id=last)
+    known = fed(written, said("w1", new), said("w2", chat())).known(NOW, LATE)
+    assert find_model(known.models, "text_generation", "other", None) == "m"
+    assert find_model(known.models, "embedding", "m", None) == "m"
+    assert known.unsure == {("m", None)}
+
+
+def test_what_no_live_worker_has_any_more_is_not_served() -> None:
+    gone = said("w2", chat(aliases=["old"]), state="stopped")
+    (known,) = fed(info(aliases=["old"], worker_id="w2"), gone, said("w1", chat())).known(NOW, LATE).models
+    assert known.aliases == []
+
+
+def test_a_worker_of_an_earlier_release_does_not_tell_and_its_record_counts() -> None:
+    (known,) = fed(info(aliases=["other"]), said("w1", model_state("m"))).known(NOW, LATE).models
+    assert known.aliases == ["other"]
+
+
+@pytest.mark.parametrize(("entries", "refused"), [(("a", "a"), True), (("a", "b"), False)])
+def test_what_a_model_can_do_is_the_engines_to_say_while_workers_differ(entries: Any, refused: bool) -> None:
+    states = [said(f"w{number}", chat(entry=entry)) for number, entry in enumerate(entries)]
+    known = fed(info(context_window=100), *states).known(NOW, LATE)
+    asked = request(model="m", text_generation={"prompt": "p", "max_tokens": 1_000})
+    if not refused:
+        check_abilities(known, asked)
+        return
+    with pytest.raises(ContextLengthExceeded):
+        check_abilities(known, asked)
+
+
+HAD = chat()
+OTHER = model_state("else", tasks=CHAT)
+LONG = ABSENT_MS + 1
+
+
+@pytest.mark.parametrize(
+    ("reports", "known"),
+    [
+        pytest.param([said("w1", HAD)], True, id="served"),
+        pytest.param(
+            [said("w1", HAD, ago_ms=LONG, state="stopped"), said("w2", OTHER)], False, id="its worker stopped"
+        ),
+        pytest.param([said("w1", HAD, ago_ms=LONG), said("w1", OTHER)], False, id="its worker goes on without it"),
+        pytest.param([said("w1", HAD, ago_ms=LONG), "w1", said("w2", OTHER)], False, id="its worker left the topic"),
+        pytest.param([said("w1", HAD, ago_ms=30_000, state="stopped"), said("w2", OTHER)], True, id="a minute ago"),
+        pytest.param([said("w1", HAD, ago_ms=LONG), said("w2", OTHER)], True, id="its worker was killed"),
+        pytest.param([said("w1", HAD, ago_ms=LONG, state="stopped")], True, id="no live worker"),
+        pytest.param(
+            [said("w1", HAD, ago_ms=LONG, state="stopped"), said("w2", OTHER, pool="p")], True, id="none in its pool"
+        ),
+    ],
+)
+def test_a_model_is_forgotten_that_its_workers_gave_up_in_order(reports: list[Any], known: bool) -> None:
+    """It would leave the gateway degraded for a day. One whose worker died is missed, and comes back with it."""
+    fleet = fed(info(), info("else", updated_at=NOW), *reports)
+    assert ("m" in {one.model for one in fleet.known(NOW, LATE).models}) is known
+
+
+def test_nothing_is_known_after_a_day() -> None:
+    assert fed(info(updated_at=NOW - 25 * 3_600_000)).known(NOW, LATE).models == []
+
+
+def test_news_count_at_once() -> None:
+    fleet = fed(info(), said("w1", chat()))
+    assert fleet.known(NOW, LATE).models[0].aliases == []
+    fleet.on_worker(SimpleNamespace(key=None, value=CODEC.encode(said("w2", chat(aliases=["new"])))))  # type: ignore[arg-type]
+    assert fleet.known(NOW, LATE).models[0].aliases == ["new"]

@@ -1,0 +1,199 @@
+"""Problems: each with its cause and what mends it, and none where nothing is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from dataclasses import replace
+from typing import Any, get_args, get_type_hints
+from unittest.mock import AsyncMock, Mock
+
+import pytest
+from typer.testing import CliRunner
+
+from kit.records import model_info, model_state, worker
+from penstock.cli.main import app
+from penstock.common.desired import Desired
+from penstock.gateway.dead_letters.letters import LetterCount
+from penstock.gateway.limits.limits import Limits
+from penstock.gateway.routes.operator_answers import Dependency
+from penstock.gateway.service.dependencies import Problem, Tried
+from penstock.gateway.service.problem_watch import ProblemWatch
+from penstock.gateway.service.problems import Action, Found, Seen, SinceBook, problems, summary
+from penstock.gateway.view.census import Waiting
+from penstock.gateway.view.liveness import judge
+from penstock.schemas.errors import BrokerUnavailable
+from penstock.schemas.records import DesiredState, DeviceState, ModelInfo, WorkerState
+
+NOW = 10_000_000
+LATE = 20_000
+GIB = 2**30
+CHAT = model_info("chat")
+WAITS = [Waiting(task="text_generation", model="chat", pool=None, requests=3, since_ms=NOW - 5_000)]
+
+
+def live(name: str = "w", *states: Any, **fields: Any) -> WorkerState:
+    return worker(name, *(states or (model_state("chat"),)), **{"updated_at": NOW - 1_000, **fields})
+
+
+def seen(*workers: WorkerState, models: tuple[ModelInfo, ...] = (CHAT,), **facts: Any) -> Seen:
+    workers = workers or (live(),)
+    return Seen(now_ms=NOW, late_ms=LATE, workers=workers, liveness=judge(workers, models, NOW, LATE), **facts)
+
+
+def order(kind: str, name: str, **fields: Any) -> Desired:
+    known: dict[str, Any] = {"paused": True, "created_at": NOW - 60_000, "created_by": "k1", "action": "pause"}
+    return Desired(DesiredState(kind=kind, name=name, **{**known, **fields}), 7)
+
+
+def device(**fields: Any) -> DeviceState:
+    known = {"total_bytes": 80 * GIB, "reserved_bytes": 0, "used_bytes": 0, "limit_bytes": 70 * GIB}
+    return DeviceState(device="cuda:0", kind="cuda", **{**known, **fields})
+
+
+SHORT = {"waiting": {"memory": 2}}
+TELLS: list[tuple[str, Seen, dict[str, Any]]] = [
+    ("no_worker", seen(live(updated_at=NOW - LATE - 1), waiting=WAITS), {"affects": "3 requests wait"}),
+    ("worker_silent", seen(live(), live("gone", updated_at=NOW - 59_000)), {"subject": "gone"}),
+    (
+        "worker_silent",
+        seen(live(), live("gone", updated_at=NOW - 900_000, assigned=["t/0"])),
+        {"affects": "nobody has taken over 1 of its partitions"},
+    ),
+    ("worker_unwell", seen(live(reason="the broker is away")), {"cause": "the broker is away"}),
+    ("gateway_behind", seen(behind="reading has stopped"), {"cause": "reading has stopped"}),
+    (
+        "model_failed",
+        seen(live("w", model_state("chat", "failed", reason="2 loads failed", cause="OSError")), waiting=WAITS),
+        {"subject": "chat", "cause": "2 loads failed: OSError", "affects": "3 requests wait"},
+    ),
+    ("model_without_worker", seen(live("w", model_state("other"))), {"cause": "no live worker serves it"}),
+    (
+        "pool_without_worker",
+        seen(waiting=[replace(WAITS[0], pool="night", model=None)]),
+        {"cause": "no live worker is in the pool night"},
+    ),
+    ("model_unknown", seen(waiting=[replace(WAITS[0], model="gpt")]), {"subject": "gpt", "affects": "3 requests wait"}),
+    ("files_differ", seen(live("a", model_state("chat"), model_state("extra")), live("b")), {}),
+    ("artifacts_unusable", seen(tried=[Tried("artifacts", 1, Problem("no", "disk full"))]), {"cause": "no: disk full"}),
+    ("orders_unusable", seen(tried=[Tried("orders", 1, Problem("no"))]), {}),
+    ("rights_missing", seen(tried=[Tried("rights", 1, Problem("no"))]), {}),
+    ("transaction_open", seen(tried=[Tried("transactions", 1, Problem("no"))]), {}),
+    ("keys_file_broken", seen(tried=[Tried("keys", 1, Problem("no"))]), {}),
+    (
+        "class_paused",
+        seen(orders=[order("class", "low")], depths={"low": 9_310}),
+        {
+            "affects": "9,310 requests wait",
+            "since_ms": NOW - 60_000,
+            "cause": "it was paused by an order by the key k1",
+        },
+    ),
+    (
+        "model_paused",
+        seen(orders=[order("model", "chat", pool="night")], waiting=WAITS),
+        {"affects": "3 requests wait"},
+    ),
+    ("device_short", seen(live(devices=[device()], **SHORT)), {"affects": "2 requests wait"}),
+    ("device_short", seen(live(devices=[device(foreign_bytes=8 * GIB)], running=1, **SHORT)), {}),
+    ("dead_letters", seen(letters=[LetterCount(reason="bad_avro", letters=2, since_ms=7)]), {"since_ms": 7}),
+    ("tenant_near_limit", seen(outstanding={"acme": (950, 1_000)}), {"cause": "950 of 1,000 outstanding requests"}),
+    (
+        "nothing_runs",
+        seen(live(waiting={"gpu": 1}), depths={"low": 1}, ages_s={"low": 31.0}),
+        {"affects": "1 request waits"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "facts", "expected"), TELLS, ids=[one[0] for one in TELLS])
+def test_a_fault_is_told_with_its_cause(code: str, facts: Seen, expected: dict[str, Any]) -> None:
+    (found,) = problems(facts)
+    assert found.problem == code
+    assert {name: getattr(found, name) for name in expected} == expected
+    assert summary(facts, [found]) == "1 problem"
+
+
+@pytest.mark.parametrize("name", get_args(get_type_hints(Dependency)["name"]))
+def test_every_dependency_of_a_gateway_has_a_code(name: str) -> None:
+    (found,) = problems(seen(tried=[Tried(name, 1, Problem("no"))]))
+    assert found.subject == name
+
+
+@pytest.mark.parametrize("found", [problems(facts)[0] for _, facts, _ in TELLS], ids=[one[0] for one in TELLS])
+def test_each_command_is_one_that_there_is(found: Found) -> None:
+    words = [word for word in shlex.split(found.action.command) if "=" not in word]
+    assert words[0] == "penstock"
+    options = [word for word in words if word.startswith("--")]
+    command = [word for word in words[1:3] if not word.startswith("--") and word.islower() and word.isalpha()]
+    if command[0] not in {"models", "workers", "requests", "dlq", "keys"}:
+        command = command[:1]
+    told = CliRunner().invoke(app, [*command, "--help"])
+    assert told.exit_code == 0, told.output
+    assert all(option in told.output for option in options)
+
+
+WELL: dict[str, Seen] = {
+    "idle": seen(),
+    "requests for an alias, and for any model": seen(
+        models=(model_info("chat", aliases=["default"]),),
+        waiting=[replace(WAITS[0], model="default"), replace(WAITS[0], model=None)],
+    ),
+    "busy": seen(live(running=4, waiting={"memory": 9}, devices=[device()]), depths={"low": 50}, ages_s={"low": 600.0}),
+    "a model that is loaded when it is asked for": seen(live("w", model_state("chat", "absent"))),
+    "a silent worker whose partitions others have, after a minute": seen(
+        live(assigned=["t/0"]), live("gone", updated_at=NOW - 61_000, assigned=["t/0"])
+    ),
+    "a resumed class": seen(orders=[order("class", "low", paused=False)]),
+    "a tenant below its limit": seen(outstanding={"acme": (949, 1_000)}),
+    "dependencies that can be used": seen(tried=[Tried("artifacts", 1), Tried("orders")]),
+}
+
+
+@pytest.mark.parametrize("facts", WELL.values(), ids=WELL)
+def test_a_system_that_is_well_has_none(facts: Seen) -> None:
+    assert problems(facts) == []
+    assert summary(facts, []).startswith("All well: ")
+
+
+def test_the_summary_of_a_system_that_is_well_has_figures() -> None:
+    facts = seen(live(running=1), depths={"low": 2, "high": 0}, ages_s={"low": 1.24, "high": 0.0}, ended_per_s=42.04)
+    assert summary(facts, []) == "All well: 42.0 requests/s, nothing waits longer than 1.2 s"
+    assert summary(seen(), []) == "All well: 0.0 requests/s, nothing waits"
+
+
+def test_a_problem_counts_from_when_it_was_first_seen_and_anew_when_it_comes_back() -> None:
+    book, look = SinceBook(), Action(label="look", command="penstock status")
+    one = Found(problem="worker_unwell", subject="w", affects="a", cause="1 s", action=look)
+    assert book.note([one], 5) == [(one, 5)]
+    later = replace(one, cause="2 s")
+    assert book.note([later], 6) == [(later, 5)], "another cause of one subject is the same problem"
+    assert book.note([], 7) == []
+    assert book.note([one], 8) == [(one, 8)]
+    assert one.to_json(8)["since"] == "1970-01-01T00:00:00.008Z"
+    assert replace(one, since_ms=3).to_json(8)["since"] == "1970-01-01T00:00:00.003Z"
+
+
+async def test_what_cannot_be_read_for_a_moment_stays_as_it_was_read() -> None:
+    facts, orders, letters = Mock(), AsyncMock(), Mock()
+    facts.moment.return_value, facts.outstanding.return_value = seen(), {"t": 5, "free": 5}
+    limits = {"t": Limits(outstanding=5), "free": Limits()}
+    orders.ordered.return_value = [order("class", "low")]
+    letters.recent.return_value = [LetterCount(reason="bad_avro", letters=1, since_ms=3)]
+    watch = ProblemWatch(facts, orders, letters, lambda: [], limits.__getitem__)
+    expected = ["class_paused", "dead_letters", "tenant_near_limit"]
+    for broken in (None, BrokerUnavailable("away")):
+        orders.ordered.side_effect = broken
+        await watch.read()
+        watch.look()
+        assert [one["problem"] for one in watch.to_json()["data"]] == expected
+    orders.ordered.side_effect, orders.ordered.return_value, letters.recent.return_value = None, [], []
+    facts.outstanding.return_value = {}
+    running = asyncio.create_task(watch.run())
+    try:
+        async with asyncio.timeout(5):
+            while watch.to_json()["data"]:
+                await asyncio.sleep(0.02)
+    finally:
+        running.cancel()
+    assert watch.to_json()["summary"] == "All well: 0.0 requests/s, nothing waits"
