@@ -37,6 +37,7 @@ from penstock.cli.faults.site import Supervised
 from penstock.cli.faults.targets import GONE, STOPPED, Target
 from penstock.cli.local_system import penstock_command
 from penstock.cli.paths import free_port
+from penstock.cli.readiness import Readiness
 from penstock.cli.supervisor import Part, command_part
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import Origin, ResultEvent
@@ -67,8 +68,12 @@ class Site(Supervised):
         part, log = partial(command_part, grace_s=5.0), folder / "worker.log"
         env = {**self._env, "BENCH_STOP_AT": str(stop_at)}
         self.parts: dict[str, Part] = {
-            "broker": part("broker", redis, log=folder / "broker.log", ready=lambda: _answers(port), env=self._env),
-            "worker": part("worker", celery, log=log, ready=lambda: " ready." in log.read_text(), env=env),
+            "broker": part(
+                "broker", redis, log=folder / "broker.log", look=lambda _: _look(_answers(port)), env=lambda: self._env
+            ),
+            "worker": part(
+                "worker", celery, log=log, look=lambda _: _look(" ready." in log.read_text()), env=lambda: env
+            ),
         }
         self.start(*self.parts.values())
 
@@ -81,6 +86,10 @@ class Site(Supervised):
         process = self.parts["worker" if part == "engine" else part].process
         assert process is not None
         return Target(process.pid).children() if part == "engine" else [Target(process.pid)]
+
+
+def _look(ready: bool) -> Readiness:
+    return Readiness(status="ready" if ready else "starting")
 
 
 def _answers(port: int) -> bool:

@@ -31,8 +31,8 @@ class ScriptedGateway(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, script: Json) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, script: Json, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.play(script)
 
@@ -86,8 +86,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def scripted_gateway(script: Json | None = None) -> Iterator[ScriptedGateway]:
-    server = ScriptedGateway(script or {})
+def scripted_gateway(script: Json | None = None, port: int = 0) -> Iterator[ScriptedGateway]:
+    server = ScriptedGateway(script or {}, port)
     with in_background(server):
         yield server
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,11 @@ from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
 
+from penstock.schemas.texts import shortened
+
 LOG_LIMIT_BYTES = 20_000_000
+_ERROR = re.compile(r"^penstock( \w+)?: |\b(ERROR|CRITICAL|FATAL)\b|Exception\b")
+"""What a part or a broker writes in a line that reports an error."""
 
 _LAUNCHER = """\
 import ctypes, os, sys
@@ -107,11 +112,23 @@ def stop(process: subprocess.Popen[bytes], *, grace_s: float) -> int:
     return process.returncode
 
 
-def tail(log: Path, lines: int = 20) -> str:
-    """The last lines of a log, for an error message; empty when there is none."""
+def size(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0
+
+
+def tail(log: Path, lines: int = 20, since: int = 0) -> str:
+    """The last lines of a log, those before the offset `since` left out; empty when there is none."""
     if not log.exists():
         return ""
+    whole = size(log)
     with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - 64 * 1024))
+        file.seek(max(since if since <= whole else 0, whole - 64 * 1024))  # a rotated log begins at 0
         text = file.read().decode(errors="replace")
     return "\n".join(text.splitlines()[-lines:])
+
+
+def last_words(log: Path, since: int = 0) -> str:
+    """The last line of a log that reports an error, else the last line that is not empty; short."""
+    lines = [line.strip() for line in tail(log, 200, since).splitlines() if line.strip()]
+    errors = [line for line in lines if _ERROR.search(line)]
+    return shortened((errors or lines)[-1], 300) if lines else f"nothing in {log}"

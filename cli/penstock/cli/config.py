@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 from pydantic import BaseModel, Field, ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings
 
 from penstock.cli.failures import CliFailure, ExitCode
@@ -123,31 +124,30 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def load(settings_type: type[S]) -> S:
-    """Settings from PENSTOCK_CONFIG and the environment. Raises CliFailure that names the first wrong field."""
+    """Settings from PENSTOCK_CONFIG and the environment. Raises CliFailure with a line for each wrong field."""
     path = os.environ.get(ENV_CONFIG)
     if path is not None:
         read_toml(Path(path))
     try:
         return settings_type()
     except ValidationError as error:
-        raise CliFailure(describe(error, path), exit_code=ExitCode.USAGE) from error
+        lines = "\n".join(describe(one, path) for one in error.errors())
+        raise CliFailure(lines, exit_code=ExitCode.USAGE) from error
     except (ValueError, OSError) as error:
         raise CliFailure(f"the configuration cannot be read: {error}", exit_code=ExitCode.USAGE) from error
 
 
-def describe(error: ValidationError, path: str | None) -> str:
+def describe(error: ErrorDetails, path: str | None) -> str:
     """One line: the field, what is wrong with it, where it was set."""
-    first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"])
-    where = _variable_of([str(part) for part in first["loc"]]) or path or "the environment (PENSTOCK_*)"
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    whole = isinstance(first["input"], Mapping)  # all of a table, secrets too, of which the message names a part
-    plain = PLAIN_WORDS.get(first["type"])
-    wrong = plain or first["msg"].removeprefix("Value error, ").rstrip(".")
-    has_user = isinstance(first["input"], str) and "@" in first["input"]  # of a URL, with its password
-    shown = "" if plain or whole or has_user or is_secret(field) else f", not {first['input']!r}"
+    field = ".".join(str(part) for part in error["loc"])
+    where = _variable_of([str(part) for part in error["loc"]]) or path or "the environment (PENSTOCK_*)"
+    whole = isinstance(error["input"], Mapping)  # all of a table, secrets too, of which the message names a part
+    plain = PLAIN_WORDS.get(error["type"])
+    wrong = plain or error["msg"].removeprefix("Value error, ").rstrip(".")
+    has_user = isinstance(error["input"], str) and "@" in error["input"]  # of a URL, with its password
+    shown = "" if plain or whole or has_user or is_secret(field) else f", not {error['input']!r}"
     about = ": ".join(filter(None, ("configuration", field, wrong)))  # what compares several fields names them itself
-    return f"{about}{shortened(shown, 80)}; mend it in {where}{more}"
+    return f"{about}{shortened(shown, 80)}; mend it in {where}"
 
 
 def _variable_of(loc: list[str]) -> str | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Set
+from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -44,21 +45,32 @@ def settings_types() -> list[type[BaseSettings]]:
 
 
 def checked() -> dict[str, Any]:
-    """All sections with their effective values. Raises CliFailure naming the first wrong field or unknown section."""
+    """All sections with their effective values. Raises CliFailure with a line for each wrong field or section."""
     merged: dict[str, Any] = {}
-    for settings_type in settings_types():
-        for section, value in load(settings_type).model_dump(mode="json").items():
+    wrong: dict[str, None] = {}
+    """What several processes read is wrong for each of them, and named once."""
+    types = settings_types()
+    for settings_type in types:
+        try:
+            loaded = load(settings_type).model_dump(mode="json")
+        except CliFailure as failure:
+            wrong |= dict.fromkeys(str(failure).splitlines())
+            continue
+        for section, value in loaded.items():
             known = merged.get(section)
             merged[section] = {**known, **value} if isinstance(known, Mapping) and isinstance(value, Mapping) else value
-    if path := os.environ.get(ENV_CONFIG):
-        unknown = sorted(set(read_toml(Path(path))) - set(merged))
-        if unknown:
-            raise CliFailure(
-                f"{path}: [{unknown[0]}] is no section that Penstock knows; there are {', '.join(sorted(merged))}",
-                exit_code=ExitCode.USAGE,
-            )
+    wrong |= dict.fromkeys(_unknown_sections({name for one in types for name in one.model_fields}))
+    if wrong:
+        raise CliFailure("\n".join(wrong), exit_code=ExitCode.USAGE)
     _check_together(merged)
     return merged
+
+
+def _unknown_sections(known: Set[str]) -> Iterator[str]:
+    path = os.environ.get(ENV_CONFIG)
+    with suppress(CliFailure):  # a file that cannot be read is named already
+        for name in sorted(read_toml(Path(path)).keys() - known) if path else ():
+            yield f"{path}: [{name}] is no section that Penstock knows; there are {', '.join(sorted(known))}"
 
 
 def _check_together(merged: Mapping[str, Any]) -> None:
@@ -102,7 +114,7 @@ def show(
 
 @app.command()
 def check(config: ConfigFile = None) -> None:
-    """Say whether the settings are right; names the first field that is not.
+    """Say whether the settings are right; names each field that is not.
 
     Example:  penstock config check && penstock worker
     """

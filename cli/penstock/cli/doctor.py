@@ -28,8 +28,8 @@ from penstock.cli.kafka_jars import KAFKA_VERSION, wrong_jars
 from penstock.cli.ordered import read_orders
 from penstock.cli.paths import cache_dir, default_data_dir, local_url, port_in_use
 from penstock.cli.reaching import why_unreachable
-from penstock.cli.readiness import Readiness, ask, ask_problems
-from penstock.cli.state import Home
+from penstock.cli.readiness import Readiness, ask, ask_problems, readiness_of_part
+from penstock.cli.state import Home, PartState
 from penstock.cli.topics import findings
 from penstock.common.admin_clients import admin_client
 from penstock.common.artifacts.configured import ArtifactSettings
@@ -98,6 +98,7 @@ def all_checks(home: Home, bootstrap_servers: str | None) -> Iterator[Check]:
     yield from disk_checks(home.data_dir)
     running = home.running()
     yield from port_checks(None if running is None else running.url)
+    yield from part_checks([] if running is None else running.parts)
     merged, failure = configuration()
     named = os.environ.get("PENSTOCK_URL") or (None if running is None else running.url)
     yield from gateway_checks(named, merged.get("gateway"), home.logs / "worker.log" if running is not None else None)
@@ -264,13 +265,22 @@ def port_checks(running_url: str | None) -> Iterator[Check]:
             yield Check.ok("ports", f"{port} is free")
 
 
+def part_checks(parts: Sequence[PartState]) -> Iterator[Check]:
+    """What does not answer of the parts that `penstock up` runs."""
+    for part in parts:
+        if (found := readiness_of_part(part)).status == "unreachable":
+            cure = f"`penstock up` tries again; look into {part.log}"
+            yield Check.fail("parts", f"the {part.name}: {found.reason}", cure)
+
+
 def readiness_check(url: str, found: Readiness, worker_log: Path | None) -> Check:
     """What the gateway says of itself; one without workers takes requests, and they wait. Pure."""
     if found.status == "ready":
         return Check.ok("readiness", f"{url} is ready")
     look = f"look into {worker_log}" if worker_log is not None else "look into the logs of the workers"
     cures = {
-        "degraded": f"{look}; `penstock workers list` and `penstock models list` show what lives and why not"
+        "degraded": f"{look}; `penstock workers list` and `penstock models list` show what lives and why not;"
+        " `penstock models remove` withdraws a model that no worker is to serve"
         if found.models_without_worker or found.waiting
         else "mend what the reason names; all else is served",
         "starting": "wait until it has caught up with the topics",

@@ -155,7 +155,7 @@ class EmbeddedKafka:
         give_up = time.monotonic() + deadline_s
         while not answers(self.bootstrap_servers, timeout_s=1.0):
             if not self.running:
-                raise CliFailure(f"the broker ended while starting: {self._last_words()}")
+                raise CliFailure(f"the broker ended while starting: {children.last_words(self.log)} (log: {self.log})")
             if time.monotonic() > give_up:
                 self.kill()
                 raise CliFailure(f"the broker did not answer within {deadline_s:.0f} s; its log is {self.log}")
@@ -200,10 +200,6 @@ class EmbeddedKafka:
             reason = (done.stderr or done.stdout).strip().splitlines()
             last = reason[-1] if reason else f"exit code {done.returncode}"
             raise CliFailure(f"the broker's storage in {self.data_dir} cannot be formatted: {last}")
-
-    def _last_words(self) -> str:
-        lines = [line for line in children.tail(self.log, 200).splitlines() if "ERROR" in line or "Exception" in line]
-        return f"{lines[-1].strip()} (log: {self.log})" if lines else f"see {self.log}"
 
 
 def _first_life(jvm_options: Sequence[str]) -> None:

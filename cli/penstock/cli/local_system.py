@@ -31,10 +31,10 @@ from penstock.cli.embedded_kafka import EmbeddedKafka, answers
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.hub_models import HubModel
 from penstock.cli.kafka_jars import KAFKA_VERSION
-from penstock.cli.ordered import read_orders
-from penstock.cli.paths import Progress, free_port, local_url, port_in_use
+from penstock.cli.ordered import read_orders, removed_lines, withdraw_unserved
+from penstock.cli.paths import Progress, free_port, listens, local_url, port_in_use
 from penstock.cli.reaching import why_unreachable
-from penstock.cli.readiness import ReadinessWatch, ask
+from penstock.cli.readiness import Readiness, ReadinessWatch, ask, ask_process
 from penstock.cli.run_config import MODELS, RunConfig, variable
 from penstock.cli.state import Home, PartState, SystemState
 from penstock.cli.supervisor import Part, Supervisor, command_part
@@ -109,7 +109,6 @@ class LocalSystem:
         """The newest step of the start, as it was shown."""
         self._show = progress
         self.supervisor = Supervisor(self._progress, self._changed)
-        self._ready_urls: dict[str, str] = {}
         self._watch = ReadinessWatch(lambda: ask(self.local_url), self._progress, self.home.logs / "worker.log")
         self._started_at = time.time()
 
@@ -141,6 +140,7 @@ class LocalSystem:
         if broker is not None:
             self.supervisor.wait_ready(broker, 90.0)
         self._create_topics()
+        self._look_at_models_of_before()
         worker = self._worker(environment)
         gateway = self._gateway(environment)
         self.supervisor.start(worker)
@@ -149,7 +149,7 @@ class LocalSystem:
         self._wait_ready(gateway, GATEWAY_READY_S)
         self._wait_ready(worker, WORKER_READY_S)
         graces_s = {**({"bridge": 40.0} if self.has_queues else {}), "webhooks": 20.0, "summarizer": 20.0}
-        beside = [self._beside(name, grace_s, environment) for name, grace_s in graces_s.items()]
+        beside = [self.part(name, grace_s, environment) for name, grace_s in graces_s.items()]
         for part in beside:
             self.supervisor.start(part)
         self.await_model()
@@ -187,25 +187,24 @@ class LocalSystem:
             self.config.refuse_for_own_kafka()
         elif options.kafka_port is not None:
             self._progress(f"--kafka-port has no effect: the Kafka at {options.bootstrap_servers} is used, none is run")
-        for part, usual in HEALTH_PORTS.items():
+        for part in HEALTH_PORTS:
             if part != "bridge" or self.has_queues:
-                self.ports[part] = self._health_port(part, usual)
+                self._choose_port(part)
         self._check_models()
 
-    def _health_port(self, part: str, usual: int) -> int:
-        """The port that was named, or else the usual one; only that one may be given up for another."""
+    def _choose_port(self, part: str) -> int:
+        """The port that was named, else that of before, which only then may be given up for another."""
         asked = self.options.worker_port if part == "worker" else None
-        named = asked if asked is not None else self.config.value(part, "health_port")
-        if named is None:
-            return free_port() if port_in_use(usual) else usual
-        if int(named) == 0:
-            return free_port()
-        if port_in_use(int(named)):
+        named = int((self.config.value(part, "health_port") or 0) if asked is None else asked)
+        host = self.config.health_host(part)
+        in_use = port_in_use(named or self.ports[part], host)
+        if in_use and named:
             raise CliFailure(
                 f"port {named} for the {part}'s health is in use: stop what listens there, or name another one"
                 f" ({'--worker-port, ' if part == 'worker' else ''}{part}.health_port, {variable(part, 'health_port')})"
             )
-        return int(named)
+        self.ports[part] = free_port(host) if in_use else named or self.ports[part]
+        return self.ports[part]
 
     def _check_models(self) -> None:
         options = self.options
@@ -235,7 +234,7 @@ class LocalSystem:
             name="broker",
             launch=kafka.launch,
             log=kafka.log,
-            ready=lambda: answers(kafka.bootstrap_servers, timeout_s=1.0),
+            look=lambda pid: look_at_broker(pid, kafka),
             grace_s=30.0,
         )
         self._progress(f"starting Apache Kafka {KAFKA_VERSION} on {kafka.bootstrap_servers}")
@@ -309,6 +308,18 @@ class LocalSystem:
         if others := [f"{model['id']} ({model.get('pool')})" for model in self.models if model["id"] not in served]:
             self._progress(f"models of other pools than the worker's are not served here: {', '.join(others)}")
 
+    def _look_at_models_of_before(self) -> None:
+        """Which models of this run orders have removed, and which of earlier runs it does not serve.
+
+        On a Kafka of somebody else's, other workers may serve these.
+        """
+        for line in removed_lines(self._own_entries(), self._orders(), self.config.pool):
+            self._progress(line)
+        if self.options.bootstrap_servers is None:
+            kafka = load(ClusterSettings).kafka_settings(self.bootstrap_servers)
+            if gone := withdraw_unserved(kafka, self.config.pool, {entry.id for entry in self.entries()}):
+                self._progress(f"models of an earlier start are not served: {', '.join(gone)}")
+
     def write_settings(self) -> dict[str, str]:
         """The children's environment: their TOML is the person's with this run's models; the rest are variables."""
         path = self.home.data_dir / "run.toml"
@@ -329,7 +340,6 @@ class LocalSystem:
             ENV_CONFIG: str(path),
             "PYTHONUNBUFFERED": "1",
             "PENSTOCK_KAFKA__BOOTSTRAP_SERVERS": self.bootstrap_servers,
-            **{variable(part, "health_port"): str(port) for part, port in self.ports.items()},
             **self._webhook_secret(),
             "PENSTOCK_GATEWAY__HOST": self.options.host,
             "PENSTOCK_GATEWAY__PORT": str(self.options.port),
@@ -363,7 +373,7 @@ class LocalSystem:
         began = said = looked = time.monotonic()
         failed_since: float | None = None
         while model is not None and time.monotonic() - began < MODEL_LOADED_S:
-            self.supervisor.tend()
+            self.supervisor.tend_start()
             if time.monotonic() - looked > ORDERS_S:  # somebody may have ordered otherwise
                 model, looked = self.wanted_model(), time.monotonic()
                 continue
@@ -387,7 +397,7 @@ class LocalSystem:
 
     @property
     def worker_url(self) -> str:
-        return self.config.health_url("worker", self.ports["worker"])
+        return self.part_url("worker")
 
     @property
     def local_url(self) -> str:
@@ -396,12 +406,12 @@ class LocalSystem:
 
     def _worker(self, environment: Mapping[str, str]) -> Part:
         grace_s = load(DrainSettings).worker.drain_s + 40
-        return self._command("worker", self.worker_url, grace_s, environment)
+        return self.part("worker", grace_s, environment)
 
     def _gateway(self, environment: Mapping[str, str]) -> Part:
         (self.home.data_dir / "gateway").mkdir(exist_ok=True)
         grace_s = load(DrainSettings).gateway.drain_s + 15
-        return self._command("gateway", self.local_url, grace_s, environment)
+        return self.part("gateway", grace_s, environment)
 
     @property
     def own_webhook_secret(self) -> Path | None:
@@ -420,19 +430,24 @@ class LocalSystem:
             fresh.replace(path)
         return {variable("webhooks", "secret"): path.read_text().strip()}
 
-    def _beside(self, name: str, grace_s: float, environment: Mapping[str, str]) -> Part:
-        return self._command(name, self.config.health_url(name, self.ports[name]), grace_s, environment)
+    def part_url(self, name: str) -> str:
+        return self.local_url if name == "gateway" else self.config.health_url(name, self.ports[name])
 
-    def _command(self, name: str, url: str, grace_s: float, environment: Mapping[str, str]) -> Part:
-        self._ready_urls[name] = f"{url}/readyz"
+    def part(self, name: str, grace_s: float, environment: Mapping[str, str]) -> Part:
+        """A part that is a command of Penstock. A health port that nobody named is chosen right before each start."""
+
+        def env() -> Mapping[str, str]:
+            if name == "gateway":
+                return environment
+            return {**environment, variable(name, "health_port"): str(self._choose_port(name))}
+
         return command_part(
             name,
             penstock_command(name),
             log=self.home.logs / f"{name}.log",
-            ready=lambda: ask(url).serves,
-            said=lambda: ask(url).text(),
+            look=lambda pid: ask_process(pid, self.part_url(name)),
             grace_s=grace_s,
-            env=environment,
+            env=env,
         )
 
     def _changed(self) -> None:
@@ -442,7 +457,8 @@ class LocalSystem:
                 pid=part.process.pid if part.process is not None and part.running else None,
                 restarts=part.restarts,
                 log=str(part.log),
-                ready_url=self._ready_urls.get(part.name),
+                ready_url=None if part.name == "broker" else f"{self.part_url(part.name)}/readyz",
+                cause=part.cause,
             )
             for part in self.supervisor.parts
         ]
@@ -534,7 +550,7 @@ def card(system: LocalSystem) -> str:
 
 def _parts_line(system: LocalSystem) -> str:
     """`broker, worker, gateway: ready`, and what any other says of itself."""
-    said = {part.name: part.status() for part in system.supervisor.parts}
+    said = {part.name: part.readiness().text() for part in system.supervisor.parts}
     others = [f"{name}: {text}" for name, text in said.items() if text != "ready"]
     return "; ".join([f"{', '.join(name for name, text in said.items() if text == 'ready')}: ready", *others])
 
@@ -557,6 +573,13 @@ def _without_model(system: LocalSystem, entries: Sequence[ModelEntry]) -> str:
         else " (--with images adds real ones, --tiny-models tiny ones to try the routes)"
     )
     return f"\n  no model for {', '.join(lacking)}{cure}"
+
+
+def look_at_broker(pid: int, kafka: EmbeddedKafka) -> Readiness:
+    """Another broker that answers on its port does not count."""
+    if listens(pid, kafka.port) and answers(kafka.bootstrap_servers, timeout_s=1.0):
+        return Readiness(status="ready")
+    return Readiness(status="unreachable", reason="it does not answer")
 
 
 def penstock_command(name: str) -> list[str]:

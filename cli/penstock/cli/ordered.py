@@ -1,13 +1,20 @@
-"""What operators ordered, read from Kafka itself: it needs no gateway and no key."""
+"""What Kafka itself knows of models, the orders and what workers reported: it needs no gateway and no key."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 
 from penstock.common.desired import Desired, read_desired
+from penstock.common.model_entry import ModelEntry
+from penstock.common.reader import read_to_end
 from penstock.common.settings import KafkaSettings
+from penstock.common.transport import Transport
 from penstock.schemas.codec import default_codec
+from penstock.schemas.desired import MODEL, desired_key
 from penstock.schemas.errors import PenstockError
+from penstock.schemas.records import ModelInfo
+from penstock.schemas.times import rfc3339
 
 LOOK_S = 3.0
 
@@ -18,3 +25,32 @@ def read_orders(settings: KafkaSettings, deadline_s: float = LOOK_S) -> Mapping[
         return read_desired(settings, default_codec(), deadline_s)
     except PenstockError:
         return None
+
+
+def removed_lines(entries: Sequence[ModelEntry], orders: Mapping[str, Desired], pool: str | None) -> list[str]:
+    """A line for each of these models that an order has removed, with the command that adds it again."""
+    ordered = ((entry, orders.get(desired_key(MODEL, entry.id, pool))) for entry in entries)
+    return [
+        f"{entry.id} is not served, it was removed by an order at {rfc3339(order.state.created_at)}:"
+        f" `penstock models add {entry.id} --source {shlex.quote(entry.source)} --engine {entry.engine}"
+        f"{''.join(f' --task {task}' for task in entry.tasks)}` adds it again"
+        for entry, order in ordered
+        if order is not None and order.state.removed
+    ]
+
+
+def withdraw_unserved(settings: KafkaSettings, pool: str | None, served: Collection[str]) -> list[str]:
+    """Withdraw the records of the pool's models that its workers reported and that are not served any more.
+
+    Returns their names. A record would make a gateway report its model as one without a worker. Raises PenstockError.
+    """
+    topic, codec = settings.names.model, default_codec()
+    records = {record.key: record.value for record in read_to_end(settings, topic)}
+    known = {key: codec.decode(value, ModelInfo) for key, value in records.items() if value}
+    gone = {key: one.model for key, one in known.items() if one.pool == pool and one.model not in served}
+    if gone:
+        transport = Transport(settings)
+        for key in gone:
+            transport.send(topic, None, key=key)
+        transport.close()
+    return sorted(gone.values())

@@ -111,6 +111,17 @@ def local_url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def listens(pid: int, port: int) -> bool:
+    """Whether this process listens on this TCP port."""
+    import psutil  # comes with the worker, which `penstock up` runs
+
+    try:
+        connections = psutil.Process(pid).net_connections("tcp")
+    except psutil.Error:
+        return False
+    return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in connections)
+
+
 def port_in_use(port: int, host: str = "127.0.0.1") -> bool:
     """Whether something else holds this port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

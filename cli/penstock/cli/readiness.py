@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import httpx
 
-from penstock.cli.paths import Progress
+from penstock.cli.paths import Progress, listens
+from penstock.cli.state import PartState
 
 LOOK_EVERY_S = 5.0
 
@@ -79,6 +80,31 @@ def ask_problems(url: str, headers: Mapping[str, str]) -> list[dict[str, Any]] |
         return answer.json()["data"] if answer.status_code == 200 else None
     except (httpx.HTTPError, ValueError):
         return None
+
+
+def ask_process(pid: int, url: str) -> Readiness:
+    """The readiness of this process. Another one that answers at its URL is not asked."""
+    port = httpx.URL(url).port or 80
+    if not listens(pid, port):
+        return Readiness(status="unreachable", reason=f"its process (pid {pid}) does not listen on port {port}")
+    return ask(url)
+
+
+def not_running(cause: str | None) -> Readiness:
+    """That of a part whose process ended by this cause."""
+    return Readiness(status="unreachable", reason=f"it is not running ({cause})" if cause else "it is not running")
+
+
+def readiness_of_part(part: PartState) -> Readiness:
+    """What a part says of itself; of the broker only whether it runs."""
+    if part.pid is None:
+        return not_running(part.cause)
+    if part.ready_url is None:
+        return Readiness(status="ready")
+    found = ask_process(part.pid, part.ready_url.removesuffix("/readyz"))
+    if found.status != "unreachable" or part.cause is None:
+        return found
+    return replace(found, reason=f"{found.reason}; its last end: {part.cause}")
 
 
 def readiness_of(http_status: int, body: object) -> Readiness:

@@ -60,8 +60,11 @@ class RunConfig:
     def signs_webhooks(self) -> bool:
         return bool(self.value("webhooks", "secret") or self.value("webhooks", "secrets"))
 
+    def health_host(self, part: str) -> str:
+        return self.value(part, "health_host") or "127.0.0.1"
+
     def health_url(self, part: str, port: int) -> str:
-        return local_url(self.value(part, "health_host") or "127.0.0.1", port)
+        return local_url(self.health_host(part), port)
 
     def unset(self, own: dict[tuple[str, str], Path | str]) -> dict[str, str]:
         """Variables for those of these settings that nobody has set."""

@@ -29,6 +29,8 @@ class PartState:
     restarts: int
     log: str
     ready_url: str | None
+    cause: str | None = None
+    """Why its process last ended, or could not be started."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,10 +14,12 @@ from pathlib import Path
 from penstock.cli import children
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.paths import Progress
-from penstock.schemas.texts import shortened
+from penstock.cli.readiness import Readiness, not_running
 
 POLL_S = 0.1
 USAGE_EXIT = 2
+START_TRIES = 3
+"""A part that ends more often than this ends the start of the whole."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -44,31 +46,30 @@ class Part:
     name: str
     launch: Callable[[], subprocess.Popen[bytes]]
     log: Path
-    ready: Callable[[], bool]
+    look: Callable[[int], Readiness]
+    """Returns the readiness of the process with this pid."""
     grace_s: float
     """How long it may take to stop after SIGTERM before it is killed."""
-    said: Callable[[], str] | None = None
-    """What it says of itself: its status, with the reason if it is not ready."""
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
     due_at: float | None = None
     """When to start it again; None while it runs."""
     restarts: int = 0
+    cause: str | None = None
+    """Why it last ended, or could not be started."""
+    log_start: int = 0
+    """Where its log begins to be that of this process."""
     backoff: Backoff = field(default_factory=Backoff)
 
     @property
     def running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
-    def status(self) -> str:
-        if self.said is not None:
-            return self.said()
-        return "ready" if self.running and self.ready() else "it does not answer"
+    def readiness(self) -> Readiness:
+        return not_running(self.cause) if self.process is None or not self.running else self.look(self.process.pid)
 
     def last_words(self) -> str:
-        """The last line of its log that says something, short."""
-        lines = [line.strip() for line in children.tail(self.log).splitlines() if line.strip()]
-        return shortened(lines[-1], 300) if lines else f"nothing in {self.log}"
+        return children.last_words(self.log, self.log_start)
 
 
 def command_part(
@@ -76,20 +77,12 @@ def command_part(
     argv: Sequence[str],
     *,
     log: Path,
-    ready: Callable[[], bool],
+    look: Callable[[int], Readiness],
     grace_s: float,
-    env: Mapping[str, str],
-    said: Callable[[], str] | None = None,
+    env: Callable[[], Mapping[str, str]],
 ) -> Part:
-    """A part that is a plain command."""
-    return Part(
-        name=name,
-        launch=lambda: children.spawn(argv, log=log, env=env),
-        log=log,
-        ready=ready,
-        grace_s=grace_s,
-        said=said,
-    )
+    """A part that is a plain command; `env` is asked for at each start."""
+    return Part(name=name, launch=lambda: children.spawn(argv, log=log, env=env()), log=log, look=look, grace_s=grace_s)
 
 
 class Supervisor:
@@ -123,23 +116,20 @@ class Supervisor:
     def wait_ready(self, part: Part, deadline_s: float) -> None:
         """Return when the part is ready, restarting it (and all others) meanwhile as needed.
 
-        Raises CliFailure when it keeps ending, refuses its settings (exit code 2) or is not ready in time.
+        Raises CliFailure when it is not ready in time, and as `tend_start`.
         """
         give_up = time.monotonic() + deadline_s
         next_try = 0.0
         while not self.stopping:
-            self.tend()
+            self.tend_start()
             if part.running and time.monotonic() >= next_try:
-                if part.ready():
+                if part.readiness().serves:
                     return
                 next_try = time.monotonic() + 0.2
-            if part.process is not None and not part.running and part.process.returncode == USAGE_EXIT:
-                raise CliFailure(part.last_words(), exit_code=ExitCode.USAGE)
-            if part.restarts >= 3 and not part.running:
-                raise CliFailure(f"the {part.name} keeps ending while it starts: {part.last_words()} (log: {part.log})")
             if time.monotonic() > give_up:
+                said = part.readiness().text()
                 raise CliFailure(
-                    f"the {part.name} was not ready within {deadline_s:.0f} s: {part.status()} (log: {part.log})",
+                    f"the {part.name} was not ready within {deadline_s:.0f} s: {said} (log: {part.log})",
                     exit_code=ExitCode.TIMED_OUT,
                 )
             time.sleep(POLL_S)
@@ -149,6 +139,17 @@ class Supervisor:
         while not self.stopping:
             self.tend()
             time.sleep(POLL_S)
+
+    def tend_start(self) -> None:
+        """`tend`, while the whole starts. Raises CliFailure for a part that refuses its settings or keeps ending."""
+        self.tend()
+        for part in self.parts:
+            if part.running:
+                continue
+            if part.process is not None and part.process.returncode == USAGE_EXIT:
+                raise CliFailure(part.last_words(), exit_code=ExitCode.USAGE)
+            if part.backoff.failures > START_TRIES:
+                raise CliFailure(f"the {part.name} keeps ending while it starts: {part.cause} (log: {part.log})")
 
     def tend(self) -> None:
         """Look at each part once: note ends, start again what is due."""
@@ -170,8 +171,8 @@ class Supervisor:
         part.due_at = now + delay_s
         code = part.process.returncode
         # Who was killed had no time for last words.
-        how = f"signal {-code}" if code < 0 else f"exit code {code}: {part.last_words()}"
-        self._progress(f"the {part.name} ended ({how}); starting it again in {delay_s:g} s (log: {part.log})")
+        part.cause = f"signal {-code}" if code < 0 else f"exit code {code}: {part.last_words()}"
+        self._progress(f"the {part.name} ended ({part.cause}); starting it again in {delay_s:g} s (log: {part.log})")
         self.tell()
 
     def _start_again(self, part: Part, now: float) -> None:
@@ -181,12 +182,14 @@ class Supervisor:
         except (CliFailure, OSError) as failure:
             # Its port may be held for a moment more, or its disk be full: that is no reason to end the others.
             delay_s = part.backoff.ended(0.0)
-            part.due_at = now + delay_s
+            part.due_at, part.cause = now + delay_s, str(failure)
             self._progress(f"the {part.name} cannot start: {failure}; trying again in {delay_s:g} s")
+            self.tell()
             return
         self._progress(f"the {part.name} is started again (restart {part.restarts})")
 
     def _launch(self, part: Part) -> None:
+        part.log_start = children.size(part.log)
         part.process = part.launch()
         part.started_at = time.monotonic()
         part.due_at = None

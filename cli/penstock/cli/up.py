@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -28,7 +29,7 @@ from penstock.cli.instances import elsewhere_text
 from penstock.cli.local_system import LocalSystem, Options, card, where_models_are
 from penstock.cli.ordered import read_orders
 from penstock.cli.paths import default_data_dir
-from penstock.cli.readiness import Readiness, ask
+from penstock.cli.readiness import Readiness, ask, readiness_of_part
 from penstock.cli.run_config import RunConfig
 from penstock.cli.state import Home, PartState, SystemState
 from penstock.common.orders import in_force, order_lines
@@ -266,14 +267,13 @@ def status(
         for part, found in looked:
             word = "down, restarting" if part.pid is None else found.status
             restarts = f"  restarts {part.restarts}" if part.restarts else ""
-            typer.echo(f"  {part.name:<8} {word:<8} pid {part.pid or '-'}{restarts}")
+            typer.echo(f"  {part.name:<10} {word:<16} pid {part.pid or '-'}{restarts}")
             if found.status != "ready":
                 log = home.logs / ("worker.log" if found.models_without_worker else f"{part.name}.log")
-                typer.echo(f"  {'':<8} {found.text()}; log: {log}")
-        typer.echo(f"  models   {models_of(state)}\n  kafka    {state.bootstrap_servers}")
-        for line in orders:
-            typer.echo(f"  ordered  {line}")
-        typer.echo(f"  data     {home.data_dir}")
+                typer.echo(f"  {'':<10} {found.text()}; log: {log}")
+        facts = [("models", models_of(state, looked)), ("kafka", state.bootstrap_servers)]
+        for name, text in [*facts, *(("ordered", line) for line in orders), ("data", home.data_dir)]:
+            typer.echo(f"  {name:<10} {text}")
     raise typer.Exit(0 if ready else int(ExitCode.FAILED))
 
 
@@ -288,10 +288,11 @@ def gateway_status(url: str, key: str | None, *, as_json: bool) -> bool:
     return ready
 
 
-def models_of(state: SystemState) -> str:
+def models_of(state: SystemState, looked: Sequence[tuple[PartState, Readiness]]) -> str:
     """As the worker serves them now; where it does not answer, those that it was started with."""
-    url = next((part.ready_url for part in state.parts if part.name == "worker" and part.pid is not None), None)
-    return where_models_are((url or "http://127.0.0.1:0").removesuffix("/readyz"), state.models)
+    answering = (one.ready_url for one, found in looked if one.name == "worker" and found.status != "unreachable")
+    url = next(answering, None)
+    return ", ".join(state.models) if url is None else where_models_are(url.removesuffix("/readyz"), state.models)
 
 
 def orders_of(home: Home, state: SystemState) -> list[str]:
@@ -300,13 +301,6 @@ def orders_of(home: Home, state: SystemState) -> list[str]:
     use_config(written if written.exists() else None)
     found = read_orders(load(ClusterSettings).kafka_settings(state.bootstrap_servers))
     return ["unknown: the broker does not answer"] if found is None else order_lines(in_force(found))
-
-
-def readiness_of_part(part: PartState) -> Readiness:
-    """What a part says of itself; of the broker only whether it runs."""
-    if part.pid is None:
-        return Readiness(status="unreachable", reason="it is not running")
-    return Readiness(status="ready") if part.ready_url is None else ask(part.ready_url.removesuffix("/readyz"))
 
 
 def down(data_dir: DataDir = None) -> None:

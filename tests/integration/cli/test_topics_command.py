@@ -11,9 +11,15 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from typer.testing import CliRunner, Result
 
 from penstock.cli.main import app
+from penstock.cli.ordered import withdraw_unserved
 from penstock.common.admin import partition_counts, topic_config
 from penstock.common.altering import alter_topics, flush_conversations, flushes_groups
+from penstock.common.reader import read_to_end
 from penstock.common.settings import KafkaSettings
+from penstock.common.transport import Transport
+from penstock.schemas.codec import default_codec
+from penstock.schemas.desired import model_key
+from penstock.schemas.records import ModelInfo
 from support import wait_until
 
 runner = CliRunner()
@@ -209,3 +215,20 @@ def test_conversations_share_a_topic_if_that_was_chosen_before_there_were_any(to
     assert topics.run("create").exit_code == 0, "the layout of an installation stays"
     alter_topics(topics.settings, {shared: {"cleanup.policy": "delete"}})
     assert f"{shared}: cleanup.policy is delete and must be compact" in topics.run("check").output
+
+
+def test_the_records_of_models_that_are_not_served_are_withdrawn(topics: Topics) -> None:
+    """A model that left the configuration of `penstock up` made the gateway degraded for a day."""
+    assert topics.run("create").exit_code == 0
+    names, codec, transport = topics.settings.names, default_codec(), Transport(topics.settings)
+    for name, pool in (("served", None), ("gone", None), ("gone", "gpu"), ("withdrawn", None)):
+        info = ModelInfo(
+            model=name, pool=pool, tasks=["embedding"], engine="noop", state="ready", updated_at=1, worker_id="w"
+        )
+        transport.send(names.model, codec.encode(info), key=model_key(name, pool).encode())
+    transport.send(names.model, None, key=b"withdrawn")
+    assert transport.close() == 0
+    assert withdraw_unserved(topics.settings, None, {"served", "new"}) == ["gone"]
+    latest = {record.key: record.value for record in read_to_end(topics.settings, names.model)}
+    assert {key for key, value in latest.items() if value} == {b"served", b"gone@gpu"}
+    assert withdraw_unserved(topics.settings, None, {"served", "new"}) == []

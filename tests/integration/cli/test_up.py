@@ -189,9 +189,12 @@ def test_detached_and_killed_nothing_outlives_it(up: Up) -> None:
     wait_until(lambda: not members(pids), 20, lambda: members(pids))
     assert up.command("status").returncode == 3
 
-    # What was there is there again, and `down` ends it.
-    assert up.command("up", "--detach", *up.options()).returncode == 0
+    # What was there is there again but for a model that left the configuration, and `down` ends it.
+    up.config.write_text(CONFIG.partition('\n[[models]]\nid = "slow"')[0])
+    again = up.command("up", "--detach", *up.options())
+    assert (again.returncode, "models of an earlier start are not served: slow\n" in again.stderr) == (0, True)
     assert up.ask()["status"] == "completed"
+    assert up.status()["ready"], up.status()
     pids = list(up.pids().values())
     down = up.command("down")
     assert (down.returncode, down.stdout) == (0, "Penstock has stopped\n")

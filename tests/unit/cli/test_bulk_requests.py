@@ -20,6 +20,7 @@ LOW: Json = {"model": "m", "class": "low", "older_than_s": 600}
 LABELS = "--conversation-id c1 --user-id u1 --session-id s1 --correlation-id k1"
 ASKED: Json = {"conversation_id": "c1", "user_id": "u1", "session_id": "s1", "correlation_id": "k1"}
 ONE = "POST /v1/requests/r1/reprioritize"
+WRONG: Json = {"error": {"message": "no time", "code": "invalid_request"}}
 DRY: Json = {"dry_run": True}
 HIGH: Json = {"priority": "high"}
 
@@ -68,6 +69,64 @@ def test_a_redrive_ends_when_the_gateway_makes_no_progress(gateway: ScriptedGate
     words = f"penstock dlq redrive --reason x --after 0/1@0:9 --url {gateway.url}"
     assert done.stderr.endswith(f"2 were redriven: continue with: {words}\n")
     assert [body["after"] for body in gateway.bodies] == [None, "0/1@0:9"]
+
+
+def letters(count: str, done: int, *skipped: str) -> Json:
+    told = [{"id": one, "code": "not_found", "message": "there is no such letter"} for one in skipped]
+    return {count: done, "request_ids": [], "skipped": told, "remaining": 0, "has_more": False, "last_id": None}
+
+
+SKIPPED = "2/17 skipped: there is no such letter\n"
+ASK = "penstock: nobody can be asked here: add --yes\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer", "code", "stderr", "calls"),
+    [
+        ("purge --all", letters("purged", 3), 2, ASK, 0),
+        ("purge --all --yes", letters("purged", 3), 0, "", 1),
+        ("purge --all --dry-run", letters("purged", 3), 0, "", 1),
+        ("purge 2/17 --yes", letters("purged", 0, "2/17"), 1, SKIPPED, 1),
+        ("redrive 2/17", letters("redriven", 0, "2/17"), 1, f"{SKIPPED}0 redriven, 1 skipped\n", 1),
+        # What holds no request stays: a filter that finds only such letters has done all that can be done.
+        ("redrive --all", letters("redriven", 0, "2/17"), 0, f"{SKIPPED}0 redriven, 1 skipped\n", 1),
+        ("redrive abc", letters("redriven", 0), 2, "penstock: abc: write it as partition/offset, as 2/17\n", 0),
+        ("redrive --since x", (400, WRONG), 1, "penstock: no time (invalid_request)\n", 1),
+    ],
+)
+def test_commands_about_dead_letters(
+    gateway: ScriptedGateway, arguments: str, answer: Any, code: int, stderr: str, calls: int
+) -> None:
+    gateway.play({f"POST /v1/admin/dlq/{arguments.split()[0]}": answer})
+    done = gateway.run("dlq", *arguments.split())
+    assert (done.exit_code, done.stderr, len(gateway.bodies)) == (code, stderr, calls)
+
+
+@pytest.mark.parametrize(("command", "route"), [("requests list", "/v1/requests"), ("dlq list", "/v1/admin/dlq")])
+def test_an_empty_list_says_that_the_model_of_its_filter_does_not_exist(
+    gateway: ScriptedGateway, command: str, route: str
+) -> None:
+    models = {"data": [{"id": "chat", "aliases": ["default"]}]}
+    gateway.play({f"GET {route}": {"data": [], "has_more": False}, "GET /v1/models": models})
+    for model, said in (("bogus", "there is no model bogus; `penstock models list` shows"), ("default", "")):
+        done = gateway.run(*command.split(), "--model", model)
+        assert (done.exit_code, done.stderr[: len(said) or None].replace("\n", " ")) == (0, said)
+
+
+def test_the_statuses_that_a_list_takes_are_named(gateway: ScriptedGateway) -> None:
+    done = gateway.run("requests", "list", "--status", "bogus")
+    assert (done.exit_code, gateway.asked) == (2, [])
+    assert all(name in done.stderr for name in ("waiting", "queued", "completed"))
+
+
+@pytest.mark.parametrize("command", ["conversations delete nope", "artifacts delete nope"])
+def test_what_does_not_exist_is_said_before_anybody_is_asked(gateway: ScriptedGateway, command: str) -> None:
+    gateway.play({f"GET /v1/{command.split()[0]}/nope": (404, {"error": {"message": "nope", "code": "not_found"}})})
+    done = gateway.run(*command.split())
+    assert (done.exit_code, done.stderr) == (1, "penstock: nope (not_found)\n")
+    gateway.play({f"GET /v1/{command.split()[0]}/nope": {}})
+    assert gateway.run(*command.split()).stderr == ASK
+    assert [one.partition(" ")[0] for one in gateway.asked] == ["GET"]
 
 
 def test_the_options_that_choose_requests_are_named_and_exist() -> None:

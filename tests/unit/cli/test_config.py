@@ -133,6 +133,17 @@ def test_config_check_names_what_is_wrong(write: Write, text: str, words: str) -
     assert "\n" not in str(caught.value)
 
 
+def test_config_check_names_all_that_is_wrong_and_each_of_it_once(write: Write) -> None:
+    """`(and 2 more)` did not say which, and a process that was looked at later had its faults named later."""
+    write("[kafak]\n[kafka]\ntopic_prefixx = 'a'\n[worker]\nlanes = 1\nhealth_port = -1\n[gateway]\nport = -1\n")
+    with pytest.raises(CliFailure) as caught:
+        checked()
+    lines = str(caught.value).splitlines()
+    for field in ("kafka.topic_prefixx", "worker.lanes", "worker.health_port", "gateway.port", "[kafak]"):
+        assert sum(field in line for line in lines) == 1, lines
+    assert len(lines) == 5
+
+
 def test_config_check_accepts_settings_that_fit_together(write: Write, tmp_path: Path) -> None:
     (tmp_path / "keys.json").write_text("{}")
     text = '[kafka]\ntopic_prefix = "p-"\n[auth]\nkeys_file = "keys.json"\n[[queues]]\ntopic = "inference.result"\n'

@@ -14,6 +14,7 @@ from typing import IO
 import pytest
 
 from kit.cli import Json, ScriptedGateway, invoke
+from penstock.cli import up
 from penstock.cli.config import ClusterSettings, load
 from penstock.cli.failures import CliFailure
 from penstock.cli.paths import free_port
@@ -53,6 +54,19 @@ def kill(home: Home) -> None:
     home.release()
     state.write_text(text)
     entry.write_text(str(home.data_dir))
+
+
+def test_status_has_columns_and_says_why_a_part_last_ended(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(up, "read_orders", lambda settings: None)
+    home = start("share/penstock")
+    state, log = home.read(), {"log": "l", "ready_url": None}
+    assert state is not None
+    ended = PartState(name="summarizer", pid=None, restarts=22, cause="exit code 1: its port cannot be bound", **log)
+    home.write(replace(state, parts=[PartState(name="broker", pid=7, restarts=0, **log), ended]))
+    done = invoke("status")
+    parts = [line for line in done.stdout.splitlines() if " pid " in line[1:] and "http" not in line]
+    assert {line.index(" pid ") for line in parts} == {parts[0].index(" pid ")}, done.stdout
+    assert (done.exit_code, "it is not running (exit code 1: its port cannot be bound)" in done.stdout) == (1, True)
 
 
 LIST, DLQ = "requests list", f"dlq list --bootstrap-servers 127.0.0.1:{free_port()}"

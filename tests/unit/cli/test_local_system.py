@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -20,9 +22,12 @@ from penstock.cli import local_system, paths
 from penstock.cli.chosen_models import chat_model, remote_model
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.local_system import LocalSystem, Options, card
+from penstock.cli.ordered import removed_lines
 from penstock.cli.paths import free_port
+from penstock.cli.readiness import readiness_of_part
 from penstock.cli.run_config import variable
 from penstock.cli.state import Home, PartState, SystemState
+from penstock.cli.supervisor import Backoff, Part
 from penstock.cli.up import noted
 from penstock.common.desired import Desired
 from penstock.common.model_entry import ModelEntry, parse_entry
@@ -146,6 +151,17 @@ def test_the_card_lists_the_models_that_are_served_now(make: Make, orders: Order
     assert "curl" not in card(system), "no model is left for chat"
 
 
+def test_models_that_an_order_removed_are_named_with_the_command_that_adds_them(orders: Orders) -> None:
+    orders.add("paused", "pause")
+    orders.add("gone", "remove")
+    entries = [
+        parse_entry(entry(name, source="/my model", tasks=["text_generation"])) for name in ("gone", "paused", "a")
+    ]
+    (line,) = removed_lines(entries, orders, None)
+    assert line.startswith("gone is not served, it was removed by an order at 1970-01-01T")
+    assert "`penstock models add gone --source '/my model' --engine text --task text_generation` adds it again" in line
+
+
 def test_the_card_says_where_the_models_are(make: Make) -> None:
     states = {"chat": "ready", "drawing": "loading", "elsewhere": "ready", "idle": "absent"}
     ready = {"models": states, "devices": {"chat": ["cuda:0", "cuda:1"], "elsewhere": []}}
@@ -266,6 +282,73 @@ def test_the_port_of_the_worker_is_the_named_one_or_else_a_free_one(
         system = make(**options)
         system.check()
         assert system.ports["worker"] == port
+
+
+WORKER = """
+import http.server, os
+class Ready(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+try:
+    server = http.server.HTTPServer(("127.0.0.1", int(os.environ["PENSTOCK_WORKER__HEALTH_PORT"])), Ready)
+except OSError as error:
+    print(f"penstock worker: its port cannot be bound ({error.strerror})")
+    exit("2026-11-29T23:50:00.269Z INFO penstock.processors.app worker.stopped")
+server.serve_forever()
+"""
+"""Binds the port that it was given, and logs one more line after the reason why it cannot."""
+
+
+@pytest.fixture
+def worker(make: Make, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LocalSystem, Part]]:
+    """A system whose worker is that program and is not started yet."""
+    monkeypatch.setattr(local_system, "penstock_command", lambda name: [sys.executable, "-c", WORKER])
+    system = make()
+    part = system.part("worker", 1.0, os.environ)
+    part.backoff = Backoff(first_s=0.05, limit_s=0.05)
+    yield system, part
+    system.supervisor.kill()
+
+
+READY = {"GET /readyz": {"status": "ready"}}
+
+
+def test_a_health_port_is_chosen_right_before_each_start(worker: tuple[LocalSystem, Part]) -> None:
+    """It was chosen a minute before the start, and once."""
+    system, part = worker
+    system.check()
+    with scripted_gateway(READY, port=system.ports["worker"]):
+        system.supervisor.start(part)
+        system.supervisor.wait_ready(part, 20)
+    chosen = system.ports["worker"]
+    assert part.process is not None
+    part.process.kill()
+    part.process.wait()
+    with scripted_gateway(READY, port=chosen):
+        system.supervisor.wait_ready(part, 20)
+    assert system.ports["worker"] != chosen
+    state = system.home.read()
+    assert state is not None
+    assert readiness_of_part(state.parts[0]).status == "ready"
+
+
+def test_another_process_on_the_port_is_not_the_part(
+    worker: tuple[LocalSystem, Part], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answered for the worker, which was started again for ever."""
+    monkeypatch.setattr(local_system, "port_in_use", lambda port, host: False)
+    system, part = worker
+    with scripted_gateway(READY, port=system.ports["worker"]) as server:
+        system.supervisor.start(part)
+        with pytest.raises(CliFailure, match=r"the worker keeps ending while it starts: .*penstock worker: its port"):
+            system.supervisor.wait_ready(part, 20)
+        state = system.home.read()
+        assert state is not None
+        found = readiness_of_part(replace(state.parts[0], pid=os.getppid()))
+        assert found.text().startswith(f"unreachable: its process (pid {os.getppid()}) does not listen on port")
+        assert "Address already in use" in found.text()
+        assert server.asked == []
 
 
 def test_configured_places_hold_and_the_others_are_in_the_data_folder(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.readiness import Readiness
 from penstock.cli.supervisor import Backoff, Part, Supervisor, command_part
 from support import alive, wait_until
 
@@ -39,9 +40,11 @@ class World:
         """A part that was started and is ready."""
         log = self.folder / f"{name}.log"
         command = [sys.executable, "-c", code]
-        made = command_part(
-            name, command, log=log, ready=lambda: "up" in log.read_text(), grace_s=grace_s, env=dict(os.environ)
-        )
+
+        def look(pid: int) -> Readiness:
+            return Readiness(status="ready" if "up" in log.read_text() else "starting")
+
+        made = command_part(name, command, log=log, look=look, grace_s=grace_s, env=lambda: os.environ)
         made.backoff = Backoff(first_s=0.05, limit_s=0.05)
         self.supervisor.start(made)
         if ready:
@@ -109,7 +112,7 @@ def test_a_part_that_a_full_disk_keeps_from_starting_is_retried(world: World) ->
 
 def test_a_part_that_does_not_become_ready_is_named_with_its_reason(world: World) -> None:
     bridge = world.part("bridge", ready=False)
-    bridge.ready, bridge.said = lambda: False, lambda: "unavailable: missing topics: jobs"
+    bridge.look = lambda pid: Readiness(status="unavailable", reason="missing topics: jobs")
     with pytest.raises(
         CliFailure, match="the bridge was not ready within 0 s: unavailable: missing topics: jobs"
     ) as end:
@@ -134,8 +137,8 @@ def test_parts_stop_in_reverse_order_and_stubborn_ones_are_killed(world: World) 
     [
         ("worker", "print('configuration: worker.inflight_cap: too small'); exit(2)", "inflight_cap", ExitCode.USAGE),
         (
-            "gateway", "print('no such table'); exit(1)", "the gateway keeps ending while it starts: no such table",
-            ExitCode.FAILED,
+            "gateway", "print('no such table'); exit(1)",
+            "the gateway keeps ending while it starts: exit code 1: no such table", ExitCode.FAILED,
         ),
     ],
 )  # fmt: skip

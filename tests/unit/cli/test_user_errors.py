@@ -39,6 +39,7 @@ def nothing_configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("worker --config /nowhere/penstock.toml", "penstock: no such configuration file: /nowhere/penstock.toml\n"),
         ("topics check -b ::::", "::::"),
         ("dlq show 17", "17"),
+        ("models add", "give the model's name, or its entry by --file"),
         ("submit hello --priority -4", "--priority"),
         ("submit hello --timeout -1", "--timeout"),
         ("submit hello --timeout nan", "--timeout"),

@@ -118,6 +118,8 @@ def test_the_choice_is_that_of_a_worker() -> None:
     assert (only.model, only.model_reason) == ("tiny", "it is the only model for the task")
     paused = planned(worker(*states, paused=["model/second"]), models=models)
     assert paused.model == "first"
+    klass = planned(worker(*states, paused=["class/medium"]), models=models)
+    assert (klass.model, klass.model_reason) == ("second", "it is ready; first in the configuration")
 
 
 @pytest.mark.parametrize(

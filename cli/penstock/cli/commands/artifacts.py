@@ -16,7 +16,17 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from penstock.cli.commands.api_paths import api_path
-from penstock.cli.commands.common import ARTIFACTS, AsJson, Gateway, errors, print_json, print_list, print_table
+from penstock.cli.commands.common import (
+    ARTIFACTS,
+    AsJson,
+    Gateway,
+    Yes,
+    confirm,
+    errors,
+    print_json,
+    print_list,
+    print_table,
+)
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.option_groups import App
 
@@ -128,14 +138,16 @@ def put(
 def delete(
     gateway: Gateway,
     artifacts: Annotated[list[str], typer.Argument(metavar="ARTIFACT...", help="Ids of artifacts.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Delete artifacts. One that a conversation refers to lives as long as the conversation.
 
     Example:  penstock artifacts delete 0b7e8f6c-0f43-4d6e-9c35-1c6bb2d8f7a1 --yes
     """
     if not yes:
-        typer.confirm(f"Delete {len(artifacts)} artifact{'s' * (len(artifacts) > 1)}?", abort=True)
+        for artifact in artifacts:
+            gateway.call("GET", api_path(ARTIFACTS, artifact))  # raises for one that does not exist
+        confirm(f"Delete {len(artifacts)} artifact{'s' * (len(artifacts) > 1)}?")
     for artifact in artifacts:
         gateway.call("DELETE", api_path(ARTIFACTS, artifact))
         typer.echo(f"{artifact} deleted")

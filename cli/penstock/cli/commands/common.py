@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 import textwrap
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ Url = Annotated[
 Key = Annotated[
     str | None, typer.Option("--key", envvar="PENSTOCK_API_KEY", help="An API key, when the gateway asks for one.")
 ]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one document or one line per record.")]
 
 
@@ -241,6 +243,22 @@ def sse_frames(answer: httpx.Response) -> Iterator[dict[str, Any]]:
             data = field_value(line, b"data")
             if data is not None and data != DONE:
                 yield json.loads(data)
+
+
+def say_unknown_model(gateway: Gateway, model: str | None) -> None:
+    """Of a list that is empty: say that the model of its filter does not exist, as one that is mistyped."""
+    if model is None:
+        return
+    known = gateway.call("GET", "/v1/models", task="all")["data"]
+    if not any(model in (one["id"], *one.get("aliases", ())) for one in known):
+        errors.print(f"there is no model {model}; `penstock models list` shows those that there are", highlight=False)
+
+
+def confirm(question: str) -> None:
+    """Raises CliFailure (usage) where nobody can be asked, and Abort if the answer is no."""
+    if not sys.stdin.isatty():
+        raise CliFailure("nobody can be asked here: add --yes", exit_code=ExitCode.USAGE)
+    typer.confirm(question, abort=True)
 
 
 def waiting_text(facts: Mapping[str, Any]) -> str:

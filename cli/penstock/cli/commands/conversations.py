@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.commands.api_paths import api_path
-from penstock.cli.commands.common import AsJson, Gateway, console, print_json, print_list, print_table
+from penstock.cli.commands.common import AsJson, Gateway, Yes, confirm, console, print_json, print_list, print_table
 from penstock.cli.commands.conversation_compare import compare
 from penstock.cli.commands.conversation_facts import Facts, facts_text, when
 from penstock.cli.commands.conversation_files import export, import_
@@ -176,12 +176,14 @@ def summarize(
 def delete(
     gateway: Gateway,
     conversation: Conversation,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Delete a conversation and all its turns. There is no way back."""
+    path = api_path("/v1/conversations", conversation)
     if not yes:
-        typer.confirm(f"Delete conversation {conversation} and all its turns?", abort=True)
-    gateway.call("DELETE", api_path("/v1/conversations", conversation))
+        gateway.call("GET", path)  # raises if it does not exist
+        confirm(f"Delete conversation {conversation} and all its turns?")
+    gateway.call("DELETE", path)
     typer.echo(f"{conversation} deleted")
 
 

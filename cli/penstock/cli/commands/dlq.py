@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.commands.api_paths import Route, api_path
-from penstock.cli.commands.common import AsJson, Gateway, print_json, print_list
+from penstock.cli.commands.common import AsJson, Gateway, Yes, confirm, print_json, print_list, say_unknown_model
 from penstock.cli.commands.long_calls import interrupted_between_calls, reporting, same_command
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.option_groups import App
@@ -136,6 +136,8 @@ class Letters(Filter):
     def body(self) -> dict[str, Any]:
         """As the gateway takes them. Raises CliFailure (usage)."""
         asked = self.asked()
+        for one in self.ids or ():
+            place_of(one)
         if bool(self.ids) + bool(asked) + self.every != 1:
             text = "name letters by ids, or by a filter such as --reason, or all by --all"
             raise CliFailure(text, exit_code=ExitCode.USAGE)
@@ -153,6 +155,8 @@ def call_until_done(
     done, left, after = 0, None, body["after"]
 
     def text() -> str:
+        if not done and after is None:
+            return ""
         go_on = "run it again" if after is None else f"continue with: {same_command(context, after=after)}"
         return f"{done} {'would be' if body['dry_run'] else 'were'} {count}: {go_on}"
 
@@ -193,6 +197,8 @@ def list_letters(
         found = [as_json(message, letter, codec) for message, letter in newest(settings, codec, limit)]
     columns = ["id", "time", "reason", "tenant", "model", "request", "redriven as", "error"]
     print_list(found, as_json=json_lines, columns=columns, row=_row, empty="no dead letters")
+    if not found:
+        say_unknown_model(gateway, wanted.model)
 
 
 @app.command()
@@ -244,27 +250,39 @@ def redrive(
             continue
         for request_id in answer["request_ids"]:
             typer.echo(request_id)
-        for one in answer["skipped"]:
-            typer.echo(f"{one['id']} skipped: {one['message']}", err=True)
+        say_skipped(answer)
     if not json_lines:
         typer.echo(f"{count} {'would be ' if letters.dry_run else ''}redriven, {skipped} skipped", err=True)
-    if skipped and not count:
+    if letters.ids and skipped and not count:
         raise typer.Exit(ExitCode.FAILED)
 
 
+def say_skipped(answer: dict[str, Any]) -> None:
+    for one in answer["skipped"]:
+        typer.echo(f"{one['id']} skipped: {one['message']}", err=True)
+
+
 @app.command()
-def purge(context: typer.Context, gateway: Gateway, letters: Letters, json_lines: AsJson = False) -> None:
+def purge(
+    context: typer.Context, gateway: Gateway, letters: Letters, yes: Yes = False, json_lines: AsJson = False
+) -> None:
     """Take dead letters away for good.
 
-    Examples: penstock dlq purge 2/17
+    Examples: penstock dlq purge 2/17 --yes
 
     penstock dlq purge --reason bad_json --dry-run
     """
-    answers = list(call_until_done(context, gateway, "/v1/admin/dlq/purge", letters.body(), "purged"))
+    body = letters.body()
+    if not yes and not letters.dry_run:
+        which = ", ".join(letters.ids or ()) or ("all dead letters" if letters.every else "the letters of this filter")
+        confirm(f"Take {which} away for good?")
+    answers = list(call_until_done(context, gateway, "/v1/admin/dlq/purge", body, "purged"))
     if json_lines:
         for answer in answers:
             print_json(answer)
     else:
+        for answer in answers:
+            say_skipped(answer)
         typer.echo(f"{sum(answer['purged'] for answer in answers)} {'would be ' if letters.dry_run else ''}purged")
     if not any(answer["purged"] for answer in answers) and any(answer["skipped"] for answer in answers):
         raise typer.Exit(ExitCode.FAILED)

@@ -19,13 +19,14 @@ WAITS = b"interrupted: waiting for the answer of this call; Ctrl-C again ends at
 
 @contextmanager
 def reporting(done: Callable[[], str]) -> Generator[None]:
-    """Turn a failure or a Ctrl-C into a CliFailure that also says what was done."""
+    """Turn a failure or a Ctrl-C into a CliFailure that also says what was done, if `done` has a text."""
     try:
         yield
-    except (CliFailure, KeyboardInterrupt) as error:
-        said = f"{error}; " if isinstance(error, CliFailure) else ""
-        code = error.exit_code if isinstance(error, CliFailure) else ExitCode.INTERRUPTED
-        raise CliFailure(f"{said}{done()}", exit_code=code) from error
+    except CliFailure as error:
+        said = "; ".join(filter(None, (str(error), done())))
+        raise CliFailure(said, exit_code=error.exit_code) from error
+    except KeyboardInterrupt as error:
+        raise CliFailure(done() or "interrupted", exit_code=ExitCode.INTERRUPTED) from error
 
 
 @contextmanager

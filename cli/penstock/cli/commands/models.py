@@ -211,6 +211,8 @@ def add(
     """Serve one more model. Example: penstock models add chat --source owner/name --engine text --set keep_alive=5m"""
     if name is not None and file is None and name.endswith((".json", ".toml")) and Path(name).is_file():
         raise CliFailure(f"{name} is a file: give it with --file {name}", exit_code=ExitCode.USAGE)
+    if name is None and file is None:
+        raise CliFailure("give the model's name, or its entry by --file; see --help", exit_code=ExitCode.USAGE)
     given = {"id": name, "source": source, "engine": engine, "tasks": task, "aliases": alias, "pool": pool}
     given |= {"device": device, "pinned": pinned or None}
     entry = {} if file is None else read_entry(file)

@@ -8,7 +8,16 @@ import typer
 
 from penstock.cli.commands.api_paths import api_path
 from penstock.cli.commands.bulk_requests import Chosen, command
-from penstock.cli.commands.common import AsJson, Gateway, at_most, print_json, print_list, waiting_text
+from penstock.cli.commands.common import (
+    AsJson,
+    Gateway,
+    at_most,
+    print_json,
+    print_list,
+    say_unknown_model,
+    waiting_text,
+)
+from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.option_groups import App
 from penstock.schemas.records import STATUS_RANKS
 
@@ -52,6 +61,9 @@ def list_requests(
         "model": model,
         "class": klass,
     }
+    if status not in (None, "waiting", *STATUS_RANKS):
+        text = f"--status {status}: there are waiting (all that wait), {', '.join(STATUS_RANKS)}"
+        raise CliFailure(text, exit_code=ExitCode.USAGE)
     root = "/v1/requests" if tenant is None else "/v1/admin/requests"
     statuses = WAITING if status == "waiting" else (status,)
     found = [one for each in statuses for one in gateway.pages(root, limit + 1, **wanted, status=each, order="desc")]
@@ -65,6 +77,8 @@ def list_requests(
         return [*map(one.get, names), why(one)]
 
     print_list(at_most(limit, found), as_json=as_json, columns=columns, row=row, empty="no requests")
+    if not found:
+        say_unknown_model(gateway, model)
 
 
 def why(request: dict[str, Any]) -> str | None:

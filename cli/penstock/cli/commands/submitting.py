@@ -64,15 +64,16 @@ class Sent:
 
 
 def text_of(argument: str) -> str:
-    """The argument itself, or all of stdin for `-`. Raises CliFailure (usage) for an input that holds no text."""
-    if argument != "-":
-        return argument
-    try:
-        text = sys.stdin.buffer.read().decode().removesuffix("\n")
-    except UnicodeDecodeError as error:
-        raise CliFailure(f"- reads text from stdin, and that is none: {error}", exit_code=ExitCode.USAGE) from error
+    """The argument itself, or all of stdin for `-`. Raises CliFailure (usage) for what is empty, or is no text."""
+    text = argument
+    if argument == "-":
+        try:
+            text = sys.stdin.buffer.read().decode().removesuffix("\n")
+        except UnicodeDecodeError as error:
+            raise CliFailure(f"- reads text from stdin, and that is none: {error}", exit_code=ExitCode.USAGE) from error
     if not text.strip():
-        raise CliFailure("- reads the text from stdin, and that is empty", exit_code=ExitCode.USAGE)
+        source = ", which - reads from stdin," if argument == "-" else ""
+        raise CliFailure(f"the text{source} is empty", exit_code=ExitCode.USAGE)
     return text
 
 

@@ -18,11 +18,11 @@ import httpx
 from confluent_kafka import Consumer, TopicPartition
 
 from penstock.cli.config import to_toml
-from penstock.cli.embedded_kafka import EmbeddedKafka, answers
+from penstock.cli.embedded_kafka import EmbeddedKafka
 from penstock.cli.faults.targets import Target
-from penstock.cli.local_system import EMBEDDED_PARTITIONS, penstock_command
+from penstock.cli.local_system import EMBEDDED_PARTITIONS, look_at_broker, penstock_command
 from penstock.cli.paths import free_port, silent
-from penstock.cli.readiness import ask
+from penstock.cli.readiness import ask_process
 from penstock.cli.supervisor import Backoff, Part, Supervisor, command_part
 from penstock.cli.topics import create_topics
 from penstock.common.admin_clients import admin_client
@@ -76,7 +76,7 @@ class Broker(Supervised):
             name="broker",
             launch=self.kafka.launch,
             log=self.kafka.log,
-            ready=lambda: answers(self.kafka.bootstrap_servers, timeout_s=1.0),
+            look=lambda pid: look_at_broker(pid, self.kafka),
             grace_s=10.0,
         )
         self.start(self.part)
@@ -151,27 +151,20 @@ class Site(Supervised):
             deleted.result(60)
 
     def _part(self, name: str) -> Part:
-        url, first = self.url(name), iter([True])
-        part = command_part(
+        url = self.url(name)
+        armed = iter([{"PENSTOCK_FAULTS": self._faults}] if name == "worker" and self._faults else [])
+
+        def env() -> Mapping[str, str]:
+            return {**self._environment, **next(armed, {})}
+
+        return command_part(
             name,
             penstock_command(name),
             log=self.folder / f"{name}.log",
-            ready=lambda: ask(url).serves,
+            look=lambda pid: ask_process(pid, url),
             grace_s=30.0,
-            env=self._environment,
+            env=env,
         )
-        if name == "worker" and self._faults:
-            armed = command_part(
-                name,
-                penstock_command(name),
-                log=part.log,
-                ready=part.ready,
-                grace_s=part.grace_s,
-                env={**self._environment, "PENSTOCK_FAULTS": self._faults},
-            )
-            later = part.launch
-            part.launch = lambda: armed.launch() if next(first, False) else later()
-        return part
 
     def _configured(self, models: list[dict[str, Any]], receiver: str) -> Mapping[str, str]:
         prefix, folder = self.kafka.topic_prefix, self.folder

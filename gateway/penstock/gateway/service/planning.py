@@ -75,7 +75,7 @@ def plan(
     there = [worker for worker in workers if worker.pool == request.pool]
     known = {model.model: model for model in models if model.pool == request.pool and request.task in model.tasks}
     named = find_model(models, request.task, request.model, request.pool)
-    choice = Choice(named or "", "it was named") if request.model is not None else _best(known, there, klass)
+    choice = Choice(named or "", "it was named") if request.model is not None else _best(known, there)
     if choice is None or choice.model not in known:
         name = request.model if choice is None else choice.model
         return _unserved(name, "it is left to the worker" if choice is None else choice.reason, klass)
@@ -112,18 +112,18 @@ def plan(
     )
 
 
-def _best(known: dict[str, ModelInfo], workers: list[WorkerState], klass: str) -> Choice | None:
+def _best(known: dict[str, ModelInfo], workers: list[WorkerState]) -> Choice | None:
     """As the worker chooses, to which it would come: the one where its model starts soonest."""
     if len(known) == 1:
         return only(next(iter(known)))
     candidates: list[Candidate] = []
     for name, info in known.items():
         if (place := min(_places(name, workers), key=_soonness, default=None)) is not None:
-            candidates.append(_candidate(info, place, klass))
+            candidates.append(_candidate(info, place))
     return choose(candidates)
 
 
-def _candidate(info: ModelInfo, place: _Place, klass: str) -> Candidate:
+def _candidate(info: ModelInfo, place: _Place) -> Candidate:
     order = [state.model for state in place.worker.models].index(info.model)  # workers tell them as configured
     loads = (info.load_seconds, *(one.load_seconds for one in place.engines))
     return Candidate(
@@ -134,12 +134,14 @@ def _candidate(info: ModelInfo, place: _Place, klass: str) -> Candidate:
         queued=place.queued + place.running,
         slots=max(1, info.max_batch_size or 1),
         load_s=next((seconds for seconds in loads if seconds is not None), None),
-        paused=_is_paused(place, info.model, klass),
+        paused=_is_paused(place, info.model),
     )
 
 
-def _is_paused(place: _Place, model: str, klass: str) -> bool:
-    return not {model, f"model/{model}", klass, f"class/{klass}"}.isdisjoint(place.worker.paused)
+def _is_paused(place: _Place, model: str, klass: str | None = None) -> bool:
+    """Whether the model is, or the class if one is given."""
+    names = {model, f"model/{model}"} | (set() if klass is None else {klass, f"class/{klass}"})
+    return not names.isdisjoint(place.worker.paused)
 
 
 def _places(name: str, workers: list[WorkerState]) -> list[_Place]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.faults.site import Supervised
+from penstock.cli.readiness import Readiness
 from penstock.cli.supervisor import Part
 
 
@@ -21,10 +22,10 @@ def test_if_one_does_not_start_none_is_left(tmp_path: Path, error: type[BaseExce
         started.append(subprocess.Popen(command, start_new_session=True))
         return started[-1]
 
-    def ready() -> bool:
+    def look(pid: int) -> Readiness:
         raise error
 
-    part = Part(name="part", launch=launch, log=tmp_path / "log", ready=ready, grace_s=1.0)
+    part = Part(name="part", launch=launch, log=tmp_path / "log", look=look, grace_s=1.0)
     with pytest.raises(error):
         Supervised().start(part)
     assert [process.poll() is None for process in started] == [False]

@@ -269,6 +269,16 @@ def test_a_turn_behind_another_one_says_no_longer_that_it_is_paused_once_it_is_r
     assert said(world, "second") == "paused"
 
 
+@pytest.mark.parametrize(("kind", "name"), [("class", "low"), ("model", "m")])
+def test_a_status_names_what_is_paused(kind: str, name: str) -> None:
+    world = World("m")
+    world.up("m")
+    world.flow.orders.pause(kind, name, True)
+    world.submit("r", LOW)
+    pass_seconds(world, 2)
+    assert newest_status(world, "r").detail == f"the {kind} {name} is paused"
+
+
 def pass_seconds(world: World, seconds: int) -> None:
     """As a worker lets time pass: each second it tells those near the front how they stand."""
     for _ in range(seconds):
@@ -279,8 +289,12 @@ def pass_seconds(world: World, seconds: int) -> None:
 
 def said(world: World, request_id: str) -> str | None:
     """The reason to wait that the newest status of a request states."""
-    statuses = [one for one in world.seen if isinstance(one, ask.Status) and one.subject.request_id == request_id]
-    return None if not statuses or statuses[-1].waiting is None else statuses[-1].waiting.reason
+    waiting = newest_status(world, request_id).waiting
+    return None if waiting is None else waiting.reason
+
+
+def newest_status(world: World, request_id: str) -> ask.Status:
+    return [one for one in world.seen if isinstance(one, ask.Status) and one.subject.request_id == request_id][-1]
 
 
 def test_a_status_does_not_name_a_load_that_has_ended() -> None:

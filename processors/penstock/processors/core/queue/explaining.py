@@ -59,6 +59,13 @@ class Explainer:
             estimated_start_at=None if starts_in_s is None else self.wall_ms(now) + round(1000 * starts_in_s),
         )
 
+    def detail(self, work: Work, waiting: WaitingFor) -> str | None:
+        """What is paused, for one that waits for an order: its class or its model."""
+        if waiting.reason != "paused":
+            return None
+        by_class = work.klass in self._scheduler.fronts.paused
+        return f"the class {work.klass} is paused" if by_class else f"the model {work.lane} is paused"
+
     def _is_turn_of_other_tenant(self, work: Work) -> bool:
         """Whether of its class and model another tenant's request is next, and nothing more urgent."""
         scheduler = self._scheduler

@@ -64,6 +64,7 @@ class Statuses:
         if status in WAITING:
             waiting = self._explainer.explain(work, now)
             work.published_waiting = (waiting.reason, waiting.position)
+            detail = detail or self._explainer.detail(work, waiting)
         self._emit(status_event(work, status, detail, waiting=waiting))
 
     def near_front(self, work: Work, now: float, ahead: tuple[int, int] | None) -> None:
@@ -100,9 +101,10 @@ class Statuses:
                 self._publish(work, status, now)
 
     def _publish(self, work: Work, status: str, now: float, ahead: tuple[int, int] | None = None) -> None:
-        waiting = None
+        waiting = detail = None
         if status in WAITING:
             waiting = self._explainer.explain(work, now, ahead)
+            detail = self._explainer.detail(work, waiting)
             if status in STATUS_OF.values():  # it lasted for the linger: meanwhile it may wait for something else
                 status = STATUS_OF.get(waiting.reason, "queued")
             work.pending_status = status
@@ -117,7 +119,7 @@ class Statuses:
                 self._turns[work] = None
             work.published_start_at = self._explainer.to_clock(waiting.estimated_start_at)
         work.published_status = status
-        self._emit(status_event(work, status, waiting=waiting))
+        self._emit(status_event(work, status, detail, waiting=waiting))
 
     def next_due(self) -> float | None:
         return self._due[0][0] if self._due else None
