@@ -87,6 +87,7 @@ class Options:
     hub_models: Sequence[HubModel] = ()
     """Of `--with`: the person has agreed to them."""
     config: Path | None = None
+    open_console: bool = False
 
 
 class LocalSystem:
@@ -538,7 +539,7 @@ def card(system: LocalSystem) -> str:
     OpenAI(base_url="{url}/v1", api_key="{key}").chat.completions.create(model="{chat}", messages=[…])
 """
     return f"""
-  Penstock is up{without}: {url}   (docs: {url}/docs)
+  Penstock is up{without}: {url}   (the console, for a browser; {url}/docs: the routes)
 
     {export}{"" if chat is None else first}
   Kafka {system.bootstrap_servers}   parts  {_parts_line(system)}

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import webbrowser
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -88,6 +89,7 @@ def up(
         int | None,
         typer.Option(help="The port of the worker's health and metrics (default: [worker] health_port, else 8001)."),
     ] = None,
+    open_console: Annotated[bool, typer.Option("--open", help="Open the console in a browser once it serves.")] = False,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="penstock.toml for everything else.")] = None,
 ) -> None:
     """Run everything on this machine: a real Kafka, a worker with small real models, the gateway. Ctrl-C stops it.
@@ -132,6 +134,7 @@ def up(
         kafka_port=kafka_port,
         worker_port=worker_port,
         bootstrap_servers=bootstrap_servers or configured.value("kafka", "bootstrap_servers"),
+        open_console=open_console,
         model=model,
         remote=remote,
         tiny_models=tiny_models,
@@ -173,6 +176,8 @@ def run(system: LocalSystem) -> None:
         # Of a detached one the card is shown up to the moment at which it says that it serves.
         say(card(system) + f"  stop  {f'penstock down{system.home.option}' if is_detached() else 'Ctrl-C'}\n")
         system.serves()
+        if system.options.open_console:
+            webbrowser.open(system.local_url)
         supervisor.run()
     except StopAsked:
         say(f"stopping; the last step of the start was: {system.step}")
