@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 
 from penstock.common.desired import Desired, read_desired
 from penstock.common.model_entry import ModelEntry
@@ -12,7 +13,7 @@ from penstock.common.settings import KafkaSettings
 from penstock.common.transport import Transport
 from penstock.schemas.codec import default_codec
 from penstock.schemas.desired import MODEL, desired_key
-from penstock.schemas.errors import PenstockError
+from penstock.schemas.errors import DecodeError, PenstockError
 from penstock.schemas.records import ModelInfo
 from penstock.schemas.times import rfc3339
 
@@ -46,8 +47,12 @@ def withdraw_unserved(settings: KafkaSettings, pool: str | None, served: Collect
     """
     topic, codec = settings.names.model, default_codec()
     records = {record.key: record.value for record in read_to_end(settings, topic)}
-    known = {key: codec.decode(value, ModelInfo) for key, value in records.items() if value}
-    gone = {key: one.model for key, one in known.items() if one.pool == pool and one.model not in served}
+    gone: dict[bytes | None, str] = {}
+    for key, value in records.items():
+        with suppress(DecodeError):  # a gateway does not read it either
+            info = codec.decode(value or b"", ModelInfo)
+            if info.pool == pool and info.model not in served:
+                gone[key] = info.model
     if gone:
         transport = Transport(settings)
         for key in gone:

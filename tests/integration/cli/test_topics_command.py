@@ -227,8 +227,9 @@ def test_the_records_of_models_that_are_not_served_are_withdrawn(topics: Topics)
         )
         transport.send(names.model, codec.encode(info), key=model_key(name, pool).encode())
     transport.send(names.model, None, key=b"withdrawn")
+    transport.send(names.model, b"no record", key=b"unreadable")
     assert transport.close() == 0
     assert withdraw_unserved(topics.settings, None, {"served", "new"}) == ["gone"]
     latest = {record.key: record.value for record in read_to_end(topics.settings, names.model)}
-    assert {key for key, value in latest.items() if value} == {b"served", b"gone@gpu"}
+    assert {key for key, value in latest.items() if value} == {b"served", b"gone@gpu", b"unreadable"}
     assert withdraw_unserved(topics.settings, None, {"served", "new"}) == []
