@@ -16,6 +16,7 @@ from confluent_kafka.admin import (
 
 from penstock.cli.embedded_kafka import EmbeddedKafka
 from penstock.cli.paths import free_port
+from support import wait_until
 
 
 def guarded_broker(folder: Path) -> EmbeddedKafka:
@@ -41,10 +42,24 @@ class Rights:
         ]
         for made in self.admin.create_acls(acls).values():
             made.result(30)
+        self._in_force(kind, name, len(acls))
 
     def allow(self, kind: ResourceType, name: str) -> None:
         """Everybody may do everything with it again."""
-        found = AclBindingFilter(
-            kind, name, ResourcePatternType.LITERAL, None, None, AclOperation.ANY, AclPermissionType.ANY
-        )
+        found = _on(kind, name)
         self.admin.delete_acls([found])[found].result(30)
+        self._in_force(kind, name, 0)
+
+    def _in_force(self, kind: ResourceType, name: str, rules: int) -> None:
+        """The controller answers before the broker has applied what was changed."""
+
+        def found() -> int:
+            return len(self.admin.describe_acls(_on(kind, name)).result(30))
+
+        wait_until(lambda: found() >= rules if rules else found() == 0, 30, lambda: f"{found()} rules on {name}")
+
+
+def _on(kind: ResourceType, name: str) -> AclBindingFilter:
+    return AclBindingFilter(
+        kind, name, ResourcePatternType.LITERAL, None, None, AclOperation.ANY, AclPermissionType.ANY
+    )
