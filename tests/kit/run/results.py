@@ -38,6 +38,7 @@ class Results:
     pace: PaceMeter
     repeatable: bool = False
     status: int = 0
+    died: list[str] = field(default_factory=list)
     reports: dict[str, list[Report]] = field(default_factory=lambda: defaultdict(list))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -47,6 +48,11 @@ class Results:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self.reports[report.nodeid].append(report)
+
+    def pytest_testnodedown(self, node: object, error: object) -> None:
+        """A process that dies behind its last test fails no test."""
+        if error:
+            self.died.append(f"{self.name}: a process died: {error}")
 
     def failures(self) -> dict[str, Report]:
         """The first failed phase of each test."""
@@ -60,7 +66,7 @@ class Results:
     def problem(self) -> list[str]:
         """Why the stage failed, if its failed tests do not explain it."""
         if self.status == pytest.ExitCode.OK or (self.status == pytest.ExitCode.TESTS_FAILED and self.failures()):
-            return []
+            return self.died
         none = " (no test ran)" if self.status == pytest.ExitCode.NO_TESTS_COLLECTED else ""
         return [f"{self.name} ended with exit status {int(self.status)}{none}"]
 

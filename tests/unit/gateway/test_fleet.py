@@ -65,6 +65,23 @@ def test_a_worker_of_an_earlier_release_does_not_tell_and_its_record_counts() ->
     assert known.aliases == ["other"]
 
 
+def test_beside_workers_of_a_newer_release_the_record_of_an_earlier_one_counts() -> None:
+    known = fed(info(aliases=["old"]), said("w1", model_state("m")), said("w2", chat(aliases=["new"]))).known(NOW, LATE)
+    assert sorted(known.models[0].aliases) == ["new", "old"]
+    assert known.unsure
+
+
+def test_a_silent_worker_is_missed_while_nobody_has_its_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.gateway.view.fleet.time.time", lambda: NOW / 1000)
+    silent = [said(name, ago_ms=ago, assigned=["t/0"]) for name, ago in (("w1", 600_000), ("long", 4_000_000))]
+    fleet = fed(*silent, said("gone", ago_ms=600_000, assigned=["t/0"], state="stopped"), said("w2", assigned=["t/1"]))
+    fleet.forget_stale_workers(60)
+    assert fleet.workers.keys() == {"w1", "w2"}
+    fleet.on_worker(SimpleNamespace(key=None, value=CODEC.encode(said("w2", assigned=["t/0"]))))  # type: ignore[arg-type]
+    fleet.forget_stale_workers(60)
+    assert fleet.workers.keys() == {"w2"}
+
+
 @pytest.mark.parametrize(("entries", "refused"), [(("a", "a"), True), (("a", "b"), False)])
 def test_what_a_model_can_do_is_the_engines_to_say_while_workers_differ(entries: Any, refused: bool) -> None:
     states = [said(f"w{number}", chat(entry=entry)) for number, entry in enumerate(entries)]

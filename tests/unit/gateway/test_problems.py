@@ -28,7 +28,7 @@ from penstock.schemas.records import DesiredState, DeviceState, ModelInfo, Worke
 NOW = 10_000_000
 LATE = 20_000
 GIB = 2**30
-CHAT = model_info("chat")
+CHAT = model_info("chat", aliases=["alias"])
 WAITS = [Waiting(task="text_generation", model="chat", pool=None, requests=3, since_ms=NOW - 5_000)]
 
 
@@ -57,7 +57,7 @@ TELLS: list[tuple[str, Seen, dict[str, Any]]] = [
     ("worker_silent", seen(live(), live("gone", updated_at=NOW - 59_000)), {"subject": "gone"}),
     (
         "worker_silent",
-        seen(live(), live("gone", updated_at=NOW - 900_000, assigned=["t/0"])),
+        seen(live(), live("gone", updated_at=NOW - 900_000, assigned=["t/0"])),  # `Fleet` keeps such a worker
         {"affects": "nobody has taken over 1 of its partitions"},
     ),
     ("worker_unwell", seen(live(reason="the broker is away")), {"cause": "the broker is away"}),
@@ -82,26 +82,31 @@ TELLS: list[tuple[str, Seen, dict[str, Any]]] = [
     ("keys_file_broken", seen(tried=[Tried("keys", 1, Problem("no"))]), {}),
     (
         "class_paused",
-        seen(orders=[order("class", "low")], depths={"low": 9_310}),
+        seen(orders=[order("class", "low")], depths={("low", None): 9_310, ("low", "night"): 5}),
         {
             "affects": "9,310 requests wait",
             "since_ms": NOW - 60_000,
-            "cause": "it was paused by an order by the key k1",
+            "cause": "an order pauses it; the last order is by the key k1",
         },
     ),
     (
         "model_paused",
-        seen(orders=[order("model", "chat", pool="night")], waiting=WAITS),
+        seen(orders=[order("model", "chat")], waiting=[replace(WAITS[0], model="alias")]),
         {"affects": "3 requests wait"},
     ),
     ("device_short", seen(live(devices=[device()], **SHORT)), {"affects": "2 requests wait"}),
     ("device_short", seen(live(devices=[device(foreign_bytes=8 * GIB)], running=1, **SHORT)), {}),
-    ("dead_letters", seen(letters=[LetterCount(reason="bad_avro", letters=2, since_ms=7)]), {"since_ms": 7}),
+    ("dead_letters", seen(letters=[LetterCount(reason="engine_failed", letters=2, since_ms=7)]), {"since_ms": 7}),
+    (
+        "dead_letters_unreadable",
+        seen(letters=[LetterCount(reason="bad_avro", letters=2, since_ms=7, redrivable=False)]),
+        {"affects": "2 records could not be read within an hour"},
+    ),
     ("tenant_near_limit", seen(outstanding={"acme": (950, 1_000)}), {"cause": "950 of 1,000 outstanding requests"}),
     (
         "nothing_runs",
-        seen(live(waiting={"gpu": 1}), depths={"low": 1}, ages_s={"low": 31.0}),
-        {"affects": "1 request waits"},
+        seen(live(waiting={"gpu": 1}), waiting=[replace(WAITS[0], requests=1, since_ms=NOW - 31_000)]),
+        {"affects": "1 request waits", "cause": "they wait (gpu), and no worker of the pool runs any"},
     ),
 ]
 
@@ -133,13 +138,18 @@ def test_each_command_is_one_that_there_is(found: Found) -> None:
     assert all(option in told.output for option in options)
 
 
+LONG = [replace(WAITS[0], since_ms=NOW - 600_000)]
 WELL: dict[str, Seen] = {
     "idle": seen(),
     "requests for an alias, and for any model": seen(
         models=(model_info("chat", aliases=["default"]),),
         waiting=[replace(WAITS[0], model="default"), replace(WAITS[0], model=None)],
     ),
-    "busy": seen(live(running=4, waiting={"memory": 9}, devices=[device()]), depths={"low": 50}, ages_s={"low": 600.0}),
+    "busy": seen(live(running=4, waiting={"memory": 9}, devices=[device()]), waiting=LONG),
+    "a worker that drains": seen(live(), live("old", state="stopping", reason="stopping")),
+    "a worker that joins": seen(live(), live("new", state="starting", reason="not a member of the group g yet")),
+    "a model that loads": seen(live("w", model_state("chat", "loading"), waiting={"model_loading": 1}), waiting=LONG),
+    "requests that are scheduled": seen(live(waiting={"scheduled": 1}), waiting=LONG),
     "a model that is loaded when it is asked for": seen(live("w", model_state("chat", "absent"))),
     "a silent worker whose partitions others have, after a minute": seen(
         live(assigned=["t/0"]), live("gone", updated_at=NOW - 61_000, assigned=["t/0"])
@@ -157,7 +167,7 @@ def test_a_system_that_is_well_has_none(facts: Seen) -> None:
 
 
 def test_the_summary_of_a_system_that_is_well_has_figures() -> None:
-    facts = seen(live(running=1), depths={"low": 2, "high": 0}, ages_s={"low": 1.24, "high": 0.0}, ended_per_s=42.04)
+    facts = seen(live(running=1), waiting=[replace(WAITS[0], since_ms=NOW - 1_240)], ended_per_s=42.04)
     assert summary(facts, []) == "All well: 42.0 requests/s, nothing waits longer than 1.2 s"
     assert summary(seen(), []) == "All well: 0.0 requests/s, nothing waits"
 
@@ -165,21 +175,55 @@ def test_the_summary_of_a_system_that_is_well_has_figures() -> None:
 def test_a_problem_counts_from_when_it_was_first_seen_and_anew_when_it_comes_back() -> None:
     book, look = SinceBook(), Action(label="look", command="penstock status")
     one = Found(problem="worker_unwell", subject="w", affects="a", cause="1 s", action=look)
-    assert book.note([one], 5) == [(one, 5)]
+    assert book.note([replace(one, settles_ms=2)], 4) == [], "it may end by itself"
+    assert book.note([one], 5) == [(one, 4)]
     later = replace(one, cause="2 s")
-    assert book.note([later], 6) == [(later, 5)], "another cause of one subject is the same problem"
+    assert book.note([later], 6) == [(later, 4)], "another cause of one subject is the same problem"
     assert book.note([], 7) == []
     assert book.note([one], 8) == [(one, 8)]
     assert one.to_json(8)["since"] == "1970-01-01T00:00:00.008Z"
     assert replace(one, since_ms=3).to_json(8)["since"] == "1970-01-01T00:00:00.003Z"
 
 
+@pytest.mark.parametrize("hides", [False, True])
+def test_a_standstill_is_told_beside_what_does_not_explain_it(hides: bool) -> None:
+    orders = [order("class", "low")] if hides else []
+    letters = [LetterCount(reason="engine_failed", letters=1, since_ms=7)]
+    elsewhere = live("night", pool="night", running=1)
+    found = problems(seen(live(), elsewhere, waiting=LONG, letters=letters, orders=orders))
+    assert {one.problem for one in found} == {"dead_letters", "class_paused" if hides else "nothing_runs"}
+
+
+def test_many_unknown_names_are_a_few_lines() -> None:
+    """Whoever writes to Kafka chooses them."""
+    waiting = [replace(WAITS[0], model=f"m{number:03}", requests=1 + (number == 99)) for number in range(100)]
+    found = problems(seen(waiting=waiting))
+    assert len(found) == 21
+    assert (found[0].subject, found[-1].affects) == ("m099", "80 requests wait")
+
+
+def test_a_model_of_another_pool_is_named() -> None:
+    models = (CHAT, model_info("big", pool="night"))
+    (found,) = problems(seen(models=models, waiting=[replace(WAITS[0], model="big")]))[1:]
+    assert found.cause == "no worker of the common pool serves a model of this name; the pool night does"
+
+
+def test_a_fault_of_the_judgement_is_a_problem_and_ends_nothing() -> None:
+    facts = Mock()
+    facts.moment.side_effect = ValueError("odd")
+    watch = ProblemWatch(facts, AsyncMock(), Mock(), lambda: [], Mock())
+    watch.look()
+    (one,) = watch.to_json()["data"]
+    assert (one["problem"], "ValueError" in one["cause"]) == ("not_judged", True)
+
+
 async def test_what_cannot_be_read_for_a_moment_stays_as_it_was_read() -> None:
     facts, orders, letters = Mock(), AsyncMock(), Mock()
     facts.moment.return_value, facts.outstanding.return_value = seen(), {"t": 5, "free": 5}
+    facts.live_workers.side_effect = [[live(observed_revision=number)] for number in range(100)]
     limits = {"t": Limits(outstanding=5), "free": Limits()}
     orders.ordered.return_value = [order("class", "low")]
-    letters.recent.return_value = [LetterCount(reason="bad_avro", letters=1, since_ms=3)]
+    letters.recent.return_value = [LetterCount(reason="engine_failed", letters=1, since_ms=3)]
     watch = ProblemWatch(facts, orders, letters, lambda: [], limits.__getitem__)
     expected = ["class_paused", "dead_letters", "tenant_near_limit"]
     for broken in (None, BrokerUnavailable("away")):

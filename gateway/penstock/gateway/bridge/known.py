@@ -41,6 +41,7 @@ MOST_CONVERSATIONS = 100_000
 LISTED_S = 10.0
 READ_S = 60.0
 AGAIN_S = 1.0
+FORGET_S = 60.0
 LATE_MS = 20_000
 """So long after its last report a worker counts as alive."""
 
@@ -249,6 +250,8 @@ class Known:
                     self._on_request(record)
             except DecodeError as error:
                 logger.info("known.undecodable topic=%s offset=%d code=%s", record.topic, record.offset, error.code)
+        if any(record.topic == self._kafka.names.worker for record in batch):
+            self._fleet.forget_stale_workers(FORGET_S)
 
     def _on_request(self, record: RawMessage) -> None:
         headers = dict(record.headers)

@@ -180,14 +180,14 @@ class LetterIndex:
             )
 
     def recent(self, since_ms: int) -> list[LetterCount]:
-        """Letters written since then that were not run again, by reason."""
+        """Letters written since then that were not run again, by reason and by whether they can be."""
         asked = (
-            "SELECT reason, count(*), min(created_ms) FROM letters"
-            " WHERE redriven_as IS NULL AND created_ms >= ? GROUP BY reason ORDER BY reason"
+            "SELECT reason, count(*), min(created_ms), redrivable FROM letters"
+            " WHERE redriven_as IS NULL AND created_ms >= ? GROUP BY reason, redrivable ORDER BY reason"
         )
         with self._lock:
             rows = self._db.execute(asked, (since_ms,)).fetchall()
-        return [LetterCount(reason=reason, letters=letters, since_ms=oldest) for reason, letters, oldest in rows]
+        return [LetterCount(reason=row[0], letters=row[1], since_ms=row[2], redrivable=row[3] == 1) for row in rows]
 
     def get(self, place: Place) -> LetterFacts | None:
         found = self._select("partition = ? AND offset = ?", place, "")

@@ -54,6 +54,8 @@ class LetterCount:
     letters: int
     since_ms: int
     """When the oldest of them was written."""
+    redrivable: bool = True
+    """Whether they hold valid requests."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -42,6 +42,7 @@ class SystemProblem(Answer):
     object: Literal["problem"]
     problem: Annotated[str, Field(description="A stable code.")]
     subject: Annotated[str | None, Field(description="The model, class, worker, tenant or reason that it is about.")]
+    pool: str | None
     since: Time
     affects: str
     cause: str

@@ -165,7 +165,6 @@ class Facts:
     def moment(self) -> Seen:
         """What problems are looked for in, less what is not in memory."""
         at_ms = now_ms()
-        depths, ages = self._view.census.queue_depths(at_ms)
         readiness = self._follower.readiness()
         return Seen(
             now_ms=at_ms,
@@ -174,8 +173,7 @@ class Facts:
             workers=[one for one in self._view.fleet.workers.values() if one.state != STOPPED],
             late_ms=self.worker_late_ms,
             waiting=list(itertools.islice(self._view.census.waiting(at_ms), MOST_KINDS)),
-            depths=depths,
-            ages_s=ages,
+            depths=self._view.census.depths_by_pool(at_ms),
             ended_per_s=self._view.endings.per_s(at_ms),
         )
 

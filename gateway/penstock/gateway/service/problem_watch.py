@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,14 +18,16 @@ from penstock.gateway.limits.limits import Limits
 from penstock.gateway.service.dependencies import Tried
 from penstock.gateway.service.facts import Facts
 from penstock.gateway.service.model_orders import ModelOrders
-from penstock.gateway.service.problems import Found, SinceBook, problems, summary
+from penstock.gateway.service.problems import Action, Found, SinceBook, problems, summary
 from penstock.schemas.errors import PenstockError
 
 logger = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 READ_EVERY_S = 3.0
-"""Orders and dead letters are read so often: on threads, and orders from Kafka."""
+"""Dead letters are counted so often."""
+ORDERS_EVERY_S = 30.0
+"""Orders are read from Kafka so often, and whenever a worker has followed another one."""
 LETTERS_MS = 3_600_000
 
 
@@ -47,6 +50,8 @@ class ProblemWatch:
         self._since = SinceBook()
         self._shown: list[tuple[Found, int]] = []
         self._summary = ""
+        self._followed: frozenset[int | None] = frozenset()
+        self._orders_due = 0.0
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -58,7 +63,17 @@ class ProblemWatch:
         return {"object": "problems", "summary": self._summary, "data": found}
 
     def look(self) -> None:
-        """Judge what is known now."""
+        """Judge what is known now. A fault of the judgement is shown as a problem: it loses no work."""
+        try:
+            self._look()
+        except Exception as error:
+            logger.exception("problems.not_judged")
+            doctor = Action(label="report it, with the log of this gateway", command="penstock logs gateway")
+            cause = f"the gateway could not judge the state of the system: {type(error).__name__}"
+            found = Found(problem="not_judged", affects="this list", cause=cause, action=doctor)
+            self._shown, self._summary = self._since.note([found], now_ms()), "1 problem"
+
+    def _look(self) -> None:
         moment = self._facts.moment()
         work = self._facts.outstanding()
         limits = {tenant: (count, self._limits_of(tenant).outstanding) for tenant, count in work.items()}
@@ -66,13 +81,13 @@ class ProblemWatch:
         seen = replace(
             moment, tried=self._tried(), orders=self._ordered, letters=self._lettered, outstanding=outstanding
         )
-        found = problems(seen)
-        before = {(one.problem, one.subject) for one, _ in self._shown}
-        self._shown, self._summary = self._since.note(found, seen.now_ms), summary(seen, found)
-        now = {(one.problem, one.subject) for one in found}
+        before = {one.key for one, _ in self._shown}
+        self._shown = self._since.note(problems(seen), seen.now_ms)
+        self._summary = summary(seen, [one for one, _ in self._shown])
+        now = {one.key for one, _ in self._shown}
         for word, changed in (("began", now - before), ("ended", before - now)):
-            for problem, subject in sorted(changed, key=str):
-                logger.info("problem.%s problem=%s subject=%s", word, problem, subject)
+            for problem, subject, pool in sorted(changed):
+                logger.info("problem.%s problem=%s subject=%.100r pool=%s", word, problem, subject, pool)
 
     async def _look_again(self) -> None:
         while True:
@@ -90,7 +105,11 @@ class ProblemWatch:
             self._lettered = await asyncio.to_thread(self._letters.recent, now_ms() - LETTERS_MS)
         except sqlite3.Error as error:
             logger.warning("problems.letters_unread error=%s", error)
+        followed = frozenset(one.observed_revision for one in self._facts.live_workers())
+        if followed == self._followed and time.monotonic() < self._orders_due:
+            return
         try:
             self._ordered = await self._orders.ordered()
+            self._followed, self._orders_due = followed, time.monotonic() + ORDERS_EVERY_S
         except PenstockError as error:
             logger.debug("problems.orders_unread error=%s", error)

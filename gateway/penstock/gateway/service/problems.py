@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -12,6 +12,7 @@ from penstock.common.desired import Desired
 from penstock.gateway.dead_letters.letters import LetterCount
 from penstock.gateway.service.dependencies import Tried
 from penstock.gateway.view.census import Waiting
+from penstock.gateway.view.fleet import SERVING
 from penstock.gateway.view.liveness import Liveness, ModelId
 from penstock.schemas.desired import CLASS
 from penstock.schemas.records import WorkerState
@@ -25,6 +26,19 @@ STUCK_MS = 30_000
 """The oldest request waits for so long while nothing runs."""
 FOREIGN_SHARE = 0.1
 """The share of a device's limit that other processes may hold before they count as the cause of a lack of memory."""
+
+SETTLES_MS = 10_000
+"""What a worker reports for a moment, as while a group rebalances, is no problem."""
+MOST_UNKNOWN = 20
+LOADING = frozenset({"loading", "draining", "unloading"})
+"""States of a model on a worker in which a request for it waits with good reason."""
+_EXPLAINS = frozenset(
+    {
+        *("gateway_behind", "no_worker", "pool_without_worker", "model_failed", "model_without_worker"),
+        *("model_unknown", "transaction_open", "rights_missing", "class_paused", "model_paused", "device_short"),
+    }
+)
+"""Problems that explain why requests wait though nothing runs."""
 
 _DEPENDENCIES = {
     "artifacts": ("artifacts_unusable", "inputs and outputs that are too large for Kafka", "penstock doctor"),
@@ -62,12 +76,21 @@ class Found:
     action: Action
     since_ms: int | None = None
     """None: not known, so it counts from when it was first seen."""
+    pool: str | None = None
+    settles_ms: int = 0
+    """It is told once it has been seen for so long: what ends by itself within that time is no problem."""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """By this it is the same problem at the next look."""
+        return self.problem, self.cause if self.subject is None else self.subject, self.pool or ""
 
     def to_json(self, seen_ms: int) -> dict[str, Any]:
         return {
             "object": "problem",
             "problem": self.problem,
             "subject": self.subject,
+            "pool": self.pool,
             "since": rfc3339(seen_ms if self.since_ms is None else self.since_ms),
             "affects": self.affects,
             "cause": self.cause,
@@ -86,8 +109,8 @@ class Seen:
     workers: Sequence[WorkerState] = ()
     late_ms: int = 20_000
     waiting: Sequence[Waiting] = ()
-    depths: Mapping[str, int] = field(default_factory=dict[str, int])
-    ages_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    depths: Mapping[tuple[str, str | None], int] = field(default_factory=dict[tuple[str, str | None], int])
+    """Requests that wait, by class and pool."""
     ended_per_s: float = 0.0
     tried: Sequence[Tried] = ()
     orders: Sequence[Desired] | None = None
@@ -98,34 +121,79 @@ class Seen:
     def live(self) -> list[WorkerState]:
         return [one for one in self.workers if self.now_ms - one.updated_at <= self.late_ms]
 
-    def waiting_for(self, fits: Callable[[Waiting], bool]) -> tuple[str, int | None]:
-        """In words how many requests of these kinds wait, and since when the oldest does."""
-        found = [one for one in self.waiting if fits(one)]
-        since = min((one.since_ms for one in found if one.since_ms is not None), default=None)
-        return _requests(sum(one.requests for one in found)), since
+    @property
+    def oldest_s(self) -> float:
+        """How long the oldest request waits."""
+        return _Waits.of(self.waiting).age_s(self.now_ms)
+
+
+@dataclass(slots=True)
+class _Waits:
+    """So many requests wait, the oldest since then."""
+
+    requests: int = 0
+    since_ms: int | None = None
+
+    @classmethod
+    def of(cls, kinds: Iterable[Waiting]) -> _Waits:
+        waits = cls()
+        for one in kinds:
+            waits.add(one)
+        return waits
+
+    def add(self, one: Waiting) -> None:
+        self.requests += one.requests
+        if one.since_ms is not None:
+            self.since_ms = one.since_ms if self.since_ms is None else min(self.since_ms, one.since_ms)
+
+    def age_s(self, now_ms: int) -> float:
+        return 0.0 if self.since_ms is None else (now_ms - self.since_ms) / 1000
+
+    @property
+    def text(self) -> str:
+        return _requests(self.requests)
+
+
+class _Waiting:
+    """What waits, grouped once: by pool, and by the model that is meant, of which aliases are other names."""
+
+    def __init__(self, seen: Seen) -> None:
+        named = {(name, one.pool): one.model for one in seen.liveness.models for name in (one.model, *one.aliases)}
+        self.by_pool: dict[str | None, _Waits] = {}
+        self.by_model: dict[ModelId, _Waits] = {}
+        self.unknown: dict[ModelId, _Waits] = {}
+        for one in seen.waiting:
+            self.by_pool.setdefault(one.pool, _Waits()).add(one)
+            if one.model is not None:
+                model = named.get((one.model, one.pool))
+                group = self.unknown if model is None else self.by_model
+                group.setdefault((model or one.model, one.pool), _Waits()).add(one)
+
+    def of(self, model: str, pool: str | None) -> _Waits:
+        return self.by_model.get((model, pool)) or _Waits()
 
 
 def problems(seen: Seen) -> list[Found]:
     """All of them, the gravest first."""
+    waiting = _Waiting(seen)
     found = [
         *_behind(seen.behind),
         *_workers(seen),
-        *_models(seen),
+        *_models(seen, waiting),
         *_dependencies(seen.tried),
-        *_paused(seen),
+        *_paused(seen, waiting),
         *_devices(seen),
         *_letters(seen.letters),
         *_tenants(seen.outstanding),
     ]
-    return found or list(_stuck(seen))
+    return found if any(one.problem in _EXPLAINS for one in found) else [*found, *_stuck(seen, waiting)]
 
 
 def summary(seen: Seen, found: Sequence[Found]) -> str:
     """One sentence: that all is well, with the figures that show it, or how many problems there are."""
     if found:
         return "1 problem" if len(found) == 1 else f"{len(found)} problems"
-    depth, oldest_s = sum(seen.depths.values()), max(seen.ages_s.values(), default=0.0)
-    waits = f"nothing waits longer than {oldest_s:.1f} s" if depth else "nothing waits"
+    waits = f"nothing waits longer than {seen.oldest_s:.1f} s" if seen.waiting else "nothing waits"
     return f"All well: {seen.ended_per_s:.1f} requests/s, {waits}"
 
 
@@ -133,17 +201,14 @@ class SinceBook:
     """Since when each problem is seen; one that has gone begins anew when it comes back."""
 
     def __init__(self) -> None:
-        self._since: dict[tuple[str, str | None, str], int] = {}
+        self._since: dict[tuple[str, str, str], int] = {}
 
     def note(self, found: Iterable[Found], now_ms: int) -> list[tuple[Found, int]]:
-        """The problems of now, each with the time when it was first seen."""
-        keyed = [((one.problem, one.subject, _key_cause(one)), one) for one in found]
-        self._since = {key: self._since.get(key, now_ms) for key, _ in keyed}
-        return [(one, self._since[key]) for key, one in keyed]
-
-
-def _key_cause(found: Found) -> str:
-    return found.cause if found.subject is None else ""
+        """The problems of now that have settled, each with the time when it was first seen."""
+        found = list(found)
+        self._since = {one.key: self._since.get(one.key, now_ms) for one in found}
+        seen = [(one, self._since[one.key]) for one in found]
+        return [(one, since_ms) for one, since_ms in seen if now_ms - since_ms >= one.settles_ms]
 
 
 def _requests(count: int) -> str:
@@ -165,8 +230,8 @@ def _in_pool(pool: str | None) -> tuple[str, str]:
 def _workers(seen: Seen) -> Iterator[Found]:
     live = seen.live
     if seen.liveness.live_workers == 0:
-        waits, since = seen.waiting_for(lambda one: True)
-        newest = max((one.updated_at for one in seen.workers), default=since)
+        waits = _Waits.of(seen.waiting).text
+        newest = max((one.updated_at for one in seen.workers if one.state != "starting"), default=None)
         start = Action(label="start a worker", command="penstock worker")
         cause = seen.liveness.degraded_for_operators or ""
         yield Found(problem="no_worker", affects=waits, cause=cause, action=start, since_ms=newest)
@@ -174,11 +239,16 @@ def _workers(seen: Seen) -> Iterator[Found]:
     held = {place for one in live for place in one.assigned}
     for one in sorted(seen.workers, key=lambda state: state.worker_id):
         if one in live:
-            if one.reason is not None:
+            if one.reason is not None and one.state == SERVING:
                 look = Action(label="look at its log", command="penstock logs worker")
                 waits = _requests(sum(one.queued.values()))
                 yield Found(
-                    problem="worker_unwell", subject=one.worker_id, affects=waits, cause=one.reason, action=look
+                    problem="worker_unwell",
+                    subject=one.worker_id,
+                    affects=waits,
+                    cause=one.reason,
+                    action=look,
+                    settles_ms=SETTLES_MS,
                 )
             continue
         left = [place for place in one.assigned if place not in held]
@@ -195,44 +265,69 @@ def _workers(seen: Seen) -> Iterator[Found]:
         )
 
 
-def _models(seen: Seen) -> Iterator[Found]:
+def _models(seen: Seen, waiting: _Waiting) -> Iterator[Found]:
     liveness = seen.liveness
     if liveness.live_workers == 0:
         return
-    for model, pool in sorted(liveness.without_worker, key=lambda one: (one[0], one[1] or "")):
-        waits, since = seen.waiting_for(lambda one, of=(model, pool): (one.model, one.pool) == of)
-        yield _lost_model(liveness, (model, pool), waits, since)
-    for pool in sorted({one.pool or "" for one in seen.waiting if liveness.empty_pool(one.pool)}):
-        named = pool or None
-        waits, since = seen.waiting_for(lambda one, pool=named: one.pool == pool)
-        setting = f"PENSTOCK_WORKER__POOL={shlex.quote(pool)} " if pool else ""
-        start = Action(label="start a worker of this pool", command=f"{setting}penstock worker")
-        cause = liveness.empty_pool(named) or ""
-        yield Found(problem="pool_without_worker", subject=named, affects=waits, cause=cause, action=start)
-    names = {(name, one.pool) for one in liveness.models for name in (one.model, *one.aliases)}
-    unknown = {(one.model, one.pool) for one in seen.waiting if one.model is not None} - names
-    for model, pool in sorted(unknown, key=lambda one: (one[0] or "", one[1] or "")):
-        waits, since = seen.waiting_for(lambda one, of=(model, pool): (one.model, one.pool) == of)
-        look = Action(label="see which models there are", command="penstock models list")
-        cause = "no worker serves a model of this name" + (f" in the pool {pool}" if pool else "")
-        yield Found(problem="model_unknown", subject=model, affects=waits, cause=cause, action=look, since_ms=since)
+    for model, pool in sorted(liveness.without_worker, key=_by_name):
+        yield _lost_model(liveness, (model, pool), waiting.of(model, pool))
+    for pool, waits in sorted(waiting.by_pool.items(), key=lambda one: one[0] or ""):
+        if (cause := liveness.empty_pool(pool)) is not None:
+            setting = "" if pool is None else f"PENSTOCK_WORKER__POOL={shlex.quote(pool)} "
+            start = Action(label="start a worker of this pool", command=f"{setting}penstock worker")
+            yield Found(
+                problem="pool_without_worker", subject=pool, pool=pool, affects=waits.text, cause=cause, action=start
+            )
+    yield from _unknown(liveness, waiting.unknown)
     for line in liveness.file_differences:
         look = Action(label="compare the models", command="penstock models list")
         affects = "some requests wait or take a detour"
         yield Found(problem="files_differ", affects=affects, cause=line, action=look)
 
 
-def _lost_model(liveness: Liveness, of: ModelId, waits: str, since_ms: int | None) -> Found:
+def _by_name(one: ModelId) -> tuple[str, str]:
+    return one[0], one[1] or ""
+
+
+def _unknown(liveness: Liveness, unknown: Mapping[ModelId, _Waits]) -> Iterator[Found]:
+    """Names come from whoever writes to Kafka: those with the most requests are told, the others counted."""
+    look = Action(label="see which models there are", command="penstock models list")
+    ranked = sorted(unknown.items(), key=lambda item: (-item[1].requests, _by_name(item[0])))
+    for (model, pool), waits in ranked[:MOST_UNKNOWN]:
+        where = "the common pool" if pool is None else f"the pool {pool}"
+        others = sorted({one.pool or "" for one in liveness.models if model in (one.model, *one.aliases)})
+        elsewhere = (
+            f"; the pool {', '.join(others)} does" if any(others) else "; the common pool does" if others else ""
+        )
+        yield Found(
+            problem="model_unknown",
+            subject=model,
+            pool=pool,
+            affects=waits.text,
+            cause=f"no worker of {where} serves a model of this name{elsewhere}",
+            action=look,
+            since_ms=waits.since_ms,
+        )
+    if more := ranked[MOST_UNKNOWN:]:
+        affects = _requests(sum(waits.requests for _, waits in more))
+        cause = f"no worker serves the models that they name, {len(more)} more"
+        yield Found(problem="model_unknown", affects=affects, cause=cause, action=look)
+
+
+def _lost_model(liveness: Liveness, of: ModelId, waits: _Waits) -> Found:
     model, pool = of
     name, (option, query) = shlex.quote(model), _in_pool(pool)
     if of not in liveness.lost:
         return Found(
             problem="model_without_worker",
             subject=model,
-            affects=waits,
+            pool=pool,
+            affects=waits.text,
             cause="no live worker serves it",
-            action=Action(label="see which workers serve what", command=f"penstock models show {name}{option}"),
-            since_ms=since_ms,
+            action=Action(
+                label="forget it, if its worker does not come back", command=f"penstock models remove {name}{option}"
+            ),
+            since_ms=waits.since_ms,
         )
     why = ": ".join(filter(None, (liveness.lost[of], liveness.causes.get(of))))
     again = Action(
@@ -240,7 +335,8 @@ def _lost_model(liveness: Liveness, of: ModelId, waits: str, since_ms: int | Non
         command=f"penstock models load {name}{option}",
         path=f"/v1/admin/models/{quote(model)}/load{query}",
     )
-    return Found(problem="model_failed", subject=model, affects=waits, cause=why or "its load failed", action=again)
+    cause = why or "its load failed"
+    return Found(problem="model_failed", subject=model, pool=pool, affects=waits.text, cause=cause, action=again)
 
 
 def _dependencies(tried: Iterable[Tried]) -> Iterator[Found]:
@@ -253,24 +349,24 @@ def _dependencies(tried: Iterable[Tried]) -> Iterator[Found]:
         yield Found(problem=code, subject=one.name, affects=affects, cause=cause, action=action)
 
 
-def _paused(seen: Seen) -> Iterator[Found]:
+def _paused(seen: Seen, waiting: _Waiting) -> Iterator[Found]:
     for state in (one.state for one in seen.orders or () if one.state.paused):
-        of_class = state.kind == CLASS
         option, query = _in_pool(state.pool)
-        if of_class:
-            waits = _requests(seen.depths.get(state.name, 0))
+        if state.kind == CLASS:
+            problem, waits = "class_paused", _requests(seen.depths.get((state.name, state.pool), 0))
             command, path = f"penstock models resume --class {state.name}", f"/v1/admin/classes/{state.name}"
         else:
-            waits, _ = seen.waiting_for(lambda one, model=state.name: one.model == model)
+            problem, waits = "model_paused", waiting.of(state.name, state.pool).text
             command, path = f"penstock models resume {shlex.quote(state.name)}", f"/v1/admin/models/{quote(state.name)}"
-        by = "" if state.created_by in (None, "anybody") else f" by the key {state.created_by}"
+        by = "" if state.created_by in (None, "anybody") else f"; the last order is by the key {state.created_by}"
         yield Found(
-            problem="class_paused" if of_class else "model_paused",
+            problem=problem,
             subject=state.name,
+            pool=state.pool,
             affects=waits,
-            cause=f"it was paused by an order{by}",
+            cause=f"an order pauses it{by}",
             action=Action(label="resume", command=command + option, path=f"{path}/resume{query}"),
-            since_ms=state.created_at,
+            since_ms=state.created_at if state.action == "pause" else None,
         )
 
 
@@ -289,25 +385,35 @@ def _devices(seen: Seen) -> Iterator[Found]:
         )
         look = Action(label="see who holds the memory", command="penstock devices")
         yield Found(
-            problem="device_short", subject=worker.worker_id, affects=_requests(short), cause=shown, action=look
+            problem="device_short",
+            subject=worker.worker_id,
+            affects=_requests(short),
+            cause=shown,
+            action=look,
+            settles_ms=SETTLES_MS,
         )
 
 
 def _letters(letters: Iterable[LetterCount]) -> Iterator[Found]:
     for one in letters:
-        affects = f"{one.letters:,} request{'' if one.letters == 1 else 's'} ended as dead letters within an hour"
+        since, reason = rfc3339(one.since_ms), shlex.quote(one.reason)
+        ended = f"{one.letters:,} request{'' if one.letters == 1 else 's'} ended as dead letters within an hour"
+        read = f"{one.letters:,} record{'' if one.letters == 1 else 's'} could not be read within an hour"
         again = Action(
             label="run them again",
-            command=f"penstock dlq redrive --reason {shlex.quote(one.reason)}",
+            command=f"penstock dlq redrive --reason {reason} --since {since}",
             path="/v1/admin/dlq/redrive",
-            body={"filter": {"reason": one.reason}},
+            body={"filter": {"reason": one.reason, "since": since}},
+        )
+        look = Action(
+            label="see who wrote them; `dlq purge` takes them away", command=f"penstock dlq list --reason {reason}"
         )
         yield Found(
-            problem="dead_letters",
+            problem="dead_letters" if one.redrivable else "dead_letters_unreadable",
             subject=one.reason,
-            affects=affects,
+            affects=ended if one.redrivable else read,
             cause=one.reason,
-            action=again,
+            action=again if one.redrivable else look,
             since_ms=one.since_ms,
         )
 
@@ -328,17 +434,22 @@ def _tenants(outstanding: Mapping[str, tuple[int, int]]) -> Iterator[Found]:
         )
 
 
-def _stuck(seen: Seen) -> Iterator[Found]:
-    """Nothing explains it: requests wait, and nothing runs."""
-    oldest_ms = max(seen.ages_s.values(), default=0.0) * 1000
-    if oldest_ms < STUCK_MS or any(one.running for one in seen.live):
-        return
-    reasons = ", ".join(sorted({reason for one in seen.live for reason in one.waiting}))
+def _stuck(seen: Seen, waiting: _Waiting) -> Iterator[Found]:
+    """Nothing explains it: requests of a pool wait, and none of its workers runs or loads anything."""
     look = Action(label="see what each waits for", command="penstock requests list --status waiting")
-    yield Found(
-        problem="nothing_runs",
-        affects=_requests(sum(seen.depths.values())),
-        cause=f"requests wait ({reasons or 'no reason was reported'}), and no worker runs any",
-        action=look,
-        since_ms=seen.now_ms - int(oldest_ms),
-    )
+    for pool, waits in sorted(waiting.by_pool.items(), key=lambda one: one[0] or ""):
+        workers = [one for one in seen.live if one.pool == pool]
+        works = any(one.running or any(model.state in LOADING for model in one.models) for one in workers)
+        reasons = {reason for one in workers for reason in one.waiting}
+        if waits.age_s(seen.now_ms) * 1000 < STUCK_MS or works or (reasons and reasons <= {"scheduled", "paused"}):
+            continue
+        said = ", ".join(sorted(reasons)) or "no reason was reported"
+        yield Found(
+            problem="nothing_runs",
+            subject=pool,
+            pool=pool,
+            affects=waits.text,
+            cause=f"they wait ({said}), and no worker of the pool runs any",
+            action=look,
+            since_ms=waits.since_ms,
+        )

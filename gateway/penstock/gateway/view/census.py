@@ -156,6 +156,13 @@ class Census:
                 ages[klass] = max(ages[klass], (now_ms - since_ms) / 1000)
         return depths, ages
 
+    def depths_by_pool(self, now_ms: int) -> dict[tuple[str, str | None], int]:
+        """Requests that wait, by class and pool, without those whose time to start lies ahead."""
+        depths: Counter[tuple[str, str | None]] = Counter()
+        for (klass, (_, _, pool)), waiting in self._kinds.items():
+            depths[klass, pool] += waiting.due(now_ms)
+        return depths
+
     def waiting(self, now_ms: int) -> list[Waiting]:
         """What waits, by kind, without what may not start yet."""
         found: dict[Kind, Waiting] = {}

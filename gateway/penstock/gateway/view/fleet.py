@@ -17,6 +17,7 @@ SERVING, STOPPED = "running", "stopped"
 """States of a worker; the second stands in its last word."""
 ABSENT_MS = 60_000
 """A model that its workers gave up in order is forgotten after so long, as workers do (`worker.model_absent_s`)."""
+MISSED_S = 3_600.0
 KEPT_MS = 500
 """What follows from the records is worked out again after so long, and whenever one comes."""
 ModelKey = tuple[str, str]
@@ -67,8 +68,17 @@ class Fleet:
         self._had = {**self._had, **{key: max(self._had.get(key, here), here) for key in keys}}
 
     def forget_stale_workers(self, older_than_s: float) -> None:
-        limit = (time.time() - older_than_s) * 1000
-        self.workers = {name: state for name, state in self.workers.items() if state.updated_at >= limit}
+        """A silent worker whose partitions nobody has taken over is missed for an hour."""
+        now_s = time.time()
+        limit, longest = (now_s - older_than_s) * 1000, (now_s - MISSED_S) * 1000
+        heard = {name: state for name, state in self.workers.items() if state.updated_at >= limit}
+        owned = {place for one in heard.values() if one.state != STOPPED for place in one.assigned}
+        self.workers = {
+            name: state
+            for name, state in self.workers.items()
+            if name in heard
+            or (state.state != STOPPED and state.updated_at >= longest and not owned.issuperset(state.assigned))
+        }
         self._gone &= {name for _, name in self._had.values()} | {one.worker_id for one in self.models.values()}
 
     def known(self, now_ms: int, late_ms: int) -> KnownModels:
@@ -96,7 +106,7 @@ class Fleet:
                 continue  # nobody tells any more of one that left its configuration
             if key in served:
                 models.append(_together(info, served[key]))
-                if len({one.entry for one in served[key] if one.entry is not None}) > 1:
+                if len({one.entry for one in served[key]}) > 1:
                     unsure.add((info.model, info.pool))
             elif key[1] not in pools or not self._has_left(key, info, {one.worker_id for one in live}, now_ms):
                 models.append(info)
@@ -109,10 +119,13 @@ class Fleet:
 
 
 def _together(info: ModelInfo, states: Iterable[ModelState]) -> ModelInfo:
-    """The record with the tasks and aliases that any of these has. Workers of earlier releases do not tell theirs."""
-    telling = [one for one in states if one.tasks]
-    if not telling:
-        return info
-    tasks = dict.fromkeys(task for one in telling for task in one.tasks)
-    aliases = dict.fromkeys(alias for one in telling for alias in one.aliases)
+    """The record with the tasks and aliases that any of these has.
+
+    Workers of earlier releases do not tell theirs: where there is one, what the record has counts too.
+    """
+    told = [(one.tasks, one.aliases) for one in states]
+    if not all(tasks for tasks, _ in told):
+        told.append((info.tasks, info.aliases))
+    tasks = dict.fromkeys(task for tasks, _ in told for task in tasks)
+    aliases = dict.fromkeys(alias for _, aliases in told for alias in aliases)
     return replace(info, tasks=list(tasks), aliases=list(aliases))
