@@ -159,6 +159,7 @@ class Engine:
         for fault, chance, error in (
             ("load_failure", 0.5, EngineFailed("the engine did not start")),
             ("load_hopeless", 0.2, CannotLoad("the files are broken")),
+            ("rollout", 1.0 if self.spec.name in self.life.host.broken else 0.0, CannotLoad("the files are missing")),
         ):
             if self._fault(fault, chance):
                 self.device = None
