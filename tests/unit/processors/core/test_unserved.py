@@ -158,6 +158,17 @@ def test_nothing_is_judged_absent_while_no_report_is_heard(pool: Pool) -> None:
     assert pool.ended == []
 
 
+def test_a_request_waits_from_its_arrival_on_also_if_reports_are_heard_late(pool: Pool) -> None:
+    """A worker that hears old reports first, as after a stop, took them for the last sign of the model."""
+    pool.report("other", SERVING, assigned=(), at_ms=pool.wall_ms - 1000 * round(ABSENT_S))
+    pool.submit("r", model="n")
+    pool.pass_time(0.6)
+    pool.wait(ABSENT_S - 2)
+    assert pool.ended == []
+    pool.wait(4)
+    assert pool.ended == [("r", "failed")]
+
+
 def test_a_request_that_was_moved_is_passed_on_by_newer_reports_alone(pool: Pool) -> None:
     """Two workers must not exchange a request for ever."""
     pool.report("other", SERVING)

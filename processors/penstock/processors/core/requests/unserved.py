@@ -193,10 +193,11 @@ class UnservedRequests:
         peers = self._peers
         if unserved.unloadable:
             # A worker that has not loaded the model may be unable to: its report alone must not keep this for ever.
-            unserved.absent_since_ms = max(unserved.absent_since_ms, peers.loaded_elsewhere_ms(unserved.wanted))
+            seen_ms = peers.loaded_elsewhere_ms(unserved.wanted)
             self._load_again(self._lanes[unserved.wanted.model or UNSERVED])
-        elif peers.serving(unserved.wanted):
-            unserved.absent_since_ms = peers.now_ms
+        else:
+            seen_ms = peers.now_ms if peers.serving(unserved.wanted) else 0
+        unserved.absent_since_ms = max(unserved.absent_since_ms, seen_ms)
         if peers.now_ms - unserved.absent_since_ms >= 1000 * self._absent_s:
             self._endings.end_waiting(work, "lane_failed", unserved.error, now)
             return
