@@ -93,6 +93,8 @@ class Host:
         self.devices = Devices(plan)
         self.lacks: frozenset[str] = frozenset()
         """Models of the plan that its next worker does not find in its file."""
+        self.broken: frozenset[str] = frozenset()
+        """Models that cannot be loaded here: their files are missing on this host."""
 
 
 class Cluster:

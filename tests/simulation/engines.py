@@ -156,6 +156,10 @@ class Engine:
         self._later(self.spec.load_s * self._rng.uniform(0.5, 2.0), "loaded", self._loaded)
 
     def _loaded(self) -> None:
+        if self.spec.name in self.life.host.broken:
+            self.device = None
+            self._tell("load failed", self.life.load_failed, self, CannotLoad("the files are missing"))
+            return
         for fault, chance, error in (
             ("load_failure", 0.5, EngineFailed("the engine did not start")),
             ("load_hopeless", 0.2, CannotLoad("the files are broken")),

@@ -69,8 +69,7 @@ class Checks:
         """A worker has handled an event."""
         self._requests[life].handled()
         for work in life.inside.works() if self._cluster.plan.reports else ():
-            if work.lane == UNSERVED:
-                self._nobody_served(life, work, work.end_with)
+            self._nobody_serves(life, work, work.end_with)
         if (reasons := self._reasons.get(life)) is not None:
             reasons.look()
 
@@ -180,23 +179,29 @@ class Checks:
             self.retried(work, self._cluster.world.now)
         elif isinstance(effect, ask.Terminal | ask.Status) and work.stage is Stage.DROPPED:
             raise Violation(f"dropped_publishes: {effect.status} for {work}, which was let go of")
-        if isinstance(effect, ask.Terminal) and work.lane == UNSERVED:
-            self._nobody_served(life, work, effect.error)
-        elif isinstance(effect, ask.Terminal) and isinstance(effect.error, CannotLoad):
-            self._nobody_loads(life, work)
+        if isinstance(effect, ask.Terminal) and self._cluster.plan.reports:
+            self._nobody_serves(life, work, effect.error)
         if isinstance(effect, ask.Terminal) and work.line is not None:
             self._answer(work, effect)
         elif isinstance(effect, ask.Terminal) and work.conversation_id is not None and effect.status == "completed":
             self._cluster.talks.sums_up(work, effect.finished.text)
 
-    def _nobody_served(self, life: Life, work: Work, error: PenstockError | None) -> None:
-        """A request fails for want of its model only if no other worker has reported the model for a while.
+    def _nobody_serves(self, life: Life, work: Work, error: PenstockError | None) -> None:
+        """A request fails for want of its model only if no other worker has the model.
 
         It is judged when that is decided: its outcome may be published later.
         """
-        if error is None or error.code != "model_not_found" or work in self._judged:
+        if error is None or work in self._judged:
             return
-        self._judged.add(work)
+        if isinstance(error, CannotLoad):
+            self._judged.add(work)
+            self._nobody_loads(life, work)
+        elif error.code == "model_not_found" and work.lane == UNSERVED:
+            self._judged.add(work)
+            self._nobody_reports(life, work)
+
+    def _nobody_reports(self, life: Life, work: Work) -> None:
+        """No other worker has reported the model for a while."""
         model = work.request.model if work.unserved is None else work.unserved.wanted.model
         if model in life.told.removed:
             return  # an operator has removed it from the whole pool
@@ -211,19 +216,18 @@ class Checks:
                 raise Violation(f"rollout: {work} fails on {life.name}, and {report.worker_id} serves {model}")
 
     def _nobody_loads(self, life: Life, work: Work) -> None:
-        """A request that can run elsewhere fails for a load that failed only if no other worker could take it.
-
-        It is judged at its first outcome: those of its repeats are published later.
+        """A load has failed here. No other worker may run it, or it has waited until none has had the model loaded for
+        a while.
         """
-        if work in self._judged:
-            return
-        self._judged.add(work)
-        if work.end_with is not None or work.conversation_id is not None or work.key != work.first_key:
-            return
-        if work.started_at is None and work.history is None and not work.put_backs:
-            wanted = Wanted(work.task, work.lane)
-            if life.flow.peers.partition_for(wanted, work.key[0], work.request_id, 0) is not None:
-                raise Violation(f"rollout: {work} fails on {life.name}, and another worker serves {work.lane}")
+        peers = life.flow.peers
+        wanted = Wanted(work.task, work.lane) if work.unserved is None else work.unserved.wanted
+        since_ms = peers.now_ms - 1000 * self._cluster.plan.settings.model_absent_s
+        if work.unserved is None:
+            others = peers.may_run_elsewhere(wanted, since_ms)
+        else:
+            others = peers.loaded_elsewhere_ms(wanted) > since_ms
+        if others and wanted.model not in life.told.removed:
+            raise Violation(f"rollout: {work} fails on {life.name}, and another worker has its model")
 
     def _answer(self, work: Work, effect: ask.Terminal) -> None:
         """An answer that stood in the conversation when its worker looked last is the outcome."""

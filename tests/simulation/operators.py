@@ -83,6 +83,7 @@ class Operators:
         """
         rng = self._world.stream("operator/calm")
         for host in self._cluster.hosts:
+            host.broken = frozenset()
             if host.lacks:
                 host.lacks = frozenset()
                 if host.life is not None:
@@ -114,14 +115,17 @@ class Operators:
             )
 
     def _rollout(self, rng: Random) -> None:
-        """A worker is stopped, or killed, and the next one of its host has a file with other models."""
+        """A worker is stopped, or killed, and the next one of its host has a file with other models, or broken ones."""
         names = [lane.name for lane in self._cluster.plan.lanes]
         host = rng.choice(self._cluster.hosts)
         host.lacks = frozenset(name for name in names if rng.random() < 0.5)
         killed = rng.random() < 0.5
+        chance = self._world.stream("operator/broken")
+        host.broken = frozenset(name for name in names if chance.random() < 0.3)
         if host.life is None:
             return
-        self._world.note(f"{host.name} lacks {sorted(host.lacks)} from its next worker on")
+        lacks, broken = sorted(host.lacks), sorted(host.broken)
+        self._world.note(f"{host.name} lacks {lacks} from its next worker on, and cannot load {broken}")
         if killed:
             self._cluster.kill_worker(host.life, "a rollout")
         elif not (host.life.paused or host.life.gone):

@@ -92,7 +92,7 @@ OPERATORS = (
     "delete_conversation",
     "fork_conversation",
     "add_partitions",
-    "rollout",  # workers are restarted with files that lack models which others have, and get them back
+    "rollout",  # workers are restarted with files that lack models which others have, or cannot load them, for a while
     # What other systems do.
     "registry_away",  # some records cannot be read for a while
     "store_away",  # artifacts: the store fails, or hangs, and comes back

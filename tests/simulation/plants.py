@@ -1084,7 +1084,7 @@ def copy_that_comes_back_is_a_duplicate() -> list[Patch]:
     return [(CommitGate, "rename", lambda self, tp, offset, request_id: None)]
 
 
-@plant_for("rollout", "load_hopeless")
+@plant_for("rollout")
 def ends_what_others_could_load() -> list[Patch]:
-    """A worker ends each request whose model it cannot load."""
-    return [(UnservedRequests, "pass_on_unloadable", lambda self, work: False)]
+    """A worker ends each turn whose model it cannot load."""
+    return [(UnservedRequests, "keep_unloadable", lambda self, work, error, now: False)]

@@ -146,8 +146,17 @@ class WorkerApp:
 
     def asked_to_stop(self) -> None:
         if not self._over.done():
-            logger.info("worker.stopping waits_for=%s", "; ".join(self._not_ready()) or "nothing")
+            waits_for = [*self._not_ready(), *self._must_end()]
+            logger.info("worker.stopping waits_for=%s", "; ".join(waits_for) or "nothing")
         self._finish(EXIT_OK)
+
+    def _must_end(self) -> list[str]:
+        """What a stop waits for: runs and the processes of engines."""
+        if self._parts is None:
+            return []
+        running, held = self._parts.flow.running, self._parts.serving.manager.held()
+        runs = [f"{running} runs"] if running else []
+        return runs + [f"the process {one.pid} of {one.model}" for one in held.values() if one.pid is not None]
 
     async def _start(self) -> None:
         """Verify, connect, replay control, load models in the background, begin to join. Raises CannotStart."""

@@ -79,7 +79,8 @@ class WorkerSection(Section):
     """Seconds that running work has to end when the worker is told to stop; the rest is handed back."""
     model_absent_s: float = Field(default=60.0, gt=0)
     """A request for a model that this worker does not serve waits while a live worker of its pool reports the model,
-    and for so many seconds more. Then it fails."""
+    and for so many seconds more. Then it fails. One whose model cannot be loaded here waits while another worker has
+    it loaded, and for so many seconds more."""
     stall_s: float = Field(default=60.0, gt=0)
     """Seconds after which a partition that has lag and room, and has not moved on, ends the worker."""
     session_timeout_s: float = Field(default=10.0, gt=0)

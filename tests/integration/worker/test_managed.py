@@ -63,6 +63,23 @@ def test_a_killed_worker_leaves_nothing_of_its_servers(
 
 
 @pytest.mark.slow
+def test_a_worker_that_stops_kills_a_keeper_that_hangs_and_names_it(make_system: Callable[..., System]) -> None:
+    """Keeper and server are stopped (SIGSTOP) while the server loads."""
+    options = {"command": ["sh", "-c", "while true; do :; done"]}
+    hangs = {"id": "m", "source": "m", "engine": "managed", "vram_bytes": GB // 10, "preload": True, "options": options}
+    worker = make_system(models=[hangs]).worker()
+    eventually(lambda: len(below(worker.popen.pid)) == 2, 60, worker.tail)
+    processes = below(worker.popen.pid)
+    for process in processes:
+        process.suspend()
+    assert worker.stop() == 0, worker.tail()
+    assert not left(processes)
+    log = worker.log.read_text()
+    assert f"the process {processes[0].pid} of m" in log.partition("worker.stopping waits_for=")[2].partition("\n")[0]
+    assert "engine.does_not_end" not in log
+
+
+@pytest.mark.slow
 def test_a_server_on_two_devices_has_a_grant_on_each_and_gives_both_back(
     make_system: Callable[..., System], llama_cpp: dict[str, Any]
 ) -> None:

@@ -98,10 +98,17 @@ def test_what_one_worker_cannot_load_another_runs(make_system: Make, tmp_path: P
     broken = {**NEW, "engine": "text", "source": str(tmp_path), "options": {}, "tasks": ["text_generation"]}
     loads, fails = worker(system, "loads", OLD, NEW), worker(system, "fails", OLD, broken)
     eventually(lambda: loads.assigned() == fails.assigned() == 10, 60, loads.tail)
-    send(system, *({"request_id": f"r{n}", "model": "new", "priority": n % 10} for n in range(20)))
+    turns = [turn(f"c{n}", "hi", f"c{n}", model="new") for n in range(12)]
+    send(system, *({"request_id": f"r{n}", "model": "new", "priority": n % 10} for n in range(20)), *turns)
     events = [outcome(system, f"r{n}", 60) for n in range(20)]
     assert {(event.status, event.worker_id) for event in events} == {("completed", "loads")}, fails.tail()
-    assert "model.load_failed" in fails.log.read_text()
+    # A turn stays with its conversation until its worker can load the model.
+    eventually(lambda: fails.log.read_text().count("model.load_failed model=new") > 2, 60, fails.tail)
+    stay = set(range(12)) - ended(system, set(range(12)))
+    assert stay, "some conversations are on the worker that cannot load the model"
+    assert fails.stop() == 0, fails.tail()
+    worker(system, "mended", OLD, NEW)
+    assert {outcome(system, f"c{n}", 60).status for n in range(12)} == {"completed"}
     system.wait_drained(60)
 
 

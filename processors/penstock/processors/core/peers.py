@@ -41,6 +41,8 @@ class Peers:
         self._pool = pool
         self._live: dict[str, WorkerState] = {}
         self._serving: dict[Wanted, list[WorkerState]] = {}
+        self._loaded: dict[str, tuple[int, ModelState]] = {}
+        """By model, when a worker other than this one last reported it as loaded."""
         self.now_ms = 0
         """When the newest report was made."""
         self.removed: Set[str] = frozenset()
@@ -51,11 +53,20 @@ class Peers:
         for state in states:
             self.now_ms = max(self.now_ms, state.updated_at)
             self._live.pop(state.worker_id, None)
-            if state.pool == self._pool and state.state != "stopped":
+            if state.pool != self._pool:
+                continue
+            if state.state != "stopped":
                 self._live[state.worker_id] = state
+            if state.worker_id != self._worker_id:
+                self._note_loaded(state)
         oldest_ms = self.now_ms - LATE_MS
         self._live = {name: state for name, state in self._live.items() if state.updated_at >= oldest_ms}
         self._serving.clear()
+
+    def _note_loaded(self, state: WorkerState) -> None:
+        for one in state.models:
+            if one.state == "ready" and state.updated_at >= self._loaded.get(one.model, (0, one))[0]:
+                self._loaded[one.model] = state.updated_at, one
 
     @property
     def running(self) -> list[WorkerState]:
@@ -69,6 +80,15 @@ class Peers:
             found = [state for state in self._live.values() if any(map(wanted.is_served_by, state.models))]
             self._serving[wanted] = found
         return found
+
+    def loaded_elsewhere_ms(self, wanted: Wanted) -> int:
+        """When a worker other than this one last reported a loaded model that serves a request; 0 if none has."""
+        return max((at_ms for at_ms, one in self._loaded.values() if wanted.is_served_by(one)), default=0)
+
+    def may_run_elsewhere(self, wanted: Wanted, since_ms: float) -> bool:
+        """Whether another live worker serves a request, or one had its model loaded after `since_ms`."""
+        others = any(state.worker_id != self._worker_id for state in self.serving(wanted))
+        return others or self.loaded_elsewhere_ms(wanted) > max(since_ms, 0)
 
     def partition_for(self, wanted: Wanted, topic: str, request_id: str, since_ms: float) -> int | None:
         """A partition of the topic whose owner serves a request, and has reported that after `since_ms`.

@@ -95,7 +95,7 @@ def bound(trace: Trace) -> Row:
     alone = [work[name] / one.max_replicas + one.load_s for name, one in models.items()]
     last = [one.at_s + one.run_s - first for one in trace.requests]
     makespan_s = max([area, *alone, *last], default=0.0)
-    jobs = [Job(one, 1, one.klass, one.priority) for one in trace.requests]
+    jobs = [Job(one, 1, one.klass, one.model, one.priority) for one in trace.requests]
     return Row(
         policy="bound",
         trace=trace.name,

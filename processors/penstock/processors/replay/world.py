@@ -26,6 +26,7 @@ class Job:
     request: Request
     seq: int
     klass: str
+    lane: str
     priority: int
     ticket: int = 0
     started_at: float | None = None
@@ -35,10 +36,6 @@ class Job:
     @property
     def tenant(self) -> str:
         return self.request.tenant
-
-    @property
-    def lane(self) -> str:
-        return self.request.model
 
     @property
     def line(self) -> str | None:
@@ -116,7 +113,7 @@ class World:
         for device in trace.devices:
             self.ledger.observe(device.device, 0)
         for seq, request in enumerate(trace.requests, 1):
-            job = Job(request, seq, request.klass, request.priority)
+            job = Job(request, seq, request.klass, request.model, request.priority)
             self.jobs.append(job)
             self._at(request.at_s, "arrived", job)
         for use in trace.foreign:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from flow_driver import EMBEDDING, HIGH, LOW, MEDIUM, World
 from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet.residents import ModelSpec
+from penstock.processors.core.requests.registry import ENDINGS_IN_ALL, ENDINGS_PER_PARTITION
 from penstock.processors.core.requests.retries import RetrySettings
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.suspects import suspect_all
@@ -538,6 +541,47 @@ def test_large_dead_letters_pause_their_partition_by_their_bytes() -> None:
         assert world.flow.pauses() == (frozenset() if number < 7 else {(MEDIUM, 0)})
     world.release(ask.PublishDeadLetter)
     assert world.flow.pauses() == frozenset()
+
+
+ENDS: dict[str, tuple[type, dict[str, Any]]] = {
+    "settling": (ask.Terminal, {"error": InvalidRequest("no")}),
+    "moving": (ask.Republish, {"belongs_on": 3}),
+    "looking": (ask.LookUp, {"conversation_id": "c", "ttl_ms": 0}),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_partition_has_a_bounded_number_of_ends_under_way(end: str) -> None:
+    """The broker answers nothing, and the consumer delivers while the partition is not paused. Others go on."""
+    kind, fields = ENDS[end]
+    world = World()
+    world.hold_answers = {kind}
+    delivered = 0
+    while (MEDIUM, 0) not in world.flow.pauses():
+        assert delivered < ENDINGS_PER_PARTITION, "the ends under way have no bound"
+        world.submit(f"r{delivered}", **fields)
+        delivered += 1
+    assert world.flow.pauses() == {(MEDIUM, 0)}
+    assert len(world.asked) == delivered == ENDINGS_PER_PARTITION
+    answered, world.asked = world.asked[: delivered // 2], world.asked[delivered // 2 :]
+    for effect in answered:
+        world.answer(effect)
+    assert world.flow.pauses() == {(MEDIUM, 0)}, "it does not flap"
+    world.release(kind)
+    assert world.flow.pauses() == frozenset()
+
+
+def test_nothing_starts_while_too_many_ends_are_under_way() -> None:
+    world = World()
+    world.hold_answers = {ask.Terminal}
+    world.up()
+    for name in ids("ended", ENDINGS_IN_ALL):
+        world.submit(name, error=InvalidRequest("no"))
+    world.submit("waits")
+    assert world.started == []
+    world.release(ask.Terminal)
+    world.pass_time(0.1)
+    assert world.started == ["waits"]
 
 
 def test_what_two_workers_died_of_runs_alone() -> None:

@@ -11,7 +11,7 @@ from flow_driver import EMBEDDING, HIGH, LOW, MEDIUM, World
 from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet.ledger import CannotLoad
 from penstock.processors.core.requests.states import Stage
-from penstock.schemas.errors import UnsupportedParameter
+from penstock.schemas.errors import EngineFailed, InsufficientCapacity, UnsupportedParameter
 from penstock.schemas.records import ModelState, Origin, WorkerState
 
 ABSENT_S = 30.0
@@ -158,6 +158,17 @@ def test_nothing_is_judged_absent_while_no_report_is_heard(pool: Pool) -> None:
     assert pool.ended == []
 
 
+def test_a_request_waits_from_its_arrival_on_also_if_reports_are_heard_late(pool: Pool) -> None:
+    """A worker that hears old reports first, as after a stop, took them for the last sign of the model."""
+    pool.report("other", SERVING, assigned=(), at_ms=pool.wall_ms - 1000 * round(ABSENT_S))
+    pool.submit("r", model="n")
+    pool.pass_time(0.6)
+    pool.wait(ABSENT_S - 2)
+    assert pool.ended == []
+    pool.wait(4)
+    assert pool.ended == [("r", "failed")]
+
+
 def test_a_request_that_was_moved_is_passed_on_by_newer_reports_alone(pool: Pool) -> None:
     """Two workers must not exchange a request for ever."""
     pool.report("other", SERVING)
@@ -237,7 +248,9 @@ def cannot_load(pool: Pool) -> None:
 
 @pytest.mark.parametrize(("state", "passes"), [("ready", True), ("absent", True), ("failed", False)])
 def test_a_model_that_cannot_be_loaded_here_runs_where_it_is_served(pool: Pool, state: str, passes: bool) -> None:
-    """A turn stays with its conversation, what was moved is not moved again, and words of a run may be published."""
+    """A turn stays with its conversation, what was moved is not moved again, and words of a run may be published:
+    these wait while another worker serves the model.
+    """
     pool.report("other", ModelState(model="m", state=state, tasks=["text_generation"]))
     moved = Origin(topic=MEDIUM, partition=5, offset=9, append_time_ms=pool.wall_ms - 10)
     pool.submit("runs")
@@ -246,9 +259,106 @@ def test_a_model_that_cannot_be_loaded_here_runs_where_it_is_served(pool: Pool, 
     pool.submit("moved", origin=moved)
     cannot_load(pool)
     assert pool.passed_on == ([("r", 7)] if passes else [])
-    ended = {"runs", "turn", "moved"} | (set() if passes else {"r"})
-    assert dict(pool.ended) == dict.fromkeys(ended, "failed")
-    assert pool.committed() == 4
+    assert dict(pool.ended) == ({} if passes else dict.fromkeys(("runs", "r", "turn", "moved"), "failed"))
+    assert pool.committed() == (0 if passes else 4)
+
+
+LOADED = ModelState(model="m", state="ready", tasks=["text_generation"])
+
+
+def fail_loads(pool: Pool, seconds: float, *models: ModelState) -> None:
+    """Time passes, and each load of the model `m` fails."""
+    until = pool.now + seconds
+    while pool.now < until:
+        loads = len(pool.loads)
+        pool.wait(1.0, *models)
+        if len(pool.loads) > loads:
+            pool.flow.replicas.load_failed("m", 0, CannotLoad("its files are missing"), pool.now)
+            pool.settle()
+
+
+def test_a_turn_whose_model_cannot_be_loaded_here_waits_while_another_worker_has_it(pool: Pool) -> None:
+    pool.die("m")
+    pool.models.names = ("m", "n")
+    pool.report("other", LOADED)
+    pool.up("n")
+    first = pool.submit("first", model="m", line="c1")
+    second = pool.submit("second", model="n", line="c1")
+    assert first is not None
+    assert second is not None
+    cannot_load(pool)
+    fail_loads(pool, 3 * ABSENT_S, LOADED)
+    assert (pool.ended, pool.started, pool.passed_on) == ([], [], [])
+    assert pool.flow.waiting_for(first, pool.now).reason == "no_worker"
+    assert pool.flow.waiting_for(second, pool.now).reason == "conversation"
+    assert len(pool.loads) > 2, "what makes the load fail may be mended"
+    pool.up("m")
+    pool.wait(1, LOADED)
+    assert pool.started == ["first"]
+    pool.finish("first")
+    assert pool.started == ["first", "second"]
+
+
+@pytest.mark.parametrize("state", ["absent", "loading", "failed"])
+def test_it_fails_with_the_error_of_the_load_when_nobody_has_had_the_model_for_a_while(pool: Pool, state: str) -> None:
+    pool.die("m")
+    pool.report("other", LOADED)
+    pool.submit("turn", line="c1")
+    cannot_load(pool)
+    fail_loads(pool, ABSENT_S - 2, replace(LOADED, state=state))
+    assert pool.ended == []
+    fail_loads(pool, 4, replace(LOADED, state=state))
+    assert pool.ended == [("turn", "failed")]
+    (outcome,) = [one for one in pool.seen if isinstance(one, ask.Terminal)]
+    assert isinstance(outcome.error, CannotLoad)
+
+
+def test_a_turn_waits_for_a_worker_that_is_being_restarted(pool: Pool) -> None:
+    pool.die("m")
+    pool.report("other", LOADED)
+    pool.submit("turn", line="c1")
+    pool.report("other", state="stopped")
+    cannot_load(pool)
+    fail_loads(pool, ABSENT_S / 2)
+    assert pool.ended == []
+
+
+@pytest.mark.parametrize("reports", [(), (("here", "ready"),), (("other", "failed"),)])
+def test_a_failed_load_is_told_at_once_when_no_other_worker_has_the_model(
+    pool: Pool, reports: tuple[tuple[str, str], ...]
+) -> None:
+    for worker, state in reports:
+        pool.report(worker, replace(LOADED, state=state))
+    pool.submit("runs", line="c1")
+    pool.submit("turn", line="c2")
+    cannot_load(pool)
+    assert dict(pool.ended) == {"runs": "failed", "turn": "failed"}
+
+
+def test_a_turn_of_a_model_that_fits_no_device_here_waits_too(pool: Pool) -> None:
+    pool.flow.lane("m").never_fits = InsufficientCapacity("it is too large")
+    pool.report("other", LOADED)
+    turn = pool.submit("turn", line="c1")
+    pool.submit("r")
+    assert turn is not None
+    assert pool.flow.waiting_for(turn, pool.now).reason == "no_worker"
+    assert (pool.ended, pool.passed_on) == ([], [("r", 7)])
+
+
+def test_a_turn_that_waits_for_its_next_attempt_waits_on_when_its_model_cannot_be_loaded(pool: Pool) -> None:
+    pool.report("other", LOADED)
+    turn = pool.submit("turn", line="c1")
+    behind = pool.submit("urgent", HIGH, line="c1")
+    assert turn is not None
+    assert behind is not None
+    pool.fail("turn", EngineFailed("it broke"))
+    assert turn.stage is Stage.RETRYING
+    cannot_load(pool)
+    assert (turn.stage, pool.ended) == (Stage.PARKED, [])
+    assert pool.flow.waiting_for(behind, pool.now).reason == "conversation", "it is tried again in its place"
+    pool.up("m")
+    pool.wait(1, LOADED)
+    assert pool.started == ["turn", "turn"]
 
 
 @pytest.mark.parametrize("stage", [Stage.PARKED, Stage.FETCHING, Stage.QUEUED])
@@ -268,7 +378,8 @@ def test_a_request_is_passed_on_from_each_stage_in_which_it_waits_for_its_model(
         assert pool.flow.waiting_for(work, pool.now).reason == "no_worker"
     pool.release(ask.Fetch)
     pool.settle()
-    assert (pool.passed_on, pool.ended, pool.committed()) == ([("r", 7)], [("runs", "failed")], 2)
+    pool.cancel("runs")
+    assert (pool.passed_on, pool.ended, pool.committed()) == ([("r", 7)], [("runs", "cancelled")], 2)
 
 
 def test_a_repeat_of_a_request_that_is_passed_on_later_has_a_copy_and_no_other_outcome(pool: Pool) -> None:
@@ -278,6 +389,7 @@ def test_a_repeat_of_a_request_that_is_passed_on_later_has_a_copy_and_no_other_o
     for name in ("ends", "ends", "passed", "passed"):
         pool.submit(name)
     cannot_load(pool)
+    pool.cancel("ends")
     copies = [(one.subject.request_id, one.origin.offset) for one in pool.seen if isinstance(one, ask.Republish)]
     assert copies == [("passed", 2), ("passed", 3)]
-    assert (pool.ended, pool.committed()) == ([("ends", "failed")], 4), "one has begun to run here"
+    assert (pool.ended, pool.committed()) == ([("ends", "cancelled")], 4), "one has begun to run here"

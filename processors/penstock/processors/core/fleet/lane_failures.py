@@ -1,4 +1,4 @@
-"""Models that cannot be loaded, or were removed: the requests that wait for one end, or are passed on."""
+"""Models that cannot be loaded, or were removed: the requests that wait for one are passed on, kept or ended."""
 
 from __future__ import annotations
 
@@ -78,5 +78,7 @@ class LaneFailures:
     def _end(self, lane: Lane, work: Work, error: PenstockError, now: float) -> None:
         if work.stage in (Stage.PREPARING, Stage.READY):  # on a replica that starts nothing new
             self._grants.take_from_its_replica(lane, work)
-        if not (lane.served and self._unserved.pass_on_unloadable(work)):
-            self._endings.end_waiting(work, "lane_failed", error, now)
+        unserved = self._unserved
+        if lane.served and (unserved.pass_on_unloadable(work) or unserved.keep_unloadable(work, error, now)):
+            return
+        self._endings.end_waiting(work, "lane_failed", error, now)

@@ -20,13 +20,12 @@ class Item(Protocol):
     """
 
     klass: str
+    lane: str
     priority: int
     ticket: int
 
     @property
     def tenant(self) -> str: ...
-    @property
-    def lane(self) -> str: ...
     @property
     def line(self) -> str | None: ...
     @property

@@ -98,8 +98,7 @@ class Scheduler(Generic[ItemT]):
         queued = self._queued_of(item)
         if queued is None:
             return False
-        self._lanes[item.lane].withdraw(queued)
-        self._leave(queued)
+        self._withdraw(queued)
         if queued.returned and item.line is not None:
             self.release_line(item.line)
         return True
@@ -123,13 +122,23 @@ class Scheduler(Generic[ItemT]):
         queued = self._queued_of(item)
         if queued is None:
             return False
-        returned = queued.returned
-        lane = self._lanes[item.lane]
-        lane.withdraw(queued)
-        self._leave(queued)
+        self._withdraw(queued)
         item.klass, item.priority = klass, priority
-        self._queue(item, returned=returned)
+        self._queue(item, returned=queued.returned)
         return True
+
+    def move(self, item: ItemT, lane: str) -> None:
+        """Move an item to another lane, in the place of its arrival there. Raises ValueError if it is not queued."""
+        queued = self._queued_of(item)
+        if queued is None:
+            raise ValueError("the item is not queued")
+        self._withdraw(queued)
+        item.lane = lane
+        self._queue(item, returned=queued.returned)
+
+    def _withdraw(self, queued: QueuedItem[ItemT]) -> None:
+        self._lanes[queued.item.lane].withdraw(queued)
+        self._leave(queued)
 
     def start(self, item: ItemT, now: float, tokens: int = 0) -> None:
         """An eligible item starts: it leaves the queue, its tenant pays, its line is held until `release_line`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.processors.core.fleet.lane import Lanes
+from penstock.processors.core.fleet.lane import UNSERVED, Lanes
 from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.requests.arrivals import Taken
 from penstock.processors.core.requests.endings import Erased
@@ -45,7 +45,10 @@ class Screening:
             if work.unserved is None:
                 self._memory.check_fits(self._lanes[work.lane], read.request.requirements)
         except PenstockError as error:
-            return error
+            never_fits = work.lane != UNSERVED and self._lanes[work.lane].never_fits is error
+            if not never_fits or not self._unserved.wait_for_others(work, error):
+                return error
+            work.lane = UNSERVED
         deaths = self._deaths(work.first_key, work.request_id)
         if deaths >= most_deaths(self._retries.settings_of(work)):
             return EngineFailed(f"{deaths} times a worker died while it ran")

@@ -2,8 +2,8 @@
 
 A request without a conversation is passed on to a partition of a worker that reports the model. All others wait here,
 parked, with the reason `no_worker`, until this worker serves the model. A request fails when no live worker has
-reported its model for `absent_s`. A request for a model that is served here, and that this host can never load, is
-passed on once.
+reported its model for `absent_s`. A request for a model that is served here, and whose load has failed, is passed on
+once, or waits in the same way: it fails when no other worker has had the model loaded for `absent_s`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.commit.gate import CommitGate
 from penstock.processors.core.effects import Effect, Republish
-from penstock.processors.core.fleet.lane import UNSERVED, Lanes
+from penstock.processors.core.fleet.lane import UNSERVED, Lane, Lanes
 from penstock.processors.core.peers import Peers, Wanted
 from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.endings import Endings
@@ -78,14 +78,9 @@ class UnservedRequests:
         return True
 
     def pass_on_unloadable(self, work: Work) -> bool:
-        """Pass on a request whose model is served here and can never be loaded on this host.
-
-        Returns False if it must end: it was moved before, or words of a run of it may be published.
-        """
-        if work.key != work.first_key or work.started_at is not None or work.history is not None or work.put_backs:
+        """Pass on a request whose model is served here and cannot be loaded. Returns False if it must stay."""
+        if not _may_leave(work) or work.stage not in (Stage.NEW, Stage.QUEUED, Stage.PARKED, Stage.FETCHING):
             return False
-        if work.stage not in (Stage.NEW, Stage.QUEUED, Stage.PARKED, Stage.FETCHING):
-            return False  # it waits for a retry: it ends as those do
         partition = self._partition(work)
         if partition is None:
             return False
@@ -99,6 +94,34 @@ class UnservedRequests:
             if work.stage is Stage.PARKED:
                 self._endings.fetch(work)
             self._holdings.unqueue(work)
+        return True
+
+    def keep_unloadable(self, work: Work, error: PenstockError, now: float) -> bool:
+        """Let a request wait whose model cannot be loaded here. Returns False if it must end: nobody else has it."""
+        lane = work.lane
+        if not self.wait_for_others(work, error):
+            return False
+        holdings, parked = self._holdings, self._lanes[UNSERVED].parked
+        if work.stage is Stage.RETRYING:
+            holdings.park(work)
+            work.lane = UNSERVED
+            self._scheduler.put_back(work)
+            self._registry.transition(work, "due", Stage.PARKED)
+        else:
+            if work.stage is not Stage.PARKED:
+                holdings.park(work)
+            self._lanes[lane].parked[work.klass] -= 1
+            self._scheduler.move(work, UNSERVED)
+        parked[work.klass] += 1
+        self.wait(work, now)
+        return True
+
+    def wait_for_others(self, work: Work, error: PenstockError) -> bool:
+        """Note that the model of a request cannot be loaded here. Returns False if no other worker may run it."""
+        wanted, now_ms = Wanted(work.task, work.lane), self._peers.now_ms
+        if not self._peers.may_run_elsewhere(wanted, now_ms - 1000 * self._absent_s):
+            return False
+        work.unserved = Unserved(wanted, work.need, error, now_ms, now_ms, unloadable=True)
         return True
 
     def judge_anew(self, work: Work, wall_ms: int) -> None:
@@ -125,10 +148,13 @@ class UnservedRequests:
     def _partition(self, work: Work) -> int | None:
         """Where its model is served. A turn of a conversation stays where the conversation is.
 
-        A request that was moved before is passed on by newer knowledge alone: two workers could exchange it for ever.
+        A request that was moved before is passed on by newer knowledge alone, and never because of a failed load: two
+        workers could exchange it for ever.
         """
         unserved, since_ms = work.unserved, float("-inf")
         if work.conversation_id is not None:
+            return None
+        if unserved is not None and unserved.unloadable and not _may_leave(work):
             return None
         if unserved is not None and work.key != work.first_key:
             since_ms = unserved.arrived_ms + CLOCKS_DIFFER_MS
@@ -165,33 +191,49 @@ class UnservedRequests:
             self._endings.fetch(work)
             return
         peers = self._peers
-        if peers.serving(unserved.wanted):
-            unserved.absent_since_ms = peers.now_ms
-        elif peers.now_ms - unserved.absent_since_ms >= 1000 * self._absent_s:
+        if unserved.unloadable:
+            # A worker that has not loaded the model may be unable to: its report alone must not keep this for ever.
+            seen_ms = peers.loaded_elsewhere_ms(unserved.wanted)
+            self._load_again(self._lanes[unserved.wanted.model or UNSERVED])
+        else:
+            seen_ms = peers.now_ms if peers.serving(unserved.wanted) else 0
+        unserved.absent_since_ms = max(unserved.absent_since_ms, seen_ms)
+        if peers.now_ms - unserved.absent_since_ms >= 1000 * self._absent_s:
             self._endings.end_waiting(work, "lane_failed", unserved.error, now)
             return
         self.wait(work, now)
+
+    def _load_again(self, lane: Lane) -> None:
+        """What made the load fail may be mended meanwhile. The lane says when it may be tried."""
+        if lane.served and lane.desired is not False and not lane.wanted:
+            lane.wanted = True
+            self._agenda.look_at(lane)
 
     def _is_served_now(self, work: Work) -> bool:
         """Whether the models of this worker have changed: the request then waits for its model as others do."""
         unserved = work.unserved
         assert unserved is not None
         try:
-            choice = self._catalog.resolve(work.task, unserved.wanted.model, unserved.need)
+            name, reason = self._catalog.resolve(work.task, unserved.wanted.model, unserved.need)
         except PenstockError:
             return False
-        if work.stage is not Stage.PARKED:
+        lane = self._lanes[name]
+        if work.stage is not Stage.PARKED or (unserved.unloadable and not lane.ready):
             return False
-        self._scheduler.remove(work)
-        self._lanes[UNSERVED].parked[work.klass] -= 1
-        work.lane, work.model_reason = choice
+        if not unserved.unloadable:
+            work.model_reason = reason
         work.unserved = None
-        lane = self._lanes[work.lane]
+        self._lanes[UNSERVED].parked[work.klass] -= 1
         lane.parked[work.klass] += 1
-        self._scheduler.add(work)
+        self._scheduler.move(work, name)
         self._agenda.look_at(lane)
         return True
 
     def next_due(self) -> float | None:
         """When the next request is looked at."""
         return self._queue[0][0] if self._queue else None
+
+
+def _may_leave(work: Work) -> bool:
+    """Whether a request whose model cannot be loaded may be passed on: it was never moved, and no run of it began."""
+    return work.key == work.first_key and work.started_at is None and work.history is None and not work.put_backs

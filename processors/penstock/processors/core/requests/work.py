@@ -142,6 +142,8 @@ class Unserved:
     arrived_ms: int
     absent_since_ms: int
     """When a live worker was last known to serve it; at first, when it arrived."""
+    unloadable: bool = False
+    """This worker serves the model, and cannot load it."""
 
 
 def moved_name(key: WorkKey) -> str:
@@ -248,7 +250,7 @@ class Work:
     end_with: PenstockError | None = None
     """It shall end with this as soon as its bytes are here, or the store does not take its output."""
     unserved: Unserved | None = None
-    """Set while this worker does not serve its model."""
+    """Set while this worker does not serve its model, or cannot load it and another worker may run it."""
     pass_to: int | None = None
     """The partition on which it is published again, whose owner serves its model."""
     repeats: list[Origin] = field(default_factory=list[Origin])

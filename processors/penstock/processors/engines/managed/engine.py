@@ -15,7 +15,7 @@ import asyncio
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -182,25 +182,51 @@ class ManagedEngine(Engine):
         return fill(self.model, text, values)
 
     async def _until_healthy(self, port: int) -> None:
-        """Raises EngineFailed when it ends, or when somebody else answers on its port."""
+        """Raises EngineFailed when it ends, when it hangs, or when somebody else answers on its port."""
+        assert self._process is not None
+        looks = self._looks_while_loading()
+        is_healthy = False
+        while not is_healthy:
+            try:
+                async with awake_timeout(self._conf.silent_s):
+                    is_healthy = await anext(looks)
+            except TimeoutError as error:
+                logger.error(
+                    "engine.silent model=%s state=%s seconds=%g runs=0", self.model, self._state, self._conf.silent_s
+                )
+                raise self._load_failed(f"gave no sign of life for {self._conf.silent_s:g} s") from error
+        await looks.aclose()
+        await self._wait_for_exit(0)
+        await self._measure()
+        if not await self._process.listens(port):
+            raise self._load_failed(f"does not listen on its port {port}: another program answers there")
+
+    async def _looks_while_loading(self) -> AsyncGenerator[bool]:
+        """Yields at each sign of life whether it is healthy.
+
+        A server that loads large weights may answer nobody and say nothing for minutes, but it computes or reads. So
+        each of these is a sign: an answer on its port, whatever its status; output; processor time or reads of any
+        process of its tree. One that sleeps or is stopped shows none of them.
+        """
         assert self._process is not None
         loop = asyncio.get_running_loop()
-        wait_s, told_at, told = LOOK_S[0], loop.time(), ""
+        wait_s, told_at, told, before = LOOK_S[0], loop.time(), "", None
         async with httpx.AsyncClient(timeout=PROBE_TIMEOUT_S, trust_env=False) as http:
-            while not await self._healthy(http):
+            while True:
+                status = await self._status(http)
+                await self._measure()
+                signs = await self._process.signs_of_life()
+                if status is not None or signs != before:
+                    before = signs
+                    yield status is not None and httpx.codes.is_success(status)
                 if loop.time() - told_at >= TOLD_S:
                     line, told_at = self._process.last_line(), loop.time()
                     if line != told:
                         told = line
                         logger.info("managed.loading model=%s says=%s", self.model, line)
                         self.on_progress(line)
-                await self._measure()
                 await self._wait_for_exit(wait_s)
                 wait_s = min(LOOK_S[1], wait_s * 1.2)
-        await self._wait_for_exit(0)
-        await self._measure()
-        if not await self._process.listens(port):
-            raise self._load_failed(f"does not listen on its port {port}: another program answers there")
 
     async def _wait_for_exit(self, seconds: float) -> None:
         """Raises what it means that a server has ended that should load."""
@@ -218,10 +244,15 @@ class ManagedEngine(Engine):
         return kind(f"the server of {self.model} {what}; the worker's log says what it said")
 
     async def _healthy(self, http: httpx.AsyncClient) -> bool:
+        status = await self._status(http)
+        return status is not None and httpx.codes.is_success(status)
+
+    async def _status(self, http: httpx.AsyncClient) -> int | None:
+        """Of its answer about its health; None if it does not answer."""
         try:
-            return (await http.get(self._url + self._conf.health)).is_success
+            return (await http.get(self._url + self._conf.health)).status_code
         except httpx.HTTPError:
-            return False
+            return None
 
     async def _connect(self) -> RemoteEngine:
         """The engine that speaks to it. A server that knows its one model by another name is asked by that name."""

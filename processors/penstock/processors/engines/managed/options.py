@@ -41,7 +41,7 @@ class ManagedOptions:
     load_timeout_s: float = 600.0
     grace_s: float = 5.0
     silent_s: float = 60.0
-    """A server whose health fails for so long is ended."""
+    """A server whose health fails for so long is ended, and one that shows no sign of life while it loads."""
 
 
 def read_options(model: str, source: str, options: Mapping[str, Any]) -> ManagedOptions:

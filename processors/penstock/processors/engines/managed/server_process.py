@@ -27,8 +27,11 @@ KEEPER = Path(__file__).with_name("keeper.py")
 LOG_LIMIT_BYTES = 20_000_000
 TAIL_BYTES = 4_096
 LINE_CHARS = 200
-DEAD_WITHIN_S = 10.0
+KEEPER_WITHIN_S = 5.0
+"""So long may a keeper take to end its tree. It may be stopped (SIGSTOP): then it is killed, and the tree with it."""
+DEAD_WITHIN_S = 5.0
 """So long may the kernel take to end a tree that is being killed, before the worker goes on without it."""
+LOOK_S = 0.05
 
 
 class ServerProcess:
@@ -71,18 +74,21 @@ class ServerProcess:
     async def _wait(self) -> None:
         assert self._keeper is not None
         code = await self._keeper.wait()
-        if code < 0:  # somebody killed the keeper: the server goes by its death signal, and what it started by us
-            for process in self._seen:
-                with contextlib.suppress(psutil.Error):
-                    process.kill()  # psutil knows a pid that is another's by now
+        if code < 0:  # the keeper was killed: the server goes by its death signal, and what it started by us
+            kill_all(self._seen)
+            while any(map(is_alive, self._seen)):
+                await asyncio.sleep(LOOK_S)
         if self.left:
             logger.warning("engine.left_process_ended engine=%s pid=%s", self.log.stem, self.pid)
         self.left = False
         self._on_exit(code)
 
     async def end(self, *, orderly: bool = True) -> None:
-        """End the tree: SIGTERM and the grace when `orderly`, then SIGKILL. Returns when it has ended, or is `left`."""
-        if self._keeper is None or self._waiter is None:
+        """End the tree: SIGTERM and the grace when `orderly`, then SIGKILL. Returns when it has ended, or is `left`.
+
+        The keeper is asked, and killed itself if it does not answer.
+        """
+        if self._keeper is None or self._waiter is None or self.left:
             return
         pipe = self._keeper.stdin
         if pipe is not None and self._keeper.returncode is None:
@@ -91,8 +97,13 @@ class ServerProcess:
                     pipe.write(b"x")
                 await asyncio.wait([self._waiter], timeout=self._grace_s + 1)
             pipe.close()
+        await asyncio.wait([self._waiter], timeout=KEEPER_WITHIN_S)
+        if self._keeper.returncode is None:
+            logger.warning("managed.keeper_hangs engine=%s pid=%s: it is killed", self.log.stem, self.pid)
+            await self.look()
+            kill_all(self._seen)
         done, _ = await asyncio.wait([self._waiter], timeout=DEAD_WITHIN_S)
-        if not done and not self.left:
+        if not done:
             self.left = True
             logger.error(
                 "engine.does_not_end engine=%s pid=%s: SIGKILL has no effect yet; it is left", self.log.stem, self.pid
@@ -110,6 +121,10 @@ class ServerProcess:
         seen = await in_daemon_thread(tree, pid)
         self._seen = seen or self._seen
         return await in_daemon_thread(own_bytes, seen)
+
+    async def signs_of_life(self) -> object:
+        """What changes while a server works, of the tree as it was looked at last, without the keeper."""
+        return await in_daemon_thread(signs_of_life, self.log, self._seen[1:])
 
     async def listens(self, port: int) -> bool:
         """Whether a process of the tree listens on a port; True where that cannot be seen."""
@@ -136,6 +151,31 @@ def tree(root: int) -> list[psutil.Process]:
         return [process, *process.children(recursive=True)]
     except psutil.Error:
         return []
+
+
+def kill_all(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()  # psutil knows a pid that is another's by now
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """False also for a process that has ended and that its parent has not reaped."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def signs_of_life(log: Path, processes: Sequence[psutil.Process]) -> object:
+    """The size of the log; of each process, its processor time and what it has read."""
+    work: dict[int, object] = {}
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            work[process.pid] = process.cpu_times()
+            reads = process.io_counters()
+            work[process.pid] = work[process.pid], reads.read_chars, reads.read_bytes
+    return log.stat().st_size if log.exists() else 0, work
 
 
 def own_bytes(processes: Sequence[psutil.Process]) -> int | None:

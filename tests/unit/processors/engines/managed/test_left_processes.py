@@ -24,9 +24,11 @@ async def test_a_server_that_sigkill_does_not_end_is_dead_all_the_same(
     for module, name in (
         (engine_module, "CHECK_S"),
         (engine_module, "PROBE_TIMEOUT_S"),
+        (server_process, "KEEPER_WITHIN_S"),
         (server_process, "DEAD_WITHIN_S"),
     ):
         monkeypatch.setattr(module, name, 0.3)
+    monkeypatch.setattr(server_process, "kill_all", lambda processes: None)
     codes: list[int] = []
     options = {"command": COMMAND, "health": "/", "silent_s": 2, "tasks": ["text_generation"]}
     engine = ManagedEngine("m", "m", options, granted_bytes=1 << 30, total_bytes=1 << 34, logs=tmp_path)
