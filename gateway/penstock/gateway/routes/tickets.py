@@ -96,7 +96,10 @@ async def end_session(response: Response) -> dict[str, Any]:
 
 
 def _of_own_page(headers: Headers) -> bool:
-    """Whether a page of the gateway's own Origin asks. Over plain http browsers send Sec-Fetch-Site to loopback only."""
+    """Whether a page of the gateway's own Origin asks.
+
+    Browsers send no Sec-Fetch-Site over plain http, except to loopback.
+    """
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None:
         return site == "same-origin"
