@@ -150,7 +150,7 @@ def test_any_address_is_shown_and_a_page_that_is_left_asks_no_more(gateway: Proc
     page.on("websocket", lambda socket: sockets.append(socket))
     page.on("request", lambda request: asked.append(request.url))
     page.get_by_role("button", name="Ask").click()
-    told(page, "running")
+    wait_until(lambda: page.locator(".answer").inner_text(), 20, "the answer begins")
     page.goto(f"{gateway.url}/#/requests/%")
     told(page, "not_found")
     assert page.title() == "Request % – Penstock"

@@ -16,7 +16,7 @@ export function Overview({tell}) {
   return html`
     <${Problems} found=${problems} error=${failed} tell=${tell} />
     <section aria-labelledby="pipeline"><h2 id="pipeline">Pipeline</h2>
-      <${Failure} error=${no_stats} /><${Failure} error=${no_devices} />
+      <${Failure} error=${no_stats ?? no_devices} />
       ${stats && html`<${Pipeline} stats=${stats} workers=${workers} live=${live} devices=${devices?.data ?? []} tell=${tell} />`}</section>
     ${stats && html`<${Models} workers=${live} models=${stats.models} tell=${tell} />`}`;
 }
