@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,8 @@ SYSTEM = {
     "gateway_options": {"worker_late_s": LATE_S},
     "worker_options": {"state_interval_s": 0.5},
 }
+NAME = "penstock.test"
+"""A name of this machine that a browser does not know for its own: no secure context over plain http."""
 PHONE = {"width": 390, "height": 800}
 HOSTILE = '<img src=x onerror="document.title=1">\u202e\U0001f409'
 
@@ -38,7 +43,8 @@ def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=tool("chromium"), args=["--no-sandbox"])
+        args = ["--no-sandbox", f"--host-resolver-rules=MAP {NAME} 127.0.0.1"]
+        running = playwright.chromium.launch(executable_path=tool("chromium"), args=args)
         yield running
         running.close()
 
@@ -93,6 +99,66 @@ def test_a_system_that_is_well_says_so_and_can_be_read_by_everybody(
     wide = page.evaluate("[...document.querySelectorAll('*')].filter((one) => one.scrollWidth > innerWidth).length")
     assert wide == 0, "nothing is wider than a phone"
     assert violations(page) == []
+
+
+def test_a_gateway_that_hangs_is_not_called_well(gateway: Process, open_page: Any) -> None:
+    page = open_page(gateway)
+    told(page, "All well")
+    assert page.inner_text("section[aria-label=State] [role=status]") == "All well", "no figures are read out"
+    gateway.popen.send_signal(signal.SIGSTOP)
+    try:
+        gone(page, "All well", 20)
+        told(page, "the gateway does not answer")
+        told(page, "What is shown here is as of")
+    finally:
+        gateway.popen.send_signal(signal.SIGCONT)
+    told(page, "All well", 20)
+
+
+def test_other_pools_and_silent_workers_are_told_apart(gateway: Process, open_page: Any) -> None:
+    def with_more_workers(route: Any) -> None:
+        answer = route.fetch()
+        stats = answer.json()
+        (worker,) = (one for one in stats["workers"] if one["state"] == "running")
+        stats["workers"] += [
+            {**worker, "worker_id": "far", "pool": "far", "paused": ["class/low"], "waiting": {"memory": 2}},
+            {**worker, "worker_id": "lost", "updated_at": "2026-01-01T00:00:00Z", "waiting": {"memory": 5}},
+        ]
+        route.fulfill(response=answer, json=stats)
+
+    page = open_page(gateway)
+    page.route("**/v1/admin/stats", with_more_workers)
+    page.route("**/classes/low/resume?pool=far", lambda route: route.fulfill(json={}))
+    error = {"code": "internal", "message": "no devices"}
+    page.route("**/v1/admin/devices", lambda route: route.fulfill(status=500, json={"error": error}))
+    told(page, "paused in the pool far")
+    told(page, "silent for")
+    told(page, "Workers: 2")
+    told(page, "At the front waits: 2 memory")
+    told(page, "no devices")
+    assert page.get_by_role("button", name="pause the class low").count() == 1
+    with page.expect_request("**/classes/low/resume?pool=far"):
+        page.get_by_role("button", name="resume the class low in the pool far").click()
+    page.unroute_all(behavior="wait")
+    open_page.errors[:] = [one for one in open_page.errors if "500" not in one]  # the browser tells of the answer
+
+
+def test_any_address_is_shown_and_a_page_that_is_left_asks_no_more(gateway: Process, open_page: Any) -> None:
+    page = open_page(gateway)
+    sockets: list[Any] = []
+    asked: list[str] = []
+    page.on("websocket", lambda socket: sockets.append(socket))
+    page.on("request", lambda request: asked.append(request.url))
+    page.get_by_role("button", name="Ask").click()
+    wait_until(lambda: page.locator(".answer").inner_text(), 20, "the answer begins")
+    page.goto(f"{gateway.url}/#/requests/%")
+    told(page, "not_found")
+    assert page.title() == "Request % – Penstock"
+    assert page.inner_text("h2") == "Request %"
+    wait_until(lambda: sockets[0].is_closed(), 2, "the page has closed its socket")
+    page.wait_for_timeout(4500)
+    assert len([url for url in asked if url.endswith("/v1/requests/%25")]) == 1
+    open_page.errors[:] = [one for one in open_page.errors if "404" not in one]  # the browser tells of the answer
 
 
 def test_everything_comes_from_the_gateway_and_is_small(gateway: Process, open_page: Any, browser: Any) -> None:
@@ -170,16 +236,18 @@ def test_a_poison_record_is_told_and_whatever_it_holds_is_shown_as_text(
     assert HOSTILE in page.inner_text("section[aria-label=State]")
     send(system, {"request_id": "poison", "payload": {"prompt": 7}})
     told(page, "dead_letters")
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="run them again").first.click()
+    told(page, "run again")
     page.get_by_role("textbox", name="Id").fill("poison")
     page.keyboard.press("Enter")
     told(page, "dead lettered")
     page.goto(f"{gateway.url}/#/requests/hostile")
     told(page, "As the API tells it")
     assert HOSTILE in page.inner_text("main")
-    page.on("dialog", lambda dialog: dialog.accept())
     page.get_by_role("button", name="cancel hostile").click()
     told(page, "cancelled")
-    assert page.title() == "Penstock"
+    assert page.title() == "Request hostile – Penstock"
     page.goto(f"{gateway.url}/#/requests/{HOSTILE}")
     told(page, "not_found")
     open_page.errors[:] = [one for one in open_page.errors if "404" not in one]  # the browser tells of the answer
@@ -205,12 +273,30 @@ def test_a_key_logs_in_once_sees_what_it_may_and_is_out_when_it_is_revoked(
         told(page, "Requests")
         assert page.get_by_text("Pipeline").count() == 0
         assert page.get_by_text("Try it").count() == 0
+        page.route("**/v1/tickets/session", lambda route: route.abort())
         page.get_by_role("button", name="Log out").click()
+        told(page, "You are still logged in: the gateway does not answer")
+        page.unroute("**/v1/tickets/session")
+        page.get_by_role("button", name="Log out").click()
+        told(page, "This gateway asks for a key")
+        page.goto(f"http://{NAME}:{gateway.port}")
+        page.route("**/v1/tickets", lambda route: route.fulfill(json={}))
+        log_in(admin)
+        told(page, "the browser kept no session")
+        page.unroute("**/v1/tickets")
         log_in(admin)
         told(page, "All well")
         page.reload()
         told(page, "All well")
+        page.get_by_role("button", name="Ask").click()
+        told(page, "completed the request")
+        page.get_by_text("The same by curl").click()
+        curl, _, kcat = (one.inner_text() for one in page.locator("details pre").all())
+        here = ["sh", "-c", curl.replace(NAME, "127.0.0.1")]
+        env = {**os.environ, "PENSTOCK_API_KEY": admin}
+        assert '"completed"' in subprocess.run(here, env=env, capture_output=True, text=True, check=True).stdout
+        assert system.names.request("text_generation", 5).removeprefix(system.prefix) in kcat
         assert page.evaluate("[document.cookie, localStorage.length, sessionStorage.length]") == ["", 0, 0]
         assert revoke_key(keys, admin.split("_")[1])
         told(page, "This gateway asks for a key", 20)
-    open_page.errors[:] = [one for one in open_page.errors if "401" not in one]  # the browser tells of the answers
+    open_page.errors[:] = [one for one in open_page.errors if "401" not in one and "ERR_FAILED" not in one]

@@ -137,6 +137,36 @@ async def test_only_known_origins_are_served(policy: AuthPolicy, key: str, origi
     assert (status, socket_end(policy, **headers)[1]) == expected
 
 
+@pytest.mark.parametrize(
+    ("asked_from", "is_kept"),
+    [
+        ({}, False),
+        ({"origin": HERE}, True),
+        ({"origin": "https://app.example"}, False),
+        ({"origin": HERE, "sec-fetch-site": "same-origin"}, True),
+        ({"origin": HERE, "sec-fetch-site": "cross-site"}, False),
+    ],
+)
+async def test_a_session_is_kept_as_a_cookie_for_the_gateways_own_pages(
+    policy: AuthPolicy, key: str, asked_from: dict[str, str], is_kept: bool
+) -> None:
+    async with http(policy, **asked_from) as calls:
+        answer = await calls.post("/v1/tickets", json={"use": "session"}, headers={"x-api-key": key})
+    assert answer.status_code == 200
+    assert ("set-cookie" in answer.headers) is is_kept
+
+
+@pytest.mark.parametrize(("origin", "status"), [(None, 200), (HERE, 200), ("https://app.example", 401)])
+async def test_the_session_cookie_counts_for_the_gateways_own_pages_alone(
+    policy: AuthPolicy, key: str, origin: str | None, status: int
+) -> None:
+    session, _ = policy.tickets.issue(policy.authenticate(Headers({"x-api-key": key})), use="session")
+    headers = {"cookie": f"penstock_session={session}", **({} if origin is None else {"origin": origin})}
+    async with http(policy, **headers) as calls:
+        assert (await calls.get("/v1/whoami")).status_code == status
+    assert socket_end(policy, **headers)[1] == (1000 if status == 200 else 4401)
+
+
 LOCAL_HOSTS = ["127.0.0.1:8000", "localhost", "LOCALHOST:80", "[::1]:8000", "penstock.localhost", "inside.example"]
 OTHER_HOSTS = ["evil.com", "localhost.evil.com", "127.0.0.1.nip.io", "", "[::1"]
 

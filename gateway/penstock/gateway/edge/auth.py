@@ -70,7 +70,7 @@ class AuthPolicy:
         if origin is None:
             return
         origin = origin.rstrip("/").lower()
-        if origin in self.allowed_origins or _same_place(origin, host):
+        if origin in self.allowed_origins or same_place(origin, host):
             return
         raise Forbidden("pages of this Origin may not call the gateway: add it to auth.allowed_origins")
 
@@ -85,7 +85,7 @@ class AuthPolicy:
             return self._of_ticket(self.tickets.redeem(ticket, uses, artifact_id))
         secret = _bearer(headers.get("authorization")) or headers.get("x-api-key")
         if secret is None and self.keys is not None:  # else browsers could send the cookie of another gateway
-            secret = _session(headers.get("cookie"))
+            secret = _session(headers)
         if secret is not None and secret.startswith(SESSION_PREFIX):
             return self._of_ticket(self.tickets.redeem(secret, ("session",)))
         if self.keys is None:
@@ -198,9 +198,12 @@ def ticket_of(scope: Scope) -> str | None:
     return values[0] if values else None
 
 
-def _session(cookies: str | None) -> str | None:
-    """The session of a page, which its browser sends along."""
-    for cookie in (cookies or "").split(";"):
+def _session(headers: Headers) -> str | None:
+    """The session that a browser sends along for a page of this gateway. Pages of other Origins have tickets."""
+    origin = headers.get("origin")
+    if origin is not None and not same_place(origin, headers.get("host", "")):
+        return None
+    for cookie in headers.get("cookie", "").split(";"):
         name, _, value = cookie.strip().partition("=")
         if name == SESSION_COOKIE:
             return value
@@ -220,7 +223,7 @@ def _host_name(host: str) -> str:
         return ""
 
 
-def _same_place(origin: str, host: str) -> bool:
+def same_place(origin: str, host: str) -> bool:
     """Same host and port; the scheme is left out, since a proxy that ends TLS changes it."""
     try:
         page, here = urlsplit(origin), urlsplit(f"//{host.lower()}")

@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.datastructures import Headers
 
 from penstock.gateway.context import context_of
-from penstock.gateway.edge.auth import SESSION_COOKIE
+from penstock.gateway.edge.auth import SESSION_COOKIE, same_place
 from penstock.gateway.edge.rules import Scope
 from penstock.gateway.edge.tickets import TTL_S
 from penstock.gateway.edge.validation import validated
@@ -71,7 +72,7 @@ async def create_ticket(request: Request, response: Response) -> dict[str, Any]:
     office = context_of(request).tickets
     ticket, expires_at = office.issue(caller, use=asked.use, scopes=scopes, ttl_s=asked.ttl_s, **narrowed)
     expires_in = round(expires_at - office.clock())
-    if asked.use == "session" and request.headers.get("sec-fetch-site") == "same-origin":
+    if asked.use == "session" and _of_own_page(request.headers):
         secure = request.url.scheme == "https"
         response.set_cookie(
             SESSION_COOKIE, ticket, expires_in, path="/v1", secure=secure, httponly=True, samesite="strict"
@@ -92,6 +93,17 @@ async def end_session(response: Response) -> dict[str, Any]:
     """A session that was copied elsewhere is good until it expires or its key is revoked."""
     response.delete_cookie(SESSION_COOKIE, path="/v1", httponly=True, samesite="strict")
     return {"object": "ticket.deleted", "use": "session"}
+
+
+def _of_own_page(headers: Headers) -> bool:
+    """Whether a page of the gateway's own Origin asks.
+
+    Browsers send no Sec-Fetch-Site over plain http, except to loopback.
+    """
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is not None:
+        return site == "same-origin"
+    return origin is not None and same_place(origin, headers.get("host", ""))
 
 
 def _scopes(asked: NewTicket) -> list[Scope] | None:

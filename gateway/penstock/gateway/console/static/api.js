@@ -9,20 +9,29 @@ export class ApiError extends Error {
   }
 }
 
-/** The JSON of an answer. Throws ApiError, also with status 0 when the gateway does not answer. */
+const GET_MS = 8000;
+const POST_MS = 30_000;
+let ahead_ms = 0;
+/** The time by the gateway's clock, which may differ from the browser's. */
+export const now = () => Date.now() - ahead_ms;
+
+/** The JSON of an answer. Throws ApiError, also with status 0 when the gateway does not answer in time. */
 export async function call(method, path, body, headers = {}) {
-  const options = {method, headers: {...headers}, credentials: "same-origin", cache: "no-store"};
+  const signal = AbortSignal.timeout(method === "POST" ? POST_MS : GET_MS);
+  const options = {method, signal, headers: {...headers}, credentials: "same-origin", cache: "no-store"};
   if (body !== undefined && body !== null) {
     options.body = JSON.stringify(body);
     options.headers["content-type"] = "application/json";
   }
-  let answer;
+  let answer, text;
   try {
     answer = await fetch(path, options);
+    text = await answer.text();
   } catch {
     throw new ApiError(0, {code: "unreachable", message: "the gateway does not answer"});
   }
-  const text = await answer.text();
+  const date = answer.headers.get("date");
+  if (date) ahead_ms = Date.now() - Date.parse(date);
   let json = null;
   try { json = text ? JSON.parse(text) : null; } catch { /* a proxy's page */ }
   if (!answer.ok) throw new ApiError(answer.status, json?.error);
@@ -33,26 +42,38 @@ export const get = (path) => call("GET", path);
 /** A part of a path or query, escaped. */
 export const part = encodeURIComponent;
 
-/** Log in: the key is sent once, and the gateway sets the session's cookie. Throws ApiError. */
-export const logIn = (key) => call("POST", "/v1/tickets", {use: "session"}, {authorization: `Bearer ${key}`});
+/** Log in: the key is sent once, and the gateway sets the session's cookie. Throws ApiError, also when the browser keeps no cookie. */
+export async function logIn(key) {
+  await call("POST", "/v1/tickets", {use: "session"}, {authorization: `Bearer ${key}`});
+  try {
+    await get("/v1/stats");
+  } catch (error) {
+    throw error.status !== 401 ? error : new ApiError(401, {code: "no_session",
+      message: "the key is good, but the browser kept no session: allow cookies for this page, or open it by another address"});
+  }
+}
 /** Log out: the gateway takes the cookie back. */
 export const logOut = () => call("DELETE", "/v1/tickets/session");
 
-const SOCKET_RETRY_MS = 1000;
+const RETRY_MS = 1000;
+const MOST_RETRY_MS = 8000;
+const REFUSED = [4400, 4401, 4402, 4403];
+const random = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
 /**
  * Submit a request over the resuming WebSocket and follow it, over any number of connections.
- * `on` is told every frame, and {type: "away"} when a connection has ended. Returns a function that ends it.
+ * `on` is told every frame, and {type: "away"} when a connection has ended; a refused one is told as an error frame. Returns a function that ends it.
  */
 export function follow(submit, on) {
-  const idempotency_key = crypto.randomUUID();
-  let request_id, after, socket, over = false;
+  const idempotency_key = random();
+  let request_id, after, socket, over = false, retry_ms = RETRY_MS;
   const connect = () => {
     socket = new WebSocket(`${location.origin.replace("http", "ws")}/v1/ws`, "penstock.v1");
     socket.onopen = () => socket.send(JSON.stringify(request_id === undefined
       ? {type: "submit", idempotency_key, request: submit} : {type: "subscribe", request_id, after}));
     socket.onmessage = ({data}) => {
       const frame = JSON.parse(data);
+      retry_ms = RETRY_MS;
       request_id = frame.request_id ?? request_id;
       after = frame.cursor ?? after;
       over ||= frame.type === "result" || frame.type === "error";
@@ -61,8 +82,11 @@ export function follow(submit, on) {
     };
     socket.onclose = ({code, reason}) => {
       if (over) return;
+      over = REFUSED.includes(code);
+      if (over) return on({type: "error", error: {code, message: reason || "the gateway has closed the connection"}});
       on({type: "away", code, reason});
-      if (code < 4400 || code > 4403) setTimeout(() => over || connect(), SOCKET_RETRY_MS);
+      setTimeout(() => over || connect(), retry_ms);
+      retry_ms = Math.min(2 * retry_ms, MOST_RETRY_MS);
     };
   };
   connect();

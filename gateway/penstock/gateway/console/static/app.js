@@ -23,24 +23,39 @@ function App() {
     const timer = setTimeout(() => setToast(null), TOAST_MS);
     return () => clearTimeout(timer);
   }, [toast]);
+  const id = requestOf(place);
+  useEffect(() => { document.title = id ? `Request ${id} – Penstock` : "Penstock"; }, [id]);
   if (error?.status === 401) return html`<${LogIn} said=${error} then=${again} />`;
   const may = (scope) => stats !== null && (stats.scopes.includes(scope) || stats.scopes.includes("admin"));
-  return html`<${Header} stats=${stats} then=${again} />
+  return html`<${Header} stats=${stats} then=${again} tell=${setToast} />
     <main>${error && html`<section><${Failure} error=${error} /></section>`}
-      ${stats && html`<${View} place=${place} may=${may} tell=${setToast} />`}</main>
+      ${stats && html`<${View} id=${id} keyed=${stats.key_id !== null} may=${may} tell=${setToast} />`}</main>
     <div role="status">${toast && html`<div class="toast">${toast.error ? html`<${Failure} error=${toast.error} />` : toast.text}</div>`}</div>`;
 }
 
-function View({place, may, tell}) {
+/** The id in `#/requests/ID`, as it stands if it is not escaped well. */
+function requestOf(place) {
   const [, kind, id] = place.split("/");
-  if (kind === "requests" && id) return html`<${Request} id=${decodeURIComponent(id)} may=${may} tell=${tell} />`;
-  return html`${may("admin") && html`<${Overview} tell=${tell} />`}
-    ${may("read") && html`<${Requests} />`}
-    ${may("submit") && may("read") && html`<${TryOut} />`}`;
+  if (kind !== "requests" || !id) return null;
+  try { return decodeURIComponent(id); } catch { return id; }
 }
 
-function Header({stats, then}) {
-  const leave = async () => { await logOut(); then(); };
+function View({id, keyed, may, tell}) {
+  if (id) return html`<${Request} id=${id} may=${may} tell=${tell} />`;
+  return html`${may("admin") && html`<${Overview} tell=${tell} />`}
+    ${may("read") && html`<${Requests} />`}
+    ${may("submit") && may("read") && html`<${TryOut} keyed=${keyed} />`}`;
+}
+
+function Header({stats, then, tell}) {
+  const leave = async () => {
+    try {
+      await logOut();
+      then();
+    } catch (error) {
+      tell({text: `You are still logged in: ${error.message}`});
+    }
+  };
   return html`<header><h1><a href="#/">Penstock</a></h1>
     ${stats && html`<span>tenant <bdi>${stats.tenant}</bdi></span>`}
     <nav aria-label="Pages"><a href="/docs">HTTP routes</a><a href="/metrics">Metrics</a>

@@ -1,24 +1,31 @@
 // The first screen: is it well, and if not, why.
-import {Act, Ago, Failure, count, duration, gib, html, times, usePoll} from "./parts.js";
+import {Act, Ago, Failure, age, count, duration, gib, html, times, usePoll} from "./parts.js";
 import {part} from "./api.js";
 
 const POLL_MS = 2000;
+const SILENT_S = 20;
+const silent = (worker) => age(worker.updated_at) > SILENT_S;
+const ASKED_BEFORE = ["pause", "unload"];
 
 export function Overview({tell}) {
   const [problems, failed] = usePoll("/v1/admin/problems", POLL_MS);
-  const [stats] = usePoll("/v1/admin/stats", POLL_MS);
-  const [devices] = usePoll("/v1/admin/devices", POLL_MS);
+  const [stats, no_stats] = usePoll("/v1/admin/stats", POLL_MS);
+  const [devices, no_devices] = usePoll("/v1/admin/devices", POLL_MS);
+  const workers = (stats?.workers ?? []).filter((one) => one.state !== "stopped");
+  const live = workers.filter((one) => !silent(one));
   return html`
     <${Problems} found=${problems} error=${failed} tell=${tell} />
-    ${stats && html`<${Pipeline} stats=${stats} devices=${devices?.data ?? []} tell=${tell} />`}
-    ${stats && html`<${Models} workers=${stats.workers} models=${stats.models} tell=${tell} />`}`;
+    <section aria-labelledby="pipeline"><h2 id="pipeline">Pipeline</h2>
+      <${Failure} error=${no_stats ?? no_devices} />
+      ${stats && html`<${Pipeline} stats=${stats} workers=${workers} live=${live} devices=${devices?.data ?? []} tell=${tell} />`}</section>
+    ${stats && html`<${Models} workers=${live} models=${stats.models} tell=${tell} />`}`;
 }
 
 function Problems({found, error, tell}) {
   const well = found?.data.length === 0;
+  const [state, figures] = (error ? "The gateway does not tell how it is" : found ? found.summary : "Asking…").split(/(:.*)/);
   return html`<section aria-label="State">
-    <p class=${`summary ${error ? "warn" : well ? "good" : "bad"}`} role="status">${
-      error ? "The gateway does not tell how it is" : found ? found.summary : "Asking…"}</p>
+    <p class=${`summary ${error ? "warn" : well ? "good" : "bad"}`}><span role="status">${state}</span>${figures}</p>
     <${Failure} error=${error} />
     ${!error && found?.data.map((one) => html`<${Problem} key=${one.problem + one.subject} one=${one} tell=${tell} />`)}
   </section>`;
@@ -33,45 +40,50 @@ function Problem({one, tell}) {
     <p class="faint">Affects: ${one.affects}</p>
     <p class="row"><code>${command}</code>
       ${call && html`<${Act} label=${label} about=${`${label} ${one.subject ?? ""}`} path=${call.path}
-        body=${call.body} tell=${tell} confirm=${`${label}: ${command}?`} />`}</p>
+        body=${call.body} tell=${tell} confirm=${label !== "resume" && `${label}: ${command}?`} />`}</p>
   </article>`;
 }
 
-function Pipeline({stats, devices, tell}) {
-  const workers = stats.workers.filter((one) => one.state !== "stopped");
-  const paused = new Set(workers.flatMap((one) => one.paused));
+function Pipeline({stats, workers, live, devices, tell}) {
+  const pausing = (name) => new Set(live.filter((one) => one.paused.includes(`class/${name}`)).map((one) => one.pool));
   const reasons = {};
-  for (const one of workers)
+  for (const one of live)
     for (const [reason, number] of Object.entries(one.waiting)) reasons[reason] = (reasons[reason] ?? 0) + number;
   const why = Object.entries(reasons).sort((a, b) => b[1] - a[1]);
-  return html`<section aria-labelledby="pipeline"><h2 id="pipeline">Pipeline</h2><div class="pipeline">
+  return html`<div class="pipeline">
     <div><h3>Topics: ${stats.rates.accepted_per_s.toFixed(1)} requests/s</h3>
       ${Object.entries(stats.queues).map(([name, one]) => html`<${Queue} name=${name} one=${one}
-        paused=${paused.has(`class/${name}`)} tell=${tell} />`)}
+        pools=${pausing(name)} tell=${tell} />`)}
       <p class="faint">${why.length ? `At the front waits: ${
         why.map(([reason, number]) => `${count(number)} ${reason.replaceAll("_", " ")}`).join(", ")}` : "Nothing waits at the front"}</p>
     </div>
-    <div><h3>Workers: ${workers.length}</h3>
+    <div><h3>Workers: ${live.length}</h3>
       ${workers.length ? workers.map((one) => html`<${Worker} one=${one} />`)
         : html`<p class="faint">None. <code>penstock worker</code> starts one.</p>`}</div>
-    <div><h3>Devices</h3>${devices.map((one) => html`<${Device} one=${one} />`)}</div>
+    <div><h3>Devices</h3>${devices.filter((one) => live.some((worker) => worker.worker_id === one.worker_id))
+      .map((one) => html`<${Device} one=${one} />`)}</div>
     <div><h3>Results: ${stats.rates.ended_per_s.toFixed(1)} requests/s</h3>
       ${Object.entries(stats.outcomes).map(([name, number]) => html`<p class="row"><span>${name.replaceAll("_", " ")}</span>
         <span class=${`figure ${name === "completed" ? "" : "warn"}`}>${count(number)}</span></p>`)}
       <p class="faint">${count(stats.inflight)} under way, ${times(stats.clients.connected, "client")} connected</p></div>
-  </div></section>`;
-}
-
-function Queue({name, one, paused, tell}) {
-  const word = paused ? "resume" : "pause";
-  return html`<div class="row"><span>${name}</span>
-    <span class=${`figure ${paused ? "bad" : ""}`}>${count(one.depth)}</span>
-    <span class="faint">${one.depth ? `oldest ${duration(one.oldest_age_s)}` : "empty"}${paused ? ", paused" : ""}</span>
-    <${Act} label=${word} about=${`${word} the class ${name}`} path=${`/v1/admin/classes/${name}/${word}`} tell=${tell} />
   </div>`;
 }
 
+/** A class. `pools`: where it is paused; null is the common pool, whose state is shown first. */
+function Queue({name, one, pools, tell}) {
+  const paused = pools.has(null), word = paused ? "resume" : "pause", path = `/v1/admin/classes/${name}`;
+  return html`<div class="row"><span>${name}</span>
+    <span class=${`figure ${paused ? "bad" : ""}`}>${count(one.depth)}</span>
+    <span class="faint">${one.depth ? `oldest ${duration(one.oldest_age_s)}` : "empty"}${paused ? ", paused" : ""}</span>
+    <${Act} label=${word} about=${`${word} the class ${name}`} path=${`${path}/${word}`} tell=${tell}
+      confirm=${!paused && `Pause the class ${name}?`} />
+  </div>
+  ${[...pools].filter((pool) => pool !== null).map((pool) => html`<p class="row"><span class="faint">paused in the pool <bdi>${pool}</bdi></span>
+    <${Act} label="resume" about=${`resume the class ${name} in the pool ${pool}`} path=${`${path}/resume?pool=${part(pool)}`} tell=${tell} /></p>`)}`;
+}
+
 function Worker({one}) {
+  if (silent(one)) return html`<div class="row"><bdi>${one.worker_id}</bdi> <span class="warn">silent for ${duration(age(one.updated_at))}</span></div>`;
   return html`<div class="row"><bdi>${one.worker_id}</bdi>
     <span class=${one.state === "running" ? "good" : "warn"}>${one.state}</span>
     <span>${one.running} running</span>
@@ -112,6 +124,7 @@ function Model({one, tell}) {
         states.join(", ").replace("absent", "not loaded") || "on no worker"}${loading ? ` ${Math.round(100 * loading.progress)} %` : ""}</span></div>
     <p class="faint">${one.tasks.map((task) => task.replaceAll("_", " ")).join(", ")}</p>
     <div class="row"><span>${running} running, ${queued} queued${paused ? ", paused" : ""}</span><span class="acts">${acts.map((act) => html`<${Act}
-      label=${act} about=${`${act} the model ${one.model}`} path=${to(act)} tell=${tell} /> `)}</span></div>
+      label=${act} about=${`${act} the model ${one.model}`} path=${to(act)} tell=${tell}
+      confirm=${ASKED_BEFORE.includes(act) && `${act} the model ${one.model}?`} /> `)}</span></div>
     ${failed && html`<p class="bad">${failed}</p>`}</div>`;
 }

@@ -2,7 +2,7 @@
 import {h} from "./vendor/preact.js";
 import {useEffect, useRef, useState} from "./vendor/hooks.js";
 import htm from "./vendor/htm.js";
-import {call, get} from "./api.js";
+import {call, get, now} from "./api.js";
 
 export const html = htm.bind(h);
 
@@ -16,39 +16,45 @@ export const count = (number) => number.toLocaleString("en");
 export const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(bytes < 2 ** 30 ? 2 : 1)} GiB`;
 export const times = (number, one, more = `${one}s`) => `${count(number)} ${number === 1 ? one : more}`;
 
+/** Seconds since a time. */
+export const age = (at) => Math.max(0, (now() - Date.parse(at)) / 1000);
+
 /** How long ago something was; the exact time on hover. */
 export function Ago({at}) {
   if (!at) return null;
-  const seconds = Math.max(0, (Date.now() - Date.parse(at)) / 1000);
-  return html`<time datetime=${at} title=${at}>${duration(seconds)} ago</time>`;
+  return html`<time datetime=${at} title=${at}>${duration(age(at))} ago</time>`;
 }
 
-/** An error of the API, whole. */
+/** An error of the API, whole, and how old the figures are that are shown still. */
 export function Failure({error}) {
   return error && html`<p class="bad" role="alert">${error.message} (<code>${error.code}</code>).${" "}
-    <a href="/docs">The routes and their errors</a></p>`;
+    <a href="/docs">The routes and their errors</a></p>
+    ${error.shown_at && html`<p class="faint">What is shown here is as of <${Ago} at=${error.shown_at} /></p>`}`;
 }
 
 /**
  * [what a path answers, the newest error, ask at once], asked again every `ms` while the page is looked at.
+ * It ends with an answer that is final: a request that is done, 404 or 410.
  * Nothing that another path has answered is ever shown under this one.
  */
 export function usePoll(path, ms) {
-  const [state, setState] = useState({path, found: null, error: null});
+  const [state, setState] = useState({path, found: null, error: null, at: null});
   const again = useRef(() => {});
   useEffect(() => {
-    let timer, ended = false;
+    let timer, ended = false, final = false;
     const ask = async () => {
-      clearTimeout(timer);
-      if (path !== null && !document.hidden) {
+      if (!final && !document.hidden) {
         try {
           const found = await get(path);
-          if (!ended) setState({path, found, error: null});
+          final = found?.done === true;
+          if (!ended) setState({path, found, error: null, at: new Date(now()).toISOString()});
         } catch (error) {
-          if (!ended) setState((before) => ({path, found: before.path === path ? before.found : null, error}));
+          final = error.status === 404 || error.status === 410;
+          if (!ended) setState((before) => failed(before.path === path ? before : {path, found: null, at: null}, error));
         }
       }
-      if (!ended) timer = setTimeout(ask, ms);
+      clearTimeout(timer);
+      if (!ended && !final) timer = setTimeout(ask, ms);
     };
     again.current = ask;
     const seen = () => document.hidden || ask();
@@ -56,25 +62,34 @@ export function usePoll(path, ms) {
     ask();
     return () => { ended = true; clearTimeout(timer); document.removeEventListener("visibilitychange", seen); };
   }, [path, ms]);
-  const now = state.path === path ? state : {found: null, error: null};
-  return [now.found, now.error, () => again.current()];
+  const shown = state.path === path ? state : {found: null, error: null};
+  return [shown.found, shown.error, () => again.current()];
 }
 
-/** A button that calls the API; `tell` hears what came of it. */
+const failed = (before, error) => ({...before, error: Object.assign(error, {shown_at: before.at})});
+
+/** What a redrive did. Every other call asks for something that comes later. */
+function outcome({redriven, skipped, error, remaining}) {
+  if (redriven === undefined) return "asked for";
+  return [`${times(redriven, "request")} run again`, skipped.length && `${count(skipped.length)} skipped (${skipped[0].message})`,
+    error?.message, remaining && `${count(remaining)} left`].filter(Boolean).join(", ");
+}
+
+/** A button that calls the API; `tell` hears what came of it. It keeps the focus meanwhile. */
 export function Act({label, about, path, body, tell, confirm}) {
   const [busy, setBusy] = useState(false);
   const act = async () => {
-    if (confirm && !window.confirm(confirm)) return;
+    if (busy || (confirm && !window.confirm(confirm))) return;
     setBusy(true);
     try {
-      await call("POST", path, body);
-      tell({text: `${about ?? label}: asked for`});
+      const answer = await call("POST", path, body);
+      tell({text: `${about ?? label}: ${outcome(answer)}`});
     } catch (error) {
       tell({error});
     }
     setBusy(false);
   };
-  return html`<button type="button" disabled=${busy} aria-label=${about ?? label} onClick=${act}>${label}</button>`;
+  return html`<button type="button" aria-disabled=${busy} aria-label=${about ?? label} onClick=${act}>${label}</button>`;
 }
 
 /** A table that scrolls on its own; `rows` are arrays of cells. */

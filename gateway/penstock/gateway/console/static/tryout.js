@@ -1,18 +1,19 @@
 // A first request from the page, and the same from elsewhere.
-import {useRef, useState} from "./vendor/hooks.js";
+import {useEffect, useRef, useState} from "./vendor/hooks.js";
 import {html} from "./parts.js";
 import {follow, part} from "./api.js";
 
 const QUESTION = "In one sentence, what is a river?";
 const TOKENS = 200;
 
-export function TryOut() {
+export function TryOut({keyed}) {
   const [prompt, setPrompt] = useState(QUESTION);
   const [shown, setShown] = useState({text: "", state: "", id: null, busy: false});
   const end = useRef(() => {});
+  useEffect(() => () => end.current(), []);
   const ask = (event) => {
     event.preventDefault();
-    end.current();
+    if (shown.busy) return;
     setShown({text: "", state: "sent", id: null, busy: true});
     const payload = {messages: [{role: "user", content: prompt}], max_tokens: TOKENS};
     end.current = follow({task: "text_generation", stream: true, payload}, (frame) => setShown((now) => told(now, frame)));
@@ -20,10 +21,10 @@ export function TryOut() {
   return html`<section aria-labelledby="try"><h2 id="try">Try it</h2>
     <form onSubmit=${ask}><label class="wide">Question
       <input value=${prompt} onInput=${(event) => setPrompt(event.target.value)} required /></label>
-      <button disabled=${shown.busy}>Ask</button></form>
+      <button aria-disabled=${shown.busy}>Ask</button></form>
     <p class="answer" aria-live="polite"><bdi>${shown.text}</bdi></p>
     <p class="faint">${shown.state} ${shown.id && html`<a href=${`#/requests/${part(shown.id)}`}>the request</a>`}</p>
-    <details><summary>The same by curl, Python and Kafka</summary>${snippets(prompt).map(([name, text]) =>
+    <details><summary>The same by curl, Python and Kafka</summary>${snippets(prompt, keyed).map(([name, text]) =>
       html`<h3>${name}</h3><pre>${text}</pre>`)}</details></section>`;
 }
 
@@ -42,14 +43,17 @@ function told(now, frame) {
   }
 }
 
-function snippets(prompt) {
+function snippets(prompt, keyed) {
   const body = {task: "text_generation", payload: {messages: [{role: "user", content: prompt}], max_tokens: TOKENS}};
   const quoted = (value) => `'${JSON.stringify(value).replaceAll("'", "'\\''")}'`;
   return [
-    ["curl", `curl '${location.origin}/v1/requests?wait=60' -H 'content-type: application/json' -d ${quoted(body)}`],
-    ["Python, with the package openai", `from openai import OpenAI\n\nclient = OpenAI(base_url="${location.origin}/v1", api_key="none")\n`
+    ["curl", `curl '${location.origin}/v1/requests?wait=60' -H 'content-type: application/json' ${
+      keyed ? `-H "authorization: Bearer $PENSTOCK_API_KEY" ` : ""}-d ${quoted(body)}`],
+    ["Python, with the package openai", `${keyed ? "import os\n\n" : ""}from openai import OpenAI\n\n`
+      + `client = OpenAI(base_url="${location.origin}/v1", api_key=${keyed ? `os.environ["PENSTOCK_API_KEY"]` : `"none"`})\n`
       + `messages = [{"role": "user", "content": ${JSON.stringify(prompt)}}]\n`
       + `print(client.chat.completions.create(model="default", messages=messages).choices[0].message.content)`],
-    ["Kafka, with kcat", `echo ${quoted({request_id: "a-new-id", ...body})} |\n  kcat -P -b 127.0.0.1:9092 -t inference.requests.medium`],
+    ["Kafka, with kcat", `# KAFKA: the broker's address. A topic prefix, if there is one, stands before the topic's name.\n`
+      + `echo ${quoted({request_id: "a-new-id", ...body})} |\n  kcat -P -b KAFKA:9092 -t inference.request.medium`],
   ];
 }
