@@ -155,8 +155,9 @@ def test_any_address_is_shown_and_a_page_that_is_left_asks_no_more(gateway: Proc
     told(page, "not_found")
     assert page.title() == "Request % – Penstock"
     assert page.inner_text("h2") == "Request %"
-    wait_until(lambda: sockets[0].is_closed(), 2, "the page has closed its socket")
-    page.wait_for_timeout(4500)
+    page.wait_for_timeout(500)
+    assert sockets[0].is_closed(), "although its answer goes on"
+    page.wait_for_timeout(4000)
     assert len([url for url in asked if url.endswith("/v1/requests/%25")]) == 1
     open_page.errors[:] = [one for one in open_page.errors if "404" not in one]  # the browser tells of the answer
 
