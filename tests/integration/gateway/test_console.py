@@ -236,10 +236,15 @@ def test_a_poison_record_is_told_and_whatever_it_holds_is_shown_as_text(
     told(page, "model_unknown")
     assert HOSTILE in page.inner_text("section[aria-label=State]")
     send(system, {"request_id": "poison", "payload": {"prompt": 7}})
-    told(page, "dead_letters")
+    told(page, "dead_letters_unreadable")
+    assert page.get_by_role("button", name="run them again").count() == 0, "it holds no request"
     page.on("dialog", lambda dialog: dialog.accept())
-    page.get_by_role("button", name="run them again").first.click()
+    late = gateway.submit(execution_timeout_ms=50, max_attempts=1)
+    assert gateway.request(late, wait=30)["status"] == "dead_lettered"
+    page.get_by_role("button", name="run them again").click()
     told(page, "run again")
+    letters = httpx.get(f"{gateway.url}/v1/admin/dlq").json()["data"]
+    assert {one["request_id"]: one["redriven_as"] is not None for one in letters} == {late: True, "poison": False}
     page.get_by_role("textbox", name="Id").fill("poison")
     page.keyboard.press("Enter")
     told(page, "dead lettered")
