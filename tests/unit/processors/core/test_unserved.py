@@ -299,6 +299,21 @@ def test_a_turn_whose_model_cannot_be_loaded_here_waits_while_another_worker_has
     assert pool.started == ["first", "second"]
 
 
+def test_a_turn_asks_for_its_model_again_though_an_operator_had_it_unloaded(pool: Pool) -> None:
+    """It is unloaded until somebody asks for it."""
+    pool.die("m")
+    pool.report("other", LOADED)
+    pool.flow.lane("m").desired = False
+    pool.submit("turn", line="c1")
+    cannot_load(pool)
+    loads = len(pool.loads)
+    pool.wait(40, LOADED)
+    assert len(pool.loads) > loads
+    pool.up("m")
+    pool.wait(1, LOADED)
+    assert pool.started == ["turn"]
+
+
 @pytest.mark.parametrize("state", ["absent", "loading", "failed"])
 def test_it_fails_with_the_error_of_the_load_when_nobody_has_had_the_model_for_a_while(pool: Pool, state: str) -> None:
     pool.die("m")

@@ -121,7 +121,8 @@ class UnservedRequests:
         wanted, now_ms = Wanted(work.task, work.lane), self._peers.now_ms
         if not self._peers.may_run_elsewhere(wanted, now_ms - 1000 * self._absent_s):
             return False
-        work.unserved = Unserved(wanted, work.need, error, now_ms, now_ms, unloadable=True)
+        since_ms = work.unloadable_since_ms = work.unloadable_since_ms or now_ms
+        work.unserved = Unserved(wanted, work.need, error, now_ms, since_ms, unloadable=True)
         return True
 
     def judge_anew(self, work: Work, wall_ms: int) -> None:
@@ -180,7 +181,7 @@ class UnservedRequests:
 
     def _look(self, work: Work, now: float) -> None:
         unserved = work.unserved
-        if unserved is None or self._is_served_now(work):
+        if unserved is None or self._is_served_now(work, now):
             return
         if unserved.wanted.model in self._peers.removed:
             self._endings.end_waiting(work, "lane_failed", unserved.error, now)
@@ -194,23 +195,29 @@ class UnservedRequests:
         if unserved.unloadable:
             # A worker that has not loaded the model may be unable to: its report alone must not keep this for ever.
             seen_ms = peers.loaded_elsewhere_ms(unserved.wanted)
-            self._load_again(self._lanes[unserved.wanted.model or UNSERVED])
+            self._size_again(self._lanes[unserved.wanted.model or UNSERVED])
         else:
             seen_ms = peers.now_ms if peers.serving(unserved.wanted) else 0
         unserved.absent_since_ms = max(unserved.absent_since_ms, seen_ms)
+        if unserved.unloadable:
+            work.unloadable_since_ms = unserved.absent_since_ms
         if peers.now_ms - unserved.absent_since_ms >= 1000 * self._absent_s:
             self._endings.end_waiting(work, "lane_failed", unserved.error, now)
             return
         self.wait(work, now)
 
-    def _load_again(self, lane: Lane) -> None:
-        """What made the load fail may be mended meanwhile. The lane says when it may be tried."""
-        if lane.served and lane.desired is not False and not lane.wanted:
+    def _size_again(self, lane: Lane) -> None:
+        """A model that fits nowhere may be changed meanwhile, or its devices."""
+        if lane.served and lane.never_fits is not None and not lane.wanted:
             lane.wanted = True
             self._agenda.look_at(lane)
 
-    def _is_served_now(self, work: Work) -> bool:
-        """Whether the models of this worker have changed: the request then waits for its model as others do."""
+    def _is_served_now(self, work: Work, now: float) -> bool:
+        """Whether the models of this worker have changed: the request then waits for its model as others do.
+
+        So it does when a load that failed may be tried again: placement makes room for a model by who waits for it. If
+        the load fails once more, the request comes back here.
+        """
         unserved = work.unserved
         assert unserved is not None
         try:
@@ -218,10 +225,12 @@ class UnservedRequests:
         except PenstockError:
             return False
         lane = self._lanes[name]
-        if work.stage is not Stage.PARKED or (unserved.unloadable and not lane.ready):
+        if work.stage is not Stage.PARKED or (unserved.unloadable and not _may_load(lane, now)):
             return False
         if not unserved.unloadable:
             work.model_reason = reason
+        if lane.ready:
+            work.unloadable_since_ms = None
         work.unserved = None
         self._lanes[UNSERVED].parked[work.klass] -= 1
         lane.parked[work.klass] += 1
@@ -232,6 +241,12 @@ class UnservedRequests:
     def next_due(self) -> float | None:
         """When the next request is looked at."""
         return self._queue[0][0] if self._queue else None
+
+
+def _may_load(lane: Lane, now: float) -> bool:
+    """Whether the model of a request is loaded, or its load may be tried again. One that fits nowhere is not."""
+    failed = lane.fail_error is not None or lane.never_fits is not None or now < lane.not_before
+    return bool(lane.ready) or (lane.served and not failed)
 
 
 def _may_leave(work: Work) -> bool:

@@ -251,6 +251,8 @@ class Work:
     """It shall end with this as soon as its bytes are here, or the store does not take its output."""
     unserved: Unserved | None = None
     """Set while this worker does not serve its model, or cannot load it and another worker may run it."""
+    unloadable_since_ms: int | None = None
+    """Since when nobody else is known to have loaded its model, over all loads that failed here while it waited."""
     pass_to: int | None = None
     """The partition on which it is published again, whose owner serves its model."""
     repeats: list[Origin] = field(default_factory=list[Origin])
