@@ -236,9 +236,20 @@ class Checks:
         check = "answers_of_letters" if effect.status == "dead_lettered" else "answers"
         if check not in self._cluster.plan.checks or work in self._cluster.truth.unkept:
             return
+        if effect.status == "cancelled" and self._was_erased(work):
+            return  # what stands now is of a later request of this id
         standing = self._cluster.talks.answer_before(work, self._cluster.world.now)
         if standing is not None and (effect.finished is None or effect.finished.text != standing):
             raise Violation(f"answer: {work} ends as {effect.status}, and its conversation has {standing!r}")
+
+    def _was_erased(self, work: Work) -> bool:
+        """Whether its tenant erased the request after this record of it had come."""
+        return any(
+            command.kind == "erase"
+            and (command.tenant, command.request_id) == (work.tenant, work.request_id)
+            and work.first_place.append_time_ms <= command.created_at
+            for command in self._cluster.commands
+        )
 
     def engine_starts(self, engine: Engine, started: EngineRun) -> None:
         """A run has been put on an engine."""
