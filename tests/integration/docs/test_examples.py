@@ -192,7 +192,7 @@ def up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
         "127.0.0.1:9092": f"127.0.0.1:{kafka}",
         "127.0.0.1:8001": f"127.0.0.1:{worker}",
         "127.0.0.1:8002": f"127.0.0.1:{worker}",
-        "127.0.0.1:9000": f"127.0.0.1:{hook}",
+        "127.0.0.1:9100": f"127.0.0.1:{hook}",
         "http://registry:8081": f"http://127.0.0.1:{port}/registry",
         "http://gateway:8000": f"http://127.0.0.1:{port}",
         "--strength 0.6 ": "",  # the tiny models edit by instructions

@@ -86,7 +86,7 @@ def site(kafka: Any, server: Breakable, tmp_path_factory: pytest.TempPathFactory
 def system(site: System) -> Iterator[System]:
     """A system without letters, which most tests share."""
     yield site
-    assert command("purge", "--all", "--url", site.process("g").url).returncode == 0
+    assert command("purge", "--all", "--yes", "--url", site.process("g").url).returncode == 0
 
 
 def started(make_system: Make, server: Breakable, **options: Any) -> tuple[System, Process]:
@@ -157,10 +157,10 @@ def test_the_command_does_all_of_it(system: System, gateway: Process, broken: Br
             ended = http.get(f"/v1/requests/{request_id}", params={"wait": 30}).json()
             assert (ended["status"], ended["redriven_from"][0]) == ("completed", "p")
         assert http.get("/metrics").text.count('penstock_dlq_letters{reason="engine_failed"}') == 1
-        assert command("purge", unreadable["id"], *where).stdout == "1 purged\n"
+        assert command("purge", unreadable["id"], "--yes", *where).stdout == "1 purged\n"
         assert unreadable["id"] not in [one["id"] for one in letters(http)]
         assert http.get(f"/v1/admin/dlq/{unreadable['id']}").status_code == 404
-        assert command("purge", "--all", *where).stdout == "3 purged\n"
+        assert command("purge", "--all", "--yes", *where).stdout == "3 purged\n"
         assert letters(http) == []
     assert not any(b"no record" in (message.value() or b"") for message in system.read(system.names.dlq))
 
