@@ -65,7 +65,7 @@ function Pipeline({stats, workers, live, devices, tell}) {
     <div><h3>Results: ${stats.rates.ended_per_s.toFixed(1)} requests/s</h3>
       ${Object.entries(stats.outcomes).map(([name, number]) => html`<p class="row"><span>${name.replaceAll("_", " ")}</span>
         <span class=${`figure ${name === "completed" ? "" : "warn"}`}>${count(number)}</span></p>`)}
-      <p class="faint">${count(stats.inflight)} under way, ${times(stats.clients.connected, "client")} connected</p></div>
+      <p class="faint">${count(stats.inflight)} under way, ${times(stats.clients.connected, "client")} connected. Counted since this gateway started</p></div>
   </div>`;
 }
 
