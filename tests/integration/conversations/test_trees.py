@@ -49,16 +49,19 @@ def fork(gateway: Process, conversation: str, through: int, fork_id: str) -> Non
         conversing.fork(client, conversation, through, fork_id)
 
 
-def shape(gateway: Process, conversation: str, prefix: str = "") -> list[tuple[str, int, bool, int, list[str]]]:
-    """The tree by what it says: id, depth, whether it is deleted, what is inherited, and the texts that are added."""
-    found: list[tuple[str, int, bool, int, list[str]]] = []
+def shape(gateway: Process, conversation: str, prefix: str = "") -> list[tuple[str, int | None, bool, int, list[str]]]:
+    """The tree by what it says: id, depth, whether it is deleted, what is inherited, and the texts that are added.
+
+    The depth is None of a fork that came between the two looks, as what an import sent before it was killed.
+    """
+    found: list[tuple[str, int | None, bool, int, list[str]]] = []
     depths = {one["id"]: one["depth"] for one in tree(gateway, conversation)}
     for text in output(gateway, "export", "--tree", conversation).splitlines():
         line = json.loads(text)
         if "object" in line:
             name = line["id"].removeprefix(prefix)
             inherited = line.get("forked_from", {}).get("messages", 0)
-            found.append((name, depths[line["id"]], line.get("deleted", False), inherited, []))
+            found.append((name, depths.get(line["id"]), line.get("deleted", False), inherited, []))
         elif line["type"] == "message":
             found[-1][-1].append(line["content"])
     return found
