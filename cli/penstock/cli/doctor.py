@@ -140,8 +140,9 @@ def gateway_checks(named: str | None, section: Mapping[str, Any] | None, worker_
             "readiness", detail, "start it with `penstock up` or `penstock gateway`, or name it by PENSTOCK_URL"
         )
         return
-    yield readiness_check(url, found, worker_log)
     problems = ask_problems(url, auth_headers(os.environ.get("PENSTOCK_API_KEY")))
+    if not (found.status == "degraded" and problems):  # each of its reasons is a problem with a cure of its own
+        yield readiness_check(url, found, worker_log)
     yield from waiting_checks(found) if problems is None else problem_checks(problems)
 
 

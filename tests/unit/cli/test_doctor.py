@@ -234,6 +234,21 @@ def test_what_the_gateway_tells_an_operator_are_checks(gateway: ScriptedGateway,
     )
 
 
+def test_a_degraded_gateways_reasons_are_told_once(gateway: ScriptedGateway) -> None:
+    action = {"label": "load it again", "command": "penstock models load m", "call": None}
+    problem = {
+        "problem": "model_failed",
+        "subject": "m",
+        "cause": "why",
+        "affects": "2 wait",
+        "since": "T",
+        "action": action,
+    }
+    for problems, names in (([problem], ["model_failed"]), ([], ["readiness"])):
+        gateway.play({"GET /readyz": DEGRADED, "GET /v1/admin/problems": {"data": problems}})
+        assert [one.name for one in gateway_checks(gateway.url, None, None)] == names
+
+
 def test_an_artifact_is_written_read_and_deleted(tmp_path: Path) -> None:
     (good,) = artifact_checks(ArtifactsSection(), str(tmp_path / "kept"))
     assert good.state == "ok"

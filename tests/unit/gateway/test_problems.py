@@ -100,7 +100,7 @@ TELLS: list[tuple[str, Seen, dict[str, Any]]] = [
     (
         "dead_letters_unreadable",
         seen(letters=[LetterCount(reason="bad_avro", letters=2, since_ms=7, redrivable=False)]),
-        {"affects": "2 records could not be read within an hour"},
+        {"affects": "2 records of the last hour could not be read"},
     ),
     ("tenant_near_limit", seen(outstanding={"acme": (950, 1_000)}), {"cause": "950 of 1,000 outstanding requests"}),
     (
@@ -205,7 +205,7 @@ def test_many_unknown_names_are_a_few_lines() -> None:
 def test_a_model_of_another_pool_is_named() -> None:
     models = (CHAT, model_info("big", pool="night"))
     (found,) = problems(seen(models=models, waiting=[replace(WAITS[0], model="big")]))[1:]
-    assert found.cause == "no worker of the common pool serves a model of this name; the pool night does"
+    assert found.cause == "no worker of the common pool serves a model of this name; it is served in the pool night"
 
 
 def test_a_fault_of_the_judgement_is_a_problem_and_ends_nothing() -> None:

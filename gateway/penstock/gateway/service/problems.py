@@ -294,24 +294,25 @@ def _unknown(liveness: Liveness, unknown: Mapping[ModelId, _Waits]) -> Iterator[
     look = Action(label="see which models there are", command="penstock models list")
     ranked = sorted(unknown.items(), key=lambda item: (-item[1].requests, _by_name(item[0])))
     for (model, pool), waits in ranked[:MOST_UNKNOWN]:
-        where = "the common pool" if pool is None else f"the pool {pool}"
-        others = sorted({one.pool or "" for one in liveness.models if model in (one.model, *one.aliases)})
-        elsewhere = (
-            f"; the pool {', '.join(others)} does" if any(others) else "; the common pool does" if others else ""
-        )
+        others = {one.pool for one in liveness.models if model in (one.model, *one.aliases)}
+        elsewhere = "; it is served in " + " and ".join(sorted(map(_pool_text, others))) if others else ""
         yield Found(
             problem="model_unknown",
             subject=model,
             pool=pool,
             affects=waits.text,
-            cause=f"no worker of {where} serves a model of this name{elsewhere}",
+            cause=f"no worker of {_pool_text(pool)} serves a model of this name{elsewhere}",
             action=look,
             since_ms=waits.since_ms,
         )
     if more := ranked[MOST_UNKNOWN:]:
         affects = _requests(sum(waits.requests for _, waits in more))
-        cause = f"no worker serves the models that they name, {len(more)} more"
+        cause = f"no worker serves {len(more)} further models that requests name"
         yield Found(problem="model_unknown", affects=affects, cause=cause, action=look)
+
+
+def _pool_text(pool: str | None) -> str:
+    return "the common pool" if pool is None else f"the pool {pool}"
 
 
 def _lost_model(liveness: Liveness, of: ModelId, waits: _Waits) -> Found:
@@ -397,8 +398,7 @@ def _devices(seen: Seen) -> Iterator[Found]:
 def _letters(letters: Iterable[LetterCount]) -> Iterator[Found]:
     for one in letters:
         since, reason = rfc3339(one.since_ms), shlex.quote(one.reason)
-        ended = f"{one.letters:,} request{'' if one.letters == 1 else 's'} ended as dead letters within an hour"
-        read = f"{one.letters:,} record{'' if one.letters == 1 else 's'} could not be read within an hour"
+        many = "" if one.letters == 1 else "s"
         again = Action(
             label="run them again",
             command=f"penstock dlq redrive --reason {reason} --since {since}",
@@ -411,7 +411,11 @@ def _letters(letters: Iterable[LetterCount]) -> Iterator[Found]:
         yield Found(
             problem="dead_letters" if one.redrivable else "dead_letters_unreadable",
             subject=one.reason,
-            affects=ended if one.redrivable else read,
+            affects=(
+                f"{one.letters:,} request{many} of the last hour ended as dead letters"
+                if one.redrivable
+                else f"{one.letters:,} record{many} of the last hour could not be read"
+            ),
             cause=one.reason,
             action=again if one.redrivable else look,
             since_ms=one.since_ms,
