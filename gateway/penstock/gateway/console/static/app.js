@@ -10,12 +10,18 @@ import {TryOut} from "./tryout.js";
 const LOOK_MS = 10_000;
 const TOAST_MS = 6000;
 
+/** The pages by the first word behind `#/`: the scope that a key needs, and what is shown. */
+const PAGES = {
+  "": {name: "Overview", show: Home},
+  requests: {name: "Requests", scope: "read", show: (shown) => shown.id ? html`<${Request} ...${shown} />` : html`<${Requests} ...${shown} />`},
+};
+
 function App() {
   const [stats, error, again] = usePoll("/v1/stats", LOOK_MS);
-  const [place, setPlace] = useState(location.hash);
+  const [hash, setHash] = useState(location.hash);
   const [toast, setToast] = useState(null);
   useEffect(() => {
-    const moved = () => setPlace(location.hash);
+    const moved = () => setHash(location.hash);
     addEventListener("hashchange", moved);
     return () => removeEventListener("hashchange", moved);
   }, []);
@@ -23,31 +29,40 @@ function App() {
     const timer = setTimeout(() => setToast(null), TOAST_MS);
     return () => clearTimeout(timer);
   }, [toast]);
-  const id = requestOf(place);
-  useEffect(() => { document.title = id ? `Request ${id} – Penstock` : "Penstock"; }, [id]);
+  const place = parse(hash);
+  useEffect(() => { document.title = title(place); }, [hash]);
   if (error?.status === 401) return html`<${LogIn} said=${error} then=${again} />`;
-  const may = (scope) => stats !== null && (stats.scopes.includes(scope) || stats.scopes.includes("admin"));
-  return html`<${Header} stats=${stats} then=${again} tell=${setToast} />
+  const may = (scope) => stats !== null && (!scope || stats.scopes.includes(scope) || stats.scopes.includes("admin"));
+  const shown = {id: place.id, query: place.query, may, tell: setToast, keyed: stats?.key_id !== null};
+  return html`<${Header} stats=${stats} place=${place} may=${may} then=${again} tell=${setToast} />
     <main>${error && html`<section><${Failure} error=${error} /></section>`}
-      ${stats && html`<${View} id=${id} keyed=${stats.key_id !== null} may=${may} tell=${setToast} />`}</main>
+      ${stats && (may(place.page.scope) ? html`<${place.page.show} key=${place.kind + (place.id ?? "")} ...${shown} />`
+        : html`<section><p>This page needs a key with the scope <code>${place.page.scope}</code>.</p></section>`)}</main>
     <div role="status">${toast && html`<div class="toast">${toast.error ? html`<${Failure} error=${toast.error} />` : toast.text}</div>`}</div>`;
 }
 
-/** The id in `#/requests/ID`, as it stands if it is not escaped well. */
-function requestOf(place) {
-  const [, kind, id] = place.split("/");
-  if (kind !== "requests" || !id) return null;
-  try { return decodeURIComponent(id); } catch { return id; }
+/** `#/KIND/ID?QUERY`, as it stands if it is not escaped well. An unknown kind is the first page. */
+function parse(hash) {
+  const [path, query = ""] = hash.replace(/^#\/?/, "").split(/\?(.*)/s);
+  const [named, raw] = path.split(/\/(.*)/s);
+  const kind = Object.hasOwn(PAGES, named) ? named : "";
+  let id = kind && raw ? raw : null;
+  try { id &&= decodeURIComponent(id); } catch { /* shown as it stands */ }
+  return {kind, page: PAGES[kind], id, query: new URLSearchParams(query)};
 }
 
-function View({id, keyed, may, tell}) {
-  if (id) return html`<${Request} id=${id} may=${may} tell=${tell} />`;
+function title({kind, page, id}) {
+  if (!kind) return "Penstock";
+  return `${id ? `${page.name.replace(/s$/, "")} ${id}` : page.name} – Penstock`;
+}
+
+function Home({may, tell, keyed}) {
   return html`${may("admin") && html`<${Overview} tell=${tell} />`}
-    ${may("read") && html`<${Requests} />`}
+    ${may("read") && html`<${Requests} query=${new URLSearchParams()} />`}
     ${may("submit") && may("read") && html`<${TryOut} keyed=${keyed} />`}`;
 }
 
-function Header({stats, then, tell}) {
+function Header({stats, place, may, then, tell}) {
   const leave = async () => {
     try {
       await logOut();
@@ -58,7 +73,9 @@ function Header({stats, then, tell}) {
   };
   return html`<header><h1><a href="#/">Penstock</a></h1>
     ${stats && html`<span>tenant <bdi>${stats.tenant}</bdi></span>`}
-    <nav aria-label="Pages"><a href="/docs">HTTP routes</a><a href="/metrics">Metrics</a>
+    <nav aria-label="Pages">${stats && Object.entries(PAGES).filter(([, page]) => may(page.scope)).map(([kind, page]) =>
+        html`<a href=${`#/${kind}`} aria-current=${kind === place.kind ? "page" : null}>${page.name}</a>`)}
+      <a href="/docs">HTTP routes</a><a href="/metrics">Metrics</a>
       ${stats?.key_id && html`<button type="button" onClick=${leave}>Log out</button>`}</nav></header>`;
 }
 

@@ -6,6 +6,7 @@ import {call, get, now} from "./api.js";
 
 export const html = htm.bind(h);
 
+/** @type {[number, string][]} */
 const UNITS = [[86400, "d"], [3600, "h"], [60, "min"]];
 /** A length of time: 12 s, 3 min, 2 h. */
 export function duration(seconds) {
@@ -13,6 +14,7 @@ export function duration(seconds) {
   return seconds >= 10 || seconds === 0 ? `${Math.round(seconds)} s` : `${seconds.toFixed(1)} s`;
 }
 export const count = (number) => number.toLocaleString("en");
+/** @param {number} bytes */
 export const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(bytes < 2 ** 30 ? 2 : 1)} GiB`;
 export const times = (number, one, more = `${one}s`) => `${count(number)} ${number === 1 ? one : more}`;
 
@@ -36,9 +38,10 @@ export function Failure({error}) {
  * [what a path answers, the newest error, ask at once], asked again every `ms` while the page is looked at.
  * It ends with an answer that is final: a request that is done, 404 or 410.
  * Nothing that another path has answered is ever shown under this one.
+ * @returns {[any, any, () => void]}
  */
 export function usePoll(path, ms) {
-  const [state, setState] = useState({path, found: null, error: null, at: null});
+  const [state, setState] = useState(/** @type {any} */ ({path, found: null, error: null, at: null}));
   const again = useRef(() => {});
   useEffect(() => {
     let timer, ended = false, final = false;

@@ -1,5 +1,4 @@
 // The caller's requests, and one of them.
-import {useState} from "./vendor/hooks.js";
 import {Act, Ago, Failure, Table, duration, html, usePoll} from "./parts.js";
 import {part} from "./api.js";
 
@@ -16,15 +15,15 @@ export function why(one) {
   return [one.detail ?? reason].filter(Boolean).join("") + place;
 }
 
-export function Requests({limit = 20}) {
-  const [wanted, setWanted] = useState({});
-  const query = Object.entries(wanted).filter(([, value]) => value).map(([name, value]) => `&${name}=${part(value)}`);
-  const [found, error] = usePoll(`/v1/requests?limit=${limit}${query.join("")}`, POLL_MS);
+/** The newest, by the filters in the page's address, which a search changes. */
+export function Requests({query, limit = 20}) {
+  const wanted = [...query].map(([name, value]) => `&${name}=${part(value)}`);
+  const [found, error] = usePoll(`/v1/requests?limit=${limit}${wanted.join("")}`, POLL_MS);
   const search = (event) => {
     event.preventDefault();
-    const form = new FormData(event.target), id = form.get("id").trim();
-    if (id) location.hash = `#/requests/${part(id)}`;
-    else setWanted({status: form.get("status"), model: form.get("model").trim()});
+    const {id, ...filters} = /** @type {Record<string, string>} */ (Object.fromEntries(new FormData(event.target)));
+    const given = Object.entries(filters).map(([name, value]) => [name, value.trim()]).filter(([, value]) => value);
+    location.hash = id.trim() ? `#/requests/${part(id.trim())}` : `#/requests?${new URLSearchParams(given)}`;
   };
   const rows = (found?.data ?? []).map((one) => [link(one.request_id), one.task.replaceAll("_", " "), one.status,
     one.model ?? "", html`<${Ago} at=${one.created_at} />`, why(one)]);
@@ -32,8 +31,8 @@ export function Requests({limit = 20}) {
     <form onSubmit=${search}>
       <label>Id <input name="id" size="20" autocomplete="off" /></label>
       <label>Status <select name="status"><option value="">any</option>${
-        STATUSES.map((one) => html`<option>${one}</option>`)}</select></label>
-      <label>Model <input name="model" size="14" autocomplete="off" /></label>
+        STATUSES.map((one) => html`<option selected=${one === query.get("status")}>${one}</option>`)}</select></label>
+      <label>Model <input name="model" size="14" autocomplete="off" value=${query.get("model") ?? ""} /></label>
       <button>Search</button></form>
     <${Failure} error=${error} />
     ${found && html`<${Table} name="Requests" columns=${["request", "task", "status", "model", "accepted", "why"]}

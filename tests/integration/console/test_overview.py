@@ -1,107 +1,43 @@
-"""The console in a real browser, on a real system: what it shows, what its buttons do, who may look."""
+"""The console's first screen in a real browser, on a real system: what it shows, what its buttons do, who may look."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 
+from kit.console import HOSTILE, NAME, PHONE, TELLS_S, Opener, gone, told, violations, wider_than
 from penstock.gateway.edge.keys import create_key, revoke_key
-from stock_clients import tool
 from support import wait_until
 from system import Process, System, running
 from worker_requests import engine, send
 
 LATE_S = 3.0
-TELLS_S = 10.0
-"""The first screen tells of a fault within so long after a gateway can know it, and lets it go as soon."""
 SYSTEM = {
     "models": [engine(tokens=60, delay_ms=50)],
     "gateway_options": {"worker_late_s": LATE_S},
     "worker_options": {"state_interval_s": 0.5},
 }
-NAME = "penstock.test"
-"""A name of this machine that a browser does not know for its own: no secure context over plain http."""
-PHONE = {"width": 390, "height": 800}
-HOSTILE = '<img src=x onerror="document.title=1">\u202e\U0001f409'
-
-
-@pytest.fixture
-def gateway(system: System) -> Process:
-    return system.process("g")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        args = ["--no-sandbox", f"--host-resolver-rules=MAP {NAME} 127.0.0.1"]
-        running = playwright.chromium.launch(executable_path=tool("chromium"), args=args)
-        yield running
-        running.close()
-
-
-@pytest.fixture
-def open_page(browser: Any) -> Iterator[Any]:
-    """Opens the console of a gateway. An error of the page or its console, CSP violations too, fails the test."""
-    pages: list[Any] = []
-    errors: list[str] = []
-
-    def opened(gateway: Process, **options: Any) -> Any:
-        page = browser.new_page(**options)
-        pages.append(page)
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
-        page.goto(gateway.url)
-        return page
-
-    opened.errors = errors  # type: ignore[attr-defined]
-    yield opened
-    for page in pages:
-        page.close()
-    assert not errors
-
-
-def told(page: Any, text: str, within_s: float = TELLS_S, *, state: str = "visible") -> None:
-    from playwright.sync_api import TimeoutError as Late
-
-    try:
-        page.get_by_text(text).first.wait_for(timeout=within_s * 1000, state=state)
-    except Late:
-        raise AssertionError(f"{text!r} is not {state}; the page says:\n{page.inner_text('body')}") from None
-
-
-def gone(page: Any, text: str, within_s: float = TELLS_S) -> None:
-    told(page, text, within_s, state="detached")
-
-
-def violations(page: Any) -> list[Any]:
-    return [(one["id"], [node["html"] for node in one["nodes"]]) for one in Axe().run(page).response["violations"]]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_system_that_is_well_says_so_and_can_be_read_by_everybody(
-    gateway: Process, open_page: Any, scheme: str
+    gateway: Process, open_page: Opener, scheme: str
 ) -> None:
     page = open_page(gateway, color_scheme=scheme)
     told(page, "All well")
     told(page, "noop")
     assert violations(page) == []
-    page.set_viewport_size(PHONE)
-    wide = page.evaluate("[...document.querySelectorAll('*')].filter((one) => one.scrollWidth > innerWidth).length")
-    assert wide == 0, "nothing is wider than a phone"
+    assert wider_than(page, PHONE) == []
     assert violations(page) == []
 
 
-def test_a_gateway_that_hangs_is_not_called_well(gateway: Process, open_page: Any) -> None:
+def test_a_gateway_that_hangs_is_not_called_well(gateway: Process, open_page: Opener) -> None:
     page = open_page(gateway)
     told(page, "All well")
     assert page.inner_text("section[aria-label=State] [role=status]") == "All well", "no figures are read out"
@@ -115,7 +51,7 @@ def test_a_gateway_that_hangs_is_not_called_well(gateway: Process, open_page: An
     told(page, "All well", 20)
 
 
-def test_other_pools_and_silent_workers_are_told_apart(gateway: Process, open_page: Any) -> None:
+def test_other_pools_and_silent_workers_are_told_apart(gateway: Process, open_page: Opener) -> None:
     def with_more_workers(route: Any) -> None:
         answer = route.fetch()
         stats = answer.json()
@@ -140,10 +76,10 @@ def test_other_pools_and_silent_workers_are_told_apart(gateway: Process, open_pa
     with page.expect_request("**/classes/low/resume?pool=far"):
         page.get_by_role("button", name="resume the class low in the pool far").click()
     page.unroute_all(behavior="wait")
-    open_page.errors[:] = [one for one in open_page.errors if "500" not in one]  # the browser tells of the answer
+    open_page.expect("500")
 
 
-def test_any_address_is_shown_and_a_page_that_is_left_asks_no_more(gateway: Process, open_page: Any) -> None:
+def test_any_address_is_shown_and_a_page_that_is_left_asks_no_more(gateway: Process, open_page: Opener) -> None:
     page = open_page(gateway)
     sockets: list[Any] = []
     asked: list[str] = []
@@ -159,10 +95,10 @@ def test_any_address_is_shown_and_a_page_that_is_left_asks_no_more(gateway: Proc
     assert sockets[0].is_closed(), "although its answer goes on"
     page.wait_for_timeout(4000)
     assert len([url for url in asked if url.endswith("/v1/requests/%25")]) == 1
-    open_page.errors[:] = [one for one in open_page.errors if "404" not in one]  # the browser tells of the answer
+    open_page.expect("404")
 
 
-def test_everything_comes_from_the_gateway_and_is_small(gateway: Process, open_page: Any, browser: Any) -> None:
+def test_everything_comes_from_the_gateway_and_is_small(gateway: Process, open_page: Opener, browser: Any) -> None:
     with browser.new_page() as page:
         asked: list[Any] = []
         page.on("response", lambda answer: asked.append(answer))
@@ -183,7 +119,7 @@ def test_everything_comes_from_the_gateway_and_is_small(gateway: Process, open_p
 
 
 def test_a_question_by_keyboard_goes_on_when_its_worker_is_killed(
-    system: System, gateway: Process, open_page: Any
+    system: System, gateway: Process, open_page: Opener
 ) -> None:
     page = open_page(gateway)
     told(page, "All well")
@@ -208,7 +144,7 @@ def test_a_question_by_keyboard_goes_on_when_its_worker_is_killed(
     assert gateway.request(request_id)["result"]["text"].strip() == whole.strip()
 
 
-def test_a_class_is_paused_and_resumed_and_the_first_screen_tells_of_it(gateway: Process, open_page: Any) -> None:
+def test_a_class_is_paused_and_resumed_and_the_first_screen_tells_of_it(gateway: Process, open_page: Opener) -> None:
     page = open_page(gateway)
     page.on("dialog", lambda dialog: dialog.accept())
     page.get_by_role("button", name="pause the class low").click()
@@ -229,7 +165,7 @@ def test_a_class_is_paused_and_resumed_and_the_first_screen_tells_of_it(gateway:
 
 
 def test_a_poison_record_is_told_and_whatever_it_holds_is_shown_as_text(
-    system: System, gateway: Process, open_page: Any
+    system: System, gateway: Process, open_page: Opener
 ) -> None:
     page = open_page(gateway)
     send(system, {"request_id": "hostile", "model": HOSTILE})
@@ -256,11 +192,11 @@ def test_a_poison_record_is_told_and_whatever_it_holds_is_shown_as_text(
     assert page.title() == "Request hostile – Penstock"
     page.goto(f"{gateway.url}/#/requests/{HOSTILE}")
     told(page, "not_found")
-    open_page.errors[:] = [one for one in open_page.errors if "404" not in one]  # the browser tells of the answer
+    open_page.expect("404")
 
 
 def test_a_key_logs_in_once_sees_what_it_may_and_is_out_when_it_is_revoked(
-    kafka: Any, tmp_path: Path, open_page: Any
+    kafka: Any, tmp_path: Path, open_page: Opener
 ) -> None:
     keys = tmp_path / "keys.json"
     admin, reader = (create_key(keys, tenant="acme", scopes=scopes) for scopes in (["admin"], ["read"]))
@@ -305,4 +241,4 @@ def test_a_key_logs_in_once_sees_what_it_may_and_is_out_when_it_is_revoked(
         assert page.evaluate("[document.cookie, localStorage.length, sessionStorage.length]") == ["", 0, 0]
         assert revoke_key(keys, admin.split("_")[1])
         told(page, "This gateway asks for a key", 20)
-    open_page.errors[:] = [one for one in open_page.errors if "401" not in one and "ERR_FAILED" not in one]
+    open_page.expect("401", "ERR_FAILED")

@@ -1,0 +1,3 @@
+type Template = (strings: TemplateStringsArray, ...values: unknown[]) => unknown;
+declare const htm: {bind(h: unknown): Template};
+export default htm;

@@ -1,0 +1,68 @@
+"""What tests of the console do with its pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import TimeoutError as Late
+
+from system import Process
+
+TELLS_S = 10.0
+"""The first screen tells of a fault within so long after a gateway can know it, and lets it go as soon."""
+NAME = "penstock.test"
+"""A name of this machine that a browser does not know for its own: no secure context over plain http."""
+PHONE = {"width": 390, "height": 800}
+HOSTILE = '<img src=x onerror="document.title=1">\u202e\U0001f409'
+
+
+class Opener:
+    """Opens pages of a gateway's console. When it ends, no page may have reported an error."""
+
+    def __init__(self, browser: Any) -> None:
+        self.browser = browser
+        self.pages: list[Any] = []
+        self.errors: list[str] = []
+
+    def __enter__(self) -> Opener:
+        return self
+
+    def __call__(self, gateway: Process, place: str = "", **options: Any) -> Any:
+        page = self.browser.new_page(**options)
+        self.pages.append(page)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", lambda line: self.errors.append(line.text) if line.type == "error" else None)
+        page.goto(f"{gateway.url}/{place}")
+        return page
+
+    def expect(self, *words: str) -> None:
+        """The browser reports each answer that is no success: these were meant, as "404"."""
+        self.errors[:] = [one for one in self.errors if not any(word in one for word in words)]
+
+    def __exit__(self, *raised: object) -> None:
+        for page in self.pages:
+            page.close()
+        assert not self.errors
+
+
+def told(page: Any, text: str, within_s: float = TELLS_S, *, state: str = "visible") -> None:
+    try:
+        page.get_by_text(text).first.wait_for(timeout=within_s * 1000, state=state)
+    except Late:
+        raise AssertionError(f"{text!r} is not {state}; the page says:\n{page.inner_text('body')}") from None
+
+
+def gone(page: Any, text: str, within_s: float = TELLS_S) -> None:
+    told(page, text, within_s, state="detached")
+
+
+def violations(page: Any) -> list[Any]:
+    return [(one["id"], [node["html"] for node in one["nodes"]]) for one in Axe().run(page).response["violations"]]
+
+
+def wider_than(page: Any, size: dict[str, int]) -> list[str]:
+    """What does not fit on a screen of that size, but what scrolls on its own."""
+    page.set_viewport_size(size)
+    wide = "[...document.querySelectorAll('*')].filter((one) => one.scrollWidth > innerWidth)"
+    return page.evaluate(f"{wide}.map((one) => one.outerHTML.slice(0, 200))")
