@@ -190,6 +190,7 @@ class Connecting:
                 index,
                 partial(self._context.tried, service),
                 self._context.allowances.limits_of,
+                conf.view_path.parent,
             )
             errands = BackgroundTasks()
             stack.push_async_callback(errands.cancel)

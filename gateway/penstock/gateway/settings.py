@@ -75,7 +75,7 @@ class GatewaySection(Section):
     """Seconds that the head of an HTTP request has to come."""
     write_timeout_s: float = Field(30.0, gt=0)
     """Seconds after which a client that reads nothing of what it is sent is cut off."""
-    worker_late_s: float = Field(20.0, gt=0)
+    worker_late_s: float = Field(8.0, gt=0)
     """Seconds after its last report for which a worker counts as alive; it reports every `worker.state_interval_s`."""
     horizon_h: float = Field(24.0, gt=0)
     """The view keeps requests of the last two horizons, in hours, and a new gateway begins there."""

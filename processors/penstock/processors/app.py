@@ -285,7 +285,7 @@ class WorkerApp:
         while True:
             self._report(parts)
             self._log_file_differences(parts)
-            if rounds % 12 == 11:  # a gateway that starts late finds recent facts of every model
+            if rounds % 30 == 29:  # a gateway that starts late finds recent facts of every model
                 parts.serving.publish_models()
             rounds += 1
             self._changed.clear()

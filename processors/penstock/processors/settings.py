@@ -104,7 +104,7 @@ class WorkerSection(Section):
     on_lost_log: Literal["beginning", "end"] = "beginning"
     """Where reading goes on in a log that is shorter than the group's commit, because the broker has lost its end: at
     its beginning (what it holds runs again, and readers ignore second outcomes), or at its end (that does not run)."""
-    state_interval_s: float = Field(default=5.0, gt=0)
+    state_interval_s: float = Field(default=2.0, gt=0)
     """Seconds between this worker's records on `inference.worker`."""
     control_horizon_s: float = Field(default=86_400.0, gt=0)
     """Control commands older than so many seconds are not applied."""

@@ -620,6 +620,7 @@ class ModelState(Record):
     aliases: list[str] = field(default_factory=list[str])
     abilities: list[str] = field(default_factory=list[str])
     entry: str | None = None
+    code: str | None = None
 
 
 @record

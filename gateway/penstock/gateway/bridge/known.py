@@ -42,7 +42,7 @@ LISTED_S = 10.0
 READ_S = 60.0
 AGAIN_S = 1.0
 FORGET_S = 60.0
-LATE_MS = 20_000
+LATE_MS = 8_000
 """So long after its last report a worker counts as alive."""
 
 Key = tuple[str, str]

@@ -23,8 +23,8 @@ class Rate:
         elif self._seconds[at] < second:
             self._seconds[at], self._counts[at] = second, 1
 
-    def per_s(self, now_ms: int) -> float:
-        """The mean over the last minute; what lies outside of it is forgotten."""
+    def per_s(self, now_ms: int, window_s: int = WINDOW_S) -> float:
+        """The mean over the last minute, or the last seconds of it; what lies outside of it is forgotten."""
         now = now_ms // 1000
         pairs = zip(self._seconds, self._counts, strict=True)
-        return sum(count for second, count in pairs if now - WINDOW_S < second <= now) / WINDOW_S
+        return sum(count for second, count in pairs if now - window_s < second <= now) / window_s

@@ -19,6 +19,7 @@ class AdminStats(Answer):
     outcomes: dict[str, int]
     clients: dict[str, int]
     workers: list[Json]
+    worker_late_s: float
     models: list[Json]
 
 

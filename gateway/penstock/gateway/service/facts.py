@@ -14,7 +14,7 @@ from penstock.gateway.metrics import Gauges
 from penstock.gateway.service.models import public_models
 from penstock.gateway.service.open_transactions import OpenTransactions
 from penstock.gateway.service.planning import plan
-from penstock.gateway.service.problems import Seen
+from penstock.gateway.service.problems import LOAD_S, Load, Seen
 from penstock.gateway.service.run_times import RunTimes
 from penstock.gateway.view.census import Waiting
 from penstock.gateway.view.entries import Entry
@@ -45,7 +45,7 @@ class Facts:
         view: View,
         follower: Follower,
         hub: Hub,
-        worker_late_s: float = 20.0,
+        worker_late_s: float = 8.0,
         run_times: RunTimes | None = None,
         transactions: OpenTransactions | None = None,
     ) -> None:
@@ -175,11 +175,23 @@ class Facts:
             waiting=list(itertools.islice(self._view.census.waiting(at_ms), MOST_KINDS)),
             depths=self._view.census.depths_by_pool(at_ms),
             ended_per_s=self._view.endings.per_s(at_ms),
+            brokers=None if self._transactions is None else self._transactions.brokers(),
+            held=() if self._transactions is None else self._transactions.held(),
+            tenants=self._loads(at_ms),
         )
 
-    def outstanding(self) -> dict[str, int]:
-        """Requests that are accepted and not done, by tenant."""
-        return {tenant: work.outstanding for tenant, work in self._view.tenants.known().items() if work.outstanding}
+    def _loads(self, at_ms: int) -> dict[str, Load]:
+        live = self._view.census.live
+        return {
+            tenant: Load(
+                outstanding=work.outstanding,
+                urgent=live("high", tenant) + live("medium", tenant),
+                came_per_s=work.accepted.per_s(at_ms, LOAD_S),
+                ended_per_s=work.ended.per_s(at_ms, LOAD_S),
+            )
+            for tenant, work in self._view.tenants.known().items()
+            if work.outstanding
+        }
 
     def gauges(self) -> Gauges:
         depths, ages = self._view.census.queue_depths(now_ms())
@@ -252,6 +264,7 @@ class Facts:
                 "sockets": self.sockets,
             },
             "workers": [_with_times(worker.to_dict()) for worker in workers],
+            "worker_late_s": self.worker_late_ms / 1000,
             "models": [_with_times(model.to_dict()) for model in self.models()],
         }
 

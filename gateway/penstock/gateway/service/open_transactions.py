@@ -1,4 +1,7 @@
-"""Transactions that other producers have left open: nobody reads what stands behind them until they end."""
+"""What brokers say of the ends of partitions: that they answer, and which transactions others have left open.
+
+Nobody reads what stands behind an open transaction until it ends.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,9 @@ from penstock.schemas.topics import TP
 logger = logging.getLogger(__name__)
 
 EVERY_S = 2.0
+ANSWER_S = 3.0
+SILENT_MS = 6_000
+"""Brokers that have not answered for so long are away: they did not answer the last question."""
 HELD_MS = 3_000
 """A partition that can be read no further for so long is told of: transactions that end in time are no trouble."""
 MOST_NAMED = 5
@@ -36,6 +42,15 @@ class Held:
     since_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class Brokers:
+    """When the brokers answered last, and when they answered again after they had been away (0: they never were)."""
+
+    servers: str
+    answered_ms: int
+    back_ms: int = 0
+
+
 class OpenTransactions:
     """Looks at the ends of the partitions that a view reads, on the event loop."""
 
@@ -43,6 +58,7 @@ class OpenTransactions:
         self._kafka, self._view, self._threads = kafka, view, threads
         self._held: dict[TP, Held] = {}
         self._looked_ms: int | None = None
+        self._back_ms = 0
         self._told = False
 
     async def run(self) -> None:
@@ -57,8 +73,9 @@ class OpenTransactions:
     async def look(self) -> None:
         """Ask the brokers once. Raises BrokerUnavailable, NotFound."""
         partitions = list(self._view.offsets())
-        readable = await self._threads.metadata.run(admin.end_offsets, self._kafka, partitions)
-        self.note(readable, await self._threads.metadata.run(admin.log_ends, self._kafka, partitions), now_ms())
+        ask = self._threads.metadata.run
+        readable = await ask(admin.end_offsets, self._kafka, partitions, ANSWER_S)
+        self.note(readable, await ask(admin.log_ends, self._kafka, partitions, ANSWER_S), now_ms())
 
     def note(self, readable: Mapping[TP, int], ends: Mapping[TP, int], at_ms: int) -> None:
         """Take what the brokers told: up to where each partition can be read, and where its log ends."""
@@ -68,10 +85,22 @@ class OpenTransactions:
                 before = self._held.get(tp)
                 since_ms = before.since_ms if before is not None and before.offset == offset else at_ms
                 held[tp] = Held(offset, ends[tp] - offset, since_ms)
+        if self._looked_ms is not None and at_ms - self._looked_ms > SILENT_MS:
+            self._back_ms = at_ms
         self._held, self._looked_ms = held, at_ms
         if bool(reason := self._reason()) != self._told:
             self._told = not self._told
             logger.warning("transactions.%s %s", "open" if self._told else "ended", reason or "")
+
+    def brokers(self) -> Brokers | None:
+        """Whether the brokers answer; None before the first answer."""
+        if self._looked_ms is None:
+            return None
+        return Brokers(self._kafka.bootstrap_servers, self._looked_ms, self._back_ms)
+
+    def held(self) -> list[tuple[TP, Held]]:
+        """The partitions that open transactions hold back, for so long that they are trouble."""
+        return list(self._long_held().items())
 
     def records(self) -> Mapping[str, int]:
         """How many records nobody can read yet, by topic."""

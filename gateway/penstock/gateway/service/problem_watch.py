@@ -8,6 +8,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from penstock.common.clock import now_ms
@@ -16,9 +17,11 @@ from penstock.gateway.dead_letters.index import LetterIndex
 from penstock.gateway.dead_letters.letters import LetterCount
 from penstock.gateway.limits.limits import Limits
 from penstock.gateway.service.dependencies import Tried
+from penstock.gateway.service.disks import Disk, look_at
 from penstock.gateway.service.facts import Facts
 from penstock.gateway.service.model_orders import ModelOrders
-from penstock.gateway.service.problems import Action, Found, SinceBook, problems, summary
+from penstock.gateway.service.problem import Action, Found, SinceBook
+from penstock.gateway.service.problems import problems, summary
 from penstock.schemas.errors import PenstockError
 
 logger = logging.getLogger(__name__)
@@ -41,12 +44,14 @@ class ProblemWatch:
         letters: LetterIndex,
         tried: Callable[[], list[Tried]],
         limits_of: Callable[[str], Limits],
+        folder: Path,
     ) -> None:
-        """`tried`: the dependencies with their last results."""
+        """`tried`: the dependencies with their last results. `folder`: where the gateway's files are."""
         self._facts, self._orders, self._letters = facts, orders, letters
-        self._tried, self._limits_of = tried, limits_of
+        self._tried, self._limits_of, self._folder = tried, limits_of, folder
         self._ordered: Sequence[Desired] | None = None
         self._lettered: Sequence[LetterCount] = ()
+        self._disk: Disk | None = None
         self._since = SinceBook()
         self._shown: list[tuple[Found, int]] = []
         self._summary = ""
@@ -75,11 +80,9 @@ class ProblemWatch:
 
     def _look(self) -> None:
         moment = self._facts.moment()
-        work = self._facts.outstanding()
-        limits = {tenant: (count, self._limits_of(tenant).outstanding) for tenant, count in work.items()}
-        outstanding = {tenant: (count, limit) for tenant, (count, limit) in limits.items() if limit}
+        limits = {tenant: self._limits_of(tenant).outstanding for tenant in moment.tenants}
         seen = replace(
-            moment, tried=self._tried(), orders=self._ordered, letters=self._lettered, outstanding=outstanding
+            moment, tried=self._tried(), orders=self._ordered, letters=self._lettered, limits=limits, disk=self._disk
         )
         before = {one.key for one, _ in self._shown}
         self._shown = self._since.note(problems(seen), seen.now_ms)
@@ -100,11 +103,15 @@ class ProblemWatch:
             await asyncio.sleep(READ_EVERY_S)
 
     async def read(self) -> None:
-        """Read orders and dead letters once. What cannot be read stays as it was: the probe of orders tells of it."""
+        """Read orders, dead letters and the disk once. What cannot be read stays as it was."""
         try:
             self._lettered = await asyncio.to_thread(self._letters.recent, now_ms() - LETTERS_MS)
         except sqlite3.Error as error:
             logger.warning("problems.letters_unread error=%s", error)
+        try:
+            self._disk = await asyncio.to_thread(look_at, self._folder)
+        except OSError as error:
+            logger.warning("problems.disk_unread error=%s", error)
         followed = frozenset(one.observed_revision for one in self._facts.live_workers())
         if followed == self._followed and time.monotonic() < self._orders_due:
             return

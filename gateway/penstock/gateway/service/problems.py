@@ -5,18 +5,22 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import quote
 
 from penstock.common.desired import Desired
 from penstock.gateway.dead_letters.letters import LetterCount
 from penstock.gateway.service.dependencies import Tried
+from penstock.gateway.service.disks import Disk
+from penstock.gateway.service.open_transactions import SILENT_MS, Brokers, Held
+from penstock.gateway.service.problem import Action, Found
 from penstock.gateway.view.census import Waiting
 from penstock.gateway.view.fleet import SERVING
 from penstock.gateway.view.liveness import Liveness, ModelId
 from penstock.schemas.desired import CLASS
+from penstock.schemas.errors import InsufficientCapacity
 from penstock.schemas.records import WorkerState
 from penstock.schemas.times import rfc3339
+from penstock.schemas.topics import TP
 
 SILENT_SHOWN_MS = 60_000
 """A silent worker whose partitions others have is shown for so long."""
@@ -27,6 +31,12 @@ STUCK_MS = 30_000
 FOREIGN_SHARE = 0.1
 """The share of a device's limit that other processes may hold before they count as the cause of a lack of memory."""
 
+LOAD_S = 10
+"""Seconds over which it is judged how fast requests of a tenant come and end."""
+FLOOD_REQUESTS = 500
+FLOOD_S = 600
+"""So many requests of the classes high and medium, and so many seconds of work, wait of a tenant who floods."""
+
 SETTLES_MS = 10_000
 """What a worker reports for a moment, as while a group rebalances, is no problem."""
 MOST_UNKNOWN = 20
@@ -34,8 +44,9 @@ LOADING = frozenset({"loading", "draining", "unloading"})
 """States of a model on a worker in which a request for it waits with good reason."""
 _EXPLAINS = frozenset(
     {
-        *("gateway_behind", "no_worker", "pool_without_worker", "model_failed", "model_without_worker"),
-        *("model_unknown", "transaction_open", "rights_missing", "class_paused", "model_paused", "device_short"),
+        *("gateway_behind", "disk_low", "no_worker", "pool_without_worker", "model_failed", "model_without_worker"),
+        *("model_too_large", "model_unknown", "transaction_open", "rights_missing"),
+        *("class_paused", "model_paused", "device_short"),
     }
 )
 """Problems that explain why requests wait though nothing runs."""
@@ -44,63 +55,34 @@ _DEPENDENCIES = {
     "artifacts": ("artifacts_unusable", "inputs and outputs that are too large for Kafka", "penstock doctor"),
     "orders": ("orders_unusable", "orders about models and classes", "penstock workers list"),
     "rights": ("rights_missing", "what the missing rights are for", "penstock doctor"),
-    "transactions": ("transaction_open", "every record behind it on these partitions", "penstock doctor"),
     "keys": ("keys_file_broken", "changes of keys, revocations among them", "penstock keys list"),
 }
 """By dependency: the problem's code, what it affects, and the command that says more."""
+_WITHOUT_KAFKA = frozenset({"artifacts", "keys"})
+"""Dependencies that are tried without Kafka."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Action:
-    """What an operator does about it: a command, and the call that does the same if there is one."""
+class Load:
+    """What a tenant has under way, in all and in the classes high and medium; what came and ended in `LOAD_S`."""
 
-    label: str
-    command: str
-    path: str | None = None
-    """POST this."""
-    body: Mapping[str, Any] | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        call = None if self.path is None else {"method": "POST", "path": self.path, "body": self.body}
-        return {"label": self.label, "command": self.command, "call": call}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
-    """One problem. `problem` is its stable code; `subject` names the model, class, worker, tenant or reason."""
-
-    problem: str
-    subject: str | None = None
-    affects: str
-    cause: str
-    action: Action
-    since_ms: int | None = None
-    """None: not known, so it counts from when it was first seen."""
-    pool: str | None = None
-    settles_ms: int = 0
-    """It is told once it has been seen for so long: what ends by itself within that time is no problem."""
+    outstanding: int
+    urgent: int = 0
+    came_per_s: float = 0.0
+    ended_per_s: float = 0.0
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        """By this it is the same problem at the next look."""
-        return self.problem, self.cause if self.subject is None else self.subject, self.pool or ""
-
-    def to_json(self, seen_ms: int) -> dict[str, Any]:
-        return {
-            "object": "problem",
-            "problem": self.problem,
-            "subject": self.subject,
-            "pool": self.pool,
-            "since": rfc3339(seen_ms if self.since_ms is None else self.since_ms),
-            "affects": self.affects,
-            "cause": self.cause,
-            "action": self.action.to_json(),
-        }
+    def drained_s(self) -> float:
+        """How long the urgent ones take, if no more of them come."""
+        return self.urgent / max(self.ended_per_s, 1 / FLOOD_S)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """The facts of one moment. `orders`: None while they cannot be read. `outstanding`: by tenant (requests, limit)."""
+    """The facts of one moment. `orders`: None while they cannot be read. `limits`: of outstanding requests, by tenant.
+
+    `brokers`: None before their first answer.
+    """
 
     now_ms: int
     liveness: Liveness
@@ -115,7 +97,22 @@ class Seen:
     tried: Sequence[Tried] = ()
     orders: Sequence[Desired] | None = None
     letters: Sequence[LetterCount] = ()
-    outstanding: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    tenants: Mapping[str, Load] = field(default_factory=dict[str, Load])
+    limits: Mapping[str, int | None] = field(default_factory=dict[str, int | None])
+    brokers: Brokers | None = None
+    held: Sequence[tuple[TP, Held]] = ()
+    disk: Disk | None = None
+    """Where this gateway's files are."""
+
+    @property
+    def is_cut_off(self) -> bool:
+        """No broker answers: nothing is known but what this gateway sees of itself."""
+        return self.brokers is not None and self.now_ms - self.brokers.answered_ms > SILENT_MS
+
+    @property
+    def hears_workers(self) -> bool:
+        """Workers have had the time to report since the brokers are back."""
+        return self.brokers is None or self.now_ms - self.brokers.back_ms > self.late_ms
 
     @property
     def live(self) -> list[WorkerState]:
@@ -175,17 +172,22 @@ class _Waiting:
 
 def problems(seen: Seen) -> list[Found]:
     """All of them, the gravest first."""
+    if seen.is_cut_off:
+        return [_cut_off(seen), *_disk(seen), *_dependencies(one for one in seen.tried if one.name in _WITHOUT_KAFKA)]
     waiting = _Waiting(seen)
     found = [
-        *_behind(seen.behind),
-        *_workers(seen),
-        *_models(seen, waiting),
+        *(_disk(seen) or _behind(seen.behind)),
+        *(_workers(seen) if seen.hears_workers else ()),
+        *(_models(seen, waiting) if seen.hears_workers else ()),
+        *_transactions(seen),
         *_dependencies(seen.tried),
         *_paused(seen, waiting),
         *_devices(seen),
         *_letters(seen.letters),
-        *_tenants(seen.outstanding),
+        *_tenants(seen),
     ]
+    if not seen.hears_workers:
+        return found
     return found if any(one.problem in _EXPLAINS for one in found) else [*found, *_stuck(seen, waiting)]
 
 
@@ -197,22 +199,24 @@ def summary(seen: Seen, found: Sequence[Found]) -> str:
     return f"All well: {seen.ended_per_s:.1f} requests/s, {waits}"
 
 
-class SinceBook:
-    """Since when each problem is seen; one that has gone begins anew when it comes back."""
-
-    def __init__(self) -> None:
-        self._since: dict[tuple[str, str, str], int] = {}
-
-    def note(self, found: Iterable[Found], now_ms: int) -> list[tuple[Found, int]]:
-        """The problems of now that have settled, each with the time when it was first seen."""
-        found = list(found)
-        self._since = {one.key: self._since.get(one.key, now_ms) for one in found}
-        seen = [(one, self._since[one.key]) for one in found]
-        return [(one, since_ms) for one, since_ms in seen if now_ms - since_ms >= one.settles_ms]
-
-
 def _requests(count: int) -> str:
     return f"{count:,} request waits" if count == 1 else f"{count:,} requests wait"
+
+
+def _disk(seen: Seen) -> list[Found]:
+    disk = seen.disk
+    if disk is None or not disk.is_low:
+        return []
+    affects = "a gateway that cannot write refuses new requests (503)"
+    return [
+        Found(
+            problem="disk_low",
+            subject=str(disk.folder),
+            affects=affects if seen.behind is None else f"{affects}: {seen.behind}",
+            cause=f"{disk.free_bytes / 2**20:,.0f} MiB of {disk.size_bytes / 2**20:,.0f} MiB are free",
+            action=Action(label="make room", command=f"df -h {shlex.quote(str(disk.folder))}"),
+        )
+    ]
 
 
 def _behind(reason: str | None) -> Iterator[Found]:
@@ -220,6 +224,39 @@ def _behind(reason: str | None) -> Iterator[Found]:
         look = Action(label="see what it waits for", command="penstock status")
         affects = "this gateway shows an older state, and accepts requests late or not at all"
         yield Found(problem="gateway_behind", affects=affects, cause=reason, action=look)
+
+
+def _cut_off(seen: Seen) -> Found:
+    assert seen.brokers is not None
+    return Found(
+        problem="kafka_away",
+        subject=seen.brokers.servers,
+        affects="new requests are refused (503), and nothing that was accepted is told until it is back",
+        cause="no broker answers",
+        action=Action(label="find out more", command="penstock doctor"),
+        since_ms=seen.brokers.answered_ms,
+    )
+
+
+def _transactions(seen: Seen) -> Iterator[Found]:
+    """One problem: a producer that hangs holds partitions of many topics at once."""
+    if not seen.held:
+        return
+    (topic, partition), first = seen.held[0]
+    servers = "" if seen.brokers is None else f" --bootstrap-server {seen.brokers.servers}"
+    places = f"partition {partition} of {topic}" + (f" and {len(seen.held) - 1} more" if seen.held[1:] else "")
+    place = f"--topic {topic} --partition {partition} --start-offset {first.offset}"
+    yield Found(
+        problem="transaction_open",
+        subject=topic,
+        affects=f"{sum(one.records for _, one in seen.held):,} records that nobody can read yet",
+        cause=f"a producer has left a transaction open at offset {first.offset} of {places}",
+        action=Action(
+            label="end the producer, or abort its transaction",
+            command=f"kafka-transactions.sh{servers} abort {place}",
+        ),
+        since_ms=min(one.since_ms for _, one in seen.held),
+    )
 
 
 def _in_pool(pool: str | None) -> tuple[str, str]:
@@ -239,14 +276,14 @@ def _workers(seen: Seen) -> Iterator[Found]:
     held = {place for one in live for place in one.assigned}
     for one in sorted(seen.workers, key=lambda state: state.worker_id):
         if one in live:
-            if one.reason is not None and one.state == SERVING:
+            if (reason := _unwell(one, seen.liveness)) is not None and one.state == SERVING:
                 look = Action(label="look at its log", command="penstock logs worker")
                 waits = _requests(sum(one.queued.values()))
                 yield Found(
                     problem="worker_unwell",
                     subject=one.worker_id,
                     affects=waits,
-                    cause=one.reason,
+                    cause=reason,
                     action=look,
                     settles_ms=SETTLES_MS,
                 )
@@ -263,6 +300,13 @@ def _workers(seen: Seen) -> Iterator[Found]:
             action=Action(label="look at the workers", command="penstock workers list"),
             since_ms=one.updated_at,
         )
+
+
+def _unwell(worker: WorkerState, liveness: Liveness) -> str | None:
+    """What a worker lacks, but for models of which no other worker has one: those are problems of their own."""
+    lost = {f"the model {model} " for model, pool in liveness.lost if pool == worker.pool}
+    reasons = (worker.reason or "").split("; ")
+    return "; ".join(one for one in reasons if one and not any(one.startswith(name) for name in lost)) or None
 
 
 def _models(seen: Seen, waiting: _Waiting) -> Iterator[Found]:
@@ -331,19 +375,30 @@ def _lost_model(liveness: Liveness, of: ModelId, waits: _Waits) -> Found:
             since_ms=waits.since_ms,
         )
     why = ": ".join(filter(None, (liveness.lost[of], liveness.causes.get(of))))
-    again = Action(
-        label="load it again",
-        command=f"penstock models load {name}{option}",
-        path=f"/v1/admin/models/{quote(model)}/load{query}",
+    too_large = liveness.codes.get(of) == InsufficientCapacity.code
+    # What no device can hold is not loaded by another try.
+    label, order = ("do not load it", "unload") if too_large else ("load it again", "load")
+    act = Action(
+        label=label,
+        command=f"penstock models {order} {name}{option}",
+        path=f"/v1/admin/models/{quote(model)}/{order}{query}",
     )
-    cause = why or "its load failed"
-    return Found(problem="model_failed", subject=model, pool=pool, affects=waits.text, cause=cause, action=again)
+    return Found(
+        problem="model_too_large" if too_large else "model_failed",
+        subject=model,
+        pool=pool,
+        affects=waits.text,
+        cause=why or "its load failed",
+        action=act,
+    )
 
 
 def _dependencies(tried: Iterable[Tried]) -> Iterator[Found]:
     for one in tried:
         if one.problem is None:
             continue
+        if one.name not in _DEPENDENCIES:
+            continue  # of open transactions more is known
         code, affects, command = _DEPENDENCIES[one.name]
         cause = one.problem.text if one.problem.cause is None else f"{one.problem.text}: {one.problem.cause}"
         action = Action(label="find out more", command=command)
@@ -422,20 +477,39 @@ def _letters(letters: Iterable[LetterCount]) -> Iterator[Found]:
         )
 
 
-def _tenants(outstanding: Mapping[str, tuple[int, int]]) -> Iterator[Found]:
-    for tenant, (requests, limit) in sorted(outstanding.items()):
-        if requests < NEAR_LIMIT * limit:
-            continue
-        look = Action(
-            label="see its requests", command=f"penstock requests list --tenant {shlex.quote(tenant)} --status waiting"
-        )
-        yield Found(
-            problem="tenant_near_limit",
-            subject=tenant,
-            affects="its further requests are refused with 429 at the limit",
-            cause=f"{requests:,} of {limit:,} outstanding requests",
-            action=look,
-        )
+def _tenants(seen: Seen) -> Iterator[Found]:
+    for tenant, load in sorted(seen.tenants.items()):
+        name, limit = shlex.quote(tenant), seen.limits.get(tenant)
+        if limit and load.outstanding >= NEAR_LIMIT * limit:
+            yield Found(
+                problem="tenant_near_limit",
+                subject=tenant,
+                affects="its further requests are refused with 429 at the limit",
+                cause=f"{load.outstanding:,} of {limit:,} outstanding requests",
+                action=Action(
+                    label="see its requests", command=f"penstock requests list --tenant {name} --status waiting"
+                ),
+            )
+        grows = load.came_per_s > 2 * load.ended_per_s
+        if load.urgent >= FLOOD_REQUESTS and grows and load.drained_s > FLOOD_S:
+            yield _flood(tenant, load)
+
+
+def _flood(tenant: str, load: Load) -> Found:
+    """It wants a class that is made for backlogs, where nobody waits behind it."""
+    minutes = load.drained_s / 60
+    return Found(
+        problem="tenant_floods",
+        subject=tenant,
+        affects=f"{load.urgent:,} requests of the classes high and medium, {minutes:,.0f} min of work or more",
+        cause=f"in the last {LOAD_S} s {load.came_per_s:,.1f} requests/s came and {load.ended_per_s:,.1f}/s ended",
+        action=Action(
+            label="move them to the class low",
+            command=f"penstock requests reprioritize --tenant {shlex.quote(tenant)} --to low",
+            path="/v1/requests/reprioritize",
+            body={"tenant": tenant, "priority": "low"},
+        ),
+    )
 
 
 def _stuck(seen: Seen, waiting: _Waiting) -> Iterator[Found]:

@@ -41,6 +41,8 @@ PUT_ASIDE = 200
 """Live requests that are looked at in one go, whether they may be left to the file: that takes 0.2 ms."""
 CATCH_UP_S = 2.0
 REGISTRY_RETRY_S = 0.1
+LOOK_AGAIN_S = 2.0
+"""So long after a lookup of the topics that failed the next one begins."""
 ASK_AGAIN_S = 5.0
 """After so long a broker that did not answer is asked for the end of the commands again."""
 
@@ -206,7 +208,7 @@ class Follower:
         """New pools' topics, the view's age, and whether reading moves."""
         next_prune = 0.0
         while True:
-            await asyncio.sleep(self._rediscover_s)
+            await asyncio.sleep(self._rediscover_s if self._lookup_failure is None else LOOK_AGAIN_S)
             try:
                 await self._watch.look()
                 await self._watch.count_conversations()

@@ -29,6 +29,8 @@ class Liveness:
     """Those with a live worker; None is the common one."""
     causes: Mapping[ModelId, str] = field(default_factory=dict[ModelId, str])
     """Of those that could not be loaded, what made the load fail. For operators alone."""
+    codes: Mapping[ModelId, str] = field(default_factory=dict[ModelId, str])
+    """The same as the code of an error."""
     file_differences: tuple[str, ...] = ()
     """Where the files of the live workers of a pool differ: some of their requests wait or take a detour."""
 
@@ -106,4 +108,5 @@ def judge(workers: Iterable[WorkerState], models: Iterable[ModelInfo], now_ms: i
         lost={model: state.reason for model, state in lost.items() if model in without},
         file_differences=tuple(file_differences(live)),
         causes={model: state.cause for model, state in lost.items() if model in without and state.cause},
+        codes={model: state.code for model, state in lost.items() if model in without and state.code},
     )

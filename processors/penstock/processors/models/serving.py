@@ -297,6 +297,7 @@ class Serving:
                         aliases=list(config.aliases),
                         abilities=sorted(config.abilities),
                         entry=entry_digest(config),
+                        code=_code(lane, state),
                     )
                 )
         return states
@@ -362,6 +363,12 @@ class Serving:
 def _cause(lane: Lane, state: str) -> str | None:
     """What made the newest load fail; None for a replica that is ready, which did not fail."""
     return None if state == ReplicaState.READY.value or lane.last_error is None else lane.last_error.cause
+
+
+def _code(lane: Lane, state: str) -> str | None:
+    """The code of the error for which it is not there; None when nothing has failed."""
+    error = lane.never_fits or lane.last_error
+    return None if state != "failed" or error is None else error.code
 
 
 def _dtype(config: ModelConfig) -> str:

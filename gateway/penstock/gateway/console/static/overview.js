@@ -3,8 +3,6 @@ import {Act, Ago, Failure, age, count, duration, gib, html, times, usePoll} from
 import {part} from "./api.js";
 
 const POLL_MS = 2000;
-const SILENT_S = 20;
-const silent = (worker) => age(worker.updated_at) > SILENT_S;
 const ASKED_BEFORE = ["pause", "unload"];
 
 export function Overview({tell}) {
@@ -12,7 +10,7 @@ export function Overview({tell}) {
   const [stats, no_stats] = usePoll("/v1/admin/stats", POLL_MS);
   const [devices, no_devices] = usePoll("/v1/admin/devices", POLL_MS);
   const workers = (stats?.workers ?? []).filter((one) => one.state !== "stopped");
-  const live = workers.filter((one) => !silent(one));
+  const live = workers.filter((one) => age(one.updated_at) <= stats.worker_late_s);
   return html`
     <${Problems} found=${problems} error=${failed} tell=${tell} />
     <section aria-labelledby="pipeline"><h2 id="pipeline">Pipeline</h2>
@@ -58,7 +56,7 @@ function Pipeline({stats, workers, live, devices, tell}) {
         why.map(([reason, number]) => `${count(number)} ${reason.replaceAll("_", " ")}`).join(", ")}` : "Nothing waits at the front"}</p>
     </div>
     <div><h3>Workers: ${live.length}</h3>
-      ${workers.length ? workers.map((one) => html`<${Worker} one=${one} />`)
+      ${workers.length ? workers.map((one) => html`<${Worker} one=${one} silent=${!live.includes(one)} />`)
         : html`<p class="faint">None. <code>penstock worker</code> starts one.</p>`}</div>
     <div><h3>Devices</h3>${devices.filter((one) => live.some((worker) => worker.worker_id === one.worker_id))
       .map((one) => html`<${Device} one=${one} />`)}</div>
@@ -82,8 +80,8 @@ function Queue({name, one, pools, tell}) {
     <${Act} label="resume" about=${`resume the class ${name} in the pool ${pool}`} path=${`${path}/resume?pool=${part(pool)}`} tell=${tell} /></p>`)}`;
 }
 
-function Worker({one}) {
-  if (silent(one)) return html`<div class="row"><bdi>${one.worker_id}</bdi> <span class="warn">silent for ${duration(age(one.updated_at))}</span></div>`;
+function Worker({one, silent}) {
+  if (silent) return html`<div class="row"><bdi>${one.worker_id}</bdi> <span class="warn">silent for ${duration(age(one.updated_at))}</span></div>`;
   return html`<div class="row"><bdi>${one.worker_id}</bdi>
     <span class=${one.state === "running" ? "good" : "warn"}>${one.state}</span>
     <span>${one.running} running</span>

@@ -1,0 +1,199 @@
+"""The drills: the first screen tells each fault within ten seconds, with its cause and what mends it, and nothing else.
+
+All settings are the defaults. What mends it is done as the screen says; the screen is well again ten seconds later.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from confluent_kafka import Producer
+
+from kit.console import TELLS_S, Opener
+from penstock.cli.embedded_kafka import EmbeddedKafka
+from penstock.cli.faults.disks import SmallDisk, why_no_disk
+from penstock.cli.paths import free_port
+from support import engine_processes, wait_until
+from system import BROKERS, NOOP, System, running
+from worker_requests import send
+
+GB = 10**9
+FLOOD = 1_500
+DISK_BYTES = 1 << 26
+SETTLED_S = 90.0
+"""For what is no part of a drill: a worker that starts, an engine that is loaded."""
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    """One that may stand still."""
+    own = EmbeddedKafka(tmp_path_factory.mktemp("kafka"), free_port())
+    own.start()
+    BROKERS.append(own)
+    yield own
+    BROKERS.remove(own)
+    own.kill()
+
+
+@pytest.fixture(scope="module")
+def system(broker: EmbeddedKafka, tiny_lm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    card = {"kind": "simulated", "name": "card", "total_bytes": 24 * GB}
+    models = [
+        {**NOOP, "options": {"tokens": 20, "delay_ms": 50, "slots": 4}},
+        {**NOOP, "id": "huge", "device": "simulated", "vram_bytes": 60 * GB, "preload": False},
+        {**NOOP, "id": "real", "source": str(tiny_lm), "engine": "text", "options": {}},
+    ]
+    folder = tmp_path_factory.mktemp("system")
+    made = System(broker.bootstrap_servers, "drill-", folder, models=models, devices=[{"kind": "cpu"}, card])
+    with running(made):
+        yield made.start_all(["w1", "g1"])
+
+
+class Screen:
+    """The first screen of a gateway."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+
+    def state(self) -> str:
+        return self.page.inner_text("section[aria-label=State]")
+
+    def tells(self, *words: str) -> None:
+        """Within `TELLS_S` the one problem that is told has all these words."""
+
+        def told() -> bool:
+            found = [one.inner_text() for one in self.page.locator("article.problem").all()]
+            return len(found) == 1 and all(word in found[0] for word in words)
+
+        wait_until(told, TELLS_S, self.state, promised=True)
+
+    def is_well(self, within_s: float = TELLS_S) -> None:
+        wait_until(lambda: "All well" in self.state(), within_s, self.state, promised=True)
+
+    def press(self, button: str) -> None:
+        self.page.get_by_role("button", name=button).click()
+
+
+@pytest.fixture
+def screen(system: System, open_page: Opener) -> Iterator[Screen]:
+    page = open_page(system.process("g1"))
+    page.on("dialog", lambda dialog: dialog.accept())
+    found = Screen(page)
+    found.is_well(SETTLED_S)
+    yield found
+    open_page.expect("503", "ERR_")  # the browser reports such answers
+
+
+def test_a_broker_that_stands_still(system: System, broker: EmbeddedKafka, screen: Screen) -> None:
+    assert broker.process is not None
+    with stopped(broker.process.pid):
+        screen.tells("kafka_away", broker.bootstrap_servers, "no broker answers", "penstock doctor")
+        time.sleep(TELLS_S)  # whatever it brings about is not told as a fault of its own
+        screen.tells("kafka_away")
+    screen.is_well()
+
+
+def test_an_open_transaction(system: System, screen: Screen) -> None:
+    config = {"bootstrap.servers": system.bootstrap, "transactional.id": "left-open"}
+    producer = Producer({**config, "transaction.timeout.ms": 120_000})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    topic = system.names.request("text_generation", 5)
+    producer.produce(topic, b'{"task": "text_generation", "payload": {"prompt": "x"}}', partition=1)
+    producer.flush()
+    screen.tells("transaction_open", "offset 0", f"partition 1 of {topic}", "kafka-transactions.sh", "--start-offset 0")
+    producer.abort_transaction(30)
+    screen.is_well()
+
+
+def test_a_model_that_does_not_fit(system: System, screen: Screen) -> None:
+    httpx.post(f"{system.process('g').url}/v1/admin/models/huge/load").raise_for_status()
+    screen.tells("model_too_large", "huge needs", "MiB on card")
+    screen.press("do not load it")
+    screen.is_well()
+
+
+def test_an_engine_that_dies_again_and_again(system: System, screen: Screen) -> None:
+    worker, gateway = system.process("w").popen.pid, system.process("g1")
+    with repeated(lambda: [engine.kill() for engine in engine_processes(worker)]) as killed:
+        asked = [gateway.submit(model="real") for _ in range(3)]
+        screen.tells("model_failed", "3 loads in a row failed", "the process of real ended")
+    assert sum(len(one) for one in killed) >= 3
+    screen.press("load it again")
+    screen.is_well(SETTLED_S)
+    gateway.submit(model="real")
+    assert {gateway.request(one, wait=30)["status"] for one in asked} <= {"completed", "failed", "dead_lettered"}
+
+
+def test_a_tenant_who_floods(system: System, screen: Screen) -> None:
+    send(system, *({"request_id": f"flood-{number}", "model": "noop", "priority": 1} for number in range(FLOOD)))
+    screen.tells("tenant_floods", "default", "min of work or more", "ended", "--to low")
+    screen.press("move them to the class low")
+    screen.is_well()
+    url = f"{system.process('g').url}/v1/requests/cancel"
+    assert httpx.post(url, json={"class": "low"}, timeout=60).json()["count"] > FLOOD // 2
+
+
+def test_a_full_disk(system: System, open_page: Opener, tmp_path: Path) -> None:
+    if reason := why_no_disk():
+        pytest.skip(reason)
+    disk = SmallDisk(tmp_path / "small", size_bytes=DISK_BYTES)
+    try:
+        place = {"PENSTOCK_GATEWAY__VIEW_PATH": str(disk.path / "view.sqlite")}
+        gateway = system.gateway("g2", env=place).wait_ready()
+        screen = Screen(open_page(gateway))
+        screen.is_well(SETTLED_S)
+        disk.fill()
+        screen.tells("disk_low", str(disk.path), "df -h")
+        disk.make_room()
+        screen.is_well()
+        screen.page.close()
+        assert gateway.stop() == 0, gateway.tail()
+    finally:
+        disk.make_room()
+        disk.remove()
+        open_page.expect("503", "ERR_")
+
+
+def test_a_worker_that_is_killed(system: System, screen: Screen) -> None:
+    system.process("w").kill9()
+    screen.tells("no_worker", "stopped reporting", "penstock worker")
+    system.worker("w2").wait_ready()
+    wait_until(lambda: "no_worker" not in screen.state(), SETTLED_S, screen.state)
+    screen.tells("worker_silent", "others have its partitions")
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def repeated(act: Callable[[], list[Any]]) -> Iterator[list[list[Any]]]:
+    """Do it again and again; what each gave."""
+    ended, done = threading.Event(), list[list[Any]]()
+
+    def run() -> None:
+        while not ended.wait(0.2):
+            done.append(act())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield done
+    finally:
+        ended.set()
+        thread.join()
