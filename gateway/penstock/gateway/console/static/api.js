@@ -10,7 +10,7 @@ export class ApiError extends Error {
 }
 
 const GET_MS = 8000;
-const POST_MS = 30_000;
+const CHANGE_MS = 30_000;
 let ahead_ms = 0;
 /** The time by the gateway's clock, which may differ from the browser's. */
 export const now = () => Date.now() - ahead_ms;
@@ -23,7 +23,7 @@ export async function call(method, path, body, headers = {}) {
   const sent = body !== undefined && body !== null;
   /** @type {RequestInit} */
   const options = {method, headers: {...sent && {"content-type": "application/json"}, ...headers},
-    body: sent ? JSON.stringify(body) : undefined, signal: after(method === "POST" ? POST_MS : GET_MS),
+    body: sent ? JSON.stringify(body) : undefined, signal: after(method === "GET" ? GET_MS : CHANGE_MS),
     credentials: "same-origin", cache: "no-store"};
   let answer, text;
   try {

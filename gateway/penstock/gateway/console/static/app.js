@@ -3,6 +3,7 @@ import {render} from "./vendor/preact.js";
 import {useEffect, useState} from "./vendor/hooks.js";
 import {Failure, html, usePoll} from "./parts.js";
 import {logIn, logOut} from "./api.js";
+import {Conversation, Conversations} from "./conversations.js";
 import {DeadLetter, DeadLetters} from "./dead_letters.js";
 import {Overview} from "./overview.js";
 import {Request, Requests} from "./requests.js";
@@ -15,6 +16,7 @@ const TOAST_MS = 6000;
 const PAGES = {
   "": {name: "Overview", show: Home},
   requests: {name: "Requests", scope: "read", show: (shown) => shown.id ? html`<${Request} ...${shown} />` : html`<${Requests} ...${shown} />`},
+  conversations: {name: "Conversations", scope: "read", show: (shown) => shown.id ? html`<${Conversation} ...${shown} />` : html`<${Conversations} ...${shown} />`},
   "dead-letters": {name: "Dead letters", scope: "admin", show: (shown) => shown.id ? html`<${DeadLetter} ...${shown} />` : html`<${DeadLetters} ...${shown} />`},
 };
 
