@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from hostile_images import png
 from kit.console import HOSTILE, PHONE, Opener, log_in, told, violations, wider_than
 from penstock.gateway.edge.keys import create_key
 from support import wait_until
@@ -17,7 +19,6 @@ from system import NOOP, Process, System, running
 
 TURNS = 10_000
 SHOWN_WITHIN_S = 3.0
-PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
 MODEL = {**NOOP, "tasks": ["text_generation", "summarization"], "options": {"tokens": 30, "delay_ms": 20}}
 
 
@@ -72,7 +73,7 @@ def test_a_conversation_is_begun_asked_in_followed_forked_summed_up_exported_and
     assert HOSTILE in page.inner_text("dl")
 
     call = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": '{"city": "Paris"}'}
-    image = {"type": "input_image", "image_url": f"data:image/png;base64,{PIXEL}"}
+    image = {"type": "input_image", "image_url": f"data:image/png;base64,{base64.b64encode(png(8, 8)).decode()}"}
     looks = {"type": "message", "role": "user", "content": [image, {"type": "input_text", "text": "Look"}]}
     append(http, "trip", call, {"type": "function_call_output", "call_id": "c", "output": HOSTILE}, looks)
     told(page, "weather")

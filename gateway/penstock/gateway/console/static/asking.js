@@ -62,9 +62,9 @@ export function Standing({of, may, tell}) {
     ${of.id && of.busy && may?.("cancel") && html`<${Act} label="cancel" about="cancel this request" path=${`/v1/requests/${part(of.id)}/cancel`} tell=${tell} />`}</p>`;
 }
 
-/** Models for a task, as the field `model` of the form around it; the first choice leaves it to the worker. */
-export function ModelField({task}) {
+/** Models for a task, as the field `model` of a form; the first choice leaves it to the worker. */
+export function ModelField({task, onChange}) {
   const [found] = usePoll(`/v1/models?task=${task}`, MODELS_MS);
-  return html`<label>Model <select name="model"><option value="">the best for the task</option>${
+  return html`<label>Model <select name="model" onChange=${(event) => onChange?.(event.target.value)}><option value="">the best for the task</option>${
     (found?.data ?? []).map((one) => html`<option value=${one.id}>${one.id}</option>`)}</select></label>`;
 }
