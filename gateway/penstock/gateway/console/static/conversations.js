@@ -122,7 +122,7 @@ function useItems(id, before, after) {
       source.addEventListener("deleted", () => { source.close(); change(() => ({state: "deleted"})); });
       source.onerror = () => {
         change(() => ({state: "the connection has ended"}));
-        if (source.readyState === EventSource.CLOSED && !ended) timer = setTimeout(live, AGAIN_MS);
+        if (source.readyState === EventSource.CLOSED && !ended) timer = setTimeout(read, AGAIN_MS);
       };
     };
     const read = async () => {
