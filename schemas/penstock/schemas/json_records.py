@@ -100,7 +100,8 @@ def _fields(text: str) -> dict[str, Any]:
             at = after(at, ":")
             match = _BLANK.match(text, at)
             value, at = LENIENT.raw_decode(text, at if match is None else match.end())
-            if at < len(text) or isinstance(value, str):  # a number may be cut off and still be one
+            # A number may be cut off and still be one: 12 of 123, or 1.5 of 1.5e3.
+            if isinstance(value, str) or text[at : at + 1] in (",", "}", " ", "\t", "\r", "\n"):
                 found[name] = value
             at = after(at, ",")
     except (ValueError, RecursionError):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.common.reader import RawMessage
@@ -129,6 +129,7 @@ VALUES: Any = st.recursive(
 )
 
 
+@example({"n": 1.5e300}, 10, None)
 @given(st.dictionaries(st.text(), VALUES), st.integers(0, 300), st.sampled_from([None, 1]))
 def test_what_is_legible_is_what_stands_before_the_cut(fields: dict[str, Any], cut: int, indent: int | None) -> None:
     text = json.dumps(fields, indent=indent).encode()
