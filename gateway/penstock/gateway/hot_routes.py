@@ -1,4 +1,5 @@
-"""The routes that are called for every request, found by one look-up and called without the framework's solving.
+"""The routes that are called for every request, and by every open console: found by one look-up and called without the
+framework's solving.
 
 The framework has them too: for the documentation, and for all that is not plain (a query, another content type).
 """
@@ -13,7 +14,7 @@ from penstock.gateway.edge.rules import Endpoint, Rules, Takes, rules_of
 from penstock.gateway.edge.validation import validated
 from penstock.gateway.openai import chat_bodies as shapes
 from penstock.gateway.openai import text_routes
-from penstock.gateway.routes import native
+from penstock.gateway.routes import admin, native
 from penstock.gateway.routes.multipart import read_json
 
 _ONE_REQUEST = "/v1/requests/"
@@ -30,6 +31,10 @@ async def chat(request: Request) -> Response:
 
 async def one_request(request: Request) -> Response:
     return await native.get_request(request, request.scope["path"].removeprefix(_ONE_REQUEST), 0)
+
+
+# What open consoles ask for every two seconds.
+admin_stats, admin_problems, admin_devices = admin.admin_stats, admin.admin_problems, admin.admin_devices
 
 
 class HotRoutes:
