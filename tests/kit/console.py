@@ -46,6 +46,11 @@ class Opener:
         assert not self.errors
 
 
+def log_in(page: Any, key: str) -> None:
+    page.get_by_role("textbox", name="Key").fill(key)
+    page.keyboard.press("Enter")
+
+
 def told(page: Any, text: str, within_s: float = TELLS_S, *, state: str = "visible") -> None:
     try:
         page.get_by_text(text).first.wait_for(timeout=within_s * 1000, state=state)
@@ -64,5 +69,7 @@ def violations(page: Any) -> list[Any]:
 def wider_than(page: Any, size: dict[str, int]) -> list[str]:
     """What does not fit on a screen of that size, but what scrolls on its own."""
     page.set_viewport_size(size)
-    wide = "[...document.querySelectorAll('*')].filter((one) => one.scrollWidth > innerWidth)"
+    wide = (
+        "[...document.querySelectorAll('*')].filter((one) => one.scrollWidth > innerWidth && !one.closest('.scroll'))"
+    )
     return page.evaluate(f"{wide}.map((one) => one.outerHTML.slice(0, 200))")

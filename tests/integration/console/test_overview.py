@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kit.console import HOSTILE, NAME, PHONE, TELLS_S, Opener, gone, told, violations, wider_than
+from kit.console import HOSTILE, NAME, PHONE, TELLS_S, Opener, gone, log_in, told, violations, wider_than
 from penstock.gateway.edge.keys import create_key, revoke_key
 from support import wait_until
 from system import Process, System, running
@@ -203,14 +203,9 @@ def test_a_key_logs_in_once_sees_what_it_may_and_is_out_when_it_is_revoked(
     with running(System(kafka.bootstrap_servers, "console-", tmp_path, auth={"keys_file": str(keys)})) as system:
         gateway = system.start_all(["w1", "g1"]).process("g")
         page = open_page(gateway)
-
-        def log_in(key: str) -> None:
-            page.get_by_role("textbox", name="Key").fill(key)
-            page.keyboard.press("Enter")
-
-        log_in("pk_wrong")
+        log_in(page, "pk_wrong")
         told(page, "this key is unknown or revoked")
-        log_in(reader)
+        log_in(page, reader)
         told(page, "tenant acme")
         told(page, "Requests")
         assert page.get_by_text("Pipeline").count() == 0
@@ -223,10 +218,10 @@ def test_a_key_logs_in_once_sees_what_it_may_and_is_out_when_it_is_revoked(
         told(page, "This gateway asks for a key")
         page.goto(f"http://{NAME}:{gateway.port}")
         page.route("**/v1/tickets", lambda route: route.fulfill(json={}))
-        log_in(admin)
+        log_in(page, admin)
         told(page, "the browser kept no session")
         page.unroute("**/v1/tickets")
-        log_in(admin)
+        log_in(page, admin)
         told(page, "All well")
         page.reload()
         told(page, "All well")

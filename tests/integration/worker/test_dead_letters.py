@@ -108,6 +108,7 @@ def test_a_letter_is_listed_shown_and_run_again_once(gateway: Process, broken: B
         assert "original" not in listed
         shown = http.get(f"/v1/admin/dlq/{listed['id']}").json()
         assert "ce_id" in shown["headers"]
+        assert (shown["request"]["payload"], shown["request"]["priority"]) == ({"prompt": "p"}, 2)
         assert shown["error_chain"]
 
         tried = redrive(http, ids=[listed["id"]], dry_run=True)
@@ -139,6 +140,7 @@ def test_the_command_does_all_of_it(system: System, gateway: Process, broken: Br
     where = ["--url", gateway.url]
     listed = [json.loads(line) for line in command("list", "--json", *where).stdout.splitlines()]
     (unreadable,) = [one for one in listed if not one["redrivable"]]
+    assert json.loads(command("show", unreadable["id"], "--json", *where).stdout)["request"] is None
     raw = subprocess.run(
         [sys.executable, "-m", "penstock.cli.main", "dlq", "show", unreadable["id"], "--raw", *where],
         capture_output=True, timeout=120, check=True,

@@ -92,7 +92,7 @@ def bounds(settings: KafkaSettings) -> dict[TP, tuple[int, int]]:
 
 def as_json(message: RawMessage, letter: DeadLetter, codec: Codec) -> dict[str, Any]:
     """As the gateway shows it to who may read it."""
-    return {**facts_of(message, codec).to_json(), **payload_json(letter)}
+    return {**facts_of(message, codec).to_json(), **payload_json(letter, codec)}
 
 
 def _row(letter: dict[str, Any]) -> list[Any]:

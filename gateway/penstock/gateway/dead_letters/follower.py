@@ -13,7 +13,15 @@ from penstock.common.labels import BoundedLabel
 from penstock.common.reader import PartitionReader, RawMessage, make_consumer, read_with
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.dead_letters.index import LetterIndex
-from penstock.gateway.dead_letters.letters import HEADER_KIND, PURGED, REDRIVEN, LetterFacts, Place, facts_of
+from penstock.gateway.dead_letters.letters import (
+    HEADER_KIND,
+    PURGED,
+    REDRIVEN,
+    LetterFacts,
+    LetterGroup,
+    Place,
+    facts_of,
+)
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import PenstockError, RegistryUnavailable
 from penstock.schemas.records import DeadLetterAction
@@ -22,6 +30,7 @@ from penstock.schemas.topics import TP
 logger = logging.getLogger(__name__)
 
 REASONS = 64
+GROUPS = 200
 COUNT_S = 1.0
 LOOK_S = 30.0
 """Between two looks at what retention has removed."""
@@ -42,6 +51,9 @@ class LetterFollower:
         self._counted_at = 0.0
         self._stale = True
         self._looked_at = time.monotonic()
+        self._groups: list[LetterGroup] = []
+        self._grouped_at = -COUNT_S
+        self._grouping = threading.Lock()
 
     def start(self) -> None:
         """Go on where the index ends. Raises NotFound for a missing topic, BrokerUnavailable."""
@@ -77,6 +89,13 @@ class LetterFollower:
         """Letters that nobody ran again, by reason; nothing once reading has ended: counts would be false then."""
         failed = self._reader is None or self._reader.failure is not None
         return {} if failed else self._counts
+
+    def groups(self) -> list[LetterGroup]:
+        """Up to GROUPS groups of letters that nobody ran again, counted once a second for all callers."""
+        with self._grouping:
+            if time.monotonic() >= self._grouped_at + COUNT_S:
+                self._groups, self._grouped_at = self.index.groups(GROUPS), time.monotonic()
+            return self._groups
 
     def catch_up(self, within_s: float) -> None:
         """Wait until the index has all that stands on the topic now. Raises BrokerUnavailable, InternalError."""

@@ -13,11 +13,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from penstock.gateway.dead_letters.letters import PURGED, LetterCount, LetterFacts, Place
+from penstock.gateway.dead_letters.letters import PURGED, LetterCount, LetterFacts, LetterGroup, Place
 from penstock.schemas.codec import RELEASED
 from penstock.schemas.records import DeadLetterAction
 
-VERSION = 2
+VERSION = 3
 PURGED_KEPT = 100_000
 """So many purged letters can still be named as the one to go on behind."""
 _COLUMNS = tuple(one.name for one in fields(LetterFacts))
@@ -35,7 +35,7 @@ CREATE TABLE purged (
 CREATE INDEX by_purged ON purged (partition, offset);
 CREATE INDEX by_time ON letters (created_ms, partition, offset);
 CREATE INDEX by_request ON letters (request_id, tenant);
-CREATE INDEX by_reason ON letters (reason) WHERE redriven_as IS NULL;
+CREATE INDEX by_reason ON letters (reason, model, created_ms, redrivable) WHERE redriven_as IS NULL;
 """
 
 
@@ -178,6 +178,17 @@ class LetterIndex:
             return dict(
                 self._db.execute("SELECT reason, count(*) FROM letters WHERE redriven_as IS NULL GROUP BY reason")
             )
+
+    def groups(self, limit: int) -> list[LetterGroup]:
+        """Letters that were not run again, by reason and model; those with the newest letters first."""
+        asked = (
+            "SELECT reason, model, count(*), sum(redrivable), min(created_ms), max(created_ms) AS newest FROM letters"
+            " WHERE redriven_as IS NULL GROUP BY reason, model ORDER BY newest DESC, reason, model LIMIT ?"
+        )
+        names = [one.name for one in fields(LetterGroup)]
+        with self._lock:
+            rows = self._db.execute(asked, (limit,)).fetchall()
+        return [LetterGroup(**dict(zip(names, row, strict=True))) for row in rows]
 
     def recent(self, since_ms: int) -> list[LetterCount]:
         """Letters written since then that were not run again, by reason and by whether they can be."""

@@ -16,7 +16,7 @@ from penstock.schemas.ids import check_request_id, check_tenant
 from penstock.schemas.json_records import json_text
 from penstock.schemas.lifetimes import with_header
 from penstock.schemas.records import DeadLetter, InferenceRequest
-from penstock.schemas.requests import parse_request_bytes
+from penstock.schemas.requests import parse_request_bytes, request_to_json
 from penstock.schemas.texts import shortened
 from penstock.schemas.times import rfc3339
 from penstock.schemas.topics import kind_of_topic
@@ -56,6 +56,29 @@ class LetterCount:
     """When the oldest of them was written."""
     redrivable: bool = True
     """Whether they hold valid requests."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LetterGroup:
+    """Dead letters of one reason and model that nobody ran again."""
+
+    reason: str
+    model: str | None
+    letters: int
+    redrivable: int
+    """So many of them hold valid requests."""
+    oldest_ms: int
+    newest_ms: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "reason": self.reason,
+            "model": self.model,
+            "letters": self.letters,
+            "redrivable": self.redrivable,
+            "oldest_at": rfc3339(self.oldest_ms),
+            "newest_at": rfc3339(self.newest_ms),
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,9 +223,14 @@ def request_of(letter: DeadLetter, codec: Codec) -> InferenceRequest:
     return with_header(request, letter.original_headers.items(), letter.origin.append_time_ms)
 
 
-def payload_json(letter: DeadLetter) -> dict[str, Any]:
+def payload_json(letter: DeadLetter, codec: Codec) -> dict[str, Any]:
     """What only those see who may read what the tenant asks: text where the bytes are UTF-8, else hex."""
+    try:
+        request = request_to_json(request_of(letter, codec))
+    except PenstockError:
+        request = None
     return {
+        "request": request,
         "original": bytes_text(letter.original),
         "headers": {name: bytes_text(value) for name, value in letter.original_headers.items()},
         "error_chain": letter.error_chain,

@@ -267,6 +267,7 @@ ROUTES: dict[RouteKey, Declared] = {
     ("GET", "/v1/admin/orders/{revision}"): _route(ADMIN, operator_answers.Order),
     ("POST", "/v1/admin/classes/{class_name}/{action}"): _route(ADMIN, operator_answers.Desired, 202, errors=OF_ONE),
     ("GET", "/v1/admin/dlq"): _route(ADMIN, Page[operator_answers.DeadLetter]),
+    ("GET", "/v1/admin/dlq/groups"): _route(ADMIN, Page[operator_answers.DeadLetterGroup]),
     ("POST", "/v1/admin/dlq/redrive"): _route(
         _rules("admin", Takes.JSON), operator_answers.Redrive, body=dead_letters.RedriveBody
     ),

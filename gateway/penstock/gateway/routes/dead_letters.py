@@ -90,6 +90,13 @@ async def list_letters(request: Request, query: Annotated[ListQuery, Query()]) -
     return {**shown, "last_id": str(replace(cursor, place=found[:limit][-1].place))} if shown["has_more"] else shown
 
 
+@router.get("/groups", summary="How many dead letters there are, by reason and model")
+async def groups(request: Request) -> dict[str, Any]:
+    """Letters that were not run again; those with the newest letters first, at most 200. Counted once a second."""
+    found = await service_of(request).redriving.groups()
+    return page([one.to_json() for one in found], has_more=False)
+
+
 @router.post("/redrive", summary="Run dead letters again, each as a new request")
 async def redrive(request: Request) -> dict[str, Any]:
     """A call handles up to 1,000 letters in about 10 s. A repeat runs nothing twice, unless `again` is set.

@@ -248,10 +248,24 @@ class DeadLetter(Answer):
     redrives: int
     history: list[Attempt]
     history_dropped: int | None = None
+    request: Annotated[Json | None, Field(description="The request in it, as JSON; null if there is no valid one.")] = (
+        None
+    )
     original: Annotated[str | None, Field(description="Text, or hex behind `hex:` where it is no UTF-8.")] = None
     original_omitted: bool | None = None
     headers: dict[str, str] | None = None
     error_chain: list[str] | None = None
+
+
+class DeadLetterGroup(Answer):
+    """Dead letters of one reason and model that were not run again."""
+
+    reason: str
+    model: str | None
+    letters: int
+    redrivable: Annotated[int, Field(description="So many of them hold valid requests.")]
+    oldest_at: Time | None
+    newest_at: Time | None
 
 
 class SkippedLetter(Answer):

@@ -30,6 +30,7 @@ from penstock.gateway.dead_letters.letters import (
     REDRIVEN,
     LetterCursor,
     LetterFacts,
+    LetterGroup,
     Place,
     letter_id,
     payload_json,
@@ -139,6 +140,11 @@ class Redriving:
         meant = replace(chosen, ends=cursor.ends)
         return await self._rows(meant, after=cursor.place, limit=limit, newest_first=newest_first), cursor
 
+    async def groups(self) -> list[LetterGroup]:
+        """Letters that nobody ran again, by reason and model. Raises BrokerUnavailable."""
+        await self._catch_up()
+        return await self._threads.run(self._letters.groups)
+
     async def show(self, caller: Caller, text: str) -> dict[str, Any]:
         """One letter, with its payload if the caller may read it. Raises NotFound, InvalidRequest."""
         await self._catch_up()
@@ -150,7 +156,7 @@ class Redriving:
         if not may_read(caller, facts.tenant):
             return {**shown, "original_omitted": True}
         letter = self._decoded((await self._read([facts.place])).get(facts.place))
-        return {**shown, **payload_json(letter)}
+        return {**shown, **payload_json(letter, self._codec)}
 
     async def redrive(
         self, caller: Caller, chosen: Chosen, *, rate: float | None, dry_run: bool, again: bool

@@ -77,6 +77,21 @@ def test_a_redrive_is_of_all_letters_of_its_request_and_is_counted_no_more(index
     assert offsets(index, LetterFilter(redriven=False)) == [2]
 
 
+def test_groups_have_what_was_not_run_again_the_newest_first_and_are_counted_once_for_all_who_ask(
+    index: LetterIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letters = [letter(0, model="m"), letter(1, "bad_json", redrivable=False), letter(2, model="n"), letter(3)]
+    index.take([*letters, letter(4, model="m"), action(5, 3, "redriven", "new")])
+    facts = [(one.reason, one.model, one.letters, one.redrivable, one.newest_ms) for one in index.groups(9)]
+    failed = "engine_failed"
+    assert facts == [(failed, "m", 2, 2, 1_004), (failed, "n", 1, 1, 1_002), ("bad_json", None, 1, 0, 1_001)]
+    assert len(index.groups(2)) == 2
+    follows = LetterFollower(KafkaSettings(), default_codec(), index)
+    monkeypatch.setattr(index, "groups", Mock(wraps=index.groups))
+    assert [follows.groups() for _ in range(9)] == [index.groups(200)] * 9
+    assert cast(Mock, index.groups).call_count == 2
+
+
 def test_a_purged_letter_is_gone_and_the_records_before_the_first_one_left_may_be_deleted(index: LetterIndex) -> None:
     index.take([letter(0), letter(1), action(2, 0, "purged")])
     assert index.get((0, 0)) is None

@@ -10,7 +10,7 @@ export class ApiError extends Error {
 }
 
 const GET_MS = 8000;
-const POST_MS = 30_000;
+const CHANGE_MS = 30_000;
 let ahead_ms = 0;
 /** The time by the gateway's clock, which may differ from the browser's. */
 export const now = () => Date.now() - ahead_ms;
@@ -20,10 +20,10 @@ const after = (ms) => /** @type {any} */ (AbortSignal).timeout(ms);
 
 /** The JSON of an answer. Throws ApiError, also with status 0 when the gateway does not answer in time. */
 export async function call(method, path, body, headers = {}) {
-  const sent = body !== undefined && body !== null;
+  const sent = body !== undefined && body !== null, bytes = body instanceof Blob;
   /** @type {RequestInit} */
-  const options = {method, headers: {...sent && {"content-type": "application/json"}, ...headers},
-    body: sent ? JSON.stringify(body) : undefined, signal: after(method === "POST" ? POST_MS : GET_MS),
+  const options = {method, headers: {...sent && {"content-type": bytes ? body.type : "application/json"}, ...headers},
+    body: bytes ? body : sent ? JSON.stringify(body) : undefined, signal: after(method === "GET" ? GET_MS : CHANGE_MS),
     credentials: "same-origin", cache: "no-store"};
   let answer, text;
   try {

@@ -3,9 +3,12 @@ import {render} from "./vendor/preact.js";
 import {useEffect, useState} from "./vendor/hooks.js";
 import {Failure, html, usePoll} from "./parts.js";
 import {logIn, logOut} from "./api.js";
+import {Chat} from "./chat.js";
+import {Conversation, Conversations} from "./conversations.js";
+import {DeadLetter, DeadLetters} from "./dead_letters.js";
 import {Overview} from "./overview.js";
+import {Playground} from "./playground.js";
 import {Request, Requests} from "./requests.js";
-import {TryOut} from "./tryout.js";
 
 const LOOK_MS = 10_000;
 const TOAST_MS = 6000;
@@ -14,6 +17,9 @@ const TOAST_MS = 6000;
 const PAGES = {
   "": {name: "Overview", show: Home},
   requests: {name: "Requests", scope: "read", show: (shown) => shown.id ? html`<${Request} ...${shown} />` : html`<${Requests} ...${shown} />`},
+  conversations: {name: "Conversations", scope: "read", show: (shown) => shown.id ? html`<${Conversation} ...${shown} />` : html`<${Conversations} ...${shown} />`},
+  playground: {name: "Playground", scope: "submit", show: (shown) => html`<${Playground} ...${shown} />`},
+  "dead-letters": {name: "Dead letters", scope: "admin", show: (shown) => shown.id ? html`<${DeadLetter} ...${shown} />` : html`<${DeadLetters} ...${shown} />`},
 };
 
 function App() {
@@ -59,7 +65,7 @@ function title({kind, page, id}) {
 function Home({may, tell, keyed}) {
   return html`${may("admin") && html`<${Overview} tell=${tell} />`}
     ${may("read") && html`<${Requests} query=${new URLSearchParams()} />`}
-    ${may("submit") && may("read") && html`<${TryOut} keyed=${keyed} />`}`;
+    ${may("submit") && may("read") && html`<${Chat} short=${true} keyed=${keyed} may=${may} tell=${tell} />`}`;
 }
 
 function Header({stats, place, may, then, tell}) {

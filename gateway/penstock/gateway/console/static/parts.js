@@ -71,22 +71,24 @@ export function usePoll(path, ms) {
 
 const failed = (before, error) => ({...before, error: Object.assign(error, {shown_at: before.at})});
 
-/** What a redrive did. Every other call asks for something that comes later. */
-function outcome({redriven, skipped, error, remaining}) {
+/** What a redrive or a purge did. Every other call asks for something that comes later. */
+function outcome({redriven, purged, skipped, error, remaining}) {
+  if (purged !== undefined) return `${times(purged, "letter")} purged`;
   if (redriven === undefined) return "asked for";
   return [`${times(redriven, "request")} run again`, skipped.length && `${count(skipped.length)} skipped (${skipped[0].message})`,
     error?.message, remaining && `${count(remaining)} left`].filter(Boolean).join(", ");
 }
 
-/** A button that calls the API; `tell` hears what came of it. It keeps the focus meanwhile. */
-export function Act({label, about, path, body, tell, confirm}) {
+/** A button that calls the API; `tell` hears what came of it, and `then` its answer. It keeps the focus meanwhile. */
+export function Act({label, about, method = "POST", path, body, tell, confirm, then}) {
   const [busy, setBusy] = useState(false);
   const act = async () => {
     if (busy || (confirm && !window.confirm(confirm))) return;
     setBusy(true);
     try {
-      const answer = await call("POST", path, body);
+      const answer = await call(method, path, body);
       tell({text: `${about ?? label}: ${outcome(answer)}`});
+      then?.(answer);
     } catch (error) {
       tell({error});
     }
@@ -102,4 +104,10 @@ export function Table({name, columns, rows, empty}) {
     <thead><tr>${columns.map((one) => html`<th scope="col">${one}</th>`)}</tr></thead>
     <tbody>${rows.map((row) => html`<tr>${row.map((cell) => html`<td>${cell}</td>`)}</tr>`)}</tbody>
   </table></div>`;
+}
+
+/** Names and values in two columns; what is null or empty is left out. */
+export function Facts({of}) {
+  return html`<dl>${Object.entries(of).filter(([, value]) => value !== null && value !== undefined && value !== "")
+    .map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>`;
 }

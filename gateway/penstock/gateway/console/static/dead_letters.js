@@ -1,0 +1,179 @@
+// Dead letters of all tenants: counts, one of them, and running many again.
+import {useState} from "./vendor/hooks.js";
+import {Act, Ago, Facts, Failure, Table, count, html, times, usePoll} from "./parts.js";
+import {part} from "./api.js";
+import {Attempts} from "./attempts.js";
+import {go, start, stop, useWalk} from "./walk.js";
+
+const POLL_MS = 3000;
+const PAGE = 50;
+const ROUTE = "/v1/admin/dlq";
+const FILTERS = ["reason", "model", "tenant", "request_id", "since"];
+const to = (filter) => `#/dead-letters?${new URLSearchParams(filter)}`;
+const requestLink = (id) => id && html`<a href=${`#/requests/${part(id)}`}><code><bdi>${id}</bdi></code></a>`;
+
+export function DeadLetters({query}) {
+  const filter = Object.fromEntries(FILTERS.map((name) => [name, query.get(name)]).filter(([, value]) => value));
+  const after = query.get("after");
+  const [found, error] = usePoll(`${ROUTE}?${new URLSearchParams({...filter, limit: `${PAGE}`, ...after && {after}})}`, POLL_MS);
+  return html`<${Groups} />
+    <section aria-labelledby="letters"><h2 id="letters">Letters</h2>
+      <${Filters} filter=${filter} />
+      <${Failure} error=${error} />
+      ${found && html`<${Letters} found=${found} filter=${filter} after=${after} />`}</section>
+    <${Many} filter=${filter} />`;
+}
+
+function Groups() {
+  const [found, error] = usePoll(`${ROUTE}/groups`, POLL_MS);
+  const rows = (found?.data ?? []).map((one) => [html`<a href=${to({reason: one.reason})}><code>${one.reason}</code></a>`,
+    one.model === null ? html`<span class="faint">none</span>` : html`<a href=${to({reason: one.reason, model: one.model})}><bdi>${one.model}</bdi></a>`,
+    count(one.letters), count(one.redrivable),
+    html`<${Ago} at=${one.newest_at} />`, html`<${Ago} at=${one.oldest_at} />`]);
+  return html`<section aria-labelledby="groups"><h2 id="groups">Dead letters</h2>
+    <p class="faint">Records that no worker could complete, of all tenants, as far as they were not run again.</p>
+    <${Failure} error=${error} />
+    ${found && html`<${Table} name="By reason and model" columns=${["reason", "model", "letters", "can be run again", "newest", "oldest"]} rows=${rows}
+      empty="None. A request becomes a dead letter when its attempts are used up, and a record when it cannot be read." />`}</section>`;
+}
+
+function Filters({filter}) {
+  const search = (event) => {
+    event.preventDefault();
+    const given = [...new FormData(event.target)].map(([name, value]) => [name, `${value}`.trim()]).filter(([, value]) => value);
+    location.hash = to(given.map(([name, value]) => [name, name === "since" ? new Date(value).toISOString() : value]));
+  };
+  const field = (name, label, size) => html`<label>${label} <input name=${name} size=${size} autocomplete="off" value=${filter[name] ?? ""} /></label>`;
+  return html`<form onSubmit=${search}>${field("reason", "Reason", 14)}${field("model", "Model", 14)}${field("tenant", "Tenant", 10)}
+    ${field("request_id", "Request id", 20)}
+    <label>Since <input name="since" type="datetime-local" step="1" value=${local(filter.since)} /></label>
+    <button>Filter</button>${Object.keys(filter).length > 0 && html`<a href="#/dead-letters">All</a>`}</form>`;
+}
+
+/** A time of the address as a field of this browser's time zone shows it. */
+function local(since) {
+  const at = new Date(/^\d+$/.test(since ?? "") ? 1000 * Number(since) : since ?? NaN);
+  return Number.isNaN(at.getTime()) ? "" : new Date(at.getTime() - 60_000 * at.getTimezoneOffset()).toISOString().slice(0, 19);
+}
+
+function Letters({found, filter, after}) {
+  const rows = found.data.map((one) => [html`<a href=${`#/dead-letters/${one.id}`}><code>${one.id}</code></a>`,
+    html`<${Ago} at=${one.created_at} />`, html`<code>${one.reason}</code>`, one.error, html`<bdi>${one.model ?? ""}</bdi>`,
+    html`<bdi>${one.tenant ?? ""}</bdi>`, one.attempts, state(one)]);
+  return html`<${Table} name="List of letters" columns=${["partition/offset", "written", "reason", "error", "model", "tenant", "attempts", "state"]} rows=${rows}
+      empty=${Object.keys(filter).length ? "None that the filter chooses." : "None. penstock dlq list shows the same."} />
+    <p class="row">${after && html`<a href=${to(filter)}>Newest</a>`}
+      ${found.has_more && html`<a href=${to({...filter, after: found.last_id})}>Older</a>`}</p>`;
+}
+
+function state(one) {
+  if (one.redriven_as) return html`run again as ${requestLink(one.redriven_as)}`;
+  return one.redrivable ? "" : "holds no request";
+}
+
+const words = (filter) => Object.entries(filter).map(([name, value]) => `${name.replace("_id", "")} ${value}`).join(", ") || "all";
+
+/** Running again, or purging, what the filter chooses: counted first. */
+function Many({filter}) {
+  const [rate, setRate] = useState("");
+  const [again, setAgain] = useState(false);
+  const walk = useWalk();
+  const options = {filter, again, rate: Number(rate) || null};
+  const about = JSON.stringify([filter, again]);
+  const counted = walk?.body.dry_run && !walk.busy && walk.left === 0 && walk.about === about;
+  const redrive = (dry_run) => () => start({path: `${ROUTE}/redrive`, body: {...options, dry_run}, counted: "redriven", about});
+  const purge = (dry_run) => () => (dry_run || window.confirm(`Purge ${times(walk.done, "letter")} (${words(filter)})? Nobody sees them from then on.`))
+    && start({path: `${ROUTE}/purge`, body: {filter, dry_run}, counted: "purged", about});
+  return html`<section aria-labelledby="many"><h2 id="many">Run again or purge</h2>
+    <p>Letters: <bdi>${words(filter)}</bdi></p>
+    <form onSubmit=${(event) => event.preventDefault()}>
+      <label>Letters a second, at most <input type="number" min="0.1" max="10000" step="any" placeholder="as fast as it goes" value=${rate} onInput=${(event) => setRate(event.target.value)} /></label>
+      <label class="check"><input type="checkbox" checked=${again} onChange=${(event) => setAgain(event.target.checked)} /> those too that were run again before</label>
+      <button type="button" aria-disabled=${walk?.busy} onClick=${redrive(true)}>Count what would run again</button>
+      <button type="button" aria-disabled=${walk?.busy} onClick=${purge(true)}>Count what would be purged</button></form>
+    ${counted && walk.done > 0 && (walk.counted === "purged"
+      ? html`<button type="button" class="danger" onClick=${purge(false)}>Purge ${times(walk.done, "letter")}</button>`
+      : html`<button type="button" onClick=${redrive(false)}>Run ${times(walk.done, "letter")} again</button>`)}
+    ${walk && html`<${Walk} walk=${walk} elsewhere=${walk.about !== about} />`}
+    <p class="faint">Each becomes a new request whose deadline counts anew. The same by command: <code>${command(filter, options)}</code></p></section>`;
+}
+
+const skipped = (walk) => Object.values(walk.skipped).reduce((sum, {number}) => sum + number, 0);
+
+function command(filter, {rate, again}) {
+  const given = Object.entries(filter).map(([name, value]) => ` --${name.replace("_id", "")} ${quoted(value)}`).join("");
+  return `penstock dlq redrive${given || " --all"}${rate ? ` --rate ${rate}` : ""}${again ? " --again" : ""} --dry-run`;
+}
+const quoted = (value) => /^[\w.:-]+$/.test(value) ? value : `'${value.replaceAll("'", "'\\''")}'`;
+
+/** How far a walk has come, and what it left out. */
+function Walk({walk, elsewhere}) {
+  const done = walk.done + skipped(walk), all = done + (walk.left ?? 0);
+  const did = `${walk.body.dry_run ? "would be " : ""}${walk.counted === "purged" ? "purged" : "run again"}`;
+  const said = [`${times(walk.done, "letter")} ${did}`, ...Object.entries(walk.skipped).map(([code, {number, message}]) =>
+    `${count(number)} skipped, ${code}: ${message}`), walk.left ? `${count(walk.left)} left` : ""].filter(Boolean).join("; ");
+  return html`${walk.busy && html`<p class="row"><progress aria-label="Letters" max=${all || 1} value=${walk.left === null ? undefined : done}></progress>
+      <button type="button" aria-disabled=${walk.stopping} onClick=${stop}>Stop</button>
+      <span class="faint">It goes on while the console is open in this tab.</span></p>`}
+    <p role="status">${elsewhere && html`<bdi>${words(JSON.parse(walk.about)[0])}</bdi>: `}${said}</p>
+    <${Failure} error=${walk.error} />
+    ${!walk.busy && walk.left !== 0 && html`<button type="button" onClick=${go}>Continue</button>`}`;
+}
+
+export function DeadLetter({id, tell}) {
+  const [one, error] = usePoll(`${ROUTE}/${id.split("/").map(part).join("/")}`, POLL_MS);
+  return html`<section aria-labelledby="letter"><h2 id="letter">Dead letter <code><bdi>${id}</bdi></code></h2>
+      <${Failure} error=${error} />
+      ${one && html`<${Letter} one=${one} tell=${tell} />`}
+      <p><a href="#/dead-letters">All dead letters</a></p></section>
+    ${one && html`<section aria-labelledby="attempts"><h2 id="attempts">Attempts</h2><${Attempts} history=${one.history} dropped=${one.history_dropped} /></section>
+      <section aria-labelledby="record"><h2 id="record">The record</h2><${Original} one=${one} /></section>`}`;
+}
+
+function Letter({one, tell}) {
+  const {origin} = one;
+  const facts = {reason: html`<code>${one.reason}</code>`, error: html`<bdi>${one.error}</bdi>`, written: html`<${Ago} at=${one.created_at} />`,
+    request: requestLink(one.request_id), tenant: one.tenant && html`<bdi>${one.tenant}</bdi>`, task: one.task?.replaceAll("_", " "),
+    model: one.model && html`<bdi>${one.model}</bdi>`, worker: one.worker_id && html`<bdi>${one.worker_id}</bdi>`,
+    "came from": origin && html`topic <code>${origin.topic}</code>, partition ${origin.partition}, offset ${count(origin.offset)}`,
+    "run again": one.redriven_as && html`as ${requestLink(one.redriven_as)}${one.redrives > 1 ? `, the newest of ${one.redrives}` : ""}`};
+  const again = one.redriven_as !== null;
+  return html`<${Facts} of=${facts} />
+    <p class="row">${one.redrivable ? html`<${Act} label=${again ? "run again once more" : "run again"} about=${`run ${one.id} again`} path=${`${ROUTE}/redrive`}
+        body=${{ids: [one.id], again}} tell=${tell} confirm=${again && `It was run again before. Run ${one.id} once more?`} />`
+      : html`<span class="faint">It holds no valid request, so that it cannot be run again.</span>`}
+      <${Act} label="purge" about=${`purge ${one.id}`} path=${`${ROUTE}/purge`} body=${{ids: [one.id]}} tell=${tell}
+        confirm=${`Purge ${one.id}? Nobody sees it from then on.`} then=${() => { location.hash = "#/dead-letters"; }} /></p>
+    ${one.error_chain?.length > 0 && html`<h3>Errors, the outermost first</h3><ol>${one.error_chain.map((line) => html`<li><bdi>${line}</bdi></li>`)}</ol>`}`;
+}
+
+const SHOWN_BYTES = 4096;
+
+/** The record that could not be worked on, for a key that may read what its tenant asks. */
+function Original({one}) {
+  if (one.original_omitted) return html`<p>${count(one.bytes)} bytes. The record itself is shown to a key of the tenant <bdi>${one.tenant}</bdi> with the scope <code>read</code>.</p>`;
+  const bytes = raw(one);
+  const rows = Object.entries(one.headers).map(([name, value]) => [html`<code><bdi>${name}</bdi></code>`, html`<bdi>${value}</bdi>`]);
+  return html`${one.request && html`<details open><summary>The request in it</summary><pre>${JSON.stringify(one.request, null, 2)}</pre></details>`}
+    <details open=${!one.request}><summary>Its ${count(one.bytes)} bytes</summary>
+      <pre>${bytes ? dump(bytes) : one.original.slice(0, SHOWN_BYTES)}</pre>
+      ${one.bytes > SHOWN_BYTES && html`<p class="faint">The first ${count(SHOWN_BYTES)}. All: <code>penstock dlq show ${one.id} --raw</code></p>`}</details>
+    <h3>Headers</h3><${Table} name="List of headers" columns=${["header", "value"]} rows=${rows} empty="None." />`;
+}
+
+/** The bytes of an original that is no text, which the gateway writes as hex; null for a text. */
+function raw({original, bytes}) {
+  if (new TextEncoder().encode(original).length === bytes) return null;
+  return (original.slice(4, 4 + 2 * SHOWN_BYTES).match(/../g) ?? []).map((pair) => parseInt(pair, 16));
+}
+
+/** Offset, hex and ASCII, 16 bytes a line. */
+function dump(bytes) {
+  const lines = [];
+  for (let at = 0; at < bytes.length; at += 16) {
+    const some = bytes.slice(at, at + 16);
+    lines.push(`${at.toString(16).padStart(6, "0")}  ${some.map((byte) => byte.toString(16).padStart(2, "0")).join(" ").padEnd(47)}  ${
+      some.map((byte) => byte > 31 && byte < 127 ? String.fromCharCode(byte) : ".").join("")}`);
+  }
+  return lines.join("\n");
+}

@@ -1,0 +1,54 @@
+// The same request by curl, Python and Kafka.
+import {html} from "./parts.js";
+
+const WAIT_S = 60;
+const shell = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+
+/** @param {{request: any, keyed: boolean}} of */
+export function Snippets({request, keyed}) {
+  const key = keyed ? `-H "authorization: Bearer $PENSTOCK_API_KEY" ` : "";
+  const body = JSON.stringify(request);
+  const named = JSON.stringify({request_id: "a-new-id", ...request});
+  const of = {
+    curl: `curl '${location.origin}/v1/requests?wait=${WAIT_S}' -H 'content-type: application/json' ${key}-d ${shell(body)}`,
+    [isChat(request) ? "Python, with the package openai" : "Python"]: isChat(request) ? byOpenai(request, keyed) : byHttp(request, keyed),
+    "Kafka, with kcat": `# KAFKA: the broker's address. A topic prefix, if there is one, stands before the topic's name.\n`
+      + `echo ${shell(named)} |\n  kcat -P -b KAFKA:9092 -t ${topic(request)}${request.conversation_id ? ` -k ${request.conversation_id} -X partitioner=murmur2_random` : ""}`,
+  };
+  return html`<details><summary>The same by curl, Python and Kafka</summary>${Object.entries(of).map(([name, text]) =>
+    html`<h3>${name}</h3><pre>${text}</pre>`)}</details>`;
+}
+
+/** Whether it is one question and nothing that OpenAI's clients have no field for. */
+const isChat = ({task, model, stream, payload, ...more}) => task === "text_generation" && !Object.keys(more).length
+  && payload.messages?.length === 1 && typeof payload.messages[0].content === "string" && !payload.tools;
+
+function byOpenai({model, payload}, keyed) {
+  return `${keyed ? "import os\n\n" : ""}from openai import OpenAI\n\n`
+    + `client = OpenAI(base_url="${location.origin}/v1", api_key=${keyed ? `os.environ["PENSTOCK_API_KEY"]` : `"none"`})\n`
+    + `messages = ${literal(payload.messages)}\n`
+    + `print(client.chat.completions.create(model=${literal(model ?? "default")}, messages=messages).choices[0].message.content)`;
+}
+
+function byHttp(request, keyed) {
+  return `${keyed ? "import os\n\n" : ""}import httpx\n\nrequest = ${literal(request)}\n`
+    + `url = "${location.origin}/v1/requests?wait=${WAIT_S}"\n`
+    + `${keyed ? `headers = {"authorization": f"Bearer {os.environ['PENSTOCK_API_KEY']}"}\n` : ""}`
+    + `print(httpx.post(url, json=request, ${keyed ? "headers=headers, " : ""}timeout=90).json())`;
+}
+
+/** JSON as Python writes it. */
+function literal(value) {
+  if (value === null) return "None";
+  if (typeof value === "boolean") return value ? "True" : "False";
+  if (Array.isArray(value)) return `[${value.map(literal).join(", ")}]`;
+  if (typeof value === "object") return `{${Object.entries(value).map(([name, one]) => `${JSON.stringify(name)}: ${literal(one)}`).join(", ")}}`;
+  return JSON.stringify(value);
+}
+
+/** The topic of a request, without a prefix. */
+function topic({task, priority = 5, pool}) {
+  const kind = task === "embedding" ? "embedding" : task.startsWith("image_") ? "image" : "";
+  const name = kind ? `inference.${kind}.request` : `inference.request.${priority < 4 ? "high" : priority < 8 ? "medium" : "low"}`;
+  return pool ? `${name}.${pool}` : name;
+}
