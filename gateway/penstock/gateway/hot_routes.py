@@ -10,8 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from penstock.gateway.context import context_of
 from penstock.gateway.edge.rules import Endpoint, Rules, Takes, rules_of
 from penstock.gateway.edge.validation import validated
+from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.openai import chat_bodies as shapes
 from penstock.gateway.openai import text_routes
 from penstock.gateway.routes import admin, native
@@ -44,12 +46,17 @@ class HotRoutes:
         self._router = router
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = hot_endpoint(rules_of(scope), scope) if scope["type"] == "http" else None
-        if endpoint is None:
-            await self._router(scope, receive, send)
-            return
-        response = await endpoint(Request(scope, receive, send))
-        await response(scope, receive, send)
+        response = await _response(rules_of(scope), Request(scope, receive, send)) if scope["type"] == "http" else None
+        await (self._router if response is None else response)(scope, receive, send)
+
+
+async def _response(rules: Rules, request: Request) -> Response | None:
+    if rules.shared and request.method == "GET":
+        held = await context_of(request).shared.held(request, caller_of(request))
+        if held is not None:
+            return held
+    endpoint = hot_endpoint(rules, request.scope)
+    return None if endpoint is None else await endpoint(request)
 
 
 def hot_endpoint(rules: Rules, scope: Scope) -> Endpoint | None:

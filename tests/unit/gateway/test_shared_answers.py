@@ -9,6 +9,9 @@ import pytest
 from starlette.requests import Request
 
 from penstock.gateway.edge.shared_answers import MOST, SharedAnswers
+from penstock.gateway.limits.callers import Caller, Grant
+
+NARROWED = Grant(scopes=frozenset({"read"}), user_id="u")
 
 
 def asking(path: str = "/p", query: str = "", **headers: str) -> Request:
@@ -31,9 +34,11 @@ class Route:
             raise OSError("not now")
         return content
 
-    async def ask(self, whose: Any = "all", path: str = "/p", query: str = "", **headers: str) -> Any:
+    async def ask(
+        self, tenant: str = "all", path: str = "/p", query: str = "", grant: Grant | None = None, **headers: str
+    ) -> Any:
         headers = headers or {"cache_control": "max-age=1"}
-        return await self.shared.answer(asking(path, query, **headers), whose, self.make)
+        return await self.shared.answer(asking(path, query, **headers), Caller(tenant=tenant, grant=grant), self.make)
 
 
 @pytest.fixture
@@ -63,8 +68,8 @@ async def test_paths_queries_and_callers_are_told_apart(route: Route) -> None:
         route.ask("other"),
         route.ask(path="/q"),
         route.ask(query="a=1"),
-        route.ask(None),
-        route.ask(None),
+        route.ask(grant=NARROWED),
+        route.ask(grant=NARROWED),
     ]
     assert {bytes(one.body) for one in await asyncio.gather(*asked)} == {b"1", b"2", b"3", b"4", b"5", b"6"}
 
@@ -91,6 +96,20 @@ async def test_a_caller_that_goes_takes_the_answer_from_nobody(route: Route) -> 
     await asyncio.sleep(0)
     gone.cancel()
     assert (await stays).body == b"1"
+
+
+async def test_what_is_held_is_given_and_nothing_is_made_for_it(route: Route) -> None:
+    fresh, caller = asking(cache_control="max-age=1"), Caller(tenant="all")
+    assert await route.shared.held(fresh, caller) is None
+    await route.ask()
+    held = await route.shared.held(fresh, caller)
+    assert held is not None
+    assert held.body == b"1"
+    assert await route.shared.held(asking(), caller) is None
+    assert await route.shared.held(fresh, Caller(tenant="other")) is None
+    route.now_s = 1.0
+    assert await route.shared.held(fresh, caller) is None
+    assert route.made == 1
 
 
 async def test_few_are_kept(route: Route) -> None:

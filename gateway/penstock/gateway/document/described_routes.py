@@ -118,9 +118,9 @@ def _route(rules: Rules, model: Any, *statuses: int, **documented: Any) -> Decla
     return Declared(rules, Documented(responses={one: {JSON: model} for one in statuses or (200,)}, **documented))
 
 
-def _shared(hot: Endpoint, model: Any) -> Declared:
-    """A route of operators that answers all of them the same."""
-    return Declared(_rules("admin", hot=hot), Documented(responses={200: {JSON: model}, 304: {}}))
+def _shared(rules: Rules, *models: Any) -> Declared:
+    """A route whose callers share answers."""
+    return Declared(replace(rules, shared=True), Documented(responses={200: {JSON: [*models]}, 304: {}}))
 
 
 def _content(rules: Rules, media_types: tuple[str, ...]) -> Declared:
@@ -197,9 +197,8 @@ ROUTES: dict[RouteKey, Declared] = {
             errors=(*ANY_ROUTE, 413),
         ),
     ),
-    ("GET", "/v1/requests"): Declared(
-        replace(READ, narrowed=Narrowed.BY_ROUTE),
-        Documented(responses={200: {JSON: [answers.RequestPage[answers.RequestObject], answers.OwnChanges]}, 304: {}}),
+    ("GET", "/v1/requests"): _shared(
+        replace(READ, narrowed=Narrowed.BY_ROUTE), answers.RequestPage[answers.RequestObject], answers.OwnChanges
     ),
     ("GET", "/v1/requests/{request_id}"): _route(
         replace(READ_ONE, lasts=Lasts.WAITING, hot=hot_routes.one_request),
@@ -244,16 +243,13 @@ ROUTES: dict[RouteKey, Declared] = {
         body=commands.ReprioritizeManyBody,
     ),
     ("GET", "/v1/stats"): _route(READ, answers.Stats),
-    ("GET", "/v1/admin/requests"): Declared(
-        ADMIN,
-        Documented(
-            responses={200: {JSON: [answers.RequestPage[answers.RequestOfTenant], answers.ChangesOfTenant]}, 304: {}}
-        ),
+    ("GET", "/v1/admin/requests"): _shared(
+        ADMIN, answers.RequestPage[answers.RequestOfTenant], answers.ChangesOfTenant
     ),
     ("GET", "/v1/admin/requests/{request_id}"): _route(ADMIN, answers.RequestOfTenant, errors=(*OF_ONE, 410)),
-    ("GET", "/v1/admin/stats"): _shared(hot_routes.admin_stats, operator_answers.AdminStats),
-    ("GET", "/v1/admin/problems"): _shared(hot_routes.admin_problems, operator_answers.Problems),
-    ("GET", "/v1/admin/devices"): _shared(hot_routes.admin_devices, Page[operator_answers.Device]),
+    ("GET", "/v1/admin/stats"): _shared(replace(ADMIN, hot=hot_routes.admin_stats), operator_answers.AdminStats),
+    ("GET", "/v1/admin/problems"): _shared(replace(ADMIN, hot=hot_routes.admin_problems), operator_answers.Problems),
+    ("GET", "/v1/admin/devices"): _shared(replace(ADMIN, hot=hot_routes.admin_devices), Page[operator_answers.Device]),
     ("GET", "/v1/admin/models"): _route(ADMIN, Page[operator_answers.AdminModel]),
     ("POST", "/v1/admin/models"): _route(
         _rules("admin", Takes.JSON), operator_answers.Desired, 202, body=ModelEntry, errors=(*ANY_ROUTE, 409)

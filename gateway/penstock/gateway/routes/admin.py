@@ -48,12 +48,10 @@ async def admin_devices(request: Request) -> Response:
 
 
 async def _shared(request: Request, made: Callable[[], dict[str, Any]]) -> Response:
-    """The same for every caller."""
-
     async def make() -> bytes:
         return json_bytes(made())
 
-    return await context_of(request).shared.answer(request, "", make)
+    return await context_of(request).shared.answer(request, caller_of(request), make)
 
 
 @router.post(

@@ -75,15 +75,14 @@ async def answer(
 
     Raises as `Lookups.page`.
     """
-    service, caller = service_of(request), caller_of(request)
+    service = service_of(request)
 
     async def make() -> bytes:
         if asked.changed_since is None:
             return json_bytes(await _page(service, tenant, asked, where, show))
         return json_bytes(await _changes(service, tenant, asked, where, reached, show_changed))
 
-    whose = None if caller.is_narrowed else caller.tenant
-    return await context_of(request).shared.answer(request, whose, make)
+    return await context_of(request).shared.answer(request, caller_of(request), make)
 
 
 async def _page(service: GatewayService, tenant: str, asked: Asked, where: RequestFilter, show: Show) -> Json:
