@@ -199,7 +199,7 @@ function Output({result}) {
     ${(embeddings ?? []).map((vector) => html`<p>${times(vector.length, "value")}: <code>${vector.slice(0, FIRST_VALUES).map((value) => value.toFixed(5)).join(", ")}${vector.length > FIRST_VALUES ? ", …" : ""}</code></p>`)}
     ${(images ?? []).map((image, at) => html`<${Picture} image=${image} name=${`output ${at + 1}`} />`)}
     ${artifact && html`<p><a href=${content(artifact.artifact_id)}>${count(artifact.size_bytes)} bytes, ${artifact.media_type}</a></p>`}
-    <p class="faint">${Object.entries({finish: rest.finish_reason, ...rest.usage}).filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => `${words(name)} ${value}`).join(", ")}</p>`;
+    <p class="faint">${Object.entries({finish: rest.finish_reason, ...rest.usage}).filter(([, value]) => value).map(([name, value]) => `${words(name)} ${value}`).join(", ")}</p>`;
 }
 
 const content = (id) => `/v1/artifacts/${part(id)}/content`;

@@ -39,7 +39,7 @@ export function why(one) {
 }
 
 const cells = (one) => [link(one), html`<span class=${color(one)}>${words(one.status)}</span>`, words(one.task),
-  `${klass(one.priority)}, ${one.priority}`, html`<bdi>${one.model ?? ""}</bdi>`, html`<${Ago} at=${one.created_at} />`, why(one)];
+  `${klass(one.priority)}\u00a0${one.priority}`, html`<bdi>${one.model ?? ""}</bdi>`, html`<${Ago} at=${one.created_at} />`, why(one)];
 
 /** The filters of an address, by name; others are left out. */
 const filtersOf = (query) => Object.fromEntries(FILTERS.map((name) => [name, query.get(name)]).filter(([, value]) => value));
