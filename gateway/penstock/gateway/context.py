@@ -13,6 +13,7 @@ from starlette.requests import HTTPConnection
 from penstock.common.clock import now_ms
 from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.connections import Connections
+from penstock.gateway.edge.shared_answers import SharedAnswers
 from penstock.gateway.edge.tickets import TicketOffice
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.metrics import GatewayMetrics, Gauges
@@ -45,6 +46,7 @@ class GatewayContext:
     """There is news of a batch: whoever runs batches here looks at once."""
     stop_batches: Callable[[], object] = lambda: None
     """No batch runs here any more: another gateway takes them at once."""
+    shared: SharedAnswers = field(default_factory=SharedAnswers)
     metrics: GatewayMetrics = field(init=False)
     connections: Connections = field(init=False)
 

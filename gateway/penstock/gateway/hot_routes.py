@@ -1,4 +1,5 @@
-"""The routes that are called for every request, found by one look-up and called without the framework's solving.
+"""The routes that are called for every request, and by every open console: found by one look-up and called without the
+framework's solving.
 
 The framework has them too: for the documentation, and for all that is not plain (a query, another content type).
 """
@@ -9,11 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from penstock.gateway.context import context_of
 from penstock.gateway.edge.rules import Endpoint, Rules, Takes, rules_of
 from penstock.gateway.edge.validation import validated
+from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.openai import chat_bodies as shapes
 from penstock.gateway.openai import text_routes
-from penstock.gateway.routes import native
+from penstock.gateway.routes import admin, native
 from penstock.gateway.routes.multipart import read_json
 
 _ONE_REQUEST = "/v1/requests/"
@@ -32,6 +35,10 @@ async def one_request(request: Request) -> Response:
     return await native.get_request(request, request.scope["path"].removeprefix(_ONE_REQUEST), 0)
 
 
+# What open consoles ask for every two seconds.
+admin_stats, admin_problems, admin_devices = admin.admin_stats, admin.admin_problems, admin.admin_devices
+
+
 class HotRoutes:
     """In front of the app's router; the edge has found the route's rules."""
 
@@ -39,12 +46,17 @@ class HotRoutes:
         self._router = router
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = hot_endpoint(rules_of(scope), scope) if scope["type"] == "http" else None
-        if endpoint is None:
-            await self._router(scope, receive, send)
-            return
-        response = await endpoint(Request(scope, receive, send))
-        await response(scope, receive, send)
+        response = await _response(rules_of(scope), Request(scope, receive, send)) if scope["type"] == "http" else None
+        await (self._router if response is None else response)(scope, receive, send)
+
+
+async def _response(rules: Rules, request: Request) -> Response | None:
+    if rules.shared and request.method == "GET":
+        held = await context_of(request).shared.held(request, caller_of(request))
+        if held is not None:
+            return held
+    endpoint = hot_endpoint(rules, request.scope)
+    return None if endpoint is None else await endpoint(request)
 
 
 def hot_endpoint(rules: Rules, scope: Scope) -> Endpoint | None:

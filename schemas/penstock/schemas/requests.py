@@ -55,6 +55,7 @@ __all__ = [
     "parse_request_bytes",
     "prepare_validation",
     "request_to_json",
+    "resubmittable",
     "text_bytes",
     "validate_request",
 ]
@@ -330,6 +331,18 @@ def request_to_json(request: InferenceRequest) -> dict[str, Any]:
     found = {name: value for name, value in values.items() if value is not None and value != {}}
     found["payload"] = {name: value for name, value in payload.items() if value is not None}
     return found
+
+
+_OF_ITS_FIRST_RUN = (*_OF_THE_RECORD, "history", "redriven_from", "response_object", "input_artifact", "start_after")
+
+
+def resubmittable(request: InferenceRequest) -> dict[str, Any]:
+    """The JSON form without what belongs to this request alone: a body that asks for the same again."""
+    values = request_to_json(request)
+    kept = {name: value for name, value in values.items() if name not in _OF_ITS_FIRST_RUN}
+    if not request.max_attempts:
+        kept.pop("max_attempts", None)
+    return _bare(kept)
 
 
 # A `deadline` becomes a time to live, which is another one at each repeat.

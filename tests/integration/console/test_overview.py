@@ -183,7 +183,7 @@ def test_a_poison_record_is_told_and_whatever_it_holds_is_shown_as_text(
     assert {one["request_id"]: one["redriven_as"] is not None for one in letters} == {late: True, "poison": False}
     page.get_by_role("textbox", name="Id").fill("poison")
     page.keyboard.press("Enter")
-    told(page, "dead lettered")
+    told(page, "payload.prompt must be text")
     page.goto(f"{gateway.url}/#/requests/hostile")
     told(page, "As the API tells it")
     assert HOSTILE in page.inner_text("main")

@@ -211,6 +211,11 @@ def test_an_operator_sees_why_requests_of_any_tenant_wait_and_not_what_is_in_the
         assert not {"result", "metadata", "progress"} & one.keys()
     assert asked("?tenant=shop&status=running")[1]["data"] == asked("")[1]["data"] == []
     assert asked(f"/{ids[0]}")[0] == asked(f"/{ids[0]}?tenant=other")[0] == asked("/unknown?tenant=*")[0] == 404
+    cursor = asked("?tenant=shop")[1]["cursor"]
+    since = f"?changed_since={cursor.partition('-')[0]}-0&tenant"
+    wait_until(lambda: len(asked(f"{since}=shop")[1]["data"]) == 3, describe="they have changed")
+    assert {one["tenant"] for one in asked(f"{since}=shop")[1]["data"]} == {"shop"}
+    assert asked(f"{since}=ops")[1]["data"] == []
     assert asked("?tenant=shop", shop)[0] == asked(f"/{ids[0]}?tenant=shop", shop)[0] == 403
     assert asked("?tenant=No!")[0] == asked("?tenant=*")[0] == 400
 

@@ -124,6 +124,90 @@ def test_pages(own_place: Any) -> None:
     assert gateway.get("/v1/requests", params={"limit": 0}).status_code == 400
 
 
+def test_a_list_is_kept_up_to_date_by_its_changes(own_place: Any) -> None:
+    gateway, scribe = own_place.gateway(), own_place.scribe
+    jobs = [scribe.request(metadata={"secret": "s"}) for _ in range(3)]
+    gateway.wait_for(jobs[-1].id, "accepted")
+    held = {"cursor": gateway.get("/v1/requests").json()["cursor"]}
+
+    def changed(within: dict[str, Any] = held, **params: Any) -> tuple[list[tuple[str, str]], list[str]]:
+        """What has come when something has: what changes within a second of a call comes with a later one."""
+        found: list[Any] = []
+        left: list[str] = []
+
+        def asked() -> bool:
+            answer = gateway.get("/v1/requests", params={"changed_since": within["cursor"], **params}).json()
+            assert not answer["reset"]
+            found.extend(answer["data"])
+            left.extend(answer["left"])
+            within["cursor"] = answer["cursor"]
+            return not answer["has_more"] and bool(found or left)
+
+        wait_until(asked, describe="a change is told")
+        assert not [one for one in found if {"result", "metadata"} & one.keys()]
+        return [(one["request_id"], one["status"]) for one in found], left
+
+    jobs[0].status("running")
+    gateway.wait_for(jobs[0].id, "running")
+    assert changed() == ([(jobs[0].id, "running")], [])
+    jobs[0].chunk("x", 0)
+    jobs[1].end("y")
+    gateway.wait_for(jobs[1].id, "completed")
+    before = dict(held)
+    assert changed() == ([(jobs[1].id, "completed")], []), "text that is streamed changes no list"
+    assert changed(before, status="running") == ([], [jobs[1].id])
+    assert gateway.http.delete(f"/v1/requests/{jobs[1].id}").status_code == 200
+    assert changed() == ([], [jobs[1].id])
+    before = dict(held)
+    new = [gateway.submit() for _ in range(3)]
+    assert changed(limit=2)[0] == [(one, "accepted") for one in new]
+    wanted = {"id_contains": new[1][4:-4], "limit": 100}
+    assert changed(before, **wanted) == ([(new[1], "accepted")], [new[0], new[2]])
+    assert [one["request_id"] for one in gateway.get("/v1/requests", params=wanted).json()["data"]] == [new[1]]
+    assert gateway.get("/v1/requests", params={"older_than_s": 1000}).json()["data"] == []
+    assert len(gateway.get("/v1/requests", params={"older_than_s": 0}).json()["data"]) == 5
+    ours = {"changed_since": held["cursor"]}
+    assert own_place.gateway("g2").get("/v1/requests", params=ours).json()["reset"], "the cursor is of another gateway"
+    refused = gateway.get("/v1/requests", params={**ours, "after": new[0]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "after")
+    counted = gateway.http.post("/v1/requests/cancel", json={"id_contains": new[1][4:-4], "dry_run": True}).json()
+    assert counted["request_ids"] == [new[1]]
+
+
+def test_pages_of_a_console_share_an_answer(gateway: Any) -> None:
+    fresh = {"cache-control": "max-age=1"}
+    first = gateway.get("/v1/requests", headers=fresh)
+    request_id = gateway.submit()
+    shared = [gateway.get("/v1/requests", headers=fresh), gateway.get("/v1/requests")]
+    ids = [{one["request_id"] for one in answer.json()["data"]} for answer in shared]
+    assert [request_id in one for one in ids] == [False, True], "who did not ask for an older answer got its own"
+    for path in ("stats", "problems", "devices"):
+        etag = gateway.get(f"/v1/admin/{path}", headers=fresh).headers["etag"]
+        again = gateway.get(f"/v1/admin/{path}", headers={**fresh, "if-none-match": etag})
+        assert (again.status_code, again.content) == (304, b"")
+    assert first.headers["cache-control"] == "private, no-cache"
+
+
+def test_what_was_asked_for_can_be_asked_again(gateway: Any, scribe: Any) -> None:
+    trace = f"00-{'ab' * 16}-{'cd' * 8}-01"
+    body = {"task": "text_generation", "payload": {"prompt": "p" * 300_000, "temperature": 0.5}, "metadata": {"a": "b"}}
+    context = {"max_tokens": 500, "summary": "never"}
+    turn = {"task": "text_generation", "conversation_id": uuid.uuid4().hex, "context": context}
+    turn |= {"payload": {"messages": [{"role": "user", "content": "\U0001f409"}]}, "priority": 2, "stream": True}
+    for asked in (body, turn, {"task": "embedding", "payload": {"input": ["a", "b"]}}):
+        sent = gateway.http.post("/v1/requests", json=asked, headers={"traceparent": trace})
+        assert sent.status_code == 202, sent.text
+        first = gateway.get(f"{sent.json()['status_url']}/input").json()
+        assert first["traceparent"].split("-")[1] == "ab" * 16
+        assert first["request"]["payload"].items() >= asked["payload"].items()
+        again = gateway.http.post("/v1/requests", json=first["request"])
+        assert again.status_code == 202, again.text
+        second = gateway.get(f"{again.json()['status_url']}/input").json()
+        assert second["request"] == first["request"]
+    foreign = scribe.request(tenant="other")
+    assert gateway.get(f"/v1/requests/{foreign.id}/input").status_code == 404
+
+
 def commands(scribe: Any, kind: str) -> list[str]:
     records = read_to_end(scribe.settings, scribe.names.control)
     found: list[ControlCommand] = []

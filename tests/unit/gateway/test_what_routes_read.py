@@ -84,7 +84,7 @@ async def test_the_parameters_of_the_stock_client_are_known(app: FastAPI, path: 
     ("method", "path", "known"),
     [
         ("POST", "/v1/requests?dryrun=true", "this route has dry_run, wait"),
-        ("GET", "/v1/requests?stauts=queued", "this route has after, class, conversation_id, correlation_id"),
+        ("GET", "/v1/requests?stauts=queued", "this route has after, changed_since, class, conversation_id"),
         ("GET", "/v1/requests/r?Wait=3", "this route has ticket, wait"),
         ("GET", "/readyz?requires=workers", "this route has require"),
         ("GET", CONTENT + "?tickets=1", "this route has ticket"),

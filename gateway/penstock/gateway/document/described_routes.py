@@ -118,6 +118,11 @@ def _route(rules: Rules, model: Any, *statuses: int, **documented: Any) -> Decla
     return Declared(rules, Documented(responses={one: {JSON: model} for one in statuses or (200,)}, **documented))
 
 
+def _shared(rules: Rules, *models: Any) -> Declared:
+    """A route whose callers share answers."""
+    return Declared(replace(rules, shared=True), Documented(responses={200: {JSON: [*models]}, 304: {}}))
+
+
 def _content(rules: Rules, media_types: tuple[str, ...]) -> Declared:
     """A route that answers bytes: all, a part of them, or that the client has them."""
     some = dict.fromkeys(media_types, BYTES)
@@ -192,7 +197,9 @@ ROUTES: dict[RouteKey, Declared] = {
             errors=(*ANY_ROUTE, 413),
         ),
     ),
-    ("GET", "/v1/requests"): _route(replace(READ, narrowed=Narrowed.BY_ROUTE), Page[answers.RequestObject]),
+    ("GET", "/v1/requests"): _shared(
+        replace(READ, narrowed=Narrowed.BY_ROUTE), answers.RequestPage[answers.RequestObject], answers.OwnChanges
+    ),
     ("GET", "/v1/requests/{request_id}"): _route(
         replace(READ_ONE, lasts=Lasts.WAITING, hot=hot_routes.one_request),
         answers.RequestObject,
@@ -211,6 +218,7 @@ ROUTES: dict[RouteKey, Declared] = {
             errors=(*OF_A_RUN, 416),
         ),
     ),
+    ("GET", "/v1/requests/{request_id}/input"): _route(READ_ONE, answers.RequestInput, errors=(*OF_ONE, 410)),
     ("GET", "/v1/requests/{request_id}/deliveries"): _route(READ_ONE, Page[answers.Delivery], errors=(*OF_ONE, 410)),
     ("GET", "/v1/requests/{request_id}/events"): Declared(
         FOLLOW_ONE, Documented(responses={200: {SSE: EVENTS}, 204: {}}, errors=(*OF_ONE, 410))
@@ -235,11 +243,13 @@ ROUTES: dict[RouteKey, Declared] = {
         body=commands.ReprioritizeManyBody,
     ),
     ("GET", "/v1/stats"): _route(READ, answers.Stats),
-    ("GET", "/v1/admin/requests"): _route(ADMIN, Page[answers.RequestOfTenant]),
+    ("GET", "/v1/admin/requests"): _shared(
+        ADMIN, answers.RequestPage[answers.RequestOfTenant], answers.ChangesOfTenant
+    ),
     ("GET", "/v1/admin/requests/{request_id}"): _route(ADMIN, answers.RequestOfTenant, errors=(*OF_ONE, 410)),
-    ("GET", "/v1/admin/stats"): _route(ADMIN, operator_answers.AdminStats),
-    ("GET", "/v1/admin/problems"): _route(ADMIN, operator_answers.Problems),
-    ("GET", "/v1/admin/devices"): _route(ADMIN, Page[operator_answers.Device]),
+    ("GET", "/v1/admin/stats"): _shared(replace(ADMIN, hot=hot_routes.admin_stats), operator_answers.AdminStats),
+    ("GET", "/v1/admin/problems"): _shared(replace(ADMIN, hot=hot_routes.admin_problems), operator_answers.Problems),
+    ("GET", "/v1/admin/devices"): _shared(replace(ADMIN, hot=hot_routes.admin_devices), Page[operator_answers.Device]),
     ("GET", "/v1/admin/models"): _route(ADMIN, Page[operator_answers.AdminModel]),
     ("POST", "/v1/admin/models"): _route(
         _rules("admin", Takes.JSON), operator_answers.Desired, 202, body=ModelEntry, errors=(*ANY_ROUTE, 409)

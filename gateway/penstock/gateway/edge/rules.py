@@ -85,7 +85,7 @@ class Rules:
 
     `scope`: what the caller's key needs; None: any key. `hot`: called for plain calls, without the framework.
     `query`: parameters of the query string that are not in the endpoint's signature. `tickets`: uses of tickets that
-    are accepted as `?ticket=`.
+    are accepted as `?ticket=`. `shared`: callers may get an answer that was made for others (`edge.shared_answers`).
     """
 
     access: Access = Access.CALLER
@@ -96,6 +96,7 @@ class Rules:
     query: frozenset[str] = frozenset()
     tickets: frozenset[Use] = frozenset()
     narrowed: Narrowed = Narrowed.REFUSED
+    shared: bool = False
 
     def lasts_long(self, scope: AsgiScope) -> bool:
         """Whether this exchange may last as long as a request runs."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
 
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.paging import page
+from penstock.gateway.view.outputs import json_bytes
 from penstock.schemas.errors import InvalidRequest
 
 router = APIRouter(prefix="/v1", tags=["operations"])
@@ -25,22 +28,30 @@ async def stats(request: Request) -> dict[str, Any]:
 
 
 @router.get("/admin/stats", summary="All tenants together: queues, rates, clients, workers, models")
-async def admin_stats(request: Request) -> dict[str, Any]:
-    return service_of(request).facts.stats()
+async def admin_stats(request: Request) -> Response:
+    return await _shared(request, service_of(request).facts.stats)
 
 
 @router.get("/admin/problems", summary="What is not well now: whom it affects, why, and what mends it")
-async def admin_problems(request: Request) -> dict[str, Any]:
+async def admin_problems(request: Request) -> Response:
     """The gravest first, as of the last second. A problem goes when its cause has gone."""
     service_of(request)
     watch = context_of(request).problems
     assert watch is not None
-    return watch.to_json()
+    return await _shared(request, watch.to_json)
 
 
 @router.get("/admin/devices", summary="The devices of all workers and what holds their memory")
-async def admin_devices(request: Request) -> dict[str, Any]:
-    return page(service_of(request).facts.devices())
+async def admin_devices(request: Request) -> Response:
+    facts = service_of(request).facts
+    return await _shared(request, lambda: page(facts.devices()))
+
+
+async def _shared(request: Request, made: Callable[[], dict[str, Any]]) -> Response:
+    async def make() -> bytes:
+        return json_bytes(made())
+
+    return await context_of(request).shared.answer(request, caller_of(request), make)
 
 
 @router.post(

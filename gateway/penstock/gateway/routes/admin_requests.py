@@ -6,47 +6,34 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
+from starlette.responses import Response
 
 from penstock.gateway.context import service_of
 from penstock.gateway.limits.callers import caller_of
-from penstock.gateway.routes.native import requests_part
-from penstock.gateway.routes.paging import After, Limit, Order
+from penstock.gateway.routes import request_lists
 from penstock.gateway.routes.request_filters import queried
 from penstock.gateway.service.selection import ALL_TENANTS
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.filters import RequestFilter
 from penstock.schemas.ids import check_tenant
-from penstock.schemas.labels import Labels
 
 router = APIRouter(prefix="/v1/admin/requests", tags=["operations"])
 
-SHOWN = {
-    "object", "request_id", "task", "status", "done", "attempt", "priority", "model", "pool", "conversation_id",
-    "position", "detail", "waiting_for", "model_reason", "ttl_ms", "created_at", "start_after", "finished_at",
-    "timings", "error", "redriven_from", "history", "history_dropped", *Labels._fields,
-}  # fmt: skip
-"""An operator sees where a request stands and why it failed, not what is in it."""
-
 
 def _shown(entry: Entry, public: Mapping[str, Any]) -> dict[str, Any]:
-    return {"tenant": entry.tenant, **{name: value for name, value in public.items() if name in SHOWN}}
+    return {"tenant": entry.tenant, **request_lists.facts(entry, public)}
 
 
-@router.get("", summary="A tenant's requests, without their content")
+@router.get("", summary="A tenant's requests, or those that changed, without their content")
 async def list_requests(
     request: Request,
     where: Annotated[RequestFilter, Depends(queried)],
+    asked: Annotated[request_lists.Asked, Depends(request_lists.asked)],
     tenant: Annotated[str | None, Query(description="Whose requests; the key's tenant by default.")] = None,
-    after: After = None,
-    limit: Limit = 20,
-    order: Order = "desc",
-) -> dict[str, Any]:
+) -> Response:
     """With `waiting_for` and `detail`: why each of them waits."""
-    service = service_of(request)
     named = check_tenant(tenant or caller_of(request).tenant)
-    part = await requests_part(service, named, where, after, limit, order)
-    shown = [_shown(*pair) for pair in zip(part.items, service.facts.requests(part.items), strict=True)]
-    return part.page(shown, "request_id")
+    return await request_lists.answer(request, named, asked, where, show=_shown, show_changed=_shown)
 
 
 @router.get("/{request_id}", summary="One request of any tenant, without its content")

@@ -257,6 +257,9 @@ class RequestFacts(Answer):
     model_reason: Annotated[
         str | None, Field(description="Why this model was chosen for a request that named none.")
     ] = None
+    worker_id: Annotated[str | None, Field(description="The worker that reported the status.")] = None
+    device: Annotated[str | None, Field(description="Where it ran, when it has ended.")] = None
+    status_at: Annotated[Time | None, Field(description="When the status was reported.")] = None
     ttl_ms: Annotated[
         int | None, Field(description="Its time to live when the system chose one, from its acceptance on.")
     ] = None
@@ -288,6 +291,42 @@ class RequestOfTenant(RequestFacts):
     """Where a request of any tenant stands, without its result and metadata."""
 
     tenant: str
+
+
+Cursor = Annotated[str, Field(description="For `changed_since`: behind all that this answer holds.")]
+
+
+class RequestPage(Page[T], Generic[T]):
+    """A page of requests."""
+
+    cursor: Cursor
+
+
+class Changes(Page[T], Generic[T]):
+    """Requests that changed, the one that changed first in front. While `has_more`, ask again with `cursor`."""
+
+    cursor: Annotated[str | None, Field(description="For the next call; null with `reset`.")]
+    left: Annotated[
+        list[str], Field(description="Ids of changed requests that the filters do not match now, and of erased ones.")
+    ]
+    reset: Annotated[bool, Field(description="The cursor is of another gateway, or too old: read the list again.")]
+
+
+class OwnChanges(Changes[RequestFacts]):
+    """Requests that changed, without results and metadata."""
+
+
+class ChangesOfTenant(Changes[RequestOfTenant]):
+    """Requests of any tenant that changed."""
+
+
+class RequestInput(Answer):
+    """What was asked for. `request` is a body of `POST /v1/requests` that asks for the same."""
+
+    object: Literal["request.input"]
+    request_id: str
+    traceparent: Annotated[str | None, Field(description="Of its record: the trace that it belongs to.")]
+    request: Json
 
 
 AcceptedBefore = Annotated[

@@ -13,7 +13,7 @@ from penstock.gateway.context import service_of
 from penstock.gateway.edge.validation import validated
 from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.routes.multipart import read_json
-from penstock.gateway.routes.request_filters import checked
+from penstock.gateway.routes.request_filters import MOST_AGE_S, checked
 from penstock.gateway.service.bulk_commands import Bulk, BulkDone, Chosen
 from penstock.gateway.service.selection import Selection
 from penstock.gateway.view.filters import RequestFilter
@@ -25,7 +25,6 @@ from penstock.schemas.topics import CLASS_PRIORITIES, MOST_PRIORITY, priority_cl
 router = APIRouter(prefix="/v1", tags=["requests"])
 
 MOST_IDS = 1_000
-MOST_AGE_S = 10 * 24 * 3_600
 Class = Literal["high", "medium", "low"]
 NO_FILTER = {"ids", "limit", "dry_run"}
 
@@ -63,6 +62,7 @@ class ManyBody(BaseModel):
     correlation_id: Annotated[str | None, Field(description="That of the requests' metadata.")] = None
     task: str | None = None
     model: Annotated[str | None, Field(description="That was asked for, or chosen.")] = None
+    id_contains: Annotated[str | None, Field(min_length=1, description="A part of their ids.")] = None
     class_: Annotated[Class | None, Field(alias="class", description="Of its priority, as it is now.")] = None
     older_than_s: Annotated[
         float | None, Field(ge=0, le=MOST_AGE_S, description="Accepted at least so many seconds ago.")
@@ -100,6 +100,7 @@ class ManyBody(BaseModel):
             task=self.task,
             model=self.model,
             klass=self.class_,
+            id_contains=self.id_contains,
         )
         return Selection(
             where=checked(where),

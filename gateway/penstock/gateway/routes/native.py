@@ -13,22 +13,23 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.edge.disconnects import unless_gone
 from penstock.gateway.limits.callers import Caller, caller_of
+from penstock.gateway.routes import request_lists
 from penstock.gateway.routes.multipart import submitted_body
-from penstock.gateway.routes.paging import After, Limit, Order, Part, number, page, read_part
+from penstock.gateway.routes.paging import page
 from penstock.gateway.routes.request_filters import queried
 from penstock.gateway.routes.sse import events
 from penstock.gateway.service.brought_images import BroughtImage, take_images, with_inputs
+from penstock.gateway.service.large_answers import whole_request
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.service.submitting import Checked, Keep
-from penstock.gateway.view.entries import Entry
-from penstock.gateway.view.filters import RequestFilter
-from penstock.gateway.view.outputs import on_output_thread
+from penstock.gateway.view.filters import ALL, RequestFilter
+from penstock.gateway.view.outputs import json_bytes, on_output_thread
 from penstock.schemas.aliases import folded, naming, translate
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import Forbidden, InvalidRequest, PenstockError, UnsupportedParameter
 from penstock.schemas.ids import new_request_id
 from penstock.schemas.records import InferenceRequest
-from penstock.schemas.requests import parse_request
+from penstock.schemas.requests import parse_request, resubmittable
 
 router = APIRouter(prefix="/v1", tags=["requests"])
 
@@ -150,28 +151,22 @@ def _within(caller: Caller, where: RequestFilter) -> RequestFilter:
     return replace(where, **{n: v for n in ("conversation_id", "user_id") if (v := getattr(grant, n)) is not None})
 
 
-@router.get("/requests", summary="The caller's requests")
+@router.get("/requests", summary="The caller's requests, or those that changed")
 async def list_requests(
     request: Request,
     where: Annotated[RequestFilter, Depends(queried)],
-    after: After = None,
-    limit: Limit = 20,
-    order: Order = "desc",
-) -> dict[str, Any]:
-    caller, service = caller_of(request), service_of(request)
-    part = await requests_part(service, caller.tenant, _within(caller, where), after, limit, order)
-    return part.page(service.facts.requests(part.items), "request_id")
-
-
-async def requests_part(
-    service: GatewayService, tenant: str, where: RequestFilter, after: str | None, limit: int, order: Order
-) -> Part[Entry]:
-    """One page of a tenant's requests. Raises as `Lookups.page`."""
-
-    async def read(after: str | None, limit: int, newest_first: bool) -> list[Entry]:
-        return await service.lookups.page(tenant, limit=limit, after=after, newest_first=newest_first, where=where)
-
-    return await read_part(read, lambda entry: number(entry.accepted_ms), after, limit, order)
+    asked: Annotated[request_lists.Asked, Depends(request_lists.asked)],
+) -> Response:
+    caller = caller_of(request)
+    return await request_lists.answer(
+        request,
+        caller.tenant,
+        asked,
+        _within(caller, where),
+        reached=_within(caller, ALL),
+        show=lambda _, public: dict(public),
+        show_changed=request_lists.facts,
+    )
 
 
 @router.get("/requests/{request_id}", summary="One request; with `wait` until it is done")
@@ -184,6 +179,21 @@ async def get_request(
     entry = await service.lookups.wait(caller_of(request).tenant, request_id, wait)
     body = await service.lookups.public(entry, service.facts.waits_unseen(entry))
     return Response(body, media_type="application/json", headers={"x-request-id": request_id})
+
+
+@router.get("/requests/{request_id}/input", summary="What was asked for, as it can be submitted again")
+async def get_input(request: Request, request_id: str) -> Response:
+    """`request` is a body of `POST /v1/requests`. 410 when the topic holds its record no more."""
+    service, tenant = service_of(request), caller_of(request).tenant
+    entry = await service.lookups.find(tenant, request_id)
+    if entry.first_record is None:  # the broker did not say where it stands; its topic does
+        await service.lookups.catch_up()
+        entry = await service.lookups.find(tenant, request_id)
+    record = await service.records.read(entry)
+    whole = await whole_request(service, record.request)
+    body = {"object": "request.input", "request_id": request_id, "traceparent": record.traceparent}
+    content = await on_output_thread(lambda: json_bytes({**body, "request": resubmittable(whole)}))
+    return Response(content, media_type="application/json", headers={"x-request-id": request_id})
 
 
 @router.get("/requests/{request_id}/deliveries", summary="What became of a request's webhook")

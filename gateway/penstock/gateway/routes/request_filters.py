@@ -6,10 +6,13 @@ from typing import Annotated
 
 from fastapi import Query
 
+from penstock.common.clock import now_ms
 from penstock.gateway.view.filters import RequestFilter
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.records import PAYLOAD_FIELDS, STATUS_RANKS
 from penstock.schemas.topics import CLASSES
+
+MOST_AGE_S = 10 * 24 * 3_600
 
 
 def checked(where: RequestFilter) -> RequestFilter:
@@ -33,6 +36,10 @@ def queried(
     task: str | None = None,
     model: Annotated[str | None, Query(description="As the requests show it.")] = None,
     klass: Annotated[str | None, Query(alias="class", description="high, medium or low, by priority.")] = None,
+    id_contains: Annotated[str | None, Query(min_length=1, description="A part of the id.")] = None,
+    older_than_s: Annotated[
+        float | None, Query(ge=0, le=MOST_AGE_S, description="Accepted at least so many seconds ago.")
+    ] = None,
 ) -> RequestFilter:
     """Of a query string. Raises as `checked`."""
     return checked(
@@ -45,5 +52,7 @@ def queried(
             task=task,
             model=model,
             klass=klass,
+            id_contains=id_contains,
+            accepted_until_ms=None if older_than_s is None else now_ms() - round(older_than_s * 1000),
         )
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.common.tasks import set_within
@@ -13,6 +15,7 @@ from penstock.gateway.service.subscriptions import Stopping
 from penstock.gateway.service.turns import Turns
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.filters import RequestFilter
 from penstock.gateway.view.follower import Follower
 from penstock.gateway.view.hub import Gone, Hub
 from penstock.gateway.view.outcomes import Outcomes
@@ -31,6 +34,19 @@ NAMED_TENANTS = 10
 """That a message names, of those that have a request of one id."""
 PAGE_S = 3.0
 """So long a page waits for outcomes that must be read again; those that do not come are left out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChangedRequests:
+    """Requests that changed. `left`: those that the filter does not match, or not any more, and erased ones.
+
+    `cursor` continues behind them.
+    """
+
+    cursor: str
+    has_more: bool
+    entries: list[Entry] = field(default_factory=list[Entry])
+    left: list[str] = field(default_factory=list[str])
 
 
 class Lookups:
@@ -159,6 +175,34 @@ class Lookups:
         newest = [self._view.in_memory(entry.key) or entry for entry in entries]
         shown = [entry for entry in newest if not entry.erased]
         return await self._outcomes.all_whole(shown, PAGE_S)
+
+    def changes_cursor(self) -> str:
+        """Behind all changes that a page holds that is asked for after this call."""
+        return self._view.changes.cursor(time.monotonic())
+
+    async def changes(
+        self, tenant: str, cursor: str, where: RequestFilter, reached: RequestFilter, limit: int
+    ) -> ChangedRequests | None:
+        """Up to `limit` requests of a tenant that changed behind a cursor, as they are now. None as `Changes.since`.
+
+        Those that `reached` does not match are left out.
+        """
+        await self._follower.read_commands()
+        changed = self._view.changes.since(cursor, tenant, limit, time.monotonic())
+        if changed is None:
+            return None
+        found = ChangedRequests(cursor=changed.cursor, has_more=changed.has_more)
+        for number, key in enumerate(changed.keys, start=1):
+            entry = self._view.known.peek(key)
+            if number % PEEKED_AT_ONCE == 0:
+                await asyncio.sleep(0)  # others have their turn on the loop
+            if entry is not None and not reached.matches(entry):
+                continue
+            if entry is None or entry.erased or not where.matches(entry):
+                found.left.append(key[1])
+            else:
+                found.entries.append(entry)
+        return found
 
     async def live(self, tenants: Collection[str], klass: str | None = None) -> AsyncIterator[Entry]:
         """Requests of these tenants that have not ended; copies of those that are aside. Some may come twice.

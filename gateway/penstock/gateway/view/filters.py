@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.schemas.topics import priority_class
 
@@ -24,12 +24,27 @@ class RequestFilter:
     task: str | None = None
     model: str | None = None
     klass: str | None = None
+    id_contains: str | None = None
+    accepted_until_ms: int | None = None
 
     def matches(self, entry: Entry) -> bool:
         """Whether a request is as this filter wants it, as far as is known of it now."""
-        return all(wanted == _value(entry, name) for name, wanted in self.wanted())
+        return (
+            all(wanted == _value(entry, name) for name, wanted in self._wanted())
+            and (self.id_contains is None or self.id_contains in entry.request_id)
+            and (self.accepted_until_ms is None or entry.accepted_ms <= self.accepted_until_ms)
+        )
 
-    def wanted(self) -> Iterator[tuple[str, str]]:
+    def conditions(self) -> Iterator[tuple[str, Any]]:
+        """What must be true of a row of the view's file, as SQL, each with its value."""
+        for name, value in self._wanted():
+            yield f"{name} = ?", value
+        if self.id_contains is not None:
+            yield "instr(request_id, ?) > 0", self.id_contains
+        if self.accepted_until_ms is not None:
+            yield "accepted_ms <= ?", self.accepted_until_ms
+
+    def _wanted(self) -> Iterator[tuple[str, str]]:
         """The columns that must have a value, and which."""
         for name in COLUMNS:
             if (value := getattr(self, name)) is not None:
@@ -46,7 +61,8 @@ class RequestFilter:
 
 
 ALL = RequestFilter()
-COLUMNS = tuple(RequestFilter.__dataclass_fields__)
+COLUMNS = ("status", "conversation_id", "user_id", "session_id", "correlation_id", "task", "model", "klass")
+"""Those of the view's file, in their order."""
 
 
 def column_values(entry: Entry) -> tuple[str | None, ...]:

@@ -19,6 +19,8 @@ def request_json(entry: RequestState, *, whole: bool = False) -> dict[str, Any]:
     """
     event, done, status = entry.terminal, entry.done, entry.status
     waiting = None if done else status
+    said = event or status
+    status_ms = entry.finished_ms if done else entry.accepted_ms if status is None else status.created_at
     public: dict[str, Any] = {
         "object": "request",
         "request_id": entry.request_id,
@@ -35,6 +37,9 @@ def request_json(entry: RequestState, *, whole: bool = False) -> dict[str, Any]:
         "waiting_for": None if waiting is None else waiting_json(waiting.waiting_for),
         "progress": progress_json(waiting),
         "model_reason": None if status is None else status.model_reason,
+        "worker_id": None if said is None else said.worker_id,
+        "device": None if event is None else event.device,
+        "status_at": rfc3339(status_ms),
         "ttl_ms": None if status is None else status.ttl_ms,
         "created_at": rfc3339(entry.accepted_ms),
         "start_after": rfc3339(entry.waits_from_ms) if entry.waits_from_ms > entry.accepted_ms else None,
@@ -47,7 +52,6 @@ def request_json(entry: RequestState, *, whole: bool = False) -> dict[str, Any]:
     }
     if entry.redriven_from is not None:
         public["redriven_from"] = entry.redriven_from
-    said = event or status
     if said is not None and said.history is not None:
         public.update(history_json(said.history))
     if whole and entry.large is not None:

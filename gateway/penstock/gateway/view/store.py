@@ -266,8 +266,8 @@ class Store:
         connection = self._page_connection()
         conditions: list[str] = ["tenant = ?", "erased = 0"]
         values: list[Any] = [tenant]
-        for column, value in where.wanted():
-            conditions.append(f"{column} = ?")
+        for condition, value in where.conditions():
+            conditions.append(condition)
             values.append(value)
         if after is not None:
             known = "SELECT accepted_ms FROM requests WHERE tenant = ? AND request_id = ?"

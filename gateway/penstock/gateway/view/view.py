@@ -14,6 +14,7 @@ from penstock.common.clock import now_ms
 from penstock.common.reader import RawMessage
 from penstock.gateway.limits.rates import Rate
 from penstock.gateway.limits.tenants import Tenants
+from penstock.gateway.view.changes import Changes
 from penstock.gateway.view.claims import Claims
 from penstock.gateway.view.conversation_pools import ConversationPools
 from penstock.gateway.view.entries import Entry
@@ -103,6 +104,7 @@ class View:
         self._now_ms = now_ms()
         self.known = KnownRequests(store, self.tenants, recent_bytes, held_live)
         self.census = self.known.census
+        self.changes = Changes()
         self._positions = Positions()
         self._early_priorities: dict[Key, int] = {}
         """Of commands that were read before their request: the topics are read side by side."""
@@ -294,7 +296,7 @@ class View:
         is_new = step is not IGNORED or before != (entry.fold.place, entry.pieces_from)
         lives = is_piece and (event.epoch, event.attempt) == entry.fold.place  # though it says nothing by itself
         if is_new or lives or self.streams.is_read(entry):
-            self._touch(entry)
+            self._touch(entry, shown=not is_piece)
         if done and message.timestamp_ms >= self._counts_since_ms:
             self._on_outcome(event, priority_class(entry.priority))
             status = event.status or "unknown"
@@ -431,8 +433,11 @@ class View:
 
     # -- keeping
 
-    def _touch(self, entry: Entry) -> None:
+    def _touch(self, entry: Entry, *, shown: bool = True) -> None:
+        """`shown`: whether lists show what has changed. They do not show the text of streams."""
         self.known.touch(entry, self._now_ms)
+        if shown:
+            self.changes.note(entry.key)
 
     def offsets(self) -> dict[TP, int]:
         """Next offset of each partition that was folded."""
@@ -456,6 +461,7 @@ class View:
         """As `KnownRequests.forget`."""
         forgotten = self.known.forget(silent, before_ms)
         for entry in forgotten:
+            self.changes.note(entry.key)
             if (filling := self.streams.on_end(entry)) is not None:
                 self.streams.tell(filling)
         return forgotten

@@ -18,11 +18,16 @@ export const now = () => Date.now() - ahead_ms;
 /** Aborts after so many ms; Debian's TypeScript does not know it yet. */
 const after = (ms) => /** @type {any} */ (AbortSignal).timeout(ms);
 
-/** The JSON of an answer. Throws ApiError, also with status 0 when the gateway does not answer in time. */
+const MOST_KNOWN = 32;
+/** The newest answers that have an entity tag, by path: the gateway says 304 while they are still right. */
+const known = new Map();
+
+/** The JSON of an answer, which for a GET may be a second old: gateways make one for all pages. Throws ApiError, also with status 0 when the gateway does not answer in time. */
 export async function call(method, path, body, headers = {}) {
   const sent = body !== undefined && body !== null, bytes = body instanceof Blob;
+  const shared = method === "GET" && {"cache-control": "max-age=1", ...known.has(path) && {"if-none-match": known.get(path).etag}};
   /** @type {RequestInit} */
-  const options = {method, headers: {...sent && {"content-type": bytes ? body.type : "application/json"}, ...headers},
+  const options = {method, headers: {...shared, ...sent && {"content-type": bytes ? body.type : "application/json"}, ...headers},
     body: bytes ? body : sent ? JSON.stringify(body) : undefined, signal: after(method === "GET" ? GET_MS : CHANGE_MS),
     credentials: "same-origin", cache: "no-store"};
   let answer, text;
@@ -34,9 +39,16 @@ export async function call(method, path, body, headers = {}) {
   }
   const date = answer.headers.get("date");
   if (date) ahead_ms = Date.now() - Date.parse(date);
+  if (answer.status === 304) return known.get(path)?.json;
   let json = null;
   try { json = text ? JSON.parse(text) : null; } catch { /* a proxy's page */ }
   if (!answer.ok) throw new ApiError(answer.status, json?.error);
+  const etag = answer.headers.get("etag");
+  if (method === "GET" && etag) {
+    known.delete(path);
+    known.set(path, {etag, json});
+    if (known.size > MOST_KNOWN) known.delete(known.keys().next().value);
+  }
   return json;
 }
 
@@ -55,7 +67,10 @@ export async function logIn(key) {
   }
 }
 /** Log out: the gateway takes the cookie back. */
-export const logOut = () => call("DELETE", "/v1/tickets/session");
+export const logOut = async () => {
+  await call("DELETE", "/v1/tickets/session");
+  known.clear();
+};
 
 const RETRY_MS = 1000;
 const MOST_RETRY_MS = 8000;
@@ -63,12 +78,12 @@ const REFUSED = [4400, 4401, 4402, 4403];
 const random = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
 /**
- * Submit a request over the resuming WebSocket and follow it, over any number of connections.
+ * Submit a request over the resuming WebSocket and follow it, over any number of connections; or follow one that is `there`.
  * `on` is told every frame, and {type: "away"} when a connection has ended; a refused one is told as an error frame. Returns a function that ends it.
  */
-export function follow(submit, on) {
+export function follow(submit, on, there = undefined) {
   const idempotency_key = random();
-  let request_id, after, socket, over = false, retry_ms = RETRY_MS;
+  let request_id = there, after, socket, over = false, retry_ms = RETRY_MS;
   const connect = () => {
     socket = new WebSocket(`${location.origin.replace("http", "ws")}/v1/ws`, "penstock.v1");
     socket.onopen = () => socket.send(JSON.stringify(request_id === undefined

@@ -8,7 +8,8 @@ import {Conversation, Conversations} from "./conversations.js";
 import {DeadLetter, DeadLetters} from "./dead_letters.js";
 import {Overview} from "./overview.js";
 import {Playground} from "./playground.js";
-import {Request, Requests} from "./requests.js";
+import {Request} from "./request.js";
+import {Newest, Requests} from "./requests.js";
 
 const LOOK_MS = 10_000;
 const TOAST_MS = 6000;
@@ -39,7 +40,7 @@ function App() {
   useEffect(() => { document.title = title(place); }, [hash]);
   if (error?.status === 401) return html`<${LogIn} said=${error} then=${again} />`;
   const may = (scope) => stats !== null && (!scope || stats.scopes.includes(scope) || stats.scopes.includes("admin"));
-  const shown = {id: place.id, query: place.query, may, tell: setToast, keyed: stats?.key_id !== null};
+  const shown = {id: place.id, query: place.query, may, tell: setToast, tenant: stats?.tenant, keyed: stats?.key_id !== null};
   return html`<${Header} stats=${stats} place=${place} may=${may} then=${again} tell=${setToast} />
     <main>${error && html`<section><${Failure} error=${error} /></section>`}
       ${stats && (may(place.page.scope) ? html`<${place.page.show} key=${place.kind + (place.id ?? "")} ...${shown} />`
@@ -64,7 +65,7 @@ function title({kind, page, id}) {
 
 function Home({may, tell, keyed}) {
   return html`${may("admin") && html`<${Overview} tell=${tell} />`}
-    ${may("read") && html`<${Requests} query=${new URLSearchParams()} />`}
+    ${may("read") && html`<${Newest} />`}
     ${may("submit") && may("read") && html`<${Chat} short=${true} keyed=${keyed} may=${may} tell=${tell} />`}`;
 }
 

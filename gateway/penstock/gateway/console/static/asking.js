@@ -19,6 +19,13 @@ export function useAsk() {
   return [shown, ask];
 }
 
+/** What is shown of a request that is there, as it goes on. */
+export function useFollow(id) {
+  const [shown, setShown] = useState(/** @type {any} */ (NOTHING));
+  useEffect(() => follow(null, (frame) => setShown((now) => told(now, frame)), id), [id]);
+  return shown;
+}
+
 /** What is shown after one more frame. */
 function told(now, frame) {
   const id = frame.request_id ?? now.id;

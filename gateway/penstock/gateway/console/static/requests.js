@@ -1,65 +1,193 @@
-// The caller's requests, and one of them.
-import {Act, Ago, Failure, Table, duration, html, usePoll} from "./parts.js";
-import {part} from "./api.js";
+// The caller's requests, or those of a tenant: the newest on the first screen, and all of them, live, with commands for many.
+import {useEffect, useRef, useState} from "./vendor/hooks.js";
+import {Ago, Failure, Table, count, html, times, usePoll} from "./parts.js";
+import {call, part} from "./api.js";
+import {LiveList} from "./live.js";
 
-const STATUSES = ["accepted", "queued", "waiting_for_memory", "loading_model", "running", "retrying",
+export const STATUSES = ["accepted", "queued", "waiting_for_memory", "loading_model", "running", "retrying",
   "completed", "failed", "cancelled", "expired", "dead_lettered"];
+const TASKS = ["text_generation", "embedding", "image_generation", "image_editing", "image_to_text", "image_processing",
+  "summarization", "conversation_items"];
+const CLASSES = ["high", "medium", "low"];
+const AGES = {60: "1 min", 600: "10 min", 3600: "1 h", 86400: "1 d"};
+const FILTERS = ["id_contains", "status", "task", "model", "class", "older_than_s", "tenant"];
+const COLUMNS = ["request", "status", "task", "class", "model", "accepted", "why"];
 const POLL_MS = 2000;
-const link = (id) => html`<a href=${`#/requests/${part(id)}`}><code><bdi>${id}</bdi></code></a>`;
+/** As the style sheet has them. */
+const ROW_PX = 30, BESIDE = 12, SPARE = 4;
+const AT_ONCE = 200;
+
+const words = (name) => name.replaceAll("_", " ");
+const klass = (priority) => priority <= 3 ? "high" : priority <= 6 ? "medium" : "low";
+const link = (one) => html`<a href=${`#/requests/${part(one.request_id)}${one.tenant ? `?tenant=${part(one.tenant)}` : ""}`}><code><bdi>${one.request_id}</bdi></code></a>`;
+const color = (one) => one.status === "completed" ? "good" : one.done && one.status !== "cancelled" ? "bad" : one.status === "running" ? "good" : "";
+
+/** The reasons of `waiting_for`; one that is not here is shown as it is. */
+const REASONS = {
+  no_worker: "no live worker has its model", transaction: "an open transaction on its partition", paused: "its model or class is paused",
+  conversation: "the turn before it in its conversation", memory: "memory", model_loading: "its model is loading",
+  slack: "room that is kept for more urgent work", class: "more urgent and earlier requests", tenant_share: "another tenant's share",
+};
 
 /** Why it waits or failed, in words. */
 export function why(one) {
   if (one.done) return one.error?.message ?? "";
-  const reason = one.waiting_for?.reason?.replaceAll("_", " ") ?? "";
-  const place = one.position === null || one.position === undefined ? "" : `, place ${one.position}`;
-  return [one.detail ?? reason].filter(Boolean).join("") + place;
+  const {reason, estimated_start_at: at} = one.waiting_for ?? {};
+  const waits = reason === "scheduled" ? `scheduled for ${at}` : REASONS[reason] ?? (reason ? words(reason) : "");
+  const place = one.position === null || one.position === undefined ? "" : one.position === 0 ? "next in the queue" : `place ${one.position}`;
+  return [one.detail ?? waits, place].filter(Boolean).join(", ");
 }
 
-/** The newest, by the filters in the page's address, which a search changes. */
-export function Requests({query, limit = 20}) {
-  const wanted = [...query].map(([name, value]) => `&${name}=${part(value)}`);
-  const [found, error] = usePoll(`/v1/requests?limit=${limit}${wanted.join("")}`, POLL_MS);
+const cells = (one) => [link(one), html`<span class=${color(one)}>${words(one.status)}</span>`, words(one.task),
+  `${klass(one.priority)}\u00a0${one.priority}`, html`<bdi>${one.model ?? ""}</bdi>`, html`<${Ago} at=${one.created_at} />`, why(one)];
+
+/** The filters of an address, by name; others are left out. */
+const filtersOf = (query) => Object.fromEntries(FILTERS.map((name) => [name, query.get(name)]).filter(([, value]) => value));
+
+function Filters({filters, may}) {
   const search = (event) => {
     event.preventDefault();
-    const {id, ...filters} = /** @type {Record<string, string>} */ (Object.fromEntries(new FormData(event.target)));
-    const given = Object.entries(filters).map(([name, value]) => [name, value.trim()]).filter(([, value]) => value);
-    location.hash = id.trim() ? `#/requests/${part(id.trim())}` : `#/requests?${new URLSearchParams(given)}`;
+    const given = [...new FormData(event.target)].map(([name, value]) => [name, `${value}`.trim()]).filter(([, value]) => value);
+    location.hash = `#/requests?${new URLSearchParams(given)}`;
   };
-  const rows = (found?.data ?? []).map((one) => [link(one.request_id), one.task.replaceAll("_", " "), one.status,
-    one.model ?? "", html`<${Ago} at=${one.created_at} />`, why(one)]);
+  const choice = (name, label, options) => html`<label>${label} <select name=${name}><option value="">any</option>${
+    options.map(([value, shown]) => html`<option value=${value} selected=${value === filters[name]}>${shown}</option>`)}</select></label>`;
+  const text = (name, label, size) => html`<label>${label} <input name=${name} size=${size} autocomplete="off" value=${filters[name] ?? ""} /></label>`;
+  const named = (names) => names.map((one) => [one, words(one)]);
+  return html`<form class="filters" onSubmit=${search}>${text("id_contains", "Id", 20)}${choice("status", "Status", named(STATUSES))}
+    ${choice("task", "Task", named(TASKS))}${text("model", "Model", 14)}${choice("class", "Class", named(CLASSES))}
+    ${choice("older_than_s", "Older than", Object.entries(AGES))}${may("admin") && text("tenant", "Tenant", 10)}
+    <button>Search</button>${Object.keys(filters).length > 0 && html`<a href="#/requests">All</a>`}</form>`;
+}
+
+/** The newest on the first screen. */
+export function Newest({limit = 20}) {
+  const [found, error] = usePoll(`/v1/requests?limit=${limit}`, POLL_MS);
+  const search = (event) => {
+    event.preventDefault();
+    location.hash = `#/requests?${new URLSearchParams({id_contains: event.target.elements.id.value.trim()})}`;
+  };
   return html`<section aria-labelledby="requests"><h2 id="requests">Requests</h2>
-    <form onSubmit=${search}>
-      <label>Id <input name="id" size="20" autocomplete="off" /></label>
-      <label>Status <select name="status"><option value="">any</option>${
-        STATUSES.map((one) => html`<option selected=${one === query.get("status")}>${one}</option>`)}</select></label>
-      <label>Model <input name="model" size="14" autocomplete="off" value=${query.get("model") ?? ""} /></label>
-      <button>Search</button></form>
+    <form onSubmit=${search}><label>Id <input name="id" size="20" autocomplete="off" required /></label>
+      <button>Search</button><a href="#/requests">All requests, live</a></form>
     <${Failure} error=${error} />
-    ${found && html`<${Table} name="Requests" columns=${["request", "task", "status", "model", "accepted", "why"]}
-      rows=${rows} empty="None. The form below sends one; so does: penstock submit 'Hello'" />`}</section>`;
+    ${found && html`<${Table} name="List of requests" columns=${COLUMNS} rows=${found.data.map(cells)}
+      empty="None. The form below sends one; so does: penstock submit 'Hello'" />`}</section>`;
 }
 
-export function Request({id, may, tell}) {
-  const [one, error] = usePoll(`/v1/requests/${part(id)}`, POLL_MS);
-  return html`<section aria-labelledby="request"><h2 id="request">Request <code><bdi>${id}</bdi></code></h2>
-    <${Failure} error=${error} />
-    ${one && html`<${Course} one=${one} />
-      ${!one.done && may("cancel") && html`<${Act} label="cancel" about=${`cancel ${id}`}
-        path=${`/v1/requests/${part(id)}/cancel`} tell=${tell} confirm=${`Cancel ${id}?`} />`}
-      <details><summary>As the API tells it</summary><pre>${JSON.stringify(one, null, 2)}</pre></details>
-      <p>The same by command: <code>penstock requests show ${id}</code></p>`}
-    <p><a href="#/">Back</a></p></section>`;
+/** All that match the filters in the page's address. */
+export function Requests({query, may, tell}) {
+  const filters = filtersOf(query);
+  const route = may("admin") ? "/v1/admin/requests" : "/v1/requests";
+  const wanted = new URLSearchParams(Object.entries(filters).filter(([name]) => name !== "tenant" || may("admin")));
+  const path = `${route}?${wanted}`.replace(/\?$/, "");
+  return html`<section aria-labelledby="requests"><h2 id="requests">Requests</h2>
+      <${Filters} key=${path} filters=${filters} may=${may} />
+      <${Rows} key=${path} path=${path} /></section>
+    ${may("cancel") && html`<${Many} key=${`many ${path}`} filters=${filters} may=${may} tell=${tell} />`}`;
 }
 
-/** What has become of it so far, in order. */
-function Course({one}) {
-  const rows = [["accepted", html`<${Ago} at=${one.created_at} />`, `priority ${one.priority}`]];
-  for (const attempt of one.history ?? [])
-    rows.push([`attempt ${attempt.attempt}`, html`<${Ago} at=${attempt.at} />`, [attempt.worker_id, attempt.device, attempt.reason, attempt.message].filter(Boolean).join(", ")]);
-  const last = one.done ? one.error?.message ?? "" : why(one);
-  rows.push([`${one.status.replaceAll("_", " ")}, attempt ${one.attempt}`, one.done ? html`<${Ago} at=${one.finished_at} />` : "now", [one.model, last].filter(Boolean).join(": ")]);
-  const spans = Object.entries(one.timings ?? {}).filter(([name, value]) => name.endsWith("_ms") && value !== null)
-    .map(([name, value]) => `${name.slice(0, -3).replaceAll("_", " ")} ${duration(value / 1000)}`);
-  return html`<${Table} name="Course" columns=${["what", "when", "why"]} rows=${rows} />
-    ${spans.length ? html`<p class="faint">${spans.join(", ")}</p>` : ""}`;
+/** The first row that is in sight, and the one behind the last. */
+const inSight = (box) => [Math.floor((box?.scrollTop ?? 0) / ROW_PX), Math.ceil(((box?.scrollTop ?? 0) + (box?.clientHeight || 600)) / ROW_PX)];
+
+/** A list that is kept up to date. Of its rows those are drawn that are in sight. */
+function Rows({path}) {
+  const [, draw] = useState(0);
+  const list = useRef(/** @type {any} */ (null)), box = useRef(/** @type {any} */ (null)), pending = useRef(0);
+  const first = useRef(/** @type {any} */ (null)), drawn = useRef([0, 0]);
+  const redraw = () => { pending.current ||= requestAnimationFrame(() => { pending.current = 0; stay(); draw((number) => number + 1); }); };
+  /** What is looked at stays in its place when rows come above it. */
+  const stay = () => {
+    const {current} = box;
+    if (!current || !first.current || current.scrollTop < ROW_PX) return;
+    const moved = list.current.place(first.current.row) - first.current.at;
+    if (moved) current.scrollTop += moved * ROW_PX;
+  };
+  useEffect(() => {
+    list.current = new LiveList(path, redraw);
+    const end = list.current.start();
+    return () => { end(); cancelAnimationFrame(pending.current); };
+  }, [path]);
+  const {rows = [], more = false, error = null, loaded = false, live = true} = list.current ?? {};
+  const [seen, seen_to] = inSight(box.current);
+  const top = Math.max(0, seen - BESIDE);
+  const shown = rows.slice(top, seen_to + BESIDE);
+  drawn.current = [top, top + shown.length];
+  if (list.current) {
+    list.current.top = top;
+    first.current = rows[top + BESIDE] ? {row: rows[top + BESIDE], at: top + BESIDE} : null;
+  }
+  /** Rows beside those in sight are drawn too: scrolling draws anew only when few of them are left. */
+  const scrolled = () => {
+    const [from, to] = inSight(box.current), [first_drawn, end_drawn] = drawn.current;
+    if (from < first_drawn + SPARE && first_drawn > 0 || to > end_drawn - SPARE && end_drawn < rows.length) redraw();
+  };
+  const near = more && top + shown.length + 2 * BESIDE >= rows.length;
+  useEffect(() => { if (near) list.current.next(); });
+  const hold = ({target}) => { list.current.live = target.checked; redraw(); list.current.again(); };
+  const pad = (number) => html`<tr aria-hidden="true" style=${{height: `${number * ROW_PX}px`}}><td colspan=${COLUMNS.length}></td></tr>`;
+  return html`<div class="row"><label><input type="checkbox" checked=${live} onChange=${hold} /> live</label>
+      <span class="faint" id="loaded">${loaded ? `${times(rows.length, "request")} here, newest first${more ? "; scroll for older ones" : ""}` : "Asking…"}</span></div>
+    <${Failure} error=${error} />
+    ${loaded && rows.length === 0 && html`<p class="faint">No request matches. One is sent by: <code>penstock submit 'Hello'</code></p>`}
+    <div class="scroll requests" ref=${box} tabindex="0" role="region" aria-label="List of requests" hidden=${rows.length === 0} onScroll=${scrolled}>
+      <table aria-rowcount=${more ? -1 : rows.length + 1}><thead><tr>${COLUMNS.map((one) => html`<th scope="col" class=${`of-${one}`}>${one}</th>`)}</tr></thead>
+        <tbody>${pad(top)}${shown.map((one, at) => html`<${Line} key=${one.request_id} one=${one} index=${top + at + 2} />`)}
+          ${pad(Math.max(0, rows.length - top - shown.length))}</tbody></table></div>`;
+}
+
+function Line({one, index}) {
+  const reason = why(one);
+  return html`<tr aria-rowindex=${index}>${cells(one).map((cell, at) => html`<td title=${at === COLUMNS.length - 1 ? reason : null}>${cell}</td>`)}</tr>`;
+}
+
+const COMMANDS = {
+  cancel: {label: "cancel", path: "/v1/requests/cancel", body: {}},
+  ...Object.fromEntries(CLASSES.map((one) => [one, {label: `give the priority ${one}`, path: "/v1/requests/reprioritize", body: {priority: one}}])),
+};
+
+/** Commands for all that match the filters and have not ended: a count first, then in parts, so that it shows how far it is. */
+function Many({filters, may, tell}) {
+  const [chosen, setChosen] = useState("cancel");
+  const [counted, setCounted] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const [done, setDone] = useState(null);
+  const stopped = useRef(false);
+  useEffect(() => () => { stopped.current = true; }, []);
+  if (!Object.keys(filters).length) return html`<section><p class="faint">Commands for many need a filter: choose one above.</p></section>`;
+  const {tenant, ...own} = filters;
+  const where = {...own, ...own.older_than_s && {older_than_s: Number(own.older_than_s)}, ...tenant && may("admin") && {tenant}};
+  const ask = (extra) => call("POST", COMMANDS[chosen].path, {...where, ...COMMANDS[chosen].body, ...extra});
+  const guarded = (work) => async () => {
+    if (busy) return;
+    setBusy(true);
+    try {
+      await work();
+    } catch (error) {
+      tell({error});
+    }
+    if (!stopped.current) setBusy(false);
+  };
+  const look = guarded(async () => { setDone(null); setCounted(await ask({dry_run: true})); });
+  const go = guarded(async () => {
+    let sum = 0, more = true, accepted_before = counted.accepted_before;
+    setDone(0);
+    while (more && !stopped.current) {
+      const answer = await ask({limit: AT_ONCE, accepted_before});
+      sum += answer.count;
+      more = answer.has_more;
+      setDone(sum);
+    }
+    tell({text: `${COMMANDS[chosen].label}: asked of ${times(sum, "request")}`});
+    setCounted(null);
+  });
+  const choose = ({target}) => { setChosen(target.value); setCounted(null); setDone(null); };
+  return html`<section aria-labelledby="many"><h2 id="many">All that match and have not ended</h2>
+    <div class="row"><label>Command <select onChange=${choose} disabled=${busy}>${Object.entries(COMMANDS).map(([name, one]) =>
+        html`<option value=${name} selected=${name === chosen}>${one.label}</option>`)}</select></label>
+      <button type="button" aria-disabled=${busy} onClick=${look}>Count them</button>
+      ${counted && !busy && (counted.count ? html`<button type="button" onClick=${go}>${`${COMMANDS[chosen].label}: ${times(counted.count, "request")}`}</button>` : html`<span>None.</span>`)}
+      ${done !== null && counted && html`<label>${count(done)} of ${count(counted.count)} <progress max=${counted.count} value=${done}></progress></label>`}</div>
+    ${filters.status === "dead_lettered" && may("admin") && html`<p>These have ended. Their dead letters can be run again:
+      <a href=${`#/dead-letters?${new URLSearchParams(Object.entries(filters).filter(([name]) => name === "model" || name === "tenant"))}`}>dead letters</a>.</p>`}</section>`;
 }

@@ -4,14 +4,16 @@ import {html} from "./parts.js";
 const WAIT_S = 60;
 const shell = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
+export const curl = (request, keyed) => `curl '${location.origin}/v1/requests?wait=${WAIT_S}' -H 'content-type: application/json' ${
+  keyed ? `-H "authorization: Bearer $PENSTOCK_API_KEY" ` : ""}-d ${shell(JSON.stringify(request))}`;
+export const python = (request, keyed) => isChat(request) ? byOpenai(request, keyed) : byHttp(request, keyed);
+
 /** @param {{request: any, keyed: boolean}} of */
 export function Snippets({request, keyed}) {
-  const key = keyed ? `-H "authorization: Bearer $PENSTOCK_API_KEY" ` : "";
-  const body = JSON.stringify(request);
   const named = JSON.stringify({request_id: "a-new-id", ...request});
   const of = {
-    curl: `curl '${location.origin}/v1/requests?wait=${WAIT_S}' -H 'content-type: application/json' ${key}-d ${shell(body)}`,
-    [isChat(request) ? "Python, with the package openai" : "Python"]: isChat(request) ? byOpenai(request, keyed) : byHttp(request, keyed),
+    curl: curl(request, keyed),
+    [isChat(request) ? "Python, with the package openai" : "Python"]: python(request, keyed),
     "Kafka, with kcat": `# KAFKA: the broker's address. A topic prefix, if there is one, stands before the topic's name.\n`
       + `echo ${shell(named)} |\n  kcat -P -b KAFKA:9092 -t ${topic(request)}${request.conversation_id ? ` -k ${request.conversation_id} -X partitioner=murmur2_random` : ""}`,
   };

@@ -1,0 +1,82 @@
+"""Answers that many clients ask for again and again: made once for all that take one that is a second old.
+
+A client says so by `Cache-Control: max-age=1` in its request (RFC 9111). Without it each answer is made anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.gateway.edge.conditions import not_modified
+from penstock.gateway.limits.callers import Caller
+
+FRESH_S = 1.0
+"""No shared answer is older, whatever a client would take."""
+MOST = 64
+"""Answers that are kept."""
+_MAX_AGE = re.compile(r"(?:^|[\s,])max-age=0*[1-9]")
+_HEADERS = {"cache-control": "private, no-cache"}
+Make = Callable[[], Awaitable[bytes]]
+
+
+class SharedAnswers:
+    """Runs on the event loop. A route that shares its answers makes them by `answer`, and is declared as `shared`."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._made: OrderedDict[Hashable, tuple[float, asyncio.Task[tuple[bytes, str]]]] = OrderedDict()
+
+    async def answer(self, request: Request, caller: Caller, make: Make) -> Response:
+        """JSON that `make` gives, or gave within `FRESH_S` for a caller of the tenant that asked the same; 304 if the
+        client has it already.
+        """
+        if (key := _key(request, caller)) is None:
+            return Response(await make(), media_type="application/json", headers=_HEADERS)
+        if not self._is_fresh(key):
+            self._made[key] = (self._clock(), asyncio.create_task(_with_etag(make)))
+            self._made.move_to_end(key)
+            if len(self._made) > MOST:
+                self._made.popitem(last=False)
+        return await self._held(key, request)
+
+    async def held(self, request: Request, caller: Caller) -> Response | None:
+        """What `answer` would give if nothing has to be made for it."""
+        key = _key(request, caller)
+        return None if key is None or not self._is_fresh(key) else await self._held(key, request)
+
+    def _is_fresh(self, key: Hashable) -> bool:
+        return key in self._made and self._clock() - self._made[key][0] < FRESH_S
+
+    async def _held(self, key: Hashable, request: Request) -> Response:
+        """What fails is not kept: all who waited for it get the error, and the next call tries again."""
+        _, task = made = self._made[key]
+        try:
+            content, etag = await asyncio.shield(task)
+        except Exception:
+            if self._made.get(key) is made:
+                del self._made[key]
+            raise
+        headers = {**_HEADERS, "etag": etag}
+        if not_modified(request.headers.get("if-none-match"), etag):
+            return Response(status_code=304, headers=headers)
+        return Response(content, media_type="application/json", headers=headers)
+
+
+def _key(request: Request, caller: Caller) -> Hashable | None:
+    """None for a call that shares nothing. A narrowed ticket reaches less than its tenant."""
+    if caller.is_narrowed or not _MAX_AGE.search(request.headers.get("cache-control", "")):
+        return None
+    return caller.tenant, request.scope["path"], request.scope["query_string"]
+
+
+async def _with_etag(make: Make) -> tuple[bytes, str]:
+    content = await make()
+    return content, f'"{hashlib.sha256(content).hexdigest()[:16]}"'

@@ -1,0 +1,75 @@
+"""Which requests changed last, in the order of their changes: lists that are kept up to date ask for them. Pure."""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from penstock.gateway.view.request_state import Key
+
+MOST = 10_000
+"""Requests whose newest change is remembered."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Changed:
+    """Requests of one tenant that changed, the one that changed first in front. `cursor` continues behind them."""
+
+    keys: list[Key]
+    cursor: str
+    has_more: bool
+
+
+class Changes:
+    """Each request is here once, at its newest change. A cursor is the number of a change of this gateway.
+
+    All who ask within one second get what had changed when the first of them asked, so that they share cursors, and
+    with these their answers.
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._numbers: OrderedDict[Key, int] = OrderedDict()
+        self._last = self._forgotten = 0
+        """Numbers of the newest change, and of the newest one that is not remembered."""
+        self._mark = (-1, 0)
+        """A second, and the newest change when somebody first asked within it."""
+        self._name = secrets.token_hex(4)
+
+    def note(self, key: Key) -> None:
+        """What lists show of the request has changed."""
+        self._last += 1
+        self._numbers[key] = self._last
+        self._numbers.move_to_end(key)
+        if len(self._numbers) > self._most:
+            _, self._forgotten = self._numbers.popitem(last=False)
+
+    def cursor(self, now_s: float) -> str:
+        """Behind all changes that a list holds that is read from now on."""
+        return self._text(self._marked(now_s))
+
+    def since(self, cursor: str, tenant: str, most: int, now_s: float) -> Changed | None:
+        """The first changes behind the cursor. None if it is of another gateway, or older than what is remembered."""
+        name, _, text = cursor.partition("-")
+        if name != self._name or not text.isdecimal() or int(text) < self._forgotten:
+            return None
+        until = self._marked(now_s)
+        found: list[tuple[Key, int]] = []
+        for key, number in reversed(self._numbers.items()):
+            if number <= int(text):
+                break
+            if number <= until and key[0] == tenant:
+                found.append((key, number))
+        found.reverse()
+        has_more = len(found) > most
+        last = found[most - 1][1] if has_more else until
+        return Changed(keys=[key for key, _ in found[:most]], cursor=self._text(last), has_more=has_more)
+
+    def _marked(self, now_s: float) -> int:
+        if int(now_s) != self._mark[0]:
+            self._mark = (int(now_s), self._last)
+        return self._mark[1]
+
+    def _text(self, number: int) -> str:
+        return f"{self._name}-{number}"

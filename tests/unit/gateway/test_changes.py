@@ -1,0 +1,90 @@
+"""Which requests changed since a cursor: what is told, once, of which tenant, and when a list must be read again."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.view.changes import Changed, Changes
+
+
+def noted(*ids: str, most: int = 100) -> tuple[Changes, str]:
+    """Changes, and a cursor in front of them."""
+    changes = Changes(most)
+    cursor = changes.cursor(0)
+    for request_id in ids:
+        changes.note(("t", request_id))
+    return changes, cursor
+
+
+def since(changes: Changes, cursor: str, *, most: int = 100, now_s: float = 9.0, tenant: str = "t") -> Changed:
+    found = changes.since(cursor, tenant, most, now_s)
+    assert found is not None
+    return found
+
+
+def ids(found: Changed) -> list[str]:
+    return [request_id for _, request_id in found.keys]
+
+
+def test_a_request_is_told_once_at_its_newest_change() -> None:
+    changes, cursor = noted("a", "b", "a")
+    found = since(changes, cursor)
+    assert (ids(found), found.has_more) == (["b", "a"], False)
+    assert ids(since(changes, found.cursor, now_s=10)) == []
+    changes.note(("t", "b"))
+    assert ids(since(changes, found.cursor, now_s=11)) == ["b"]
+
+
+def test_parts_follow_each_other_and_other_tenants_are_not_told() -> None:
+    changes, cursor = noted("a", "b", "c")
+    changes.note(("other", "d"))
+    part = since(changes, cursor, most=2)
+    assert (ids(part), part.has_more) == (["a", "b"], True)
+    rest = since(changes, part.cursor, most=2)
+    assert (ids(rest), rest.has_more) == (["c"], False)
+    assert ids(since(changes, cursor, tenant="other")) == ["d"]
+
+
+def test_all_who_ask_within_a_second_get_the_same() -> None:
+    changes, cursor = noted("a")
+    first = since(changes, cursor, now_s=9.1)
+    changes.note(("t", "b"))
+    assert since(changes, cursor, now_s=9.9) == first
+    assert ids(since(changes, cursor, now_s=10.0)) == ["a", "b"]
+    assert ids(since(changes, first.cursor, now_s=10.0)) == ["b"], "what was left then is told next"
+
+
+@pytest.mark.parametrize("cursor", ["", "x-0", "0", "-", "٣", "name"])
+def test_a_cursor_of_another_gateway_is_refused(cursor: str) -> None:
+    changes, own = noted("a")
+    assert changes.since(cursor, "t", 10, 9) is None
+    assert changes.since(f"{own}9x", "t", 10, 9) is None
+    assert Changes().since(own, "t", 10, 9) is None
+
+
+def test_a_cursor_older_than_what_is_remembered_is_refused() -> None:
+    changes, cursor = noted("a", "b", most=2)
+    assert ids(since(changes, cursor)) == ["a", "b"]
+    changes.note(("t", "c"))
+    assert changes.since(cursor, "t", 10, 9) is None
+    assert ids(since(changes, changes.cursor(10.0), now_s=10)) == []
+
+
+@given(st.lists(st.sampled_from(["a", "b", "c", "ask", "later"]), max_size=60), st.integers(1, 3))
+def test_a_reader_of_parts_misses_no_change(steps: list[str], most: int) -> None:
+    """However changes and calls fall into seconds, what changed since the reader heard of it comes in the end."""
+    changes, cursor = noted(most=3)
+    now_s, untold = 1.0, set[str]()
+    for step in [*steps, "later", *(["ask"] * 4)]:
+        if step == "later":
+            now_s += 1
+        elif step == "ask":
+            found = since(changes, cursor, most=most, now_s=now_s)
+            cursor = found.cursor
+            untold -= set(ids(found))
+        else:
+            changes.note(("t", step))
+            untold.add(step)
+    assert not untold
