@@ -239,6 +239,7 @@ ROUTES: dict[RouteKey, Declared] = {
     ("GET", "/v1/admin/requests/{request_id}"): _route(ADMIN, answers.RequestOfTenant, errors=(*OF_ONE, 410)),
     ("GET", "/v1/admin/stats"): _route(ADMIN, operator_answers.AdminStats),
     ("GET", "/v1/admin/problems"): _route(ADMIN, operator_answers.Problems),
+    ("GET", "/v1/admin/history"): _route(ADMIN, operator_answers.History),
     ("GET", "/v1/admin/devices"): _route(ADMIN, Page[operator_answers.Device]),
     ("GET", "/v1/admin/models"): _route(ADMIN, Page[operator_answers.AdminModel]),
     ("POST", "/v1/admin/models"): _route(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.limits.callers import caller_of
@@ -36,6 +36,25 @@ async def admin_problems(request: Request) -> dict[str, Any]:
     watch = context_of(request).problems
     assert watch is not None
     return watch.to_json()
+
+
+@router.get("/admin/history", summary="The last 48 hours by the minute: what came and ended, queues, times, memory")
+async def admin_history(
+    request: Request,
+    range_s: Annotated[
+        int, Query(ge=60, le=172_800, multiple_of=60, description="How far back, in seconds: whole minutes.")
+    ] = 3_600,
+    step_s: Annotated[
+        int, Query(ge=60, le=86_400, multiple_of=60, description="The length of a step, in seconds: whole minutes.")
+    ] = 60,
+) -> Response:
+    """One list for each figure, with a value for each step. All gateways answer the same, since it is made from the
+    log. 503 while this gateway catches up."""
+    service = service_of(request)
+    if (error := context_of(request).awaited()) is not None:
+        raise error
+    content = await service.history.of(range_s // 60, step_s // 60)
+    return Response(content, media_type="application/json")
 
 
 @router.get("/admin/devices", summary="The devices of all workers and what holds their memory")

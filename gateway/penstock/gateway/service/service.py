@@ -30,6 +30,7 @@ from penstock.gateway.service.dependencies import Dependencies, artifact_probe
 from penstock.gateway.service.ending_lost import EndingLost
 from penstock.gateway.service.facts import Facts
 from penstock.gateway.service.forking import Forking
+from penstock.gateway.service.histories import Histories
 from penstock.gateway.service.lookups import Lookups
 from penstock.gateway.service.model_orders import ModelOrders, orders_probe
 from penstock.gateway.service.open_transactions import OpenTransactions
@@ -59,6 +60,7 @@ class GatewayService:
     kafka: KafkaSettings
     artifacts: ArtifactStore
     facts: Facts
+    history: Histories
     submitting: Submitter
     lookups: Lookups
     turns: Turns
@@ -138,6 +140,7 @@ class GatewayService:
             kafka=kafka,
             artifacts=artifacts,
             facts=facts,
+            history=Histories(view, threads),
             submitting=submitting,
             lookups=lookups,
             turns=turns,
