@@ -26,10 +26,13 @@ from penstock.schemas.records import DeviceState, Origin, Timings, Usage
 from penstock.schemas.topics import CLASSES, TP
 
 MINUTE = 60_000
-NOW_MS = 1_900_000_000_000 // MINUTE * MINUTE + 30_000
+NOW_MS = 1_900_000_000_000 // MINUTE * MINUTE + 30_999
+"""The end of a second: requests that wait are counted by the second."""
 RANGE = 10
 FROM_MS = NOW_MS - 12 * MINUTE
 """Some of what happens lies before the range that is asked for."""
+REPORTS = range(FROM_MS, NOW_MS, MINUTE // 2)
+"""When the worker reports."""
 PRIORITIES = {"high": 1, "medium": 5, "low": 9}
 CLASS_TOPICS = {NAMES.request("text_generation", priority) for priority in PRIORITIES.values()}
 codec = default_codec()
@@ -117,7 +120,7 @@ def logs_of(lives: Sequence[Life]) -> dict[TP, list[RawMessage]]:
     """Partitions in the order of time, with offsets; a request's origin keeps the offset that its results name."""
     reports = [
         RawMessage(NAMES.worker, 0, 0, at_ms, None, codec.encode(worker(updated_at=at_ms, devices=[device])))
-        for at_ms in range(FROM_MS, NOW_MS, MINUTE // 2)
+        for at_ms in REPORTS
         for device in [DeviceState(device="d", kind="gpu", total_bytes=9, reserved_bytes=at_ms % 7, used_bytes=0)]
     ]
     logs: dict[TP, list[RawMessage]] = {}
@@ -223,10 +226,8 @@ def test_any_gateway_tells_the_same_by_the_definitions_of_its_figures(lives: lis
     book = by_the_book(lives)
     assert {name: first[name] for name in book} == book
     assert sum(coarse["accepted"]) >= sum(first["accepted"])
-    assert [one["reserved_bytes"] for one in first["devices"]] == [
-        [((start + 1) * MINUTE - MINUTE // 2) % 7 for start in range(NOW_MS // MINUTE - RANGE + 1, NOW_MS // MINUTE)]
-        + [NOW_MS // MINUTE * MINUTE % 7]
-    ]
+    last = {at_ms // MINUTE: at_ms % 7 for at_ms in REPORTS}
+    assert [one["reserved_bytes"] for one in first["devices"]] == [[last[at // 60] for at in first["times"]]]
     assert_near(first["wait_ms"], lives, lambda life: (life.started_ms or 0) - life.since_ms)
     assert_near(first["run_ms"], lives, lambda life: life.ran or 0)
 

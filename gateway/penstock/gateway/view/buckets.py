@@ -14,7 +14,8 @@ ERROR = 0.05
 _GROWTH = (1 + ERROR) / (1 - ERROR)
 LONGEST_MS = 48 * 3_600_000
 """What took longer counts as this."""
-COUNT = ceil(log(LONGEST_MS) / log(_GROWTH)) + 1
+_PER_LOG = 1 / log(_GROWTH)
+COUNT = ceil(log(LONGEST_MS) * _PER_LOG) + 1
 
 Counts: TypeAlias = "array[int]"
 """How many fell into each bucket: 4 bytes a bucket. Bucket n ends at `_GROWTH ** n` ms."""
@@ -30,7 +31,7 @@ def no_counts() -> Counts:
 
 def bucket_of(duration_ms: int) -> int:
     """The bucket that a duration falls into."""
-    return 0 if duration_ms <= 1 else min(COUNT - 1, ceil(log(duration_ms) / log(_GROWTH)))
+    return 0 if duration_ms <= 1 else min(COUNT - 1, ceil(log(duration_ms) * _PER_LOG))
 
 
 def merged(many: Sequence[Counts]) -> Counts | None:

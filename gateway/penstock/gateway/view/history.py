@@ -94,7 +94,10 @@ class History:
 
     def note(self, entry: RequestState, now_ms: int) -> None:
         """A request may have changed. What it was counted as already is not counted again."""
-        before, noted = entry.noted, entry.to_note
+        before = entry.noted
+        if entry.accepted_ms == before.accepted_ms and not entry.ended_as:
+            return  # as most changes are
+        noted = entry.to_note
         if noted == before or entry.blanked:
             return
         self._now = now_ms // MINUTE_MS

@@ -105,7 +105,8 @@ def _queues(
     live = defaultdict[int, Minute](Minute)
     for one in waits:
         until = window.now + 1 if one.until_ms is None else one.until_ms // MINUTE_MS
-        add_wait(live.__getitem__, one.klass, one.since_ms, until, one.requests)
+        if one.since_ms <= window.now_ms:
+            add_wait(live.__getitem__, one.klass, one.since_ms, until, one.requests)
     for klass in CLASSES:
         depths, ages = [0] * len(window.steps), [0] * len(window.steps)
         for minute, depth, age_s in _at_ends(klass, window, (minutes, live)):

@@ -35,7 +35,7 @@ export function Requests({query, limit = 20}) {
       <label>Model <input name="model" size="14" autocomplete="off" value=${query.get("model") ?? ""} /></label>
       <button>Search</button></form>
     <${Failure} error=${error} />
-    ${found && html`<${Table} name="Requests" columns=${["request", "task", "status", "model", "accepted", "why"]}
+    ${found && html`<${Table} name="Requests found" columns=${["request", "task", "status", "model", "accepted", "why"]}
       rows=${rows} empty="None. The form below sends one; so does: penstock submit 'Hello'" />`}</section>`;
 }
 
