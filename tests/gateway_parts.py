@@ -31,6 +31,7 @@ def service_with(part: Any, artifacts: Any = None, dependencies: Dependencies | 
         kafka=settings.kafka_settings(),
         artifacts=artifacts,
         facts=part,
+        history=part,
         submitting=part,
         lookups=part,
         turns=part,

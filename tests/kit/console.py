@@ -43,7 +43,7 @@ class Opener:
     def __exit__(self, *raised: object) -> None:
         for page in self.pages:
             page.close()
-        assert not self.errors
+        assert not self.errors, self.errors
 
 
 def log_in(page: Any, key: str) -> None:
@@ -69,7 +69,7 @@ def violations(page: Any) -> list[Any]:
 def wider_than(page: Any, size: dict[str, int]) -> list[str]:
     """What does not fit on a screen of that size, but what scrolls on its own."""
     page.set_viewport_size(size)
-    wide = (
-        "[...document.querySelectorAll('*')].filter((one) => one.scrollWidth > innerWidth && !one.closest('.scroll'))"
+    wide = "(one) => one.scrollWidth > innerWidth && !one.closest('.scroll')"
+    return page.evaluate(
+        f"[...document.querySelectorAll('*')].filter({wide}).map((one) => one.outerHTML.slice(0, 200))"
     )
-    return page.evaluate(f"{wide}.map((one) => one.outerHTML.slice(0, 200))")

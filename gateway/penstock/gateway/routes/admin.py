@@ -11,7 +11,7 @@ from starlette.responses import Response
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.paging import page
-from penstock.gateway.view.outputs import json_bytes
+from penstock.gateway.view.outputs import json_at_once, json_bytes
 from penstock.schemas.errors import InvalidRequest
 
 router = APIRouter(prefix="/v1", tags=["operations"])
@@ -39,6 +39,29 @@ async def admin_problems(request: Request) -> Response:
     watch = context_of(request).problems
     assert watch is not None
     return await _shared(request, watch.to_json)
+
+
+@router.get("/admin/history", summary="The last 48 hours by the minute: what came and ended, queues, times, memory")
+async def admin_history(
+    request: Request,
+    range_s: Annotated[
+        int, Query(ge=60, le=172_800, multiple_of=60, description="How far back, in seconds: whole minutes.")
+    ] = 3_600,
+    step_s: Annotated[
+        int, Query(ge=60, le=86_400, multiple_of=60, description="The length of a step, in seconds: whole minutes.")
+    ] = 60,
+) -> Response:
+    """One list for each figure, with a value for each step. All gateways answer the same, since it is made from the
+    log. 503 while this gateway catches up."""
+    service = service_of(request)
+    if (error := context_of(request).awaited()) is not None:
+        raise error
+
+    async def make() -> bytes:
+        read = service.facts.history(range_s // 60, step_s // 60)
+        return await service.threads.lists.run(lambda: json_at_once(read()))
+
+    return await context_of(request).shared.answer(request, caller_of(request), make)
 
 
 @router.get("/admin/devices", summary="The devices of all workers and what holds their memory")

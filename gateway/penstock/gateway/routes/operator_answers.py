@@ -56,6 +56,52 @@ class Problems(Answer):
     data: list[SystemProblem]
 
 
+Counts = Annotated[list[int | None], Field(description="By step; null before the first of which anything is known.")]
+
+
+class TimeQuantiles(Answer):
+    """In ms by step, within 5 %; null where nothing was measured."""
+
+    p50: list[int | None]
+    p95: list[int | None]
+
+
+class QueueHistory(Answer):
+    """By step: the most that waited at the end of a minute, and the highest age of the oldest in seconds."""
+
+    depth: Counts
+    oldest_age_s: Counts
+
+
+class DeviceHistory(Answer):
+    """Memory in bytes, as the worker last reported it in a step; null where it reported none."""
+
+    worker_id: str
+    device: str
+    limit_bytes: list[int | None]
+    reserved_bytes: list[int | None]
+    foreign_bytes: list[int | None]
+
+
+class History(Answer):
+    """One list for each figure, with a value for each step."""
+
+    object: Literal["history"]
+    step_s: int
+    until: Annotated[Time, Field(description="The present: the last step is not complete.")]
+    times: Annotated[list[int], Field(description="When each step begins, in seconds since the epoch.")]
+    accepted: Counts
+    ended: Annotated[dict[str, Counts], Field(description="By status.")]
+    prompt_tokens: Counts
+    completion_tokens: Counts
+    wait_ms: Annotated[TimeQuantiles, Field(description="From accepted, or `start_after`, to the last run's begin.")]
+    run_ms: TimeQuantiles
+    first_token_ms: Annotated[TimeQuantiles, Field(description="From a worker's taking it.")]
+    queues: Annotated[dict[str, QueueHistory], Field(description="By priority class.")]
+    devices: list[DeviceHistory]
+    devices_omitted: Annotated[int, Field(description="Devices beyond the first 64.")]
+
+
 class DeviceHolder(Answer):
     model: str
     bytes: int

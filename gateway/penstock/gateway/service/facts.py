@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -179,6 +179,10 @@ class Facts:
             held=() if self._transactions is None else self._transactions.held(),
             tenants=self._loads(at_ms),
         )
+
+    def history(self, range_minutes: int, step: int) -> Callable[[], dict[str, Any]]:
+        """What gives the history of so many minutes by steps of so many. Call it on a thread."""
+        return self._view.history(now_ms(), range_minutes, step)
 
     def _loads(self, at_ms: int) -> dict[str, Load]:
         live = self._view.census.live

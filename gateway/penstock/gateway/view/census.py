@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from penstock.gateway.view.entries import Entry
 from penstock.schemas.topics import CLASSES, priority_class
@@ -31,16 +31,18 @@ class Counted(NamedTuple):
     model: str | None
     """That of one that runs."""
     from_ms: int | None = None
-    """When one that waits may start, if that is later than it was accepted."""
+    """When it may start, if that is later than it was accepted."""
+    started_ms: int | None = None
+    """When one that does not wait began to run."""
 
 
 def counted_as(entry: Entry) -> Counted:
     """As what it is to be counted now."""
     klass = priority_class(entry.priority)
+    from_ms = entry.waits_from_ms if entry.waits_from_ms > entry.accepted_ms else None
     if entry.waits:
-        from_ms = entry.waits_from_ms if entry.waits_from_ms > entry.accepted_ms else None
         return Counted(klass, (entry.task, entry.model, entry.pool), None, from_ms)
-    return Counted(klass, None, entry.model if entry.status_name == "running" else None)
+    return Counted(klass, None, entry.model if entry.status_name == "running" else None, from_ms, entry.started_ms)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,9 +91,7 @@ class _Waiting:
             return
         number = since_ms // AGES_MS
         if later:
-            self.later[number] += count
-            if not self.later[number]:
-                del self.later[number]
+            _add(self.later, number, count)
         age = self.ages.get(number)
         if age is None:
             age = self.ages[number] = _Age(since_ms)
@@ -124,6 +124,16 @@ class _Waiting:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Requests of a class that waited from a time on, until they began to run or, if that is None, until now."""
+
+    klass: str
+    since_ms: int
+    until_ms: int | None = None
+    requests: int = 1
+
+
 class Census:
     """Counts of live requests.
 
@@ -136,6 +146,8 @@ class Census:
         self._live_of: Counter[tuple[str, str]] = Counter()
         self.running: Counter[str] = Counter()
         """Requests that run, by model."""
+        self._begun: Counter[tuple[str, int, int]] = Counter()
+        """Those that began to run, by class, since when they waited, and when they began."""
         self._by_conversation: dict[tuple[str, str], dict[str, Entry]] = {}
         self._kinds: dict[tuple[str, Kind], _Waiting] = {}
 
@@ -162,6 +174,13 @@ class Census:
         for (klass, (_, _, pool)), waiting in self._kinds.items():
             depths[klass, pool] += waiting.due(now_ms)
         return depths
+
+    def waits(self) -> list[Wait]:
+        """For the history: what waits, and how long those waited that began to run and have not ended."""
+        found = [Wait(*begun, requests=count) for begun, count in self._begun.items() if begun[1]]
+        for (klass, _), waiting in self._kinds.items():
+            found += [Wait(klass, age.since_ms, requests=age.requests) for age in waiting.ages.values() if age.requests]
+        return found
 
     def waiting(self, now_ms: int) -> list[Waiting]:
         """What waits, by kind, without what may not start yet."""
@@ -199,11 +218,9 @@ class Census:
 
     def add(self, tenant: str, state: Counted, accepted_ms: int, count: int = 1) -> None:
         """So many more requests of a tenant, or less, are counted as this."""
-        klass, kind, model, from_ms = state
+        klass, kind, model, from_ms, started_ms = state
         self._live[klass] += count
-        self._live_of[tenant, klass] += count
-        if not self._live_of[tenant, klass]:
-            del self._live_of[tenant, klass]
+        _add(self._live_of, (tenant, klass), count)
         if kind is not None:
             if (waiting := self._kinds.get((klass, kind))) is None:
                 waiting = self._kinds[klass, kind] = _Waiting()
@@ -211,9 +228,9 @@ class Census:
             if not waiting.requests:
                 del self._kinds[klass, kind]
         elif model is not None:
-            self.running[model] += count
-            if not self.running[model]:
-                del self.running[model]
+            _add(self.running, model, count)
+        if started_ms:
+            _add(self._begun, (klass, from_ms or accepted_ms, started_ms), count)
 
     def put_aside(self, entry: Entry) -> None:
         """The entry is not in memory any more."""
@@ -234,3 +251,12 @@ class Census:
         if entry.conversation_id is not None and not entry.listed:
             self._by_conversation.setdefault((entry.tenant, entry.conversation_id), {})[entry.request_id] = entry
             entry.listed = True
+
+
+K = TypeVar("K", bound=Hashable)
+
+
+def _add(counts: Counter[K], key: K, count: int) -> None:
+    counts[key] += count
+    if not counts[key]:
+        del counts[key]

@@ -54,6 +54,8 @@ class Entry(RequestState):
         if not self.statuses.apply(event):
             return []
         before, self.status = self.status, event
+        if event.status == "running" and (before is None or _run(before) != _run(event)):
+            self.started_ms = event.created_at
         self.model = event.model or self.model
         if not listened:
             return []
@@ -249,6 +251,10 @@ class Entry(RequestState):
             finished_ms=event.created_at,
             timings=None if event.timings is None else event.timings.to_dict(),
         )
+
+
+def _run(event: StatusEvent) -> tuple[str, int, int]:
+    return event.status, event.epoch, event.attempt
 
 
 def _told(event: StatusEvent) -> tuple[str, int | None, str | None]:

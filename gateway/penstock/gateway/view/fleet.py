@@ -53,19 +53,21 @@ class Fleet:
         model = self._codec.decode(message.value, ModelInfo)
         self.models = {**self.models, (model.model, model.pool or ""): model}
 
-    def on_worker(self, message: RawMessage) -> None:
+    def on_worker(self, message: RawMessage) -> WorkerState | None:
+        """The report; None if the worker's record was taken away."""
         self._kept = (float("-inf"), KnownModels())
         if message.value is None:
             worker_id = (message.key or b"").decode(errors="replace")
             self.workers = {name: state for name, state in self.workers.items() if name != worker_id}
             self._gone |= {worker_id}
-            return
+            return None
         state = self._codec.decode(message.value, WorkerState)
         self.workers = {**self.workers, state.worker_id: state}
         self._gone = self._gone | {state.worker_id} if state.state == STOPPED else self._gone - {state.worker_id}
         here = (state.updated_at, state.worker_id)
         keys = {(one.model, state.pool or "") for one in state.models}
         self._had = {**self._had, **{key: max(self._had.get(key, here), here) for key in keys}}
+        return state
 
     def forget_stale_workers(self, older_than_s: float) -> None:
         """A silent worker whose partitions nobody has taken over is missed for an hour."""

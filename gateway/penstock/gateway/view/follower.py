@@ -17,6 +17,7 @@ from penstock.common.settings import KafkaSettings
 from penstock.common.tasks import end_all
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.ends import Ends
+from penstock.gateway.view.history import KEPT_MINUTES, MINUTE_MS
 from penstock.gateway.view.ordered_reading import OrderedReading
 from penstock.gateway.view.piece_reader import PieceReader
 from penstock.gateway.view.pieces import FOLDED_AT_ONCE, folds
@@ -228,6 +229,7 @@ class Follower:
         """Forget what nothing was heard of since. What lives has been silent no longer than this gateway runs."""
         while await asyncio.to_thread(self._store.prune, before_ms):
             pass
+        await asyncio.to_thread(self._store.prune_minutes, now_ms() // MINUTE_MS - KEPT_MINUTES)
         if self._began_ms >= before_ms:
             return
         while silent := await asyncio.to_thread(self._store.silent_live, before_ms):

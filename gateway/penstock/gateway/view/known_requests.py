@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from penstock.gateway.limits.tenants import Tenants
 from penstock.gateway.view.census import Census
 from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.history import History
 from penstock.gateway.view.request_state import NEVER_MS, NOT_KNOWN, Key
 from penstock.gateway.view.store import FIRST_TURN, TP, Store
 from penstock.gateway.view.unwritten import Recent, Unwritten
@@ -23,7 +24,7 @@ MOST_TURNS = 100
 
 
 class KnownRequests:
-    """What changes is to be told by `touch`; `census` and `tenants` count what lives."""
+    """What changes is to be told by `touch`; `census` and `tenants` count what lives, `history` all."""
 
     def __init__(self, store: Store, tenants: Tenants, recent_bytes: int, held_live: int) -> None:
         """Of those that live about `held_live` stay in memory, and all that `put_aside` leaves there."""
@@ -40,6 +41,7 @@ class KnownRequests:
         """Those that are forgotten and whose rows are still to be deleted."""
         self._recent = Recent(recent_bytes)
         self.unwritten = Unwritten(store)
+        self.history = History(store.minutes())
         self.catching_up = False
         """What is read now is old."""
         for tenant, counted, accepted_ms, count in store.live_counts():
@@ -136,6 +138,7 @@ class KnownRequests:
         """It has changed: it is to be written, and counted anew."""
         entry.updated_ms = now_ms
         self.unwritten.add(entry)
+        self.history.note(entry, now_ms)
         if entry.done:
             self.end(entry)
         elif not entry.blanked:
@@ -178,7 +181,7 @@ class KnownRequests:
 
     def hand_over(self, offsets: Mapping[TP, int], written: threading.Event | None) -> bool:
         """As `Unwritten.hand_over`."""
-        return self.unwritten.hand_over(offsets, written)
+        return self.unwritten.hand_over(offsets, written, self.history)
 
     def forget(self, silent: Sequence[Entry], before_ms: int) -> list[Entry]:
         """Forget live ones, of which the file says that nothing was heard since; those of which that is true.

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.gateway.view.outputs import LargeOutput, artifact_ids_of, held_bytes
 from penstock.schemas.fold import FoldStep, Previewed, ResultFold, StatusFold, same_origin
@@ -47,6 +47,17 @@ _OF_RECORD = (
     "waits_from_ms",
 )
 _facts_of_record = attrgetter(*_OF_RECORD)
+
+
+class Noted(NamedTuple):
+    """What of a request the history has counted: when it was accepted, that it ended, and how long it waited."""
+
+    accepted_ms: int = 0
+    ended: bool = False
+    waited: bool = False
+
+
+NOTHING = Noted()
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +109,8 @@ class RequestState:
     ended_as: str = ""
     """The status of its outcome; empty until there is one."""
     finished_ms: int = 0
+    started_ms: int = 0
+    """When its last run began; 0 if none did."""
     artifact_ids: frozenset[str] = frozenset()
     """The artifacts that its outcome names."""
     large: LargeOutput | None = None
@@ -110,6 +123,7 @@ class RequestState:
     """The (epoch, attempt) whose text was read again: it is not read once more for what it still lacks."""
     kept_bytes: int = ENTRY_BYTES
     """What it takes of the room for ended requests."""
+    noted: Noted = NOTHING
     counted: tuple[Any, int] | None = None
     """As what the census counts it (its `Counted`), and since when."""
     listed: bool = False
@@ -179,6 +193,14 @@ class RequestState:
     def waits(self) -> bool:
         """Whether no worker has said that it runs."""
         return not self.closed and (self.status is None or self.status.rank < RUNNING)
+
+    @property
+    def to_note(self) -> Noted:
+        """What its history can count now: how long it waited once it has ended and its own record was read."""
+        origin, followed, done = self.origin, self.fold.origin, self.done
+        if not done or not self.content or origin is None or followed is None:
+            return Noted(self.accepted_ms, done)
+        return Noted(self.accepted_ms, done, same_origin(origin, followed))
 
     @property
     def may_move(self) -> bool:
@@ -284,6 +306,8 @@ class RequestState:
         if self.fold.terminal is event:
             self.terminal_offset, self.ended_as = offset, event.status or "failed"
             self.finished_ms, self.artifact_ids = event.created_at, artifact_ids_of(event)
+            run_ms = 0 if event.timings is None else event.timings.run_ms
+            self.started_ms = event.created_at - run_ms if run_ms or event.status == "completed" else 0
             self.task = self.task or event.task
             self.model = event.model or self.model
             self.origin = self.origin or event.origin

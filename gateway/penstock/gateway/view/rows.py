@@ -39,6 +39,7 @@ _FACTS = (
     "stored_text",
     "others",
     "waits_from_ms",
+    "started_ms",
 )
 _facts_of = attrgetter(*_FACTS)
 
@@ -185,4 +186,5 @@ def restored(tenant: str, request_id: str, facts: str, *, accepted_ms: int, eras
     entry.passed_over = pieces_from >= 0
     entry.ended_as, entry.finished_ms, artifact_ids = ended
     entry.artifact_ids = frozenset(artifact_ids)
+    entry.noted = entry.to_note
     return entry

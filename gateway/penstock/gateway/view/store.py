@@ -6,7 +6,7 @@ import logging
 import queue
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +55,17 @@ class Turn(NamedTuple):
 FIRST_TURN = Turn(-1, "", "")
 
 
+class DeviceMinute(NamedTuple):
+    """Memory of a device in bytes, as its worker last reported it in a minute."""
+
+    minute: int
+    worker: str
+    device: str
+    limit_bytes: int
+    reserved_bytes: int
+    foreign_bytes: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """What one transaction holds; `written` is set when it stands in the file."""
@@ -64,6 +75,8 @@ class Batch:
     written: threading.Event
     facts: Mapping[str, bytes | None] = field(default_factory=dict[str, bytes | None])
     """Records of conversations' facts, by the conversation's key; None for those that were taken away."""
+    history: Mapping[str, Sequence[Row]] = field(default_factory=dict[str, Sequence[Row]])
+    """Rows of the history, by table."""
 
 
 class Store:
@@ -143,6 +156,8 @@ class Store:
         _put(connection, "conversations", [(key, one) for key, one in batch.facts.items() if one is not None])
         gone = [(key,) for key, one in batch.facts.items() if one is None]
         connection.executemany("DELETE FROM conversations WHERE key = ?", gone)
+        for table, minutes in batch.history.items():
+            _put(connection, table, minutes)
         _put(connection, "offsets", [(*tp, offset) for tp, offset in batch.offsets.items()])
         connection.execute("COMMIT")
         for row in rows:  # here rather than on the event loop: until `written` nobody needs to ask the file
@@ -168,6 +183,12 @@ class Store:
         if deleted:
             self._pruned = True
         return deleted == _PRUNED_AT_ONCE and not self._closing.is_set()
+
+    def prune_minutes(self, before: int) -> None:
+        """Delete the history before this minute. For a thread."""
+        with closing(self._connect()) as connection:
+            for table in ("minutes", "device_minutes"):
+                connection.execute(f"DELETE FROM {table} WHERE minute < ?", (before,))
 
     def silent_live(self, before_ms: int) -> list[Entry]:
         """Some rows of what has not ended that were not touched since. For a thread."""
@@ -204,6 +225,20 @@ class Store:
         )
         for tenant, counted, accepted_ms, count in self._reader.execute(query):
             yield tenant, counted_of(counted), accepted_ms, count
+
+    def minutes(self) -> list[tuple[int, str]]:
+        """The history, as `Minute.to_text` has it, by minute since the epoch."""
+        return self._reader.execute("SELECT * FROM minutes").fetchall()
+
+    def devices(self, first: int) -> list[tuple[str, str]]:
+        """Worker and name of all devices that were reported from a minute on, in order. For a thread."""
+        query = "SELECT DISTINCT worker, device FROM device_minutes WHERE minute >= ? ORDER BY worker, device"
+        return self._page_connection().execute(query, (first,)).fetchall()
+
+    def device_minutes(self, first: int, last_device: tuple[str, str]) -> Iterable[DeviceMinute]:
+        """The memory of devices up to this one from a minute on, in the order of time. For a thread."""
+        query = "SELECT * FROM device_minutes WHERE minute >= ? AND (worker, device) <= (?, ?)"
+        return map(DeviceMinute._make, self._page_connection().execute(query, (first, *last_device)))
 
     def live_turns(self, tenant: str, conversation_id: str, after: Turn, until_ms: int, most: int) -> list[Turn]:
         """A conversation's requests that are not done and were accepted until then: the first of those behind `after`.

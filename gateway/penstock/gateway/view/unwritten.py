@@ -7,6 +7,7 @@ from collections import ChainMap, OrderedDict, deque
 from collections.abc import Mapping
 
 from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.history import History
 from penstock.gateway.view.request_state import ENTRY_BYTES, Key
 from penstock.gateway.view.rows import snapshot
 from penstock.gateway.view.store import TP, Batch, Store
@@ -69,7 +70,7 @@ class Unwritten:
         self._settle()
         return ChainMap(self._changed, *(entries for _, entries, _ in reversed(self._writing)))
 
-    def hand_over(self, offsets: Mapping[TP, int], written: threading.Event | None) -> bool:
+    def hand_over(self, offsets: Mapping[TP, int], written: threading.Event | None, history: History) -> bool:
         """Give the writer what changed, with the offsets that it reflects; False when the writer is behind.
 
         `written` is set when it stands in the file.
@@ -80,7 +81,8 @@ class Unwritten:
         if self._store.is_behind:
             return False
         done = written or threading.Event()
-        self._store.submit(Batch([snapshot(entry) for entry in self._changed.values()], offsets, done, self._facts))
+        rows = [snapshot(entry) for entry in self._changed.values()]
+        self._store.submit(Batch(rows, offsets, done, self._facts, history.drain()))
         self._writing.append((done, self._changed, self._facts))
         self._changed, self._bytes, self._facts = {}, 0, {}
         return True

@@ -18,7 +18,8 @@ from penstock.gateway.view.changes import Changes
 from penstock.gateway.view.claims import Claims
 from penstock.gateway.view.conversation_pools import ConversationPools
 from penstock.gateway.view.entries import Entry
-from penstock.gateway.view.fleet import Fleet
+from penstock.gateway.view.fleet import STOPPED, Fleet
+from penstock.gateway.view.history_series import MOST_DEVICES, Window, device_series, series
 from penstock.gateway.view.hub import Hub, items_subject
 from penstock.gateway.view.known_requests import KnownRequests
 from penstock.gateway.view.outputs import LargeOutput, OutcomeReader
@@ -96,7 +97,7 @@ class View:
             names.status: self._status,
             names.control: self._control,
             names.model: self.fleet.on_model,
-            names.worker: self.fleet.on_worker,
+            names.worker: self._worker,
             names.conversation_facts: self._facts,
             names.idempotency: self._claim,
         }
@@ -159,6 +160,20 @@ class View:
     def written_facts(self, keys: Sequence[str]) -> dict[str, bytes]:
         """The others, if it is asked after `unwritten_facts`. For a thread."""
         return self._store.facts_of(keys)
+
+    def history(self, now_ms: int, range_minutes: int, step: int) -> Callable[[], dict[str, Any]]:
+        """What gives the history of so many minutes by steps of so many. Call it on a thread."""
+        window, minutes = Window.of(now_ms, range_minutes, step), self.known.history.minutes()
+        waits = self.census.waits()
+
+        def read() -> dict[str, Any]:
+            names = self._store.devices(window.first_minute)
+            shown = names[:MOST_DEVICES]
+            reports = self._store.device_minutes(window.first_minute, shown[-1]) if shown else ()
+            devices = device_series(window, shown, reports)
+            return {**series(window, minutes, waits, devices), "devices_omitted": len(names) - len(shown)}
+
+        return read
 
     def result_partitions(self, count: int) -> None:
         """The result topic has so many partitions now."""
@@ -360,6 +375,10 @@ class View:
             is_new = before is None or (before.attempt, before.epoch, before.status) != here
             if is_new and message.timestamp_ms >= self._counts_since_ms:
                 self._on_status(event)
+
+    def _worker(self, message: RawMessage) -> None:
+        if (state := self.fleet.on_worker(message)) is not None and state.state != STOPPED:
+            self.known.history.on_worker(state)
 
     def _claim(self, message: RawMessage) -> None:
         if message.value is not None:

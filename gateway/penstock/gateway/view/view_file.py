@@ -9,7 +9,7 @@ from penstock.common.log_copies import CopyFormat
 from penstock.schemas.codec import RELEASED
 from penstock.schemas.errors import Overloaded
 
-VERSION = 7
+VERSION = 8
 # Lists are read in the order of acceptance. What few requests share has an index of that order. What many share, as a
 # task, stands in the indices of time and status, with `erased` for SQLite to answer from them alone: rows are read only
 # of what is listed. What is erased is in none.
@@ -41,10 +41,15 @@ CREATE INDEX IF NOT EXISTS live ON requests (tenant, counted, accepted_ms) WHERE
 CREATE INDEX IF NOT EXISTS live_turns ON requests (tenant, conversation_id, accepted_ms) WHERE done = 0;
 CREATE INDEX IF NOT EXISTS overdue ON requests (must_end_ms) WHERE done = 0;
 CREATE TABLE IF NOT EXISTS conversations (key TEXT NOT NULL PRIMARY KEY, facts BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS minutes (minute INTEGER NOT NULL PRIMARY KEY, counted TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS device_minutes (
+  minute INTEGER NOT NULL, worker TEXT NOT NULL, device TEXT NOT NULL,
+  limit_bytes INTEGER NOT NULL, reserved_bytes INTEGER NOT NULL, foreign_bytes INTEGER,
+  PRIMARY KEY (minute, worker, device)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS offsets (
   topic TEXT NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL, PRIMARY KEY (topic, partition));
 """
-_TABLES = ("requests", "texts", "outcomes", "conversations", "offsets")
+_TABLES = ("requests", "texts", "outcomes", "conversations", "minutes", "device_minutes", "offsets")
 """Those of earlier versions too."""
 _FORMAT = CopyFormat(what="the view", schema=_SCHEMA, tables=_TABLES)
 

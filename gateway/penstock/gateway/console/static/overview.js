@@ -1,6 +1,8 @@
 // The first screen: is it well, and if not, why.
 import {Act, Ago, Failure, age, count, duration, gib, html, times, usePoll} from "./parts.js";
+import {useState} from "./vendor/hooks.js";
 import {part} from "./api.js";
+import {Charts, RANGES, ended} from "./charts.js";
 
 const POLL_MS = 2000;
 const ASKED_BEFORE = ["pause", "unload"];
@@ -9,13 +11,17 @@ export function Overview({tell}) {
   const [problems, failed] = usePoll("/v1/admin/problems", POLL_MS);
   const [stats, no_stats] = usePoll("/v1/admin/stats", POLL_MS);
   const [devices, no_devices] = usePoll("/v1/admin/devices", POLL_MS);
+  const [range, choose] = useState("1 h"), {path, poll_ms} = RANGES[range];
+  const [history, no_history] = usePoll(path, poll_ms);
   const workers = (stats?.workers ?? []).filter((one) => one.state !== "stopped");
   const live = workers.filter((one) => age(one.updated_at) <= stats.worker_late_s);
   return html`
     <${Problems} found=${problems} error=${failed} tell=${tell} />
     <section aria-labelledby="pipeline"><h2 id="pipeline">Pipeline</h2>
       <${Failure} error=${no_stats ?? no_devices} />
-      ${stats && html`<${Pipeline} stats=${stats} workers=${workers} live=${live} devices=${devices?.data ?? []} tell=${tell} />`}</section>
+      ${stats && html`<${Pipeline} stats=${stats} workers=${workers} live=${live} devices=${devices?.data ?? []}
+        history=${history} range=${range} tell=${tell} />`}</section>
+    <${Charts} history=${history} error=${no_history} range=${range} choose=${choose} />
     ${stats && html`<${Models} workers=${live} models=${stats.models} tell=${tell} />`}`;
 }
 
@@ -42,7 +48,7 @@ function Problem({one, tell}) {
   </article>`;
 }
 
-function Pipeline({stats, workers, live, devices, tell}) {
+function Pipeline({stats, workers, live, devices, history, range, tell}) {
   const pausing = (name) => new Set(live.filter((one) => one.paused.includes(`class/${name}`)).map((one) => one.pool));
   const reasons = {};
   for (const one of live)
@@ -61,9 +67,9 @@ function Pipeline({stats, workers, live, devices, tell}) {
     <div><h3>Devices</h3>${devices.filter((one) => live.some((worker) => worker.worker_id === one.worker_id))
       .map((one) => html`<${Device} one=${one} />`)}</div>
     <div><h3>Results: ${stats.rates.ended_per_s.toFixed(1)} requests/s</h3>
-      ${Object.entries(stats.outcomes).map(([name, number]) => html`<p class="row"><span>${name.replaceAll("_", " ")}</span>
+      ${Object.entries(history ? ended(history) : {}).map(([name, number]) => html`<p class="row"><span>${name.replaceAll("_", " ")}</span>
         <span class=${`figure ${name === "completed" ? "" : "warn"}`}>${count(number)}</span></p>`)}
-      <p class="faint">${count(stats.inflight)} under way, ${times(stats.clients.connected, "client")} connected. Counted since this gateway started</p></div>
+      <p class="faint">${count(stats.inflight)} under way, ${times(stats.clients.connected, "client")} connected. Ended in the last ${range}</p></div>
   </div>`;
 }
 

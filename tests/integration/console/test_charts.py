@@ -1,0 +1,68 @@
+"""The console's charts in a real browser, on a real system: what they show, in which range, and in words."""
+
+from __future__ import annotations
+
+import httpx
+
+from kit.console import PHONE, Opener, gone, told, violations, wider_than
+from support import wait_until
+from system import Process
+from worker_requests import engine
+
+GB = 10**9
+SYSTEM = {
+    "models": [{**engine(tokens=10, delay_ms=50), "device": "simulated", "vram_bytes": GB // 2}],
+    "devices": [{"kind": "simulated", "name": "sim0", "total_bytes": GB}],
+    "worker_options": {"state_interval_s": 0.5},
+}
+INK = "one => one.getContext('2d').getImageData(0, 0, one.width, one.height).data.some((byte) => byte > 0)"
+"""Whether anything is drawn on a canvas."""
+
+
+def test_the_charts_show_what_the_history_knows_and_say_it_in_words(gateway: Process, open_page: Opener) -> None:
+    page = open_page(gateway)
+    told(page, "No request in the last 1 h")
+    told(page, "penstock submit")
+    told(page, "No run has ended")
+    for request_id in [gateway.submit(stream=True) for _ in range(3)]:
+        assert gateway.request(request_id, wait=30)["status"] == "completed"
+    late = gateway.submit(execution_timeout_ms=50, max_attempts=1)
+    wait_until(lambda: gateway.request(late)["done"], 30, "it has ended")
+    told(page, "1 failed, dead-lettered or expired", 30)
+    told(page, "4 accepted in the last 1 h")
+    told(page, "At most, p95 of the wait was")
+    told(page, "of the first token")
+    told(page, "high 0 now, at most 0; medium 0 now")
+    told(page, "Memory of sim0")
+    told(page, "At most 0.47 GiB of 0.93 GiB granted")
+    results = page.locator(".pipeline > div").last.inner_text()
+    assert "completed\n3" in results
+    assert "Ended in the last 1 h" in results
+    charts = page.locator("figure canvas").all()
+    assert [chart.evaluate(INK) for chart in charts] == [True] * len(charts)
+    page.locator(".u-over").first.hover()
+    legend = page.locator(".keys").first
+    wait_until(lambda: "now" not in legend.inner_text(), 10, "the legend shows what is under the pointer")
+    page.get_by_role("radio", name="1 h").focus()
+    page.keyboard.press("ArrowRight")
+    told(page, "4 accepted in the last 6 h")
+    page.keyboard.press("ArrowRight")
+    told(page, "4 accepted in the last 48 h")
+    page.emulate_media(color_scheme="dark")
+    assert violations(page) == []
+    assert wider_than(page, PHONE) == []
+    assert violations(page) == []
+
+
+def test_a_history_that_cannot_be_told_is_said(gateway: Process, open_page: Opener) -> None:
+    page = open_page(gateway)
+    told(page, "in the last 1 h")
+    error = {"code": "overloaded", "message": "this gateway is catching up"}
+    page.route("**/v1/admin/history*", lambda route: route.fulfill(status=503, json={"error": error}))
+    page.get_by_role("radio", name="6 h").check()
+    told(page, "this gateway is catching up")
+    gone(page, "in the last 1 h")
+    page.unroute_all(behavior="wait")
+    told(page, "accepted in the last 6 h", 30)
+    assert httpx.get(f"{gateway.url}/console/vendor/uplot.css").headers["content-type"].startswith("text/css")
+    open_page.expect("503")
