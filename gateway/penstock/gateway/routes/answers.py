@@ -172,6 +172,20 @@ class ArtifactReference(Answer):
     sha256: str
 
 
+class MadeImage(Answer):
+    """An image that was made."""
+
+    artifact_id: str
+    url: Annotated[str, Field(description="Its bytes at this gateway.")]
+    media_type: str
+    width: int
+    height: int
+    seed: int | None = None
+    sha256: str
+    bytes: int | None = None
+    expires_at: Time | None = None
+
+
 class ContextHeld(Answer):
     """What of its conversation a turn's prompt held, in turns."""
 
@@ -192,6 +206,8 @@ class Result(Answer):
     choices: Annotated[list[TextChoice] | None, Field(description="All answers when n was above 1.")] = None
     embeddings: list[list[float]] | None = None
     dimensions: int | None = None
+    images: list[MadeImage] | None = None
+    offsets: Annotated[list[int] | None, Field(description="Where appended items stand in their conversation.")] = None
     artifact: ArtifactReference | None = None
     finish_reason: str | None = None
     usage: UsageCounts | None = None
