@@ -35,13 +35,25 @@ function Problems({found, error, tell}) {
   </section>`;
 }
 
+/** The page that lists what a problem is about. */
+const LISTS = {
+  dead_letters: (reason) => `#/dead-letters?reason=${part(reason)}`,
+  dead_letters_unreadable: (reason) => `#/dead-letters?reason=${part(reason)}`,
+  tenant_floods: (tenant) => `#/requests?tenant=${part(tenant)}`,
+  tenant_near_limit: (tenant) => `#/requests?tenant=${part(tenant)}`,
+  class_paused: (name) => `#/requests?class=${part(name)}`,
+  model_paused: (model) => `#/requests?model=${part(model)}`,
+  model_unknown: (model) => `#/requests?model=${part(model)}`,
+};
+
 function Problem({one, tell}) {
   const {label, command, call} = one.action;
+  const list = one.subject && LISTS[one.problem]?.(one.subject);
   return html`<article class="problem">
     <p><strong><code>${one.problem}</code> <bdi>${one.subject}</bdi></strong>
       <span class="faint"><${Ago} at=${one.since} /></span></p>
     <p>${one.cause}</p>
-    <p class="faint">Affects: ${one.affects}</p>
+    <p class="faint">Affects: ${one.affects} ${list && html`<a href=${list}>see them</a>`}</p>
     <p class="row"><code>${command}</code>
       ${call && html`<${Act} label=${label} about=${`${label} ${one.subject ?? ""}`} path=${call.path}
         body=${call.body} tell=${tell} confirm=${label !== "resume" && `${label}: ${command}?`} />`}</p>
