@@ -181,7 +181,7 @@ def test_a_poison_record_is_told_and_whatever_it_holds_is_shown_as_text(
     told(page, "run again")
     letters = httpx.get(f"{gateway.url}/v1/admin/dlq").json()["data"]
     redriven = {one["request_id"]: one["redriven_as"] is not None for one in letters}
-    assert (redriven[late], redriven["poison"]) == (True, False), "the one that was run again may have failed again"
+    assert redriven.items() >= {late: True, "poison": False}.items(), "what was run again may have failed again"
     page.get_by_role("textbox", name="Id").fill("poison")
     page.keyboard.press("Enter")
     told(page, "payload.prompt must be text")

@@ -90,6 +90,13 @@ def test_a_request_is_followed_from_its_place_in_the_queue_to_its_end(gateway: P
     assert wider_than(page, PHONE) == []
 
 
+def pause_low(gateway: Process) -> None:
+    """Pause the class, and wait until the worker knows."""
+    order = httpx.post(f"{gateway.url}/v1/admin/classes/low/pause").json()
+    observed = f"{gateway.url}/v1/admin/orders/{order['revision']}"
+    wait_until(lambda: httpx.get(observed).json()["observed"], 20, "the worker has observed the order")
+
+
 def gateway_input(gateway: Process, request_id: str) -> dict[str, Any]:
     return httpx.get(f"{gateway.url}/v1/requests/{request_id}/input", timeout=30).json()
 
@@ -159,7 +166,7 @@ def test_images_and_vectors_are_shown(gateway: Process, open_page: Opener) -> No
 
 def test_a_list_follows_its_requests_by_the_filters_in_the_address(gateway: Process, open_page: Opener) -> None:
     page = open_page(gateway, "#/requests")
-    assert httpx.post(f"{gateway.url}/v1/admin/classes/low/pause").status_code == 202
+    pause_low(gateway)
     waits = gateway.submit(priority=8, payload={"prompt": "p", **SHORT})
     row = page.locator(".requests tr", has_text=waits)
     row.wait_for(timeout=5_000)
@@ -192,7 +199,7 @@ def test_a_list_follows_its_requests_by_the_filters_in_the_address(gateway: Proc
 
 
 def test_many_are_scrolled_counted_moved_and_cancelled(gateway: Process, open_page: Opener) -> None:
-    assert httpx.post(f"{gateway.url}/v1/admin/classes/low/pause").status_code == 202
+    pause_low(gateway)
     body = '{"task": "text_generation", "payload": {"prompt": "p"}, "priority": 9, "model": "noop"}\n'
     sent = httpx.post(
         f"{gateway.url}/v1/requests/bulk",

@@ -19,7 +19,7 @@ export const now = () => Date.now() - ahead_ms;
 const after = (ms) => /** @type {any} */ (AbortSignal).timeout(ms);
 
 const MOST_KNOWN = 32;
-/** The newest answers that have an entity tag, by path: the gateway says 304 while they are still right. */
+/** The newest answers that have an entity tag, by path: the gateway says 304 while they are still right. Changes are asked for once. */
 const known = new Map();
 
 /** The JSON of an answer, which for a GET may be a second old: gateways make one for all pages. Throws ApiError, also with status 0 when the gateway does not answer in time. */
@@ -44,7 +44,7 @@ export async function call(method, path, body, headers = {}) {
   try { json = text ? JSON.parse(text) : null; } catch { /* a proxy's page */ }
   if (!answer.ok) throw new ApiError(answer.status, json?.error);
   const etag = answer.headers.get("etag");
-  if (method === "GET" && etag) {
+  if (method === "GET" && etag && !path.includes("changed_since=")) {
     known.delete(path);
     known.set(path, {etag, json});
     if (known.size > MOST_KNOWN) known.delete(known.keys().next().value);
