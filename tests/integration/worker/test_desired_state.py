@@ -66,7 +66,12 @@ class Site:
         self.worker.wait_ready()
 
 
-SYSTEM = {"models": [OTHER, FAST], "worker_options": {"state_interval_s": 15}, "processes": []}
+SYSTEM = {
+    "models": [OTHER, FAST],
+    "worker_options": {"state_interval_s": 15},
+    "gateway_options": {"worker_late_s": 60},
+    "processes": [],
+}
 
 
 @pytest.fixture(scope="module")
