@@ -76,7 +76,8 @@ class GatewaySection(Section):
     write_timeout_s: float = Field(30.0, gt=0)
     """Seconds after which a client that reads nothing of what it is sent is cut off."""
     worker_late_s: float = Field(8.0, gt=0)
-    """Seconds after its last report for which a worker counts as alive: at least three times `worker.state_interval_s`."""
+    """Seconds after its last report for which a worker counts as alive; at least three times
+    `worker.state_interval_s`."""
     horizon_h: float = Field(24.0, gt=0)
     """The view keeps requests of the last two horizons, in hours, and a new gateway begins there."""
     rediscover_s: float = Field(10.0, gt=0)

@@ -240,6 +240,9 @@ def test_many_are_scrolled_counted_moved_and_cancelled(gateway: Process, open_pa
     page.get_by_role("button", name="give the priority high: 1 request").click()
     told(page, "asked of 1 request")
     assert gateway.request(moved, wait=30)["priority"] == 2
+    last_of_medium = gateway.submit(priority=7, payload={"prompt": "p", **SHORT})
+    page.goto(f"{gateway.url}/#/requests?id_contains={last_of_medium}")
+    told(page, "medium\u00a07")
     httpx.post(f"{gateway.url}/v1/admin/classes/low/resume")
     assert violations(page) == []
 

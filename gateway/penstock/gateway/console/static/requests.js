@@ -18,7 +18,7 @@ const ROW_PX = 30, BESIDE = 12, SPARE = 4;
 const AT_ONCE = 200;
 
 const words = (name) => name.replaceAll("_", " ");
-const klass = (priority) => priority <= 3 ? "high" : priority <= 6 ? "medium" : "low";
+const klass = (priority) => priority <= 3 ? "high" : priority <= 7 ? "medium" : "low";
 const link = (one) => html`<a href=${`#/requests/${part(one.request_id)}${one.tenant ? `?tenant=${part(one.tenant)}` : ""}`}><code><bdi>${one.request_id}</bdi></code></a>`;
 const color = (one) => one.status === "completed" ? "good" : one.done && one.status !== "cancelled" ? "bad" : one.status === "running" ? "good" : "";
 
