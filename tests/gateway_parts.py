@@ -31,7 +31,6 @@ def service_with(part: Any, artifacts: Any = None, dependencies: Dependencies | 
         kafka=settings.kafka_settings(),
         artifacts=artifacts,
         facts=part,
-        history=part,
         submitting=part,
         lookups=part,
         turns=part,
@@ -73,4 +72,5 @@ def edge_of(
         bodies=bodies or BodyLimits(),
         awaited=awaited,
         check_reached=reach_check(context),
+        metrics=context.metrics.http,
     )

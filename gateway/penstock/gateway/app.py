@@ -145,6 +145,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
             bodies=bodies,
             awaited=context.awaited,
             check_reached=reach_check(context),
+            metrics=context.metrics.http,
         ),
         first=HotRoutes,
     )

@@ -108,7 +108,7 @@ class Connecting:
             run_times = RunTimes()
 
             def on_outcome(event: ResultEvent, klass: str) -> None:
-                self._context.metrics.on_outcome(event, klass)
+                self._context.metrics.outcomes.count(event, klass)
                 run_times.on_outcome(event)
 
             view = await asyncio.to_thread(

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Counter, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from penstock.common.labels import BoundedLabel
-from penstock.schemas.records import ResultEvent, StatusEvent
+from penstock.gateway.http_metrics import HttpMetrics
+from penstock.gateway.outcome_metrics import OutcomeMetrics
+from penstock.schemas.records import StatusEvent
 
 # Gauges of the times at which counters began: nobody reads them, and they double the series.
 disable_created_metrics()
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_WAIT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +25,8 @@ class Gauges:
     """What the gateway knows about the present; depths in requests, ages in seconds, both by priority class."""
 
     queue_depth: Mapping[str, int] = field(default_factory=dict[str, int])
+    model_queue_depth: Mapping[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    """By (model, pool); the pool is empty for the common one."""
     oldest_age_s: Mapping[str, float] = field(default_factory=dict[str, float])
     inflight: int = 0
     ws_clients: int = 0
@@ -56,48 +57,13 @@ class GatewayMetrics:
         """Conversations that a sweep has still to look at, and what became of those that were due."""
         lines = Counter("penstock_batch_lines", "Lines of batches ended here.", ["result"], registry=self.registry)
         self._completed_lines, self._failed_lines = lines.labels(result="completed"), lines.labels(result="failed")
-        self._requests = Counter("penstock_requests", "Outcomes seen.", ["task", "outcome"], registry=self.registry)
-        self._by_outcome: dict[tuple[str, str], Counter] = {}
-        """What `labels` gives, which looks it up in four steps each time."""
-        tokens = Counter("penstock_tokens", "Tokens of outcomes seen.", ["kind"], registry=self.registry)
-        self._prompt_tokens, self._completion_tokens = tokens.labels(kind="prompt"), tokens.labels(kind="completion")
+        self.outcomes = OutcomeMetrics(self.registry)
+        self.http = HttpMetrics(self.registry, self.outcomes.tenants)
         self._retries = Counter("penstock_retries", "Attempts after the first, seen.", registry=self.registry)
         # Counted by each worker for itself; here so that every name is known on every port.
         for name, text in (("loads", "Models loaded, counted by workers."), ("unloads", "Models ended, likewise.")):
             Counter(f"penstock_model_{name}", text, ["model"], registry=self.registry)
-        self._dead = Counter("penstock_dlq", "Requests that ended dead-lettered, seen.", registry=self.registry)
-        self._wait = self._histogram("penstock_wait_seconds", "From accepted to running.", "class", "task", "model")
-        self._run = self._histogram("penstock_run_seconds", "From running to the outcome.", "task", "model")
-        self._wait_of, self._run_of = cache(self._wait.labels), cache(self._run.labels)
-        self._model_label = BoundedLabel()
-        self._task_label = BoundedLabel()
-        self._first_token = self._histogram(
-            "penstock_first_token_seconds", "From a worker's taking it to the first token."
-        )
         self.registry.register(_GaugeCollector(self))
-
-    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
-        return Histogram(name, text, labels, buckets=_WAIT_BUCKETS, registry=self.registry)
-
-    def on_outcome(self, event: ResultEvent, klass: str) -> None:
-        """Count the terminal event that became the outcome of a request of this class; call it once per request."""
-        of = (event.task, event.status or "unknown")
-        if (counted := self._by_outcome.get(of)) is None:
-            counted = self._by_outcome[of] = self._requests.labels(task=of[0], outcome=of[1])
-        counted.inc()
-        if event.status == "dead_lettered":
-            self._dead.inc()
-        if event.usage is not None:
-            self._prompt_tokens.inc(event.usage.prompt_tokens)
-            self._completion_tokens.inc(event.usage.completion_tokens)
-        if event.timings is not None:
-            times = event.timings
-            task, model = self._task_label.of(event.task), self._model_label.of(event.model)
-            waited_ms = times.queued_ms + times.admission_ms + times.load_ms
-            self._wait_of(klass, task, model).observe(waited_ms / 1000)
-            self._run_of(task, model).observe(times.run_ms / 1000)
-            if times.first_token_ms is not None:
-                self._first_token.observe(times.first_token_ms / 1000)
 
     def on_batch_line(self, *, completed: bool) -> None:
         """Count a line that ended in a batch that this gateway runs."""
@@ -121,6 +87,7 @@ class _GaugeCollector(Collector):
         read, gauges = self._metrics, self._metrics.read_gauges()
         families: list[tuple[str, str, list[str], Mapping[Any, int | float]]] = [
             ("queue_depth", "Requests accepted and not running.", ["class"], gauges.queue_depth),
+            ("model_queue_depth", "The same by model.", ["model", "pool"], gauges.model_queue_depth),
             ("oldest_age_seconds", "Age of the oldest of them.", ["class"], gauges.oldest_age_s),
             ("device_memory_bytes", "Memory of all workers' devices.", ["device", "kind"], gauges.device_memory),
             ("batch_size", "Requests running, by model.", ["model"], gauges.running),

@@ -103,6 +103,8 @@ class Threads:
         """Ends of partitions, for whoever must know that the view has seen all."""
         self.pieces = Pool("pieces", 2)
         """Streams that are read again, for whoever comes to one that nobody followed."""
+        self.brokers = Pool("brokers", 1)
+        """Whether brokers answer: nothing else may be waited for there."""
         self.metadata = Pool("metadata", 2)
         """Which topics and partitions there are."""
 

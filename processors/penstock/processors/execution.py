@@ -421,7 +421,7 @@ class Execution:
         text, token_ids = delta.text, delta.token_ids
         first_s = self._flow.output.delta(subject, run_id, text, token_ids, self._clock(), delta.calls, delta.logprobs)
         if first_s is not None:
-            self._metrics.first_token.observe(first_s)
+            self._metrics.first_token_after(first_s, subject.lane)
         self._changed()
 
     def progress(self, subject: Subject, run_id: str, progress: Progress) -> None:

@@ -50,7 +50,7 @@ class Metrics:
         )
         self.run = histogram("penstock_run_seconds", "Length of a run", ["task", "model"])
         self.model_depth = gauge("penstock_model_queue_depth", "Requests waiting, by model", ["model", "pool"])
-        self.first_token = histogram("penstock_first_token_seconds", "From arrival to the first token")
+        self.first_token = histogram("penstock_first_token_seconds", "From arrival to the first token", ["model"])
         self.tokens = counter("penstock_tokens", "Tokens by kind", ["kind"])
         self.pixels = counter("penstock_pixels", "Pixels of images made")
         self.batch = gauge("penstock_batch_size", "Requests running on one engine", ["model"])
@@ -91,6 +91,7 @@ class Metrics:
         self.completion_tokens = self.tokens.labels("completion")
         self._outcome_of = cache(self.requests.labels)
         self._wait_of, self._run_of = cache(self.wait.labels), cache(self.run.labels)
+        self._first_token_of = cache(self.first_token.labels)
         self.model_label = BoundedLabel()
         self.completed_total = 0
         self.failed_total = 0
@@ -106,6 +107,10 @@ class Metrics:
             self.completed_total += 1
         else:
             self.failed_total += 1
+
+    def first_token_after(self, seconds: float, model: str | None) -> None:
+        """The first token of a request has come so long after its arrival."""
+        self._first_token_of(self.model_label.of(model)).observe(seconds)
 
     def estimate_error(self, kind: str, seconds: float) -> None:
         """What came, less what was estimated; `kind` is start or run."""

@@ -80,7 +80,7 @@ class Site:
             return "ok"
 
         context = gateway_context(policy=self.policy, allowances=self.allowances)
-        context.connections = self.connections
+        context.connections, self.metrics = self.connections, context.metrics
         routes = routes_with({("GET", f"/v1/{name}"): Rules(scope="read") for name in ("fails", "nothing")})
         bodies = bodies or BodyLimits(max_bytes=100, max_file_bytes=1000)
         install_edge(app, edge_of(context, routes, bodies, awaited or (lambda _: None)))
@@ -128,6 +128,21 @@ async def test_calls_of_every_kind_count_and_probes_do_not() -> None:
     async with Site(defaults=Limits(calls_per_s=2), clock=lambda: 0.0).client() as http:
         assert [(await http.get(REQUESTS)).status_code for _ in range(3)] == [200, 200, 429]
         assert (await http.get("/healthz")).status_code == 200
+
+
+async def test_calls_and_refusals_are_counted_by_route() -> None:
+    site = Site(defaults=Limits(calls_per_s=1), clock=lambda: 0.0)
+    async with site.client() as http:
+        for path in (REQUESTS, REQUESTS, "/v1/odd"):
+            await http.get(path)
+    lines = {*site.metrics.render().decode().splitlines()}
+    assert {
+        f'penstock_http_requests_total{{method="GET",route="{REQUESTS}",status="200"}} 1.0',
+        f'penstock_http_requests_total{{method="GET",route="{REQUESTS}",status="429"}} 1.0',
+        f'penstock_http_seconds_count{{method="GET",route="{REQUESTS}"}} 2.0',
+        'penstock_http_requests_total{method="none",route="none",status="404"} 1.0',
+        'penstock_refused_total{code="tenant_limit",tenant="default"} 1.0',
+    } <= lines
 
 
 async def test_waiting_exchanges_have_slots_of_their_own_and_others_are_served() -> None:

@@ -156,8 +156,8 @@ def test_outcomes_are_counted() -> None:
     metrics = GatewayMetrics()
     usage = Usage(prompt_tokens=7, completion_tokens=5, total_tokens=12)
     timings = Timings(queued_ms=100, admission_ms=20, load_ms=30, run_ms=2000, first_token_ms=40)
-    metrics.on_outcome(outcome(usage=usage, timings=timings, model="chat"), "high")
-    metrics.on_outcome(outcome(status="dead_lettered"), "low")
+    metrics.outcomes.count(outcome(usage=usage, timings=timings, model="chat"), "high")
+    metrics.outcomes.count(outcome(status="dead_lettered"), "low")
     metrics.on_status(status("retrying"))
     metrics.on_status(status("running"))
     assert {
@@ -169,7 +169,13 @@ def test_outcomes_are_counted() -> None:
         "penstock_dlq_total 1.0",
         'penstock_wait_seconds_sum{class="high",model="chat",task="text_generation"} 0.15',
         'penstock_run_seconds_sum{model="chat",task="text_generation"} 2.0',
-        "penstock_first_token_seconds_sum 0.04",
+        'penstock_first_token_seconds_sum{model="chat"} 0.04',
+        'penstock_token_gap_seconds_sum{model="chat"} 0.5275',
+        'penstock_model_requests_total{model="chat",outcome="completed"} 1.0',
+        'penstock_model_tokens_total{kind="completion",model="chat"} 5.0',
+        'penstock_tenant_requests_total{outcome="completed",tenant="default"} 1.0',
+        'penstock_tenant_tokens_total{kind="prompt",tenant="default"} 7.0',
+        'penstock_tenant_wait_seconds_sum{tenant="default"} 0.15',
     } <= {*lines_of(metrics)}
 
 

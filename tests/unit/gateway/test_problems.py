@@ -97,7 +97,7 @@ TELLS: list[tuple[str, Seen, dict[str, Any]]] = [
         "kafka_away",
         seen(
             live(updated_at=0),
-            brokers=Brokers("k:1", NOW - 6_001),
+            brokers=Brokers("k:1", 6_001),
             behind="the broker does not answer",
             tried=[Tried("orders", 1, Problem("no"))],
             waiting=WAITS,
@@ -106,8 +106,18 @@ TELLS: list[tuple[str, Seen, dict[str, Any]]] = [
     ),
     (
         "disk_low",
-        seen(disk=Disk(Path("/data"), 3 << 20, 64 << 20), behind="the view cannot be written"),
+        seen(disk=Disk(Path("/data"), 3 << 20, 64 << 20), behind="no view", unwritten="no view"),
         {"cause": "3 MiB of 64 MiB are free", "subject": "/data"},
+    ),
+    (
+        "kafka_away",
+        seen(live(updated_at=NOW - LATE - 1), brokers=Brokers("k:1", 0, LATE), waiting=WAITS),
+        {"cause": "the brokers answer again, and no worker has reported yet"},
+    ),
+    (
+        "no_worker",
+        seen(live(updated_at=NOW - LATE - 1), brokers=Brokers("k:1", 0, LATE + 1), waiting=WAITS),
+        {"affects": "3 requests wait"},
     ),
     (
         "model_too_large",
@@ -220,10 +230,13 @@ WELL: dict[str, Seen] = {
         tenants={"acme": Load(outstanding=9_000, urgent=9_000, came_per_s=5, ended_per_s=4)}
     ),
     "a backlog in the class low": seen(
-        tenants={"acme": Load(outstanding=90_000, urgent=499, came_per_s=5_000, ended_per_s=4)}
+        tenants={"acme": Load(outstanding=90_000, urgent=9_000, came_per_s=0, ended_per_s=4)}
+    ),
+    "long requests of which none has ended yet": seen(
+        tenants={"acme": Load(outstanding=500, urgent=500, came_per_s=50, ended_per_s=0)}
     ),
     "workers that had no time to report since Kafka is back": seen(
-        live(updated_at=NOW - LATE - 1), brokers=Brokers("k:1", NOW, NOW - LATE)
+        live(), live("other", updated_at=NOW - LATE - 1), brokers=Brokers("k:1", 0, LATE)
     ),
     "a small disk with room": seen(disk=Disk(Path("/"), 4 << 20, 64 << 20)),
     "dependencies that can be used": seen(tried=[Tried("artifacts", 1), Tried("orders")]),

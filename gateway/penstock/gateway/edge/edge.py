@@ -7,6 +7,7 @@ Whatever goes wrong behind it leaves in the one JSON shape.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from penstock.gateway.edge.errors import (
 from penstock.gateway.edge.exchanges import Answer, empty_body, unless_set
 from penstock.gateway.edge.rules import UNKNOWN, WEBSOCKET, Access, Lasts, Narrowed, RouteTable, Rules, Takes, rules_of
 from penstock.gateway.edge.tickets import mask_access_logs
+from penstock.gateway.http_metrics import HttpMetrics
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.schemas.errors import (
@@ -67,6 +69,7 @@ class EdgeParts:
     bodies: BodyLimits
     awaited: Callable[[str | None], PenstockError | None] = lambda _: None
     check_reached: Callable[[Caller, str], Awaitable[None]]
+    metrics: HttpMetrics
 
 
 def install_edge(app: FastAPI, parts: EdgeParts, first: Callable[[ASGIApp], ASGIApp] | None = None) -> None:
@@ -118,7 +121,14 @@ class Edge:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        answer = Answer(send)
+        answer, began_s = Answer(send), time.monotonic()
+        try:
+            await self._exchange(scope, headers, receive, answer)
+        finally:
+            rules: Rules = scope["state"].get("rules", UNKNOWN)
+            self._parts.metrics.answered(scope["method"], rules.path, answer.status, time.monotonic() - began_s)
+
+    async def _exchange(self, scope: Scope, headers: Headers, receive: Receive, answer: Answer) -> None:
         try:
             await self._serve(scope, headers, receive, answer)
         except (ClientGone, ClientDisconnect):
@@ -132,6 +142,8 @@ class Edge:
             raise
         except (PenstockError, EdgeRefusal) as raised:
             error = raised.error if isinstance(raised, EdgeRefusal) else raised
+            caller: Caller | None = scope["state"].get("caller")
+            self._parts.metrics.refused(None if caller is None else caller.tenant, error.code)
             if answer.started:
                 return  # the broken connection says it
             if isinstance(error, TenantLimit):

@@ -26,6 +26,7 @@ class Answer:
         self.streams_events = self._sent = False
         self._look: Callable[[], object] | None = None
         self.started = self.ended = False
+        self.status = 0
         self.body: Body | None = None
         self.refusal: PenstockError | None = None
         """Why the rest of the body was not sent."""
@@ -40,7 +41,7 @@ class Answer:
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.started = True
+            self.started, self.status = True, message["status"]
             headers: RawHeaders = list(message.get("headers", ()))
             self.streams_events = any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in headers)
             if self._more is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Literal
 
@@ -97,6 +97,8 @@ class Rules:
     tickets: frozenset[Use] = frozenset()
     narrowed: Narrowed = Narrowed.REFUSED
     shared: bool = False
+    path: str = ""
+    """The route's own, as documents show it."""
 
     def lasts_long(self, scope: AsgiScope) -> bool:
         """Whether this exchange may last as long as a request runs."""
@@ -119,7 +121,8 @@ class RouteTable:
     """Rules by method and path. A HEAD has those of its GET."""
 
     def __init__(self, declared: Mapping[RouteKey, Rules]) -> None:
-        self._declared = dict(declared)
+        declared = {key: replace(rules, path=shown_path(key[1])) for key, rules in declared.items()}
+        self._declared = declared
         self._patterns: dict[str, tuple[re.Pattern[str], list[Rules]]] = {}
         for method in {method for method, _ in declared}:
             found = [(path, rules) for (one, path), rules in declared.items() if one == method and "{" in path]

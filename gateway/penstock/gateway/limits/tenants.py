@@ -27,6 +27,8 @@ class TenantWork:
     reserved: int = 0
     """Submissions on their way to the log, which it does not hold yet."""
     accepted: Rate = field(default_factory=Rate)
+    urgent: Rate = field(default_factory=Rate)
+    """Those of them of the classes high and medium."""
     ended: Rate = field(default_factory=Rate)
     outcomes: dict[str, int] = field(default_factory=dict[str, int])
     conversations: set[str] = field(default_factory=set[str])
@@ -73,11 +75,13 @@ class Tenants:
         """It knows of one less: its outcome was read, or it was pruned."""
         self.of(tenant).outstanding -= 1
 
-    def on_request(self, tenant: str, conversation_id: str | None, time_ms: int) -> None:
-        """A request stands on its topic since `time_ms`."""
+    def on_request(self, tenant: str, conversation_id: str | None, time_ms: int, *, urgent: bool = False) -> None:
+        """A request stands on its topic since `time_ms`. `urgent`: of the class high or medium."""
         work = self.of(tenant)
         work.heard_ms = max(work.heard_ms, time_ms)
         work.accepted.count(time_ms)
+        if urgent:
+            work.urgent.count(time_ms)
         if conversation_id is not None and conversation_id not in work.conversations:
             work.named.pop(conversation_id, None)
             work.named[conversation_id] = time_ms / 1000

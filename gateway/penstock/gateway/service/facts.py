@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.common.clock import now_ms
+from penstock.common.labels import NONE, OTHER
 from penstock.common.model_pools import pool_of
 from penstock.gateway.limits.tenants import TenantWork
 from penstock.gateway.metrics import Gauges
 from penstock.gateway.service.models import public_models
-from penstock.gateway.service.open_transactions import OpenTransactions
+from penstock.gateway.service.open_transactions import Brokers, OpenTransactions
 from penstock.gateway.service.planning import plan
 from penstock.gateway.service.problems import LOAD_S, Load, Seen
 from penstock.gateway.service.run_times import RunTimes
@@ -175,7 +176,8 @@ class Facts:
             waiting=list(itertools.islice(self._view.census.waiting(at_ms), MOST_KINDS)),
             depths=self._view.census.depths_by_pool(at_ms),
             ended_per_s=self._view.endings.per_s(at_ms),
-            brokers=None if self._transactions is None else self._transactions.brokers(),
+            unwritten=self._follower.cannot_keep(),
+            brokers=Brokers("") if self._transactions is None else self._transactions.brokers(),
             held=() if self._transactions is None else self._transactions.held(),
             tenants=self._loads(at_ms),
         )
@@ -190,8 +192,8 @@ class Facts:
             tenant: Load(
                 outstanding=work.outstanding,
                 urgent=live("high", tenant) + live("medium", tenant),
-                came_per_s=work.accepted.per_s(at_ms, LOAD_S),
-                ended_per_s=work.ended.per_s(at_ms, LOAD_S),
+                came_per_s=work.urgent.per_s(at_ms, LOAD_S),
+                ended_per_s=max(work.ended.per_s(at_ms, LOAD_S), work.ended.per_s(at_ms)),
             )
             for tenant, work in self._view.tenants.known().items()
             if work.outstanding
@@ -210,12 +212,23 @@ class Facts:
                         memory[(device.device, kind)] = memory.get((device.device, kind), 0) + size
         return Gauges(
             queue_depth=depths,
+            model_queue_depth=self._model_depths(),
             oldest_age_s=ages,
             inflight=self._view.live_count,
             ws_clients=self.sockets,
             device_memory=memory,
             running=dict(self._view.census.running),
         )
+
+    def _model_depths(self) -> dict[tuple[str, str], int]:
+        """What waits by (model, pool). Names that no worker has told of, whoever wrote them, are `other` together."""
+        named = {(name, one.pool): one.model for one in self.models() for name in (one.model, *one.aliases)}
+        depths: dict[tuple[str, str], int] = {}
+        for one in self._view.census.waiting(now_ms()):
+            model = NONE if one.model is None else named.get((one.model, one.pool), OTHER)
+            known_pool = "" if one.pool is None else one.pool if model not in (NONE, OTHER) else OTHER
+            depths[model, known_pool] = depths.get((model, known_pool), 0) + one.requests
+        return depths
 
     def tenant_stats(self, tenant: str) -> dict[str, Any]:
         """What one tenant has under way, and how its requests go. Rates are means over the last minute."""

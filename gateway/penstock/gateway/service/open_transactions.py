@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from penstock.common import admin
 from penstock.common.clock import now_ms
@@ -17,16 +19,18 @@ from penstock.gateway.service.dependencies import Problem, Tried
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.view import View
-from penstock.schemas.errors import PenstockError
+from penstock.schemas.errors import BrokerUnavailable, PenstockError
 from penstock.schemas.times import rfc3339
 from penstock.schemas.topics import TP
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 EVERY_S = 2.0
 ANSWER_S = 3.0
+"""So long an answer may take. After `EVERY_S` and this without any, brokers count as away."""
 SILENT_MS = 6_000
-"""Brokers that have not answered for so long are away: they did not answer the last question."""
 HELD_MS = 3_000
 """A partition that can be read no further for so long is told of: transactions that end in time are no trouble."""
 MOST_NAMED = 5
@@ -44,11 +48,15 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Brokers:
-    """When the brokers answered last, and when they answered again after they had been away (0: they never were)."""
+    """How long the brokers have not answered, and for how long they are back, if they were away; in ms."""
 
     servers: str
-    answered_ms: int
-    back_ms: int = 0
+    silent_ms: int = 0
+    back_ms: int | None = None
+
+    @property
+    def away(self) -> bool:
+        return self.silent_ms > SILENT_MS
 
 
 class OpenTransactions:
@@ -58,7 +66,7 @@ class OpenTransactions:
         self._kafka, self._view, self._threads = kafka, view, threads
         self._held: dict[TP, Held] = {}
         self._looked_ms: int | None = None
-        self._back_ms = 0
+        self._answered_s, self._back_s = time.monotonic(), float("-inf")
         self._told = False
 
     async def run(self) -> None:
@@ -71,11 +79,31 @@ class OpenTransactions:
             await asyncio.sleep(EVERY_S)
 
     async def look(self) -> None:
-        """Ask the brokers once. Raises BrokerUnavailable, NotFound."""
+        """Ask the brokers once. Raises PenstockError.
+
+        Some broker answers while partitions have no leader, or may not be described: that is asked first.
+        """
         partitions = list(self._view.offsets())
-        ask = self._threads.metadata.run
-        readable = await ask(admin.end_offsets, self._kafka, partitions, ANSWER_S)
-        self.note(readable, await ask(admin.log_ends, self._kafka, partitions, ANSWER_S), now_ms())
+        await self._ask(admin.broker_count)
+        readable = await self._ask(admin.end_offsets, partitions)
+        self.note(readable, await self._ask(admin.log_ends, partitions), now_ms())
+
+    async def _ask(self, question: Callable[..., T], *args: object) -> T:
+        try:
+            found = await self._threads.brokers.run(question, self._kafka, *args, timeout_s=ANSWER_S)
+        except BrokerUnavailable:
+            raise
+        except PenstockError:
+            self._answered()
+            raise
+        self._answered()
+        return found
+
+    def _answered(self) -> None:
+        now_s = time.monotonic()
+        if (now_s - self._answered_s) * 1000 > SILENT_MS:
+            self._back_s = now_s
+        self._answered_s = now_s
 
     def note(self, readable: Mapping[TP, int], ends: Mapping[TP, int], at_ms: int) -> None:
         """Take what the brokers told: up to where each partition can be read, and where its log ends."""
@@ -85,18 +113,16 @@ class OpenTransactions:
                 before = self._held.get(tp)
                 since_ms = before.since_ms if before is not None and before.offset == offset else at_ms
                 held[tp] = Held(offset, ends[tp] - offset, since_ms)
-        if self._looked_ms is not None and at_ms - self._looked_ms > SILENT_MS:
-            self._back_ms = at_ms
         self._held, self._looked_ms = held, at_ms
         if bool(reason := self._reason()) != self._told:
             self._told = not self._told
             logger.warning("transactions.%s %s", "open" if self._told else "ended", reason or "")
 
-    def brokers(self) -> Brokers | None:
-        """Whether the brokers answer; None before the first answer."""
-        if self._looked_ms is None:
-            return None
-        return Brokers(self._kafka.bootstrap_servers, self._looked_ms, self._back_ms)
+    def brokers(self) -> Brokers:
+        """Whether they answer."""
+        silent_s, back_s = (time.monotonic() - at_s for at_s in (self._answered_s, self._back_s))
+        back_ms = None if back_s == float("inf") else int(back_s * 1000)
+        return Brokers(self._kafka.bootstrap_servers, int(silent_s * 1000), back_ms)
 
     def held(self) -> list[tuple[TP, Held]]:
         """The partitions that open transactions hold back, for so long that they are trouble."""

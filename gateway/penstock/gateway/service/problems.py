@@ -11,7 +11,7 @@ from penstock.common.desired import Desired
 from penstock.gateway.dead_letters.letters import LetterCount
 from penstock.gateway.service.dependencies import Tried
 from penstock.gateway.service.disks import Disk
-from penstock.gateway.service.open_transactions import SILENT_MS, Brokers, Held
+from penstock.gateway.service.open_transactions import Brokers, Held
 from penstock.gateway.service.problem import Action, Found
 from penstock.gateway.view.census import Waiting
 from penstock.gateway.view.fleet import SERVING
@@ -44,7 +44,7 @@ LOADING = frozenset({"loading", "draining", "unloading"})
 """States of a model on a worker in which a request for it waits with good reason."""
 _EXPLAINS = frozenset(
     {
-        *("gateway_behind", "disk_low", "no_worker", "pool_without_worker", "model_failed", "model_without_worker"),
+        *("gateway_behind", "no_worker", "pool_without_worker", "model_failed", "model_without_worker"),
         *("model_too_large", "model_unknown", "transaction_open", "rights_missing"),
         *("class_paused", "model_paused", "device_short"),
     }
@@ -64,7 +64,7 @@ _WITHOUT_KAFKA = frozenset({"artifacts", "keys"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """What a tenant has under way, in all and in the classes high and medium; what came and ended in `LOAD_S`."""
+    """What a tenant has under way, in all and in the classes high and medium; how fast these come, and all end."""
 
     outstanding: int
     urgent: int = 0
@@ -74,20 +74,19 @@ class Load:
     @property
     def drained_s(self) -> float:
         """How long the urgent ones take, if no more of them come."""
-        return self.urgent / max(self.ended_per_s, 1 / FLOOD_S)
+        return self.urgent / self.ended_per_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """The facts of one moment. `orders`: None while they cannot be read. `limits`: of outstanding requests, by tenant.
-
-    `brokers`: None before their first answer.
-    """
+    """The facts of one moment. `limits`: of outstanding requests, by tenant."""
 
     now_ms: int
     liveness: Liveness
     behind: str | None = None
     """Why this gateway does not show the newest records; None if it does."""
+    unwritten: str | None = None
+    """The same, if it cannot write its view."""
     workers: Sequence[WorkerState] = ()
     late_ms: int = 20_000
     waiting: Sequence[Waiting] = ()
@@ -96,23 +95,28 @@ class Seen:
     ended_per_s: float = 0.0
     tried: Sequence[Tried] = ()
     orders: Sequence[Desired] | None = None
+    """None while they cannot be read."""
     letters: Sequence[LetterCount] = ()
     tenants: Mapping[str, Load] = field(default_factory=dict[str, Load])
     limits: Mapping[str, int | None] = field(default_factory=dict[str, int | None])
-    brokers: Brokers | None = None
+    brokers: Brokers = field(default_factory=lambda: Brokers(""))
     held: Sequence[tuple[TP, Held]] = ()
     disk: Disk | None = None
     """Where this gateway's files are."""
 
     @property
-    def is_cut_off(self) -> bool:
-        """No broker answers: nothing is known but what this gateway sees of itself."""
-        return self.brokers is not None and self.now_ms - self.brokers.answered_ms > SILENT_MS
+    def awaits_workers(self) -> bool:
+        """The brokers are just back: a worker that has not reported since then is not silent."""
+        return self.brokers.back_ms is not None and self.brokers.back_ms <= self.late_ms
 
     @property
-    def hears_workers(self) -> bool:
-        """Workers have had the time to report since the brokers are back."""
-        return self.brokers is None or self.now_ms - self.brokers.back_ms > self.late_ms
+    def cut_off(self) -> str | None:
+        """Why nothing is known but what this gateway sees of itself."""
+        if self.brokers.away:
+            return "no broker answers"
+        if self.awaits_workers and not any(self.now_ms - one.updated_at <= self.late_ms for one in self.workers):
+            return "the brokers answer again, and no worker has reported yet"
+        return None
 
     @property
     def live(self) -> list[WorkerState]:
@@ -172,23 +176,28 @@ class _Waiting:
 
 def problems(seen: Seen) -> list[Found]:
     """All of them, the gravest first."""
-    if seen.is_cut_off:
-        return [_cut_off(seen), *_disk(seen), *_dependencies(one for one in seen.tried if one.name in _WITHOUT_KAFKA)]
+    if (cause := seen.cut_off) is not None:
+        return [
+            _cut_off(seen, cause),
+            *_disk(seen),
+            *_dependencies(one for one in seen.tried if one.name in _WITHOUT_KAFKA),
+        ]
     waiting = _Waiting(seen)
     found = [
-        *(_disk(seen) or _behind(seen.behind)),
-        *(_workers(seen) if seen.hears_workers else ()),
-        *(_models(seen, waiting) if seen.hears_workers else ()),
+        *_disk(seen),
+        *_behind(seen),
+        *_workers(seen),
+        *(() if seen.awaits_workers else _models(seen, waiting)),
         *_transactions(seen),
         *_dependencies(seen.tried),
         *_paused(seen, waiting),
         *_devices(seen),
         *_letters(seen.letters),
-        *_tenants(seen),
+        *_limits(seen),
     ]
-    if not seen.hears_workers:
+    if seen.awaits_workers or any(one.problem in _EXPLAINS for one in found):
         return found
-    return found if any(one.problem in _EXPLAINS for one in found) else [*found, *_stuck(seen, waiting)]
+    return [*found, *_floods(seen), *_stuck(seen, waiting)]
 
 
 def summary(seen: Seen, found: Sequence[Found]) -> str:
@@ -212,29 +221,28 @@ def _disk(seen: Seen) -> list[Found]:
         Found(
             problem="disk_low",
             subject=str(disk.folder),
-            affects=affects if seen.behind is None else f"{affects}: {seen.behind}",
+            affects=affects if seen.unwritten is None else f"{affects}: {seen.unwritten}",
             cause=f"{disk.free_bytes / 2**20:,.0f} MiB of {disk.size_bytes / 2**20:,.0f} MiB are free",
             action=Action(label="make room", command=f"df -h {shlex.quote(str(disk.folder))}"),
         )
     ]
 
 
-def _behind(reason: str | None) -> Iterator[Found]:
-    if reason is not None:
+def _behind(seen: Seen) -> Iterator[Found]:
+    if seen.behind is not None and not (seen.unwritten and _disk(seen)):
         look = Action(label="see what it waits for", command="penstock status")
         affects = "this gateway shows an older state, and accepts requests late or not at all"
-        yield Found(problem="gateway_behind", affects=affects, cause=reason, action=look)
+        yield Found(problem="gateway_behind", affects=affects, cause=seen.behind, action=look)
 
 
-def _cut_off(seen: Seen) -> Found:
-    assert seen.brokers is not None
+def _cut_off(seen: Seen, cause: str) -> Found:
     return Found(
         problem="kafka_away",
         subject=seen.brokers.servers,
         affects="new requests are refused (503), and nothing that was accepted is told until it is back",
-        cause="no broker answers",
+        cause=cause,
         action=Action(label="find out more", command="penstock doctor"),
-        since_ms=seen.brokers.answered_ms,
+        since_ms=seen.now_ms - seen.brokers.silent_ms if seen.brokers.away else None,
     )
 
 
@@ -243,7 +251,7 @@ def _transactions(seen: Seen) -> Iterator[Found]:
     if not seen.held:
         return
     (topic, partition), first = seen.held[0]
-    servers = "" if seen.brokers is None else f" --bootstrap-server {seen.brokers.servers}"
+    servers = f" --bootstrap-server {seen.brokers.servers}"
     places = f"partition {partition} of {topic}" + (f" and {len(seen.held) - 1} more" if seen.held[1:] else "")
     place = f"--topic {topic} --partition {partition} --start-offset {first.offset}"
     yield Found(
@@ -289,6 +297,8 @@ def _workers(seen: Seen) -> Iterator[Found]:
                 )
             continue
         left = [place for place in one.assigned if place not in held]
+        if seen.awaits_workers:
+            continue
         if not left and seen.now_ms - one.updated_at > SILENT_SHOWN_MS:
             continue
         affects = f"nobody has taken over {len(left)} of its partitions" if left else "others have its partitions"
@@ -397,8 +407,8 @@ def _dependencies(tried: Iterable[Tried]) -> Iterator[Found]:
     for one in tried:
         if one.problem is None:
             continue
-        if one.name not in _DEPENDENCIES:
-            continue  # of open transactions more is known
+        if one.name == "transactions":
+            continue  # more is known of them
         code, affects, command = _DEPENDENCIES[one.name]
         cause = one.problem.text if one.problem.cause is None else f"{one.problem.text}: {one.problem.cause}"
         action = Action(label="find out more", command=command)
@@ -477,7 +487,7 @@ def _letters(letters: Iterable[LetterCount]) -> Iterator[Found]:
         )
 
 
-def _tenants(seen: Seen) -> Iterator[Found]:
+def _limits(seen: Seen) -> Iterator[Found]:
     for tenant, load in sorted(seen.tenants.items()):
         name, limit = shlex.quote(tenant), seen.limits.get(tenant)
         if limit and load.outstanding >= NEAR_LIMIT * limit:
@@ -490,7 +500,12 @@ def _tenants(seen: Seen) -> Iterator[Found]:
                     label="see its requests", command=f"penstock requests list --tenant {name} --status waiting"
                 ),
             )
-        grows = load.came_per_s > 2 * load.ended_per_s
+
+
+def _floods(seen: Seen) -> Iterator[Found]:
+    """Where something else explains that requests wait, their number says nothing of their sender."""
+    for tenant, load in sorted(seen.tenants.items()):
+        grows = load.came_per_s > 2 * load.ended_per_s > 0
         if load.urgent >= FLOOD_REQUESTS and grows and load.drained_s > FLOOD_S:
             yield _flood(tenant, load)
 
@@ -498,11 +513,12 @@ def _tenants(seen: Seen) -> Iterator[Found]:
 def _flood(tenant: str, load: Load) -> Found:
     """It wants a class that is made for backlogs, where nobody waits behind it."""
     minutes = load.drained_s / 60
+    came = f"in the last {LOAD_S} s {load.came_per_s:,.1f} requests/s of these classes came"
     return Found(
         problem="tenant_floods",
         subject=tenant,
         affects=f"{load.urgent:,} requests of the classes high and medium, {minutes:,.0f} min of work or more",
-        cause=f"in the last {LOAD_S} s {load.came_per_s:,.1f} requests/s came and {load.ended_per_s:,.1f}/s ended",
+        cause=f"{came}, and {load.ended_per_s:,.1f}/s end",
         action=Action(
             label="move them to the class low",
             command=f"penstock requests reprioritize --tenant {shlex.quote(tenant)} --to low",

@@ -261,7 +261,8 @@ class View:
         self.claims.settle(entry.key)
         self._pools.note(entry)
         if not known:
-            self.tenants.on_request(entry.tenant, entry.conversation_id, entry.accepted_ms)
+            urgent = priority_class(entry.priority) != "low"
+            self.tenants.on_request(entry.tenant, entry.conversation_id, entry.accepted_ms, urgent=urgent)
             self._tell_request(request)
         self._touch(entry)
         self._tell_conversation(entry, before)
