@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.examples import examples
-from kit.records import NAMES, outcome, request, status, worker
+from kit.records import NAMES, command, outcome, request, status, worker
 from kit.view_gateway import ViewGateway
 from penstock.common.reader import RawMessage
 from penstock.gateway.view import view as view_module
@@ -53,6 +53,8 @@ class Life:
     completed: bool
     again: int | None
     """When another record with its id is appended on another topic; the results name the first."""
+    erased: bool
+    """Whether it is erased when it has ended."""
 
     @property
     def accepted_ms(self) -> int:
@@ -97,6 +99,8 @@ class Life:
             }
             end = outcome(key, created_at=self.ended_ms, timings=times, **done, **told)
             found.append(RawMessage(NAMES.result, 0, 0, self.ended_ms, None, codec.encode(end)))
+            if self.erased:
+                found.append(RawMessage(NAMES.control, 0, 0, self.ended_ms, None, codec.encode(command("erase", key))))
         return found
 
 
@@ -111,6 +115,7 @@ LIVES = st.lists(
         ran=st.none() | st.just(0) | SPAN,
         completed=st.booleans(),
         again=st.none() | SPAN,
+        erased=st.booleans(),
     ),
     max_size=6,
 ).map(lambda lives: sorted(lives, key=lambda life: life.accepted))

@@ -95,10 +95,10 @@ class History:
     def note(self, entry: RequestState, now_ms: int) -> None:
         """A request may have changed. What it was counted as already is not counted again."""
         before = entry.noted
-        if entry.accepted_ms == before.accepted_ms and not entry.ended_as:
+        if entry.accepted_ms == before.accepted_ms and not entry.finished_ms:
             return  # as most changes are
         noted = entry.to_note
-        if noted == before or entry.blanked:
+        if noted == before:
             return
         self._now = now_ms // MINUTE_MS
         entry.noted = noted
