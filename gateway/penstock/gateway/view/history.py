@@ -130,16 +130,20 @@ class History:
             self._minute(entry.finished_ms // MINUTE_MS).add_time("wait", until_ms - since_ms)
         add_wait(self._minute, priority_class(entry.priority), since_ms, until_ms // MINUTE_MS)
 
-    def on_worker(self, state: WorkerState) -> None:
+    def on_worker(self, state: WorkerState, now_ms: int) -> None:
         """The last report of a minute counts."""
+        self._now = now_ms // MINUTE_MS
         minute = state.updated_at // MINUTE_MS
-        for one in state.devices:
+        for one in state.devices if self._is_kept(minute) else ():
             limit = one.total_bytes if one.limit_bytes is None else one.limit_bytes
             self._devices[minute, state.worker_id, one.device] = (limit, one.reserved_bytes, one.foreign_bytes)
 
+    def _is_kept(self, number: int) -> bool:
+        return self._now - KEPT_MINUTES < number <= self._now + AHEAD_MINUTES
+
     def _minute(self, number: int) -> Minute:
         """One that is to be changed. What lies outside of the hours that are kept is counted nowhere."""
-        if not self._now - KEPT_MINUTES < number <= self._now + AHEAD_MINUTES:
+        if not self._is_kept(number):
             return Minute()
         self._changed.add(number)
         minute = self._minutes.get(number)

@@ -380,7 +380,7 @@ class View:
 
     def _worker(self, message: RawMessage) -> None:
         if (state := self.fleet.on_worker(message)) is not None and state.state != STOPPED:
-            self.known.history.on_worker(state)
+            self.known.history.on_worker(state, self._now_ms)
 
     def _claim(self, message: RawMessage) -> None:
         if message.value is not None:
