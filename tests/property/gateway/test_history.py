@@ -21,8 +21,9 @@ from kit.view_gateway import ViewGateway
 from penstock.common.reader import RawMessage
 from penstock.gateway.view import view as view_module
 from penstock.gateway.view.buckets import ERROR, bucket_of, merged, no_counts, quantile
-from penstock.gateway.view.history import KEPT_MINUTES, History
-from penstock.gateway.view.history_series import Window
+from penstock.gateway.view.history import KEPT_MINUTES, History, Minute
+from penstock.gateway.view.history_series import Window, series
+from penstock.gateway.view.request_state import RequestState
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import DeviceState, Origin, Timings, Usage
 from penstock.schemas.topics import CLASSES, TP
@@ -285,3 +286,18 @@ def test_devices_of_clocks_that_run_far_ahead_are_not_kept() -> None:
         history.on_worker(worker(updated_at=at_ms, devices=[device]), NOW_MS)
     minutes = [minute for minute, *_ in history.drain()["device_minutes"]]
     assert minutes == [NOW_MS // MINUTE, NOW_MS // MINUTE + 60]
+
+
+def test_what_ends_by_a_clock_that_runs_far_ahead_does_not_lower_the_depths_before_it_came() -> None:
+    history, entry = History(), RequestState("default", "r", 0)
+    origin = Origin(topic="t", partition=0, offset=0, append_time_ms=NOW_MS - 5 * MINUTE)
+    entry.on_request(request(), origin)
+    entry.on_result(outcome(created_at=NOW_MS + 120 * MINUTE, origin=origin), 0)
+    history.note(entry, NOW_MS)
+    assert [(one.accepted, one.net) for one in history.minutes().values()] == [(1, {})]
+
+
+def test_minutes_that_one_gateway_still_holds_change_no_answer() -> None:
+    window, last = Window.of(NOW_MS, RANGE, 1), {NOW_MS // MINUTE: Minute(accepted=1)}
+    older = {NOW_MS // MINUTE - KEPT_MINUTES: Minute(accepted=1)}
+    assert series(window, {**older, **last}, (), ()) == series(window, last, (), ())

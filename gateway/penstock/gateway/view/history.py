@@ -128,7 +128,8 @@ class History:
         since_ms, until_ms = entry.waits_from_ms, entry.started_ms or entry.finished_ms
         if entry.started_ms:
             self._minute(entry.finished_ms // MINUTE_MS).add_time("wait", until_ms - since_ms)
-        add_wait(self._minute, priority_class(entry.priority), since_ms, until_ms // MINUTE_MS)
+        if self._is_kept(until_ms // MINUTE_MS):  # else the end would be missing in the sum, but not the begin
+            add_wait(self._minute, priority_class(entry.priority), since_ms, until_ms // MINUTE_MS)
 
     def on_worker(self, state: WorkerState, now_ms: int) -> None:
         """The last report of a minute counts."""

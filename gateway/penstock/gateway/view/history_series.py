@@ -57,13 +57,14 @@ def series(
     waits: Iterable[Wait],
     devices: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
-    """One list for each figure, with a value for each step: null before the first minute of any request.
+    """One list for each figure, with a value for each step: null before the first minute kept of any request.
 
     `waits`: of requests that have not ended. `devices`: as `device_series` has them.
     """
     by_step = defaultdict[int, list[Minute]](list)
     for number, minute in minutes.items():
-        by_step[number // window.step].append(minute)
+        if number > window.now - KEPT_MINUTES:  # some gateways hold older ones
+            by_step[number // window.step].append(minute)
     shown = [by_step.get(number, []) for number in window.steps]
     unknown = min([len(shown), *(max(0, step - window.first) for step in by_step)])
 
