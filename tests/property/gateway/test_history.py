@@ -16,11 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.examples import examples
-from kit.records import NAMES, outcome, request, status, worker
+from kit.records import NAMES, command, outcome, request, status, worker
 from kit.view_gateway import ViewGateway
 from penstock.common.reader import RawMessage
 from penstock.gateway.view import view as view_module
 from penstock.gateway.view.buckets import ERROR, bucket_of, merged, no_counts, quantile
+from penstock.gateway.view.history import KEPT_MINUTES, History, Minute
+from penstock.gateway.view.history_series import Window, series
+from penstock.gateway.view.request_state import RequestState
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import DeviceState, Origin, Timings, Usage
 from penstock.schemas.topics import CLASSES, TP
@@ -32,7 +35,7 @@ RANGE = 10
 FROM_MS = NOW_MS - 12 * MINUTE
 """Some of what happens lies before the range that is asked for."""
 REPORTS = range(FROM_MS, NOW_MS, MINUTE // 2)
-"""When the worker reports."""
+"""When the worker reports. Devices say nothing about requests: their figures are null before the first of these."""
 PRIORITIES = {"high": 1, "medium": 5, "low": 9}
 CLASS_TOPICS = {NAMES.request("text_generation", priority) for priority in PRIORITIES.values()}
 codec = default_codec()
@@ -53,6 +56,8 @@ class Life:
     completed: bool
     again: int | None
     """When another record with its id is appended on another topic; the results name the first."""
+    erased: bool
+    """Whether it is erased when it has ended."""
 
     @property
     def accepted_ms(self) -> int:
@@ -97,6 +102,8 @@ class Life:
             }
             end = outcome(key, created_at=self.ended_ms, timings=times, **done, **told)
             found.append(RawMessage(NAMES.result, 0, 0, self.ended_ms, None, codec.encode(end)))
+            if self.erased:
+                found.append(RawMessage(NAMES.control, 0, 0, self.ended_ms, None, codec.encode(command("erase", key))))
         return found
 
 
@@ -111,6 +118,7 @@ LIVES = st.lists(
         ran=st.none() | st.just(0) | SPAN,
         completed=st.booleans(),
         again=st.none() | SPAN,
+        erased=st.booleans(),
     ),
     max_size=6,
 ).map(lambda lives: sorted(lives, key=lambda life: life.accepted))
@@ -175,6 +183,10 @@ def by_the_book(lives: Sequence[Life]) -> dict[str, Any]:
     starts = [(NOW_MS // MINUTE - RANGE + 1 + number) * MINUTE for number in range(RANGE)]
     happened = [life for life in lives if life.accepted_ms <= NOW_MS]
     ended = ended_by_now(lives)
+    first = min((life.accepted_ms // MINUTE * MINUTE for life in happened), default=NOW_MS)
+
+    def told(figures: Sequence[int]) -> list[int | None]:
+        return [None if start < first else figure for start, figure in zip(starts, figures, strict=True)]
 
     def per_minute(times: Sequence[int]) -> list[int]:
         counts = Counter(at // MINUTE for at in times)
@@ -192,12 +204,12 @@ def by_the_book(lives: Sequence[Life]) -> dict[str, Any]:
             waiting = [life.since_ms for life in happened if life.klass == klass and waits(life, end_ms)]
             depths.append(len(waiting))
             ages.append(min(NOW_MS, start + MINUTE) // 1000 - min(waiting) // 1000 if waiting else 0)
-        queues[klass] = {"depth": depths, "oldest_age_s": ages}
+        queues[klass] = {"depth": told(depths), "oldest_age_s": told(ages)}
     by_status = {word: [one.ended_ms or 0 for one in ended if one.ended_as == word] for word in ("completed", "failed")}
     return {
-        "accepted": per_minute([life.accepted_ms for life in happened]),
-        "ended": {word: counts for word, times in by_status.items() if any(counts := per_minute(times))},
-        "completion_tokens": [3 * count for count in per_minute([life.ended_ms or 0 for life in ended])],
+        "accepted": told(per_minute([life.accepted_ms for life in happened])),
+        "ended": {word: told(counts) for word, times in by_status.items() if any(counts := per_minute(times))},
+        "completion_tokens": told([3 * count for count in per_minute([life.ended_ms or 0 for life in ended])]),
         "queues": queues,
     }
 
@@ -225,7 +237,7 @@ def test_any_gateway_tells_the_same_by_the_definitions_of_its_figures(lives: lis
     assert first == second == again
     book = by_the_book(lives)
     assert {name: first[name] for name in book} == book
-    assert sum(coarse["accepted"]) >= sum(first["accepted"])
+    assert sum(filter(None, coarse["accepted"])) >= sum(filter(None, first["accepted"]))
     last = {at_ms // MINUTE: at_ms % 7 for at_ms in REPORTS}
     assert [one["reserved_bytes"] for one in first["devices"]] == [[last[at // 60] for at in first["times"]]]
     assert_near(first["wait_ms"], lives, lambda life: (life.started_ms or 0) - life.since_ms)
@@ -257,3 +269,35 @@ def test_a_quantile_is_as_near_as_is_said_however_the_durations_were_counted(
     for number, duration_ms in enumerate(durations):
         parts[number % 2][bucket_of(duration_ms)] += 1
     assert is_near(quantile(merged(parts), share), sorted(durations), share)
+
+
+@given(st.integers(NOW_MS // MINUTE, NOW_MS // MINUTE + KEPT_MINUTES), st.integers(1, 1_440))
+def test_no_step_lacks_minutes_that_are_not_kept(now: int, step: int) -> None:
+    window = Window.of(now * MINUTE, KEPT_MINUTES, step)
+    kept = range(now - KEPT_MINUTES + 1, now + 1)
+    assert window.first_minute in kept
+    assert window.first_minute - step not in kept
+
+
+def test_devices_of_clocks_that_run_far_ahead_are_not_kept() -> None:
+    history, hour_ms = History(), 60 * MINUTE
+    for at_ms in (NOW_MS, NOW_MS + hour_ms, NOW_MS + hour_ms + MINUTE, NOW_MS - 48 * hour_ms):
+        device = DeviceState(device="d", kind="gpu", total_bytes=9, reserved_bytes=1, used_bytes=0)
+        history.on_worker(worker(updated_at=at_ms, devices=[device]), NOW_MS)
+    minutes = [minute for minute, *_ in history.drain()["device_minutes"]]
+    assert minutes == [NOW_MS // MINUTE, NOW_MS // MINUTE + 60]
+
+
+def test_what_ends_by_a_clock_that_runs_far_ahead_does_not_lower_the_depths_before_it_came() -> None:
+    history, entry = History(), RequestState("default", "r", 0)
+    origin = Origin(topic="t", partition=0, offset=0, append_time_ms=NOW_MS - 5 * MINUTE)
+    entry.on_request(request(), origin)
+    entry.on_result(outcome(created_at=NOW_MS + 120 * MINUTE, origin=origin), 0)
+    history.note(entry, NOW_MS)
+    assert [(one.accepted, one.net) for one in history.minutes().values()] == [(1, {})]
+
+
+def test_minutes_that_one_gateway_still_holds_change_no_answer() -> None:
+    window, last = Window.of(NOW_MS, RANGE, 1), {NOW_MS // MINUTE: Minute(accepted=1)}
+    older = {NOW_MS // MINUTE - KEPT_MINUTES: Minute(accepted=1)}
+    assert series(window, {**older, **last}, (), ()) == series(window, last, (), ())

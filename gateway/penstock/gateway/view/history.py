@@ -95,10 +95,10 @@ class History:
     def note(self, entry: RequestState, now_ms: int) -> None:
         """A request may have changed. What it was counted as already is not counted again."""
         before = entry.noted
-        if entry.accepted_ms == before.accepted_ms and not entry.ended_as:
+        if entry.accepted_ms == before.accepted_ms and not entry.finished_ms:
             return  # as most changes are
         noted = entry.to_note
-        if noted == before or entry.blanked:
+        if noted == before:
             return
         self._now = now_ms // MINUTE_MS
         entry.noted = noted
@@ -128,18 +128,23 @@ class History:
         since_ms, until_ms = entry.waits_from_ms, entry.started_ms or entry.finished_ms
         if entry.started_ms:
             self._minute(entry.finished_ms // MINUTE_MS).add_time("wait", until_ms - since_ms)
-        add_wait(self._minute, priority_class(entry.priority), since_ms, until_ms // MINUTE_MS)
+        if self._is_kept(until_ms // MINUTE_MS):  # else the end would be missing in the sum, but not the begin
+            add_wait(self._minute, priority_class(entry.priority), since_ms, until_ms // MINUTE_MS)
 
-    def on_worker(self, state: WorkerState) -> None:
+    def on_worker(self, state: WorkerState, now_ms: int) -> None:
         """The last report of a minute counts."""
+        self._now = now_ms // MINUTE_MS
         minute = state.updated_at // MINUTE_MS
-        for one in state.devices:
+        for one in state.devices if self._is_kept(minute) else ():
             limit = one.total_bytes if one.limit_bytes is None else one.limit_bytes
             self._devices[minute, state.worker_id, one.device] = (limit, one.reserved_bytes, one.foreign_bytes)
 
+    def _is_kept(self, number: int) -> bool:
+        return self._now - KEPT_MINUTES < number <= self._now + AHEAD_MINUTES
+
     def _minute(self, number: int) -> Minute:
         """One that is to be changed. What lies outside of the hours that are kept is counted nowhere."""
-        if not self._now - KEPT_MINUTES < number <= self._now + AHEAD_MINUTES:
+        if not self._is_kept(number):
             return Minute()
         self._changed.add(number)
         minute = self._minutes.get(number)

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.gateway.view.buckets import merged, quantile
 from penstock.gateway.view.census import Wait
-from penstock.gateway.view.history import MINUTE_MS, TIMES, Minute, add_wait
+from penstock.gateway.view.history import KEPT_MINUTES, MINUTE_MS, TIMES, Minute, add_wait
 from penstock.gateway.view.store import DeviceMinute
 from penstock.schemas.times import rfc3339
 from penstock.schemas.topics import CLASSES
@@ -32,8 +32,10 @@ class Window:
 
     @classmethod
     def of(cls, now_ms: int, range_minutes: int, step: int) -> Window:
-        """At least so many minutes up to the present."""
-        return cls(now_ms, (now_ms // MINUTE_MS - range_minutes + 1) // step, step)
+        """At least so many minutes up to the present, but no step that began before the minutes that are kept."""
+        now = now_ms // MINUTE_MS
+        first_whole = -((KEPT_MINUTES - 1 - now) // step)
+        return cls(now_ms, max((now - range_minutes + 1) // step, first_whole), step)
 
     @property
     def first_minute(self) -> int:
@@ -55,16 +57,16 @@ def series(
     waits: Iterable[Wait],
     devices: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
-    """One list for each figure, with a value for each step: null before the first of which anything is known.
+    """One list for each figure, with a value for each step: null before the first minute kept of any request.
 
     `waits`: of requests that have not ended. `devices`: as `device_series` has them.
     """
     by_step = defaultdict[int, list[Minute]](list)
     for number, minute in minutes.items():
-        by_step[number // window.step].append(minute)
+        if number > window.now - KEPT_MINUTES:  # some gateways hold older ones
+            by_step[number // window.step].append(minute)
     shown = [by_step.get(number, []) for number in window.steps]
-    reported = (at for one in devices for at, limit in enumerate(one["limit_bytes"]) if limit is not None)
-    unknown = min([len(shown), *(max(0, step - window.first) for step in by_step), *reported])
+    unknown = min([len(shown), *(max(0, step - window.first) for step in by_step)])
 
     def told(figures: Sequence[int | float]) -> Figures:
         return [*[None] * unknown, *figures[unknown:]]
@@ -72,7 +74,7 @@ def series(
     def sums(name: str) -> Figures:
         return told([sum(getattr(minute, name) for minute in group) for group in shown])
 
-    statuses = sorted({status for group in shown for minute in group for status in minute.ended})
+    statuses = sorted({status for group in shown for minute in group for status in tuple(minute.ended)})
     return {
         "object": "history",
         "step_s": window.step * MINUTE_MS // 1000,

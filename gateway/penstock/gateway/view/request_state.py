@@ -197,10 +197,10 @@ class RequestState:
     @property
     def to_note(self) -> Noted:
         """What its history can count now: how long it waited once it has ended and its own record was read."""
-        origin, followed, done = self.origin, self.fold.origin, self.done
-        if not done or not self.content or origin is None or followed is None:
-            return Noted(self.accepted_ms, done)
-        return Noted(self.accepted_ms, done, same_origin(origin, followed))
+        origin, followed, ended = self.origin, self.fold.origin, bool(self.finished_ms)  # also of a blanked one
+        if not ended or not self.accepted_ms or origin is None or followed is None:
+            return Noted(self.accepted_ms, ended)
+        return Noted(self.accepted_ms, ended, same_origin(origin, followed))
 
     @property
     def may_move(self) -> bool:
@@ -226,6 +226,11 @@ class RequestState:
         return self.content == BLANKED
 
     @property
+    def erased_unread(self) -> bool:
+        """Whether it was erased before any record of its own was read. Its outcome is still told."""
+        return self.blanked and not self.accepted_ms and not self.finished_ms
+
+    @property
     def status_name(self) -> str:
         return self.ended_as or ("accepted" if self.status is None else self.status.status)
 
@@ -235,7 +240,7 @@ class RequestState:
         Until there are results it is the one that was appended first.
         """
         known, followed = self.origin, self.fold.origin
-        if known is None or origin is None or not self.content or same_origin(known, origin):
+        if known is None or origin is None or not self.accepted_ms or same_origin(known, origin):
             return True
         if followed is not None and (same_origin(known, followed) or same_origin(origin, followed)):
             return same_origin(origin, followed)
@@ -278,8 +283,7 @@ class RequestState:
             event = self.terminal or self.status
             if not self.lacks_outcome:
                 self.model = None if event is None else event.model
-        self.task, self.pool = request.task, request.pool
-        self.priority = request.priority if self.changed_priority is None else self.changed_priority
+        self.pool = request.pool
         self.model = self.model or request.model
         self.conversation_id, self.stream = request.conversation_id, request.stream
         self.redriven_from, self.labels = request.redriven_from, labels_of(request)
@@ -289,6 +293,12 @@ class RequestState:
             self.metadata = request.metadata
         # Only an Idempotency-Key ever asks for the content, and only its requests have ids of version 5.
         self.content = content_hash(request) if is_derived_id(request.request_id) else NOT_HASHED
+        self.count_from(request, origin)
+
+    def count_from(self, request: InferenceRequest, origin: Origin | None) -> None:
+        """Take of the request what figures count, and nothing else that its caller said."""
+        self.task = request.task
+        self.priority = request.priority if self.changed_priority is None else self.changed_priority
         self.accepted_ms = self.accepted_ms or (origin.append_time_ms if origin else request.created_at)
         if origin is not None:
             self.origin = origin

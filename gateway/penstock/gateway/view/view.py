@@ -109,8 +109,6 @@ class View:
         self._positions = Positions()
         self._early_priorities: dict[Key, int] = {}
         """Of commands that were read before their request: the topics are read side by side."""
-        self._early_erased: dict[Key, None] = {}
-        """Requests that were erased before any record of theirs was read. Their outcomes are still told."""
         self._counts_since_ms = counts_since_ms
         self.outcomes: dict[str, int] = {}
         self.decoded = 0
@@ -181,12 +179,12 @@ class View:
 
     def entry(self, key: Key, partition: int = NOT_KNOWN) -> Entry:
         """The entry, made when it is new; `partition` is that of its results, if it is known."""
-        if key in self._early_erased:
-            del self._early_erased[key]
-            made = self.known.begin(key, self._partitions, partition)
-            made.erased = True
-            return made
-        return self.known.find(key) or self.known.begin(key, self._partitions, partition)
+        found = self.known.find(key)
+        if found is not None and not found.erased_unread:
+            return found
+        made = self.known.begin(key, self._partitions, partition)
+        made.erased = found is not None
+        return made
 
     # -- events
 
@@ -246,9 +244,13 @@ class View:
                 self._touch(entry)
             return
         entry = self.entry(key)
+        origin = origin_of(message)
         if not entry.erased:
-            self._on_request(entry, request, origin_of(message))
+            self._on_request(entry, request, origin)
             self.arrivals.count(message.timestamp_ms)
+        elif entry.counts(origin):
+            entry.count_from(request, origin)
+            self._touch(entry)
 
     def _on_request(self, entry: Entry, request: InferenceRequest, origin: Origin | None) -> None:
         before = entry.conversation_id
@@ -362,7 +364,7 @@ class View:
             return  # it tells nothing new: the outcome was heard first
         event = self.codec.decode(value, StatusEvent)
         self.decoded += 1
-        entry = entry or self.entry(key)
+        entry = entry or self.known.find(key) or self.known.begin(key, self._partitions)
         if entry.erased:
             return
         before = entry.status
@@ -379,7 +381,7 @@ class View:
 
     def _worker(self, message: RawMessage) -> None:
         if (state := self.fleet.on_worker(message)) is not None and state.state != STOPPED:
-            self.known.history.on_worker(state)
+            self.known.history.on_worker(state, self._now_ms)
 
     def _claim(self, message: RawMessage) -> None:
         if message.value is not None:
@@ -408,9 +410,6 @@ class View:
     def _erased(self, key: Key) -> None:
         entry = self.known.find(key)
         if entry is None:  # its records may be gone: it is not live unless they are read after all
-            self._early_erased[key] = None
-            if len(self._early_erased) > MOST_EARLY:
-                del self._early_erased[next(iter(self._early_erased))]
             self._blank(Entry(*key, NOT_KNOWN, self._partitions))
         elif entry.done or entry.erased:
             self._blank(entry)
@@ -447,7 +446,9 @@ class View:
         """Blank what the caller said and was told; that there was a request stays known, for 410."""
         blank = Entry(entry.tenant, entry.request_id, entry.place)
         blank.task, blank.accepted_ms, blank.erased, blank.origin = entry.task, entry.accepted_ms, True, entry.origin
-        blank.content = BLANKED
+        blank.content, blank.noted, blank.fold.origin = BLANKED, entry.noted, entry.fold.origin
+        blank.priority, blank.waits_from_ms = entry.priority, entry.waits_from_ms
+        blank.started_ms, blank.finished_ms = entry.started_ms, entry.finished_ms
         self._touch(blank)
         self.known.end(blank)
 
