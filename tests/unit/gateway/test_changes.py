@@ -95,6 +95,16 @@ def test_a_cursor_older_than_what_is_remembered_is_refused() -> None:
     assert ids(since(changes, changes.cursor(10.0), now_s=10)) == []
 
 
+def test_many_changes_of_one_tenant_reset_no_other_that_has_heard_of_its_own() -> None:
+    changes, cursor = noted("a", most=2)
+    heard = since(changes, cursor).cursor
+    for request_id in "xyz":
+        changes.note(("other", request_id))
+    assert ids(since(changes, heard, now_s=10)) == []
+    assert changes.since(cursor, "t", 10, 10) is None, "a is not remembered"
+    assert changes.since(heard, "other", 10, 10) is None, "nor is x"
+
+
 @given(st.lists(st.sampled_from(["a", "b", "c", "ask", "later"]), max_size=60), st.integers(1, 3))
 def test_a_reader_of_parts_misses_no_change(steps: list[str], most: int) -> None:
     """However changes and calls fall into seconds, what changed since the reader heard of it comes in the end."""

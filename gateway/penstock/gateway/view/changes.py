@@ -31,8 +31,10 @@ class Changes:
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._numbers: OrderedDict[Key, int] = OrderedDict()
-        self._last = self._forgotten = 0
-        """Numbers of the newest change, and of the newest one that is not remembered."""
+        self._last = 0
+        """The number of the newest change."""
+        self._forgotten: dict[str, int] = {}
+        """By tenant, that of the newest one that is not remembered."""
         self._mark = (-1, 0)
         """A second, and the newest change when somebody first asked within it."""
         self._at_mark: dict[Key, int] = {}
@@ -47,16 +49,16 @@ class Changes:
         self._numbers[key] = self._last
         self._numbers.move_to_end(key)
         if len(self._numbers) > self._most:
-            _, self._forgotten = self._numbers.popitem(last=False)
+            (tenant, _), self._forgotten[tenant] = self._numbers.popitem(last=False)
 
     def cursor(self, now_s: float) -> str:
         """Behind all changes that a list holds that is read from now on."""
         return self._text(self._marked(now_s))
 
     def since(self, cursor: str, tenant: str, most: int, now_s: float) -> Changed | None:
-        """The first changes behind the cursor. None if it is of another gateway, or older than what is remembered."""
+        """The first changes behind the cursor. None if it is of another gateway, or one is not remembered."""
         name, _, text = cursor.partition("-")
-        if name != self._name or not text.isdecimal() or int(text) < self._forgotten:
+        if name != self._name or not text.isdecimal() or int(text) < self._forgotten.get(tenant, 0):
             return None
         until = self._marked(now_s)
         found = [(n, key) for key, n in self._at_mark.items() if n > int(text) and key[0] == tenant]
