@@ -56,6 +56,29 @@ def test_all_who_ask_within_a_second_get_the_same() -> None:
     assert ids(since(changes, first.cursor, now_s=10.0)) == ["b"], "what was left then is told next"
 
 
+@given(st.lists(st.sampled_from(["a", "b", "c", "ask", "later", "another asks"]), max_size=60))
+def test_an_answer_has_all_that_had_changed_when_the_first_asked_within_the_second(steps: list[str]) -> None:
+    """Also what has changed again since then, however often it does and whoever asked first."""
+    changes, cursor = noted()
+    now_s, until, log = 1.0, 0, list[str]()
+    told, marked_s = 0, 0.0
+    for step in steps:
+        if step == "later":
+            now_s += 1
+        elif step in ("ask", "another asks"):
+            if marked_s != now_s:
+                until, marked_s = len(log), now_s
+            if step == "another asks":
+                changes.cursor(now_s)
+                continue
+            found = since(changes, cursor, now_s=now_s)
+            assert set(ids(found)) == set(log[told:until])
+            cursor, told = found.cursor, until
+        else:
+            changes.note(("t", step))
+            log.append(step)
+
+
 @pytest.mark.parametrize("cursor", ["", "x-0", "0", "-", "٣", "name"])
 def test_a_cursor_of_another_gateway_is_refused(cursor: str) -> None:
     changes, own = noted("a")
@@ -70,6 +93,16 @@ def test_a_cursor_older_than_what_is_remembered_is_refused() -> None:
     changes.note(("t", "c"))
     assert changes.since(cursor, "t", 10, 9) is None
     assert ids(since(changes, changes.cursor(10.0), now_s=10)) == []
+
+
+def test_many_changes_of_one_tenant_reset_no_other_that_has_heard_of_its_own() -> None:
+    changes, cursor = noted("a", most=2)
+    heard = since(changes, cursor).cursor
+    for request_id in "xyz":
+        changes.note(("other", request_id))
+    assert ids(since(changes, heard, now_s=10)) == []
+    assert changes.since(cursor, "t", 10, 10) is None, "a is not remembered"
+    assert changes.since(heard, "other", 10, 10) is None, "nor is x"
 
 
 @given(st.lists(st.sampled_from(["a", "b", "c", "ask", "later"]), max_size=60), st.integers(1, 3))

@@ -32,7 +32,7 @@ from penstock.gateway.view.follower import Readiness
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.liveness import judge
 from penstock.gateway.view.view import View
-from penstock.schemas.errors import BrokerUnavailable, Overloaded
+from penstock.schemas.errors import BrokerUnavailable, InsufficientCapacity, Overloaded
 from penstock.schemas.records import DesiredState, ModelInfo, Timings, Usage, WorkerState
 from support import wait_until_async
 
@@ -278,6 +278,17 @@ def test_it_is_degraded_exactly_when_a_model_is_without_a_worker(facts: list[tup
     judged = judge(workers, [model("a")], NOW, LATE)
     served = any(state == "running" and ago <= LATE and not lost for state, ago, lost in facts)
     assert (judged.degraded is None) == served == (judged.names_without_worker == [])
+
+
+@given(st.permutations("abc"), st.integers(0, 3))
+def test_a_model_is_too_large_if_all_its_workers_say_so_in_whatever_order(names: list[str], too_large: int) -> None:
+    def says(name: str) -> WorkerState:
+        code = InsufficientCapacity.code if name in "abc"[:too_large] else "engine_failed"
+        return worker(name, model_state("a", "failed", code=code, reason=f"{code} on {name}"), updated_at=NOW)
+
+    judged = judge([says(name) for name in names], [model("a")], NOW, LATE)
+    of, code = ("a", None), InsufficientCapacity.code if too_large == 3 else "engine_failed"
+    assert (judged.codes[of], judged.lost[of]) == (code, f"{code} on c")
 
 
 def differs(*workers: WorkerState) -> tuple[str, ...]:

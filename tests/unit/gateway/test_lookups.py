@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import threading
@@ -27,6 +28,7 @@ from penstock.gateway.service.subscriptions import Subscription
 from penstock.gateway.view import frames as frames_module
 from penstock.gateway.view import outcomes as outcomes_module
 from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.filters import ALL, RequestFilter
 from penstock.gateway.view.frames import ResultFrame
 from penstock.gateway.view.hub import Gone, Hub
 from penstock.gateway.view.outcomes import Outcomes
@@ -146,6 +148,22 @@ async def test_what_another_gateway_has_erased_is_not_shown(gateway: Gateway) ->
     assert await gateway.lookups.page("default", **page) == []
     with pytest.raises(GoneError):
         await gateway.lookups.find("default", "r")
+
+
+@pytest.mark.parametrize("erased", ["own", "r"])
+async def test_a_narrowed_caller_reads_its_list_again_when_any_request_was_erased(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, erased: str
+) -> None:
+    """What is erased says no more whose it was: it is not told by its id, which may be a foreign one."""
+    monkeypatch.setattr("penstock.gateway.service.lookups.time", Mock(monotonic=itertools.count().__next__))
+    gateway.view.accepted(request("own", user_id="u"))
+    gateway.read(RESULTS, outcome(erased))
+    cursor, own = gateway.lookups.changes_cursor(), RequestFilter(user_id="u")
+    gateway.read(CONTROL, command("erase", erased))
+    assert await gateway.lookups.changes("default", cursor, own, own, 9) is None
+    of_all = await gateway.lookups.changes("default", cursor, ALL, ALL, 9)
+    assert of_all is not None
+    assert of_all.left == [erased]
 
 
 async def test_an_operator_names_the_tenant_of_an_id_that_several_have(gateway: Gateway) -> None:

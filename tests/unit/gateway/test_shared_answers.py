@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
 from starlette.requests import Request
 
+from penstock.gateway.edge import shared_answers
 from penstock.gateway.edge.shared_answers import MOST, SharedAnswers
 from penstock.gateway.limits.callers import Caller, Grant
 
@@ -110,6 +112,44 @@ async def test_what_is_held_is_given_and_nothing_is_made_for_it(route: Route) ->
     route.now_s = 1.0
     assert await route.shared.held(fresh, caller) is None
     assert route.made == 1
+
+
+async def test_what_takes_long_is_made_once(route: Route) -> None:
+    first = asyncio.ensure_future(route.ask())
+    await asyncio.sleep(0)
+    route.now_s = 5.0
+    assert [bytes(one.body) for one in await asyncio.gather(first, route.ask())] == [b"1", b"1"]
+    assert (await route.ask()).body == b"2"
+
+
+async def test_a_large_answer_is_not_kept(route: Route, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_answers, "MOST_BYTES", 0)
+    together = await asyncio.gather(route.ask(), route.ask())
+    assert {bytes(one.body) for one in together} == {b"1"}
+    assert (await route.ask()).body == b"2"
+
+
+async def test_an_old_answer_leaves_the_memory_though_nobody_asks_again(
+    route: Route, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_answers, "FRESH_S", 0.01)
+    await route.ask()
+    await asyncio.sleep(0.05)
+    assert await route.shared.held(asking(cache_control="max-age=1"), Caller(tenant="all")) is None
+
+
+async def test_a_failure_that_nobody_waits_for_any_more_is_no_error_of_the_loop(route: Route) -> None:
+    told: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    route.fails = True
+    asked = asyncio.ensure_future(route.ask())
+    await asyncio.sleep(0)
+    asked.cancel()
+    await asyncio.sleep(0.01)
+    route.fails = False
+    await route.ask()
+    gc.collect()
+    assert told == []
 
 
 async def test_few_are_kept(route: Route) -> None:

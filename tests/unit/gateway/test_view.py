@@ -391,6 +391,19 @@ def test_a_request_that_is_published_again_is_not_another(gateway: Gateway) -> N
     assert gateway.found().deadline_ms == 1_000 + DEFAULT_LIMITS.default_ttl_ms
 
 
+def test_lists_hear_that_the_first_piece_of_text_is_of_another_record_of_the_id(gateway: Gateway) -> None:
+    gateway.read(REQUESTS, request(user_id="ann"))
+    gateway.read(HIGH, request(user_id="bob"))
+    assert gateway.found().user_id == "bob"
+    before = gateway.view.changes.cursor(1)
+    gateway.read(RESULTS, chunk())
+    assert gateway.found().user_id == "ann"
+    after = gateway.view.changes.cursor(2)
+    gateway.read(RESULTS, chunk("ret", 3))
+    told = [gateway.view.changes.since(one, "default", 9, 3) for one in (before, after)]
+    assert [one and one.keys for one in told] == [[KEY], []], "text that is streamed changes no list"
+
+
 def test_the_time_of_a_cancel_outlives_the_process(gateway: Gateway) -> None:
     gateway.read(REQUESTS, REQUEST)
     gateway.read(CONTROL, command("cancel", tenant="foreign"))

@@ -224,9 +224,14 @@ def request_of(letter: DeadLetter, codec: Codec) -> InferenceRequest:
 
 
 def payload_json(letter: DeadLetter, codec: Codec) -> dict[str, Any]:
-    """What only those see who may read what the tenant asks: text where the bytes are UTF-8, else hex."""
+    """What only those see who may read what the tenant asks: text where the bytes are UTF-8, else hex.
+
+    Raises RegistryUnavailable.
+    """
     try:
         request = request_to_json(request_of(letter, codec))
+    except RegistryUnavailable:
+        raise
     except PenstockError:
         request = None
     return {

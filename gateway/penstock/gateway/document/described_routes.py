@@ -218,7 +218,7 @@ ROUTES: dict[RouteKey, Declared] = {
             errors=(*OF_A_RUN, 416),
         ),
     ),
-    ("GET", "/v1/requests/{request_id}/input"): _route(READ_ONE, answers.RequestInput, errors=(*OF_ONE, 410)),
+    ("GET", "/v1/requests/{request_id}/input"): _route(READ, answers.RequestInput, errors=(*OF_ONE, 410)),
     ("GET", "/v1/requests/{request_id}/deliveries"): _route(READ_ONE, Page[answers.Delivery], errors=(*OF_ONE, 410)),
     ("GET", "/v1/requests/{request_id}/events"): Declared(
         FOLLOW_ONE, Documented(responses={200: {SSE: EVENTS}, 204: {}}, errors=(*OF_ONE, 410))

@@ -20,11 +20,13 @@ from penstock.gateway.limits.callers import Caller
 
 FRESH_S = 1.0
 """No shared answer is older, whatever a client would take."""
-MOST = 64
-"""Answers that are kept."""
+MOST, MOST_BYTES = 64, 1_000_000
+"""Answers that are kept, and of one."""
 _MAX_AGE = re.compile(r"(?:^|[\s,])max-age=0*[1-9]")
 _HEADERS = {"cache-control": "private, no-cache"}
 Make = Callable[[], Awaitable[bytes]]
+_Made = tuple[float, asyncio.Task[tuple[bytes, str]]]
+"""When it was begun, and the answer with its entity tag."""
 
 
 class SharedAnswers:
@@ -32,17 +34,19 @@ class SharedAnswers:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._made: OrderedDict[Hashable, tuple[float, asyncio.Task[tuple[bytes, str]]]] = OrderedDict()
+        self._made: OrderedDict[Hashable, _Made] = OrderedDict()
 
     async def answer(self, request: Request, caller: Caller, make: Make) -> Response:
-        """JSON that `make` gives, or gave within `FRESH_S` for a caller of the tenant that asked the same; 304 if the
-        client has it already.
+        """JSON that `make` gives, or gave within `FRESH_S` for a caller of the tenant that asked the same, or is about
+        to give it; 304 if the client has it already.
         """
         if (key := _key(request, caller)) is None:
             return Response(await make(), media_type="application/json", headers=_HEADERS)
         if not self._is_fresh(key):
-            self._made[key] = (self._clock(), asyncio.create_task(_with_etag(make)))
+            task = asyncio.create_task(_with_etag(make))
+            self._made[key] = made = (self._clock(), task)
             self._made.move_to_end(key)
+            task.add_done_callback(lambda _: self._ended(key, made))
             if len(self._made) > MOST:
                 self._made.popitem(last=False)
         return await self._held(key, request)
@@ -53,17 +57,25 @@ class SharedAnswers:
         return None if key is None or not self._is_fresh(key) else await self._held(key, request)
 
     def _is_fresh(self, key: Hashable) -> bool:
-        return key in self._made and self._clock() - self._made[key][0] < FRESH_S
+        if (made := self._made.get(key)) is None:
+            return False
+        began_s, task = made
+        return not task.done() or self._clock() - began_s < FRESH_S
+
+    def _ended(self, key: Hashable, made: _Made) -> None:
+        """Keep it for a while. What fails is not kept: the next call tries again."""
+        _, task = made
+        if task.cancelled() or task.exception() is not None or len(task.result()[0]) > MOST_BYTES:
+            self._drop(key, made)
+        else:
+            asyncio.get_running_loop().call_later(FRESH_S, self._drop, key, made)
+
+    def _drop(self, key: Hashable, made: _Made) -> None:
+        if self._made.get(key) is made:
+            del self._made[key]
 
     async def _held(self, key: Hashable, request: Request) -> Response:
-        """What fails is not kept: all who waited for it get the error, and the next call tries again."""
-        _, task = made = self._made[key]
-        try:
-            content, etag = await asyncio.shield(task)
-        except Exception:
-            if self._made.get(key) is made:
-                del self._made[key]
-            raise
+        content, etag = await asyncio.shield(self._made[key][1])
         headers = {**_HEADERS, "etag": etag}
         if not_modified(request.headers.get("if-none-match"), etag):
             return Response(status_code=304, headers=headers)

@@ -185,10 +185,8 @@ async def get_request(
 async def get_input(request: Request, request_id: str) -> Response:
     """`request` is a body of `POST /v1/requests`. 410 when the topic holds its record no more."""
     service, tenant = service_of(request), caller_of(request).tenant
+    await service.lookups.catch_up()  # where its record stands, and whether another gateway has erased it
     entry = await service.lookups.find(tenant, request_id)
-    if entry.first_record is None:  # the broker did not say where it stands; its topic does
-        await service.lookups.catch_up()
-        entry = await service.lookups.find(tenant, request_id)
     record = await service.records.read(entry)
     whole = await whole_request(service, record.request)
     body = {"object": "request.input", "request_id": request_id, "traceparent": record.traceparent}

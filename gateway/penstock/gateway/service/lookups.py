@@ -15,7 +15,7 @@ from penstock.gateway.service.subscriptions import Stopping
 from penstock.gateway.service.turns import Turns
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.entries import Entry
-from penstock.gateway.view.filters import RequestFilter
+from penstock.gateway.view.filters import ALL, RequestFilter
 from penstock.gateway.view.follower import Follower
 from penstock.gateway.view.hub import Gone, Hub
 from penstock.gateway.view.outcomes import Outcomes
@@ -185,7 +185,7 @@ class Lookups:
     ) -> ChangedRequests | None:
         """Up to `limit` requests of a tenant that changed behind a cursor, as they are now. None as `Changes.since`.
 
-        Those that `reached` does not match are left out.
+        Those that `reached` does not match are left out. None also if it may have matched what is gone or erased.
         """
         await self._follower.read_commands()
         changed = self._view.changes.since(cursor, tenant, limit, time.monotonic())
@@ -196,6 +196,8 @@ class Lookups:
             entry = self._view.known.peek(key)
             if number % PEEKED_AT_ONCE == 0:
                 await asyncio.sleep(0)  # others have their turn on the loop
+            if reached != ALL and (entry is None or entry.erased):
+                return None  # nobody knows any more whose it was
             if entry is not None and not reached.matches(entry):
                 continue
             if entry is None or entry.erased or not where.matches(entry):

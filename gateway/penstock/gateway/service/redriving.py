@@ -146,7 +146,10 @@ class Redriving:
         return await self._threads.run(self._letters.groups)
 
     async def show(self, caller: Caller, text: str) -> dict[str, Any]:
-        """One letter, with its payload if the caller may read it. Raises NotFound, InvalidRequest."""
+        """One letter, with its payload if the caller may read it.
+
+        Raises NotFound, InvalidRequest, BrokerUnavailable, RegistryUnavailable.
+        """
         await self._catch_up()
         place = place_of(text)
         facts = await self._threads.run(self._index.get, place)
@@ -155,8 +158,8 @@ class Redriving:
         shown = facts.to_json()
         if not may_read(caller, facts.tenant):
             return {**shown, "original_omitted": True}
-        letter = self._decoded((await self._read([facts.place])).get(facts.place))
-        return {**shown, **payload_json(letter, self._codec)}
+        found = await self._read([facts.place])
+        return {**shown, **await self._threads.run(self._payload, found.get(facts.place))}
 
     async def redrive(
         self, caller: Caller, chosen: Chosen, *, rate: float | None, dry_run: bool, again: bool
@@ -300,9 +303,9 @@ class Redriving:
             raise Gone("its request was erased")
         if dry_run:
             return new_id
-        letter = self._decoded(records.get(row.place))
+        letter, request = await self._threads.run(self._asked, records.get(row.place))
         request = replace(
-            request_of(letter, self._codec),
+            request,
             request_id=new_id,
             tenant=row.tenant,
             created_at=now_ms(),
@@ -333,6 +336,14 @@ class Redriving:
 
     async def _read(self, places: Sequence[Place]) -> dict[Place, RawMessage]:
         return await self._threads.run(self._letters.read, places) if places else {}
+
+    def _payload(self, message: RawMessage | None) -> dict[str, Any]:
+        """For a thread, as `_asked`: the codec waits for schemas."""
+        return payload_json(self._decoded(message), self._codec)
+
+    def _asked(self, message: RawMessage | None) -> tuple[DeadLetter, InferenceRequest]:
+        letter = self._decoded(message)
+        return letter, request_of(letter, self._codec)
 
     def _decoded(self, message: RawMessage | None) -> DeadLetter:
         if message is None:

@@ -31,44 +31,51 @@ class Changes:
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._numbers: OrderedDict[Key, int] = OrderedDict()
-        self._last = self._forgotten = 0
-        """Numbers of the newest change, and of the newest one that is not remembered."""
+        self._last = 0
+        """The number of the newest change."""
+        self._forgotten: dict[str, int] = {}
+        """By tenant, that of the newest one that is not remembered."""
         self._mark = (-1, 0)
         """A second, and the newest change when somebody first asked within it."""
+        self._at_mark: dict[Key, int] = {}
+        """Of those that changed again behind the mark, the newest change in front of it."""
         self._name = secrets.token_hex(4)
 
     def note(self, key: Key) -> None:
         """What lists show of the request has changed."""
+        if (number := self._numbers.get(key)) is not None and number <= self._mark[1]:
+            self._at_mark[key] = number
         self._last += 1
         self._numbers[key] = self._last
         self._numbers.move_to_end(key)
         if len(self._numbers) > self._most:
-            _, self._forgotten = self._numbers.popitem(last=False)
+            (tenant, _), self._forgotten[tenant] = self._numbers.popitem(last=False)
 
     def cursor(self, now_s: float) -> str:
         """Behind all changes that a list holds that is read from now on."""
         return self._text(self._marked(now_s))
 
     def since(self, cursor: str, tenant: str, most: int, now_s: float) -> Changed | None:
-        """The first changes behind the cursor. None if it is of another gateway, or older than what is remembered."""
+        """The first changes behind the cursor. None if it is of another gateway, or one is not remembered."""
         name, _, text = cursor.partition("-")
-        if name != self._name or not text.isdecimal() or int(text) < self._forgotten:
+        if name != self._name or not text.isdecimal() or int(text) < self._forgotten.get(tenant, 0):
             return None
         until = self._marked(now_s)
-        found: list[tuple[Key, int]] = []
+        found = [(n, key) for key, n in self._at_mark.items() if n > int(text) and key[0] == tenant]
         for key, number in reversed(self._numbers.items()):
             if number <= int(text):
                 break
             if number <= until and key[0] == tenant:
-                found.append((key, number))
-        found.reverse()
+                found.append((number, key))
+        found.sort()
         has_more = len(found) > most
-        last = found[most - 1][1] if has_more else until
-        return Changed(keys=[key for key, _ in found[:most]], cursor=self._text(last), has_more=has_more)
+        last = found[most - 1][0] if has_more else until
+        return Changed(keys=[key for _, key in found[:most]], cursor=self._text(last), has_more=has_more)
 
     def _marked(self, now_s: float) -> int:
         if int(now_s) != self._mark[0]:
             self._mark = (int(now_s), self._last)
+            self._at_mark.clear()
         return self._mark[1]
 
     def _text(self, number: int) -> str:

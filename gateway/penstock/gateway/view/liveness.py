@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from penstock.common.file_differences import file_differences
 from penstock.gateway.view.fleet import SERVING
-from penstock.schemas.records import ModelInfo, WorkerState
+from penstock.schemas.errors import InsufficientCapacity
+from penstock.schemas.records import ModelInfo, ModelState, WorkerState
 
 _MODEL_LOST = "failed"
 ModelId = tuple[str, str | None]
@@ -98,7 +99,7 @@ def judge(workers: Iterable[WorkerState], models: Iterable[ModelInfo], now_ms: i
     served = {(state.model, worker.pool) for worker in live for state in worker.models if state.state != _MODEL_LOST}
     known = tuple(models)
     without = frozenset((model.model, model.pool) for model in known) - served
-    lost = {(state.model, worker.pool): state for worker in live for state in worker.models}
+    lost = _lost(live)
     return Liveness(
         live_workers=len(live),
         silent_workers=tuple(sorted(silent)),
@@ -110,3 +111,10 @@ def judge(workers: Iterable[WorkerState], models: Iterable[ModelInfo], now_ms: i
         causes={model: state.cause for model, state in lost.items() if model in without and state.cause},
         codes={model: state.code for model, state in lost.items() if model in without and state.code},
     )
+
+
+def _lost(live: Iterable[WorkerState]) -> dict[ModelId, ModelState]:
+    """One state of each model, whatever the order of the workers: that it is too large is said if all say so."""
+    states = [(worker, state) for worker in live for state in worker.models]
+    states.sort(key=lambda one: (one[1].code != InsufficientCapacity.code, one[0].worker_id, one[1].replica))
+    return {(state.model, worker.pool): state for worker, state in states}

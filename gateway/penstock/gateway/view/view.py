@@ -296,8 +296,7 @@ class View:
         if entry.done or (entry.erased and not self.known.is_live(entry.key)):
             return
         entry.on_partition(message.partition)
-        if entry.fold.origin is None:
-            self._follow(entry, event.origin)
+        is_other = entry.fold.origin is None and self._follow(entry, event.origin)
         before = entry.fold.place, entry.pieces_from
         if is_piece:
             step = self.streams.on_piece(
@@ -314,7 +313,7 @@ class View:
         is_new = step is not IGNORED or before != (entry.fold.place, entry.pieces_from)
         lives = is_piece and (event.epoch, event.attempt) == entry.fold.place  # though it says nothing by itself
         if is_new or lives or self.streams.is_read(entry):
-            self._touch(entry, shown=not is_piece)
+            self._touch(entry, shown=is_other or not is_piece)
         if done and message.timestamp_ms >= self._counts_since_ms:
             self._on_outcome(event, priority_class(entry.priority))
             status = event.status or "unknown"
@@ -338,14 +337,15 @@ class View:
             if entry.erased:
                 self._blank(entry)
 
-    def _follow(self, entry: Entry, origin: Origin) -> None:
-        """Its first result names the record that is the request. Another one may have counted until now."""
+    def _follow(self, entry: Entry, origin: Origin) -> bool:
+        """Its first result names the record that is the request. Whether another one has counted until now."""
         before = entry.conversation_id
         if entry.others:
             self.census.forget(entry)  # it is counted again with its news
-        if entry.follow(origin):
+        if is_other := entry.follow(origin):
             self._pools.note(entry)
             self._tell_conversation(entry, before)
+        return is_other
 
     def _decode_piece(self, record: bytes) -> ResultEvent:
         self.decoded += 1

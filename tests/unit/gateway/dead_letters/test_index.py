@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
+import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +31,8 @@ from penstock.gateway.service import redriving
 from penstock.gateway.service.redriving import Chosen, Redriving
 from penstock.gateway.threads import Threads
 from penstock.schemas.codec import default_codec
-from penstock.schemas.errors import Unauthenticated
-from penstock.schemas.records import DeadLetterAction
+from penstock.schemas.errors import RegistryUnavailable, Unauthenticated
+from penstock.schemas.records import DeadLetterAction, InferenceRequest
 from simulation.redrives.world import Gateway, Topics, new_index
 
 ANY = LetterFilter()
@@ -178,6 +179,36 @@ async def test_a_list_of_letters_read_oldest_first_ends_while_others_are_written
         seen.append([one.offset for one in found])
         after = str(replace(cursor, place=found[-1].place)) if found else after
     assert seen == [[0], [1], []]
+
+
+# -- a letter that is shown
+
+
+@pytest.mark.parametrize("away", [False, True])
+async def test_a_letter_is_decoded_on_a_thread_and_never_shown_without_a_request_that_it_has(
+    index: LetterIndex, away: bool
+) -> None:
+    codec, threads = default_codec(), list[threading.Thread]()
+
+    def decode(value: bytes, kind: Any) -> Any:
+        threads.append(threading.current_thread())
+        if away and kind is InferenceRequest:
+            raise RegistryUnavailable("it is away")
+        return codec.decode(value, kind)
+
+    topics = Topics(Random(1), strict=True, away=0.0, fails=0.0)
+    topics.add_letter(0, readable=True)
+    letters: Any = SimpleNamespace(index=index, catch_up=lambda _: None, read=lambda _: {(0, 0): topics.letters[0][0]})
+    index.take([letter(0)])
+    slow, unused = Mock(decode=decode), cast(Any, None)
+    shown = Redriving(letters, unused, unused, unused, slow, KafkaSettings(), Threads()).show(Caller(tenant="t"), "0/0")
+    if away:
+        with pytest.raises(RegistryUnavailable):
+            await shown
+    else:
+        assert (await shown)["request"] is not None
+    assert len(threads) == 2
+    assert threading.main_thread() not in threads
 
 
 # -- a redrive whose key is revoked while it runs
