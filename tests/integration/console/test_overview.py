@@ -186,7 +186,7 @@ def test_a_poison_record_is_told_and_whatever_it_holds_is_shown_as_text(
     page.keyboard.press("Enter")
     told(page, "payload.prompt must be text")
     page.goto(f"{gateway.url}/#/requests/hostile")
-    told(page, "As the API tells it")
+    told(page, "As the API has it")
     assert HOSTILE in page.inner_text("main")
     page.get_by_role("button", name="cancel hostile").click()
     told(page, "cancelled")

@@ -93,16 +93,17 @@ function Copy({label, of, tell}) {
 export function spans(one, at_ms) {
   const began = Date.parse(one.created_at), end = one.done ? Date.parse(one.finished_at) : at_ms;
   const found = [["accepted", began, began, `priority ${one.priority}`, "mark"], ...one.history ? attempts(one, began, end) : one.timings ? counted(one, began, end) : []];
-  if (!one.done) found.push(...underway(one, found.at(-1)?.[2] ?? began, end));
+  if (!one.done) found.push(...underway(one, found.at(-1)?.[2] ?? found.at(-1)?.[1] ?? began, end));
   if (one.done) found.push([words(one.status), end, end, one.error?.message ?? "", "mark"]);
   return found;
 }
 
 function attempts(one, began, end) {
   let free = began;
-  return one.history.flatMap((attempt, at) => {
+  const own = one.history.filter(({started_at, ended_at}) => !(Date.parse(ended_at ?? started_at) < began));
+  return own.flatMap((attempt, at) => {
     const from = attempt.started_at ? Date.parse(attempt.started_at) : free;
-    const next = one.history[at + 1]?.started_at;
+    const next = own[at + 1]?.started_at;
     const to = attempt.ended_at ? Date.parse(attempt.ended_at) : null;
     const said = [where(attempt), attempt.error ? `${attempt.error.code}: ${attempt.error.message}` : "completed", to === null && "its worker was killed"];
     const waited = from > free ? [["waiting", free, from, "", "wait"]] : [];
