@@ -178,7 +178,7 @@ def test_a_poison_record_is_told_and_whatever_it_holds_is_shown_as_text(
     late = gateway.submit(execution_timeout_ms=50, max_attempts=1)
     assert gateway.request(late, wait=30)["status"] == "dead_lettered"
     page.get_by_role("button", name="run them again").click()
-    told(page, "run again")
+    told(page, "redriven")
     letters = httpx.get(f"{gateway.url}/v1/admin/dlq").json()["data"]
     redriven = {one["request_id"]: one["redriven_as"] is not None for one in letters}
     assert redriven.items() >= {late: True, "poison": False}.items(), "what was run again may have failed again"

@@ -76,12 +76,12 @@ export function Newest({limit = 20}) {
 }
 
 /** All that match the filters in the page's address. */
-export function Requests({query, may, tell}) {
+export function Requests({query, may, tell, tenant}) {
   const filters = filtersOf(query);
   const route = may("admin") ? "/v1/admin/requests" : "/v1/requests";
   const wanted = new URLSearchParams(Object.entries(filters).filter(([name]) => name !== "tenant" || may("admin")));
   const path = `${route}?${wanted}`.replace(/\?$/, "");
-  return html`<section aria-labelledby="requests"><h2 id="requests">Requests</h2>
+  return html`<section aria-labelledby="requests"><h2 id="requests">Requests of <bdi>${may("admin") && filters.tenant || tenant}</bdi></h2>
       <${Filters} key=${path} filters=${filters} may=${may} />
       <${Rows} key=${path} path=${path} /></section>
     ${may("cancel") && html`<${Many} key=${`many ${path}`} filters=${filters} may=${may} tell=${tell} />`}`;
@@ -188,6 +188,6 @@ function Many({filters, may, tell}) {
       <button type="button" aria-disabled=${busy} onClick=${look}>Count them</button>
       ${counted && !busy && (counted.count ? html`<button type="button" onClick=${go}>${`${COMMANDS[chosen].label}: ${times(counted.count, "request")}`}</button>` : html`<span>None.</span>`)}
       ${done !== null && counted && html`<label>${count(done)} of ${count(counted.count)} <progress max=${counted.count} value=${done}></progress></label>`}</div>
-    ${filters.status === "dead_lettered" && may("admin") && html`<p>These have ended. Their dead letters can be run again:
+    ${filters.status === "dead_lettered" && may("admin") && html`<p>These have ended. Their dead letters can be redriven:
       <a href=${`#/dead-letters?${new URLSearchParams(Object.entries(filters).filter(([name]) => name === "model" || name === "tenant"))}`}>dead letters</a>.</p>`}</section>`;
 }
