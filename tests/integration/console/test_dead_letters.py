@@ -82,22 +82,22 @@ def test_letters_are_counted_shown_run_again_with_a_rate_and_purged(
     told(page, "ce_source")
     assert json.loads(page.locator("pre").first.inner_text())["payload"]["prompt"] == HOSTILE
     assert page.title() == f"Dead letter {first['id']} – Penstock"
-    page.get_by_role("button", name=f"run {first['id']} again").click()
-    told(page, "run again once more")
+    page.get_by_role("button", name=f"redrive {first['id']}").click()
+    told(page, "redrive again")
     new = letters(http, request_id=first["request_id"])[0]["redriven_as"]
     assert http.get(f"/v1/requests/{new}", params={"wait": 30}).json()["status"] == "completed"
 
     page.go_back()
     page.get_by_label("Letters a second, at most").fill("0.2")
-    page.get_by_role("button", name="Count what would run again").click()
-    told(page, "3 letters would be run again")
+    page.get_by_role("button", name="Count what would be redriven").click()
+    told(page, "3 letters would be redriven")
     assert letters(http, limit=1, reason="engine_failed")[0]["redriven_as"] is None
-    page.get_by_role("button", name="Run 3 letters again").click()
+    page.get_by_role("button", name="Redrive 3 letters").click()
     page.get_by_role("progressbar", name="Letters").wait_for()
     page.get_by_role("button", name="Stop").click()
-    told(page, "2 letters run again; 1 left", 20)
+    told(page, "2 letters redriven; 1 left", 20)
     page.get_by_role("button", name="Continue").click()
-    told(page, "3 letters run again", 20)
+    told(page, "3 letters redriven", 20)
     assert all(one["redriven_as"] for one in letters(http, reason="engine_failed"))
 
     page.get_by_role("link", name="All", exact=True).click()
@@ -107,7 +107,7 @@ def test_letters_are_counted_shown_run_again_with_a_rate_and_purged(
     page.get_by_role("button", name="Count what would be purged").click()
     page.get_by_role("button", name="Purge 1 letter").click()
     told(page, "1 letter purged")
-    told(page, "None that the filter chooses")
+    told(page, "No dead letter matches the filter")
     assert {one["reason"] for one in letters(http)} == {"engine_failed"}
     open_page.expect("401")
 

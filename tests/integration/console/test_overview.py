@@ -178,7 +178,7 @@ def test_a_poison_record_is_told_and_whatever_it_holds_is_shown_as_text(
     late = gateway.submit(execution_timeout_ms=50, max_attempts=1)
     assert gateway.request(late, wait=30)["status"] == "dead_lettered"
     page.get_by_role("button", name="run them again").click()
-    told(page, "run again")
+    told(page, "redriven")
     letters = httpx.get(f"{gateway.url}/v1/admin/dlq").json()["data"]
     redriven = {one["request_id"]: one["redriven_as"] is not None for one in letters}
     assert redriven.items() >= {late: True, "poison": False}.items(), "what was run again may have failed again"
@@ -186,7 +186,7 @@ def test_a_poison_record_is_told_and_whatever_it_holds_is_shown_as_text(
     page.keyboard.press("Enter")
     told(page, "payload.prompt must be text")
     page.goto(f"{gateway.url}/#/requests/hostile")
-    told(page, "As the API tells it")
+    told(page, "As the API has it")
     assert HOSTILE in page.inner_text("main")
     page.get_by_role("button", name="cancel hostile").click()
     told(page, "cancelled")

@@ -49,7 +49,7 @@ def test_a_chat_takes_tools_images_and_a_conversation(system: System, gateway: P
     page.get_by_label("Model").select_option("caller")
     page.get_by_label("Tools").fill("[")
     ask.click()
-    assert page.get_by_label("Tools").evaluate("one => one.validationMessage") == "This is no JSON."
+    assert page.get_by_label("Tools").evaluate("one => one.validationMessage") == "Not valid JSON."
     page.get_by_label("Tools").fill(json.dumps(TOOLS))
     page.get_by_label("Tool choice").select_option("required")
     ask.click()
@@ -60,7 +60,7 @@ def test_a_chat_takes_tools_images_and_a_conversation(system: System, gateway: P
 
     page.get_by_label("Tools").fill("")
     page.get_by_label("image", exact=True).set_input_files(FILE)
-    page.get_by_role("button", name="take image").wait_for()
+    page.get_by_role("button", name="remove image").wait_for()
     page.get_by_label("Model").select_option("eyes")
     page.get_by_label("Conversation id").fill("seen")
     ask.click()
@@ -109,7 +109,7 @@ def test_images_are_made_step_by_step_processed_and_described_and_a_text_is_summ
     page.get_by_text("All fields of the payload").click()
     page.get_by_label("guidance scale").press_sequentially("0.05")
     submit.click()
-    page.get_by_role("img", name="what there is after step").wait_for(timeout=LOADED_S * 1000)
+    page.get_by_role("img", name="Preview after step").wait_for(timeout=LOADED_S * 1000)
     told(page, "of 200")
     page.get_by_role("img", name="the image that was made").wait_for(timeout=LOADED_S * 1000)
     assert page.evaluate("document.querySelector('figure img').decode().then(() => true)")

@@ -62,7 +62,7 @@ def test_a_request_is_followed_from_its_place_in_the_queue_to_its_end(gateway: P
     told(page, "It may start in about")
     page.get_by_role("combobox", name="Priority").select_option("2")
     page.get_by_role("button", name="set the priority").click()
-    told(page, "set the priority: asked for")
+    told(page, "set the priority: requested")
     wait_until(lambda: gateway.request(waiting)["priority"] == 2, 10, "it has another priority")
     page.on("dialog", lambda dialog: dialog.accept())
     page.goto(f"{gateway.url}/#/requests/{doomed}")
@@ -137,7 +137,7 @@ def test_attempts_webhooks_and_redrives_are_shown(gateway: Process, open_page: O
     assert page.get_by_role("link", name=letter).get_attribute("href") == f"#/dead-letters/{letter}"
     again = httpx.post(f"{gateway.url}/v1/admin/dlq/redrive", json={"ids": [letter]}).json()["request_ids"][0]
     page.get_by_role("link", name=again).click()
-    told(page, "run again from")
+    told(page, "redriven from")
     assert page.get_by_role("link", name=late).count() == 1
 
 

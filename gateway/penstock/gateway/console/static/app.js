@@ -24,7 +24,7 @@ const PAGES = {
 };
 
 function App() {
-  const [stats, error, again] = usePoll("/v1/stats", LOOK_MS);
+  const [stats, error] = usePoll("/v1/stats", LOOK_MS);
   const [hash, setHash] = useState(location.hash);
   const [toast, setToast] = useState(null);
   useEffect(() => {
@@ -38,10 +38,10 @@ function App() {
   }, [toast]);
   const place = parse(hash);
   useEffect(() => { document.title = title(place); }, [hash]);
-  if (error?.status === 401) return html`<${LogIn} said=${error} then=${again} />`;
+  if (error?.status === 401) return html`<${LogIn} said=${error} />`;
   const may = (scope) => stats !== null && (!scope || stats.scopes.includes(scope) || stats.scopes.includes("admin"));
   const shown = {id: place.id, query: place.query, may, tell: setToast, tenant: stats?.tenant, keyed: stats?.key_id !== null};
-  return html`<${Header} stats=${stats} place=${place} may=${may} then=${again} tell=${setToast} />
+  return html`<${Header} stats=${stats} place=${place} may=${may} tell=${setToast} />
     <main>${error && html`<section><${Failure} error=${error} /></section>`}
       ${stats && (may(place.page.scope) ? html`<${place.page.show} key=${place.kind + (place.id ?? "")} ...${shown} />`
         : html`<section><p>This page needs a key with the scope <code>${place.page.scope}</code>.</p></section>`)}</main>
@@ -69,11 +69,11 @@ function Home({may, tell, keyed}) {
     ${may("submit") && may("read") && html`<${Chat} short=${true} keyed=${keyed} may=${may} tell=${tell} />`}`;
 }
 
-function Header({stats, place, may, then, tell}) {
+function Header({stats, place, may, tell}) {
   const leave = async () => {
     try {
       await logOut();
-      then();
+      location.reload();
     } catch (error) {
       tell({text: `You are still logged in: ${error.message}`});
     }
@@ -86,14 +86,15 @@ function Header({stats, place, may, then, tell}) {
       ${stats?.key_id && html`<button type="button" onClick=${leave}>Log out</button>`}</nav></header>`;
 }
 
-function LogIn({said, then}) {
+/** A log-in loads the page anew, as a log-out does: no module keeps what another key has read. */
+function LogIn({said}) {
   const [error, setError] = useState(null);
   const enter = async (event) => {
     event.preventDefault();
     const field = event.target.elements.key;
     try {
       await logIn(field.value.trim());
-      then();
+      location.reload();
     } catch (failure) {
       setError(failure);
     }

@@ -1,7 +1,7 @@
-// Dead letters of all tenants: counts, one of them, and running many again.
+// Dead letters of all tenants: counts, one of them, and redriving many.
 import {useState} from "./vendor/hooks.js";
 import {Act, Ago, Facts, Failure, Table, count, html, times, usePoll} from "./parts.js";
-import {part} from "./api.js";
+import {now, part} from "./api.js";
 import {Attempts} from "./attempts.js";
 import {go, start, stop, useWalk} from "./walk.js";
 
@@ -31,9 +31,9 @@ function Groups() {
     count(one.letters), count(one.redrivable),
     html`<${Ago} at=${one.newest_at} />`, html`<${Ago} at=${one.oldest_at} />`]);
   return html`<section aria-labelledby="groups"><h2 id="groups">Dead letters</h2>
-    <p class="faint">Records that no worker could complete, of all tenants, as far as they were not run again.</p>
+    <p class="faint">Records that no worker could complete, of all tenants, without those that were redriven.</p>
     <${Failure} error=${error} />
-    ${found && html`<${Table} name="By reason and model" columns=${["reason", "model", "letters", "can be run again", "newest", "oldest"]} rows=${rows}
+    ${found && html`<${Table} name="By reason and model" columns=${["reason", "model", "letters", "redrivable", "newest", "oldest"]} rows=${rows}
       empty="None. A request becomes a dead letter when its attempts are used up, and a record when it cannot be read." />`}</section>`;
 }
 
@@ -61,39 +61,41 @@ function Letters({found, filter, after}) {
     html`<${Ago} at=${one.created_at} />`, html`<code>${one.reason}</code>`, one.error, html`<bdi>${one.model ?? ""}</bdi>`,
     html`<bdi>${one.tenant ?? ""}</bdi>`, one.attempts, state(one)]);
   return html`<${Table} name="List of letters" columns=${["partition/offset", "written", "reason", "error", "model", "tenant", "attempts", "state"]} rows=${rows}
-      empty=${Object.keys(filter).length ? "None that the filter chooses." : "None. penstock dlq list shows the same."} />
+      empty=${Object.keys(filter).length ? "No dead letter matches the filter." : "None. penstock dlq list shows the same."} />
     <p class="row">${after && html`<a href=${to(filter)}>Newest</a>`}
       ${found.has_more && html`<a href=${to({...filter, after: found.last_id})}>Older</a>`}</p>`;
 }
 
 function state(one) {
-  if (one.redriven_as) return html`run again as ${requestLink(one.redriven_as)}`;
+  if (one.redriven_as) return html`redriven as ${requestLink(one.redriven_as)}`;
   return one.redrivable ? "" : "holds no request";
 }
 
 const words = (filter) => Object.entries(filter).map(([name, value]) => `${name.replace("_id", "")} ${value}`).join(", ") || "all";
 
-/** Running again, or purging, what the filter chooses: counted first. */
+/** Redriving, or purging, what the filter chooses: counted first. */
 function Many({filter}) {
   const [rate, setRate] = useState("");
   const [again, setAgain] = useState(false);
   const walk = useWalk();
-  const options = {filter, again, rate: Number(rate) || null};
+  const options = {again, rate: Number(rate) || null};
   const about = JSON.stringify([filter, again]);
   const counted = walk?.body.dry_run && !walk.busy && walk.left === 0 && walk.about === about;
-  const redrive = (dry_run) => () => start({path: `${ROUTE}/redrive`, body: {...options, dry_run}, counted: "redriven", about});
+  /** What is counted is what is taken: letters that were written up to the count. */
+  const chosen = (dry_run) => ({filter: dry_run ? {...filter, until: new Date(now()).toISOString()} : walk.body.filter, dry_run});
+  const redrive = (dry_run) => () => start({path: `${ROUTE}/redrive`, body: {...options, ...chosen(dry_run)}, counted: "redriven", about});
   const purge = (dry_run) => () => (dry_run || window.confirm(`Purge ${times(walk.done, "letter")} (${words(filter)})? Nobody sees them from then on.`))
-    && start({path: `${ROUTE}/purge`, body: {filter, dry_run}, counted: "purged", about});
-  return html`<section aria-labelledby="many"><h2 id="many">Run again or purge</h2>
+    && start({path: `${ROUTE}/purge`, body: chosen(dry_run), counted: "purged", about});
+  return html`<section aria-labelledby="many"><h2 id="many">Redrive or purge</h2>
     <p>Letters: <bdi>${words(filter)}</bdi></p>
     <form onSubmit=${(event) => event.preventDefault()}>
       <label>Letters a second, at most <input type="number" min="0.1" max="10000" step="any" placeholder="as fast as it goes" value=${rate} onInput=${(event) => setRate(event.target.value)} /></label>
-      <label class="check"><input type="checkbox" checked=${again} onChange=${(event) => setAgain(event.target.checked)} /> those too that were run again before</label>
-      <button type="button" aria-disabled=${walk?.busy} onClick=${redrive(true)}>Count what would run again</button>
+      <label class="check"><input type="checkbox" checked=${again} onChange=${(event) => setAgain(event.target.checked)} /> Include letters that were already redriven</label>
+      <button type="button" aria-disabled=${walk?.busy} onClick=${redrive(true)}>Count what would be redriven</button>
       <button type="button" aria-disabled=${walk?.busy} onClick=${purge(true)}>Count what would be purged</button></form>
     ${counted && walk.done > 0 && (walk.counted === "purged"
       ? html`<button type="button" class="danger" onClick=${purge(false)}>Purge ${times(walk.done, "letter")}</button>`
-      : html`<button type="button" onClick=${redrive(false)}>Run ${times(walk.done, "letter")} again</button>`)}
+      : html`<button type="button" onClick=${redrive(false)}>Redrive ${times(walk.done, "letter")}</button>`)}
     ${walk && html`<${Walk} walk=${walk} elsewhere=${walk.about !== about} />`}
     <p class="faint">Each becomes a new request whose deadline counts anew. The same by command: <code>${command(filter, options)}</code></p></section>`;
 }
@@ -109,7 +111,7 @@ const quoted = (value) => /^[\w.:-]+$/.test(value) ? value : `'${value.replaceAl
 /** How far a walk has come, and what it left out. */
 function Walk({walk, elsewhere}) {
   const done = walk.done + skipped(walk), all = done + (walk.left ?? 0);
-  const did = `${walk.body.dry_run ? "would be " : ""}${walk.counted === "purged" ? "purged" : "run again"}`;
+  const did = `${walk.body.dry_run ? "would be " : ""}${walk.counted === "purged" ? "purged" : "redriven"}`;
   const said = [`${times(walk.done, "letter")} ${did}`, ...Object.entries(walk.skipped).map(([code, {number, message}]) =>
     `${count(number)} skipped, ${code}: ${message}`), walk.left ? `${count(walk.left)} left` : ""].filter(Boolean).join("; ");
   return html`${walk.busy && html`<p class="row"><progress aria-label="Letters" max=${all || 1} value=${walk.left === null ? undefined : done}></progress>
@@ -136,12 +138,12 @@ function Letter({one, tell}) {
     request: requestLink(one.request_id), tenant: one.tenant && html`<bdi>${one.tenant}</bdi>`, task: one.task?.replaceAll("_", " "),
     model: one.model && html`<bdi>${one.model}</bdi>`, worker: one.worker_id && html`<bdi>${one.worker_id}</bdi>`,
     "came from": origin && html`topic <code>${origin.topic}</code>, partition ${origin.partition}, offset ${count(origin.offset)}`,
-    "run again": one.redriven_as && html`as ${requestLink(one.redriven_as)}${one.redrives > 1 ? `, the newest of ${one.redrives}` : ""}`};
+    "redriven": one.redriven_as && html`as ${requestLink(one.redriven_as)}${one.redrives > 1 ? `, the newest of ${one.redrives}` : ""}`};
   const again = one.redriven_as !== null;
   return html`<${Facts} of=${facts} />
-    <p class="row">${one.redrivable ? html`<${Act} label=${again ? "run again once more" : "run again"} about=${`run ${one.id} again`} path=${`${ROUTE}/redrive`}
-        body=${{ids: [one.id], again}} tell=${tell} confirm=${again && `It was run again before. Run ${one.id} once more?`} />`
-      : html`<span class="faint">It holds no valid request, so that it cannot be run again.</span>`}
+    <p class="row">${one.redrivable ? html`<${Act} label=${again ? "redrive again" : "redrive"} about=${`redrive ${one.id}`} path=${`${ROUTE}/redrive`}
+        body=${{ids: [one.id], again}} tell=${tell} confirm=${again && `It was redriven before. Redrive ${one.id} again?`} />`
+      : html`<span class="faint">It holds no valid request, so that it cannot be redriven.</span>`}
       <${Act} label="purge" about=${`purge ${one.id}`} path=${`${ROUTE}/purge`} body=${{ids: [one.id]}} tell=${tell}
         confirm=${`Purge ${one.id}? Nobody sees it from then on.`} then=${() => { location.hash = "#/dead-letters"; }} /></p>
     ${one.error_chain?.length > 0 && html`<h3>Errors, the outermost first</h3><ol>${one.error_chain.map((line) => html`<li><bdi>${line}</bdi></li>`)}</ol>`}`;

@@ -10,7 +10,7 @@ const valid = (text) => { try { JSON.parse(text); return true; } catch { return 
 export function JsonField({label, hint, start, onValue, required}) {
   const typed = ({target}) => {
     const text = target.value.trim(), good = !text || valid(text);
-    target.setCustomValidity(good ? "" : "This is no JSON.");
+    target.setCustomValidity(good ? "" : "Not valid JSON.");
     onValue(text && good ? JSON.parse(text) : undefined);
   };
   return html`<label class="wide">${label} <textarea rows="3" spellcheck="false" required=${required} placeholder="JSON" title=${hint}
@@ -33,7 +33,7 @@ export function ImagesField({label, ids, onIds, many = false, required = false})
   };
   return html`<div><label>${label} <input type="file" accept="image/*" multiple=${many} required=${required && !ids.length} onChange=${upload} /></label>
     <p class="row">${ids.map((id) => html`<img class="small" src=${`/v1/artifacts/${part(id)}/content`} alt=${`${label} ${id}`} />
-      <button type="button" aria-label=${`take ${label} ${id} away`} onClick=${() => onIds(ids.filter((one) => one !== id))}>take away</button>`)}</p>
+      <button type="button" aria-label=${`remove ${label} ${id}`} onClick=${() => onIds(ids.filter((one) => one !== id))}>remove</button>`)}</p>
     <${Failure} error=${error} /></div>`;
 }
 

@@ -4,7 +4,7 @@ import {get} from "./api.js";
 const POLL_MS = 1000;
 const REFRESH_MS = 10_000;
 const PAGE = 100;
-const MOST_ROWS = 10_000;
+export const MOST_ROWS = 10_000;
 const MOST_CALLS = 20;
 
 /** Newest first, as the gateway sorts them. */
@@ -40,7 +40,7 @@ export class LiveList {
   }
 
   async again() {
-    if (!this.live && this.loaded) return;
+    if (!this.live && this.loaded && !this.error) return;
     await this.alone(async () => {
       if (this.cursor === null) await this.read();
       else await this.merge();
@@ -50,7 +50,7 @@ export class LiveList {
 
   /** The next page behind the rows that are here. */
   async next() {
-    if (this.more) await this.alone(() => this.page(this.rows.at(-1)?.request_id));
+    if (this.more && this.rows.length < MOST_ROWS) await this.alone(() => this.page(this.rows.at(-1)?.request_id));
   }
 
   /** One call after another: what an older answer says never comes over a newer one. */
@@ -67,18 +67,19 @@ export class LiveList {
     if (!this.ended) this.changed();
   }
 
-  /** From the beginning, as many rows as were here. */
+  /** From the beginning; of what is behind the pages that are read, the rows that were here stay. */
   async read() {
     const wanted = Math.max(PAGE, Math.min(this.rows.length, 5 * PAGE));
     const {cursor, rows, more} = await this.pages(wanted);
-    this.rows = rows;
-    this.known = new Map(rows.map((row) => [row.request_id, row]));
+    const last = rows.at(-1);
+    this.rows = more ? [...rows, ...this.rows.filter((row) => before(last, row))].slice(0, MOST_ROWS) : rows;
+    this.known = new Map(this.rows.map((row) => [row.request_id, row]));
     Object.assign(this, {cursor, more, loaded: true, refreshed_at: Date.now()});
   }
 
   async pages(wanted) {
     const first = await get(`${this.path}limit=${PAGE}`);
-    const rows = first.data;
+    const rows = [...first.data];
     let more = first.has_more, last = first.last_id;
     while (more && rows.length < wanted) {
       const next = await get(`${this.path}limit=${PAGE}&after=${encodeURIComponent(last)}`);
@@ -91,14 +92,17 @@ export class LiveList {
   async page(after) {
     const found = await get(`${this.path}limit=${PAGE}${after ? `&after=${encodeURIComponent(after)}` : ""}`);
     found.data.forEach((row) => this.put(row, true));
-    this.more = found.has_more && this.rows.length < MOST_ROWS;
+    this.more = found.has_more;
   }
 
-  /** What no change tells: that a worker has gone for which requests wait, and that a request has come of age. */
+  /** What no change tells: that a worker has gone for which requests wait, that a request has come of age, and which rows left before a reset. */
   async refresh() {
     this.refreshed_at = Date.now();
-    const after = this.rows[this.top - 1]?.request_id;
+    const {top} = this, after = this.rows[top - 1]?.request_id;
     const found = await get(`${this.path}limit=${PAGE}${after ? `&after=${encodeURIComponent(after)}` : ""}`);
+    const there = new Set(found.data.map((row) => row.request_id));
+    const end = found.has_more ? this.place(found.data.at(-1)) : this.rows.length;
+    if (after) this.rows.slice(top, end).filter((row) => !there.has(row.request_id)).forEach((row) => this.drop(row.request_id));
     found.data.forEach((row) => this.put(row));
   }
 
@@ -124,8 +128,10 @@ export class LiveList {
       if (at === this.rows.length && this.more && !behind) return;
       this.rows.splice(at, 0, row);
       if (this.rows.length > MOST_ROWS) {
-        this.known.delete(this.rows.pop()?.request_id);
+        const gone = this.rows.pop();
+        this.known.delete(gone.request_id);
         this.more = true;
+        if (gone === row) return;
       }
     }
     this.known.set(row.request_id, row);

@@ -27,11 +27,11 @@ export function Overview({tell}) {
 
 function Problems({found, error, tell}) {
   const well = found?.data.length === 0;
-  const [state, figures] = (error ? "The gateway does not tell how it is" : found ? found.summary : "Asking…").split(/(:.*)/);
+  const [state, figures] = (error ? "The gateway does not answer" : found ? found.summary : "Asking…").split(/(:.*)/);
   return html`<section aria-label="State">
     <p class=${`summary ${error ? "warn" : well ? "good" : "bad"}`}><span role="status">${state}</span>${figures}</p>
     <${Failure} error=${error} />
-    ${!error && found?.data.map((one) => html`<${Problem} key=${one.problem + one.subject} one=${one} tell=${tell} />`)}
+    ${!error && found?.data.map((one) => html`<${Problem} key=${JSON.stringify([one.problem, one.subject, one.pool])} one=${one} tell=${tell} />`)}
   </section>`;
 }
 
@@ -41,21 +41,19 @@ const LISTS = {
   dead_letters_unreadable: (reason) => `#/dead-letters?reason=${part(reason)}`,
   tenant_floods: (tenant) => `#/requests?tenant=${part(tenant)}`,
   tenant_near_limit: (tenant) => `#/requests?tenant=${part(tenant)}`,
-  class_paused: (name) => `#/requests?class=${part(name)}`,
-  model_paused: (model) => `#/requests?model=${part(model)}`,
-  model_unknown: (model) => `#/requests?model=${part(model)}`,
 };
 
 function Problem({one, tell}) {
   const {label, command, call} = one.action;
+  const pool = one.pool !== null && one.pool !== one.subject ? ` in the pool ${one.pool}` : "";
   const list = one.subject && LISTS[one.problem]?.(one.subject);
   return html`<article class="problem">
-    <p><strong><code>${one.problem}</code> <bdi>${one.subject}</bdi></strong>
+    <p><strong><code>${one.problem}</code> <bdi>${one.subject}${pool}</bdi></strong>
       <span class="faint"><${Ago} at=${one.since} /></span></p>
     <p>${one.cause}</p>
     <p class="faint">Affects: ${one.affects} ${list && html`<a href=${list}>see them</a>`}</p>
     <p class="row"><code>${command}</code>
-      ${call && html`<${Act} label=${label} about=${`${label} ${one.subject ?? ""}`} path=${call.path}
+      ${call && html`<${Act} label=${label} about=${`${label} ${one.subject ?? ""}${pool}`} path=${call.path}
         body=${call.body} tell=${tell} confirm=${label !== "resume" && `${label}: ${command}?`} />`}</p>
   </article>`;
 }
@@ -123,7 +121,7 @@ function Models({workers, models, tell}) {
       .map((state) => ({...state, paused: worker.paused.includes(`model/${one.model}`)})))}));
   return html`<section aria-labelledby="models"><h2 id="models">Models</h2><div class="columns">
     ${known.length ? known.map((one) => html`<${Model} one=${one} tell=${tell} />`)
-      : html`<p class="faint">No worker has told of a model. <code>penstock models add</code> serves one.</p>`}</div></section>`;
+      : html`<p class="faint">No worker reports a model. <code>penstock models add</code> serves one.</p>`}</div></section>`;
 }
 
 function Model({one, tell}) {

@@ -71,11 +71,11 @@ export function usePoll(path, ms) {
 
 const failed = (before, error) => ({...before, error: Object.assign(error, {shown_at: before.at})});
 
-/** What a redrive or a purge did. Every other call asks for something that comes later. */
-function outcome({redriven, purged, skipped, error, remaining}) {
+/** What a redrive or a purge did. Others are done at once for conversations; else they ask for what comes later. */
+function outcome({object, redriven, purged, skipped, error, remaining}) {
   if (purged !== undefined) return `${times(purged, "letter")} purged`;
-  if (redriven === undefined) return "asked for";
-  return [`${times(redriven, "request")} run again`, skipped.length && `${count(skipped.length)} skipped (${skipped[0].message})`,
+  if (redriven === undefined) return object?.startsWith("conversation") ? "done" : "requested";
+  return [`${times(redriven, "request")} redriven`, skipped.length && `${count(skipped.length)} skipped (${skipped[0].message})`,
     error?.message, remaining && `${count(remaining)} left`].filter(Boolean).join(", ");
 }
 

@@ -93,16 +93,17 @@ function Copy({label, of, tell}) {
 export function spans(one, at_ms) {
   const began = Date.parse(one.created_at), end = one.done ? Date.parse(one.finished_at) : at_ms;
   const found = [["accepted", began, began, `priority ${one.priority}`, "mark"], ...one.history ? attempts(one, began, end) : one.timings ? counted(one, began, end) : []];
-  if (!one.done) found.push(...underway(one, found.at(-1)?.[2] ?? began, end));
+  if (!one.done) found.push(...underway(one, found.at(-1)?.[2] ?? found.at(-1)?.[1] ?? began, end));
   if (one.done) found.push([words(one.status), end, end, one.error?.message ?? "", "mark"]);
   return found;
 }
 
 function attempts(one, began, end) {
   let free = began;
-  return one.history.flatMap((attempt, at) => {
+  const own = one.history.filter(({started_at, ended_at}) => !(Date.parse(ended_at ?? started_at) < began));
+  return own.flatMap((attempt, at) => {
     const from = attempt.started_at ? Date.parse(attempt.started_at) : free;
-    const next = one.history[at + 1]?.started_at;
+    const next = own[at + 1]?.started_at;
     const to = attempt.ended_at ? Date.parse(attempt.ended_at) : null;
     const said = [where(attempt), attempt.error ? `${attempt.error.code}: ${attempt.error.message}` : "completed", to === null && "its worker was killed"];
     const waited = from > free ? [["waiting", free, from, "", "wait"]] : [];
@@ -134,8 +135,8 @@ const where = ({worker_id, device}) => [worker_id, device].filter(Boolean).join(
 function Course({one}) {
   const found = spans(one, now());
   const began = found[0][1], whole = Math.max(1, ...found.map(([, from, to]) => (to ?? from) - began));
-  return html`<div class="scroll" tabindex="0" role="region" aria-label="Course"><table class="course">
-    <caption>${one.done ? "Its course" : "Its course so far"}, ${exact(whole)} in all</caption>
+  return html`<div class="scroll" tabindex="0" role="region" aria-label="Timeline"><table class="course">
+    <caption>${one.done ? "Timeline" : "Timeline so far"}, ${exact(whole)} in all</caption>
     <thead><tr><th scope="col">what</th><th scope="col">after</th><th scope="col">took</th><th scope="col" class="of-course">0 to ${exact(whole)}</th><th scope="col">where, why</th></tr></thead>
     <tbody>${found.map(([name, from, to, said, kind], at) => html`<tr><th scope="row">${name}</th>
       <td>${exact(Math.max(0, from - began))}</td>
@@ -156,7 +157,7 @@ function About({one, may}) {
     worker: one.worker_id && html`<bdi>${where(one)}</bdi>`,
     conversation: one.conversation_id && html`<a href=${`#/conversations/${part(one.conversation_id)}`}><bdi>${one.conversation_id}</bdi></a>`,
     user: one.user_id, session: one.session_id, "correlation id": one.correlation_id && html`<bdi>${one.correlation_id}</bdi>`,
-    "run again from": one.redriven_from && requestLink(one.redriven_from, one.tenant),
+    "redriven from": one.redriven_from && requestLink(one.redriven_from, one.tenant),
     "dead letter": one.status === "dead_lettered" && may("admin") ? html`<${Letter} one=${one} />` : null,
     "starts not before": one.start_after && html`<time datetime=${one.start_after}>${one.start_after}</time>`,
     "time to live": one.ttl_ms && duration(one.ttl_ms / 1000),
@@ -164,12 +165,12 @@ function About({one, may}) {
     ${one.history && html`<details><summary>Its attempts, with the memory of their devices</summary><${Attempts} history=${one.history} dropped=${one.history_dropped} /></details>`}`;
 }
 
-/** The letter of a request that no worker could complete, and the request as which it was run again. */
+/** The letter of a request that no worker could complete, and the request as which it was redriven. */
 function Letter({one}) {
   const [found, error] = usePoll(`/v1/admin/dlq?${new URLSearchParams({request_id: one.request_id, ...one.tenant && {tenant: one.tenant}})}`, SLOW_MS);
   const letter = found?.data[0];
   return html`<${Failure} error=${error} />${letter ? html`<a href=${`#/dead-letters/${letter.id}`}><code>${letter.id}</code></a>` : found && "none, or it was purged"}
-    ${letter?.redriven_as && html`, run again as ${requestLink(letter.redriven_as, one.tenant)}`}`;
+    ${letter?.redriven_as && html`, redriven as ${requestLink(letter.redriven_as, one.tenant)}`}`;
 }
 
 // -- what was asked and answered
@@ -186,7 +187,7 @@ function Stream({id}) {
   const {text, calls, preview, state} = useFollow(id);
   return html`<section aria-labelledby="stream"><h2 id="stream">Stream</h2>
     ${text && html`<p class="answer"><bdi>${text}</bdi></p>`}<${Calls} calls=${calls} />
-    ${preview && html`<p><img class="made" src=${preview.image.url} alt=${`what there is after step ${preview.step} of ${preview.steps}`} /></p>`}
+    ${preview && html`<p><img class="made" src=${preview.image.url} alt=${`Preview after step ${preview.step} of ${preview.steps}`} /></p>`}
     <p class="faint">${state ? words(state) : "No text yet."}</p></section>`;
 }
 

@@ -2,7 +2,7 @@
 import {useEffect, useRef, useState} from "./vendor/hooks.js";
 import {Ago, Failure, Table, count, html, times, usePoll} from "./parts.js";
 import {call, part} from "./api.js";
-import {LiveList} from "./live.js";
+import {LiveList, MOST_ROWS} from "./live.js";
 
 export const STATUSES = ["accepted", "queued", "waiting_for_memory", "loading_model", "running", "retrying",
   "completed", "failed", "cancelled", "expired", "dead_lettered"];
@@ -76,12 +76,12 @@ export function Newest({limit = 20}) {
 }
 
 /** All that match the filters in the page's address. */
-export function Requests({query, may, tell}) {
+export function Requests({query, may, tell, tenant}) {
   const filters = filtersOf(query);
   const route = may("admin") ? "/v1/admin/requests" : "/v1/requests";
   const wanted = new URLSearchParams(Object.entries(filters).filter(([name]) => name !== "tenant" || may("admin")));
   const path = `${route}?${wanted}`.replace(/\?$/, "");
-  return html`<section aria-labelledby="requests"><h2 id="requests">Requests</h2>
+  return html`<section aria-labelledby="requests"><h2 id="requests">Requests of <bdi>${may("admin") && filters.tenant || tenant}</bdi></h2>
       <${Filters} key=${path} filters=${filters} may=${may} />
       <${Rows} key=${path} path=${path} /></section>
     ${may("cancel") && html`<${Many} key=${`many ${path}`} filters=${filters} may=${may} tell=${tell} />`}`;
@@ -123,11 +123,11 @@ function Rows({path}) {
     if (from < first_drawn + SPARE && first_drawn > 0 || to > end_drawn - SPARE && end_drawn < rows.length) redraw();
   };
   const near = more && top + shown.length + 2 * BESIDE >= rows.length;
-  useEffect(() => { if (near) list.current.next(); });
+  useEffect(() => { if (near && !error) list.current.next(); });
   const hold = ({target}) => { list.current.live = target.checked; redraw(); list.current.again(); };
   const pad = (number) => html`<tr aria-hidden="true" style=${{height: `${number * ROW_PX}px`}}><td colspan=${COLUMNS.length}></td></tr>`;
   return html`<div class="row"><label><input type="checkbox" checked=${live} onChange=${hold} /> live</label>
-      <span class="faint" id="loaded">${loaded ? `${times(rows.length, "request")} here, newest first${more ? "; scroll for older ones" : ""}` : "Asking…"}</span></div>
+      <span class="faint" id="loaded">${loaded ? `${times(rows.length, "request")} here, newest first${!more ? "" : rows.length < MOST_ROWS ? "; scroll for older ones" : "; older ones need a filter"}` : "Asking…"}</span></div>
     <${Failure} error=${error} />
     ${loaded && rows.length === 0 && html`<p class="faint">No request matches. One is sent by: <code>penstock submit 'Hello'</code></p>`}
     <div class="scroll requests" ref=${box} tabindex="0" role="region" aria-label="List of requests" hidden=${rows.length === 0} onScroll=${scrolled}>
@@ -188,6 +188,6 @@ function Many({filters, may, tell}) {
       <button type="button" aria-disabled=${busy} onClick=${look}>Count them</button>
       ${counted && !busy && (counted.count ? html`<button type="button" onClick=${go}>${`${COMMANDS[chosen].label}: ${times(counted.count, "request")}`}</button>` : html`<span>None.</span>`)}
       ${done !== null && counted && html`<label>${count(done)} of ${count(counted.count)} <progress max=${counted.count} value=${done}></progress></label>`}</div>
-    ${filters.status === "dead_lettered" && may("admin") && html`<p>These have ended. Their dead letters can be run again:
+    ${filters.status === "dead_lettered" && may("admin") && html`<p>These have ended. Their dead letters can be redriven:
       <a href=${`#/dead-letters?${new URLSearchParams(Object.entries(filters).filter(([name]) => name === "model" || name === "tenant"))}`}>dead letters</a>.</p>`}</section>`;
 }

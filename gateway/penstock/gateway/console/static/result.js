@@ -10,7 +10,7 @@ const SHOWN_CHARS = 30;
 export function Result({of, texts, may, tell}) {
   const {result, preview} = of;
   return html`<div aria-live="polite"><p class="answer"><bdi>${of.text}</bdi></p><${Calls} calls=${of.calls} /></div>
-    ${of.busy && preview && html`<img class="made" src=${preview.image.url} alt=${`what there is after step ${preview.step} of ${preview.steps}`} />`}
+    ${of.busy && preview && html`<img class="made" src=${preview.image.url} alt=${`Preview after step ${preview.step} of ${preview.steps}`} />`}
     ${result?.images && html`<div class="row">${result.images.map((one) => html`<${Image} one=${one} />`)}</div>`}
     ${result?.embeddings && html`<${Compared} vectors=${result.embeddings} texts=${texts ?? []} />`}
     ${result?.artifact && html`<p><a href=${result.artifact.url}>The output, ${count(result.artifact.size_bytes)} bytes</a></p>`}

@@ -1,0 +1,115 @@
+"""Scripts of the console, run by Node without a browser: what the live list holds, and the times of a request."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from stock_clients import tool
+
+LIST = """
+import assert from "node:assert";
+import {LiveList, MOST_ROWS} from "./live.js";
+const row = (number) => ({request_id: `r${number}`, created_at: String(number).padStart(9, "0")});
+const rows = (from, to) => Array.from({length: from - to}, (_, at) => row(from - at));
+const answers = [];
+globalThis.fetch = async (path) => {
+  const answer = answers.shift();
+  if (answer === undefined) throw new Error(path);
+  return {ok: true, status: 200, headers: new Headers(), text: async () => JSON.stringify(answer)};
+};
+const page = (data, has_more) => ({data, has_more, last_id: data.at(-1)?.request_id, cursor: "c", left: []});
+const list = new LiveList("/v1/requests", () => {});
+const holds = (number, last) => {
+  assert.deepEqual([list.rows.length, list.rows.at(-1).request_id], [number, last]);
+  assert.deepEqual(new Set(list.known.keys()), new Set(list.rows.map((one) => one.request_id)));
+};
+"""
+SPANS = """
+import assert from "node:assert";
+import {spans} from "./request.js";
+const at = (second) => new Date(second * 1000).toISOString();
+const error = {code: "c", message: "m"};
+const attempt = (attempt, from, to) => ({attempt, worker_id: "w", started_at: at(from), ended_at: to && at(to), error});
+const shown = (history) => spans({created_at: at(100), done: false, status: "queued", priority: 5, history}, 150_000)
+  .map(([name, from, to]) => [name, from / 1000, to && to / 1000]);
+"""
+CASES = {
+    "attempts of the request that it was redriven from are no part of its times": (
+        SPANS,
+        """
+        assert.deepEqual(shown([attempt(1, 10, 20), attempt(2, 30, null), attempt(3, 110, 120)]),
+          [["accepted", 100, 100], ["waiting", 100, 110], ["attempt 3", 110, 120], ["waiting", 120, 150]]);
+        """,
+    ),
+    "the wait after an attempt whose worker was killed begins with it": (
+        SPANS,
+        """
+        assert.deepEqual(shown([attempt(1, 110, null)]).at(-1), ["waiting", 110, 150]);
+        """,
+    ),
+    "a row that is behind the last of a full list is not held": (
+        LIST,
+        """
+        rows(20_000, 20_000 - MOST_ROWS).forEach((one) => list.put(one, true));
+        list.put(row(5), true);
+        holds(MOST_ROWS, "r10001");
+        list.put(row(20_001));
+        holds(MOST_ROWS, "r10002");
+    """,
+    ),
+    "a full list has more": (
+        LIST,
+        """
+        rows(20_000, 20_050 - MOST_ROWS).forEach((one) => list.put(one, true));
+        list.more = true;
+        answers.push(page(rows(20_050 - MOST_ROWS, 19_950 - MOST_ROWS), true));
+        await list.next();
+        holds(MOST_ROWS, "r10001");
+        assert(list.more);
+    """,
+    ),
+    "rows behind those that are read after a reset stay, and one that has left goes when it is looked at": (
+        LIST,
+        """
+        rows(2000, 1000).forEach((one) => list.put(one, true));
+        list.cursor = "old";
+        answers.push({reset: true}, ...[0, 1, 2, 3, 4].map((at) => page(rows(2000 - 100 * at, 1900 - 100 * at), true)));
+        await list.again();
+        assert.deepEqual([list.error, answers], [null, []]);
+        holds(1000, "r1001");
+        Object.assign(list, {top: 700, refreshed_at: 0});
+        answers.push(page([], false), page(rows(1299, 1199), true));
+        await list.again();
+        assert.equal(list.error, null);
+        holds(999, "r1001");
+    """,
+    ),
+    "a list that is held is asked for again when it has failed": (
+        LIST,
+        """
+        answers.push(page(rows(200, 100), true));
+        await list.again();
+        list.live = false;
+        await list.next();
+        assert(list.error);
+        answers.push(page([], false));
+        await list.again();
+        assert.equal(list.error, null);
+    """,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_script_of_the_console(case: str, tmp_path: Path) -> None:
+    static = Path(str(files("penstock.gateway.console") / "static"))
+    shutil.copytree(static, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    (tmp_path / "case.js").write_text("".join(CASES[case]))
+    ran = subprocess.run([tool("node"), "case.js"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
