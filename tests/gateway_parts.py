@@ -31,7 +31,6 @@ def service_with(part: Any, artifacts: Any = None, dependencies: Dependencies | 
         kafka=settings.kafka_settings(),
         artifacts=artifacts,
         facts=part,
-        history=part,
         submitting=part,
         lookups=part,
         turns=part,
