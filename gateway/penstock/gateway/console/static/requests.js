@@ -1,10 +1,10 @@
 // The caller's requests, or those of a tenant: the newest on the first screen, and all of them, live, with commands for many.
-import {useEffect, useRef, useState} from "./vendor/hooks.js";
+import {useEffect, useMemo, useRef, useState} from "./vendor/hooks.js";
 import {Ago, Failure, Table, count, html, times, usePoll} from "./parts.js";
 import {call, part} from "./api.js";
 import {LiveList, MOST_ROWS} from "./live.js";
 
-export const STATUSES = ["accepted", "queued", "waiting_for_memory", "loading_model", "running", "retrying",
+const STATUSES = ["accepted", "queued", "waiting_for_memory", "loading_model", "running", "retrying",
   "completed", "failed", "cancelled", "expired", "dead_lettered"];
 const TASKS = ["text_generation", "embedding", "image_generation", "image_editing", "image_to_text", "image_processing",
   "summarization", "conversation_items"];
@@ -44,14 +44,15 @@ const cells = (one) => [link(one), html`<span class=${color(one)}>${words(one.st
 /** The filters of an address, by name; others are left out. */
 const filtersOf = (query) => Object.fromEntries(FILTERS.map((name) => [name, query.get(name)]).filter(([, value]) => value));
 
+/** A search form. What is typed in it stays until the address has other filters. */
 function Filters({filters, may}) {
   const search = (event) => {
     event.preventDefault();
     const given = [...new FormData(event.target)].map(([name, value]) => [name, `${value}`.trim()]).filter(([, value]) => value);
     location.hash = `#/requests?${new URLSearchParams(given)}`;
   };
-  const choice = (name, label, options) => html`<label>${label} <select name=${name}><option value="">any</option>${
-    options.map(([value, shown]) => html`<option value=${value} selected=${value === filters[name]}>${shown}</option>`)}</select></label>`;
+  const choice = (name, label, options) => html`<label>${label} <select name=${name} value=${filters[name] ?? ""}><option value="">any</option>${
+    options.map(([value, shown]) => html`<option value=${value}>${shown}</option>`)}</select></label>`;
   const text = (name, label, size) => html`<label>${label} <input name=${name} size=${size} autocomplete="off" value=${filters[name] ?? ""} /></label>`;
   const named = (names) => names.map((one) => [one, words(one)]);
   return html`<form class="filters" onSubmit=${search}>${text("id_contains", "Id", 20)}${choice("status", "Status", named(STATUSES))}
@@ -61,8 +62,8 @@ function Filters({filters, may}) {
 }
 
 /** The newest on the first screen. */
-export function Newest({limit = 20}) {
-  const [found, error] = usePoll(`/v1/requests?limit=${limit}`, POLL_MS);
+export function Newest() {
+  const [found, error] = usePoll("/v1/requests?limit=20", POLL_MS);
   const search = (event) => {
     event.preventDefault();
     location.hash = `#/requests?${new URLSearchParams({id_contains: event.target.elements.id.value.trim()})}`;
@@ -81,8 +82,9 @@ export function Requests({query, may, tell, tenant}) {
   const route = may("admin") ? "/v1/admin/requests" : "/v1/requests";
   const wanted = new URLSearchParams(Object.entries(filters).filter(([name]) => name !== "tenant" || may("admin")));
   const path = `${route}?${wanted}`.replace(/\?$/, "");
+  const form = useMemo(() => html`<${Filters} filters=${filters} may=${may} />`, [path]);
   return html`<section aria-labelledby="requests"><h2 id="requests">Requests of <bdi>${may("admin") && filters.tenant || tenant}</bdi></h2>
-      <${Filters} key=${path} filters=${filters} may=${may} />
+      ${form}
       <${Rows} key=${path} path=${path} /></section>
     ${may("cancel") && html`<${Many} key=${`many ${path}`} filters=${filters} may=${may} tell=${tell} />`}`;
 }
