@@ -128,14 +128,20 @@ class Changing:
     def __init__(self, whole: System, gateway: Process) -> None:
         self._whole, self._gateway = whole, gateway
         self._producer = Producer({"bootstrap.servers": whole.bootstrap, "linger.ms": 5})
-        self._live: list[tuple[InferenceRequest, Origin]] = []
         self._over = threading.Event()
+        self._ended: set[str] = set()
         self.submit(LIVE)
-        topic = whole.names.request("text_generation", 9)
-        for record in read_to_end(whole.kafka, topic):
+        self._read()
+
+    def _read(self) -> None:
+        """All requests of the topic that have not ended."""
+        topic = self._whole.names.request("text_generation", 9)
+        self._live: list[tuple[InferenceRequest, Origin]] = []
+        for record in read_to_end(self._whole.kafka, topic):
             request = default_codec().decode(record.value or b"", InferenceRequest)
             place = {"topic": topic, "partition": record.partition, "offset": record.offset}
-            self._live.append((request, Origin(**place, append_time_ms=record.timestamp_ms)))
+            if request.request_id not in self._ended:
+                self._live.append((request, Origin(**place, append_time_ms=record.timestamp_ms)))
 
     def submit(self, count: int) -> None:
         lines = {"content": BODY * count, "headers": {"content-type": "application/x-ndjson"}}
@@ -148,8 +154,12 @@ class Changing:
         due = time.monotonic()
         while not self._over.is_set():
             self.submit(ended)
+            if len(self._live) < LIVE // 2:
+                self._read()
             for _ in range(ended):
-                self._put(self._whole.names.result, *self._live.pop(random.randrange(len(self._live))), self._outcome)
+                request, origin = self._live.pop(random.randrange(len(self._live)))
+                self._ended.add(request.request_id)
+                self._put(self._whole.names.result, request, origin, self._outcome)
             for _ in range(CHANGES_PER_S - 2 * ended):
                 self._put(self._whole.names.status, *random.choice(self._live), self._status)
             self._producer.flush(10)
@@ -216,6 +226,7 @@ def smooth_list(bootstrap: str, minutes: float) -> list[Row]:
                 f"  {frames[-1]:.1f} frames/s, {longest[-1]:.0f} ms, {memory[-1]:.1f} MiB", file=sys.stderr, flush=True
             )
         browser.close()
+        assert thread.is_alive(), "the requests changed to the end"
         changing.stop()
         thread.join(30)
     what = f"{loaded:,} requests, {CHANGES_PER_S} changes/s"

@@ -10,7 +10,7 @@ import random
 import sys
 
 EVERY_2_S = ("/v1/admin/problems", "/v1/admin/stats", "/v1/admin/devices", "/v1/requests?limit=20")
-EVERY_10_S = ("/v1/stats",)
+EVERY_10_S = ("/v1/stats", "/v1/admin/history?range_s=3600&step_s=60")
 
 
 async def ask(host: str, port: int) -> None:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from hostile_images import png
-from kit.console import HOSTILE, PHONE, Opener, log_in, told, violations, wider_than
+from kit.console import HOSTILE, PHONE, Opener, gone, log_in, told, violations, wider_than
 from penstock.gateway.edge.keys import create_key
 from support import wait_until
 from system import NOOP, Process, System, running
@@ -102,7 +102,15 @@ def test_a_conversation_is_begun_asked_in_followed_forked_summed_up_exported_and
     page.get_by_role("button", name="delete the conversation trip").click()
     told(page, "New conversation", 20)
     assert http.get("/trip").status_code == 404
-    open_page.expect("401")
+
+    page.goto(f"{gateway.url}/#/conversations/begun")
+    told(page, "not_found")
+    page.get_by_label("Message").fill("Where to?")
+    page.get_by_role("button", name="Ask").click()
+    wait_until(lambda: turns.count() == 2, 20, page.inner_text("main"))
+    told(page, "newest record")
+    gone(page, "not_found")
+    open_page.expect("401", "404")
 
 
 def test_ten_thousand_turns_are_read_in_pages_and_followed_across_a_kill_of_the_gateway(

@@ -93,7 +93,7 @@ def test_letters_are_counted_shown_run_again_with_a_rate_and_purged(
     told(page, "3 letters would be redriven")
     assert letters(http, limit=1, reason="engine_failed")[0]["redriven_as"] is None
     page.get_by_role("button", name="Redrive 3 letters").click()
-    page.get_by_role("progressbar", name="Letters").wait_for()
+    page.get_by_role("progressbar", name="Done").wait_for()
     page.get_by_role("button", name="Stop").click()
     told(page, "2 letters redriven; 1 left", 20)
     page.get_by_role("button", name="Continue").click()

@@ -228,17 +228,17 @@ def test_many_are_scrolled_counted_moved_and_cancelled(gateway: Process, open_pa
 
     page.get_by_role("button", name="Count them").click()
     page.get_by_role("button", name=f"cancel: {MANY + 3} requests").click(timeout=10_000)
-    told(page, f"asked of {MANY + 3} requests", 30)
+    told(page, f"requested for {MANY + 3} requests", 30)
     wait_until(lambda: all(gateway.request(one)["status"] == "cancelled" for one in new), 30, "they are cancelled")
     ended = {"class": "low", "status": "cancelled", "limit": 100}
     assert len(httpx.get(f"{gateway.url}/v1/requests", params=ended).json()["data"]) == 100
     page.get_by_role("button", name="Count them").click()
-    told(page, "None.")
+    told(page, "0 requests match")
     moved = gateway.submit(priority=9, payload={"prompt": "p", **SHORT})
     page.get_by_label("Command").select_option("high")
     page.get_by_role("button", name="Count them").click()
     page.get_by_role("button", name="give the priority high: 1 request").click()
-    told(page, "asked of 1 request")
+    told(page, "requested for 1 request")
     assert gateway.request(moved, wait=30)["priority"] == 2
     last_of_medium = gateway.submit(priority=7, payload={"prompt": "p", **SHORT})
     page.goto(f"{gateway.url}/#/requests?id_contains={last_of_medium}")
@@ -267,7 +267,7 @@ def test_an_operator_sees_where_requests_of_others_stand_and_a_reader_is_offered
     page.goto(f"{gateway.url}/#/requests?tenant=shop&id_contains=theirs")
     page.get_by_role("button", name="Count them").click()
     page.get_by_role("button", name="cancel: 1 request").click()
-    told(page, "asked of 1 request")
+    told(page, "requested for 1 request")
     page.locator(".requests tr", has_text="theirs").get_by_text("cancelled", exact=True).wait_for(timeout=20_000)
     own = gateway.submit()
 

@@ -71,7 +71,7 @@ def _answer(request: Request, name: str) -> Response:
 
 @cache
 def _files() -> dict[str, _File]:
-    """Read once: some 50 kB."""
+    """Read once."""
     return {
         name: _File(content, TYPES[name[name.rindex(".") :]], f'"{hashlib.sha256(content).hexdigest()[:16]}"')
         for name, content in _read(files("penstock.gateway.console") / "static", "")

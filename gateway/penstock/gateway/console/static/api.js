@@ -1,7 +1,7 @@
 // Calls of the gateway's public routes. The session is a cookie that this script cannot read.
 
 /** An answer that is no success: its code and message, as docs/reference/errors.md has them. */
-export class ApiError extends Error {
+class ApiError extends Error {
   constructor(status, error) {
     super(error?.message ?? `HTTP ${status}`);
     this.status = status;
@@ -25,10 +25,10 @@ const known = new Map();
 /** The JSON of an answer, which for a GET may be a second old: gateways make one for all pages. Throws ApiError, also with status 0 when the gateway does not answer in time. */
 export async function call(method, path, body, headers = {}) {
   const sent = body !== undefined && body !== null, bytes = body instanceof Blob;
-  const shared = method === "GET" && {"cache-control": "max-age=1", ...known.has(path) && {"if-none-match": known.get(path).etag}};
+  const before = known.get(path), shared = method === "GET" && {"cache-control": "max-age=1", ...before && {"if-none-match": before.etag}};
   /** @type {RequestInit} */
   const options = {method, headers: {...shared, ...sent && {"content-type": bytes ? body.type : "application/json"}, ...headers},
-    body: bytes ? body : sent ? JSON.stringify(body) : undefined, signal: after(method === "GET" ? GET_MS : CHANGE_MS),
+    body: bytes ? body : sent ? JSON.stringify(body) : undefined, signal: bytes ? undefined : after(method === "GET" ? GET_MS : CHANGE_MS),
     credentials: "same-origin", cache: "no-store"};
   let answer, text;
   try {
@@ -39,7 +39,7 @@ export async function call(method, path, body, headers = {}) {
   }
   const date = answer.headers.get("date");
   if (date) ahead_ms = Date.now() - Date.parse(date);
-  if (answer.status === 304) return known.get(path)?.json;
+  if (answer.status === 304) return before?.json;
   let json = null;
   try { json = text ? JSON.parse(text) : null; } catch { /* a proxy's page */ }
   if (!answer.ok) throw new ApiError(answer.status, json?.error);

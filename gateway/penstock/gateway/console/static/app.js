@@ -12,6 +12,7 @@ import {Request} from "./request.js";
 import {Newest, Requests} from "./requests.js";
 
 const LOOK_MS = 10_000;
+/** What was done is shown so long; errors, and what is to be copied by hand, until they are closed. */
 const TOAST_MS = 6000;
 
 /** The pages by the first word behind `#/`: the scope that a key needs, and what is shown. */
@@ -33,6 +34,7 @@ function App() {
     return () => removeEventListener("hashchange", moved);
   }, []);
   useEffect(() => {
+    if (typeof toast?.text !== "string") return;
     const timer = setTimeout(() => setToast(null), TOAST_MS);
     return () => clearTimeout(timer);
   }, [toast]);
@@ -45,7 +47,8 @@ function App() {
     <main>${error && html`<section><${Failure} error=${error} /></section>`}
       ${stats && (may(place.page.scope) ? html`<${place.page.show} key=${place.kind + (place.id ?? "")} ...${shown} />`
         : html`<section><p>This page needs a key with the scope <code>${place.page.scope}</code>.</p></section>`)}</main>
-    <div role="status">${toast && html`<div class="toast">${toast.error ? html`<${Failure} error=${toast.error} />` : toast.text}</div>`}</div>`;
+    <div role="status">${toast && html`<div class="toast">${toast.error ? html`<${Failure} error=${toast.error} />` : toast.text}
+      <button type="button" onClick=${() => setToast(null)}>Close</button></div>`}</div>`;
 }
 
 /** `#/KIND/ID?QUERY`, as it stands if it is not escaped well. An unknown kind is the first page. */
@@ -75,7 +78,7 @@ function Header({stats, place, may, tell}) {
       await logOut();
       location.reload();
     } catch (error) {
-      tell({text: `You are still logged in: ${error.message}`});
+      tell({error: Object.assign(error, {message: `You are still logged in: ${error.message}`})});
     }
   };
   return html`<header><h1><a href="#/">Penstock</a></h1>

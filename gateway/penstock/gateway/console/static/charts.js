@@ -30,6 +30,9 @@ const day = (s) => new Date(s * 1000).toLocaleDateString("en", {day: "numeric", 
 /** @param {(number | null)[]} list */
 const in_gib = (list) => list.map((bytes) => bytes === null ? null : bytes / 2 ** 30);
 
+/** A step holds the most of its time. */
+const newest = ({step_s}) => step_s > 60 ? `in the last ${duration(step_s)}` : "now";
+
 /** How many ended in the whole range, by status. */
 export const ended = (history) => Object.fromEntries(Object.entries(history.ended).map(([status, list]) => [status, sum(list)]));
 
@@ -77,7 +80,7 @@ function Times({history}) {
 
 function Queues({history}) {
   const classes = Object.entries(history.queues);
-  const text = `${classes.map(([name, one]) => `${name} ${count(last(one.depth))} now, at most ${count(most(one.depth))}`).join("; ")}.`;
+  const text = `${classes.map(([name, one]) => `${name} ${count(last(one.depth))} ${newest(history)}, at most ${count(most(one.depth))}`).join("; ")}.`;
   return html`<${Chart} title="Waiting requests" text=${text} times=${history.times} least=${4} show=${(value) => count(Math.round(value))}
     lines=${classes.map(([name, one]) => ({name, tone: TONES[name], values: one.depth}))} />`;
 }
@@ -119,11 +122,11 @@ function Chart({title, text, times, lines, show, points = false, least = 0}) {
     return () => { sized.disconnect(); scheme.removeEventListener("change", repaint); made.destroy(); };
   }, [names]);
   useEffect(() => plot.current.setData(data), [times]);
-  const newest = times.length - (lines[0].values.at(-1) === null ? 2 : 1), shown = at ?? newest;
+  const shown = at ?? times.length - (lines[0].values.at(-1) === null ? 2 : 1);
   return html`<figure><figcaption><h3>${title}</h3>
       <p class="keys">${lines.map(({name, tone, values, dash}) => html`<span class="key"><i class=${`${tone} ${dash ? "dashed" : ""}`}></i>
         ${name} <b class="figure">${values[shown] == null ? "–" : show(values[shown])}</b></span>`)}
-        <span class="faint">${at === null ? "now" : `${day(times[shown])} ${clock(times[shown])}`}</span></p></figcaption>
+        <span class="faint">${at === null ? newest({step_s: times[1] - times[0]}) : `${day(times[shown])} ${clock(times[shown])}`}</span></p></figcaption>
     <div class="chart" ref=${place} aria-hidden="true"></div>
     <p class="faint">${text}</p></figure>`;
 }

@@ -51,14 +51,15 @@ function New({tell}) {
 }
 
 export function Conversation({id, query, may, tell}) {
-  const [one, error] = usePoll(`${ROUTE}/${part(id)}`, POLL_MS);
+  const [one, error, again_one] = usePoll(`${ROUTE}/${part(id)}`, POLL_MS);
   const [tree, no_tree, again] = usePoll(`${ROUTE}/${part(id)}/tree`, POLL_MS);
+  const begun = () => { if (error) { again_one(); again(); } };
   const forked = (answer) => { again(); location.hash = link(answer.id); };
   return html`<section aria-labelledby="conversation"><h2 id="conversation">Conversation <code><bdi>${id}</bdi></code></h2>
       <${Failure} error=${error} />
       ${one && html`<${About} one=${one} may=${may} tell=${tell} forks=${tree?.data.length > 1} />`}
       <p><a href="#/conversations">All conversations</a></p></section>
-    <${Turns} key=${`${query}`} id=${id} query=${query} may=${may} tell=${tell} forked=${forked} />
+    <${Turns} key=${`${query}`} id=${id} query=${query} may=${may} tell=${tell} forked=${forked} begun=${begun} />
     ${tree?.data.length > 1 && html`<section aria-labelledby="tree"><h2 id="tree">Tree of forks</h2><${Failure} error=${no_tree} />
       <${Branches} of=${tree.data} id=${id} /></section>`}`;
 }
@@ -81,10 +82,11 @@ function About({one, may, tell, forks}) {
 }
 
 /** A page of turns. The newest page goes on as turns are appended. */
-function Turns({id, query, may, tell, forked}) {
+function Turns({id, query, may, tell, forked, begun}) {
   const before = query.get("before"), after = query.get("after"), newest = !before && !after;
-  const {items, earlier, later, error, state} = useItems(id, before, after);
   const [shown, ask] = useAsk();
+  const {items, earlier, later, error, state} = useItems(id, before, after, shown.result !== null);
+  useEffect(() => { if (items) begun(); }, [items === null]);
   const has = (role) => items?.some((item) => item.request_id === shown.id && (item.role ?? "assistant") === role);
   return html`<section aria-labelledby="turns"><h2 id="turns">Turns</h2>
     <${Failure} error=${error} />
@@ -104,14 +106,16 @@ function grouped(items) {
   return [...turns].map(([offset, some]) => ({offset, items: some}));
 }
 
-/** The items of a page, the oldest first; those of the newest page with what comes. */
-function useItems(id, before, after) {
+/** The items of a page, the oldest first; those of the newest page with what comes. `answered`: one that was not there begins. */
+function useItems(id, before, after, answered) {
   const [found, setFound] = useState(/** @type {any} */ ({items: null, earlier: false, later: false, error: null, state: ""}));
+  const begins = answered && found.error?.status === 404;
   useEffect(() => {
     let ended = false, timer, source, behind = -1;
     const path = `${ROUTE}/${part(id)}`, from = before ?? (after === START ? null : after);
     const change = (changed) => ended || setFound((now) => ({...now, ...changed(now)}));
     const live = () => {
+      source?.close();
       source = new EventSource(`${path}/events?after=${behind}`);
       source.addEventListener("following", () => change(() => ({state: "follows what comes", error: null})));
       source.addEventListener("item", ({data}) => {
@@ -119,11 +123,12 @@ function useItems(id, before, after) {
         behind = item.offset;
         change(({items, earlier}) => ({items: [...items, item].slice(-MOST_LIVE), earlier: earlier || items.length >= MOST_LIVE}));
       });
-      source.addEventListener("deleted", () => { source.close(); change(() => ({state: "deleted"})); });
+      source.addEventListener("deleted", () => { source.close(); source = null; change(() => ({state: "deleted"})); });
       source.onerror = () => {
         change(() => ({state: "the connection has ended"}));
         if (source.readyState === EventSource.CLOSED && !ended) timer = setTimeout(read, AGAIN_MS);
       };
+      if (document.hidden) source.close();
     };
     const read = async () => {
       try {
@@ -134,12 +139,15 @@ function useItems(id, before, after) {
         if (!before && !after && !ended) live();
       } catch (error) {
         change(() => ({error}));
-        if (!ended && error.status !== 404) timer = setTimeout(read, AGAIN_MS);
+        if (!ended && (begins || error.status !== 404)) timer = setTimeout(read, AGAIN_MS);
       }
     };
+    /** A page that is not looked at holds no connection. */
+    const seen = () => { if (document.hidden) source?.close(); else if (source?.readyState === EventSource.CLOSED) live(); };
+    document.addEventListener("visibilitychange", seen);
     read();
-    return () => { ended = true; clearTimeout(timer); source?.close(); };
-  }, [id, before, after]);
+    return () => { ended = true; clearTimeout(timer); source?.close(); document.removeEventListener("visibilitychange", seen); };
+  }, [id, before, after, begins]);
   return found;
 }
 

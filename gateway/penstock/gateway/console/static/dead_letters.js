@@ -3,7 +3,7 @@ import {useState} from "./vendor/hooks.js";
 import {Act, Ago, Facts, Failure, Table, count, html, times, usePoll} from "./parts.js";
 import {now, part} from "./api.js";
 import {Attempts} from "./attempts.js";
-import {go, start, stop, useWalk} from "./walk.js";
+import {Walk, start, useWalk} from "./walk.js";
 
 const POLL_MS = 3000;
 const PAGE = 50;
@@ -79,48 +79,32 @@ function Many({filter}) {
   const [again, setAgain] = useState(false);
   const walk = useWalk();
   const options = {again, rate: Number(rate) || null};
-  const about = JSON.stringify([filter, again]);
-  const counted = walk?.body.dry_run && !walk.busy && walk.left === 0 && walk.about === about;
+  const about = `letters ${JSON.stringify([filter, again])}`;
   /** What is counted is what is taken: letters that were written up to the count. */
   const chosen = (dry_run) => ({filter: dry_run ? {...filter, until: new Date(now()).toISOString()} : walk.body.filter, dry_run});
-  const redrive = (dry_run) => () => start({path: `${ROUTE}/redrive`, body: {...options, ...chosen(dry_run)}, counted: "redriven", about});
-  const purge = (dry_run) => () => (dry_run || window.confirm(`Purge ${times(walk.done, "letter")} (${words(filter)})? Nobody sees them from then on.`))
-    && start({path: `${ROUTE}/purge`, body: chosen(dry_run), counted: "purged", about});
+  const walks = (counted, path, more) => (dry_run) => start({path: `${ROUTE}/${path}`, body: {...more, ...chosen(dry_run)}, counted, about, name: words(filter),
+    said: (number, dry) => `${times(number, "letter")} ${dry ? "would be " : ""}${counted}`});
+  const redrive = walks("redriven", "redrive", options), purge = walks("purged", "purge", {});
+  const letters = walk && times(walk.done, "letter");
+  const next = walk?.counted === "purged" ? {label: `Purge ${letters}`, kind: "danger",
+    act: () => window.confirm(`Purge ${letters} (${words(filter)})? Nobody sees them from then on.`) && purge(false)}
+    : {label: `Redrive ${letters}`, act: () => redrive(false)};
   return html`<section aria-labelledby="many"><h2 id="many">Redrive or purge</h2>
     <p>Letters: <bdi>${words(filter)}</bdi></p>
     <form onSubmit=${(event) => event.preventDefault()}>
       <label>Letters a second, at most <input type="number" min="0.1" max="10000" step="any" placeholder="as fast as it goes" value=${rate} onInput=${(event) => setRate(event.target.value)} /></label>
       <label class="check"><input type="checkbox" checked=${again} onChange=${(event) => setAgain(event.target.checked)} /> Include letters that were already redriven</label>
-      <button type="button" aria-disabled=${walk?.busy} onClick=${redrive(true)}>Count what would be redriven</button>
-      <button type="button" aria-disabled=${walk?.busy} onClick=${purge(true)}>Count what would be purged</button></form>
-    ${counted && walk.done > 0 && (walk.counted === "purged"
-      ? html`<button type="button" class="danger" onClick=${purge(false)}>Purge ${times(walk.done, "letter")}</button>`
-      : html`<button type="button" onClick=${redrive(false)}>Redrive ${times(walk.done, "letter")}</button>`)}
-    ${walk && html`<${Walk} walk=${walk} elsewhere=${walk.about !== about} />`}
+      <button type="button" aria-disabled=${walk?.busy} onClick=${() => redrive(true)}>Count what would be redriven</button>
+      <button type="button" aria-disabled=${walk?.busy} onClick=${() => purge(true)}>Count what would be purged</button></form>
+    ${walk && html`<${Walk} walk=${walk} about=${about} next=${next} />`}
     <p class="faint">Each becomes a new request whose deadline counts anew. The same by command: <code>${command(filter, options)}</code></p></section>`;
 }
-
-const skipped = (walk) => Object.values(walk.skipped).reduce((sum, {number}) => sum + number, 0);
 
 function command(filter, {rate, again}) {
   const given = Object.entries(filter).map(([name, value]) => ` --${name.replace("_id", "")} ${quoted(value)}`).join("");
   return `penstock dlq redrive${given || " --all"}${rate ? ` --rate ${rate}` : ""}${again ? " --again" : ""} --dry-run`;
 }
 const quoted = (value) => /^[\w.:-]+$/.test(value) ? value : `'${value.replaceAll("'", "'\\''")}'`;
-
-/** How far a walk has come, and what it left out. */
-function Walk({walk, elsewhere}) {
-  const done = walk.done + skipped(walk), all = done + (walk.left ?? 0);
-  const did = `${walk.body.dry_run ? "would be " : ""}${walk.counted === "purged" ? "purged" : "redriven"}`;
-  const said = [`${times(walk.done, "letter")} ${did}`, ...Object.entries(walk.skipped).map(([code, {number, message}]) =>
-    `${count(number)} skipped, ${code}: ${message}`), walk.left ? `${count(walk.left)} left` : ""].filter(Boolean).join("; ");
-  return html`${walk.busy && html`<p class="row"><progress aria-label="Letters" max=${all || 1} value=${walk.left === null ? undefined : done}></progress>
-      <button type="button" aria-disabled=${walk.stopping} onClick=${stop}>Stop</button>
-      <span class="faint">It goes on while the console is open in this tab.</span></p>`}
-    <p role="status">${elsewhere && html`<bdi>${words(JSON.parse(walk.about)[0])}</bdi>: `}${said}</p>
-    <${Failure} error=${walk.error} />
-    ${!walk.busy && walk.left !== 0 && html`<button type="button" onClick=${go}>Continue</button>`}`;
-}
 
 export function DeadLetter({id, tell}) {
   const [one, error] = usePoll(`${ROUTE}/${id.split("/").map(part).join("/")}`, POLL_MS);

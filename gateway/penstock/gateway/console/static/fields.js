@@ -1,5 +1,5 @@
 // Fields of a form: those that a JSON Schema describes, images that are uploaded as artifacts, and JSON.
-import {useState} from "./vendor/hooks.js";
+import {useRef, useState} from "./vendor/hooks.js";
 import {Failure, html} from "./parts.js";
 import {call, part} from "./api.js";
 
@@ -19,13 +19,15 @@ export function JsonField({label, hint, start, onValue, required}) {
 
 /** Images by their artifacts: `ids` of this tenant, uploaded here or named. One, unless `many`. */
 export function ImagesField({label, ids, onIds, many = false, required = false}) {
+  const newest = useRef(ids);
+  newest.current = ids;
   const [error, setError] = useState(null);
   const upload = async ({target}) => {
     setError(null);
     try {
       const made = [];
       for (const file of target.files) made.push((await call("POST", `/v1/artifacts?ttl_s=${KEPT_S}`, file)).artifact_id);
-      onIds(many ? [...ids, ...made] : made.slice(0, 1));
+      onIds(many ? [...newest.current, ...made] : made.slice(0, 1));
     } catch (failure) {
       setError(failure);
     }

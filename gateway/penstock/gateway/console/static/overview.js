@@ -1,6 +1,7 @@
 // The first screen: is it well, and if not, why.
 import {Act, Ago, Failure, age, count, duration, gib, html, times, usePoll} from "./parts.js";
 import {useState} from "./vendor/hooks.js";
+import {Memory} from "./attempts.js";
 import {part} from "./api.js";
 import {Charts, RANGES, ended} from "./charts.js";
 
@@ -105,13 +106,9 @@ function Worker({one, silent}) {
 }
 
 function Device({one}) {
-  const {limit_bytes: limit, reserved_bytes: reserved, measured_bytes: measured, foreign_bytes: foreign} = one;
-  const share = (bytes) => ({width: `${limit ? Math.min(100, 100 * bytes / limit) : 0}%`});
-  const told = `${gib(reserved)} of ${gib(limit)} reserved, ${gib(measured)} measured, ${gib(foreign ?? 0)} of other processes`;
   return html`<div><div class="row"><bdi>${one.worker_id}</bdi> ${one.device}
-      <span class="figure">${gib(reserved)}</span><span class="faint">of ${gib(limit)}</span></div>
-    <div class="bar" role="img" aria-label=${told} title=${told}>
-      <i style=${share(reserved)}></i><i class="foreign" style=${share(foreign ?? 0)}></i></div></div>`;
+      <span class="figure">${gib(one.reserved_bytes)}</span><span class="faint">of ${gib(one.limit_bytes)}</span></div>
+    <${Memory} of=${one} /></div>`;
 }
 
 /** One entry a model and pool, with its engines on all workers. */

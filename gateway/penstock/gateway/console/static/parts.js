@@ -36,11 +36,11 @@ export function Failure({error}) {
 
 /**
  * [what a path answers, the newest error, ask at once], asked again every `ms` while the page is looked at.
- * It ends with an answer that is final: a request that is done, 404 or 410.
+ * It ends with an answer that is final: any if `once`, a request that is done, 404 or 410.
  * Nothing that another path has answered is ever shown under this one.
  * @returns {[any, any, () => void]}
  */
-export function usePoll(path, ms) {
+export function usePoll(path, ms, once = false) {
   const [state, setState] = useState(/** @type {any} */ ({path, found: null, error: null, at: null}));
   const again = useRef(() => {});
   useEffect(() => {
@@ -49,7 +49,7 @@ export function usePoll(path, ms) {
       if (!final && !document.hidden) {
         try {
           const found = await get(path);
-          final = found?.done === true;
+          final = once || found?.done === true;
           if (!ended) setState({path, found, error: null, at: new Date(now()).toISOString()});
         } catch (error) {
           final = error.status === 404 || error.status === 410;
@@ -59,7 +59,7 @@ export function usePoll(path, ms) {
       clearTimeout(timer);
       if (!ended && !final) timer = setTimeout(ask, ms);
     };
-    again.current = ask;
+    again.current = () => { final = false; ask(); };
     const seen = () => document.hidden || ask();
     document.addEventListener("visibilitychange", seen);
     ask();

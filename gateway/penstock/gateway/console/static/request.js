@@ -28,7 +28,7 @@ export function Request({id, query, may, tell, keyed, tenant: own}) {
         <${Course} one=${one} />
         <${About} one=${one} may=${may} />`}</section>
     ${one && !foreign && html`<${Answer} one=${one} />
-      <${OnDemand} title="What was asked" path=${`${path}/input`} show=${(found) => html`<${Input} found=${found} keyed=${keyed} />`} />
+      <${OnDemand} title="What was asked" path=${`${path}/input`} final=${true} show=${(found) => html`<${Input} found=${found} keyed=${keyed} />`} />
       <${OnDemand} title="Webhook" path=${`${path}/deliveries`} show=${(found) => html`<${Deliveries} found=${found} />`} />`}
     ${one && html`<section><details><summary>As the API has it</summary><pre>${JSON.stringify(one, shortened, 2)}</pre></details>
       <p>The same by command: <code>penstock requests show ${id}${foreign ? ` --tenant ${one.tenant}` : ""}</code></p>
@@ -62,8 +62,8 @@ function Actions({one, path, may, tell, keyed}) {
   };
   return html`${!one.done && may("cancel") && html`<${Act} label="cancel" about=${`cancel ${one.request_id}`} path=${`${path}/cancel`} tell=${tell} confirm=${`Cancel ${one.request_id}?`} />
       <label>Priority <select onChange=${({target}) => setPriority(Number(target.value))}>${[...Array(10).keys()].map((number) =>
-        html`<option value=${number} selected=${number === one.priority}>${number}</option>`)}</select></label>
-      <${Act} label="set" about="set the priority" path=${`${path}/reprioritize`} body=${{priority: priority ?? one.priority}} tell=${tell} />`}
+        html`<option value=${number} selected=${number === (priority ?? one.priority)}>${number}</option>`)}</select></label>
+      <${Act} label="set" about="set the priority" path=${`${path}/reprioritize`} body=${{priority: priority ?? one.priority}} tell=${tell} then=${() => setPriority(null)} />`}
     ${may("submit") && html`<button type="button" onClick=${again}>run again</button>`}
     <${Copy} label="copy the link" of=${async () => location.href} tell=${tell} />
     <${Copy} label="copy as curl" of=${async () => curl((await get(`${path}/input`)).request, keyed)} tell=${tell} />
@@ -211,14 +211,14 @@ function Picture({image, name}) {
 }
 
 /** What a path answers, asked for when it is opened. */
-function OnDemand({title, path, show}) {
+function OnDemand({title, path, show, final = false}) {
   const [open, setOpen] = useState(false);
   return html`<section><details onToggle=${({target}) => setOpen(target.open)}><summary>${title}</summary>
-    ${open && html`<${Asked} path=${path} show=${show} />`}</details></section>`;
+    ${open && html`<${Asked} path=${path} show=${show} final=${final} />`}</details></section>`;
 }
 
-function Asked({path, show}) {
-  const [found, error] = usePoll(path, SLOW_MS);
+function Asked({path, show, final}) {
+  const [found, error] = usePoll(path, SLOW_MS, final);
   return html`<${Failure} error=${error} />${found ? show(found) : !error && html`<p class="faint">Asking…</p>`}`;
 }
 
@@ -226,7 +226,8 @@ function Input({found, keyed}) {
   const {payload = {}} = found.request;
   const images = [...artifacts(payload)];
   return html`${payload.prompt && html`<pre><bdi>${payload.prompt}</bdi></pre>`}
-    ${(payload.messages ?? []).map((one) => html`<h3>${one.role}</h3><pre><bdi>${one.content ?? ""}</bdi></pre>`)}
+    ${(payload.messages ?? []).map((one) => html`<h3>${one.role}</h3>${[one.content ?? ""].flat().map((piece) => piece.text ?? piece)
+      .filter((said) => typeof said === "string").map((said) => html`<pre><bdi>${said}</bdi></pre>`)}`)}
     ${images.map((image, at) => html`<${Picture} image=${image} name=${`input ${at + 1}`} />`)}
     ${found.traceparent && html`<p>Trace <code>${found.traceparent.split("-")[1]}</code> <span class="faint">(traceparent <code>${found.traceparent}</code>)</span></p>`}
     <details><summary>All of it, as it can be submitted again</summary><pre>${JSON.stringify(found.request, null, 2)}</pre></details>

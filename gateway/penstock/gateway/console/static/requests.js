@@ -1,10 +1,11 @@
 // The caller's requests, or those of a tenant: the newest on the first screen, and all of them, live, with commands for many.
-import {useEffect, useRef, useState} from "./vendor/hooks.js";
-import {Ago, Failure, Table, count, html, times, usePoll} from "./parts.js";
-import {call, part} from "./api.js";
+import {useEffect, useMemo, useRef, useState} from "./vendor/hooks.js";
+import {Ago, Failure, Table, html, times, usePoll} from "./parts.js";
+import {part} from "./api.js";
 import {LiveList, MOST_ROWS} from "./live.js";
+import {Walk, start, useWalk} from "./walk.js";
 
-export const STATUSES = ["accepted", "queued", "waiting_for_memory", "loading_model", "running", "retrying",
+const STATUSES = ["accepted", "queued", "waiting_for_memory", "loading_model", "running", "retrying",
   "completed", "failed", "cancelled", "expired", "dead_lettered"];
 const TASKS = ["text_generation", "embedding", "image_generation", "image_editing", "image_to_text", "image_processing",
   "summarization", "conversation_items"];
@@ -44,14 +45,15 @@ const cells = (one) => [link(one), html`<span class=${color(one)}>${words(one.st
 /** The filters of an address, by name; others are left out. */
 const filtersOf = (query) => Object.fromEntries(FILTERS.map((name) => [name, query.get(name)]).filter(([, value]) => value));
 
+/** A search form. What is typed in it stays until the address has other filters. */
 function Filters({filters, may}) {
   const search = (event) => {
     event.preventDefault();
     const given = [...new FormData(event.target)].map(([name, value]) => [name, `${value}`.trim()]).filter(([, value]) => value);
     location.hash = `#/requests?${new URLSearchParams(given)}`;
   };
-  const choice = (name, label, options) => html`<label>${label} <select name=${name}><option value="">any</option>${
-    options.map(([value, shown]) => html`<option value=${value} selected=${value === filters[name]}>${shown}</option>`)}</select></label>`;
+  const choice = (name, label, options) => html`<label>${label} <select name=${name} value=${filters[name] ?? ""}><option value="">any</option>${
+    options.map(([value, shown]) => html`<option value=${value}>${shown}</option>`)}</select></label>`;
   const text = (name, label, size) => html`<label>${label} <input name=${name} size=${size} autocomplete="off" value=${filters[name] ?? ""} /></label>`;
   const named = (names) => names.map((one) => [one, words(one)]);
   return html`<form class="filters" onSubmit=${search}>${text("id_contains", "Id", 20)}${choice("status", "Status", named(STATUSES))}
@@ -61,8 +63,8 @@ function Filters({filters, may}) {
 }
 
 /** The newest on the first screen. */
-export function Newest({limit = 20}) {
-  const [found, error] = usePoll(`/v1/requests?limit=${limit}`, POLL_MS);
+export function Newest() {
+  const [found, error] = usePoll("/v1/requests?limit=20", POLL_MS);
   const search = (event) => {
     event.preventDefault();
     location.hash = `#/requests?${new URLSearchParams({id_contains: event.target.elements.id.value.trim()})}`;
@@ -76,15 +78,16 @@ export function Newest({limit = 20}) {
 }
 
 /** All that match the filters in the page's address. */
-export function Requests({query, may, tell, tenant}) {
+export function Requests({query, may, tenant}) {
   const filters = filtersOf(query);
   const route = may("admin") ? "/v1/admin/requests" : "/v1/requests";
   const wanted = new URLSearchParams(Object.entries(filters).filter(([name]) => name !== "tenant" || may("admin")));
   const path = `${route}?${wanted}`.replace(/\?$/, "");
+  const form = useMemo(() => html`<${Filters} filters=${filters} may=${may} />`, [path]);
   return html`<section aria-labelledby="requests"><h2 id="requests">Requests of <bdi>${may("admin") && filters.tenant || tenant}</bdi></h2>
-      <${Filters} key=${path} filters=${filters} may=${may} />
+      ${form}
       <${Rows} key=${path} path=${path} /></section>
-    ${may("cancel") && html`<${Many} key=${`many ${path}`} filters=${filters} may=${may} tell=${tell} />`}`;
+    ${may("cancel") && html`<${Many} key=${`many ${path}`} filters=${filters} may=${may} />`}`;
 }
 
 /** The first row that is in sight, and the one behind the last. */
@@ -147,47 +150,23 @@ const COMMANDS = {
 };
 
 /** Commands for all that match the filters and have not ended: a count first, then in parts, so that it shows how far it is. */
-function Many({filters, may, tell}) {
+function Many({filters, may}) {
   const [chosen, setChosen] = useState("cancel");
-  const [counted, setCounted] = useState(null);
-  const [busy, setBusy] = useState(false);
-  const [done, setDone] = useState(null);
-  const stopped = useRef(false);
-  useEffect(() => () => { stopped.current = true; }, []);
-  if (!Object.keys(filters).length) return html`<section><p class="faint">Commands for many need a filter: choose one above.</p></section>`;
-  const {tenant, ...own} = filters;
-  const where = {...own, ...own.older_than_s && {older_than_s: Number(own.older_than_s)}, ...tenant && may("admin") && {tenant}};
-  const ask = (extra) => call("POST", COMMANDS[chosen].path, {...where, ...COMMANDS[chosen].body, ...extra});
-  const guarded = (work) => async () => {
-    if (busy) return;
-    setBusy(true);
-    try {
-      await work();
-    } catch (error) {
-      tell({error});
-    }
-    if (!stopped.current) setBusy(false);
-  };
-  const look = guarded(async () => { setDone(null); setCounted(await ask({dry_run: true})); });
-  const go = guarded(async () => {
-    let sum = 0, more = true, accepted_before = counted.accepted_before;
-    setDone(0);
-    while (more && !stopped.current) {
-      const answer = await ask({limit: AT_ONCE, accepted_before});
-      sum += answer.count;
-      more = answer.has_more;
-      setDone(sum);
-    }
-    tell({text: `${COMMANDS[chosen].label}: asked of ${times(sum, "request")}`});
-    setCounted(null);
-  });
-  const choose = ({target}) => { setChosen(target.value); setCounted(null); setDone(null); };
+  const walk = useWalk();
+  if (!Object.keys(filters).length) return html`<section><p class="faint">Commands for many need a filter: choose one above.</p>
+    ${walk && html`<${Walk} walk=${walk} />`}</section>`;
+  const {tenant, ...own} = filters, {label, path, body} = COMMANDS[chosen];
+  const where = {...own, ...own.older_than_s && {older_than_s: Number(own.older_than_s)}, ...tenant && may("admin") && {tenant}, ...body};
+  const about = `requests ${chosen} ${JSON.stringify(filters)}`;
+  const begin = (more, of) => start({path, body: {...where, ...more}, counted: "count", about, of, name: Object.values(filters).join(", "),
+    said: (number, dry) => dry ? `${times(number, "request")} ${number === 1 ? "matches" : "match"}` : `${label}: requested for ${times(number, "request")}`});
+  const next = walk && {label: `${label}: ${times(walk.done, "request")}`,
+    act: () => begin({limit: AT_ONCE, accepted_before: walk.newest.accepted_before}, walk.done)};
   return html`<section aria-labelledby="many"><h2 id="many">All that match and have not ended</h2>
-    <div class="row"><label>Command <select onChange=${choose} disabled=${busy}>${Object.entries(COMMANDS).map(([name, one]) =>
+    <div class="row"><label>Command <select onChange=${({target}) => setChosen(target.value)} disabled=${walk?.busy}>${Object.entries(COMMANDS).map(([name, one]) =>
         html`<option value=${name} selected=${name === chosen}>${one.label}</option>`)}</select></label>
-      <button type="button" aria-disabled=${busy} onClick=${look}>Count them</button>
-      ${counted && !busy && (counted.count ? html`<button type="button" onClick=${go}>${`${COMMANDS[chosen].label}: ${times(counted.count, "request")}`}</button>` : html`<span>None.</span>`)}
-      ${done !== null && counted && html`<label>${count(done)} of ${count(counted.count)} <progress max=${counted.count} value=${done}></progress></label>`}</div>
+      <button type="button" aria-disabled=${walk?.busy} onClick=${() => begin({dry_run: true})}>Count them</button></div>
+    ${walk && html`<${Walk} walk=${walk} about=${about} next=${next} />`}
     ${filters.status === "dead_lettered" && may("admin") && html`<p>These have ended. Their dead letters can be redriven:
       <a href=${`#/dead-letters?${new URLSearchParams(Object.entries(filters).filter(([name]) => name === "model" || name === "tenant"))}`}>dead letters</a>.</p>`}</section>`;
 }
