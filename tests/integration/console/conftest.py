@@ -12,8 +12,9 @@ from kit.console import NAME, Opener
 from stock_clients import tool
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    """A file's own: while it is open its event loop runs in this thread, where asynchronous tests need theirs."""
     with sync_playwright() as playwright:
         args = ["--no-sandbox", f"--host-resolver-rules=MAP {NAME} 127.0.0.1"]
         running = playwright.chromium.launch(executable_path=tool("chromium"), args=args)

@@ -27,7 +27,7 @@ from system import BROKERS, NOOP, System, running
 from worker_requests import send
 
 GB = 10**9
-FLOOD = 1_500
+FLOOD = 4_000
 DISK_BYTES = 1 << 26
 SETTLED_S = 90.0
 """For what is no part of a drill: a worker that starts, an engine that is loaded."""
