@@ -136,7 +136,7 @@ def test_an_engine_that_dies_again_and_again(system: System, screen: Screen) -> 
 
 def test_a_tenant_who_floods(system: System, screen: Screen) -> None:
     send(system, *({"request_id": f"flood-{number}", "model": "noop", "priority": 1} for number in range(FLOOD)))
-    screen.tells("tenant_floods", "default", "min of work or more", "ended", "--to low")
+    screen.tells("tenant_floods", "default", "min of work or more", "requests/s of these classes came", "--to low")
     screen.press("move them to the class low")
     screen.is_well()
     url = f"{system.process('g').url}/v1/requests/cancel"
