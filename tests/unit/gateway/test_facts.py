@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import suppress
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,6 +18,7 @@ from penstock.common.clock import now_ms
 from penstock.common.model_pools import pool_of
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.metrics import GatewayMetrics
+from penstock.gateway.service import open_transactions
 from penstock.gateway.service.conversation_facts import FactsOfConversations
 from penstock.gateway.service.facts import Facts
 from penstock.gateway.service.open_transactions import HELD_MS, OpenTransactions
@@ -27,7 +31,7 @@ from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.outputs import artifact_ids_of
 from penstock.gateway.view.rows import facts_text, restored, snapshot
 from penstock.gateway.view.view import View
-from penstock.schemas.errors import InvalidRequest
+from penstock.schemas.errors import BrokerUnavailable, InvalidRequest, NotFound, PenstockError
 from penstock.schemas.records import (
     ArtifactRef,
     ConversationFacts,
@@ -294,6 +298,26 @@ def of_looks(view: View, *looks: tuple[dict[TP, int], dict[TP, int], int]) -> Op
 def test_a_partition_is_told_of_once_it_is_held_for_long(looks: Looks, partitions: list[int], view: View) -> None:
     problem = of_looks(view, *looks).result().problem
     assert [number for number in (0, 1) if problem and f"{TOPIC} partition {number}" in problem.text] == partitions
+
+
+@pytest.mark.parametrize("raised", [BrokerUnavailable("no leader"), NotFound("gone"), None])
+async def test_brokers_are_there_while_one_of_them_answers_anything(
+    monkeypatch: pytest.MonkeyPatch, view: View, raised: PenstockError | None
+) -> None:
+    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(open_transactions, "time", clock)
+    ends, topics = Mock(return_value={}), Mock(return_value={})
+    monkeypatch.setattr(open_transactions, "admin", Mock(partition_counts=topics, end_offsets=ends, log_ends=ends))
+    made = of_looks(view)
+    topics.side_effect, clock.now = BrokerUnavailable("away"), 107.0
+    with pytest.raises(BrokerUnavailable):
+        await made.look()
+    assert (made.brokers().away, made.brokers().back_ms) == (True, None)
+    topics.side_effect, ends.side_effect, clock.now = None, raised, 110.0
+    with suppress(PenstockError):
+        await made.look()
+    clock.now = 111.0
+    assert (made.brokers().away, made.brokers().silent_ms, made.brokers().back_ms) == (False, 1_000, 1_000)
 
 
 def test_a_request_behind_one_says_so_and_no_other(view: View) -> None:

@@ -84,7 +84,7 @@ class OpenTransactions:
         Some broker answers while partitions have no leader, or may not be described: that is asked first.
         """
         partitions = list(self._view.offsets())
-        await self._ask(admin.broker_count)
+        await self._ask(admin.partition_counts, [self._kafka.names.result])
         readable = await self._ask(admin.end_offsets, partitions)
         self.note(readable, await self._ask(admin.log_ends, partitions), now_ms())
 
