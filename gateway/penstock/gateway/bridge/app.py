@@ -59,7 +59,7 @@ class Bridge:
             tenant: AsyncClient(kafka, tenant=tenant, timeout_s=DELIVERY_S, codec=codec, max_follows=MOST_FOLLOWS)
             for tenant in tenants
         }
-        self._known = Known(kafka, codec)
+        self._known = Known(kafka, codec, settings.gateway.worker_late_s)
         requests = Requests(self._clients, self._known, _allowances(settings), store.check_place)
         sender = ServiceTransport(self._transport)
         self._feeder = QueueFeeder(

@@ -42,8 +42,6 @@ LISTED_S = 10.0
 READ_S = 60.0
 AGAIN_S = 1.0
 FORGET_S = 60.0
-LATE_MS = 8_000
-"""So long after its last report a worker counts as alive."""
 
 Key = tuple[str, str]
 """(tenant, request id)"""
@@ -101,8 +99,9 @@ class SentRequests:
 class Known:
     """On the event loop, but for what its reader's thread does. `start` comes first, then `look_again`."""
 
-    def __init__(self, kafka: KafkaSettings, codec: Codec) -> None:
-        self._kafka = kafka
+    def __init__(self, kafka: KafkaSettings, codec: Codec, worker_late_s: float) -> None:
+        """`worker_late_s`: so long after its last report a worker counts as alive."""
+        self._kafka, self._late_ms = kafka, int(worker_late_s * 1000)
         self._codec = codec
         self._reader: PartitionReader | None = None
         self._topics: dict[str, str | None] = {}
@@ -141,7 +140,7 @@ class Known:
 
     def models(self) -> KnownModels:
         """The models that workers told of."""
-        return self._fleet.known(now_ms(), LATE_MS)
+        return self._fleet.known(now_ms(), self._late_ms)
 
     def routed(self, request: InferenceRequest) -> InferenceRequest:
         """The request with the pool it goes to: its own, else its conversation's, else that of the model it names.

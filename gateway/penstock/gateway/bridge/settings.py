@@ -30,9 +30,11 @@ class BridgeSection(Section):
     """Only when the bridge sees the artifacts under another name than `artifacts.location`: a folder or a URL."""
 
 
-class GatewayLimits(SharedSection):
+class GatewayShare(SharedSection):
     limits: LimitsSection = Field(default_factory=LimitsSection)
     """What each tenant may have."""
+    worker_late_s: float = Field(default=8.0, gt=0)
+    """Seconds after its last report for which a worker counts as alive."""
 
 
 class KeysFile(SharedSection):
@@ -45,7 +47,7 @@ class BridgeSettings(ProcessSettings):
 
     kafka: KafkaSection = Field(default_factory=KafkaSection)
     bridge: BridgeSection = BridgeSection()  # pyright: ignore[reportCallIssue]
-    gateway: GatewayLimits = Field(default_factory=GatewayLimits)
+    gateway: GatewayShare = Field(default_factory=GatewayShare)
     auth: KeysFile = Field(default_factory=KeysFile)
     artifacts: ArtifactsSection = Field(default_factory=ArtifactsSection)
     schema_registry: RegistrySection = Field(default_factory=RegistrySection)

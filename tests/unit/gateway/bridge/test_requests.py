@@ -63,7 +63,7 @@ class KnownTopics:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         topics = dict.fromkeys([*NAMES.request_topics(), *NAMES.request_topics("big"), NAMES.model], 4)
         self._readers = fake_readers(monkeypatch, known_module, topics)
-        self.known = Known(KafkaSettings(), CODEC)
+        self.known = Known(KafkaSettings(), CODEC, worker_late_s=8)
 
     async def start(self, *models: ModelInfo) -> KnownTopics:
         await self.known.start()
