@@ -66,10 +66,16 @@ def test_gateways_answer_the_same_also_one_that_was_killed(make_system: Callable
     assert total(agree(again, g2)["accepted"]) == 26
 
 
-@pytest.mark.parametrize("asked", [{"range_s": 90}, {"range_s": 172_860}, {"step_s": 0}])
-def test_a_range_is_bounded_and_of_whole_minutes(gateway: Any, asked: dict[str, int]) -> None:
-    (name,) = asked
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        ({"range_s": 90}, "range_s must be a multiple of 60"),
+        ({"range_s": 172_860}, "range_s must be at most 172800"),
+        ({"step_s": 0}, "step_s must be at least 60"),
+    ],
+)
+def test_a_range_is_bounded_and_of_whole_minutes(gateway: Any, asked: dict[str, int], wanted: str) -> None:
     answer = gateway.get("/v1/admin/history", params=asked)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, wanted)
     longest = gateway.get("/v1/admin/history", params={"range_s": 172_800}).json()
     assert len(longest["times"]) == len(longest["accepted"]) == 2_880
