@@ -26,11 +26,12 @@ from penstock.schemas.topics import request_key, topic_specs
 from support import create_topics
 
 DEADLINE_S = 40
+LATE_S = 8.0
 MESSAGE = {"role": "user", "content": "hello"}
 
 
 async def test_pools_that_come_are_read_and_those_that_go_are_not_waited_for(own_place: Any) -> None:
-    known = Known(own_place.kafka, default_codec())
+    known = Known(own_place.kafka, default_codec(), LATE_S)
     await known.start()
     try:
         await up_to_date(known)
@@ -69,7 +70,7 @@ async def test_conversations_that_share_a_topic_are_those_whose_heads_stand(
         await asyncio.to_thread(put, names.conversation_log, value, address.key(key))
 
     await write("default", "a", b"fork/1", b"head")
-    known = Known(kafka, default_codec())
+    known = Known(kafka, default_codec(), LATE_S)
     await known.start()
     try:
         for conversation in "bcd":
@@ -103,7 +104,7 @@ def turn(conversation: str) -> InferenceRequest:
 async def test_conversations_with_topics_are_those_topics(own_place: Any) -> None:
     if partitions_in_use(own_place.kafka) is not None:
         pytest.skip("all conversations share a topic here")
-    known = Known(own_place.kafka, default_codec())
+    known = Known(own_place.kafka, default_codec(), LATE_S)
     topic = own_place.kafka.names.conversation("acme", "a")
     await asyncio.to_thread(create_conversation_topic, own_place.kafka, topic)
     assert await known.conversations("acme") == {"a"}
