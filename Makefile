@@ -65,6 +65,7 @@ check: $(STAMP) ## Lint, format, types, import direction, schema evolution
 	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --check .
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pyright
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pyright -p tests
 	$(BIN)/lint-imports
 	$(BIN)/penstock schemas check
 	@if command -v tsc >/dev/null; then set -x; tsc -p gateway/penstock/gateway/console; \

@@ -337,7 +337,7 @@ def ledger_operations() -> Work:
     def operation() -> None:
         grant = ledger.grant("run", {"cuda:0": 1 << 30, "cpu": 1 << 20}, 1.0)
         assert grant is not None
-        ledger.resize(grant, "cpu", 0)
+        ledger.resize(grant, "cpu", 0, 1.0)
         ledger.release(grant)
 
     return repeated(operation)

@@ -84,8 +84,10 @@ def serving(stack: ExitStack, command: list[str]) -> str:
     """Start a server on a free port until the stack ends; its URL."""
     port = free_port()
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen([*command, str(port)], env=env, start_new_session=True, **quiet)
+    null = subprocess.DEVNULL
+    process = subprocess.Popen(
+        [*command, str(port)], env=env, start_new_session=True, stdin=null, stdout=null, stderr=null
+    )
     stack.callback(process.wait)
     stack.callback(os.killpg, process.pid, signal.SIGKILL)  # LitServe's own processes do not end with it
     url = f"http://127.0.0.1:{port}"

@@ -129,8 +129,8 @@ def measured(part: Part, rounds: int) -> list[Row]:
     rate = [[part.many * value for value in figures["rate"]] for figures in (ours, bare)]
     cpu = [[value / part.many for value in figures["cpu_ms"]] for figures in (ours, bare)]
     return [
-        Row(part.title, part.unit, *rate, steals, part.aim),
-        Row(f"{part.title}: processor", "ms for one", *cpu, steals, "reported"),
+        Row(part.title, part.unit, rate[0], rate[1], steals, part.aim),
+        Row(f"{part.title}: processor", "ms for one", cpu[0], cpu[1], steals, "reported"),
     ]
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from backlog import WARM, warm
 from common import Row, broker, interleave, save, system
 
-from penstock.producers import AsyncClient, KafkaSettings
+from penstock.producers import AsyncClient, Chunk, KafkaSettings, Result
 
 STREAMS, TOKENS = 16, 64
 AIMS = {"tiny": "≥ 0.9", "smollm2": "≥ 0.97"}
@@ -45,13 +45,11 @@ async def through_penstock(settings: KafkaSettings, model: str, **wanted: Any) -
             submitted = await client.submit(task="text_generation", payload=payload, model=model, stream=True)
             first, tokens = True, 0
             async for event in client.follow(submitted):
-                kind = type(event).__name__
-                if kind == "Chunk" and first:
+                if isinstance(event, Chunk) and first:
                     firsts.append(1000 * (time.perf_counter() - began))
                     first = False
-                elif kind == "Result":
-                    usage = event.event.usage
-                    tokens = usage.completion_tokens
+                elif isinstance(event, Result) and event.event.usage is not None:
+                    tokens = event.event.usage.completion_tokens
             return tokens
 
         began = time.perf_counter()

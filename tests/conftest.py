@@ -148,7 +148,7 @@ def system(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory, request: pyte
     The file's `SYSTEM` holds options of `System`. Under "processes" it names those that run, a worker and a gateway by
     default, and under "tenants" those that have a key. It is a function where options have to be made first.
     """
-    described = request.module.SYSTEM
+    described: dict[str, Any] | Callable[[], dict[str, Any]] = request.module.SYSTEM
     options = dict(described() if callable(described) else described)
     names = options.pop("processes", ["w1", "g1"])
     folder = tmp_path_factory.mktemp("system")

@@ -10,6 +10,7 @@ import struct
 import zlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpcore
 from PIL import Image
@@ -216,7 +217,7 @@ class Network(httpcore.AsyncNetworkBackend):
     def __init__(self, port: int) -> None:
         self.addresses: list[str] = []
         self._port = port
-        self._real = httpcore.AnyIOBackend()
+        self._real: Any = httpcore.AnyIOBackend()
 
     async def connect_tcp(self, host, port, timeout=None, local_address=None, socket_options=None):  # type: ignore[no-untyped-def]
         self.addresses.append(host)

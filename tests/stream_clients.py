@@ -31,6 +31,7 @@ class Proxy(httpx.BaseTransport):
         self._inner = httpx.HTTPTransport(limits=httpx.Limits(max_keepalive_connections=0))
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
+        last: httpx.ConnectError | None = None
         for _ in self._urls:
             self._next += 1
             url = self._urls[self._next % len(self._urls)]
@@ -39,7 +40,7 @@ class Proxy(httpx.BaseTransport):
                 return self._inner.handle_request(request)
             except httpx.ConnectError as refused:
                 last = refused
-        raise last
+        raise last or httpx.ConnectError("there is no gateway")
 
 
 class Callers:

@@ -164,6 +164,12 @@ def _t5(width: int) -> tuple[Any, Any]:
         tokenizer_object=words, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=512
     )
     config = T5Config(
-        vocab_size=len(letters), d_model=width, d_kv=8, d_ff=37, num_layers=2, num_heads=4, tie_word_embeddings=False
+        vocab_size=len(letters),
+        d_model=width,
+        d_kv=8,
+        d_ff=37,
+        num_layers=2,
+        num_heads=4,
+        tie_word_embeddings=False,  # pyright: ignore[reportCallIssue]
     )
     return tokenizer, T5EncoderModel(config)

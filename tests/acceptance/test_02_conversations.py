@@ -27,7 +27,7 @@ def submit(gateway: Process, conversation: str, text: str) -> str:
 def replay_with_stock_parts(system: System, gateway: Process, topic: str) -> list[dict[str, Any]]:
     """The topic as any Avro service sees it: Confluent's own deserializer against the gateway's registry routes."""
     registry = SchemaRegistryClient({"url": gateway.url + "/registry"})
-    decode = AvroDeserializer(registry)
+    decode = AvroDeserializer(registry)  # pyright: ignore[reportCallIssue]
     return [
         decode(message.value(), SerializationContext(topic, MessageField.VALUE))
         for message in system.read(topic)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.producers import AsyncClient, Client
+from penstock.producers import AsyncClient, Chunk, Client
 from penstock.schemas.ids import derived_request_id
 from system import System, eventually
 
@@ -24,7 +24,7 @@ def test_the_client_library_submits_and_follows_to_the_end(system: System) -> No
         assert submitted.offset >= 0
         events = list(client.follow(submitted))
         result = client.result(submitted.request_id, timeout=30)
-    text = "".join(event.text for event in events if type(event).__name__ == "Chunk")
+    text = "".join(event.text or "" for event in events if isinstance(event, Chunk))
     assert text == result.text_generation["text"]
     assert result.status == "completed"
     assert result.metadata == {"k": "v"}

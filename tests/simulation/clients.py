@@ -133,9 +133,11 @@ class Clients:
             **payload,
         )
         if (request.execution_timeout_ms is not None or script.get("hang")) and not kills:
-            request.max_attempts = request.max_attempts or 3  # each of its attempts may take too long
+            # Each of its attempts may take too long.
+            request = replace(request, max_attempts=request.max_attempts or 3)
         if plan.has("start_later") and self._later.random() < 0.4:
-            request.start_after = self._cluster.world.wall_ms + self._later.choice([-50, 100, 500, 1500, 4000])
+            later_ms = self._later.choice([-50, 100, 500, 1500, 4000])
+            request = replace(request, start_after=self._cluster.world.wall_ms + later_ms)
         if plan.has("summary") and line is not None and self._summing.random() < 0.25:
             return replace(
                 request,

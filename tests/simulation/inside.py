@@ -328,7 +328,7 @@ class Inside:
             release(given)
             look(given.number, given.owner, dict.fromkeys(given.needs, 0))
 
-        ledger.grant, ledger.resize, ledger.release = granted, resized, released
+        ledger.grant, ledger.resize, ledger.release = granted, resized, released  # pyright: ignore[reportAttributeAccessIssue]
 
     def at_each_round(self, look: Callable[[str], None]) -> None:
         """`look` is told of each step, each look at a model and each placement, by what it is."""
@@ -367,4 +367,4 @@ class Inside:
             start(work, now, tokens)
 
         grants.grant = granted
-        queue.start = started
+        queue.start = started  # pyright: ignore[reportAttributeAccessIssue]

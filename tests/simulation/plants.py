@@ -18,7 +18,7 @@ from penstock.processors.core.admission import MANY, Admission
 from penstock.processors.core.commit import donemap, gate
 from penstock.processors.core.commit.gate import Arrival, CommitGate
 from penstock.processors.core.commit.span import Span
-from penstock.processors.core.effects import Chunk, Fetch, RunEnded, Terminal
+from penstock.processors.core.effects import Chunk, Fetch, PublishDeadLetter, RunEnded, Terminal
 from penstock.processors.core.fleet import ledger
 from penstock.processors.core.fleet.eviction import Evictions
 from penstock.processors.core.fleet.lane_failures import LaneFailures
@@ -190,7 +190,7 @@ def offsets_reset() -> list[Patch]:
 
     def make(told: Callable[..., None]) -> Callable[..., None]:
         def as_none(self: Any, generation: int, assigned: Any, offsets: Any) -> None:
-            told(self, generation, assigned, {} if offsets is None else offsets)
+            told(self, generation, assigned, ({}, False) if offsets is None else offsets)
 
         return as_none
 
@@ -367,17 +367,17 @@ def batch_dies_with_poison() -> list[Patch]:
 def poison_forgotten() -> list[Patch]:
     """A record that cannot be read is passed over without a dead letter."""
 
-    def make(letter: Callable[..., None]) -> Callable[..., None]:
-        def silent(self: Endings, work: Work, event: str, error: Any) -> None:
-            if work.request_id:
-                letter(self, work, event, error)
-                return
-            self._registry.transition(work, event, Stage.LETTERING)
-            self.lettered(work.subject, 0.0)
+    def make(take: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        def silent(self: Flow) -> list[Any]:
+            effects = take(self)
+            unwritten = [one for one in effects if isinstance(one, PublishDeadLetter) and not one.subject.request_id]
+            for one in unwritten:
+                self.durable.lettered(one.subject, 0.0)
+            return [one for one in effects if one not in unwritten]
 
         return silent
 
-    return [_wrap(Endings, "letter", make)]
+    return [_wrap(Flow, "take_effects", make)]
 
 
 @plant
@@ -889,7 +889,7 @@ def lost_ended_by_anybody() -> list[Patch]:
             class Owns:
                 owns = staticmethod(lambda tp: True)
 
-            gate, self._gate = self._gate, Owns
+            gate, self._gate = self._gate, Owns  # pyright: ignore[reportAttributeAccessIssue]
             end_lost(self, command, now)
             self._gate = gate
 

@@ -51,8 +51,9 @@ def test_a_forked_process_ends_with_the_process_that_asked_for_it(tmp_path: Path
         "PENSTOCK_WORKER__HEALTH_PORT": str(free_port()),
         "PENSTOCK_WORKER__DATA_DIR": str(tmp_path),
     }
-    log, pipes = tmp_path / "worker.log", {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", OWNER, str(log)], env=environment, **pipes) as owner:
+    log, pipe = tmp_path / "worker.log", subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", OWNER, str(log)], env=environment, stdin=pipe, stdout=pipe) as owner:
+        assert owner.stdout is not None
         pid = int(owner.stdout.readline())
         owner.kill()
     wait_until(lambda: not alive(pid), 60, "the worker has ended")

@@ -81,7 +81,7 @@ def test_the_configuration_holds_for_queues_pools_and_partitions(topics: Topics,
 
     gpu = "inference.request.high.gpu"
     topics.admin.delete_topics([topics.prefix + gpu])[topics.prefix + gpu].result(20)
-    wait_until(lambda: f"{gpu} does not exist" in topics.run("check").output, 20)
+    wait_until(lambda: f"{gpu} does not exist" in topics.run("check").output, 20, lambda: topics.run("check").output)
     Path("penstock.toml").write_text('[topics]\npools = ["gpu"]\n')
     assert topics.run("create").exit_code == 0
     as_the_others = {topics.prefix + gpu: 3}

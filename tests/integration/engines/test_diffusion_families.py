@@ -19,7 +19,8 @@ from .test_diffusion_engine import LOADED_S, Watched, begin, image_of
 
 def differ_by(first: Any, second: Any) -> int:
     """The most grey levels that any place differs by."""
-    return max(high for _, high in ImageChops.difference(first, second).getextrema())
+    bands: Any = ImageChops.difference(first, second).getextrema()
+    return max(high for _, high in bands)
 
 
 @pytest.mark.timeout(600)

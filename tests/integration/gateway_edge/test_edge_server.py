@@ -18,7 +18,7 @@ from penstock.schemas.records import ModelState, WorkerState
 from penstock.schemas.times import rfc3339
 
 if TYPE_CHECKING:
-    from conftest import Server
+    from .conftest import Server
 
 
 def test_a_10_mb_body_is_413_for_the_stock_client_and_it_goes_on(server: Server) -> None:

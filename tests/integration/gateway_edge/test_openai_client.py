@@ -13,7 +13,7 @@ import pytest
 from support import wait_until
 
 if TYPE_CHECKING:
-    from conftest import Server
+    from .conftest import Server
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from support import wait_until
 
 if TYPE_CHECKING:
-    from conftest import Server
+    from .conftest import Server
 
 TOOLS: Any = [{"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True}]
 

@@ -23,7 +23,7 @@ from penstock.schemas.records import ConversationMessage
 from penstock.schemas.registry import MEDIA_TYPE
 
 if TYPE_CHECKING:
-    from conftest import Server
+    from .conftest import Server
 
 MESSAGE = ConversationMessage(
     request_id="r1",
@@ -44,14 +44,14 @@ def registry(server: Server) -> SchemaRegistryClient:
 
 
 def test_the_stock_deserializer_reads_our_bytes(registry: SchemaRegistryClient) -> None:
-    value = AvroDeserializer(registry)(default_codec().encode(MESSAGE), CONTEXT)
+    value = AvroDeserializer(registry)(default_codec().encode(MESSAGE), CONTEXT)  # pyright: ignore[reportCallIssue]
     assert isinstance(value, dict)
     assert (value["content"], value["role"], value["direction"]) == ("hello", "user", "in")
 
 
 def test_the_stock_serializer_writes_bytes_that_we_read(registry: SchemaRegistryClient) -> None:
     serializer = AvroSerializer(
-        registry,
+        registry,  # pyright: ignore[reportCallIssue]
         schema_text("ConversationMessage"),
         conf={"auto.register.schemas": False, "subject.name.strategy": record_subject_name_strategy},
     )
@@ -145,7 +145,7 @@ def test_a_serializer_that_writes_ids_into_headers_stops_before_it_sends(registr
     """Schemas have no GUID here: a record with one in a header would only be refused later."""
     conf: dict[str, Any] = {"auto.register.schemas": False, "subject.name.strategy": record_subject_name_strategy}
     conf["schema.id.serializer"] = header_schema_id_serializer
-    serializer = AvroSerializer(registry, schema_text("ConversationMessage"), conf=conf)
+    serializer = AvroSerializer(registry, schema_text("ConversationMessage"), conf=conf)  # pyright: ignore[reportCallIssue]
     context = SerializationContext(CONTEXT.topic, MessageField.VALUE, headers=[])
     with pytest.raises(SerializationError, match="GUID is not set"):
         serializer(MESSAGE.to_dict(), context)

@@ -21,7 +21,7 @@ from penstock.gateway.edge.keys import create_key, list_keys, revoke_key
 from support import wait_until
 
 if TYPE_CHECKING:
-    from conftest import Server
+    from .conftest import Server
 
 QUICK = {"head_timeout_s": 0.4, "body_timeout_s": 0.4, "write_timeout_s": 0.4}
 

@@ -12,7 +12,7 @@ import pytest
 from system import Process, System
 
 if TYPE_CHECKING:
-    from conftest import Remote
+    from .conftest import Remote
 
 USER = {"role": "user", "content": "Weather?"}
 CALL = {"id": "call_0", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Paris"}'}}

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import Remote
+    from .conftest import Remote
 
 TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 HELLO: Any = [{"role": "user", "content": "Hello"}]

@@ -61,7 +61,7 @@ def ask_all(url: str, mode: GenerationMode, known: dict[str, Any]) -> Seen:
 
 
 def operations(url: str) -> Iterator[Any]:
-    schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    schema: Any = schemathesis.openapi.from_url(f"{url}/openapi.json")
     for found in schema.get_all_operations():
         if found.ok().method != "delete":  # what the others name would be gone
             yield found.ok()

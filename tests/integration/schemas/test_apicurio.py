@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -85,11 +86,12 @@ def test_the_registrys_ids_are_written_and_read(registry: str) -> None:
 def test_stock_serializers_and_ours_understand_each_other(registry: str) -> None:
     client = SchemaRegistryClient({"url": registry})
     context = SerializationContext("inference.request.medium", MessageField.VALUE)
-    stock = AvroSerializer(client, schema_text("InferenceRequest"), conf={"auto.register.schemas": True})
+    stock = AvroSerializer(client, schema_text("InferenceRequest"), conf={"auto.register.schemas": True})  # pyright: ignore[reportCallIssue]
     values = {**REQUEST.to_dict(), "stream": True}
     ours = registry_codecs(registry).blocking.decode(stock(values, context), InferenceRequest)
     assert ours.stream is True
-    read = AvroDeserializer(client)(registry_codecs(registry, write=True).blocking.encode(REQUEST), context)
+    decode = AvroDeserializer(client)  # pyright: ignore[reportCallIssue]
+    read: Any = decode(registry_codecs(registry, write=True).blocking.encode(REQUEST), context)
     assert read["request_id"] == "r1"
 
 

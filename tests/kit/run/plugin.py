@@ -67,7 +67,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     if report.failed:
         name = re.sub(r"[^\w.-]+", "-", item.nodeid.removeprefix("tests/")).strip("-")[:LONGEST_NAME]
-        report.logs = f"{FOLDER}/{name}{os.environ.get('PENSTOCK_TEST_REPEAT', '')}"
+        report.logs = f"{FOLDER}/{name}{os.environ.get('PENSTOCK_TEST_REPEAT', '')}"  # pyright: ignore[reportAttributeAccessIssue]
         _keep_logs(item, report, item.config.rootpath / report.logs)
         report.sections += [(f"Logs of {system.prefix}", system.logs(20)) for system in RUNNING]
     return report

@@ -42,7 +42,7 @@ class Results:
     reports: dict[str, list[Report]] = field(default_factory=lambda: defaultdict(list))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        report.pace_ms = self.pace.ms
+        report.pace_ms = self.pace.ms  # pyright: ignore[reportAttributeAccessIssue]
         self.reports[report.nodeid].append(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:

@@ -180,7 +180,7 @@ class ViewMachine(RuleBasedStateMachine):
             origins.append(self.append(REQUEST_TPS[len(origins)], self.request_of(key)))
         return origins[number]
 
-    @rule(**RUN, pieces=PIECES, end=st.sampled_from((None, None, "completed", "failed")))
+    @rule(**RUN, pieces=PIECES, end=st.sampled_from((None, None, "completed", "failed")))  # pyright: ignore[reportCallIssue]
     def work(
         self, key: Key, origin: int, place: tuple[int, int], pieces: list[tuple[str, int]], end: str | None
     ) -> None:
@@ -201,7 +201,7 @@ class ViewMachine(RuleBasedStateMachine):
             output: dict[str, Any] = {"text_generation": {"text": worker.text}}
             self.append(tp, replace(base, kind="terminal", status=end, **(output if end == "completed" else {})))
 
-    @rule(**RUN, name=STATUSES, position=st.sampled_from((None, 1)), times=st.integers(1, 2))
+    @rule(**RUN, name=STATUSES, position=st.sampled_from((None, 1)), times=st.integers(1, 2))  # pyright: ignore[reportCallIssue]
     def tell_status(
         self, key: Key, origin: int, place: tuple[int, int], name: str, position: int | None, times: int
     ) -> None:
@@ -254,7 +254,7 @@ class ViewMachine(RuleBasedStateMachine):
             reader.text, reader.results = former.text, former.results
         self.readers[key] = reader
 
-    @rule(**RUN, late=st.booleans())
+    @rule(**RUN, late=st.booleans())  # pyright: ignore[reportCallIssue]
     def come_in_the_middle(self, key: Key, origin: int, place: tuple[int, int], late: bool) -> None:
         """A client comes to a stream that goes on while what it missed is read again."""
         self.work(key, origin, place, [("chunk", 1)] * 3, None)

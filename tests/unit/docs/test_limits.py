@@ -17,7 +17,7 @@ from penstock.schemas.limits import DEFAULT_LIMITS
 from penstock.schemas.requests import parse_request
 
 if TYPE_CHECKING:
-    from conftest import Page
+    from .conftest import Page
 
 NUMBER = r"([0-9][0-9,]*)"
 PROMPT = {"prompt": "a"}

@@ -22,7 +22,7 @@ from penstock.gateway.webhooks.settings import WebhooksSettings
 from penstock.processors.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from conftest import Page
+    from .conftest import Page
 
 ROOT = Path(__file__).parents[3]
 Route = tuple[str, str]
@@ -172,7 +172,8 @@ def routes() -> set[Route]:
     found: set[Route] = set()
     for entry in create_app(GatewaySettings()).routes:
         inner: Any = getattr(entry, "original_router", None)  # FastAPI keeps included routers as they are
-        for route in [entry] if inner is None else inner.routes:
+        served: list[Any] = [entry] if inner is None else inner.routes
+        for route in served:
             path = re.sub(r":\w+\}", "}", route.path)
             found |= {(method, path) for method in (getattr(route, "methods", None) or {"WS"}) if method != "HEAD"}
     return found - NOT_FOR_CALLERS

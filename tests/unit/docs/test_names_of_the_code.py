@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.processors.core.requests.states import Stage
 
 if TYPE_CHECKING:
-    from conftest import Page
+    from .conftest import Page
 
 ROOT = Path(__file__).parents[3]
 METHOD = re.compile(r"^([A-Z]\w+)\.(\w+)(?:\(\))?$", re.MULTILINE)

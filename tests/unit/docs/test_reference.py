@@ -29,7 +29,7 @@ from penstock.schemas.tasks import BUILT_TASKS
 from penstock.schemas.topics import TopicNames, request_key, topic_specs
 
 if TYPE_CHECKING:
-    from conftest import Page
+    from .conftest import Page
 
 ROOT = Path(__file__).parents[3]
 

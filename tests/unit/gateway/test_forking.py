@@ -580,7 +580,7 @@ def test_what_the_next_conversation_of_a_name_holds_stays(tmp_path: Path, is_the
         say(cluster, "c0", "r2")
         releasing(*args)
 
-    store.conversation_gone = begun_anew
+    store.conversation_gone = begun_anew  # pyright: ignore[reportAttributeAccessIssue]
     if is_there:
         say(cluster, "c0", "r1")
     run(forking.delete("acme", "c0"))

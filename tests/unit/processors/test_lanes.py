@@ -177,7 +177,8 @@ async def test_evictions_unloads_and_loads_are_counted_by_reason(shell: Shell) -
         if "o" in shell.running:
             break
     assert "o" in shell.running
-    samples = [one for one in shell.metrics.evictions.collect()[0].samples if one.name.endswith("_total")]
+    (evictions,) = shell.metrics.evictions.collect()
+    samples = [one for one in evictions.samples if one.name.endswith("_total")]
     assert [one.value for one in samples] == [shell.flow.lifecycle.evictions] == [1]
     reason = samples[0].labels["reason"]
     assert counted(shell, "penstock_model_unloads_total", model="m", reason=reason) == 1

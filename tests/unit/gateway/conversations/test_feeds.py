@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -159,9 +160,7 @@ async def test_a_repeat_by_a_later_epoch_and_what_was_erased_do_not_come(world: 
 
 async def test_calls_of_tools_are_events_of_their_own_and_a_client_may_come_back_between(world: World) -> None:
     calls = [{"id": f"c{n}", "type": "function", "function": {"name": "gate", "arguments": "{}"}} for n in range(3)]
-    made = message("r0", "out", 0, 1)
-    made.tool_calls = calls
-    world.log.write(made)
+    world.log.write(replace(message("r0", "out", 0, 1), tool_calls=calls))
     async with world.follower(after="-1") as events:
         _, *items = await told(events, 5)
         assert [one["item"]["id"] for one in items] == ["msg_0", "fc_0_0", "fc_0_1", "fc_0_2"]

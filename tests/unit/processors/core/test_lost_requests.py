@@ -92,6 +92,7 @@ def test_an_answer_in_the_conversation_is_its_outcome() -> None:
     assert (effect.subject.line, effect.subject.request.conversation_id) == ("c", "c")
     world.flow.durable.looked_up(effect.subject, None, world.now)
     (outcome,) = world.flow.take_effects()
+    assert isinstance(outcome, Terminal)
     assert outcome.status == "expired"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kit.engines import Sink, run, start
-from penstock.processors.engines.base import EngineState, RunSpec
+from penstock.processors.engines.base import EngineState, Finished, RunSpec
 from penstock.processors.engines.noop import NoopEngine
 from penstock.processors.past import Past
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed
@@ -82,6 +82,7 @@ async def test_what_nobody_sees_come_waits_with_one_timer_as_long_as_with_one_fo
     monkeypatch.setattr(loop, "call_later", lambda delay, step, *of: delays.append(delay) or loop.call_soon(step, *of))
     engine = await started({"tokens": 4, "delay_ms": 3, "first_delay_ms": 5})
     found = await (await start(engine, spec(prompt="x", stream=stream))).done
+    assert isinstance(found, Finished)
     assert found.output["text"] == "word0 word1 word2 word3 "
     assert len(delays) == (4 if stream else 1)
     assert sum(delays) == pytest.approx(0.014)

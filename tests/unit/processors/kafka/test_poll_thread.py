@@ -149,7 +149,7 @@ async def test_a_lost_callback_leaves_the_answers_of_later_commits_with_their_co
     thread, assigned = make_thread()
     thread.subscribe(["t"])
     await wait_until_async(lambda: assigned.called)
-    thread._kafka.loses = 1
+    thread._kafka.loses = 1  # pyright: ignore[reportAttributeAccessIssue]
     answers: queue.SimpleQueue[dict[TP, bool]] = queue.SimpleQueue()
     for offset, taken in ((5, False), (5, True), (6, True), (7, True)):
         thread.commit(7, {A: (offset, "map")}, answers.put)

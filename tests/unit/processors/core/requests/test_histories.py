@@ -21,7 +21,7 @@ def running(world: World) -> Work:
     return world.running["r"]
 
 
-def history_of(world: World, kind: type = ask.Terminal) -> AttemptHistory | None:
+def history_of(world: World, kind: type[ask.Terminal | ask.PublishDeadLetter] = ask.Terminal) -> AttemptHistory | None:
     """As its outcome (or dead letter) has it."""
     (effect,) = [e for e in world.seen if isinstance(e, kind)]
     return effect.subject.history

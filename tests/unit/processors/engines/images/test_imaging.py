@@ -156,6 +156,7 @@ async def test_what_only_decoding_shows_fails_its_run_alone_and_is_not_tried_aga
     bench.begin(spec(1, flip, images=[noise(4, 4)], files={"image": cut_off}))
     assert (await bench.image(spec(2, flip, images=[noise(4, 4)]))).size == (4, 4)
     failed = bench.outcomes["run-1"]
+    assert isinstance(failed, RunFailed)
     assert isinstance(failed.error, InvalidRequest)
     assert (failed.error.param, failed.retryable_here) == ("payload.image", False)
 
@@ -172,6 +173,7 @@ async def test_a_process_that_is_killed_at_work_fails_its_run_which_may_be_tried
     os.kill(pid, signal.SIGKILL)
     assert (await bench.image(spec(2, {"op": "flip", "axis": "vertical"}, images=[noise(4, 4)]))).size == (4, 4)
     failed = bench.outcomes["run-1"]
+    assert isinstance(failed, RunFailed)
     assert isinstance(failed.error, EngineFailed)
     assert failed.retryable_here
 

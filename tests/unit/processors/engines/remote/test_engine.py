@@ -12,7 +12,7 @@ import pytest
 
 from kit.engines import Handler, Server, Sink, run, serving, sse, start
 from kit.records import outcome
-from penstock.processors.engines.base import Finished, RunSpec, TurnedAway, refuse_unsupported
+from penstock.processors.engines.base import Finished, RunFailed, RunSpec, TurnedAway, refuse_unsupported
 from penstock.processors.engines.remote.engine import RemoteEngine
 from penstock.processors.engines.remote.http import retry_after
 from penstock.schemas.codec import default_codec
@@ -605,7 +605,9 @@ async def test_after_stop_a_run_is_refused() -> None:
         prepared = await engine.prepare(asked)
     sink = Sink()
     engine.run(asked, prepared, sink)
-    assert sink.done.result().retryable_here
+    refused = sink.done.result()
+    assert isinstance(refused, RunFailed)
+    assert refused.retryable_here
 
 
 @pytest.mark.parametrize("task", ["text_generation", "embedding"])

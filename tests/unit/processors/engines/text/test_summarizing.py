@@ -194,6 +194,7 @@ async def test_a_part_that_fails_fails_the_whole_once() -> None:
     reader.fails_on = "m7 "
     _, heard, _ = await begun(reader, spec(marked(40)))
     outcome = await asyncio.wait_for(heard.done, 30)
+    assert isinstance(outcome, RunFailed)
     assert outcome.retryable_here
     assert str(outcome.error) == "as in a fault"
     await wait_until_async(lambda: not reader.runs, 30)
