@@ -149,7 +149,7 @@ def system(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory, request: pyte
     default, and under "tenants" those that have a key. It is a function where options have to be made first.
     """
     described: dict[str, Any] | Callable[[], dict[str, Any]] = request.module.SYSTEM
-    options = dict(described() if callable(described) else described)
+    options = dict(described if isinstance(described, dict) else described())
     names = options.pop("processes", ["w1", "g1"])
     folder = tmp_path_factory.mktemp("system")
     keys_file = folder / "keys.json"
