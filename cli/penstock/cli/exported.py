@@ -16,8 +16,7 @@ from penstock.cli.failures import CliFailure
 Line = dict[str, Any]
 
 OBJECT = "conversation.export"
-VERSION, TREE_VERSION = 1, 2
-"""The second is that of conversations of a tree: a fork has the messages alone that it does not inherit."""
+VERSION = 1
 PAGE_MESSAGES = 100
 PAGE_SIZE = (200_000, 16, 20_000_000)
 """What one request appends at most: characters of text, images, and their bytes as base64. A message that is larger
@@ -42,21 +41,6 @@ class Section:
     @property
     def id(self) -> str:
         return str(self.head["id"])
-
-    @property
-    def parent_id(self) -> str | None:
-        """Of a fork in a tree: what it goes on from, which stands before it."""
-        return self.head["forked_from"]["conversation_id"] if "forked_from" in self.head else None
-
-    @property
-    def inherited(self) -> int:
-        """How many messages of that it has too, of all that that one has."""
-        return self.head["forked_from"]["messages"] if "forked_from" in self.head else 0
-
-    @property
-    def is_deleted(self) -> bool:
-        """Others go on from it, and it was deleted."""
-        return self.head.get("deleted") is True
 
     def check_whole(self) -> None:
         """Raises CliFailure for a file that was cut off, or was edited."""
@@ -104,13 +88,8 @@ def sections(lines: Iterable[bytes]) -> list[Section]:
 
 
 def _check_head(line: Line, number: int) -> None:
-    version = line.get("version")
-    if line["object"] != OBJECT or version not in (VERSION, TREE_VERSION) or not isinstance(line.get("id"), str):
-        raise CliFailure(f"line {number} is no {OBJECT} of version {VERSION} or {TREE_VERSION}")
-    made_of = line.get("forked_from", {"conversation_id": "", "messages": 0})
-    is_known = isinstance(made_of, dict) and isinstance(made_of.get("conversation_id"), str)
-    if not is_known or type(made_of.get("messages")) is not int or made_of["messages"] < 0:
-        raise CliFailure(f"line {number} does not say what {line['id']} goes on from")
+    if line["object"] != OBJECT or line.get("version") != VERSION or not isinstance(line.get("id"), str):
+        raise CliFailure(f"line {number} is no {OBJECT} of version {VERSION}")
 
 
 def _count(section: Section, line: Line, number: int) -> None:
@@ -141,10 +120,10 @@ def messages_of(lines: Iterable[bytes], section: Section) -> Iterator[Line]:
 
 def says_the_same(one: Line, other: Line) -> bool:
     """Whether two messages are equal but for their ids, places and times."""
-    return said(one) == said(other)
+    return _said(one) == _said(other)
 
 
-def said(line: Line) -> tuple[Any, ...]:
+def _said(line: Line) -> tuple[Any, ...]:
     """What a message says, without its id, place and time."""
     return *(line.get(name) for name in SAID), [image["sha256"] for image in line.get("images", ())]
 

@@ -7,9 +7,10 @@ that workers have too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from penstock.common.artifacts import TenantArtifacts
 from penstock.producers.core import Submitted
@@ -33,17 +34,17 @@ class _SubmitsAsync(Protocol):
     async def submit(self, *, task: str, payload: Mapping[str, Any], **fields: Any) -> Submitted: ...
 
 
-class Images:
-    """`client.images`. Each method submits and raises as `Client.submit`; `fields` are those beside the payload.
+R_co = TypeVar("R_co", covariant=True)
+
+
+class ImageRequests(ABC, Generic[R_co]):
+    """Each method submits and raises as `Client.submit`; `fields` are those beside the payload.
 
     `options` are the payload's own: width, height, negative_prompt, inference_steps, guidance_scale, seed, sampler, n,
     previews; max_tokens of a caption.
     """
 
-    def __init__(self, client: _Submits) -> None:
-        self._client = client
-
-    def generate(self, prompt: str, *, fields: Mapping[str, Any] | None = None, **options: Any) -> Submitted:
+    def generate(self, prompt: str, *, fields: Mapping[str, Any] | None = None, **options: Any) -> R_co:
         """Make images from a prompt."""
         return self._submit("image_generation", {"prompt": prompt, **options}, fields)
 
@@ -55,7 +56,7 @@ class Images:
         mask: ImageSource | None = None,
         fields: Mapping[str, Any] | None = None,
         **options: Any,
-    ) -> Submitted:
+    ) -> R_co:
         """Change an image by a prompt; `mask` is white where it may change, `strength` says how far it may go.
 
         None with a conversation_id among the `fields`: the conversation's newest image, as for `describe`.
@@ -69,7 +70,7 @@ class Images:
         *,
         fields: Mapping[str, Any] | None = None,
         **options: Any,
-    ) -> Submitted:
+    ) -> R_co:
         """Have an image described, or a question about it answered."""
         return self._submit("image_to_text", {"image": image, "prompt": prompt, **options}, fields)
 
@@ -79,10 +80,20 @@ class Images:
         operations: Sequence[Mapping[str, Any]],
         *,
         fields: Mapping[str, Any] | None = None,
-    ) -> Submitted:
+    ) -> R_co:
         """Process an image, as {"op": "resize", "width": 640}; images in operations may be sources too."""
         payload = {"image": image, "operations": [dict(one) for one in operations]}
         return self._submit("image_processing", payload, fields)
+
+    @abstractmethod
+    def _submit(self, task: str, payload: Payload, fields: Mapping[str, Any] | None) -> R_co: ...
+
+
+class Images(ImageRequests[Submitted]):
+    """`client.images` of the blocking client."""
+
+    def __init__(self, client: _Submits) -> None:
+        self._client = client
 
     def fetch(self, outcome: ResultEvent) -> list[bytes]:
         """The images of a completed outcome, their digests compared. Raises NotFound for one that has expired."""
@@ -93,50 +104,12 @@ class Images:
         return self._client.submit(task=task, payload=payload, **(fields or {}))
 
 
-class AsyncImages:
-    """The same on an event loop; see `Images`."""
+class AsyncImages(ImageRequests[Coroutine[Any, Any, Submitted]]):
+    """`client.images` on an event loop."""
 
     def __init__(self, client: _SubmitsAsync, artifacts: Callable[[], TenantArtifacts]) -> None:
         self._client = client
         self._artifacts = artifacts
-
-    async def generate(self, prompt: str, *, fields: Mapping[str, Any] | None = None, **options: Any) -> Submitted:
-        """See `Images.generate`."""
-        return await self._submit("image_generation", {"prompt": prompt, **options}, fields)
-
-    async def edit(
-        self,
-        image: ImageSource | None,
-        prompt: str,
-        *,
-        mask: ImageSource | None = None,
-        fields: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> Submitted:
-        """See `Images.edit`."""
-        return await self._submit("image_editing", {"prompt": prompt, "image": image, "mask": mask, **options}, fields)
-
-    async def describe(
-        self,
-        image: ImageSource | None,
-        prompt: str | None = None,
-        *,
-        fields: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> Submitted:
-        """See `Images.describe`."""
-        return await self._submit("image_to_text", {"image": image, "prompt": prompt, **options}, fields)
-
-    async def process(
-        self,
-        image: ImageSource,
-        operations: Sequence[Mapping[str, Any]],
-        *,
-        fields: Mapping[str, Any] | None = None,
-    ) -> Submitted:
-        """See `Images.process`."""
-        payload = {"image": image, "operations": [dict(one) for one in operations]}
-        return await self._submit("image_processing", payload, fields)
 
     async def fetch(self, outcome: ResultEvent) -> list[bytes]:
         """See `Images.fetch`."""

@@ -45,7 +45,6 @@ def nothing_configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("submit hello --timeout nan", "--timeout"),
         ("submit embed a --timeout -1", "--timeout"),
         ("conversations summarize a --timeout -1", "--timeout"),
-        ("conversations rerun a --model b --temperature nan", "--temperature"),
         ("models load a --wait --timeout -1", "--timeout"),
         ("models load a --wait --timeout inf", "--timeout"),
         ("bench --timeout -1", "--timeout"),
@@ -67,12 +66,6 @@ def nothing_configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("conversations sweep --dry-run --within -1", "no time to come, as 12h or 7d"),
         ("conversations export", FILES),
         ("conversations export a --pattern *", FILES),
-        ("conversations export a --tree b", f"{FILES}, or one for --tree"),
-        ("conversations export --pattern * --tree b", f"{FILES}, or one for --tree"),
-        ("conversations rerun a --model b --fork a", "--fork must be another conversation"),
-        ("conversations rerun a --model b --after b", "--after b: write the id of an item"),
-        (f"conversations rerun {'a' * 120} --model {'b' * 20}", "name another by --fork"),
-        ("conversations compare a a", "name two conversations"),
     ],
 )  # fmt: skip
 def test_wrong_usage(arguments: str, said: str, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,22 +40,6 @@ from penstock.schemas.errors import Conflict, NotFound
 from penstock.schemas.records import ConversationFork, conversation_message_key
 
 LAYOUTS = pytest.mark.parametrize("new", [Cluster, SharedCluster])
-
-
-def tree_messages(pages: Conversations, found: Sequence[Branch]) -> dict[str, list[tuple[int, str]]]:
-    """By branch, what it adds, as an export reads it."""
-    added: dict[str, list[tuple[int, str]]] = {one.conversation_id: [] for one in found}
-    at, begin = 0, found[0].begin
-    while at < len(found):
-        for page in pages.trees.pages(found, at, begin):
-            assert page.branch is found[at]
-            added[page.branch.conversation_id] += [(turn.offset, turn.message.content) for turn in page.turns]
-            if page.is_last:
-                at += 1
-                begin = found[at].begin if at < len(found) else 0
-            else:
-                begin = page.turns[-1].offset + 1 - page.branch.base
-    return added
 
 
 # -- any history
@@ -198,29 +181,37 @@ class World:
         self.look_at_tree(pages, name)
 
     def look_at_tree(self, pages: Conversations, name: str) -> None:
-        """Every branch goes on from what it inherits with what it adds, and none is missing or there twice."""
+        """Every branch stands behind what it goes on from, adds what others do not have, and is there once."""
         found = pages.tree("acme", name)
-        added = tree_messages(pages, found)
-        parents = {one.conversation_id: one.forked_from.conversation_id for one in found if one.forked_from is not None}
-        whole: dict[str, list[tuple[int, str]]] = {}
+        by_id: dict[str, Branch] = {}
         for one in found:
-            assert one.conversation_id not in whole
-            parent = parents.get(one.conversation_id)
-            inherited = [] if parent is None else whole[parent][: one.inherited]
-            assert len(added[one.conversation_id]) == one.messages
-            texts = whole[one.conversation_id] = inherited + added[one.conversation_id]
+            assert one.conversation_id not in by_id
+            assert one.forked_from is None or one.forked_from.conversation_id in by_id
+            by_id[one.conversation_id] = one
             if not one.is_deleted:
-                assert texts == (self.lists[one.conversation_id] or [])
-            else:  # only what others inherit
-                assert len(texts) == max(
-                    heir.inherited for heir in found if parents.get(heir.conversation_id) == one.conversation_id
-                )
-        assert name in whole
+                assert one.messages == len(self.added(one))
+        for one in found:
+            heirs = [heir for heir in found if self.parent(heir) == one.conversation_id]
+            if one.is_deleted and not any(heir.is_deleted for heir in heirs):  # only what others inherit
+                begin = -1 if one.forked_from is None else one.forked_from.through
+                inherited = [[at for at, _ in self.inherited(heir) if at > begin] for heir in heirs]
+                assert one.messages == max(map(len, inherited))
+        assert name in by_id
         living = [one.conversation_id for one in found if not one.is_deleted]
         forks = {child for one in living for child in self.children.get(one, ()) if self.lists[child]}
         assert forks <= set(living)
         others = {pages.tree("acme", one)[0].conversation_id for one in living if self.lists[one]}
         assert others == {found[0].conversation_id}, "the same tree, whichever of it is named"
+
+    def parent(self, one: Branch) -> str | None:
+        return None if one.forked_from is None else one.forked_from.conversation_id
+
+    def inherited(self, one: Branch) -> list[tuple[int, str]]:
+        through = -1 if one.forked_from is None else one.forked_from.through
+        return [said for said in self.lists[one.conversation_id] or [] if said[0] <= through]
+
+    def added(self, one: Branch) -> list[tuple[int, str]]:
+        return (self.lists[one.conversation_id] or [])[len(self.inherited(one)) :]
 
     def read_topic(self, name: str, topic_id: str | None) -> TopicRecords | None:
         found_id, found = self.cluster.read_topic(NAMES.conversation("acme", name))
@@ -293,9 +284,6 @@ def test_a_tree_is_read_by_its_levels_not_by_its_branches() -> None:
     found = pages.tree("acme", "g7")
     assert [(one.depth, one.messages) for one in found] == [(0, 2)] + [(1, 2), (2, 0)] * 30
     assert calls <= 2 * 3 + 2 * 3, "two for each level, and two for each that g7 goes on from"
-    calls = 0
-    assert len(tree_messages(pages, found)) == 61
-    assert calls <= 2
 
 
 # -- killed anywhere

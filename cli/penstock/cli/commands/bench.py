@@ -1,7 +1,4 @@
-"""`penstock bench`: a load generator against a running gateway: rate or concurrency, priorities, table, plot.
-
-`penstock bench schedule`, which needs nothing that runs, stands in `schedule.py`.
-"""
+"""`penstock bench`: a load generator against a running gateway: rate or concurrency, priorities, table, plot."""
 
 from __future__ import annotations
 
@@ -27,7 +24,6 @@ from penstock.cli.commands.common import (
     print_table,
 )
 from penstock.cli.commands.fault_table import faults
-from penstock.cli.commands.schedule import schedule
 from penstock.cli.commands.submitting import MaxTokens
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.option_groups import with_fields
@@ -36,7 +32,6 @@ from penstock.schemas.topics import priority_class
 CLASSES = ("high", "medium", "low")
 
 app = typer.Typer()
-app.command("schedule")(schedule)
 app.command("faults")(faults)
 
 

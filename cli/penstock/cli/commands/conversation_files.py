@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import httpx
 import typer
@@ -18,13 +18,12 @@ import typer
 from penstock.cli.commands.api_paths import api_path
 from penstock.cli.commands.common import ARTIFACTS, AsJson, Gateway, print_json
 from penstock.cli.commands.conversation_appending import Appending
-from penstock.cli.commands.conversation_trees import CONVERSATIONS, TreeImport
 from penstock.cli.commands.long_calls import reporting
 from penstock.cli.commands.submitting import SILENCE_S, Timeout
 from penstock.cli.exported import Line, Section, parsed, says_the_same, sections
-from penstock.cli.exported_trees import Tree, trees
 from penstock.cli.failures import CliFailure, ExitCode
 
+CONVERSATIONS: Final = "/v1/conversations"
 EVERY = 1_000_000
 
 
@@ -32,9 +31,6 @@ def export(
     gateway: Gateway,
     conversations: Annotated[list[str] | None, typer.Argument(help="Ids of conversations.")] = None,
     pattern: Annotated[str | None, typer.Option(help="All whose ids match this glob, as 'trip-*'.")] = None,
-    tree: Annotated[
-        str | None, typer.Option(help="The whole tree in which this conversation stands: all forks, from the root on.")
-    ] = None,
     images: Annotated[
         bool, typer.Option("--images", help="With the bytes of images, for another installation.")
     ] = False,
@@ -46,33 +42,25 @@ def export(
       penstock conversations export trip > trip.jsonl
 
       penstock conversations export --pattern 'trip-*' --images > trips.jsonl
-
-      penstock conversations export --tree trip > trip-with-forks.jsonl
     """
-    if bool(conversations) + (pattern is not None) + (tree is not None) != 1:
-        raise CliFailure("name conversations, or many by --pattern, or one for --tree", exit_code=ExitCode.USAGE)
-    ids = (
-        [tree]
-        if tree is not None
-        else conversations
-        or [one["id"] for one in gateway.pages(CONVERSATIONS, EVERY) if fnmatchcase(one["id"], pattern or "")]
-    )
+    if bool(conversations) == (pattern is not None):
+        raise CliFailure("name conversations, or many by --pattern", exit_code=ExitCode.USAGE)
+    ids = conversations or [
+        one["id"] for one in gateway.pages(CONVERSATIONS, EVERY) if fnmatchcase(one["id"], pattern or "")
+    ]
     for conversation in ids:
-        with exported(gateway, conversation, tree=tree is not None) as lines:
-            for number, text in enumerate(lines, 1):
+        with _exported(gateway, conversation) as lines:
+            for number, text in enumerate(lines.iter_lines(), 1):
                 line = parsed(text, number)
                 if images and line.get("images"):
                     line = {**line, "images": [_with_bytes(gateway, image) for image in line["images"]]}
                 print_json(line)
 
 
-@contextmanager
-def exported(gateway: Gateway, conversation: str, *, tree: bool = False) -> Generator[Iterator[str]]:
-    """The lines of a conversation, or of its tree, as the gateway sends them. Raises CliFailure."""
+def _exported(gateway: Gateway, conversation: str) -> AbstractContextManager[httpx.Response]:
+    """The lines of a conversation as the gateway sends them. Raises CliFailure."""
     timeout = httpx.Timeout(30, read=SILENCE_S)
-    path = api_path(CONVERSATIONS, conversation, "export")
-    with gateway.stream("GET", path, timeout=timeout, tree="true" if tree else None) as answer:
-        yield answer.iter_lines()
+    return gateway.stream("GET", api_path(CONVERSATIONS, conversation, "export"), timeout=timeout)
 
 
 def _with_bytes(gateway: Gateway, image: Line) -> Line:
@@ -95,7 +83,7 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Append the messages of exported conversations, to conversations of the same ids unless --id or --prefix says
-    otherwise. Of trees the same forks are made at the same places.
+    otherwise.
 
     A repeat goes on where an import was cut off, and adds nothing to one that is complete. Summaries are left out.
     Example: penstock conversations import trip.jsonl --id trip-copy
@@ -105,28 +93,17 @@ def import_(
     if new_id is not None and (prefix or len(found) > 1):
         said = "--id is in place of --prefix" if prefix else f"{file} holds {len(found)} conversations: --id is for one"
         raise CliFailure(said, exit_code=ExitCode.USAGE)
-    parts = trees(found)
     for section in found:  # of all, before anything is appended
         _require_images(gateway, section)
-    for tree in parts:
-        for result in _imported(gateway, file, tree, new_id, prefix, timeout):
-            if as_json:
-                print_json(result)
-                continue
-            summaries = result["summaries_left_out"]
-            left = f"; {summaries} summaries left out" if summaries else ""
-            typer.echo(f"{result['id']}: {result['messages']} messages, {result['appended']} appended{left}")
-
-
-def _imported(
-    gateway: Gateway, file: Path, tree: Tree, new_id: str | None, prefix: str, timeout_s: float
-) -> Iterator[Mapping[str, Any]]:
-    if len(tree.sections) > 1:
-        yield from TreeImport(gateway, file, tree, prefix, timeout_s).run()
-    else:
-        section = tree.sections[0]
+    for section in found:
         target = prefix + section.id if new_id is None else new_id
-        yield Import(gateway, Appending(gateway, file, timeout_s), section, target).run()
+        result = Import(gateway, Appending(gateway, file, timeout), section, target).run()
+        if as_json:
+            print_json(result)
+            continue
+        summaries = result["summaries_left_out"]
+        left = f"; {summaries} summaries left out" if summaries else ""
+        typer.echo(f"{result['id']}: {result['messages']} messages, {result['appended']} appended{left}")
 
 
 def _require_images(gateway: Gateway, section: Section) -> None:
@@ -176,7 +153,7 @@ class Import:
         """The id of the conversation's log, and how many messages of the file it begins with. Raises CliFailure if it
         has others."""
         with ExitStack() as opened:
-            lines = opened.enter_context(exported(self.gateway, self.target))
+            lines = opened.enter_context(_exported(self.gateway, self.target)).iter_lines()
             head = parsed(next(lines), 1)
             there = (
                 line for number, text in enumerate(lines, 2) if (line := parsed(text, number))["type"] == "message"

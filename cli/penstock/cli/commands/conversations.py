@@ -8,12 +8,10 @@ import typer
 
 from penstock.cli.commands.api_paths import api_path
 from penstock.cli.commands.common import AsJson, Gateway, Yes, confirm, console, print_json, print_list, print_table
-from penstock.cli.commands.conversation_compare import compare
 from penstock.cli.commands.conversation_facts import Facts, facts_text, when
 from penstock.cli.commands.conversation_files import export, import_
 from penstock.cli.commands.conversation_following import follow
 from penstock.cli.commands.conversation_replay import replay
-from penstock.cli.commands.conversation_rerun import rerun
 from penstock.cli.commands.item_words import item_role, item_text
 from penstock.cli.commands.submitting import MaxTokens, Sent, Timeout, Wait, given, run
 from penstock.cli.failures import CliFailure, ExitCode
@@ -22,7 +20,7 @@ from penstock.common.durations import seconds
 
 app = App(
     no_args_is_help=True,
-    help="Create, list, show, follow, replay, fork, rerun, compare, export, import, sum up and delete conversations.",
+    help="Create, list, show, follow, replay, fork, export, import, sum up and delete conversations.",
 )
 Conversation = Annotated[str, typer.Argument(help="The conversation's id.")]
 
@@ -144,10 +142,6 @@ def forks(
         return [name, str(item.get("forked_from", {}).get("through", ""))]
 
     print_list(found, as_json=as_json, columns=["conversation", "through"], row=row, empty="no forks")
-
-
-app.command()(rerun)
-app.command()(compare)
 
 
 @app.command()

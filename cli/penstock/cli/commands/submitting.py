@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import httpx
 import typer
 
-from penstock.cli.commands.api_paths import Route, api_path
+from penstock.cli.commands.api_paths import Route
 from penstock.cli.commands.bulk_requests import seconds_of
 from penstock.cli.commands.common import (
     Gateway,
@@ -116,24 +115,12 @@ class Submitted:
 
 def submit_once(gateway: Gateway, body: Mapping[str, Any], key: str) -> Submitted | None:
     """Submit a request under an idempotency key; None if the request of that key was erased. Raises CliFailure."""
-    answer = unless_gone(gateway, "POST", "/v1/requests", json=body, headers={"idempotency-key": key})
-    if answer is None:
-        return None
-    return Submitted(answer.json()["request_id"], "idempotency-replayed" in answer.headers)
-
-
-def erase(gateway: Gateway, request_id: str) -> None:
-    """Ask for the erasure of a request that has ended, once or again. Raises CliFailure."""
-    unless_gone(gateway, "DELETE", api_path("/v1/requests", request_id))
-
-
-def unless_gone(gateway: Gateway, method: str, path: Route, **options: Any) -> httpx.Response | None:
-    """The answer; None if what is asked for was erased. Raises CliFailure."""
-    answer = gateway.answer(method, path, timeout=SILENCE_S, **options)
+    headers = {"idempotency-key": key}
+    answer = gateway.answer("POST", "/v1/requests", timeout=SILENCE_S, json=body, headers=headers)
     if answer.status_code == GONE:
         return None
     raise_for_error(answer)
-    return answer
+    return Submitted(answer.json()["request_id"], "idempotency-replayed" in answer.headers)
 
 
 @contextmanager

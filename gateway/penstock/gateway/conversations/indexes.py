@@ -233,16 +233,6 @@ class Indexes:
         raw = itertools.chain.from_iterable(self._read(topic, *one, give_up) for one in ranges(offsets, GAP))
         return list(decoded(self._codec, (one for one in raw if one.offset in wanted)))
 
-    def read_many(self, offsets: Mapping[str, Sequence[int]], give_up: float) -> dict[str, list[ConversationRecord]]:
-        """As `read`, of several topics in one go: all from the first offset of each to its last. Without those of
-        topics that were deleted meanwhile."""
-        raw = self._read_spans({topic: (some[0], some[-1] + 1) for topic, some in offsets.items()}, give_up)
-        wanted = {topic: frozenset(some) for topic, some in offsets.items()}
-        return {
-            topic: list(decoded(self._codec, (one for one in some if one.offset in wanted[topic])))
-            for topic, some in raw.items()
-        }
-
     def forget(self, topic: str, indexed: Indexed) -> None:
         """The log does not hold what this index says: read it once more, carefully."""
         with self._guard:

@@ -7,26 +7,23 @@ while others go on from it, with what they inherit. An id that was deleted and b
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from penstock.common.conversations import Turn
 from penstock.common.forks import fork_id_of
-from penstock.gateway.conversations.index import ConversationIndex, ranges
-from penstock.gateway.conversations.indexes import GAP, TRIES, Indexed, Indexes, Log
-from penstock.schemas.errors import BrokerUnavailable, NotFound
+from penstock.gateway.conversations.index import ConversationIndex
+from penstock.gateway.conversations.indexes import Indexed, Indexes, Log
+from penstock.schemas.errors import NotFound
 from penstock.schemas.records import ConversationFork
 from penstock.schemas.topics import TopicNames
 
 DEADLINE_S = 60.0
-PAGE_MESSAGES = 500
-PAGE_BRANCHES = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Branch:
-    """A conversation of a tree, without what it inherits. Offsets `begin` and `end` (exclusive) are Kafka's."""
+    """A conversation of a tree, without what it inherits."""
 
     conversation_id: str
     topic: str
@@ -34,16 +31,10 @@ class Branch:
     depth: int
     """How many conversations it goes on from."""
     forked_from: ConversationFork | None
-    inherited: int
-    """How many messages of those conversations are its own too."""
     is_deleted: bool
     created_ms: int | None
-    base: int
-    """The conversation's offset of the topic's first record."""
-    begin: int
-    end: int
     messages: int
-    summaries: int
+    """How many it adds to what it inherits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +47,6 @@ class Fork:
     """Kafka's offset behind the last record that it inherits."""
     messages: int
     """How many messages stand in this topic up to there."""
-    summaries: int
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -66,11 +56,7 @@ class Life:
     topic_id: str
     is_deleted: bool
     created_ms: int | None
-    base: int
-    begin: int
-    end: int
     messages: int
-    summaries: int
     forks: list[Fork]
     children: list[tuple[Fork, Life]] = field(default_factory=list["tuple[Fork, Life]"])
 
@@ -82,16 +68,11 @@ def life_of(indexed: Indexed, at: int | None) -> Life:
     deletion = min((one for one in forks.deletions if one >= begin), default=None)
     is_deleted = deletion is not None or index.is_deleted()
     own_begin, end = begin - forks.base, index.end if deletion is None else deletion - forks.base
-    messages, summaries = index.counts(own_begin, end)
     return Life(
         topic_id=indexed.topic_id,
         is_deleted=is_deleted,
         created_ms=index.created_ms,
-        base=forks.base,
-        begin=own_begin,
-        end=end,
-        messages=messages,
-        summaries=summaries,
+        messages=index.counts(own_begin, end)[0],
         forks=[
             _fork(index, own_begin, key, fork)
             for key, fork in forks.forks.items()
@@ -102,8 +83,7 @@ def life_of(indexed: Indexed, at: int | None) -> Life:
 
 def _fork(index: ConversationIndex, begin: int, key: str, fork: ConversationFork) -> Fork:
     end = fork.through + 1 - index.forks.base
-    messages, summaries = index.counts(begin, end)
-    return Fork(key=key, fork=fork, end=end, messages=messages, summaries=summaries)
+    return Fork(key=key, fork=fork, end=end, messages=index.counts(begin, end)[0])
 
 
 def branches(conversation_id: str, life: Life, topics: TopicNames, tenant: str) -> list[Branch]:
@@ -115,14 +95,9 @@ def branches(conversation_id: str, life: Life, topics: TopicNames, tenant: str) 
     if life.is_deleted and not life.children:
         return []
     found: list[Branch] = []
-    waiting: list[tuple[str, Life, ConversationFork | None, int, int]] = [(conversation_id, life, None, 0, 0)]
+    waiting: list[tuple[str, Life, ConversationFork | None, int]] = [(conversation_id, life, None, 0)]
     while waiting:
-        name, one, made_of, depth, inherited = waiting.pop()
-        if one.is_deleted:
-            last = max((fork for fork, _ in one.children), key=lambda fork: fork.end)
-            end, messages, summaries = last.end, last.messages, last.summaries
-        else:
-            end, messages, summaries = one.end, one.messages, one.summaries
+        name, one, made_of, depth = waiting.pop()
         found.append(
             Branch(
                 conversation_id=name,
@@ -130,20 +105,15 @@ def branches(conversation_id: str, life: Life, topics: TopicNames, tenant: str) 
                 topic_id=one.topic_id,
                 depth=depth,
                 forked_from=made_of,
-                inherited=inherited,
                 is_deleted=one.is_deleted,
                 created_ms=one.created_ms,
-                base=one.base,
-                begin=one.begin,
-                end=end,
-                messages=messages,
-                summaries=summaries,
+                messages=max(fork.messages for fork, _ in one.children) if one.is_deleted else one.messages,
             )
         )
         in_order = sorted(one.children, key=lambda pair: (pair[0].end, pair[0].fork.conversation_id))
         for fork, child in reversed(in_order):
             from_here = ConversationFork(conversation_id=name, through=fork.fork.through, topic_id=one.topic_id)
-            waiting.append((fork.fork.conversation_id, child, from_here, depth + 1, inherited + fork.messages))
+            waiting.append((fork.fork.conversation_id, child, from_here, depth + 1))
     return found
 
 
@@ -154,15 +124,6 @@ def _prune(life: Life) -> None:
         every += [child for _, child in one.children]
     for one in reversed(every):
         one.children = [(fork, child) for fork, child in one.children if not child.is_deleted or child.children]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Page:
-    """Some messages and summaries of a branch, in order. `is_last`: none comes after them."""
-
-    branch: Branch
-    turns: Sequence[Turn]
-    is_last: bool
 
 
 class Trees:
@@ -204,59 +165,6 @@ class Trees:
         with suppress(NotFound):  # one was deleted meanwhile: then of none
             return {topics[topic]: time_ms for topic, time_ms in self._log.newest_times(list(topics)).items()}
         return {}
-
-    def pages(self, found: Sequence[Branch], at: int, begin: int) -> list[Page]:
-        """The next messages and summaries of the tree, from Kafka's offset `begin` of the branch number `at` on.
-
-        Some of that branch, or of that and several more; of a branch whose conversation is gone meanwhile, none.
-        """
-        give_up = time.monotonic() + DEADLINE_S
-        for _ in range(TRIES):
-            chosen = self._choose(found, at, begin, give_up)
-            read = self._indexes.read_many({one.topic: some for one, some, _ in chosen if some}, give_up)
-            pages: list[Page] = []
-            for one, some, is_last in chosen:
-                records = read.get(one.topic, [])
-                if [record.offset for record in records] != some:
-                    break
-                turns = [Turn(offset=one.base + r.offset, message=r.message) for r in records if r.message is not None]
-                pages.append(Page(branch=one, turns=turns, is_last=is_last))
-            if pages:
-                return pages
-            with suppress(NotFound), self._indexes.indexed(found[at].topic) as indexed:  # compaction removed some
-                self._indexes.forget(found[at].topic, indexed)
-        raise BrokerUnavailable("the conversation changes while it is read; try again", retry_after_s=1)
-
-    def _choose(
-        self, found: Sequence[Branch], at: int, begin: int, give_up: float
-    ) -> list[tuple[Branch, list[int], bool]]:
-        """Branches with the offsets to read of each, which stand close together, and whether those are its last."""
-        some, messages = list[Branch](), 0
-        for one in found[at : at + PAGE_BRANCHES]:
-            if messages >= PAGE_MESSAGES:
-                break
-            some.append(one)
-            messages += one.messages + one.summaries
-        offsets: dict[str, list[int]] = {}
-        by_topic = {one.topic: one for one in some}
-        for topic, indexed in self._indexes.together(list(by_topic), give_up):
-            one = by_topic[topic]
-            if indexed.topic_id == one.topic_id:
-                first = begin if one is found[at] else one.begin
-                offsets[topic] = indexed.index.told(PAGE_MESSAGES + 1, first, one.end)
-        chosen: list[tuple[Branch, list[int], bool]] = []
-        left = PAGE_MESSAGES
-        for one in some:
-            whole = offsets.get(one.topic, [])
-            close = whole[:left]
-            if spans := ranges(close, GAP):
-                close = [offset for offset in close if offset < spans[0][1]]
-            is_last = len(close) == len(whole)
-            chosen.append((one, close, is_last))
-            left -= len(close)
-            if not is_last or not left:
-                break
-        return chosen
 
     def _lives(
         self, tenant: str, wanted: Mapping[str, int | None], give_up: float, *, first: bool = False

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Sequence
-from typing import Annotated, Any
+from collections.abc import AsyncGenerator
+from typing import Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from starlette.responses import StreamingResponse
 
 from penstock.common.conversations import Turn
 from penstock.gateway.context import service_of
 from penstock.gateway.conversations.pages import Outline
-from penstock.gateway.conversations.trees import Branch
-from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.conversations import read_conversation
 from penstock.schemas.errors import Conflict, PenstockError
 from penstock.schemas.times import rfc3339
@@ -22,39 +20,26 @@ router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
 
 MEDIA_TYPE = "application/jsonl"
 FORMAT_VERSION = 1
-TREE_VERSION = 2
-"""An importer that does not know of forks must not take a fork for a whole conversation."""
 PAGE_MESSAGES = 100
 ERASED = "some of it was erased while it was exported; export it again"
 
 
 @router.get("/{conversation_id}/export", summary="The conversation as JSON lines")
-async def export(
-    request: Request,
-    conversation_id: str,
-    tree: Annotated[bool, Query(description="All conversations of its tree, each without what it inherits.")] = False,
-) -> StreamingResponse:
+async def export(request: Request, conversation_id: str) -> StreamingResponse:
     """The first line has the conversation's own facts: `version` of the format, `id`, `log_id`, `created_at`,
     `messages` and `summaries`, which are the numbers of the lines that follow. Then each message that counts, and each
     summary, in order.
 
-    With `tree` so for each conversation of its tree, parents first. The first line of a fork has `forked_from`, with
-    the number of messages that it inherits; the first line of all has `forks`, how many conversations follow.
-
     It holds what stood there when it began. If it cannot go on to its end, its last line is an error.
     """
-    conversations = service_of(request).conversations
-    if tree:
-        lines = _tree_lines(request, await read_conversation(request, conversations.tree, conversation_id))
-    else:
-        outline = await read_conversation(request, conversations.outline, conversation_id)
-        lines = _lines(request, conversation_id, outline)
+    outline = await read_conversation(request, service_of(request).conversations.outline, conversation_id)
+    lines = _lines(request, conversation_id, outline)
     headers = {"content-disposition": f'attachment; filename="{conversation_id}.jsonl"'}
     return StreamingResponse(lines, media_type=MEDIA_TYPE, headers=headers)
 
 
 async def _lines(request: Request, conversation_id: str, outline: Outline) -> AsyncGenerator[bytes]:
-    yield _line(_head(FORMAT_VERSION, conversation_id, outline))
+    yield _line(_head(conversation_id, outline))
     told, begin = 0, 0
     try:
         while begin < outline.end:
@@ -69,67 +54,19 @@ async def _lines(request: Request, conversation_id: str, outline: Outline) -> As
         if now.topic_id != outline.topic_id or told != outline.messages + outline.summaries:
             raise Conflict(ERASED)
     except PenstockError as error:
-        yield _error_line(error)
+        yield _line({"type": "error", "error": {"code": error.code, "message": error.message}})
 
 
-async def _tree_lines(request: Request, branches: Sequence[Branch]) -> AsyncGenerator[bytes]:
-    threads, trees = service_of(request).threads.conversations, service_of(request).conversations.trees
-    tenant = caller_of(request).tenant
-    at, begin, told = 0, branches[0].begin, 0
-    try:
-        while at < len(branches):
-            for page in await threads.run_for(tenant, trees.pages, branches, at, begin):
-                lines = [_line(exported(turn)) for turn in page.turns]
-                if not told:
-                    lines.insert(0, _line(_branch_head(page.branch, forks=None if at else len(branches) - 1)))
-                told += len(lines)
-                yield b"".join(lines)
-                if page.is_last:
-                    if told != 1 + page.branch.messages + page.branch.summaries:
-                        raise Conflict(ERASED)
-                    at, told = at + 1, 0
-                    begin = branches[at].begin if at < len(branches) else 0
-                else:
-                    begin = page.turns[-1].offset + 1 - page.branch.base
-    except PenstockError as error:
-        yield _error_line(error)
-
-
-def _head(version: int, conversation_id: str, about: Outline | Branch) -> dict[str, Any]:
+def _head(conversation_id: str, about: Outline) -> dict[str, Any]:
     return {
         "object": "conversation.export",
-        "version": version,
+        "version": FORMAT_VERSION,
         "id": conversation_id,
         "log_id": about.topic_id,
         "created_at": None if about.created_ms is None else rfc3339(about.created_ms),
         "messages": about.messages,
         "summaries": about.summaries,
     }
-
-
-def _branch_head(branch: Branch, forks: int | None) -> dict[str, Any]:
-    """`forks`: of the first line of a tree."""
-    made_of = branch.forked_from
-    return {
-        **_head(TREE_VERSION, branch.conversation_id, branch),
-        **({} if forks is None else {"forks": forks}),
-        **({"deleted": True} if branch.is_deleted else {}),
-        **(
-            {}
-            if made_of is None
-            else {
-                "forked_from": {
-                    "conversation_id": made_of.conversation_id,
-                    "through": made_of.through,
-                    "messages": branch.inherited,
-                }
-            }
-        ),
-    }
-
-
-def _error_line(error: PenstockError) -> bytes:
-    return _line({"type": "error", "error": {"code": error.code, "message": error.message}})
 
 
 def exported(turn: Turn) -> dict[str, Any]:

@@ -57,14 +57,14 @@ export function Conversation({id, query, may, tell}) {
   const forked = (answer) => { again(); location.hash = link(answer.id); };
   return html`<section aria-labelledby="conversation"><h2 id="conversation">Conversation <code><bdi>${id}</bdi></code></h2>
       <${Failure} error=${error} />
-      ${one && html`<${About} one=${one} may=${may} tell=${tell} forks=${tree?.data.length > 1} />`}
+      ${one && html`<${About} one=${one} may=${may} tell=${tell} />`}
       <p><a href="#/conversations">All conversations</a></p></section>
     <${Turns} key=${`${query}`} id=${id} query=${query} may=${may} tell=${tell} forked=${forked} begun=${begun} />
     ${tree?.data.length > 1 && html`<section aria-labelledby="tree"><h2 id="tree">Tree of forks</h2><${Failure} error=${no_tree} />
       <${Branches} of=${tree.data} id=${id} /></section>`}`;
 }
 
-function About({one, may, tell, forks}) {
+function About({one, may, tell}) {
   const from = one.forked_from, path = `${ROUTE}/${part(one.id)}`;
   const [shown, ask] = useAsk();
   const facts = {title: one.title && html`<bdi>${one.title}</bdi>`, begun: time(one.created_at), "newest record": time(one.last_active_at),
@@ -73,7 +73,6 @@ function About({one, may, tell, forks}) {
     metadata: Object.keys(one.metadata).length ? html`<bdi>${JSON.stringify(one.metadata)}</bdi>` : null};
   return html`<${Facts} of=${facts} />
     <p class="row"><a href=${`${path}/export`} download>Export</a>
-      ${forks && html`<a href=${`${path}/export?tree=true`} download>Export with all forks</a>`}
       ${may("submit") && may("read") && html`<button type="button" aria-disabled=${shown.busy}
         onClick=${() => ask({task: "summarization", conversation_id: one.id, payload: {}})}>Summarize</button>`}
       ${may("cancel") && html`<${Act} label="delete" about=${`delete the conversation ${one.id}`} method="DELETE" path=${path} tell=${tell}

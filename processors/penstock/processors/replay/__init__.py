@@ -1,1 +1,0 @@
-"""Replays of traces over a simulated fleet in virtual time, by the product's own scheduler, ledger and placement."""
